@@ -1,0 +1,106 @@
+# Every target makes the virtual environment .venv and installs what it needs, once; it does so
+# again when pyproject.toml, CMakeLists.txt or native/ changes. The Python sources are used in
+# place: editing them needs no new install.
+#
+#   make test PYTHON=python3.13        another interpreter (after make clean)
+#   make test PYTEST_ARGS="-k block"   more options for pytest
+#   make test WORKERS=4                processes that pytest runs in
+
+PYTHON ?= python3
+WORKERS ?= 2
+PYTEST_ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+NATIVE_BUILD := build/native
+NATIVE_FILES := $(shell find native -name '*.cpp' -o -name '*.h')
+BUILD_FILES := pyproject.toml CMakeLists.txt $(filter-out native/tests/%,$(NATIVE_FILES))
+
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+# Twice quiet: no warnings about where pip looks; errors, the compiler's too, are still shown.
+INSTALL := $(PIP) install --quiet --quiet
+STRICT := --config-settings=build-dir=$(NATIVE_BUILD) \
+          --config-settings=cmake.define.QUIRE_BUILD_TESTS=ON \
+          --config-settings=cmake.define.QUIRE_WERROR=ON
+# To run the package, the environment for development does as well, once it is there.
+TO_RUN := $(or $(wildcard $(VENV)/.installed-dev),$(VENV)/.installed)
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+.PHONY: help demo test test-long check bench clean
+.PHONY: test-native check-format check-lint check-types check-imports check-native check-size
+
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+demo: $(TO_RUN)  ## Run the demonstration
+	@$(BIN)/quire demo
+
+test: check test-native  ## Check, then run every test but the long ones
+	@$(PYTEST) $(PYTEST_ARGS)
+
+test-long: $(VENV)/.installed-dev  ## Run the long tests
+	@QUIRE_TEST_LONG=1 $(PYTEST) -m long $(PYTEST_ARGS)
+
+check: $(VENV)/.installed-dev  ## Check format, style, types, imports and size
+	@$(MAKE) --keep-going check-format check-lint check-types check-imports check-native check-size
+
+bench: $(TO_RUN)  ## Measure the control plane
+	@$(BIN)/quire bench control
+
+clean:  ## Remove everything that make has made
+	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests scripts -name __pycache__ -prune -exec rm -rf {} +
+
+test-native: $(VENV)/.installed-dev
+	@echo "== native tests"
+	@$(BIN)/ctest --test-dir $(NATIVE_BUILD) --output-on-failure --no-tests=error
+
+check-format: $(VENV)/.installed-dev
+	@echo "== ruff format"
+	@$(BIN)/ruff format --check --output-format=concise
+
+check-lint: $(VENV)/.installed-dev
+	@echo "== ruff check"
+	@$(BIN)/ruff check --output-format=concise
+
+check-types: $(VENV)/.installed-dev
+	@echo "== mypy"
+	@$(BIN)/mypy
+
+check-imports: $(VENV)/.installed-dev
+	@echo "== import-linter"
+	@$(BIN)/lint-imports --no-logo
+
+check-native: $(VENV)/.installed-dev
+	@echo "== clang-format"
+	@$(BIN)/clang-format --dry-run -Werror $(NATIVE_FILES)
+
+check-size: $(VENV)/.installed-dev
+	@echo "== size"
+	@$(BIN)/python scripts/size
+
+$(VENV)/.created:
+	@echo "== making $(VENV)"
+	@rm -rf $(VENV)
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# What the package needs to run, built as anyone's `pip install` builds it.
+$(VENV)/.installed: $(BUILD_FILES) | $(VENV)/.created
+	@echo "== building and installing quire"
+	@$(INSTALL) --editable .
+	@touch $@
+
+# And what tests and checks need. The build is kept in build/native, with the native tests, and
+# warnings are errors.
+$(VENV)/.installed-dev: $(BUILD_FILES) $(NATIVE_FILES) | $(VENV)/.created
+	@echo "== building and installing quire, with the tools for tests and checks"
+	@$(INSTALL) --upgrade "pip>=25.1"
+	@$(INSTALL) --group dev
+	@$(INSTALL) --no-build-isolation $(STRICT) --editable .
+	@touch $@

@@ -1,0 +1,41 @@
+// quire._native: the compiled core as Python sees it. Only conversions stand here; what is
+// computed stands in native/src, which knows no Python.
+#include <nanobind/nanobind.h>
+
+#include "quire/cpu_features.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+nb::dict cpu_features() {
+    const quire::CpuFeatures& features = quire::cpu_features();
+    nb::dict result;
+    result["avx2"] = features.avx2;
+    result["fma"] = features.fma;
+    result["f16c"] = features.f16c;
+    result["avx512f"] = features.avx512f;
+    result["avx512bw"] = features.avx512bw;
+    result["avx512vl"] = features.avx512vl;
+    result["avx512dq"] = features.avx512dq;
+    result["avx512_bf16"] = features.avx512_bf16;
+    result["avx512_vnni"] = features.avx512_vnni;
+    result["amx_tile"] = features.amx_tile;
+    result["amx_bf16"] = features.amx_bf16;
+    result["amx_int8"] = features.amx_int8;
+    return result;
+}
+
+const char* instruction_set() {
+    return quire::name_of(quire::best_instruction_set(quire::cpu_features()));
+}
+
+}  // namespace
+
+NB_MODULE(_native, module) {
+    module.doc() = "The compiled core of quire.";
+    module.def("cpu_features", &cpu_features,
+               "What the processor and the operating system let a kernel use, by name.");
+    module.def("instruction_set", &instruction_set,
+               "The best form of the kernels here: portable, avx2, avx512 or amx.");
+}

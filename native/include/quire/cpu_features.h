@@ -1,0 +1,68 @@
+// What this processor, and the operating system on it, let a kernel use.
+//
+// A feature counts as present only where the processor has the instructions (cpuid) and the
+// operating system saves the registers that they use (XCR0, read by xgetbv). A processor's own
+// word is not enough: under a kernel or a hypervisor that does not save the wide registers, the
+// instructions fault, or worse, lose what another process left there.
+//
+//     cpuid leaves ─┐
+//     XCR0 ─────────┼─> decode_cpu_features ─> CpuFeatures ─> best_instruction_set
+//     tile grant ───┘        (pure)                                 (pure)
+//
+// Reading the machine and deciding what it means are two functions, so that the tests can put any
+// machine before the second one.
+#pragma once
+
+#include <cstdint>
+
+namespace quire {
+
+struct CpuFeatures {
+    bool avx2 = false;
+    bool fma = false;
+    bool f16c = false;
+    bool avx512f = false;
+    bool avx512bw = false;
+    bool avx512vl = false;
+    bool avx512dq = false;
+    bool avx512_bf16 = false;
+    bool avx512_vnni = false;
+    bool amx_tile = false;
+    bool amx_bf16 = false;
+    bool amx_int8 = false;
+};
+
+// The kernels come in these four forms; each needs all of the one before it.
+enum class InstructionSet {
+    kPortable,  // plain C++
+    kAvx2,      // avx2, fma, f16c
+    kAvx512,    // and avx512 f, bw, vl, dq, bf16, vnni
+    kAmx,       // and amx tile, bf16, int8
+};
+
+// The raw words that decide. All zero on a machine that is not x86-64.
+struct CpuidWords {
+    std::uint32_t leaf1_ecx = 0;
+    std::uint32_t leaf7_ebx = 0;
+    std::uint32_t leaf7_ecx = 0;
+    std::uint32_t leaf7_edx = 0;
+    std::uint32_t leaf7_1_eax = 0;
+    std::uint64_t xcr0 = 0;      // 0 where the operating system does not use xsave
+    bool tiles_granted = false;  // the operating system gives AMX tile registers to who asks
+};
+
+// Reads the machine. Changes nothing: a process that will use AMX still has to ask Linux for the
+// tile registers (arch_prctl ARCH_REQ_XCOMP_PERM) before its first tile instruction.
+CpuidWords read_cpuid_words();
+
+CpuFeatures decode_cpu_features(const CpuidWords& words);
+
+// Of this machine, decided once.
+const CpuFeatures& cpu_features();
+
+InstructionSet best_instruction_set(const CpuFeatures& features);
+
+// "portable", "avx2", "avx512" or "amx".
+const char* name_of(InstructionSet instruction_set);
+
+}  // namespace quire

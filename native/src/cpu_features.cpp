@@ -1,0 +1,135 @@
+#include "quire/cpu_features.h"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define QUIRE_X86_64 1
+#include <cpuid.h>
+#else
+#define QUIRE_X86_64 0
+#endif
+
+#if QUIRE_X86_64 && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace quire {
+namespace {
+
+constexpr bool has_bit(std::uint64_t word, int bit) { return ((word >> bit) & 1) != 0; }
+
+constexpr bool has_all(std::uint64_t word, std::uint64_t mask) { return (word & mask) == mask; }
+
+// Register state in XCR0, as numbered in the processor manuals.
+constexpr std::uint64_t kAvxState = (1u << 1) | (1u << 2);                 // xmm, ymm
+constexpr std::uint64_t kAvx512State = (1u << 5) | (1u << 6) | (1u << 7);  // k, zmm
+constexpr std::uint64_t kTileState = (1u << 17) | (1u << 18);              // tilecfg, tiledata
+
+#if QUIRE_X86_64
+
+std::uint64_t read_xcr0() {
+    std::uint32_t low = 0;
+    std::uint32_t high = 0;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (static_cast<std::uint64_t>(high) << 32) | low;
+}
+
+// Linux keeps the tile registers from a process until it asks, and may refuse. Whether it would
+// refuse can be read without asking.
+bool read_tiles_granted() {
+#if defined(__linux__) && defined(SYS_arch_prctl)
+    constexpr int kGetSupportedState = 0x1021;  // ARCH_GET_XCOMP_SUPP
+    constexpr int kTileData = 18;
+    std::uint64_t supported = 0;
+    return syscall(SYS_arch_prctl, kGetSupportedState, &supported) == 0 &&
+           has_bit(supported, kTileData);
+#else
+    return true;
+#endif
+}
+
+#endif  // QUIRE_X86_64
+
+}  // namespace
+
+CpuidWords read_cpuid_words() {
+    CpuidWords words;
+#if QUIRE_X86_64
+    std::uint32_t eax = 0;
+    std::uint32_t ebx = 0;
+    std::uint32_t ecx = 0;
+    std::uint32_t edx = 0;
+    if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0) {
+        return words;
+    }
+    words.leaf1_ecx = ecx;
+    if (__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0) {
+        words.leaf7_ebx = ebx;
+        words.leaf7_ecx = ecx;
+        words.leaf7_edx = edx;
+        const std::uint32_t last_subleaf = eax;
+        if (last_subleaf >= 1 && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) != 0) {
+            words.leaf7_1_eax = eax;
+        }
+    }
+    constexpr int kOsxsave = 27;  // xgetbv itself faults without it
+    if (has_bit(words.leaf1_ecx, kOsxsave)) {
+        words.xcr0 = read_xcr0();
+    }
+    words.tiles_granted = read_tiles_granted();
+#endif
+    return words;
+}
+
+CpuFeatures decode_cpu_features(const CpuidWords& words) {
+    const bool avx = has_all(words.xcr0, kAvxState) && has_bit(words.leaf1_ecx, 28);
+    const bool avx512f = avx && has_all(words.xcr0, kAvx512State) && has_bit(words.leaf7_ebx, 16);
+    const bool tile =
+        has_all(words.xcr0, kTileState) && words.tiles_granted && has_bit(words.leaf7_edx, 24);
+
+    CpuFeatures features;
+    features.avx2 = avx && has_bit(words.leaf7_ebx, 5);
+    features.fma = avx && has_bit(words.leaf1_ecx, 12);
+    features.f16c = avx && has_bit(words.leaf1_ecx, 29);
+    features.avx512f = avx512f;
+    features.avx512dq = avx512f && has_bit(words.leaf7_ebx, 17);
+    features.avx512bw = avx512f && has_bit(words.leaf7_ebx, 30);
+    features.avx512vl = avx512f && has_bit(words.leaf7_ebx, 31);
+    features.avx512_vnni = avx512f && has_bit(words.leaf7_ecx, 11);
+    features.avx512_bf16 = avx512f && has_bit(words.leaf7_1_eax, 5);
+    features.amx_tile = tile;
+    features.amx_bf16 = tile && has_bit(words.leaf7_edx, 22);
+    features.amx_int8 = tile && has_bit(words.leaf7_edx, 25);
+    return features;
+}
+
+const CpuFeatures& cpu_features() {
+    static const CpuFeatures features = decode_cpu_features(read_cpuid_words());
+    return features;
+}
+
+InstructionSet best_instruction_set(const CpuFeatures& features) {
+    const bool avx2 = features.avx2 && features.fma && features.f16c;
+    const bool avx512 = avx2 && features.avx512f && features.avx512bw && features.avx512vl &&
+                        features.avx512dq && features.avx512_bf16 && features.avx512_vnni;
+    const bool amx = avx512 && features.amx_tile && features.amx_bf16 && features.amx_int8;
+    if (amx) return InstructionSet::kAmx;
+    if (avx512) return InstructionSet::kAvx512;
+    if (avx2) return InstructionSet::kAvx2;
+    return InstructionSet::kPortable;
+}
+
+const char* name_of(InstructionSet instruction_set) {
+    switch (instruction_set) {
+        case InstructionSet::kAmx:
+            return "amx";
+        case InstructionSet::kAvx512:
+            return "avx512";
+        case InstructionSet::kAvx2:
+            return "avx2";
+        case InstructionSet::kPortable:
+            break;
+    }
+    return "portable";
+}
+
+}  // namespace quire

@@ -1,0 +1,1 @@
+"""The contract between the planes: values and protocols, standard library only."""

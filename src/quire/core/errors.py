@@ -1,0 +1,88 @@
+"""Every error that quire raises on purpose.
+
+    QuireError
+    ├── InvalidValueError (also ValueError)     a value from outside is not allowed: field, value, what is
+    │   ├── InvalidRequestError                 … in a request
+    │   │   └── RequestTooLargeError            … because it can never fit, whatever else runs
+    │   ├── InvalidConfigError                  … in the configuration of the engine
+    │   └── CheckpointError                     … in a model folder
+    ├── RequestStateError                       a call that the state of the request does not allow
+    ├── UnknownRequestError (also KeyError)     a request id that is not here
+    ├── ExecutionError                          the compute plane failed a step
+    ├── StepLogError                            a step log is torn, or was written by another format
+    └── InvariantError                          our own mistake, found by a check: please report it
+
+Running out of blocks is not an error: it is the value ``None``, and the scheduler acts on it. Invariants raise
+`InvariantError` rather than use ``assert``, so that ``python -O`` keeps them.
+"""
+
+from __future__ import annotations
+
+
+class QuireError(Exception):
+    """The root of all errors raised by quire."""
+
+
+class InvalidValueError(QuireError, ValueError):
+    """A value from outside is not allowed; the message names the field, the value and what is allowed.
+
+    >>> raise InvalidValueError("block_size", 0, "an integer from 1 to 4096")
+    Traceback (most recent call last):
+    ...
+    quire.core.errors.InvalidValueError: block_size is 0; allowed: an integer from 1 to 4096
+    """
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        shown = repr(value)
+        if len(shown) > 80:
+            shown = shown[:77] + "..."
+        super().__init__(f"{field} is {shown}; allowed: {allowed}")
+        self.field = field
+        self.value = value
+        self.allowed = allowed
+
+    def __reduce__(self) -> tuple[type[InvalidValueError], tuple[str, object, str]]:
+        return type(self), (self.field, self.value, self.allowed)
+
+
+class InvalidRequestError(InvalidValueError):
+    """A request carries a value that is not allowed; nothing was enqueued."""
+
+
+class RequestTooLargeError(InvalidRequestError):
+    """A request can never fit into the context or the memory, whatever else runs."""
+
+
+class InvalidConfigError(InvalidValueError):
+    """A setting of the engine is not allowed; nothing was built."""
+
+
+class CheckpointError(InvalidValueError):
+    """A model folder cannot be read: a file is missing, torn, or not what its header says."""
+
+
+class RequestStateError(QuireError):
+    """The state of the request does not allow the call."""
+
+
+class UnknownRequestError(QuireError, KeyError):
+    """No request of that id is here."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(request_id)
+        self.request_id = request_id
+
+    def __str__(self) -> str:
+        return f"request {self.request_id!r} is unknown; it has ended, or was never added"
+
+
+class ExecutionError(QuireError):
+    """The compute plane failed a whole step."""
+
+
+class StepLogError(QuireError):
+    """A step log is torn, or was written by another format."""
+
+
+class InvariantError(QuireError):
+    """An invariant of quire does not hold. This is a bug of quire, never of its caller."""

@@ -1,0 +1,40 @@
+"""The seam between deciding and computing.
+
+`EngineCore` hands an `Executor` one `StepPlan` after another and collects one `StepResult` for each, in the same
+order. Several plans may be under way at once. Behind the protocol stands the reference decoder, the native engine, a
+GPU, or the simulator; the scheduler cannot tell.
+
+Contract, relied on by the memory manager:
+
+- plans take effect **in the order submitted**: whatever a later plan writes, an earlier plan has read before. A block
+  may therefore be given to another request while a step that still reads it is under way;
+- within a plan: moves out to the host, then copies, then moves in from the host, then the tokens' computation;
+- a failure of one request is a failure entry in the result; only a failure of the whole step raises `ExecutionError`
+  from `collect`, and then nothing of that step counts.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from quire.core.step import StepPlan, StepResult
+
+
+class Executor(Protocol):
+    """Computes plans."""
+
+    def start(self) -> None:
+        """Get ready to take plans: allocate the memory, load the weights. Mutates the executor."""
+        ...
+
+    def submit(self, plan: StepPlan) -> None:
+        """Take a plan; may return before it is computed. Mutates the executor."""
+        ...
+
+    def collect(self) -> StepResult:
+        """Wait for the oldest plan under way and return its result. Mutates the executor."""
+        ...
+
+    def shutdown(self) -> None:
+        """Let go of everything; plans under way are dropped. May be called twice."""
+        ...

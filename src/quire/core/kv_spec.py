@@ -1,0 +1,151 @@
+"""What one block of KV memory holds: from a model's layers to bytes per block.
+
+A model may mix layers with full attention and layers with a sliding window (Gemma 3 has 22 and 4 in its 1B form). A
+window layer can give its old blocks back, a full layer cannot, so they need separate block tables. We split the layers
+into **groups of equal size**, each with one kind of attention and a block table of its own. Because all groups have
+the same number of layers, a block has the same number of bytes whichever group holds it, and **one** pool serves them
+all: no memory is set aside for a kind of layer that does not need it.
+
+    26 layers: F = full, w = window                 3 of the 7 groups, 4 layers each
+    w w w w w F w w w w w F …   ──────►   group 0: F F F F    group 1: w w w w    group 2: w w w w …
+
+Where the counts do not divide, the last group of a kind is padded; `padding_fraction` says how much that wastes and
+`from_layers` keeps it at 10 % or less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire.core.errors import InvalidConfigError
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+MAX_BLOCK_SIZE = 4096
+MAX_PADDING_FRACTION = 0.10
+
+
+@dataclass(frozen=True, slots=True)
+class KVGroup:
+    """Layers that share one block table. `window` None: full attention; else the number of tokens seen back.
+
+    A query at position p of a window group attends to positions p - window + 1 … p.
+    """
+
+    layers: tuple[int, ...]
+    window: int | None = None
+
+    def first_needed(self, position: int) -> int:
+        """Return the first position that a query at `position` still reads.
+
+        >>> KVGroup((0,), window=4).first_needed(10), KVGroup((0,)).first_needed(10)
+        (7, 0)
+        """
+        return 0 if self.window is None else max(0, position - self.window + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheSpec:
+    """The shape of the KV cache of one model.
+
+    >>> spec = KVCacheSpec.from_layers([None] * 28, block_size=16, num_kv_heads=8, head_dim=128, dtype="bfloat16")
+    >>> spec.bytes_per_token, spec.bytes_per_block
+    (114688, 1835008)
+    """
+
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: str
+    groups: tuple[KVGroup, ...]
+
+    def __post_init__(self) -> None:
+        _require_int("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
+        _require_int("num_kv_heads", self.num_kv_heads, 1, 1 << 16)
+        _require_int("head_dim", self.head_dim, 1, 1 << 16)
+        if self.dtype not in DTYPE_BYTES:
+            raise InvalidConfigError("dtype", self.dtype, f"one of {', '.join(DTYPE_BYTES)}")
+        if not self.groups or not any(group.layers for group in self.groups):
+            raise InvalidConfigError("groups", self.groups, "at least one group with at least one layer")
+        for group in self.groups:
+            if group.window is not None:
+                _require_int("window", group.window, 1, 1 << 31)
+
+    @classmethod
+    def from_layers(
+        cls, windows: Sequence[int | None], *, block_size: int, num_kv_heads: int, head_dim: int, dtype: str
+    ) -> KVCacheSpec:
+        """Group the layers of a model. `windows[i]` is the window of layer i, None for full attention."""
+        kinds: dict[int | None, list[int]] = {}
+        for layer, window in enumerate(windows):
+            kinds.setdefault(window, []).append(layer)
+        if not kinds:
+            raise InvalidConfigError("windows", windows, "one entry for each layer, at least one")
+        size = _group_size([len(layers) for layers in kinds.values()])
+        groups = [
+            KVGroup(tuple(layers[first : first + size]), window)
+            for window, layers in sorted(kinds.items(), key=lambda kind: (kind[0] is not None, kind[0] or 0))
+            for first in range(0, len(layers), size)
+        ]
+        return cls(block_size, num_kv_heads, head_dim, dtype, tuple(groups))
+
+    @property
+    def layers_per_group(self) -> int:
+        """How many layers a block has room for."""
+        return max(len(group.layers) for group in self.groups)
+
+    @property
+    def bytes_per_layer_token(self) -> int:
+        """Bytes of the key and the value of one token in one layer."""
+        return 2 * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+
+    @property
+    def bytes_per_block(self) -> int:
+        """Bytes of one block: the same for every group."""
+        return self.block_size * self.layers_per_group * self.bytes_per_layer_token
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes of one token in all layers, without padding."""
+        return sum(len(group.layers) for group in self.groups) * self.bytes_per_layer_token
+
+    @property
+    def padding_fraction(self) -> float:
+        """Share of the memory of blocks that padded groups leave unused."""
+        room = self.layers_per_group * len(self.groups)
+        return 1.0 - sum(len(group.layers) for group in self.groups) / room
+
+    def num_blocks_for(self, num_tokens: int, *, longest_chunk: int = 1) -> int:
+        """Return how many blocks a sequence of `num_tokens` computed tokens holds at most, all groups together.
+
+        A window group holds the window of the first token of the step plus the step's own tokens, at most
+        `longest_chunk`.
+
+        >>> groups = (KVGroup((0,)), KVGroup((1,), window=32))
+        >>> spec = KVCacheSpec(16, 1, 8, "float32", groups)
+        >>> spec.num_blocks_for(160), spec.num_blocks_for(16)
+        (13, 2)
+        """
+        total = 0
+        for group in self.groups:
+            blocks = -(-num_tokens // self.block_size)
+            if group.window is not None:
+                span = group.window - 1 + longest_chunk
+                blocks = min(blocks, (span + self.block_size - 2) // self.block_size + 1)
+            total += blocks
+        return total
+
+
+def _group_size(counts: Sequence[int]) -> int:
+    """The largest group size whose padding is small; size 1 never pads, so there is always one."""
+    total = sum(counts)
+    for size in range(max(counts), 0, -1):
+        padded = sum(-(-count // size) * size for count in counts)
+        if (padded - total) / padded <= MAX_PADDING_FRACTION:
+            return size
+    return 1
+
+
+def _require_int(field: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidConfigError(field, value, f"an integer from {low} to {high}")

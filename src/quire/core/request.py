@@ -1,0 +1,245 @@
+"""Request: one sequence of tokens on its way from prompt to end.
+
+A request has **tokens known** (the prompt, then what was generated) and **tokens computed** (their keys and values
+are in the cache). Every step computes some known tokens; when the last known one is computed, a new one is sampled.
+There are no phases.
+
+Positions, for a request in the middle of its life with one step under way:
+
+    0              num_computed      num_planned     len(tokens)      max_total_tokens
+    ├── committed ──────┼── under way ───┼── backlog ────┼─ ─ ─ to come ─ ─ ─┤
+
+`backlog` counts the tokens known, or on their way, that no plan has taken up. A running decode always has a backlog of
+exactly one: each plan takes one token up and brings one new token on its way. So `backlog` may be 1 while
+num_planned == len(tokens): the token at that position is still being sampled by the step under way. Where the next
+plan depends on a result (drafts to be verified, beams to be chosen, a prompt about to open into several sequences),
+the backlog is 0 until that result is in.
+
+Who writes what: the scheduler owns the status and the progress; the memory manager owns `num_slots` and
+`num_cached_tokens`. Requests that were opened from one prompt (n, best_of, beams) know each other through a
+`RequestGroup`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from quire.core.errors import InvalidRequestError, InvariantError, RequestStateError
+from quire.core.sampling_params import SamplingParams
+
+
+class RequestStatus(Enum):
+    """Where a request stands; `TRANSITIONS` says what may follow what."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    SWAPPED = "swapped"
+    FINISHED = "finished"
+
+
+TRANSITIONS: dict[RequestStatus, frozenset[RequestStatus]] = {
+    RequestStatus.WAITING: frozenset({RequestStatus.RUNNING, RequestStatus.FINISHED}),
+    RequestStatus.RUNNING: frozenset({RequestStatus.PREEMPTED, RequestStatus.SWAPPED, RequestStatus.FINISHED}),
+    RequestStatus.PREEMPTED: frozenset({RequestStatus.RUNNING, RequestStatus.FINISHED}),
+    RequestStatus.SWAPPED: frozenset({RequestStatus.RUNNING, RequestStatus.PREEMPTED, RequestStatus.FINISHED}),
+    RequestStatus.FINISHED: frozenset(),
+}
+
+
+class FinishReason(Enum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheScope:
+    """Whose cached blocks a request may hit: those of the same salt and extra keys. `tenant` is charged for them."""
+
+    tenant: str = ""
+    salt: str = ""
+    extra_keys: tuple[str, ...] = ()
+
+
+DEFAULT_SCOPE = CacheScope()
+
+
+class RequestGroup:
+    """The sequences opened from one prompt. Beams move as one; parallel samples go their own ways once opened."""
+
+    __slots__ = ("members", "num_sequences", "beam_search", "opened")
+
+    def __init__(self, leader: Request) -> None:
+        self.members = [leader]
+        self.num_sequences = leader.sampling.num_sequences
+        self.beam_search = leader.sampling.beam_search
+        self.opened = False
+
+
+class Request:
+    """One sequence; see the module for the meaning of its counts.
+
+    >>> request = Request("r", [5, 6, 7])
+    >>> request.backlog, request.status.value
+    (3, 'waiting')
+    """
+
+    __slots__ = (
+        "request_id",
+        "branch",
+        "group",
+        "sampling",
+        "scope",
+        "priority",
+        "arrival_s",
+        "serial",
+        "tokens",
+        "num_prompt_tokens",
+        "max_total_tokens",
+        "stop_ids",
+        "status",
+        "finish_reason",
+        "error",
+        "row",
+        "num_computed",
+        "num_planned",
+        "backlog",
+        "num_slots",
+        "next_event",
+        "num_late_results",
+        "generation",
+        "drafts",
+        "num_cached_tokens",
+        "num_preemptions",
+    )
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: Iterable[int],
+        sampling: SamplingParams | None = None,
+        *,
+        scope: CacheScope = DEFAULT_SCOPE,
+        priority: int = 0,
+        arrival_s: float = 0.0,
+    ) -> None:
+        self.request_id = request_id
+        self.branch = 0
+        self.sampling = sampling or SamplingParams()
+        self.scope = scope
+        self.priority = priority
+        self.arrival_s = arrival_s
+        self.tokens = token_array(prompt)
+        self.num_prompt_tokens = len(self.tokens)
+        self.group: RequestGroup | None = None
+        self.serial = 0  # order of arrival, given by the scheduler
+        self.max_total_tokens = 0  # prompt and output together, given by the scheduler
+        self.stop_ids: frozenset[int] = frozenset()  # given by the scheduler; empty until min_tokens is reached
+        self.status = RequestStatus.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.error = ""
+        self.row = -1
+        self.num_computed = 0
+        self.num_planned = 0
+        self.backlog = self.num_prompt_tokens
+        self.num_slots = 0  # positions below it may be written without asking the memory manager
+        self.next_event = 0  # computed tokens at which update() has more to do than append a token
+        self.num_late_results = 0  # of steps that were under way when it was preempted; awaited before it resumes
+        self.generation = 0  # counts the times that progress was thrown away, so that late results are told apart
+        self.drafts: array[int] = array("i")
+        self.num_cached_tokens = 0  # of the first admission: what the caller is told
+        self.num_preemptions = 0
+
+    def open_branch(self, branch: int) -> Request:
+        """Return a sibling at the same point of progress, with tokens of its own. Its memory is forked elsewhere."""
+        sibling = Request.__new__(Request)
+        for name in Request.__slots__:
+            setattr(sibling, name, getattr(self, name))
+        sibling.branch = branch
+        sibling.tokens = self.tokens[:]
+        sibling.drafts = array("i")
+        sibling.row = -1
+        sibling.num_slots = 0
+        sibling.num_late_results = 0
+        return sibling
+
+    @property
+    def num_output_tokens(self) -> int:
+        """How many tokens were generated."""
+        return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """The tokens generated so far."""
+        return self.tokens[self.num_prompt_tokens :].tolist()
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the request has ended."""
+        return self.status is RequestStatus.FINISHED
+
+    def become(self, status: RequestStatus) -> None:
+        """Change the status; raises `RequestStateError` unless the table allows it. Mutates the request."""
+        if status not in TRANSITIONS[self.status]:
+            raise RequestStateError(
+                f"request {self.request_id!r} is {self.status.value} and cannot become {status.value}"
+            )
+        self.status = status
+
+    def forget_progress(self) -> None:
+        """Nothing is computed any more: all known tokens are to be computed again. Mutates the request."""
+        self.num_computed = 0
+        self.num_planned = 0
+        self.backlog = len(self.tokens)
+        self.num_slots = 0
+        self.next_event = 0
+        self.generation += 1
+        self.drafts = array("i")
+
+    def check(self) -> None:
+        """Raise `InvariantError` unless the counts fit together."""
+        idle = self.num_planned == self.num_computed and not self.num_late_results and not self.is_finished
+        facts = {
+            "0 <= num_computed <= num_planned": 0 <= self.num_computed <= self.num_planned,
+            "a row is held exactly while running": (self.row >= 0) == (self.status is RequestStatus.RUNNING),
+            "computed tokens are known": self.num_computed <= len(self.tokens),
+            "known tokens stay within the maximum": len(self.tokens) <= self.max_total_tokens,
+            "backlog counts the tokens that no plan has taken up": self.backlog >= 0
+            and (not idle or self.backlog == len(self.tokens) - self.num_planned),
+        }
+        for fact, holds in facts.items():
+            if not holds:
+                raise InvariantError(f"request {self.request_id!r}: not true that {fact}")
+
+
+def token_array(tokens: Iterable[int]) -> array[int]:
+    """Return token ids as 32-bit integers; raises `InvalidRequestError` for anything but integers that fit.
+
+    >>> token_array([1, 2.5])
+    Traceback (most recent call last):
+    ...
+    quire.core.errors.InvalidRequestError: prompt[1] is 2.5; allowed: a token id (an integer)
+    """
+    if isinstance(tokens, array) and tokens.typecode == "i":
+        return tokens[:]
+    if isinstance(tokens, str | bytes):
+        raise InvalidRequestError("prompt", tokens, "a list of token ids")
+    try:
+        values = list(tokens)
+    except TypeError:
+        raise InvalidRequestError("prompt", tokens, "a list of token ids") from None
+    if not set(map(type, values)) <= {int}:
+        index = next(i for i, value in enumerate(values) if type(value) is not int)
+        raise InvalidRequestError(f"prompt[{index}]", values[index], "a token id (an integer)")
+    try:
+        return array("i", values)
+    except OverflowError:
+        index = next(i for i, value in enumerate(values) if not -(1 << 31) <= value < 1 << 31)
+        raise InvalidRequestError(f"prompt[{index}]", values[index], "a token id below 2147483648") from None

@@ -1,0 +1,255 @@
+"""StepPlan and StepResult: the two values that pass between the planes.
+
+A plan says what one step computes. It is **columnar** (a column per fact, an entry per request of the step) and
+carries **differences only**: a request is described in full once, when it takes a row; after that the worker knows
+its tokens (it sampled them itself) and its block tables, and the plan carries just the changes.
+
+    row         a small stable number that a request holds while it is running; the worker keeps, per row, the
+                tokens, the sampling parameters and one block table per KV group
+    starts[i]   the position of the first token that row rows[i] computes in this step
+    counts[i]   how many tokens it computes: the token at starts[i], the next one, …
+    samples[i]  how many tokens are sampled from the logits of the last position: 0 while tokens of the request are
+                still to be computed, 1 as a rule, k when the request opens into k sequences
+    drafts      guessed tokens, appended by the plan to those known; the result says how many were accepted
+
+No phases: prefill, a chunk of it, decode, the rest after a prefix hit and speculation differ in starts and counts only.
+
+Order within a step: released rows, rows changed, moves out, copies, moves in, then the computation. The first
+`num_decodes` entries are plain decodes (one token computed, one sampled): executors may take a shorter way for them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from quire.core.errors import InvariantError
+from quire.core.sampling_params import SamplingParams
+from quire.core.wire import WireReader, WireWriter
+
+NO_BLOCK = -1
+"""Stands in a block table for a block that was given back behind a sliding window."""
+
+
+class BlockCopy(NamedTuple):
+    """Copy the bytes of one block of the device to another (copy-on-write)."""
+
+    source: int
+    destination: int
+
+
+class BlockMove(NamedTuple):
+    """Move the bytes of a block between the device and the host tier (swap)."""
+
+    device_block: int
+    host_block: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowStart:
+    """A request takes a row: everything that the worker needs to know of it, its block tables aside."""
+
+    row: int
+    request_id: str
+    tokens: array[int]
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    branch: int = 0
+
+
+def column(*values: int) -> array[int]:
+    """Make a column of 32-bit integers."""
+    return array("i", values)
+
+
+@dataclass(frozen=True, slots=True)
+class TableChanges:
+    """Entries of block tables that change: in the table of `rows[i]`, group `groups[i]`, entry `indices[i]`."""
+
+    rows: array[int] = field(default_factory=column)
+    groups: array[int] = field(default_factory=column)
+    indices: array[int] = field(default_factory=column)
+    blocks: array[int] = field(default_factory=column)
+
+    def __len__(self) -> int:
+        """Return the number of entries that change."""
+        return len(self.rows)
+
+    def add(self, row: int, group: int, index: int, block: int) -> None:
+        """Append a change. Mutates the columns; only the scheduler does, before the plan is out."""
+        self.rows.append(row)
+        self.groups.append(group)
+        self.indices.append(index)
+        self.blocks.append(block)
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """What one step computes; see the module for the meaning of the columns."""
+
+    step_id: int
+    rows: array[int]
+    starts: array[int]
+    counts: array[int]
+    samples: array[int]
+    num_decodes: int = 0
+    row_starts: tuple[RowStart, ...] = ()
+    released_rows: array[int] = field(default_factory=column)
+    tables: TableChanges = field(default_factory=TableChanges)
+    drafts: dict[int, array[int]] = field(default_factory=dict)
+    moves_out: tuple[BlockMove, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+    moves_in: tuple[BlockMove, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens the step computes."""
+        return sum(self.counts)
+
+    def check(self) -> None:
+        """Raise `InvariantError` unless copies and moves can be carried out in the stated order."""
+        if not len(self.rows) == len(self.starts) == len(self.counts) == len(self.samples):
+            raise InvariantError("the columns of a plan differ in length")
+        if len(set(self.rows)) != len(self.rows):
+            raise InvariantError("a row stands twice in a plan")
+        written = [copy.destination for copy in self.copies] + [move.device_block for move in self.moves_in]
+        if len(set(written)) != len(written):
+            raise InvariantError("two copies or moves of a plan write the same block")
+        if set(written).intersection(copy.source for copy in self.copies):
+            raise InvariantError("a copy of a plan reads what another copy or move of it writes")
+        hosts = [move.host_block for move in self.moves_out]
+        if len(set(hosts)) != len(hosts) or set(hosts).intersection(move.host_block for move in self.moves_in):
+            raise InvariantError("two moves of a plan use the same host block")
+
+    def to_bytes(self) -> bytes:
+        """Return the compact binary form; equal plans give equal bytes."""
+        writer = WireWriter()
+        writer.integer(self.step_id)
+        writer.integer(self.num_decodes)
+        for values in (self.rows, self.starts, self.counts, self.samples, self.released_rows):
+            writer.column(values)
+        for values in (self.tables.rows, self.tables.groups, self.tables.indices, self.tables.blocks):
+            writer.column(values)
+        for pairs in (self.moves_out, self.copies, self.moves_in):
+            writer.column(array("i", [number for pair in pairs for number in pair]))
+        writer.integer(len(self.drafts))
+        for row, tokens in self.drafts.items():
+            writer.integer(row)
+            writer.column(tokens)
+        writer.integer(len(self.row_starts))
+        for start in self.row_starts:
+            _write_row_start(writer, start)
+        return writer.to_bytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> StepPlan:
+        """Read the compact binary form back; raises `StepLogError` where it is torn."""
+        reader = WireReader(data)
+        step_id, num_decodes = reader.integer(), reader.integer()
+        rows, starts, counts, samples, released = (reader.column() for _ in range(5))
+        tables = TableChanges(*(reader.column() for _ in range(4)))
+        moves_out, copies, moves_in = (_pairs(reader.column()) for _ in range(3))
+        drafts = {reader.integer(): reader.column() for _ in range(reader.integer())}
+        row_starts = tuple(_read_row_start(reader) for _ in range(reader.integer()))
+        return cls(
+            step_id,
+            rows,
+            starts,
+            counts,
+            samples,
+            num_decodes,
+            row_starts,
+            released,
+            tables,
+            drafts,
+            tuple(BlockMove(*pair) for pair in moves_out),
+            tuple(BlockCopy(*pair) for pair in copies),
+            tuple(BlockMove(*pair) for pair in moves_in),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one step computed.
+
+    `num_tokens[i]` tokens came back for entry i of the plan, `tokens` holds them one after another: none while the
+    request still has tokens to compute, one as a rule, more where drafts were accepted or where the request opened
+    into several sequences. `parents[i]` names the row whose sequence entry i continues (beam search picks survivors
+    and their parents; everywhere else, and where the column is empty, a row continues itself). `failures` maps a
+    row to what went wrong with that request alone.
+    """
+
+    step_id: int
+    num_tokens: array[int]
+    tokens: array[int]
+    parents: array[int] = field(default_factory=column)
+    failures: dict[int, str] = field(default_factory=dict)
+
+    def to_bytes(self) -> bytes:
+        """Return the compact binary form; equal results give equal bytes."""
+        writer = WireWriter()
+        writer.integer(self.step_id)
+        for values in (self.num_tokens, self.tokens, self.parents):
+            writer.column(values)
+        writer.integer(len(self.failures))
+        for row, message in self.failures.items():
+            writer.integer(row)
+            writer.text(message)
+        return writer.to_bytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> StepResult:
+        """Read the compact binary form back; raises `StepLogError` where it is torn."""
+        reader = WireReader(data)
+        step_id = reader.integer()
+        num_tokens, tokens, parents = (reader.column() for _ in range(3))
+        failures = {reader.integer(): reader.text() for _ in range(reader.integer())}
+        return cls(step_id, num_tokens, tokens, parents, failures)
+
+
+def write_sampling(writer: WireWriter, sampling: SamplingParams) -> None:
+    """Write sampling parameters."""
+    writer.column(column(sampling.n, sampling.beam_search, sampling.top_k, sampling.min_tokens, sampling.ignore_eos))
+    for value in (sampling.best_of, sampling.seed, sampling.max_tokens):
+        writer.optional_integer(value)
+    for number in (sampling.temperature, sampling.top_p, sampling.min_p):
+        writer.number(number)
+    writer.column(array("i", sampling.stop_token_ids))
+
+
+def read_sampling(reader: WireReader) -> SamplingParams:
+    """Read sampling parameters."""
+    n, beam_search, top_k, min_tokens, ignore_eos = reader.column()
+    best_of, seed, max_tokens = (reader.optional_integer() for _ in range(3))
+    temperature, top_p, min_p = (reader.number() for _ in range(3))
+    return SamplingParams(
+        n=n,
+        best_of=best_of,
+        beam_search=bool(beam_search),
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        seed=seed,
+        max_tokens=max_tokens,
+        min_tokens=min_tokens,
+        stop_token_ids=tuple(reader.column()),
+        ignore_eos=bool(ignore_eos),
+    )
+
+
+def _write_row_start(writer: WireWriter, start: RowStart) -> None:
+    writer.column(column(start.row, start.num_prompt_tokens, start.branch))
+    writer.text(start.request_id)
+    writer.column(start.tokens)
+    write_sampling(writer, start.sampling)
+
+
+def _read_row_start(reader: WireReader) -> RowStart:
+    row, num_prompt_tokens, branch = reader.column()
+    return RowStart(row, reader.text(), reader.column(), num_prompt_tokens, read_sampling(reader), branch)
+
+
+def _pairs(values: array[int]) -> list[tuple[int, int]]:
+    return list(zip(values[::2], values[1::2], strict=True))

@@ -1,0 +1,165 @@
+"""The one check of what comes from outside.
+
+`validate(request, limits)` is pure: it reads, and raises a typed error that names the field, the value and what is
+allowed. Every door calls it before it enqueues anything, and the scheduler calls it again, so that no door can be
+weaker than another.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from quire.core.errors import InvalidRequestError, RequestTooLargeError
+from quire.core.request import CacheScope, Request
+from quire.core.sampling_params import SamplingParams
+
+MAX_NAME_LENGTH = 256
+MAX_SALT_LENGTH = 1024
+MAX_EXTRA_KEYS = 16
+MAX_STOP_TOKEN_IDS = 1024
+MAX_PRIORITY = 1_000_000
+MAX_SEED = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """What the engine at hand can take.
+
+    `max_model_len` counts prompt and output together. `max_sequence_tokens` is the number of tokens of one sequence
+    that the KV memory can hold when it holds nothing else.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    max_sequence_tokens: int
+    max_num_seqs: int
+
+
+def validate(request: Request, limits: RequestLimits) -> None:
+    """Raise `InvalidRequestError` unless the engine can serve the request. Does not mutate.
+
+    >>> limits = RequestLimits(vocab_size=100, max_model_len=64, max_sequence_tokens=64, max_num_seqs=8)
+    >>> validate(Request("r", [1, 2, 3]), limits)
+    >>> validate(Request("r", [1, 2, 100]), limits)
+    Traceback (most recent call last):
+    ...
+    quire.core.errors.InvalidRequestError: prompt[2] is 100; allowed: a token id from 0 to 99
+    """
+    _require_text("request_id", request.request_id, 1, MAX_NAME_LENGTH)
+    _validate_scope(request.scope)
+    _require_int("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
+    _require_number("arrival_s", request.arrival_s, -math.inf, math.inf)
+    validate_sampling(request.sampling, limits)
+    _validate_prompt(request, limits)
+    _validate_length(request, limits)
+
+
+def validate_sampling(sampling: SamplingParams, limits: RequestLimits) -> None:
+    """Raise `InvalidRequestError` unless every sampling field is allowed. Does not mutate."""
+    if not isinstance(sampling, SamplingParams):
+        raise InvalidRequestError("sampling", sampling, "SamplingParams")
+    _require_int("n", sampling.n, 1, limits.max_num_seqs)
+    if sampling.best_of is not None:
+        _require_int("best_of", sampling.best_of, sampling.n, limits.max_num_seqs)
+    _require_bool("beam_search", sampling.beam_search)
+    _require_bool("ignore_eos", sampling.ignore_eos)
+    _require_number("temperature", sampling.temperature, 0.0, 1e6)
+    if sampling.beam_search and sampling.temperature != 0:
+        raise InvalidRequestError("temperature", sampling.temperature, "0 where beam_search is on")
+    _require_number("top_p", sampling.top_p, 0.0, 1.0)
+    if sampling.top_p == 0:
+        raise InvalidRequestError("top_p", sampling.top_p, "a number above 0, at most 1")
+    _require_int("top_k", sampling.top_k, -1, (1 << 31) - 1)
+    _require_number("min_p", sampling.min_p, 0.0, 1.0)
+    if sampling.seed is not None:
+        _require_int("seed", sampling.seed, 0, MAX_SEED)
+    if sampling.max_tokens is not None:
+        _require_int("max_tokens", sampling.max_tokens, 1, (1 << 31) - 1)
+    longest = limits.max_model_len if sampling.max_tokens is None else sampling.max_tokens
+    _require_int("min_tokens", sampling.min_tokens, 0, longest)
+    _validate_stop_token_ids(sampling, limits)
+
+
+def max_total_tokens(request: Request, limits: RequestLimits) -> int:
+    """Return how long the request may grow, prompt and output together. Does not mutate.
+
+    What the caller asked for where `max_tokens` was given (validation has refused what does not fit), else as much
+    as the context and the memory allow.
+    """
+    fits = _longest(limits)
+    asked = request.sampling.max_tokens
+    return fits if asked is None else min(request.num_prompt_tokens + asked, fits)
+
+
+def _longest(limits: RequestLimits) -> int:
+    # The last token of a sequence is only sampled, never stored.
+    return min(limits.max_model_len, limits.max_sequence_tokens + 1)
+
+
+def _validate_scope(scope: CacheScope) -> None:
+    if not isinstance(scope, CacheScope):
+        raise InvalidRequestError("scope", scope, "a CacheScope")
+    _require_text("tenant", scope.tenant, 0, MAX_NAME_LENGTH)
+    _require_text("cache_salt", scope.salt, 0, MAX_SALT_LENGTH)
+    if not isinstance(scope.extra_keys, tuple) or len(scope.extra_keys) > MAX_EXTRA_KEYS:
+        raise InvalidRequestError("extra_keys", scope.extra_keys, f"a tuple of at most {MAX_EXTRA_KEYS} strings")
+    for key in scope.extra_keys:
+        _require_text("extra_keys", key, 0, MAX_NAME_LENGTH)
+
+
+def _validate_prompt(request: Request, limits: RequestLimits) -> None:
+    tokens = request.tokens
+    if not tokens:
+        raise InvalidRequestError("prompt", [], "at least one token id")
+    if min(tokens) < 0 or max(tokens) >= limits.vocab_size:
+        index = next(i for i, token in enumerate(tokens) if not 0 <= token < limits.vocab_size)
+        raise InvalidRequestError(f"prompt[{index}]", tokens[index], f"a token id from 0 to {limits.vocab_size - 1}")
+
+
+def _validate_length(request: Request, limits: RequestLimits) -> None:
+    prompt, asked = request.num_prompt_tokens, request.sampling.max_tokens
+    total = prompt + (1 if asked is None else asked)
+    if total > limits.max_model_len:
+        raise RequestTooLargeError(
+            "prompt and max_tokens together",
+            total,
+            f"at most {limits.max_model_len} tokens, the maximum context length; shorten the prompt or max_tokens",
+        )
+    if total - 1 > limits.max_sequence_tokens:
+        raise RequestTooLargeError(
+            "prompt and max_tokens together",
+            total,
+            f"at most {limits.max_sequence_tokens + 1} tokens, which is what the KV memory holds; "
+            "shorten the prompt or max_tokens, or give the engine more KV memory",
+        )
+
+
+def _validate_stop_token_ids(sampling: SamplingParams, limits: RequestLimits) -> None:
+    ids = sampling.stop_token_ids
+    if not isinstance(ids, tuple) or len(ids) > MAX_STOP_TOKEN_IDS:
+        raise InvalidRequestError("stop_token_ids", ids, f"a tuple of at most {MAX_STOP_TOKEN_IDS} token ids")
+    for token in ids:
+        _require_int("stop_token_ids", token, 0, limits.vocab_size - 1)
+
+
+def _require_int(field: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidRequestError(field, value, f"an integer from {low} to {high}")
+
+
+def _require_number(field: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise InvalidRequestError(field, value, "a finite number")
+    if not low <= value <= high:
+        raise InvalidRequestError(field, value, f"a number from {low:g} to {high:g}")
+
+
+def _require_bool(field: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidRequestError(field, value, "True or False")
+
+
+def _require_text(field: str, value: object, shortest: int, longest: int) -> None:
+    if not isinstance(value, str) or not shortest <= len(value) <= longest:
+        raise InvalidRequestError(field, value, f"a string of {shortest} to {longest} characters")

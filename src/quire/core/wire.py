@@ -1,0 +1,120 @@
+"""A compact binary form for the values that cross the seam: fixed-width columns, length-prefixed, little endian.
+
+Not pickle (which runs code) and not JSON (a plan is columns of integers): a field is written in the order in which it
+is read back, and every length is checked before it is believed.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+
+from quire.core.errors import StepLogError
+
+_INT = struct.Struct("<q")
+_FLOAT = struct.Struct("<d")
+
+
+class WireWriter:
+    """Collects fields into bytes.
+
+    >>> writer = WireWriter()
+    >>> writer.integer(7); writer.text("a"); writer.column(array("i", [1, 2]))
+    >>> reader = WireReader(writer.to_bytes())
+    >>> reader.integer(), reader.text(), reader.column().tolist()
+    (7, 'a', [1, 2])
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def integer(self, value: int) -> None:
+        """Write a signed 64-bit integer."""
+        self._parts.append(_INT.pack(value))
+
+    def optional_integer(self, value: int | None) -> None:
+        """Write an integer that may be absent."""
+        self.integer(0 if value is None else 1)
+        if value is not None:
+            self.integer(value)
+
+    def number(self, value: float) -> None:
+        """Write a double."""
+        self._parts.append(_FLOAT.pack(value))
+
+    def raw(self, value: bytes) -> None:
+        """Write bytes with their length."""
+        self._parts.append(_INT.pack(len(value)))
+        self._parts.append(value)
+
+    def text(self, value: str) -> None:
+        """Write a string; lone surrogates survive the round trip."""
+        self.raw(value.encode("utf-8", "surrogatepass"))
+
+    def column(self, values: array[int]) -> None:
+        """Write a column of 32-bit integers."""
+        self.raw(_little_endian(values).tobytes())
+
+    def to_bytes(self) -> bytes:
+        """Return what was written."""
+        return b"".join(self._parts)
+
+
+class WireReader:
+    """Reads fields in the order in which a `WireWriter` wrote them; raises `StepLogError` where bytes are missing."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._at = 0
+
+    def _take(self, size: int) -> bytes:
+        if size < 0 or self._at + size > len(self._data):
+            raise StepLogError(f"the record ends after {len(self._data)} bytes, {self._at + size} are needed")
+        piece = self._data[self._at : self._at + size]
+        self._at += size
+        return piece
+
+    def integer(self) -> int:
+        """Read an integer."""
+        value: int = _INT.unpack(self._take(_INT.size))[0]
+        return value
+
+    def optional_integer(self) -> int | None:
+        """Read an integer that may be absent."""
+        return self.integer() if self.integer() else None
+
+    def number(self) -> float:
+        """Read a double."""
+        value: float = _FLOAT.unpack(self._take(_FLOAT.size))[0]
+        return value
+
+    def raw(self) -> bytes:
+        """Read bytes."""
+        return self._take(self.integer())
+
+    def text(self) -> str:
+        """Read a string."""
+        return self.raw().decode("utf-8", "surrogatepass")
+
+    def column(self) -> array[int]:
+        """Read a column of 32-bit integers."""
+        data = self.raw()
+        if len(data) % 4:
+            raise StepLogError(f"a column of {len(data)} bytes is not made of 32-bit integers")
+        values = array("i")
+        values.frombytes(data)
+        return _little_endian(values)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether everything was read."""
+        return self._at == len(self._data)
+
+
+def _little_endian(values: array[int]) -> array[int]:
+    if sys.byteorder == "little":
+        return values
+    swapped = array("i", values)
+    swapped.byteswap()
+    return swapped

@@ -1,0 +1,86 @@
+"""EngineCore: the loop. Schedule, submit, collect, update.
+
+    schedule ──► submit ──► …computing… ──► collect ──► update
+        └── up to max_steps_under_way plans may be out before the first result is awaited
+
+It wires a scheduler to an executor and to a clock, and knows nothing of tokens, text or devices. With a log, every
+request, plan and result is written down, so that a run can be replayed to the byte (`quire.engine.step_log`).
+"""
+
+from __future__ import annotations
+
+from quire.core.clock import Clock
+from quire.core.errors import ExecutionError
+from quire.core.executor import Executor
+from quire.core.request import Request
+from quire.engine.step_log import StepLogWriter
+from quire.scheduler.commit import StepOutcome
+from quire.scheduler.scheduler import Scheduler
+
+
+class EngineCore:
+    """Runs requests to their end, a step at a time."""
+
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, clock: Clock, *, log: StepLogWriter | None = None
+    ) -> None:
+        self.scheduler = scheduler
+        self._executor = executor
+        self._clock = clock
+        self._log = log
+        self._depth = scheduler.config.max_steps_under_way
+        executor.start()
+        if log is not None:
+            log.begin(scheduler)
+
+    def add_request(self, request: Request) -> None:
+        """Take a request in; raises `InvalidRequestError` for what can never be served. Mutates."""
+        request.arrival_s = self._clock.now()
+        self.scheduler.add(request)
+        if self._log is not None:
+            self._log.added(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request and all its sequences, wherever they are. Mutates."""
+        self.scheduler.abort(request_id)
+        if self._log is not None:
+            self._log.aborted(request_id)
+
+    def step(self) -> StepOutcome | None:
+        """Do one step and return what it brought; None if there is nothing to do. Mutates.
+
+        If the executor loses its steps, the requests in them end with an error, and the engine goes on.
+        """
+        scheduler, log = self.scheduler, self._log
+        while scheduler.num_steps_under_way < self._depth:
+            plan = scheduler.schedule()
+            if plan is None:
+                break
+            if log is not None:
+                log.planned(plan)
+            self._executor.submit(plan)
+        if not scheduler.num_steps_under_way:
+            return None
+        try:
+            result = self._executor.collect()
+        except ExecutionError as error:
+            if log is not None:
+                log.abandoned(str(error))
+            lost = scheduler.abandon(str(error))
+            return StepOutcome(advanced=lost, finished=lost)
+        if log is not None:
+            log.computed(result)
+        return scheduler.update(result)
+
+    def run(self) -> list[Request]:
+        """Step until there is nothing to do; return the requests in the order in which they ended. Mutates."""
+        finished: list[Request] = []
+        while (outcome := self.step()) is not None:
+            finished += outcome.finished
+        return finished
+
+    def close(self) -> None:
+        """Let the executor go."""
+        self._executor.shutdown()
+        if self._log is not None:
+            self._log.close()

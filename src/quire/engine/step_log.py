@@ -1,0 +1,156 @@
+"""The step log: every request, plan and result of a run, in the order in which they happened.
+
+    magic │ record │ record │ …        record = kind (1 byte) │ length (4 bytes) │ payload
+
+The scheduler is a pure function of what goes in: the settings, the requests, the aborts, the results. So the log of
+a run can be **replayed**: `replay` feeds a new scheduler the same inputs and compares every plan that it makes with the
+one in the log, byte for byte. A bug report is a log; a refactoring that must not change decisions is a replay.
+
+The key of the prefix hash is not written: it is a secret, and no decision depends on it.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import BinaryIO
+
+from quire.core.config import MemoryConfig, SchedulerConfig
+from quire.core.errors import StepLogError
+from quire.core.kv_spec import KVCacheSpec, KVGroup
+from quire.core.request import CacheScope, Request
+from quire.core.step import StepPlan, StepResult, read_sampling, write_sampling
+from quire.core.validate import RequestLimits
+from quire.core.wire import WireReader, WireWriter
+from quire.memory.manager import KVCacheManager
+from quire.scheduler.scheduler import Scheduler
+
+MAGIC = b"quire step log 1\n"
+_HEAD = struct.Struct("<cI")
+SETTINGS, ADDED, ABORTED, PLANNED, COMPUTED, ABANDONED = (bytes([code]) for code in b"SAXPRL")
+
+
+class StepLogWriter:
+    """Writes the log of one engine to a binary file."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def _record(self, kind: bytes, payload: bytes) -> None:
+        self._file.write(_HEAD.pack(kind, len(payload)) + payload)
+
+    def begin(self, scheduler: Scheduler) -> None:
+        """Write the settings that decisions depend on."""
+        memory = scheduler.memory
+        settings = {
+            "spec": asdict(memory.spec),
+            "memory": {name: value for name, value in asdict(memory.config).items() if name != "hash_key"},
+            "scheduler": asdict(scheduler.config),
+            "limits": asdict(scheduler.limits),
+            "eos": sorted(scheduler.eos_token_ids),
+        }
+        self._file.write(MAGIC)
+        self._record(SETTINGS, json.dumps(settings, separators=(",", ":")).encode())
+
+    def added(self, request: Request) -> None:
+        """Write a request."""
+        writer = WireWriter()
+        for text in (request.request_id, request.scope.tenant, request.scope.salt):
+            writer.text(text)
+        writer.integer(len(request.scope.extra_keys))
+        for key in request.scope.extra_keys:
+            writer.text(key)
+        writer.integer(request.priority)
+        writer.number(request.arrival_s)
+        writer.column(request.tokens)
+        write_sampling(writer, request.sampling)
+        self._record(ADDED, writer.to_bytes())
+
+    def aborted(self, request_id: str) -> None:
+        """Write that a request was aborted."""
+        self._record(ABORTED, request_id.encode("utf-8", "surrogatepass"))
+
+    def planned(self, plan: StepPlan) -> None:
+        """Write a plan."""
+        self._record(PLANNED, plan.to_bytes())
+
+    def computed(self, result: StepResult) -> None:
+        """Write a result."""
+        self._record(COMPUTED, result.to_bytes())
+
+    def abandoned(self, message: str) -> None:
+        """Write that the steps under way were lost."""
+        self._record(ABANDONED, message.encode("utf-8", "replace"))
+
+    def close(self) -> None:
+        """Flush; the file is the caller's."""
+        self._file.flush()
+
+
+def read_records(file: BinaryIO) -> Iterator[tuple[bytes, bytes]]:
+    """Read the records of a log: kind and payload. Raises `StepLogError` where it is torn."""
+    if file.read(len(MAGIC)) != MAGIC:
+        raise StepLogError("this is no step log, or one of another version")
+    while head := file.read(_HEAD.size):
+        if len(head) < _HEAD.size:
+            raise StepLogError("the log ends within a record")
+        kind, length = _HEAD.unpack(head)
+        payload = file.read(length)
+        if len(payload) < length:
+            raise StepLogError("the log ends within a record")
+        yield kind, payload
+
+
+def read_request(payload: bytes) -> Request:
+    """Read a request back as it was when it came in."""
+    reader = WireReader(payload)
+    request_id, tenant, salt = reader.text(), reader.text(), reader.text()
+    extra_keys = tuple(reader.text() for _ in range(reader.integer()))
+    priority, arrival_s, tokens = reader.integer(), reader.number(), reader.column()
+    scope = CacheScope(tenant, salt, extra_keys)
+    return Request(request_id, tokens, read_sampling(reader), scope=scope, priority=priority, arrival_s=arrival_s)
+
+
+def read_scheduler(payload: bytes) -> Scheduler:
+    """Make a scheduler, with its memory, of the settings in a log."""
+    settings = json.loads(payload)
+    spec = settings["spec"]
+    spec["groups"] = tuple(KVGroup(tuple(group["layers"]), group["window"]) for group in spec["groups"])
+    return Scheduler(
+        SchedulerConfig(**settings["scheduler"]),
+        KVCacheManager(KVCacheSpec(**spec), MemoryConfig(**settings["memory"])),
+        RequestLimits(**settings["limits"]),
+        eos_token_ids=frozenset(settings["eos"]),
+    )
+
+
+def replay(file: BinaryIO) -> int:
+    """Feed a log to a new scheduler; return the number of plans, all equal to those logged to the byte.
+
+    Raises `StepLogError` at the first plan that differs.
+    """
+    records = read_records(file)
+    kind, payload = next(records, (b"", b""))
+    if kind != SETTINGS:
+        raise StepLogError("the log does not begin with the settings")
+    scheduler = read_scheduler(payload)
+    num_plans = 0
+    for kind, payload in records:
+        if kind == ADDED:
+            scheduler.add(read_request(payload))
+        elif kind == ABORTED:
+            scheduler.abort(payload.decode("utf-8", "surrogatepass"))
+        elif kind == PLANNED:
+            plan = scheduler.schedule()
+            if plan is None or plan.to_bytes() != payload:
+                raise StepLogError(f"plan {num_plans} differs from the one logged")
+            num_plans += 1
+        elif kind == COMPUTED:
+            scheduler.update(StepResult.from_bytes(payload))
+        elif kind == ABANDONED:
+            scheduler.abandon(payload.decode())
+        else:
+            raise StepLogError(f"a record of kind {kind!r} is unknown")
+    return num_plans

@@ -1,0 +1,201 @@
+"""BlockPool: the allocator. It owns every `Block` and is alone in changing its state.
+
+    allocate ──► in use ──── free, published ────► cached ──── share (a hit) ────► in use
+       ▲            │                                 │
+       │            └── free, not published ──► free  └── evicted for an allocation, or over a quota
+       └────────────────────────────────────────┘
+
+Free blocks are taken before any cached one is evicted, the block freed last first: its bytes are the likeliest to be
+in a processor's cache. Which cached block is evicted is the eviction policy's choice. A freed block keeps its content
+and its entry in the prefix index until it is allocated again; only then does the entry lose it.
+
+Running out is the value None, and it changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from quire.core.errors import InvalidConfigError, InvariantError
+from quire.core.step import NO_BLOCK
+from quire.memory.block import Block, BlockState
+from quire.memory.eviction.base import EvictionPolicy
+from quire.memory.prefix.base import PrefixEntry
+from quire.memory.quota import TenantQuota
+
+
+class BlockPool:
+    """A fixed number of blocks; `on_evict` is told of each entry that lost its block to an eviction.
+
+    >>> from quire.memory.eviction.lru import LRUEviction
+    >>> pool = BlockPool(4, LRUEviction(), on_evict=print)
+    >>> pool.allocate(3), pool.allocate(2), pool.num_available
+    ([0, 1, 2], None, 1)
+    >>> pool.share(1); pool.free(1); pool.free(1); pool.num_available
+    2
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        eviction: EvictionPolicy,
+        *,
+        on_evict: Callable[[PrefixEntry], None],
+        quota: TenantQuota | None = None,
+    ) -> None:
+        if isinstance(num_blocks, bool) or not isinstance(num_blocks, int) or num_blocks < 1:
+            raise InvalidConfigError("num_blocks", num_blocks, "an integer, 1 or more")
+        self.blocks = [Block(block_id) for block_id in range(num_blocks)]
+        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the next to be taken stands last
+        self._cached = eviction
+        self._on_evict = on_evict
+        self._quota = quota
+        self._num_published = 0
+        self.num_evictions = 0
+        self.num_extra_holders = 0  # sum over blocks of (ref_count - 1): blocks that sharing saves
+
+    @property
+    def num_blocks(self) -> int:
+        """All blocks."""
+        return len(self.blocks)
+
+    @property
+    def num_free(self) -> int:
+        """Blocks with nothing worth keeping."""
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks that nobody holds and whose content may be hit."""
+        return len(self._cached)
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that an allocation can have: free or cached. O(1)."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_in_use(self) -> int:
+        """Blocks that some table holds. O(1)."""
+        return len(self.blocks) - self.num_available
+
+    def allocate(self, num_blocks: int) -> list[int] | None:
+        """Take blocks, evicting cached ones where free ones do not suffice; None, and no change, if there are too few.
+
+        Mutates; O(num_blocks).
+        """
+        free = self._free
+        if num_blocks > len(free):
+            if num_blocks > len(free) + len(self._cached):
+                return None
+            for _ in range(num_blocks - len(free)):
+                self._give_up(self._cached.pop())
+        taken = free[len(free) - num_blocks :]
+        del free[len(free) - num_blocks :]
+        taken.reverse()
+        blocks = self.blocks
+        for block_id in taken:
+            blocks[block_id].ref_count = 1
+        return taken
+
+    def share(self, block_id: int) -> None:
+        """Add a holder; a cached block comes back into use. Mutates; O(1)."""
+        block = self.blocks[block_id]
+        if block.ref_count:
+            self.num_extra_holders += 1
+        elif block.entry is None:
+            raise InvariantError(f"block {block_id} is free; there is nothing in it to share")
+        else:
+            self._cached.remove(block)
+            if self._quota is not None:
+                self._quota.remove(block)
+        block.ref_count += 1
+
+    def free(self, block_id: int) -> None:
+        """Take a holder away; the last one leaves the block cached if it is published, else free. Mutates; O(1)."""
+        block = self.blocks[block_id]
+        if block.ref_count > 1:
+            block.ref_count -= 1
+            self.num_extra_holders -= 1
+        elif block.ref_count == 1:
+            block.ref_count = 0
+            if block.entry is None:
+                self._free.append(block_id)
+            else:
+                self._keep(block)
+        else:
+            raise InvariantError(f"block {block_id} is freed more often than it is held")
+
+    def free_all(self, block_ids: Iterable[int]) -> None:
+        """Free blocks in the order given."""
+        for block_id in block_ids:
+            self.free(block_id)
+
+    def publish(self, block_id: int, entry: PrefixEntry, *, group: int, tenant: str, priority: int) -> None:
+        """Note that a block in use holds the content of an entry. Mutates; O(1)."""
+        block = self.blocks[block_id]
+        if not block.ref_count or block.entry is not None:
+            raise InvariantError(f"block {block_id} cannot be published: it is {block.state.value}, or published")
+        self._num_published += 1
+        block.entry = entry
+        block.group = group
+        block.tenant = tenant
+        block.priority = priority
+        block.published_at = self._num_published
+        entry.block_ids[group] = block_id
+
+    def unpublish(self, block_id: int) -> PrefixEntry | None:
+        """Note that the content of a block may not be hit any more; returns the entry that lost it. Mutates; O(1)."""
+        block = self.blocks[block_id]
+        entry = block.entry
+        if entry is None:
+            return None
+        entry.block_ids[block.group] = NO_BLOCK
+        block.entry = None
+        if not block.ref_count:
+            self._cached.remove(block)
+            if self._quota is not None:
+                self._quota.remove(block)
+            self._free.append(block_id)
+        return entry
+
+    def _keep(self, block: Block) -> None:
+        self._cached.add(block)
+        if self._quota is not None:
+            over = self._quota.add(block)
+            if over is not None:
+                self._cached.remove(over)
+                self._give_up(over)
+
+    def _give_up(self, block: Block) -> None:
+        """Drop the content of a cached block that the policy has let go of; it becomes free."""
+        if self._quota is not None:
+            self._quota.remove(block)
+        entry = block.entry
+        if entry is None:
+            raise InvariantError(f"block {block.block_id} was cached without an entry")
+        entry.block_ids[block.group] = NO_BLOCK
+        block.entry = None
+        self._free.append(block.block_id)
+        self.num_evictions += 1
+        self._on_evict(entry)
+
+    def check(self) -> None:
+        """Raise `InvariantError` unless in use, cached and free partition the pool. O(num_blocks)."""
+        free, cached = set(self._free), {block.block_id for block in self._cached}
+        if len(free) != len(self._free) or len(cached) != len(self._cached) or free & cached:
+            raise InvariantError("a block is free twice, cached twice, or both")
+        extra = 0
+        for block in self.blocks:
+            state = BlockState.FREE if block.block_id in free else BlockState.IN_USE
+            if block.block_id in cached:
+                state = BlockState.CACHED
+            if block.state is not state or block.ref_count < 0:
+                raise InvariantError(f"{block!r} is kept as {state.value}")
+            if block.entry is not None and block.entry.block_ids[block.group] != block.block_id:
+                raise InvariantError(f"the entry of {block!r} names another block")
+            extra += max(0, block.ref_count - 1)
+        if extra != self.num_extra_holders:
+            raise InvariantError(f"{self.num_extra_holders} extra holders are counted, there are {extra}")
+        if self._quota is not None:
+            self._quota.check(self._cached)

@@ -1,0 +1,194 @@
+"""MemoryBooks: the counters behind the ledger, the reasons of misses, and the audit of all books.
+
+It changes nothing but its own counters; `KVCacheManager` tells it what happened.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+
+from quire.core.errors import InvariantError
+from quire.core.kv_spec import KVCacheSpec
+from quire.core.request import Request
+from quire.core.step import NO_BLOCK
+from quire.memory.block_hash import BlockHasher
+from quire.memory.block_pool import BlockPool
+from quire.memory.ledger import MemoryLedger, RequestLedger
+from quire.memory.prefix.base import PrefixEntry, PrefixIndex, digest_of
+from quire.memory.sequence import MissReason, PrefixMatch, SequenceMemory
+from quire.memory.tiers.base import TierManager
+
+MAX_REMEMBERED_EVICTIONS = 1 << 16
+MAX_OTHER_ROOTS = 8
+
+
+class MemoryBooks:
+    """Counts what happened, and says where the memory is."""
+
+    def __init__(self, hasher: BlockHasher) -> None:
+        self._hasher = hasher
+        self._evicted: OrderedDict[bytes, None] = OrderedDict()  # hashes, the oldest first
+        self._misses: Counter[MissReason] = Counter()
+        self._queried_tokens = 0
+        self._hit_tokens = 0
+        self._resumed_queried_tokens = 0
+        self._resumed_hit_tokens = 0
+        self.merged_blocks = 0
+        self.copied_blocks = 0
+
+    def note_eviction(self, entry: PrefixEntry) -> None:
+        """An entry lost a block because room was needed. Mutates; O(1) amortised."""
+        self._evicted[digest_of(entry, self._hasher)] = None
+        if len(self._evicted) > MAX_REMEMBERED_EVICTIONS:
+            self._evicted.popitem(last=False)
+
+    def note_admission(
+        self, index: PrefixIndex, request: Request, memory: SequenceMemory, match: PrefixMatch, block_size: int
+    ) -> None:
+        """A request was admitted with this match; a resumed one is counted apart. Mutates."""
+        if request.num_preemptions:
+            self._resumed_queried_tokens += len(request.tokens)
+            self._resumed_hit_tokens += match.num_tokens
+            return
+        self._queried_tokens += len(request.tokens)
+        self._hit_tokens += match.num_tokens
+        memory.miss_reason = self._explain(index, request, match, block_size)
+        self._misses[memory.miss_reason] += 1
+
+    def _explain(self, index: PrefixIndex, request: Request, match: PrefixMatch, block_size: int) -> MissReason:
+        """Why the first block that was not hit was not."""
+        if match.num_tokens == len(request.tokens) - 1:
+            return MissReason.NONE
+        if match.frontier is None:
+            return MissReason.NOT_FULL
+        if match.num_known_blocks > len(match.entries):
+            return MissReason.EVICTED
+        after, tokens = match.frontier
+        parent = self._hasher.root(after) if isinstance(after, bytes) else digest_of(after, self._hasher)
+        if self._hasher.child(parent, tokens) in self._evicted:
+            return MissReason.EVICTED
+        missed = len(match.entries) + 1
+        beginning = request.tokens[: missed * block_size].tobytes()
+        for root in index.roots_beginning_with(beginning[: 4 * block_size])[:MAX_OTHER_ROOTS]:
+            if len(index.match(root, beginning)) == missed:
+                return MissReason.OTHER_SALT
+        return MissReason.NEVER_CACHED
+
+    def request_ledger(self, pool: BlockPool, request: Request, memory: SequenceMemory) -> RequestLedger:
+        """Return what one request holds, fit to be shown to its tenant. Does not mutate."""
+        held = [block_id for table in memory.tables for block_id in table.held]
+        reason = memory.miss_reason
+        return RequestLedger(
+            request_id=request.request_id,
+            branch=request.branch,
+            num_blocks=len(held),
+            num_shared_blocks=sum(pool.blocks[block_id].ref_count > 1 for block_id in held),
+            num_computed_tokens=request.num_computed,
+            num_cached_tokens=request.num_cached_tokens,
+            num_host_blocks=sum(map(len, memory.host_blocks or ())),
+            miss_reason=MissReason.NEVER_CACHED if reason is MissReason.OTHER_SALT else reason,
+        )
+
+    def ledger(
+        self, spec: KVCacheSpec, pool: BlockPool, host: TierManager, memories: dict[Request, SequenceMemory]
+    ) -> MemoryLedger:
+        """Return where the memory is. Does not mutate; O(requests)."""
+        not_full = _fill_of_blocks(spec.block_size, memories)
+        reserved = sum(planned - stored for stored, planned in not_full.values())
+        unused = sum(spec.block_size - planned for _, planned in not_full.values())
+        return MemoryLedger(
+            block_size=spec.block_size,
+            bytes_per_block=spec.bytes_per_block,
+            num_blocks=pool.num_blocks,
+            used_blocks=pool.num_in_use,
+            cached_blocks=pool.num_cached,
+            free_blocks=pool.num_free,
+            stored_slots=pool.num_in_use * spec.block_size - reserved - unused,
+            reserved_slots=reserved,
+            fragmented_slots=unused,
+            blocks_saved_by_sharing=pool.num_extra_holders,
+            host_blocks=host.num_blocks,
+            used_host_blocks=host.num_in_use,
+            queried_tokens=self._queried_tokens,
+            hit_tokens=self._hit_tokens,
+            resumed_queried_tokens=self._resumed_queried_tokens,
+            resumed_hit_tokens=self._resumed_hit_tokens,
+            evictions=pool.num_evictions,
+            merged_blocks=self.merged_blocks,
+            copied_blocks=self.copied_blocks,
+            misses=dict(self._misses),
+        )
+
+    def check(
+        self,
+        spec: KVCacheSpec,
+        pool: BlockPool,
+        index: PrefixIndex,
+        host: TierManager,
+        memories: dict[Request, SequenceMemory],
+    ) -> None:
+        """Raise `InvariantError` unless tables, reference counts, entries and host blocks agree. Does not mutate."""
+        holders: Counter[int] = Counter()
+        for request, memory in memories.items():
+            _check_sequence(spec, pool, request, memory)
+            holders.update(block_id for table in memory.tables for block_id in table.held)
+        for block in pool.blocks:
+            if block.ref_count != holders[block.block_id]:
+                raise InvariantError(f"{block!r} is in {holders[block.block_id]} tables")
+            if block.entry is not None and not block.entry.attached:
+                raise InvariantError(f"{block!r} is published under an entry that was dropped")
+        for entry in index:
+            for group, block_id in enumerate(entry.block_ids):
+                block = pool.blocks[block_id]
+                if block_id != NO_BLOCK and (block.entry is not entry or block.group != group):
+                    raise InvariantError(f"an entry names {block!r}, which does not name it")
+            needed = entry.holds_blocks or entry.num_children
+            if not needed and not any(memory.last_entry is entry for memory in memories.values()):
+                raise InvariantError("an entry without blocks and children was kept")
+        swapped = sum(len(blocks) for memory in memories.values() for blocks in memory.host_blocks or ())
+        if swapped > host.num_in_use:
+            raise InvariantError(f"{swapped} host blocks are held, {host.num_in_use} are in use")
+
+
+def _fill_of_blocks(block_size: int, memories: dict[Request, SequenceMemory]) -> dict[int, tuple[int, int]]:
+    """For each block in use that is not full: slots that hold a token, and slots that hold or await one."""
+    fill: dict[int, tuple[int, int]] = {}
+    for request, memory in memories.items():
+        for table in memory.tables:
+            for index in range(max(request.num_computed // block_size, table.num_given_back), len(table)):
+                block_id, start = table.block_ids[index], index * block_size
+                stored = min(max(request.num_computed - start, 0), block_size)
+                planned = min(max(request.num_planned - start, stored), block_size)
+                known = fill.get(block_id, (0, 0))
+                fill[block_id] = (max(known[0], stored), max(known[1], planned))
+    return fill
+
+
+def _check_sequence(spec: KVCacheSpec, pool: BlockPool, request: Request, memory: SequenceMemory) -> None:
+    name, size = f"request {request.request_id!r}", spec.block_size
+    for table in memory.tables:
+        if any(block_id != NO_BLOCK for block_id in table.block_ids[: table.num_given_back]):
+            raise InvariantError(f"{name} holds a block that it gave back")
+        if NO_BLOCK in table.held or len(set(table.held)) != len(table.held):
+            raise InvariantError(f"{name} has a hole in its table, or a block twice")
+    if memory.host_blocks is not None:
+        return
+    if request.num_slots > memory.num_slots or request.num_planned > memory.num_slots:
+        raise InvariantError(f"{name} may write beyond its table")
+    entry, position = memory.last_entry, memory.num_published
+    while entry is not None and entry.parent is not None and memory.can_publish:
+        position -= 1
+        if entry.key != request.tokens[position * size : (position + 1) * size].tobytes():
+            raise InvariantError(f"{name}: block {position} is published under other tokens")
+        for group, table in enumerate(memory.tables):
+            block_id = table.block_ids[position]
+            if block_id != NO_BLOCK and entry.block_ids[group] != block_id:
+                raise InvariantError(f"{name}: block {position} is not the published one")
+        entry = entry.parent
+    if memory.can_publish and position != 0:
+        raise InvariantError(f"{name}: the published path has {position} blocks too few")
+    index, offset = divmod(request.num_planned, size)
+    if offset and request.num_slots > request.num_planned:
+        for table in memory.tables:
+            if pool.blocks[table.block_ids[index]].ref_count > 1:
+                raise InvariantError(f"{name} may write into a block that others hold")

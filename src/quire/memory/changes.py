@@ -1,0 +1,40 @@
+"""MemoryChanges: what happened to tables and bytes, for the next plan to tell the workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from quire.core.request import Request
+from quire.core.step import BlockCopy, BlockMove
+from quire.memory.sequence import SequenceMemory
+
+
+@dataclass(slots=True)
+class MemoryChanges:
+    """Collected by whoever changes a table; taken once per plan."""
+
+    table_entries: list[tuple[Request, int, int, int]] = field(default_factory=list)  # group, index, block
+    moves_out: list[BlockMove] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+    moves_in: list[BlockMove] = field(default_factory=list)
+
+    @property
+    def has_moves(self) -> bool:
+        """Whether bytes are to be copied or moved."""
+        return bool(self.moves_out or self.copies or self.moves_in)
+
+    def set_entry(self, request: Request, memory: SequenceMemory, place: tuple[int, int], block_id: int) -> None:
+        """Put a block into a table, at `place` = (group, index), or at its end. Mutates."""
+        group, index = place
+        block_ids = memory.tables[group].block_ids
+        if index == len(block_ids):
+            block_ids.append(block_id)
+        else:
+            block_ids[index] = block_id
+        self.table_entries.append((request, group, index, block_id))
+
+    def take(self) -> MemoryChanges:
+        """Return what was collected, and begin anew. Mutates."""
+        taken = MemoryChanges(self.table_entries, self.moves_out, self.copies, self.moves_in)
+        self.table_entries, self.moves_out, self.copies, self.moves_in = [], [], [], []
+        return taken

@@ -1,0 +1,54 @@
+"""Priority: blocks of the least urgent requests go first, the least recently used of them before the others.
+
+As in the scheduler, a lower number is more urgent, so the highest number goes first.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator
+
+from quire.memory.block import Block
+from quire.memory.free_list import FreeBlockList
+
+
+class PriorityEviction:
+    """Least urgent first, LRU within; O(1), and O(levels) where a level of priority comes or goes."""
+
+    def __init__(self) -> None:
+        self._levels: dict[int, FreeBlockList] = {}
+        self._order: list[int] = []  # the levels in use, ascending
+        self._length = 0
+
+    def add(self, block: Block) -> None:
+        """A block became cached. Mutates."""
+        level = self._levels.get(block.priority)
+        if level is None:
+            level = self._levels[block.priority] = FreeBlockList()
+            insort(self._order, block.priority)
+        level.append(block)
+        self._length += 1
+
+    def remove(self, block: Block) -> None:
+        """A cached block is cached no more. Mutates."""
+        level = self._levels[block.priority]
+        level.remove(block)
+        self._length -= 1
+        if not level:
+            del self._levels[block.priority]
+            self._order.remove(block.priority)
+
+    def pop(self) -> Block:
+        """Give up the least recently used block of the least urgent level. Mutates."""
+        block = next(iter(self._levels[self._order[-1]]))
+        self.remove(block)
+        return block
+
+    def __len__(self) -> int:
+        """Return the number of cached blocks."""
+        return self._length
+
+    def __iter__(self) -> Iterator[Block]:
+        """Walk the cached blocks."""
+        for level in self._levels.values():
+            yield from level

@@ -1,0 +1,93 @@
+"""The ledger: where the KV memory is, in numbers that add up.
+
+    blocks    used + cached + free                              = num_blocks
+    slots     stored + reserved + fragmented                    = used × block_size
+    sharing   blocks that would be used if nothing were shared  = used + saved by sharing
+
+`stored` slots hold keys and values of a token; `reserved` ones were allocated for tokens that a plan under way
+computes, or for drafts; `fragmented` ones are the rest of blocks that are not full. Everything here is a frozen value,
+made when asked for, so that nothing is added to the step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from quire.core.errors import InvariantError
+from quire.memory.sequence import MissReason
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLedger:
+    """What one request holds. `miss_reason` as the tenant may see it: never that another holds its prompt."""
+
+    request_id: str
+    branch: int
+    num_blocks: int
+    num_shared_blocks: int
+    num_computed_tokens: int
+    num_cached_tokens: int
+    num_host_blocks: int
+    miss_reason: MissReason
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLedger:
+    """Where the KV memory is at one moment; see the module for what adds up to what."""
+
+    block_size: int
+    bytes_per_block: int
+    num_blocks: int
+    used_blocks: int
+    cached_blocks: int
+    free_blocks: int
+    stored_slots: int
+    reserved_slots: int
+    fragmented_slots: int
+    blocks_saved_by_sharing: int
+    host_blocks: int
+    used_host_blocks: int
+    queried_tokens: int
+    hit_tokens: int
+    resumed_queried_tokens: int
+    resumed_hit_tokens: int
+    evictions: int
+    merged_blocks: int
+    copied_blocks: int
+    misses: dict[MissReason, int] = field(default_factory=dict)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the blocks that requests hold."""
+        return self.used_blocks * self.bytes_per_block
+
+    @property
+    def cached_bytes(self) -> int:
+        """Bytes of the blocks that nobody holds and that may be hit."""
+        return self.cached_blocks * self.bytes_per_block
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes of the blocks with nothing worth keeping."""
+        return self.free_blocks * self.bytes_per_block
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the prompt tokens looked up at first admissions that the cache served."""
+        return self.hit_tokens / self.queried_tokens if self.queried_tokens else 0.0
+
+    @property
+    def fragmentation(self) -> float:
+        """Share of the used slots that hold nothing and are meant for nothing."""
+        slots = self.used_blocks * self.block_size
+        return self.fragmented_slots / slots if slots else 0.0
+
+    def check(self) -> None:
+        """Raise `InvariantError` unless the sums add up."""
+        if self.used_blocks + self.cached_blocks + self.free_blocks != self.num_blocks:
+            raise InvariantError("used, cached and free blocks do not add up to the pool")
+        slots = self.stored_slots + self.reserved_slots + self.fragmented_slots
+        if slots != self.used_blocks * self.block_size:
+            raise InvariantError(f"{slots} slots are accounted for, {self.used_blocks * self.block_size} are used")
+        if min(self.stored_slots, self.reserved_slots, self.fragmented_slots) < 0:
+            raise InvariantError("a count of slots is negative")

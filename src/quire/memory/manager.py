@@ -1,0 +1,396 @@
+"""KVCacheManager: the one door to the paged memory.
+
+    match_prefix      what of these tokens is cached?                                  does not mutate
+    allocate_slots    room for the next tokens: hits, new blocks, copy-on-write        all or nothing: True or False
+    commit            these tokens are computed: publish full blocks, merge duplicates
+    fork              a second sequence on the same blocks
+    swap_out, swap_in all blocks of a sequence to the host tier and back               all or nothing: True or False
+    free, drop        the sequence lets go of everything; full blocks stay cached, or do not
+    take_changes      what the plan must tell the workers of all this
+    ledger, check     where the memory is; whether the books are right
+
+A block that others may see is never written: the block that the next token goes into is copied first if it has another
+holder (copy-on-write, the partial tail included). If a prompt is cached whole, its last token is computed all the same,
+because something must yield a logit; its block is then taken over if nobody else holds it, and copied if somebody does.
+
+Parts: block_pool (whose block), prefix/ (what is in it), publisher (what becomes visible), swap (the other tier),
+bookkeeping (counters and the audit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quire.core.config import MemoryConfig
+from quire.core.errors import InvariantError
+from quire.core.kv_spec import KVCacheSpec
+from quire.core.request import Request
+from quire.core.step import NO_BLOCK, BlockCopy
+from quire.memory.block_hash import BlockHasher, root_key
+from quire.memory.block_pool import BlockPool
+from quire.memory.block_table import BlockTable
+from quire.memory.bookkeeping import MemoryBooks
+from quire.memory.changes import MemoryChanges
+from quire.memory.eviction import create_eviction_policy
+from quire.memory.ledger import MemoryLedger, RequestLedger
+from quire.memory.prefix import PrefixEntry, create_prefix_index
+from quire.memory.publisher import Publisher
+from quire.memory.quota import TenantQuota
+from quire.memory.sequence import Frontier, MissReason, PrefixMatch, SequenceMemory
+from quire.memory.swap import Swap
+from quire.memory.tiers.host import HostTier
+
+
+class KVCacheManager:
+    """Paged KV memory with prefix sharing, for any engine.
+
+    >>> spec = KVCacheSpec.from_layers([None], block_size=4, num_kv_heads=1, head_dim=8, dtype="float32")
+    >>> manager = KVCacheManager(spec, MemoryConfig(num_blocks=8))
+    >>> first = Request("first", [1, 2, 3, 4, 5, 6])
+    >>> manager.allocate_slots(first, 6), manager.block_tables(first)
+    (True, [[0, 1]])
+    >>> manager.commit(first, 6)
+    >>> second = Request("second", [1, 2, 3, 4, 9, 9])
+    >>> match = manager.match_prefix(second); match.num_tokens
+    4
+    >>> manager.allocate_slots(second, 6, match), manager.block_tables(second)
+    (True, [[0, 2]])
+    """
+
+    def __init__(
+        self, spec: KVCacheSpec, config: MemoryConfig, *, make_pool: Callable[..., BlockPool] = BlockPool
+    ) -> None:
+        self.spec = spec
+        self.config = config
+        self._block_size = spec.block_size
+        self._groups = spec.groups
+        self._windows = [group for group, kind in enumerate(spec.groups) if kind.window is not None]
+        self._full_groups = [group for group, kind in enumerate(spec.groups) if kind.window is None]
+        hasher = BlockHasher(config.hash_key, config.hash_bits)
+        self.index = create_prefix_index(
+            config.prefix_index, block_bytes=4 * spec.block_size, num_groups=len(spec.groups), hasher=hasher
+        )
+        limit = config.max_cached_blocks_per_tenant
+        self.pool = make_pool(
+            config.num_blocks,
+            create_eviction_policy(config.eviction),
+            on_evict=self._on_evict,
+            quota=None if limit is None else TenantQuota(limit),
+        )
+        self.host = HostTier(config.num_host_blocks)
+        self.memories: dict[Request, SequenceMemory] = {}
+        self._changes = MemoryChanges()
+        self._books = MemoryBooks(hasher)
+        self._publisher = Publisher(spec.block_size, self.index, self.pool, self._changes, self._books)
+        self._swap = Swap(spec.block_size, self.index, self.pool, self.host, self._changes)
+
+    # ---- looking up -------------------------------------------------------------------------------------------
+
+    def match_prefix(self, request: Request) -> PrefixMatch:
+        """Return what of the request's known tokens is cached: at most all but the last. Does not mutate.
+
+        O(blocks matched).
+        """
+        size, tokens = self._block_size, request.tokens
+        num_full = len(tokens) // size
+        root = root_key(request.scope)
+        known = self.index.match(root, tokens[: num_full * size].tobytes())
+        hits = self._usable(known, len(tokens))
+        num_tokens = min(hits * size, len(tokens) - 1)
+        frontier: Frontier | None = None
+        if hits < num_full:
+            after = known[hits - 1] if hits else root
+            frontier = (after, tokens[hits * size : (hits + 1) * size].tobytes())
+        return PrefixMatch(known[:hits], num_tokens, len(known), frontier)
+
+    def _usable(self, known: list[PrefixEntry], num_tokens: int) -> int:
+        """How many leading entries can be hit: every group must have the blocks that it still reads."""
+        hits = len(known)
+        for group in self._full_groups:
+            for index in range(hits):
+                if known[index].block_ids[group] == NO_BLOCK:
+                    hits = index
+                    break
+        if not self._windows:
+            return hits
+        in_a_row = dict.fromkeys(self._windows, 0)  # blocks present one after another, up to the current one
+        best = 0
+        for index in range(hits):
+            next_position = min((index + 1) * self._block_size, num_tokens - 1)
+            complete = True
+            for group in self._windows:
+                present = known[index].block_ids[group] != NO_BLOCK
+                in_a_row[group] = in_a_row[group] + 1 if present else 0
+                first = self._groups[group].first_needed(next_position) // self._block_size
+                complete = complete and in_a_row[group] >= index + 1 - first
+            if complete:
+                best = index + 1
+        return best
+
+    def is_being_computed(self, frontier: Frontier) -> bool:
+        """Whether a running request computes this block and is about to commit it. Does not mutate; O(1)."""
+        return self._publisher.is_being_computed(frontier)
+
+    def num_blocks_needed(self, request: Request, end: int, match: PrefixMatch | None = None) -> int:
+        """Return how many available blocks a sequence takes to grow to `end` tokens. Does not mutate.
+
+        A new one is taken to open with `match`, one that is swapped out to come back as well.
+        """
+        num_blocks = -(-end // self._block_size)
+        memory = self.memories.get(request)
+        if memory is not None and memory.host_blocks is not None:
+            moved = sum(map(len, memory.host_blocks))
+            given_back = sum(table.num_given_back for table in memory.tables)
+            return max(moved, num_blocks * len(self._groups) - given_back)
+        if memory is not None:
+            return len(self._copy_targets(request, memory)) + sum(self._missing(memory, end))
+        match = match or self.match_prefix(request)
+        needed = (num_blocks - len(match.entries)) * len(self._groups)
+        for _, block_id, is_copied in self._hit_blocks(match):
+            needed += is_copied or not self.pool.blocks[block_id].ref_count
+        return needed
+
+    # ---- room -------------------------------------------------------------------------------------------------
+
+    def allocate_slots(self, request: Request, end: int, match: PrefixMatch | None = None) -> bool:
+        """Make room for the tokens up to position `end`; False, and nothing changed, where there is none.
+
+        The first call for a request opens its memory with the blocks hit by `match`, whose tokens need not be
+        computed. Mutates; O(blocks added).
+        """
+        memory = self.memories.get(request)
+        if memory is None:
+            return self._open(request, end, match or self.match_prefix(request))
+        if memory.host_blocks is not None:
+            raise InvariantError(f"request {request.request_id!r} is swapped out; swap it in first")
+        self._give_back(request, memory)
+        targets, missing = self._copy_targets(request, memory), self._missing(memory, end)
+        blocks = self._take(len(targets) + sum(missing))
+        if blocks is None:
+            return False
+        for group, index in targets:
+            source = memory.tables[group].block_ids[index]
+            self._copy(request, memory, (group, index), source, blocks.pop())
+            self.pool.free(source)
+        self._append(request, memory, missing, blocks)
+        return True
+
+    def block_tables(self, request: Request) -> list[list[int]]:
+        """Return the block ids of a request, one list per KV group. Does not mutate."""
+        return [list(table.block_ids) for table in self.memories[request].tables]
+
+    def _open(self, request: Request, end: int, match: PrefixMatch) -> bool:
+        if self.num_blocks_needed(request, end, match) > self.pool.num_available:
+            return False
+        size, hits = self._block_size, len(match.entries)
+        hit_blocks = self._hit_blocks(match)
+        shared = [block_id for _, block_id, is_copied in hit_blocks if not is_copied]
+        missing = [-(-end // size) - hits] * len(self._groups)
+        for block_id in shared:
+            self.pool.share(block_id)
+        blocks = self._take(len(hit_blocks) - len(shared) + sum(missing))
+        if blocks is None:
+            self.pool.free_all(reversed(shared))
+            return False
+        memory = SequenceMemory(root_key(request.scope), [BlockTable(size) for _ in self._groups])
+        self.memories[request] = memory
+        self._fill_with_hits(request, memory, match)
+        for group, block_id, is_copied in hit_blocks:
+            if is_copied:
+                self._copy(request, memory, (group, hits - 1), block_id, blocks.pop())
+        num_published = hits - match.ends_within_block(size)
+        memory.num_published = num_published
+        memory.last_entry = match.entries[num_published - 1] if num_published else None
+        memory.num_hit_tokens = match.num_tokens
+        self._books.note_admission(self.index, request, memory, match, size)
+        if num_published < hits:
+            self._take_over_tail(memory, match.entries[-1])
+        if match.frontier is not None:
+            self._publisher.announce(request, memory, match.frontier)
+        self._append(request, memory, missing, blocks)
+        return True
+
+    def _hit_blocks(self, match: PrefixMatch) -> list[tuple[int, int, bool]]:
+        """The blocks of a match that are still read: group, block, and whether it must be copied to be written."""
+        hits = len(match.entries)
+        ends_within = match.ends_within_block(self._block_size)
+        found = []
+        for group, kind in enumerate(self._groups):
+            for index in range(kind.first_needed(match.num_tokens) // self._block_size, hits):
+                block_id = match.entries[index].block_ids[group]
+                written = ends_within and index == hits - 1
+                found.append((group, block_id, written and self.pool.blocks[block_id].ref_count > 0))
+        return found
+
+    def _fill_with_hits(self, request: Request, memory: SequenceMemory, match: PrefixMatch) -> None:
+        for group, kind in enumerate(self._groups):
+            first = min(kind.first_needed(match.num_tokens) // self._block_size, len(match.entries))
+            memory.tables[group].num_given_back = first
+            for index, entry in enumerate(match.entries):
+                block_id = entry.block_ids[group] if index >= first else NO_BLOCK
+                self._changes.set_entry(request, memory, (group, index), block_id)
+
+    def _take_over_tail(self, memory: SequenceMemory, tail: PrefixEntry) -> None:
+        """The last hit block will be written: where it is ours alone, nobody may hit it until it is committed again."""
+        for group, table in enumerate(memory.tables):
+            if table.block_ids[-1] == tail.block_ids[group] != NO_BLOCK:
+                self.pool.unpublish(tail.block_ids[group])
+        self.index.discard(tail)
+
+    def _copy_targets(self, request: Request, memory: SequenceMemory) -> list[tuple[int, int]]:
+        """The entries (group, index) whose block the next token is written into and somebody else holds."""
+        index, offset = divmod(request.num_planned, self._block_size)
+        if not offset:
+            return []
+        blocks = self.pool.blocks
+        return [
+            (group, index) for group, table in enumerate(memory.tables) if blocks[table.block_ids[index]].ref_count > 1
+        ]
+
+    def _copy(self, request: Request, memory: SequenceMemory, place: tuple[int, int], source: int, target: int) -> None:
+        self._changes.copies.append(BlockCopy(source, target))
+        self._changes.set_entry(request, memory, place, target)
+        self._books.copied_blocks += 1
+
+    def _missing(self, memory: SequenceMemory, end: int) -> list[int]:
+        num_blocks = -(-end // self._block_size)
+        return [max(0, num_blocks - len(table.block_ids)) for table in memory.tables]
+
+    def _take(self, num_blocks: int) -> list[int] | None:
+        """Take blocks from the pool, the first one last, so that `pop` yields them in order."""
+        blocks = self.pool.allocate(num_blocks)
+        if blocks is not None:
+            blocks.reverse()
+        return blocks
+
+    def _append(self, request: Request, memory: SequenceMemory, missing: list[int], blocks: list[int]) -> None:
+        for group, table in enumerate(memory.tables):
+            for _ in range(missing[group]):
+                self._changes.set_entry(request, memory, (group, len(table.block_ids)), blocks.pop())
+        request.num_slots = memory.num_slots
+
+    def _give_back(self, request: Request, memory: SequenceMemory) -> None:
+        """Free the blocks behind the sliding windows, as seen from the tokens that are really computed."""
+        for group in self._windows:
+            table = memory.tables[group]
+            first = self._groups[group].first_needed(request.num_computed) // self._block_size
+            if memory.host_blocks is not None:
+                self._swap.give_back(memory, group, first)
+            for index in range(table.num_given_back, min(first, len(table))):
+                self.pool.free(table.block_ids[index])
+                self._changes.set_entry(request, memory, (group, index), NO_BLOCK)
+                table.num_given_back += 1
+
+    # ---- committing, sharing, letting go ------------------------------------------------------------------------
+
+    def commit(self, request: Request, num_computed: int) -> None:
+        """Note that the first `num_computed` tokens are computed: publish the blocks that became full.
+
+        Mutates; O(blocks that became full).
+        """
+        self._publisher.commit(request, self.memories[request], num_computed)
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """Give `child` the parent's blocks of all computed tokens, the partial tail included. Takes no block.
+
+        Whoever writes into the shared tail next, copies it first. Mutates; O(blocks shared).
+        """
+        self.commit(parent, parent.num_computed)
+        source = self.memories[parent]
+        num_blocks = -(-parent.num_computed // self._block_size)
+        memory = SequenceMemory(source.root_key, [table.fork(num_blocks) for table in source.tables])
+        memory.last_entry = source.last_entry
+        memory.num_published = source.num_published
+        memory.can_publish = source.can_publish
+        memory.num_hit_tokens = source.num_hit_tokens
+        memory.miss_reason = source.miss_reason
+        self.memories[child] = memory
+        for group, table in enumerate(memory.tables):
+            for block_id in table.held:
+                self.pool.share(block_id)
+            for index, block_id in enumerate(table.block_ids):
+                self._changes.set_entry(child, memory, (group, index), block_id)
+        parent.num_slots = child.num_slots = parent.num_computed
+
+    def free(self, request: Request) -> None:
+        """Let go of everything that the request holds. Full blocks stay cached, the tail goes first. Mutates."""
+        memory = self.memories.pop(request)
+        self._publisher.withdraw(memory)
+        for table in memory.tables:
+            self.pool.free_all(reversed(table.held))
+        for host_blocks in memory.host_blocks or ():
+            self.host.free(host_blocks)
+        if memory.last_entry is not None:
+            self.index.discard(memory.last_entry)
+        request.num_slots = 0
+
+    def drop(self, request: Request) -> None:
+        """Let go of everything, and cache nothing that the request alone holds: its content is in doubt. Mutates."""
+        for table in self.memories[request].tables:
+            for block_id in reversed(table.held):
+                if self.pool.blocks[block_id].ref_count == 1:
+                    entry = self.pool.unpublish(block_id)
+                    if entry is not None:
+                        self.index.discard(entry)
+        self.free(request)
+
+    def reset(self) -> None:
+        """Forget everything cached. Running requests go on; what they hold cannot be hit any more. Mutates."""
+        for entry in self.index:
+            for block_id in entry.block_ids:
+                if block_id != NO_BLOCK:
+                    self.pool.unpublish(block_id)
+        self.index.clear()
+        self._publisher.forget_all(self.memories)
+
+    def _on_evict(self, entry: PrefixEntry) -> None:
+        self._books.note_eviction(entry)
+        self.index.discard(entry)
+
+    def swap_out(self, request: Request) -> bool:
+        """Move all blocks of a request to the host tier; False, and nothing changed, if it has no room. Mutates."""
+        memory = self.memories[request]
+        self._give_back(request, memory)
+        if not self._swap.move_out(request, memory):
+            return False
+        self._publisher.withdraw(memory)
+        return True
+
+    def swap_in(self, request: Request) -> bool:
+        """Bring a swapped request back; False, and nothing changed, if there is no room. Mutates."""
+        memory = self.memories[request]
+        self._give_back(request, memory)
+        return self._swap.move_in(request, memory)
+
+    # ---- books ------------------------------------------------------------------------------------------------
+
+    @property
+    def has_moves(self) -> bool:
+        """Whether bytes are to be copied or moved since the last plan."""
+        return self._changes.has_moves
+
+    def take_changes(self) -> MemoryChanges:
+        """Return what happened since the last call, for the plan in the making, which is complete now. Mutates."""
+        self.host.plan_made()
+        return self._changes.take()
+
+    def miss_reason(self, request: Request) -> MissReason:
+        """Return why the first block that was not hit was not, for operators: a tenant may not see "other salt"."""
+        return self.memories[request].miss_reason
+
+    def request_ledger(self, request: Request) -> RequestLedger:
+        """Return what one request holds, fit to be shown to its tenant. Does not mutate."""
+        return self._books.request_ledger(self.pool, request, self.memories[request])
+
+    def ledger(self) -> MemoryLedger:
+        """Return where the memory is. Does not mutate; O(requests)."""
+        return self._books.ledger(self.spec, self.pool, self.host, self.memories)
+
+    def check(self) -> None:
+        """Raise `InvariantError` unless all books agree. O(everything)."""
+        self.pool.check()
+        self.index.check()
+        self.host.check()
+        self._books.check(self.spec, self.pool, self.index, self.host, self.memories)
+        self._publisher.check(self.memories)
+        self.ledger().check()

@@ -1,0 +1,105 @@
+"""PrefixIndex: which blocks hold the beginning of a sequence.
+
+An index is a set of **entries**. An entry stands for one block's worth of tokens *after* everything on the path from
+its root; it names the blocks that hold their keys and values, one per KV group (`NO_BLOCK` where a group has none).
+
+    root("salt") ── [5 6 7 8] ── [9 9 9 9]          block_ids: one number per KV group
+                        └─────── [1 2 3 4]
+
+Two ways to walk the same set: `HashChainIndex` finds the next entry by the chained hash of its tokens, `RadixTreeIndex`
+compares whole spans of a compressed tree. Both name the parent **entry**, not only its hash, and compare the tokens, so
+by induction from the root a match is exact: a wrong hit is impossible, not improbable.
+
+An entry lives while it has a block in some group or entries after it. The index knows nothing of reference counts or
+of who holds what: that is the pool's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from quire.core.errors import InvariantError
+from quire.core.step import NO_BLOCK
+from quire.memory.block_hash import BlockHasher
+
+
+class PrefixEntry:
+    """One block's worth of tokens after its parent. Mutated by its index (links) and the manager (`block_ids`)."""
+
+    __slots__ = ("parent", "key", "block_ids", "num_children", "attached", "digest")
+
+    def __init__(self, parent: PrefixEntry | None, key: bytes, num_groups: int) -> None:
+        self.parent = parent
+        self.key = key  # the packed tokens; of a root, the salt and extra keys
+        self.block_ids = [NO_BLOCK] * num_groups
+        self.num_children = 0
+        self.attached = True  # False once it was dropped from the index
+        self.digest = b""  # chained hash of the path; an index that does not need it leaves it to `digest_of`
+
+    @property
+    def holds_blocks(self) -> bool:
+        """Whether some group has a block for these tokens."""
+        return max(self.block_ids) >= 0
+
+
+class PrefixIndex(Protocol):
+    """Finds and keeps entries. All keys of blocks are packed tokens of one and the same length."""
+
+    def match(self, root: bytes, tokens: bytes) -> list[PrefixEntry]:
+        """Return the entries along `tokens`, from the first block on, as far as they go. Does not mutate."""
+        ...
+
+    def root(self, root: bytes) -> PrefixEntry:
+        """Return the root of a salt and its extra keys; makes it where it is missing."""
+        ...
+
+    def extend(self, parent: PrefixEntry, tokens: bytes) -> PrefixEntry | None:
+        """Return the entry of one block after `parent`, made where missing; None where `parent` was dropped."""
+        ...
+
+    def discard(self, entry: PrefixEntry) -> None:
+        """Drop the entry if it has neither blocks nor entries after it, and then its parents likewise. Mutates."""
+        ...
+
+    def roots_beginning_with(self, tokens: bytes) -> list[bytes]:
+        """Return the roots (not many) that have an entry for this first block. Does not mutate."""
+        ...
+
+    def clear(self) -> None:
+        """Drop everything. Mutates."""
+        ...
+
+    def __len__(self) -> int:
+        """Return the number of entries, roots not counted."""
+        ...
+
+    def __iter__(self) -> Iterator[PrefixEntry]:
+        """Walk all entries, roots not included."""
+        ...
+
+    def check(self) -> None:
+        """Raise `InvariantError` unless the structure is sound."""
+        ...
+
+
+def digest_of(entry: PrefixEntry, hasher: BlockHasher) -> bytes:
+    """Return the chained hash of an entry, computing and keeping what is missing on its path."""
+    missing = []
+    step: PrefixEntry | None = entry
+    while step is not None and not step.digest:
+        missing.append(step)
+        step = step.parent
+    digest = step.digest if step is not None else b""
+    for step in reversed(missing):
+        digest = hasher.child(digest, step.key)
+        step.digest = digest
+    return digest
+
+
+def check_entry(entry: PrefixEntry, num_children: int) -> None:
+    """Raise `InvariantError` unless an entry of an index has a reason to live and counts its children rightly."""
+    if not entry.attached:
+        raise InvariantError("an index holds an entry that was dropped")
+    if entry.num_children != num_children:
+        raise InvariantError(f"an entry counts {entry.num_children} children and has {num_children}")

@@ -1,0 +1,85 @@
+"""SequenceMemory: what the memory manager knows of one sequence.
+
+    positions   0 ────────────────────────────────────────────────────────────► tokens
+    table       [ given back │ published, maybe shared │ own, not full yet │ own, room ahead ]
+                0        num_given_back           num_published        num_computed      num_slots
+                         (window groups only)     (in blocks)
+
+Blocks left of `num_published` may be in the tables of others and are never written. The block that the next token goes
+into is written only while this sequence is its one holder; otherwise it is copied first.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from quire.memory.block_table import BlockTable
+from quire.memory.prefix.base import PrefixEntry
+
+Frontier = tuple[PrefixEntry | bytes, bytes]
+"""A full block of tokens and what it comes after: an entry, or the key of a root."""
+
+
+class MissReason(Enum):
+    """Why the cache did not serve the first block that it did not serve."""
+
+    NONE = "none"  # everything that may come from the cache did
+    NEVER_CACHED = "never cached"
+    EVICTED = "evicted"
+    OTHER_SALT = "other salt"  # for operators only: a tenant is told "never cached"
+    NOT_FULL = "not full"  # what is left does not fill a block, and only full blocks are cached
+
+
+class PrefixMatch:
+    """What of a request's tokens the cache holds. A value of the moment: it ages with the next change of the memory."""
+
+    __slots__ = ("entries", "num_tokens", "num_known_blocks", "frontier")
+
+    def __init__(
+        self, entries: list[PrefixEntry], num_tokens: int, num_known_blocks: int, frontier: Frontier | None
+    ) -> None:
+        self.entries = entries  # of the blocks that are hit; of the last one perhaps only the first tokens
+        self.num_tokens = num_tokens
+        self.num_known_blocks = num_known_blocks  # of the index, those included whose blocks are gone
+        self.frontier = frontier  # the first full block that is not hit, if there is one
+
+    def ends_within_block(self, block_size: int) -> bool:
+        """Whether the last block is hit only in part: the next token is written into it."""
+        return self.num_tokens < len(self.entries) * block_size
+
+
+class SequenceMemory:
+    """The tables of one sequence and how far they are published."""
+
+    __slots__ = (
+        "root_key",
+        "tables",
+        "last_entry",
+        "num_published",
+        "can_publish",
+        "frontier",
+        "host_blocks",
+        "num_hit_tokens",
+        "miss_reason",
+    )
+
+    def __init__(self, root_key: bytes, tables: list[BlockTable]) -> None:
+        self.root_key = root_key
+        self.tables = tables  # one per KV group
+        self.last_entry: PrefixEntry | None = None  # of the last published block; None: the root
+        self.num_published = 0  # leading blocks that have their entry
+        self.can_publish = True  # False once the path to its last entry was dropped from the index
+        self.frontier: Frontier | None = None  # the block that it computes and others may wait for
+        self.host_blocks: list[list[int]] | None = None  # while swapped out: per group, for the blocks once held
+        self.num_hit_tokens = 0  # of the latest admission
+        self.miss_reason = MissReason.NONE
+
+    @property
+    def num_held(self) -> int:
+        """Blocks in its tables, shared ones included."""
+        return sum(len(table) - table.num_given_back for table in self.tables)
+
+    @property
+    def num_slots(self) -> int:
+        """Positions that its tables cover in every group."""
+        return min(table.num_slots for table in self.tables)

@@ -1,0 +1,113 @@
+"""Swap: all blocks of a sequence to the host tier and back.
+
+It keeps the books of both ends; the bytes are moved by the compute plane, as the plan tells it. On the way back, blocks
+whose content is still cached on the device are taken from there, and only the others are moved.
+"""
+
+from __future__ import annotations
+
+from quire.core.errors import InvariantError
+from quire.core.request import Request
+from quire.core.step import NO_BLOCK, BlockMove
+from quire.memory.block_pool import BlockPool
+from quire.memory.changes import MemoryChanges
+from quire.memory.prefix import PrefixEntry, PrefixIndex
+from quire.memory.sequence import SequenceMemory
+from quire.memory.tiers.base import TierManager
+
+
+class Swap:
+    """Moves sequences between the pool and a tier."""
+
+    def __init__(
+        self, block_size: int, index: PrefixIndex, pool: BlockPool, tier: TierManager, changes: MemoryChanges
+    ) -> None:
+        self._block_size = block_size
+        self._index = index
+        self._pool = pool
+        self._tier = tier
+        self._changes = changes
+
+    def move_out(self, request: Request, memory: SequenceMemory) -> bool:
+        """Move all planned blocks to the tier; False, and nothing changed, if it has no room. Mutates."""
+        num_blocks = -(-request.num_planned // self._block_size)
+        saved = [table.block_ids[table.num_given_back : num_blocks] for table in memory.tables]
+        hosts = self._tier.allocate(sum(map(len, saved)))
+        if hosts is None:
+            return False
+        hosts.reverse()
+        memory.host_blocks = [[hosts.pop() for _ in blocks] for blocks in saved]
+        for device, host in zip(saved, memory.host_blocks, strict=True):
+            self._changes.moves_out.extend(map(BlockMove, device, host))
+        for table in memory.tables:
+            self._pool.free_all(reversed(table.held))
+            del table.block_ids[table.num_given_back :]
+        request.num_slots = 0
+        return True
+
+    def give_back(self, memory: SequenceMemory, group: int, first: int) -> None:
+        """Free the host blocks of a group before logical block `first`: they fell behind the window. Mutates."""
+        table, hosts = memory.tables[group], (memory.host_blocks or [])[group]
+        behind = min(max(0, first - table.num_given_back), len(hosts))
+        self._tier.free(hosts[:behind])
+        del hosts[:behind]
+        table.block_ids.extend([NO_BLOCK] * behind)
+        table.num_given_back += behind
+
+    def move_in(self, request: Request, memory: SequenceMemory) -> bool:
+        """Bring a sequence back; False, and nothing changed, if there is no room. Mutates."""
+        if memory.host_blocks is None:
+            raise InvariantError(f"request {request.request_id!r} is not swapped out")
+        full = request.num_computed // self._block_size * self._block_size
+        known = self._index.match(memory.root_key, request.tokens[:full].tobytes())
+        cached = [
+            [
+                known[index].block_ids[group] if index < len(known) else NO_BLOCK
+                for index in range(len(table), len(table) + len(memory.host_blocks[group]))
+            ]
+            for group, table in enumerate(memory.tables)
+        ]
+        present = [block_id for blocks in cached for block_id in blocks if block_id != NO_BLOCK]
+        revived = sum(not self._pool.blocks[block_id].ref_count for block_id in present)
+        num_moved = sum(map(len, cached)) - len(present)
+        if num_moved + revived > self._pool.num_available:
+            return False
+        for block_id in present:
+            self._pool.share(block_id)
+        blocks = self._pool.allocate(num_moved)
+        if blocks is None:
+            self._pool.free_all(reversed(present))
+            return False
+        self._fill_tables(request, memory, cached, blocks)
+        _resume_publishing(memory, known)
+        return True
+
+    def _fill_tables(
+        self, request: Request, memory: SequenceMemory, cached: list[list[int]], blocks: list[int]
+    ) -> None:
+        host_blocks, memory.host_blocks = memory.host_blocks or [], None
+        blocks.reverse()
+        for group, table in enumerate(memory.tables):
+            for index in range(table.num_given_back):
+                self._changes.set_entry(request, memory, (group, index), NO_BLOCK)
+            for found, host in zip(cached[group], host_blocks[group], strict=True):
+                block_id = found
+                if found == NO_BLOCK:
+                    block_id = blocks.pop()
+                    self._changes.moves_in.append(BlockMove(block_id, host))
+                self._changes.set_entry(request, memory, (group, len(table)), block_id)
+            self._tier.free_after_plan(host_blocks[group])
+        request.num_slots = memory.num_slots
+
+
+def _resume_publishing(memory: SequenceMemory, known: list[PrefixEntry]) -> None:
+    """Blocks that lost their entry while they were away are published again at the next commit."""
+    published = 0
+    for index, entry in enumerate(known):
+        ours = (table.block_ids[index] for table in memory.tables)
+        if any(block_id not in (NO_BLOCK, theirs) for block_id, theirs in zip(ours, entry.block_ids, strict=True)):
+            break
+        published = index + 1
+    memory.num_published = published
+    memory.last_entry = known[published - 1] if published else None
+    memory.can_publish = True

@@ -1,0 +1,1 @@
+"""Tiers: where blocks go when the device is short of room."""

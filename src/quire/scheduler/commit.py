@@ -1,0 +1,227 @@
+"""StepCommitter: the second half of a step. Results become tokens, published blocks and ends.
+
+A step under way is remembered as a `StepRecord`. Results come in the order of the plans. As a rule an entry is a plain
+decode: one token computed, one sampled, nothing else; `_commit_decodes` does just that. What is left is looked at one
+by one: chunks, drafts, openings, beams, failures, and entries whose request was preempted or ended while the step was
+under way (the step is *disturbed* then).
+
+    request at commit            computed tokens count    sampled token counts
+    running, or swapped out      yes                      yes
+    preempted by recompute       no, they are gone        yes: it was rightly sampled
+    finished                     no                       no
+
+An opening of a group or a step of beams that comes late counts for nothing: it is done again when the group resumes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from quire.core.errors import InvariantError
+from quire.core.request import FinishReason, Request
+from quire.core.step import StepResult
+from quire.memory.manager import KVCacheManager
+from quire.scheduler.groups import choose_beams, is_beam, open_group
+from quire.scheduler.plan_builder import Chunk, PlanBuilder, StepRecord
+from quire.scheduler.policy import SchedulingPolicy
+from quire.scheduler.running import RunningSet
+from quire.scheduler.stopping import Stopping
+
+
+@dataclass(slots=True)
+class StepOutcome:
+    """What a step brought. The tokens stand in the requests."""
+
+    advanced: list[Request]  # took part in the step; those that have new tokens among them
+    opened: list[Request] = field(default_factory=list)  # sequences that began: samples of a prompt, forked beams
+    finished: list[Request] = field(default_factory=list)
+
+
+class StepCommitter:
+    """Remembers the steps under way and commits their results."""
+
+    def __init__(
+        self,
+        memory: KVCacheManager,
+        running: RunningSet,
+        stopping: Stopping,
+        policy: SchedulingPolicy,
+        finish: Callable[[Request, FinishReason], None],
+    ) -> None:
+        self._memory = memory
+        self._running = running
+        self._stopping = stopping
+        self._policy = policy
+        self._finish = finish
+        self._under_way: deque[StepRecord] = deque()
+        self._num_steps = 0
+
+    @property
+    def num_under_way(self) -> int:
+        """Steps whose result is not in."""
+        return len(self._under_way)
+
+    def begin_step(self, step: PlanBuilder) -> StepRecord:
+        """Remember a step that is about to be handed out. Mutates."""
+        record = step.record(self._num_steps)
+        self._num_steps += 1
+        self._under_way.append(record)
+        return record
+
+    def disturb(self, request: Request) -> int:
+        """A request loses its row: note the steps under way that it is in, and return how many. Mutates."""
+        found = 0
+        for record in self._under_way:
+            if request in record.decodes:
+                record.generations.setdefault(request, request.generation)
+            elif not any(chunk.request is request for chunk in record.chunks):
+                continue
+            record.disturbed = True
+            found += 1
+        return found
+
+    def forget_steps(self) -> list[Request]:
+        """No result will come for the steps under way: return the requests in them that have not ended. Mutates."""
+        lost: dict[Request, None] = {}
+        for record in self._under_way:
+            lost |= dict.fromkeys(record.requests)
+        self._under_way.clear()
+        for request in lost:
+            request.num_late_results = 0
+        return [request for request in lost if not request.is_finished]
+
+    def update(self, result: StepResult) -> StepOutcome:
+        """Commit the result of the oldest step under way. Mutates."""
+        if not self._under_way or self._under_way[0].step_id != result.step_id:
+            raise InvariantError(f"the result of step {result.step_id} is not the one awaited")
+        record = self._under_way[0]
+        requests = record.requests
+        if len(result.num_tokens) != len(requests) or sum(result.num_tokens) != len(result.tokens):
+            raise InvariantError(f"the result of step {result.step_id} does not fit its plan")
+        self._under_way.popleft()
+        outcome = StepOutcome(requests)
+        num_decodes = len(record.decodes)
+        if record.disturbed or result.failures:
+            self._commit_chunks(record.as_chunks(), result, 0, outcome)
+        else:
+            self._commit_decodes(record.decodes, result.tokens, outcome)
+            if record.chunks:
+                self._commit_chunks(record.chunks, result, num_decodes, outcome)
+        return outcome
+
+    def _commit_decodes(self, decodes: list[Request], tokens: array[int], outcome: StepOutcome) -> None:
+        """The short way; decodes stand first in a plan, so their tokens do in the result."""
+        eventful = []
+        for request, token in zip(decodes, tokens, strict=False):
+            request.tokens.append(token)
+            computed = request.num_computed + 1
+            request.num_computed = computed
+            if computed >= request.next_event or token in request.stop_ids:
+                eventful.append(request)
+        for request in eventful:
+            self._settle(request, self._memory.spec.block_size, outcome)
+
+    def _commit_chunks(self, chunks: list[Chunk], result: StepResult, first: int, outcome: StepOutcome) -> None:
+        """The long way, for entries `first` … of the plan."""
+        at = sum(result.num_tokens[:first])
+        searches: dict[str, list[tuple[Chunk, int, int]]] = {}
+        for index, chunk in enumerate(chunks, start=first):
+            tokens = result.tokens[at : at + result.num_tokens[index]]
+            at += len(tokens)
+            request = chunk.request
+            if request.num_late_results:
+                request.num_late_results -= 1
+            if request.is_finished:
+                continue
+            if chunk.row in result.failures:
+                self._fail(request, result.failures[chunk.row], outcome)
+            elif is_beam(request) and chunk.samples:
+                parent = result.parents[index] if result.parents else chunk.row
+                searches.setdefault(request.request_id, []).append((chunk, parent, tokens[0]))
+            elif chunk.samples > 1:
+                self._open(chunk, tokens, outcome)
+            else:
+                self._commit_chunk(chunk, tokens, outcome)
+        for steps in searches.values():
+            self._commit_beams(steps, outcome)
+
+    def _commit_chunk(self, chunk: Chunk, tokens: array[int], outcome: StepOutcome) -> None:
+        request = chunk.request
+        if chunk.generation != request.generation:
+            request.backlog += len(tokens)
+        elif chunk.drafts:
+            request.num_computed += len(tokens)
+            request.num_planned = request.num_computed
+            request.backlog = 1
+        else:
+            request.num_computed += chunk.num_tokens
+        self._append(request, tokens)
+        self._settle(request, chunk.num_tokens, outcome)
+
+    def _append(self, request: Request, tokens: array[int]) -> None:
+        """Append tokens up to the one that ends the request, if any does."""
+        for token in tokens:
+            request.tokens.append(token)
+            if self._stopping.reason(request):
+                return
+            self._stopping.arm(request)
+
+    def _settle(self, request: Request, num_tokens: int, outcome: StepOutcome) -> None:
+        """Publish what became full, charge for it, and end the request or arm it for its next event."""
+        if request.row >= 0:
+            self._memory.commit(request, request.num_computed)
+        self._policy.charge(request, num_tokens)
+        reason = self._stopping.reason(request)
+        if reason is None:
+            self._stopping.arm(request)
+        else:
+            self._finish(request, reason)
+            outcome.finished.append(request)
+
+    def _fail(self, request: Request, message: str, outcome: StepOutcome) -> None:
+        request.error = message
+        self._finish(request, FinishReason.ERROR)
+        outcome.finished.append(request)
+
+    def _undo(self, chunk: Chunk) -> None:
+        """A step that came too late to count: its last token is to be computed again."""
+        request = chunk.request
+        if chunk.generation == request.generation:
+            request.num_computed += chunk.num_tokens - 1
+            request.num_planned = request.num_computed
+            request.backlog = 1
+
+    def _open(self, chunk: Chunk, tokens: array[int], outcome: StepOutcome) -> None:
+        leader = chunk.request
+        if leader.row < 0 or chunk.generation != leader.generation:
+            self._undo(chunk)
+            return
+        leader.num_computed += chunk.num_tokens
+        opened = open_group(leader, tokens, self._memory, self._running)
+        outcome.opened += opened
+        for request, token in zip([leader, *opened], tokens, strict=True):
+            request.backlog = 1
+            self._append(request, array("i", [token]))
+            self._settle(request, chunk.num_tokens if request is leader else 0, outcome)
+
+    def _commit_beams(self, steps: list[tuple[Chunk, int, int]], outcome: StepOutcome) -> None:
+        chunks = [chunk for chunk, _, _ in steps]
+        if any(chunk.request.row < 0 or chunk.generation != chunk.request.generation for chunk in chunks):
+            for chunk in chunks:
+                self._undo(chunk)
+            return
+        for chunk in chunks:
+            chunk.request.num_computed += chunk.num_tokens
+        before = {chunk.row: chunk.request for chunk in chunks}
+        parents = {chunk.row: parent for chunk, parent, _ in steps}
+        beams = choose_beams(chunks, parents, self._memory, self._running)
+        for chunk, _, token in steps:
+            beam = beams[chunk.row]
+            if beam is not before[chunk.row]:
+                outcome.opened.append(beam)
+            beam.backlog = 1
+            self._append(beam, array("i", [token]))
+            self._settle(beam, chunk.num_tokens, outcome)

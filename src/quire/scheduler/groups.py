@@ -1,0 +1,80 @@
+"""Groups: sequences that share a prompt.
+
+**Opening.** The prompt of a group is computed once, by its leader. The logits of its last token yield one token for
+each sequence; then the others are forked from the leader: they share all its blocks, the partial tail included, and
+whoever writes into that tail first, copies it. Samples go their own ways from there.
+
+**Beams** move together: a step computes the last token of every beam, and its result says, for each row, which beam it
+continues (its parent) and with which token. A beam that continues itself just grows; any other is replaced by a fork
+of its parent. The blocks of beams that nobody continues go back to the pool.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from quire.core.errors import InvariantError
+from quire.core.request import Request, RequestGroup, RequestStatus
+from quire.memory.manager import KVCacheManager
+from quire.scheduler.plan_builder import Chunk
+from quire.scheduler.running import RunningSet
+
+
+def is_beam(request: Request) -> bool:
+    """Whether the request is one of several beams that move together."""
+    group = request.group
+    return group is not None and group.beam_search and group.opened
+
+
+def open_group(leader: Request, tokens: array[int], memory: KVCacheManager, running: RunningSet) -> list[Request]:
+    """Fork the leader, whose prompt is computed, into the sequences of its group, one per token after the first.
+
+    Mutates all of them; returns the new ones. The leader's own token is the first and is left to the caller.
+    """
+    group = leader.group
+    if group is None or len(tokens) != group.num_sequences:
+        raise InvariantError(f"request {leader.request_id!r} opened into {len(tokens)} sequences")
+    opened = []
+    for branch in range(1, group.num_sequences):
+        sibling = leader.open_branch(branch)
+        group.members.append(sibling)
+        memory.fork(leader, sibling)
+        running.start_opened(sibling)
+        opened.append(sibling)
+    group.opened = True
+    return opened
+
+
+def choose_beams(
+    chunks: list[Chunk], parents: dict[int, int], memory: KVCacheManager, running: RunningSet
+) -> dict[int, Request]:
+    """Carry out one step of one search: `parents` maps a beam's row to the row that it continues.
+
+    All beams have computed their last token. Mutates; returns the beam of each row, new ones included. Tokens are left
+    to the caller.
+    """
+    beams = {chunk.row: chunk.request for chunk in chunks}
+    for beam in beams.values():
+        memory.commit(beam, beam.num_computed)
+    forks: dict[int, Request] = {}
+    for row, parent in parents.items():
+        if parent not in beams:
+            raise InvariantError(f"the beam of row {row} continues row {parent}, which is not of its search")
+        if parent != row:
+            forks[row] = beams[parent].open_branch(beams[row].branch)
+            memory.fork(beams[parent], forks[row])
+    for row, fork in forks.items():
+        replaced = beams[row]
+        group = _group_of(replaced)
+        group.members[group.members.index(replaced)] = fork
+        memory.free(replaced)
+        running.replace(replaced, fork)
+        replaced.become(RequestStatus.FINISHED)
+        beams[row] = fork
+    return beams
+
+
+def _group_of(request: Request) -> RequestGroup:
+    if request.group is None:
+        raise InvariantError(f"request {request.request_id!r} is not of a group")
+    return request.group

@@ -1,0 +1,120 @@
+"""PlanBuilder: collects what a step does, and turns it into a `StepPlan` and the scheduler's own record of it.
+
+Plain decodes (one token computed, one sampled) are a list of requests and of positions and nothing more: there are many
+of them in every step, and nothing to decide about them. Everything else is a `Chunk`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from quire.core.request import Request
+from quire.core.step import RowStart, StepPlan, TableChanges
+from quire.memory.changes import MemoryChanges
+
+
+class Chunk(NamedTuple):
+    """Tokens of one request in one step. `generation` tells a result that comes too late from one that counts."""
+
+    request: Request
+    row: int
+    start: int
+    num_tokens: int
+    samples: int
+    drafts: array[int]
+    generation: int
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """What the scheduler remembers of a step under way.
+
+    `disturbed` is set when a request of the step is preempted or ends before the result is in; then every entry is
+    looked at one by one. `generations` keeps those of decodes, which have no chunk to say it, as they were planned.
+    """
+
+    step_id: int
+    decodes: list[Request]
+    decode_rows: array[int]
+    chunks: list[Chunk]
+    disturbed: bool = False
+    generations: dict[Request, int] = field(default_factory=dict)
+
+    @property
+    def requests(self) -> list[Request]:
+        """The request of each entry of the plan."""
+        return self.decodes + [chunk.request for chunk in self.chunks]
+
+    def as_chunks(self) -> list[Chunk]:
+        """Return all entries in their long form."""
+        decodes = [
+            Chunk(request, row, -1, 1, 1, array("i"), self.generations.get(request, request.generation))
+            for request, row in zip(self.decodes, self.decode_rows, strict=True)
+        ]
+        return decodes + self.chunks
+
+
+class PlanBuilder:
+    """The step in the making."""
+
+    __slots__ = ("budget", "decodes", "decode_starts", "chunks")
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.decodes: list[Request] = []
+        self.decode_starts: list[int] = []
+        self.chunks: list[Chunk] = []
+
+    def add_chunk(self, request: Request, count: int, samples: int, drafts: array[int]) -> None:
+        """Take up `count` tokens of a request. Mutates."""
+        start = request.num_planned
+        self.chunks.append(Chunk(request, request.row, start, count, samples, drafts, request.generation))
+        self.budget -= count
+
+    def record(self, step_id: int) -> StepRecord:
+        """Return what the scheduler must remember."""
+        return StepRecord(step_id, self.decodes, array("i", [request.row for request in self.decodes]), self.chunks)
+
+    def plan(
+        self, record: StepRecord, changes: MemoryChanges, starting: list[Request], released_rows: array[int]
+    ) -> StepPlan:
+        """Return the plan; changes of tables whose request holds no row any more are left out."""
+        ones = array("i", [1]) * len(self.decodes)
+        rows, starts, counts, samples = record.decode_rows, array("i", self.decode_starts), ones, ones
+        if self.chunks:
+            rows = rows + array("i", [chunk.row for chunk in self.chunks])
+            starts.extend([chunk.start for chunk in self.chunks])
+            counts = ones + array("i", [chunk.num_tokens for chunk in self.chunks])
+            samples = ones + array("i", [chunk.samples for chunk in self.chunks])
+        tables = TableChanges()
+        for request, group, index, block_id in changes.table_entries:
+            if request.row >= 0:
+                tables.add(request.row, group, index, block_id)
+        return StepPlan(
+            record.step_id,
+            rows,
+            starts,
+            counts,
+            samples,
+            len(self.decodes),
+            tuple(map(_row_start, starting)),
+            released_rows,
+            tables,
+            {chunk.row: chunk.drafts for chunk in self.chunks if chunk.drafts},
+            tuple(changes.moves_out),
+            tuple(changes.copies),
+            tuple(changes.moves_in),
+        )
+
+
+def _row_start(request: Request) -> RowStart:
+    return RowStart(
+        request.row,
+        request.request_id,
+        request.tokens[:],
+        request.num_prompt_tokens,
+        request.sampling,
+        request.branch,
+    )

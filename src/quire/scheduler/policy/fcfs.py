@@ -1,0 +1,28 @@
+"""First come, first served."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire.core.request import Request
+from quire.scheduler.policy.base import OrderKey, WaitingQueue
+from quire.scheduler.queue import OrderedQueue
+
+
+class FCFSPolicy:
+    """In order of arrival; the latest yields."""
+
+    def order_key(self, request: Request) -> OrderKey:
+        """Return the order of arrival."""
+        return (0.0, request.serial, request.branch)
+
+    def make_queue(self) -> WaitingQueue:
+        """Return an empty queue in order of arrival."""
+        return OrderedQueue(self.order_key)
+
+    def victim(self, candidates: Sequence[Request]) -> Request:
+        """Choose the latest."""
+        return candidates[-1]
+
+    def charge(self, request: Request, num_tokens: int) -> None:
+        """Keep no account."""

@@ -1,0 +1,92 @@
+"""RunningSet: the requests that hold a row, in the order of the policy, and the rows themselves.
+
+A row is the worker's name for a running request. It is free again as soon as its request leaves: plans take effect in
+order, so the next request can have it in the very next plan.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+from quire.core.errors import InvariantError
+from quire.core.request import Request
+from quire.scheduler.policy.base import SchedulingPolicy
+from quire.scheduler.queue import OrderedQueue
+
+
+class RunningSet:
+    """Who holds which row."""
+
+    def __init__(self, max_num_seqs: int, policy: SchedulingPolicy) -> None:
+        self._queue = OrderedQueue(policy.order_key)
+        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+        self._promised_rows = 0  # to the sequences that running prompts will open
+        self._starting: list[Request] = []  # hold a row that no plan has named yet
+        self._released = array("i")
+
+    @property
+    def requests(self) -> list[Request]:
+        """The running requests, first in order first. Do not change the list."""
+        return self._queue.requests
+
+    def has_rows_for(self, request: Request) -> bool:
+        """Whether there are rows for the request and all that it will open. Does not mutate."""
+        return len(self._free_rows) - self._promised_rows >= 1 + _num_to_open(request)
+
+    def start(self, request: Request) -> None:
+        """Give the request a row. Mutates."""
+        self._take_row(request)
+        self._promised_rows += _num_to_open(request)
+
+    def start_opened(self, sibling: Request) -> None:
+        """Give a sequence that a prompt opened one of the rows promised to it. Mutates."""
+        self._take_row(sibling)
+        self._promised_rows -= 1
+
+    def _take_row(self, request: Request) -> None:
+        request.row = self._free_rows.pop()
+        self._starting.append(request)
+        self._queue.add(request)
+
+    def leave(self, request: Request) -> None:
+        """Take the row back. Mutates."""
+        self._queue.remove(request)
+        self._release(request)
+        self._free_rows.append(request.row)
+        self._promised_rows -= _num_to_open(request)
+        request.row = -1
+
+    def replace(self, old: Request, new: Request) -> None:
+        """Let `new` go on in the place and on the row of `old`. Mutates."""
+        self._queue.replace(old, new)
+        self._release(old)
+        new.row, old.row = old.row, -1
+        self._starting.append(new)
+
+    def _release(self, request: Request) -> None:
+        if request in self._starting:
+            self._starting.remove(request)
+        else:
+            self._released.append(request.row)
+
+    def take_differences(self) -> tuple[list[Request], array[int]]:
+        """Return who took a row since the last call, and which rows were released before that. Mutates."""
+        starting, self._starting = self._starting, []
+        released, self._released = self._released, array("i")
+        return starting, released
+
+    def check(self, max_num_seqs: int) -> None:
+        """Raise `InvariantError` unless every row is held once or free once."""
+        self._queue.check()
+        rows = [request.row for request in self.requests]
+        if sorted(rows + self._free_rows) != list(range(max_num_seqs)):
+            raise InvariantError("a row is held twice, or lost")
+        if self._promised_rows != sum(map(_num_to_open, self.requests)):
+            raise InvariantError("rows are promised to nobody")
+        if self._promised_rows > len(self._free_rows):
+            raise InvariantError("more rows are promised than are free")
+
+
+def _num_to_open(request: Request) -> int:
+    group = request.group
+    return 0 if group is None or group.opened else group.num_sequences - 1

@@ -1,0 +1,355 @@
+"""The scheduler: continuous batching without phases.
+
+Each step gives every running request a number of tokens to compute: its backlog, as far as the token budget goes. A
+long prompt, the rest of one after a prefix hit, a decode and the verification of drafts differ in that number alone.
+
+    add ──► waiting ──admit──► running ──schedule──► plan ──► executor ──► result ──update──► tokens, or the end
+               ▲                  │
+               └──── preempt ─────┘  when the blocks run out: the last in order yields, the first never does
+
+`schedule` reserves and plans; `update` (its other half, in commit.py) commits: tokens are appended, full blocks
+published, ends found. Several steps may be under way. A chunk of a prompt leaves one token of the budget to each of the
+others that run, so that a long prompt never stalls them.
+
+Progress: running requests are kept in the order of the policy, room is made by those behind for those in front, and
+requests that could never fit were refused. So the first in order always gets room, finishes, and the next is first.
+
+Asked, not built in: the order (policy/), admission, preemption, stopping, drafts.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+
+from quire.core.config import SchedulerConfig
+from quire.core.errors import InvariantError, UnknownRequestError
+from quire.core.request import FinishReason, Request, RequestGroup, RequestStatus
+from quire.core.step import StepPlan, StepResult
+from quire.core.validate import RequestLimits, max_total_tokens, validate
+from quire.memory.manager import KVCacheManager
+from quire.memory.sequence import Frontier
+from quire.scheduler.admission import Admission
+from quire.scheduler.commit import StepCommitter, StepOutcome
+from quire.scheduler.groups import is_beam
+from quire.scheduler.plan_builder import PlanBuilder
+from quire.scheduler.policy import create_policy
+from quire.scheduler.preemption import Preemption
+from quire.scheduler.running import RunningSet
+from quire.scheduler.stopping import Stopping
+
+Drafter = Callable[[Request, int], "array[int]"]
+"""Guesses at most so many of a request's next tokens."""
+
+NO_DRAFTS = array("i")
+
+
+class Scheduler:
+    """Decides what each step computes. Owns the requests' progress; the blocks are the memory manager's."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        memory: KVCacheManager,
+        limits: RequestLimits,
+        *,
+        eos_token_ids: frozenset[int] = frozenset(),
+        drafter: Drafter | None = None,
+    ) -> None:
+        self.config = config
+        self.memory = memory
+        self.limits = limits
+        self.eos_token_ids = eos_token_ids
+        self.requests: dict[str, Request] = {}  # by id, until they end; of a group, the leader
+        self.num_preemptions = 0
+        self._policy = create_policy(config)
+        self._waiting = self._policy.make_queue()
+        self._running = RunningSet(config.max_num_seqs, self._policy)
+        self._admission = Admission(memory, config.headroom)
+        self._preemption = Preemption(memory, config)
+        self._stopping = Stopping(eos_token_ids, memory.spec.block_size)
+        self._committer = StepCommitter(memory, self._running, self._stopping, self._policy, self._finish)
+        self._drafter = drafter
+        self._awaited: dict[Request, Frontier] = {}  # waiting for a block that somebody computes
+        self._short_of: tuple[Request, int] | None = None  # the request that did not fit, and what it needed
+        self._num_added = 0
+
+    # ---- requests in and out ----------------------------------------------------------------------------------
+
+    def add(self, request: Request) -> None:
+        """Take a request in; raises `InvalidRequestError` for what can never be served. Mutates."""
+        validate(request, self.limits)
+        if request.request_id in self.requests:
+            raise InvariantError(f"request id {request.request_id!r} is in use; the door must give each its own")
+        request.serial = self._num_added
+        self._num_added += 1
+        request.max_total_tokens = max_total_tokens(request, self.limits)
+        if request.sampling.num_sequences > 1:
+            request.group = RequestGroup(request)
+        self.requests[request.request_id] = request
+        self._waiting.add(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request, and all sequences of its group, wherever they are. Mutates."""
+        for member in self._members(request_id):
+            self._finish(member, FinishReason.ABORT)
+
+    def stop(self, request_id: str, branch: int = 0) -> None:
+        """End one sequence because its text reached a stop string. Mutates."""
+        for member in self._members(request_id):
+            if member.branch == branch:
+                self._finish(member, FinishReason.STOP)
+
+    def abandon(self, message: str) -> list[Request]:
+        """The executor lost the steps under way: end every request that was in one. Returns them. Mutates."""
+        lost = self._committer.forget_steps()
+        for request in lost:
+            request.error = message
+            self._finish(request, FinishReason.ERROR)
+        return lost
+
+    def _members(self, request_id: str) -> list[Request]:
+        """The sequences of a request that have not ended."""
+        if request_id not in self.requests:
+            raise UnknownRequestError(request_id)
+        leader = self.requests[request_id]
+        members = leader.group.members if leader.group else [leader]
+        return [member for member in members if not member.is_finished]
+
+    def _finish(self, request: Request, reason: FinishReason) -> None:
+        """A request ends, wherever it is; its memory goes, unless it ended in an error its full blocks stay cached."""
+        self._committer.disturb(request)
+        if request.row >= 0:
+            self._running.leave(request)
+        else:
+            self._waiting.remove(request)
+            self._awaited.pop(request, None)
+        if request in self.memory.memories:
+            (self.memory.drop if reason is FinishReason.ERROR else self.memory.free)(request)
+        request.finish_reason = reason
+        request.become(RequestStatus.FINISHED)
+        members = request.group.members if request.group else [request]
+        if all(member.is_finished for member in members):
+            del self.requests[request.request_id]
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that hold no row."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> list[Request]:
+        """Requests that hold a row, first in order first."""
+        return list(self._running.requests)
+
+    @property
+    def num_steps_under_way(self) -> int:
+        """Plans whose result is not in."""
+        return self._committer.num_under_way
+
+    # ---- planning ---------------------------------------------------------------------------------------------
+
+    def schedule(self) -> StepPlan | None:
+        """Plan a step; None if there is nothing to do now. Mutates; O(running) plus what it allocates."""
+        step = PlanBuilder(self.config.max_num_batched_tokens)
+        preemptions = self.num_preemptions
+        self._plan_running(step)
+        if self.num_preemptions == preemptions and len(self._waiting):
+            self._admit_waiting(step)
+        if not step.decodes and not step.chunks and not self.memory.has_moves:
+            return None
+        record = self._committer.begin_step(step)
+        starting, released = self._running.take_differences()
+        return step.plan(record, self.memory.take_changes(), starting, released)
+
+    def update(self, result: StepResult) -> StepOutcome:
+        """Commit the oldest step under way: append its tokens, publish full blocks, find ends. Mutates."""
+        return self._committer.update(result)
+
+    def _plan_running(self, step: PlanBuilder) -> None:
+        decodes, starts = step.decodes, step.decode_starts
+        # Requests behind the current one may leave the list meanwhile, never others.
+        for place, request in enumerate(self._running.requests, start=1):
+            start = request.num_planned
+            if request.backlog == 1 and start < request.num_slots:
+                request.num_planned = start + 1
+                decodes.append(request)
+                starts.append(start)
+            elif request.backlog and not self._plan_one(step, request, place):
+                break
+        step.budget -= len(decodes)
+
+    def _plan_one(self, step: PlanBuilder, request: Request, place: int) -> bool:
+        """Plan a request that needs a decision; False if it yielded its own place. `place` is that after it."""
+        left = step.budget - len(step.decodes) - (len(self._running.requests) - place)
+        if is_beam(request):
+            return self._plan_beam(step, request, place, left)
+        count = min(request.backlog, left, request.max_total_tokens - 1 - request.num_planned)
+        if count <= 0:
+            return True
+        drafts = self._draft(request, left - 1) if request.backlog == 1 else NO_DRAFTS
+        if drafts and self.memory.allocate_slots(request, request.num_planned + 1 + len(drafts)):
+            self._take_up(step, request, 1, drafts)
+            return True
+        count = self._make_room(request, count, place)
+        if count:
+            self._take_up(step, request, count)
+        return request.row >= 0
+
+    def _draft(self, request: Request, most: int) -> array[int]:
+        if self._drafter is None or request.num_computed != request.num_planned or request.group is not None:
+            return NO_DRAFTS
+        most = min(most, request.max_total_tokens - 2 - request.num_planned)
+        return self._drafter(request, most)[:most] if most > 0 else NO_DRAFTS
+
+    def _make_room(self, request: Request, count: int, place: int) -> int:
+        """Get slots for `count` tokens, or fewer; those behind yield. 0 if there is no room now."""
+        while not self.memory.allocate_slots(request, request.num_planned + count):
+            candidates = self._running.requests[place:]
+            if is_beam(request):
+                candidates = [other for other in candidates if other.group is not request.group]
+            if candidates:
+                self._preempt(self._policy.victim(candidates))
+            elif count > 1:
+                count //= 2
+            else:
+                first = self._running.requests[0]
+                if first is not request and (first.group is None or first.group is not request.group):
+                    self._preempt(request)
+                return 0
+        return count
+
+    def _take_up(self, step: PlanBuilder, request: Request, count: int, drafts: array[int] = NO_DRAFTS) -> None:
+        """Put tokens of a request into the step; there are slots for them."""
+        request.backlog -= count
+        samples, group, beam = 0, request.group, is_beam(request)
+        if not request.backlog:
+            samples = 1 if group is None or group.opened else group.num_sequences
+            if samples == 1 and not drafts and not beam:
+                request.backlog = 1  # the token to come; otherwise the result decides what comes
+        if samples == 1 == count and not drafts and not beam:
+            step.decodes.append(request)
+            step.decode_starts.append(request.num_planned)
+        else:
+            step.add_chunk(request, count + len(drafts), samples, drafts)
+        request.num_planned += count + len(drafts)
+        decide_each_time = beam or self._drafter is not None or (group is not None and not group.opened)
+        request.num_slots = 0 if decide_each_time else min(request.num_slots, request.max_total_tokens - 1)
+
+    def _plan_beam(self, step: PlanBuilder, request: Request, place: int, left: int) -> bool:
+        """Beams of one search move together: each catches up to its last known token, then all take it at once."""
+        if request.backlog > 1:
+            count = self._make_room(request, min(request.backlog - 1, left), place) if left > 0 else 0
+            if count:
+                self._take_up(step, request, count)
+            return request.row >= 0
+        members = request.group.members if request.group else []
+        if any(member.row < 0 or member.backlog != 1 for member in members) or left < 1:
+            return True
+        for member in members:
+            if not self._make_room(member, 1, place):
+                return request.row >= 0
+        for member in members:
+            self._take_up(step, member, 1)
+        return True
+
+    def _preempt(self, victim: Request) -> None:
+        """A running request yields; beams yield together. Mutates."""
+        members = victim.group.members if victim.group and is_beam(victim) else [victim]
+        for request in [member for member in members if member.row >= 0]:
+            request.num_late_results = self._committer.disturb(request)
+            self._running.leave(request)
+            self._preemption.preempt(request)
+            self._waiting.add(request)
+            self.num_preemptions += 1
+
+    # ---- admission --------------------------------------------------------------------------------------------
+
+    def _admit_waiting(self, step: PlanBuilder) -> None:
+        admitted: list[Request] = []
+        num_passed_over = 0
+        for request in self._waiting.in_turn():
+            if step.budget <= 0 or num_passed_over > self.config.max_num_seqs:
+                break
+            if request.num_late_results or self._awaits_commit(request):
+                num_passed_over += 1
+            elif not self._running.has_rows_for(request) or not self._admit(step, request):
+                break
+            elif request.row >= 0:
+                admitted.append(request)
+            else:
+                num_passed_over += 1
+        for request in admitted:
+            self._waiting.remove(request)
+
+    def _awaits_commit(self, request: Request) -> bool:
+        """Whether a block that the request was found to wait for is still being computed."""
+        frontier = self._awaited.get(request)
+        if frontier is None:
+            return False
+        if self.memory.is_being_computed(frontier):
+            return True
+        del self._awaited[request]
+        return False
+
+    def _admit(self, step: PlanBuilder, request: Request) -> bool:
+        """Start or resume a waiting request, or let it wait for a block that is being computed; False: no room."""
+        memory, running, known = self.memory, self._running.requests, len(request.tokens)
+        if running and self._short_of is not None and self._short_of[0] is request:
+            needed = self._short_of[1]
+            if not self._admission.has_room(needed, running):
+                return False
+        self._short_of = None
+        swapped = request.status is RequestStatus.SWAPPED
+        match = None if swapped else memory.match_prefix(request)
+        if match is not None and match.frontier is not None and memory.is_being_computed(match.frontier):
+            self._awaited[request] = match.frontier
+            return True
+        needed = memory.num_blocks_needed(request, known, match)
+        if not self._admission.has_room(needed, running):
+            self._short_of = (request, needed)
+            return False
+        start = request.num_planned if match is None else match.num_tokens
+        count = min(known - start - is_beam(request), step.budget)
+        if match is None:
+            if not memory.swap_in(request):
+                return False
+            count = count if memory.allocate_slots(request, start + count) else 0
+        else:
+            while not memory.allocate_slots(request, start + count, match):
+                if running or count <= 1:
+                    return False
+                count //= 2
+        self._start_running(request, start)
+        if count:
+            self._take_up(step, request, count)
+        return True
+
+    def _start_running(self, request: Request, start: int) -> None:
+        if request.status is RequestStatus.WAITING:
+            request.num_cached_tokens = start
+        request.num_computed = request.num_planned = start
+        request.backlog = len(request.tokens) - start
+        request.num_slots = 0
+        request.become(RequestStatus.RUNNING)
+        self._running.start(request)
+        self._stopping.arm(request)
+
+    def check(self) -> None:
+        """Raise `InvariantError` unless requests, rows, queues and memory agree. O(everything)."""
+        self.memory.check()
+        self._running.check(self.config.max_num_seqs)
+        waiting = list(self._waiting.in_turn())
+        known = {
+            member
+            for leader in self.requests.values()
+            for member in (leader.group.members if leader.group else [leader])
+            if not member.is_finished
+        }
+        if known != set(waiting) | set(self._running.requests) or len(known) != len(waiting) + len(self.running):
+            raise InvariantError("a request is in two places, or in none")
+        for request in known:
+            request.check()
+        holders = {request for request in known if request.status in (RequestStatus.RUNNING, RequestStatus.SWAPPED)}
+        if holders != set(self.memory.memories):
+            raise InvariantError("memory is held by somebody else than those who run or are swapped out")

@@ -1,0 +1,43 @@
+"""When a request ends: an end-of-sequence token, a stop token, or its length.
+
+Stop strings are found where the text is made, and come back as a call of `Scheduler.stop`.
+
+The hot path asks one question per token: has `num_computed` reached `next_event`, or is the token in `stop_ids`? Both
+are prepared here, so that length, the border of a block and `min_tokens` cost nothing on the steps between.
+"""
+
+from __future__ import annotations
+
+from quire.core.request import FinishReason, Request
+
+
+class Stopping:
+    """Decides when requests end."""
+
+    def __init__(self, eos_token_ids: frozenset[int], block_size: int) -> None:
+        self._eos_token_ids = eos_token_ids
+        self._block_size = block_size
+
+    def arm(self, request: Request) -> None:
+        """Set `stop_ids` and `next_event` for what comes next. Mutates the request."""
+        next_event = (request.num_computed // self._block_size + 1) * self._block_size
+        next_event = min(next_event, request.max_total_tokens - 1)
+        sampling = request.sampling
+        if sampling.beam_search:
+            request.stop_ids = frozenset()  # what ends a beam is part of the search
+        elif request.num_output_tokens + 1 >= sampling.min_tokens:
+            request.stop_ids = frozenset(sampling.stop_token_ids)
+            if not sampling.ignore_eos:
+                request.stop_ids |= self._eos_token_ids
+        else:
+            request.stop_ids = frozenset()
+            next_event = min(next_event, request.num_prompt_tokens + sampling.min_tokens - 2)
+        request.next_event = next_event
+
+    def reason(self, request: Request) -> FinishReason | None:
+        """Return why the request ends with its last token, or None if it goes on. Does not mutate."""
+        if request.num_output_tokens and request.tokens[-1] in request.stop_ids:
+            return FinishReason.STOP
+        if len(request.tokens) >= request.max_total_tokens:
+            return FinishReason.LENGTH
+        return None
