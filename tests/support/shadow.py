@@ -1,9 +1,8 @@
 """A cache that holds, instead of keys and values, what they stand for: and an executor that computes on it.
 
 Every slot remembers the KV group, the position and a digest of **all tokens up to there** (seeded by the salt). A token
-is "computed" by reading the digest of the position before it *out of the cache, through the block table*, and its
-successor is drawn from its own digest. So a wrong block, a stale slot, a missed copy or a hit across salts either raises
-`ShadowError` at once or changes the tokens that come out.
+is "computed" by reading the digests of its context *out of the cache, through the block table*, and its successor is drawn
+from its own digest. So a wrong block, a stale slot, a missed copy or a hit across salts raises `ShadowError` at once.
 """
 
 from __future__ import annotations

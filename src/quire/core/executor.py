@@ -10,7 +10,8 @@ Contract, relied on by the memory manager:
   may therefore be given to another request while a step that still reads it is under way;
 - within a plan: moves out to the host, then copies, then moves in from the host, then the tokens' computation;
 - a failure of one request is a failure entry in the result; only a failure of the whole step raises `ExecutionError`
-  from `collect`, and then nothing of that step counts.
+  from `collect`. Then no token of that step, nor of the plans behind it, is known; but their differences, copies and
+  moves have taken effect, because requests that were not in the step rely on them.
 """
 
 from __future__ import annotations

@@ -1,0 +1,90 @@
+"""A model folder's JSON settings, read with a type and a range for every field.
+
+A field is never trusted: a wrong type, a value out of range or an unknown variant is a
+`CheckpointError` that names the file and the field, and a setting that we would have to ignore is
+refused (`require`), because a model that runs with a setting left out gives plausible nonsense.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from quire.compute.json_object import read_json_object
+from quire.core.errors import CheckpointError
+
+CONFIG_FILE: Final = "config.json"
+GENERATION_CONFIG_FILE: Final = "generation_config.json"
+MAX_SIZE: Final = (1 << 31) - 1
+MAX_NUMBER: Final = 1e30
+
+
+class ConfigFile:
+    """One JSON object of settings; `where` names it in errors. Immutable."""
+
+    def __init__(self, where: str, fields: dict[str, object]) -> None:
+        self.where = where
+        self.fields = fields
+
+    @classmethod
+    def read(cls, path: Path) -> ConfigFile:
+        """Read the file at `path`."""
+        return cls(str(path), read_json_object(path))
+
+    def error(self, field: str, allowed: str) -> CheckpointError:
+        """Return the error for a field whose value is not allowed."""
+        return CheckpointError(f"{self.where}: {field}", self.fields.get(field), allowed)
+
+    def is_set(self, field: str) -> bool:
+        """Return whether the field is there and not null."""
+        return self.fields.get(field) is not None
+
+    def size(self, field: str, default: int | None = None, *, low: int = 1) -> int:
+        """Return an integer from `low`; the default stands in for a missing field or null."""
+        value = self.fields[field] if self.is_set(field) else default
+        if type(value) is not int or not low <= value <= MAX_SIZE:
+            raise self.error(field, f"an integer from {low} to {MAX_SIZE}")
+        return value
+
+    def number(self, field: str, default: float | None = None) -> float:
+        """Return a number above 0."""
+        value = self.fields[field] if self.is_set(field) else default
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error(field, "a number")
+        if not 0 < value <= MAX_NUMBER:
+            raise self.error(field, f"a number above 0, at most {MAX_NUMBER:g}")
+        return float(value)
+
+    def flag(self, field: str, default: bool) -> bool:
+        """Return a truth value."""
+        value = self.fields[field] if self.is_set(field) else default
+        if not isinstance(value, bool):
+            raise self.error(field, "true or false")
+        return value
+
+    def texts(self, field: str) -> tuple[str, ...]:
+        """Return a list of strings."""
+        value = self.fields.get(field)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.error(field, "a list of strings")
+        return tuple(value)
+
+    def section(self, field: str) -> ConfigFile:
+        """Return the settings in an object of its own; none where the field is missing or null."""
+        value = self.fields[field] if self.is_set(field) else {}
+        if not isinstance(value, dict):
+            raise self.error(field, "an object")
+        return ConfigFile(f"{self.where}: {field}", value)
+
+    def token_ids(self, field: str, vocab_size: int) -> tuple[int, ...]:
+        """Return one token id or a list of them; none where the field is missing or null."""
+        value = self.fields.get(field)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if not all(type(token) is int and 0 <= token < vocab_size for token in ids):
+            raise self.error(field, f"one token id or several, from 0 to {vocab_size - 1}")
+        return tuple(ids)
+
+    def require(self, field: str, *allowed: str | None) -> None:
+        """Raise unless the field is one of the texts `allowed`; None is missing or null."""
+        if self.fields.get(field) not in allowed:
+            raise self.error(field, " or ".join("null" if text is None else repr(text) for text in allowed))

@@ -1,0 +1,134 @@
+"""Paged attention: a query reads its sequence's keys and values through a block table.
+
+The softmax runs over **fixed tiles of 64 absolute positions**, in order, keeping per query and head
+the running maximum, the sum of weights and the weighted sum of values:
+
+    positions    0 … 63 │ 64 … 127 │ 128 … 191         query at position 130
+                 tile 0 │ tile 1   │ tile 2 · · ·       tile 2: 128, 129, 130; the rest masked
+                    └──► max, sum, output ──► rescale and add ──► … ──► output / sum
+
+A tile is gathered through the table whatever the block size is, and is always 64 wide: places that a query does not
+see have weight zero, which adds nothing. So how a query's sums are ordered depends on its position alone: not on the
+other sequences, on how the sequence was cut into chunks, on blocks, or on what was computed long ago. All queries of a
+chunk go through a tile together, but numpy computes each as a product of its own, [heads, head_dim] @ [head_dim, 64].
+
+Nothing outside the sequence's written positions is read: places of a tile before the first query's window and after the
+last token of the step stay zero, so that memory may hold anything there, NaN included.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from quire.compute.arrays import BoolArray, FloatArray, IntArray
+from quire.compute.reference.operations import soft_cap
+from quire.compute.worker.cache_engine import LayerCache
+from quire.compute.worker.model_runner import StepInputs
+
+TILE: Final = 64
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRule:
+    """What a layer's attention sees and how scores become weights."""
+
+    scale: float
+    window: int | None
+    soft_cap: float | None
+
+
+def write_kv(cache: LayerCache, slots: IntArray, keys: FloatArray, values: FloatArray) -> None:
+    """Store the step's keys and values, `[num_tokens, num_kv_heads, head_dim]`. Mutates."""
+    _flat(cache.keys)[slots] = keys
+    _flat(cache.values)[slots] = values
+
+
+def paged_attention(query: FloatArray, cache: LayerCache, inputs: StepInputs, rule: AttentionRule) -> FloatArray:
+    """Return the attention of each query: `[num_tokens, num_heads, head_dim]`. Does not mutate."""
+    num_kv_heads = cache.keys.shape[2]
+    num_tokens, num_heads, head_dim = query.shape
+    # [num_tokens, num_kv_heads, num_heads / num_kv_heads, head_dim]
+    grouped = query.reshape(num_tokens, num_kv_heads, num_heads // num_kv_heads, head_dim)
+    output = np.empty_like(grouped)
+    for sequence in range(len(inputs.entries)):
+        tokens = inputs.tokens_of(sequence)
+        table = inputs.block_tables[cache.group][sequence]
+        first = int(inputs.positions[tokens.start])
+        output[tokens] = _attend(grouped[tokens], first, _Sequence(cache, table), rule)
+    return output.reshape(query.shape)
+
+
+def _attend(query: FloatArray, first: int, kv: _Sequence, rule: AttentionRule) -> FloatArray:
+    """Attend with the queries of one sequence, whose positions begin at `first`."""
+    count = len(query)
+    state = _Softmax(query.shape)
+    start = 0 if rule.window is None else max(0, first - rule.window + 1)
+    for tile in range(start // TILE * TILE, first + count, TILE):
+        # The queries that see anything of the tile: not before it, no window wholly after it.
+        low = max(0, tile - first)
+        high = count if rule.window is None else min(count, tile + TILE - 1 + rule.window - first)
+        keys, values = kv.gather(tile, max(tile, start), min(tile + TILE, first + count))
+        scores = np.matmul(query[low:high], keys.transpose(1, 2, 0)) * np.float32(rule.scale)
+        scores = soft_cap(scores, rule.soft_cap)  # [queries, num_kv_heads, group, TILE]
+        seen = _seen(np.arange(first + low, first + high), tile, rule.window)
+        scores = np.where(seen[:, None, None, :], scores, np.float32(-np.inf))
+        state.add(slice(low, high), scores, values.transpose(1, 0, 2))
+    return state.output / state.total
+
+
+def _seen(positions: IntArray, tile: int, window: int | None) -> BoolArray:
+    """Return which places of the tile each query sees: `[queries, TILE]`."""
+    distance = positions[:, None] - np.arange(tile, tile + TILE)
+    return distance >= 0 if window is None else (distance >= 0) & (distance < window)
+
+
+class _Softmax:
+    """Running maximum, sum of weights and weighted sum of values, per query and head."""
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.output = np.zeros(shape, np.float32)  # [queries, num_kv_heads, group, head_dim]
+        self.total = np.zeros((*shape[:-1], 1), np.float32)
+        self._highest = np.full((*shape[:-1], 1), -np.inf, np.float32)
+
+    def add(self, rows: slice, scores: FloatArray, values: FloatArray) -> None:
+        """Take a tile's scores `[queries, num_kv_heads, group, TILE]` and its values.
+
+        The values are `[num_kv_heads, TILE, head_dim]`. Mutates the state of the queries `rows`.
+        """
+        highest = np.maximum(self._highest[rows], scores.max(axis=-1, keepdims=True))
+        rescale = np.exp(self._highest[rows] - highest)
+        weights = np.exp(scores - highest)
+        self.total[rows] = self.total[rows] * rescale + weights.sum(axis=-1, keepdims=True)
+        self.output[rows] = self.output[rows] * rescale + np.matmul(weights, values)
+        self._highest[rows] = highest
+
+
+@dataclass(frozen=True, slots=True)
+class _Sequence:
+    """The keys and values of one sequence, behind its block table `[max_blocks]`."""
+
+    cache: LayerCache
+    table: IntArray
+
+    def gather(self, tile: int, start: int, stop: int) -> tuple[FloatArray, FloatArray]:
+        """Return a tile of keys and one of values, `[TILE, num_kv_heads, head_dim]`.
+
+        Only the positions from `start` up to `stop` are read; elsewhere the tiles are zero.
+        """
+        block_size = self.cache.keys.shape[1]
+        positions = np.arange(start, stop)
+        slots = self.table[positions // block_size] * block_size + positions % block_size
+        places = positions - tile
+        keys = np.zeros((TILE, *self.cache.keys.shape[2:]), np.float32)
+        values = np.zeros_like(keys)
+        keys[places] = _flat(self.cache.keys)[slots]
+        values[places] = _flat(self.cache.values)[slots]
+        return keys, values
+
+
+def _flat(blocks: FloatArray) -> FloatArray:
+    """Return a view by slot: `[num_blocks × block_size, num_kv_heads, head_dim]`."""
+    return blocks.reshape(-1, *blocks.shape[2:])

@@ -1,0 +1,128 @@
+"""ReferenceDecoder: interprets a `DecoderSpec` in float32, one layer after another.
+
+    embed ─┬─ norm ─ attention ─ norm ─ + ─┬─ norm ─ MLP ─ norm ─ + ─► norm ─► head ─► logits
+           └────────────────────────────┘  └──────────────────────┘
+           └────────────────────── × layers ──────────────────────┘
+
+Which norms there are, and everything else that differs between families, the spec says. Written to
+be read: every other engine of the project must give what this one gives. All operations work row by
+row (see `operations` and `attention`), so a row's bits are its own, whatever is computed beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from quire.compute.arrays import BoolArray, FloatArray, IntArray
+from quire.compute.models.base import DecoderSpec, LayerSpec, Part, RopeSpec
+from quire.compute.reference.attention import AttentionRule, paged_attention, write_kv
+from quire.compute.reference.operations import (
+    activate,
+    linear,
+    normalize,
+    rope_angles,
+    rotate,
+    soft_cap,
+)
+from quire.compute.weights.decoder_weights import DecoderWeights, PartWeights
+from quire.compute.worker.cache_engine import CacheEngine, LayerCache
+from quire.compute.worker.model_runner import StepInputs, StepOutputs
+
+Parts = Mapping[Part, PartWeights]
+
+
+class ReferenceDecoder:
+    """A decoder over numpy arrays; implements `ModelRunner`. Immutable."""
+
+    def __init__(self, spec: DecoderSpec, weights: DecoderWeights) -> None:
+        self.spec = spec
+        self.weights = weights
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens the model knows."""
+        return self.spec.vocab_size
+
+    def run(self, inputs: StepInputs, cache: CacheEngine) -> StepOutputs:
+        """Compute one step. Mutates the slots of its tokens in the cache, and nothing else."""
+        # A row that overflows is found in the outputs and fails alone; it is no reason to warn.
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            hidden = self._embed(inputs)  # [num_tokens, hidden_size]
+            angles = self._angles(inputs.positions)
+            for index, layer in enumerate(self.spec.layers):
+                attention = _Attention(self.spec, layer, self.weights.layers[index], angles)
+                hidden = self._layer(hidden, attention, cache.layer(index), inputs)
+            hidden = normalize(hidden, self.weights.parts[Part.FINAL_NORM], self.spec.norm)
+            logits = self._logits(hidden[inputs.logit_indices])
+        finite: BoolArray = np.all(np.isfinite(hidden), axis=1)
+        return StepOutputs(logits, finite)
+
+    def _embed(self, inputs: StepInputs) -> FloatArray:
+        hidden = self.weights.parts[Part.EMBEDDING].weight[inputs.token_ids]
+        hidden = hidden * np.float32(self.spec.embedding_scale)
+        if self.spec.learned_positions is not None:
+            rows = inputs.positions + self.spec.learned_positions
+            hidden = hidden + self.weights.parts[Part.POSITIONS].weight[rows]
+        return hidden
+
+    def _angles(self, positions: IntArray) -> dict[RopeSpec, tuple[FloatArray, FloatArray]]:
+        """Return the angles of each kind of rotary positions in the model, once for all layers."""
+        ropes = {layer.rope for layer in self.spec.layers if layer.rope is not None}
+        return {rope: rope_angles(positions, rope) for rope in ropes}
+
+    def _layer(self, hidden: FloatArray, attention: _Attention, cache: LayerCache, inputs: StepInputs) -> FloatArray:
+        parts = attention.parts
+        update = attention.attend(self._norm(hidden, parts, Part.ATTENTION_NORM), cache, inputs)
+        hidden = hidden + self._norm(update, parts, Part.AFTER_ATTENTION_NORM)
+        update = self._mlp(self._norm(hidden, parts, Part.MLP_NORM), parts)
+        return hidden + self._norm(update, parts, Part.AFTER_MLP_NORM)
+
+    def _norm(self, hidden: FloatArray, parts: Parts, part: Part) -> FloatArray:
+        """Return the rows normed, or as they are where the model has no norm in this place."""
+        return normalize(hidden, parts[part], self.spec.norm) if part in parts else hidden
+
+    def _mlp(self, hidden: FloatArray, parts: Parts) -> FloatArray:
+        up = linear(hidden, parts[Part.UP])  # [num_tokens, intermediate_size]
+        if self.spec.mlp.gated:
+            up = activate(linear(hidden, parts[Part.GATE]), self.spec.mlp.activation) * up
+        else:
+            up = activate(up, self.spec.mlp.activation)
+        return linear(up, parts[Part.DOWN])
+
+    def _logits(self, hidden: FloatArray) -> FloatArray:
+        head = Part.EMBEDDING if self.spec.tied_head else Part.HEAD
+        return soft_cap(linear(hidden, self.weights.parts[head]), self.spec.logit_soft_cap)
+
+
+class _Attention:
+    """The attention sublayer of one layer."""
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        layer: LayerSpec,
+        parts: Parts,
+        angles: Mapping[RopeSpec, tuple[FloatArray, FloatArray]],
+    ) -> None:
+        self.parts = parts
+        self._shape = spec.attention
+        self._angles = None if layer.rope is None else angles[layer.rope]
+        self._rule = AttentionRule(self._shape.scale, layer.window, self._shape.score_soft_cap)
+
+    def attend(self, hidden: FloatArray, cache: LayerCache, inputs: StepInputs) -> FloatArray:
+        """Store the step's keys and values, attend: `[num_tokens, hidden_size]`. Mutates."""
+        query = self._heads(hidden, Part.QUERY, Part.QUERY_NORM)
+        keys = self._heads(hidden, Part.KEY, Part.KEY_NORM)
+        values = linear(hidden, self.parts[Part.VALUE]).reshape(keys.shape)
+        write_kv(cache, inputs.slots[cache.group], keys, values)
+        output = paged_attention(query, cache, inputs, self._rule)
+        return linear(output.reshape(len(hidden), -1), self.parts[Part.OUTPUT])
+
+    def _heads(self, hidden: FloatArray, part: Part, norm: Part) -> FloatArray:
+        """Return queries or keys, normed and rotated: `[num_tokens, heads, head_dim]`."""
+        heads = linear(hidden, self.parts[part]).reshape(len(hidden), -1, self._shape.head_dim)
+        if self._shape.qk_norm is not None:
+            heads = normalize(heads, self.parts[norm], self._shape.qk_norm)
+        return heads if self._angles is None else rotate(heads, self._angles)

@@ -1,0 +1,36 @@
+"""From a model folder to a worker that runs it with the reference decoder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from quire.compute.models import read_model
+from quire.compute.reference.decoder import ReferenceDecoder
+from quire.compute.weights.checkpoint import Checkpoint
+from quire.compute.weights.decoder_weights import DecoderWeights
+from quire.compute.worker.cache_engine import CacheEngine
+from quire.compute.worker.worker import Worker
+
+
+def load_worker(
+    model_folder: Path,
+    *,
+    block_size: int,
+    num_blocks: int,
+    num_host_blocks: int = 0,
+    poison: bool = False,
+) -> Worker:
+    """Return a worker for a model folder; `start` it to allocate its KV memory.
+
+    Everything in the folder is checked here: a `CheckpointError` says what is wrong with it. With
+    `poison` the KV memory starts as NaN, so that reading a slot that was never written is seen.
+    """
+    spec = read_model(model_folder).spec
+    weights = DecoderWeights.load(spec, Checkpoint.open(model_folder))
+    cache = CacheEngine(
+        spec.kv_cache_spec(block_size),
+        num_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
+        poison=poison,
+    )
+    return Worker(ReferenceDecoder(spec, weights), cache)

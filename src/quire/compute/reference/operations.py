@@ -1,0 +1,86 @@
+"""The operations of a decoder on rows of numbers.
+
+Every function maps each row (a token) by itself: no sum runs over more than one row, and the order
+of every sum depends on the length of a row alone. That is why the bits of a row cannot depend on
+its neighbours in a batch. The one trap is the matrix product: BLAS picks its kernel by the number
+of rows, and another kernel adds in another order. `linear` therefore asks for one matrix-vector
+product per row, all of one shape, whatever the number of rows.
+
+numpy's vector loops are also chosen by memory layout; inputs here are contiguous, always.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+
+from quire.compute.arrays import FloatArray, IntArray
+from quire.compute.models.base import Activation, NormKind, NormSpec, RopeSpec
+from quire.compute.weights.decoder_weights import PartWeights
+
+GELU_FACTOR: Final = np.float32(math.sqrt(2 / math.pi))
+
+
+def linear(rows: FloatArray, part: PartWeights) -> FloatArray:
+    """Return weight @ row + bias for each row: `[num_rows, in]` to `[num_rows, out]`."""
+    # A stack of products [1, in] @ [in, out]: numpy computes each alone, as matrix times vector.
+    product: FloatArray = np.matmul(rows[:, None, :], part.weight.T)[:, 0, :]
+    return product if part.bias is None else product + part.bias
+
+
+def normalize(rows: FloatArray, part: PartWeights, spec: NormSpec) -> FloatArray:
+    """Return the rows normalised over their last dimension."""
+    if spec.kind is NormKind.LAYER:
+        rows = rows - _mean(rows)
+    scale = 1 + part.weight if spec.unit_offset else part.weight
+    length: FloatArray = np.sqrt(_mean(rows * rows) + np.float32(spec.epsilon))
+    normed = scale * (rows / length)
+    return normed if part.bias is None else normed + part.bias
+
+
+def _mean(rows: FloatArray) -> FloatArray:
+    total: FloatArray = np.sum(rows, axis=-1, keepdims=True)
+    return total / np.float32(rows.shape[-1])
+
+
+def activate(rows: FloatArray, activation: Activation) -> FloatArray:
+    """Return the activation of each number."""
+    active: FloatArray
+    if activation is Activation.RELU:
+        active = np.maximum(rows, np.float32(0))
+    elif activation is Activation.SILU:
+        active = rows / (1 + np.exp(-rows))
+    else:
+        cubic = np.float32(0.044715) * rows * rows * rows
+        active = np.float32(0.5) * rows * (1 + np.tanh(GELU_FACTOR * (rows + cubic)))
+    return active
+
+
+def soft_cap(rows: FloatArray, cap: float | None) -> FloatArray:
+    """Return cap × tanh(rows / cap), which stays within ±cap; no cap: the rows themselves."""
+    return rows if cap is None else np.float32(cap) * np.tanh(rows / np.float32(cap))
+
+
+def rope_angles(positions: IntArray, rope: RopeSpec) -> tuple[FloatArray, FloatArray]:
+    """Return cosine and sine for each position and pair: `[num_tokens, rotary_dim / 2]`."""
+    # Models are trained with angles rounded to float32, so the oracle rounds them as well.
+    pairs = np.arange(0, rope.rotary_dim, 2, dtype=np.float32) / np.float32(rope.rotary_dim)
+    frequencies = np.float32(1) / np.float32(rope.base) ** pairs
+    angles = positions.astype(np.float32)[:, None] * frequencies
+    exact = angles.astype(np.float64)
+    return np.cos(exact).astype(np.float32), np.sin(exact).astype(np.float32)
+
+
+def rotate(heads: FloatArray, angles: tuple[FloatArray, FloatArray]) -> FloatArray:
+    """Turn the pairs (i, i + half) of each head, `[num_tokens, num_heads, head_dim]`."""
+    cosine, sine = (table[:, None, :] for table in angles)  # [num_tokens, 1, half]
+    half = cosine.shape[-1]
+    first, second = heads[..., :half], heads[..., half : 2 * half]
+    turned = [
+        first * cosine - second * sine,
+        second * cosine + first * sine,
+        heads[..., 2 * half :],
+    ]
+    return np.concatenate(turned, axis=-1)

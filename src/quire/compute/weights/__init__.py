@@ -1,0 +1,1 @@
+"""Files of weights, validated before anything is mapped, and the arrays in them."""

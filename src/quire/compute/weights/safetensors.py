@@ -1,0 +1,128 @@
+"""One safetensors file: its header, believed only after every claim was checked.
+
+    0          8                 8 + N                      end of file
+    ├── N ─────┼── JSON header ──┼── bytes of the tensors ──┤
+                                 ├ a ┼── b ──┼ c ┼ …        no gap, no overlap, nothing left over
+
+The format is small, so we read it ourselves: no dependency, and a hostile file can do no more than
+be refused. The header names, per tensor, a dtype, a shape and a range of bytes. All of it is
+compared with the file before any byte of a tensor is touched: a range that does not match its
+shape, lies beyond the end, overlaps another or leaves a hole is a `CheckpointError` that names the
+file, what was found and what is allowed. Nothing is mapped here; `quire.compute.weights.checkpoint`
+does that with ranges that are known to be good.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from quire.compute.json_object import MAX_JSON_BYTES, parse_json_object, unreadable
+from quire.core.errors import CheckpointError
+
+DTYPE_BYTES: Final = MappingProxyType(
+    {
+        "BOOL": 1,
+        "U8": 1,
+        "I8": 1,
+        "F8_E4M3": 1,
+        "F8_E5M2": 1,
+        "U16": 2,
+        "I16": 2,
+        "F16": 2,
+        "BF16": 2,
+        "U32": 4,
+        "I32": 4,
+        "F32": 4,
+        "U64": 8,
+        "I64": 8,
+        "F64": 8,
+    }
+)
+LENGTH_BYTES: Final = 8
+METADATA_KEY: Final = "__metadata__"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """Where a tensor lies: bytes `start` up to `stop` of `file`."""
+
+    file: Path
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def read_header(path: Path) -> dict[str, TensorEntry]:
+    """Return the tensors of the file at `path` by name, every claim of its header checked."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            length = _header_length(file.read(LENGTH_BYTES), size, path)
+            header = parse_json_object(file.read(length), f"{path}: header")
+    except OSError as error:
+        raise unreadable(path, error) from error
+    _check_metadata(header.pop(METADATA_KEY, {}), path)
+    data_start = LENGTH_BYTES + length
+    entries = [_entry(path, name, fields, data_start) for name, fields in header.items()]
+    _check_ranges(entries, data_start, size, path)
+    return {entry.name: entry for entry in entries}
+
+
+def _header_length(prefix: bytes, file_size: int, path: Path) -> int:
+    if len(prefix) < LENGTH_BYTES:
+        raise CheckpointError(f"{path}: size", file_size, f"at least {LENGTH_BYTES} bytes")
+    length = int.from_bytes(prefix, "little")
+    longest = min(MAX_JSON_BYTES, file_size - LENGTH_BYTES)
+    if not 2 <= length <= longest:
+        raise CheckpointError(f"{path}: header length", length, f"2 to {longest}")
+    return length
+
+
+def _check_metadata(metadata: object, path: Path) -> None:
+    if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
+        raise CheckpointError(f"{path}: {METADATA_KEY}", metadata, "an object of strings")
+
+
+def _entry(path: Path, name: str, fields: object, data_start: int) -> TensorEntry:
+    where = f"{path}: tensor {name!r}"
+    if not isinstance(fields, dict) or fields.keys() != {"dtype", "shape", "data_offsets"}:
+        raise CheckpointError(where, fields, "an object of dtype, shape and data_offsets")
+    dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
+        raise CheckpointError(f"{where}: dtype", dtype, f"one of {', '.join(DTYPE_BYTES)}")
+    if not _are_sizes(shape):
+        raise CheckpointError(f"{where}: shape", shape, "a list of integers from 0")
+    if not _are_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise CheckpointError(f"{where}: data_offsets", offsets, "two integers, 0 <= begin <= end")
+    num_bytes = math.prod(shape) * DTYPE_BYTES[dtype]
+    if offsets[1] - offsets[0] != num_bytes:
+        allowed = f"a range of {num_bytes} bytes, which {dtype} of shape {shape} takes"
+        raise CheckpointError(f"{where}: data_offsets", offsets, allowed)
+    start, stop = data_start + offsets[0], data_start + offsets[1]
+    return TensorEntry(path, name, dtype, tuple(shape), start, stop)
+
+
+def _are_sizes(value: object) -> bool:
+    return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
+
+
+def _check_ranges(entries: list[TensorEntry], data_start: int, size: int, path: Path) -> None:
+    """Raise unless the ranges follow one another from the header to the end of the file."""
+    end = data_start
+    for entry in sorted(entries, key=lambda entry: (entry.start, entry.stop)):
+        if entry.start != end:
+            problem = "an overlap" if entry.start < end else "a gap"
+            found = f"{problem}: begins at byte {entry.start - data_start}"
+            allowed = f"{end - data_start}, where the tensor before it ends"
+            raise CheckpointError(f"{path}: tensor {entry.name!r}", found, allowed)
+        end = entry.stop
+    if end != size:
+        allowed = f"{end} bytes, as its header says"
+        raise CheckpointError(f"{path}: size", size, allowed)

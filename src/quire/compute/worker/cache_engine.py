@@ -1,0 +1,111 @@
+"""CacheEngine: the KV memory of one rank, and the copies and moves of its blocks.
+
+The layers of a model are split into groups of equal size (see `quire.core.kv_spec`), each with
+block tables of its own, and **one** pool of blocks serves them all. So the memory has an array per
+*place* in a group, not per layer:
+
+                place 0                place 1
+    block 0   ┌ layer 0 ┬ K, V ┐     ┌ layer 1 ┬ K, V ┐    held by group 0 = layers (0, 1)
+    block 1   ├ layer 2 ┼ K, V ┤     ├ layer 3 ┼ K, V ┤    held by group 1 = layers (2, 3)
+    block 2   └ …  whoever holds it: its layers ──────┘
+
+A block that changes hands needs no conversion, and copying one is copying its rows of every array.
+Host blocks have the same arrays. With `poison` the memory starts as NaN: whoever reads a slot that
+was never written shows it in the logits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.compute.arrays import FloatArray
+from quire.core.errors import ExecutionError, InvalidConfigError
+from quire.core.kv_spec import KVCacheSpec
+from quire.core.step import StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCache:
+    """Where a layer keeps its keys and values, and the group whose block tables lead there."""
+
+    group: int
+    keys: FloatArray  # [num_blocks, block_size, num_kv_heads, head_dim]
+    values: FloatArray  # [num_blocks, block_size, num_kv_heads, head_dim]
+
+
+class CacheEngine:
+    """Owns the KV arrays of device and host; moves bytes as the control plane decides."""
+
+    def __init__(self, spec: KVCacheSpec, *, num_blocks: int, num_host_blocks: int = 0, poison: bool = False) -> None:
+        if spec.dtype != "float32":
+            raise InvalidConfigError("dtype of the KV cache", spec.dtype, "float32")
+        self.spec = spec
+        self.num_blocks = num_blocks
+        self._device = _Tier("num_blocks", num_blocks)
+        self._host = _Tier("num_host_blocks", num_host_blocks)
+        self._fill = math.nan if poison else 0.0
+        self._places = {
+            layer: (index, place) for index, group in enumerate(spec.groups) for place, layer in enumerate(group.layers)
+        }
+
+    def allocate(self) -> None:
+        """Allocate the memory. Mutates; what was stored is lost."""
+        self._device.allocate(self.spec, self._fill)
+        self._host.allocate(self.spec, self._fill)
+
+    def release(self) -> None:
+        """Give the memory back. Mutates; may be called twice."""
+        self._device.arrays.clear()
+        self._host.arrays.clear()
+
+    def layer(self, layer: int) -> LayerCache:
+        """Return the cache of one layer. Does not mutate; the arrays are the memory itself."""
+        group, place = self._places[layer]
+        keys, values = self._device.arrays[2 * place : 2 * place + 2]
+        return LayerCache(group, keys, values)
+
+    def apply(self, plan: StepPlan) -> None:
+        """Carry out the plan's moves out, then copies, then moves in. Mutates the memory."""
+        for block, host_block in plan.moves_out:
+            self._host.take(host_block, self._device, block)
+        for source, destination in plan.copies:
+            self._device.take(destination, self._device, source)
+        for block, host_block in plan.moves_in:
+            self._device.take(block, self._host, host_block)
+
+
+class _Tier:
+    """The blocks of one kind of memory: an array of keys, then one of values, per place."""
+
+    def __init__(self, name: str, num_blocks: int) -> None:
+        self.name = name
+        self.num_blocks = num_blocks
+        self.arrays: list[FloatArray] = []
+
+    def allocate(self, spec: KVCacheSpec, fill: float) -> None:
+        """Allocate every array. Mutates."""
+        shape = (self.num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim)
+        try:
+            self.arrays = [_filled(shape, fill) for _ in range(2 * spec.layers_per_group)]
+        except (MemoryError, ValueError) as error:
+            allowed = f"as many as fit into memory, {spec.bytes_per_block} bytes each"
+            raise InvalidConfigError(self.name, self.num_blocks, allowed) from error
+
+    def take(self, block: int, source: _Tier, source_block: int) -> None:
+        """Copy a block of `source` into a block of this tier. Mutates."""
+        self._require(block)
+        source._require(source_block)
+        for written, read in zip(self.arrays, source.arrays, strict=True):
+            written[block] = read[source_block]
+
+    def _require(self, block: int) -> None:
+        if not 0 <= block < self.num_blocks:
+            raise ExecutionError(f"a plan names block {block}; {self.name} is {self.num_blocks}")
+
+
+def _filled(shape: tuple[int, ...], value: float) -> FloatArray:
+    # Zeros come from the system untouched: memory is taken only as blocks are written.
+    return np.full(shape, value, np.float32) if value else np.zeros(shape, np.float32)

@@ -1,0 +1,199 @@
+"""InputBatch: what a worker remembers between steps, and the arrays of one step.
+
+A plan carries differences only. So the batch keeps, per row, the tokens known and one block table
+per KV group, applies the differences in the contract's order (rows released, rows taken, table
+entries changed), and then builds the flat arrays of the step from what it knows. Building does not
+mutate: a sampled token is known only once the worker says so with `append`, and drafts only ever
+live inside one step.
+
+    tables[group]   [num_rows, max_blocks]   NO_BLOCK where a row holds none; grows by doubling
+
+Each step is checked before it runs: a row may compute only tokens that it knows, and every position
+that it reads or writes must lie in a block that its tables hold. A plan that breaks this would read
+another request's memory, so it fails as a whole. A row that has failed by itself (bad sampling
+settings, logits that are not finite) stays failed until it is released, and takes no part in the
+steps that were planned before the scheduler heard of it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.compute.arrays import IntArray
+from quire.compute.worker.model_runner import StepInputs
+from quire.core.errors import ExecutionError
+from quire.core.kv_spec import KVCacheSpec
+from quire.core.step import NO_BLOCK, RowStart, StepPlan, TableChanges
+
+
+@dataclass(slots=True)
+class RowState:
+    """What is known of a row. `failure` says what went wrong with it, and stays."""
+
+    tokens: array[int]
+    failure: str | None = None
+
+
+class InputBatch:
+    """The rows of a worker, their tokens and block tables."""
+
+    def __init__(self, spec: KVCacheSpec, *, num_blocks: int, vocab_size: int) -> None:
+        self._spec = spec
+        self._num_blocks = num_blocks
+        self._vocab_size = vocab_size
+        self._rows: dict[int, RowState] = {}
+        self._tables = [np.full((1, 1), NO_BLOCK, np.int64) for _ in spec.groups]
+
+    def apply(self, plan: StepPlan) -> None:
+        """Apply the plan's differences: rows released, rows taken, tables changed. Mutates."""
+        for row in plan.released_rows:
+            self._rows.pop(row, None)
+        for start in plan.row_starts:
+            self._start_row(start)
+        self._change_tables(plan.tables)
+
+    def append(self, row: int, tokens: Sequence[int]) -> None:
+        """Make sampled tokens known. Mutates the row."""
+        self._rows[row].tokens.extend(tokens)
+
+    def fail(self, row: int, message: str) -> None:
+        """Mark a row as failed. Mutates the row."""
+        self._rows[row].failure = message
+
+    def failure(self, row: int) -> str | None:
+        """Return what went wrong with a row, None while nothing has."""
+        return self._row(row).failure
+
+    def build(self, plan: StepPlan) -> StepInputs:
+        """Return the arrays of the step, failed rows left out. Does not mutate; O(tokens)."""
+        entries = [entry for entry, row in enumerate(plan.rows) if self.failure(row) is None]
+        for entry in entries:
+            self._check_entry(plan, entry)
+        counts = [plan.counts[entry] for entry in entries]
+        wanted = [_num_logits(plan, entry) for entry in entries]
+        query_starts, logit_starts = _running_sum(counts), _running_sum(wanted)
+        positions = [_span(plan.starts[e], plan.starts[e] + plan.counts[e]) for e in entries]
+        rows = np.array([plan.rows[entry] for entry in entries], np.int64)
+        ends = zip(query_starts[1:], wanted, strict=True)
+        return StepInputs(
+            entries=tuple(entries),
+            query_starts=query_starts,
+            token_ids=_join([self._token_ids(plan, entry) for entry in entries]),
+            positions=_join(positions),
+            slots=tuple(_slots(table, rows, positions, self._spec.block_size) for table in self._tables),
+            block_tables=tuple(table[rows] for table in self._tables),
+            logit_starts=logit_starts,
+            logit_indices=_join([_span(end - count, end) for end, count in ends]),
+        )
+
+    def _row(self, row: int) -> RowState:
+        state = self._rows.get(row)
+        if state is None:
+            raise ExecutionError(f"row {row} stands in a plan, but no request has taken it")
+        return state
+
+    def _start_row(self, start: RowStart) -> None:
+        state = RowState(array("i", start.tokens), self._refusal(start))
+        self._rows[start.row] = state
+        self._tables = [_grown(table, start.row + 1, 1) for table in self._tables]
+        for table in self._tables:
+            table[start.row] = NO_BLOCK
+
+    def _refusal(self, start: RowStart) -> str | None:
+        """Return why this worker cannot serve the request, None where it can."""
+        sampling = start.sampling
+        if sampling.temperature != 0:
+            return f"temperature is {sampling.temperature}; allowed: 0, this worker is greedy"
+        if sampling.beam_search:
+            return "beam_search is True; allowed: False, this worker is greedy"
+        if start.tokens and not 0 <= min(start.tokens) <= max(start.tokens) < self._vocab_size:
+            return f"a token is out of range; allowed: a token id from 0 to {self._vocab_size - 1}"
+        return None
+
+    def _change_tables(self, changes: TableChanges) -> None:
+        if not changes:
+            return
+        rows, groups, indices, blocks = (
+            np.array(column, np.int64) for column in (changes.rows, changes.groups, changes.indices, changes.blocks)
+        )
+        for group, table in enumerate(self._tables):
+            mine = groups == group
+            if mine.any():
+                grown = _grown(table, int(rows[mine].max()) + 1, int(indices[mine].max()) + 1)
+                grown[rows[mine], indices[mine]] = blocks[mine]
+                self._tables[group] = grown
+
+    def _token_ids(self, plan: StepPlan, entry: int) -> IntArray:
+        row, start = plan.rows[entry], plan.starts[entry]
+        known = self._row(row).tokens[start : start + plan.counts[entry]]
+        return np.array([*known, *_drafts(plan, entry)], np.int64)
+
+    def _check_entry(self, plan: StepPlan, entry: int) -> None:
+        row, start, count = plan.rows[entry], plan.starts[entry], plan.counts[entry]
+        drafts, samples = _drafts(plan, entry), plan.samples[entry]
+        known = len(self._row(row).tokens) + len(drafts)
+        if start < 0 or count < 1 or start + count > known:
+            problem = f"positions {start} to {start + count - 1}, but knows {known} tokens"
+            raise ExecutionError(f"row {row} is to compute {problem}")
+        if samples and start + count != known:
+            raise ExecutionError(f"row {row} is to sample after {start + count} of {known} tokens")
+        if drafts and (samples != 1 or count <= len(drafts)):
+            raise ExecutionError(f"row {row} has drafts, but does not compute and sample after them")
+        if drafts and not 0 <= min(drafts) <= max(drafts) < self._vocab_size:
+            raise ExecutionError(f"row {row} has a draft that is no token id")
+        self._check_tables(row, start, start + count)
+
+    def _check_tables(self, row: int, start: int, stop: int) -> None:
+        """Raise unless the tables hold each position that computing start … stop - 1 touches."""
+        size = self._spec.block_size
+        for group, table in zip(self._spec.groups, self._tables, strict=True):
+            first, end = group.first_needed(start) // size, (stop - 1) // size + 1
+            blocks = table[row, first:end]
+            if len(blocks) < end - first or blocks.min() < 0 or blocks.max() >= self._num_blocks:
+                positions = f"positions {first * size} to {stop - 1}"
+                raise ExecutionError(f"the block table of row {row} does not hold {positions}")
+
+
+def _drafts(plan: StepPlan, entry: int) -> Sequence[int]:
+    return plan.drafts.get(plan.rows[entry], ())
+
+
+def _num_logits(plan: StepPlan, entry: int) -> int:
+    return 1 + len(_drafts(plan, entry)) if plan.samples[entry] else 0
+
+
+def _slots(table: IntArray, rows: IntArray, positions: list[IntArray], block_size: int) -> IntArray:
+    """Return the slot of each token: block × block_size + offset."""
+    found = [
+        table[row, span // block_size] * block_size + span % block_size
+        for row, span in zip(rows, positions, strict=True)
+    ]
+    return _join(found)
+
+
+def _grown(table: IntArray, num_rows: int, num_blocks: int) -> IntArray:
+    """Return the table with room for so many rows and entries: itself, or a larger copy."""
+    rows, blocks = table.shape
+    if num_rows <= rows and num_blocks <= blocks:
+        return table
+    new_rows = rows if num_rows <= rows else max(num_rows, 2 * rows)
+    new_blocks = blocks if num_blocks <= blocks else max(num_blocks, 2 * blocks)
+    grown = np.full((new_rows, new_blocks), NO_BLOCK, np.int64)
+    grown[:rows, :blocks] = table
+    return grown
+
+
+def _span(start: int, stop: int) -> IntArray:
+    return np.arange(start, stop, dtype=np.int64)
+
+
+def _join(parts: list[IntArray]) -> IntArray:
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+def _running_sum(counts: list[int]) -> IntArray:
+    return np.cumsum([0, *counts], dtype=np.int64)

@@ -1,0 +1,153 @@
+"""The reference decoder: right against a dense oracle, and the same bits whatever happens around a row."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quire.compute.models import read_model
+from quire.core.step import NO_BLOCK
+from support.dense_oracle import DenseOracle
+from support.reference_runs import ReferenceRun
+from support.spec_models import SPECS, write_spec_model
+from support.step_plans import Work
+from support.tiny_checkpoint import tiny_qwen3_config, tiny_qwen3_tensors, write_tiny_qwen3
+
+LENGTH = 150  # three tiles of 64
+TOKENS = [(7 * i * i + 3 * i + 5) % 64 for i in range(LENGTH)]
+WINDOWS = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
+MODELS = ["full", "windows", *SPECS]
+
+
+def make_run(folder: Path, model: str, **options: object) -> ReferenceRun:
+    """Return a run over a tiny Qwen3, or over one of the specs."""
+    if model in SPECS:
+        write_spec_model(folder, SPECS[model])
+        return ReferenceRun(folder, spec=SPECS[model], **options)  # type: ignore[arg-type]
+    write_tiny_qwen3(folder, settings=WINDOWS if model == "windows" else {})
+    return ReferenceRun(folder, **options)  # type: ignore[arg-type]
+
+
+def whole(folder: Path, model: str) -> bytes:
+    """Return the logits of all positions, computed alone and in one step."""
+    run = make_run(folder, model)
+    run.prefill(0, TOKENS)
+    return run.bits(0, LENGTH)
+
+
+def shuffled(count: int) -> list[int]:
+    blocks = list(range(count))
+    random.Random(0).shuffle(blocks)
+    return blocks
+
+
+@pytest.mark.parametrize("model", SPECS)
+def test_every_option_of_a_spec_is_as_in_a_dense_float64_model(model: str, tmp_path: Path) -> None:
+    run = make_run(tmp_path, model)
+    run.prefill(0, TOKENS, chunks=[30, 41])
+    tensors = write_spec_model(tmp_path, SPECS[model])
+    assert_close(run, DenseOracle(SPECS[model], tensors))
+
+
+@pytest.mark.parametrize("window", [1, 2, 63, 64, 65, 149, 150, 1000])
+def test_a_sliding_window_is_a_mask_over_dense_attention(window: int, tmp_path: Path) -> None:
+    settings = {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 1}
+    write_tiny_qwen3(tmp_path, settings=settings)
+    run = ReferenceRun(tmp_path)
+    run.prefill(0, TOKENS, chunks=[70])
+    tensors = tiny_qwen3_tensors(tiny_qwen3_config(), seed=0)
+    assert_close(run, DenseOracle(read_model(tmp_path).spec, tensors))
+
+
+def assert_close(run: ReferenceRun, oracle: DenseOracle) -> None:
+    theirs = oracle.logits(TOKENS)
+    ours = np.stack([run.logits[0, position] for position in range(LENGTH)])
+    assert np.abs(ours - theirs).max() <= 1e-4 * max(1.0, np.abs(theirs).max())
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("size", [1, 7, 16, 64, 100])
+def test_whole_and_in_chunks_give_the_same_bits(model: str, size: int, tmp_path: Path) -> None:
+    run = make_run(tmp_path, model)
+    run.prefill(0, TOKENS, chunks=[size] * ((LENGTH - 1) // size))
+    assert run.bits(0, LENGTH) == whole(tmp_path, model)
+
+
+@pytest.mark.parametrize("model", ["full", "windows"])
+def test_whole_and_cut_anywhere_give_the_same_bits(model: str, tmp_path: Path) -> None:
+    expected = whole(tmp_path, model)
+    run = make_run(tmp_path, model, num_blocks=5000)
+    for row, cut in enumerate(range(1, LENGTH)):
+        run.prefill(row, TOKENS, chunks=[cut])
+        assert run.bits(row, LENGTH) == expected, f"cut at {cut}"
+        run.driver.release(row)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("block_size", [1, 5, 8, 16, 32, 128])
+def test_block_sizes_and_block_ids_leave_the_bits_alone(model: str, block_size: int, tmp_path: Path) -> None:
+    blocks = shuffled(1024)
+    run = make_run(tmp_path, model, block_size=block_size, blocks=blocks, num_blocks=1024)
+    run.prefill(0, TOKENS, chunks=[50, 50])
+    assert run.bits(0, LENGTH) == whole(tmp_path, model)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_alone_and_in_a_batch_give_the_same_bits(model: str, tmp_path: Path) -> None:
+    lengths = {0: LENGTH, 1: 1, 2: 64, 3: 65, 4: 17}
+    run = make_run(tmp_path, model, blocks=shuffled(256))
+    for row, length in lengths.items():
+        run.driver.open(row, TOKENS[:length])
+    done = dict.fromkeys(lengths, 0)
+    for step in range(LENGTH):
+        counts = {row: min(1 + (row * step) % 9, lengths[row] - done[row]) for row in lengths}
+        run.step(*(Work(row, done[row], count) for row, count in counts.items() if count))
+        done = {row: done[row] + counts[row] for row in lengths}
+    assert done == lengths
+    expected = whole(tmp_path, model)
+    for row, length in lengths.items():
+        assert run.bits(row, length) == expected[: len(expected) // LENGTH * length]
+
+
+def test_blocks_behind_a_window_are_not_read(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "windows", block_size=8)
+    run.driver.open(0, TOKENS)
+    groups = run.driver.spec.groups
+    assert [group.window for group in groups] == [None, 20, 20]
+    start = 0
+    for count in (40, 1, 60, 30, 19):
+        for group, table in enumerate(groups):
+            for index in range(table.first_needed(start) // 8):
+                run.driver.set_block(0, group, index, NO_BLOCK)
+        run.step(Work(0, start, count))
+        start += count
+    assert run.bits(0, LENGTH) == whole(tmp_path, "windows")
+
+
+def test_slots_that_were_never_written_stay_poisoned_and_unread(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "full", blocks=[3, 5], num_blocks=8)
+    run.prefill(0, TOKENS[:20])
+    assert all(np.isfinite(logits).all() for logits in run.logits.values())
+    keys = run.worker.cache.layer(0).keys
+    assert np.isfinite(keys[3]).all()
+    assert np.isfinite(keys[5, :4]).all()
+    assert np.isnan(keys[5, 4:]).all()
+    assert np.isnan(np.delete(keys, [3, 5], axis=0)).all()
+
+
+def test_greedy_text_by_decoding_is_that_of_whole_passes(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "windows")
+    text = [run.prefill(0, TOKENS[:60])]
+    text += run.decode(0, 60, 12)
+    for length in range(1, len(text)):
+        again = make_run(tmp_path, "windows")
+        assert again.prefill(0, TOKENS[:60] + text[:length]) == text[length]
+
+
+def test_thousands_of_tokens_take_seconds(tmp_path: Path) -> None:
+    run = make_run(tmp_path, "full", num_blocks=300)
+    run.prefill(0, TOKENS * 26, chunks=[2048])  # 3,900 tokens; the suite's time limit is the check
+    assert run.bits(0, LENGTH) == whole(tmp_path, "full")

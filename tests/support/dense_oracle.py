@@ -1,0 +1,116 @@
+"""A second reading of `DecoderSpec`: whole sequences, dense masked attention, float64, no paging.
+
+It shares no code with the reference decoder, so that a mistake in paging, tiles or windows cannot
+be in both. It follows the formulas, not the engine: one matrix product per line, the whole score
+matrix at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.compute.models.base import (
+    Activation,
+    DecoderSpec,
+    LayerSpec,
+    NormKind,
+    NormSpec,
+    Part,
+)
+
+Array: TypeAlias = NDArray[np.float64]
+
+
+class DenseOracle:
+    """Computes the logits of every position of a sequence at once."""
+
+    def __init__(self, spec: DecoderSpec, tensors: Mapping[str, NDArray[np.float32]]) -> None:
+        self.spec = spec
+        self.tensors = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
+
+    def logits(self, tokens: Sequence[int]) -> Array:
+        """Return `[num_tokens, vocab_size]`."""
+        spec = self.spec
+        x = self._weight(Part.EMBEDDING)[list(tokens)] * spec.embedding_scale
+        if spec.learned_positions is not None:
+            first = spec.learned_positions
+            x = x + self._weight(Part.POSITIONS)[first : first + len(tokens)]
+        for index, layer in enumerate(spec.layers):
+            update = self._attention(self._norm(x, Part.ATTENTION_NORM, index), layer, index)
+            x = x + self._norm(update, Part.AFTER_ATTENTION_NORM, index)
+            update = self._mlp(self._norm(x, Part.MLP_NORM, index), index)
+            x = x + self._norm(update, Part.AFTER_MLP_NORM, index)
+        x = self._norm(x, Part.FINAL_NORM, 0)
+        head = Part.EMBEDDING if spec.tied_head else Part.HEAD
+        return _cap(x @ self._weight(head).T, spec.logit_soft_cap)
+
+    def _weight(self, part: Part, layer: int = 0) -> Array:
+        return self.tensors[self.spec.names[part].format(layer=layer) + ".weight"]
+
+    def _linear(self, x: Array, part: Part, layer: int) -> Array:
+        bias = self.tensors.get(self.spec.names[part].format(layer=layer) + ".bias")
+        product = np.einsum("ti,oi->to", x, self._weight(part, layer))
+        return product if bias is None else product + bias
+
+    def _norm(self, x: Array, part: Part, layer: int, norm: NormSpec | None = None) -> Array:
+        norm = norm or self.spec.norm
+        stem = self.spec.names.get(part, "none").format(layer=layer)
+        if stem + ".weight" not in self.tensors:
+            return x
+        scale = self.tensors[stem + ".weight"] + float(norm.unit_offset)
+        if norm.kind is NormKind.LAYER:
+            spread = np.sqrt(x.var(-1, keepdims=True) + norm.epsilon)
+            return (x - x.mean(-1, keepdims=True)) / spread * scale + self.tensors[stem + ".bias"]
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + norm.epsilon) * scale
+
+    def _attention(self, x: Array, layer: LayerSpec, index: int) -> Array:
+        shape = self.spec.attention
+        query = self._heads(x, layer, index, (Part.QUERY, Part.QUERY_NORM))
+        key = self._heads(x, layer, index, (Part.KEY, Part.KEY_NORM))
+        value = self._linear(x, Part.VALUE, index).reshape(key.shape)
+        group = shape.num_heads // shape.num_kv_heads
+        key, value = key.repeat(group, axis=1), value.repeat(group, axis=1)
+        scores = _cap(np.einsum("qhd,khd->hqk", query, key) * shape.scale, shape.score_soft_cap)
+        distance = np.arange(len(x))[:, None] - np.arange(len(x))
+        hidden = (distance < 0) | (distance >= (layer.window or len(x)))
+        scores[:, hidden] = -np.inf
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        mixed = np.einsum("hqk,khd->qhd", weights, value).reshape(len(x), -1)
+        return self._linear(mixed, Part.OUTPUT, index)
+
+    def _heads(self, x: Array, layer: LayerSpec, index: int, parts: tuple[Part, Part]) -> Array:
+        shape = self.spec.attention
+        heads = self._linear(x, parts[0], index).reshape(len(x), -1, shape.head_dim)
+        if shape.qk_norm is not None:
+            heads = self._norm(heads, parts[1], index, shape.qk_norm)
+        if layer.rope is None:
+            return heads
+        half = layer.rope.rotary_dim // 2
+        angle = np.arange(len(x))[:, None] * layer.rope.base ** (-np.arange(half) / half)
+        turned = heads.copy()
+        pairs = (heads[..., :half] + 1j * heads[..., half : 2 * half]) * np.exp(1j * angle)[:, None]
+        turned[..., :half], turned[..., half : 2 * half] = pairs.real, pairs.imag
+        return turned
+
+    def _mlp(self, x: Array, layer: int) -> Array:
+        up = self._linear(x, Part.UP, layer)
+        if self.spec.mlp.gated:
+            return self._linear(self._activate(self._linear(x, Part.GATE, layer)) * up, Part.DOWN, layer)
+        return self._linear(self._activate(up), Part.DOWN, layer)
+
+    def _activate(self, x: Array) -> Array:
+        kind = self.spec.mlp.activation
+        if kind is Activation.RELU:
+            return x.clip(min=0)
+        if kind is Activation.SILU:
+            return x / (1 + np.exp(-x))
+        return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def _cap(x: Array, cap: float | None) -> Array:
+    return x if cap is None else cap * np.tanh(x / cap)
