@@ -1,3 +1,99 @@
-"""quire serves large language models from paged KV memory."""
+"""quire serves large language models from paged KV memory.
+
+The names below are the public API. Each is imported from its module when it is first asked for, so `import quire` is
+cheap and brings in nothing but the standard library.
+
+    memory     KVCacheSpec, MemoryConfig, KVCacheManager      paged KV memory on its own, for any engine
+    requests   Request, SamplingParams, CacheScope, FinishReason
+    engine     SchedulerConfig, RequestLimits, Scheduler, EngineCore
+    errors     QuireError and what derives from it            drawn as a tree in quire.core.errors
+
+>>> from quire import KVCacheManager, KVCacheSpec, MemoryConfig, Request
+>>> spec = KVCacheSpec.from_layers([None] * 28, block_size=16, num_kv_heads=8, head_dim=128, dtype="bfloat16")
+>>> manager = KVCacheManager(spec, MemoryConfig(num_blocks=64))
+>>> request = Request("r", range(35))
+>>> manager.allocate_slots(request, 35), manager.block_tables(request)
+(True, [[0, 1, 2]])
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "CacheScope",
+    "CheckpointError",
+    "EngineCore",
+    "ExecutionError",
+    "FinishReason",
+    "InvalidConfigError",
+    "InvalidRequestError",
+    "InvalidValueError",
+    "InvariantError",
+    "KVCacheManager",
+    "KVCacheSpec",
+    "MemoryConfig",
+    "QuireError",
+    "Request",
+    "RequestLimits",
+    "RequestStateError",
+    "RequestTooLargeError",
+    "SamplingParams",
+    "Scheduler",
+    "SchedulerConfig",
+    "StepLogError",
+    "UnknownRequestError",
+]
+
+if TYPE_CHECKING:
+    from quire.core.config import MemoryConfig, SchedulerConfig
+    from quire.core.errors import (
+        CheckpointError,
+        ExecutionError,
+        InvalidConfigError,
+        InvalidRequestError,
+        InvalidValueError,
+        InvariantError,
+        QuireError,
+        RequestStateError,
+        RequestTooLargeError,
+        StepLogError,
+        UnknownRequestError,
+    )
+    from quire.core.kv_spec import KVCacheSpec
+    from quire.core.request import CacheScope, FinishReason, Request
+    from quire.core.sampling_params import SamplingParams
+    from quire.core.validate import RequestLimits
+    from quire.engine.core import EngineCore
+    from quire.memory.manager import KVCacheManager
+    from quire.scheduler.scheduler import Scheduler
+
+_HOMES = {
+    "CacheScope": "quire.core.request",
+    "EngineCore": "quire.engine.core",
+    "FinishReason": "quire.core.request",
+    "KVCacheManager": "quire.memory.manager",
+    "KVCacheSpec": "quire.core.kv_spec",
+    "MemoryConfig": "quire.core.config",
+    "Request": "quire.core.request",
+    "RequestLimits": "quire.core.validate",
+    "SamplingParams": "quire.core.sampling_params",
+    "Scheduler": "quire.scheduler.scheduler",
+    "SchedulerConfig": "quire.core.config",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module 'quire' has no attribute {name!r}")
+    from importlib import import_module
+
+    value: object = getattr(import_module(_HOMES.get(name, "quire.core.errors")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

@@ -1,7 +1,108 @@
-"""The command line of quire."""
+"""The command line of quire.
+
+A subcommand is a module with `add_parser(subparsers)`, which sets `run`: a function from the parsed arguments to the
+exit status. Only the module of the command that is run is imported, so that `quire --help` answers at once.
+
+    exit status   0 done    1 failed    2 called wrongly    130 interrupted    141 nobody read the output to its end
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NamedTuple, NoReturn
+
+import quire
+from quire.core.errors import QuireError
+
+FAILED, MISUSED, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
 
 
-def main() -> int:
-    """Run the command line; returns the exit status."""
-    print("quire: no command yet")
-    return 0
+class Command(NamedTuple):
+    """A subcommand, and the module that knows it."""
+
+    name: str
+    help: str
+    module: str
+
+
+COMMANDS = (
+    Command("demo", "watch paged KV memory at work, in the terminal", "quire.cli.demo"),
+    Command("bench", "measure quire on this machine", "quire.cli.bench"),
+    Command("doctor", "say what works on this machine", "quire.cli.doctor"),
+)
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Says in one line what is wrong with the arguments."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the message and exit."""
+        self.exit(MISUSED, f"{self.prog}: error: {message}; see {self.prog} --help\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status. Never raises for what a user can cause."""
+    if sys.stdout is None:  # closed by who called us
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    try:
+        status = _run(sys.argv[1:] if arguments is None else list(arguments))
+        sys.stdout.flush()
+        return status
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _forget_stdout()
+        return PIPE_CLOSED
+    except (QuireError, OSError) as error:
+        print("quire: error:", _in_one_line(error), file=sys.stderr)
+        _forget_stdout()
+        return FAILED
+
+
+def _in_one_line(error: QuireError | OSError) -> str:
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return " ".join(text.split())
+
+
+def _run(arguments: list[str]) -> int:
+    parser = _make_parser(arguments)
+    try:
+        options = parser.parse_args(arguments)
+    except SystemExit as request:  # --help, --version, or an error that the parser has printed
+        return request.code if isinstance(request.code, int) else 0
+    if "run" not in options:
+        parser.print_help()
+        return MISUSED
+    status: int = options.run(options)
+    return status
+
+
+def _make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """Make the parser; of the commands only the one that is named knows its options."""
+    parser = OneLineParser(prog="quire", description="Serve large language models from paged KV memory.")
+    parser.add_argument("--version", action="version", version=f"quire {quire.__version__}")
+    subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
+    named = next((argument for argument in arguments if not argument.startswith("-")), "")
+    for command in COMMANDS:
+        if command.name == named:
+            import_module(command.module).add_parser(subparsers)
+        else:
+            subparsers.add_parser(command.name, help=command.help)
+    return parser
+
+
+def _forget_stdout() -> None:
+    """Nobody takes what is still to be written: let the interpreter find nothing to flush on its way out."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):
+        return
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)

@@ -6,6 +6,8 @@ model folder ──► DecoderSpec ──► KVCacheSpec ──► KVCacheManage
 
 from __future__ import annotations
 
+import secrets
+from dataclasses import replace
 from pathlib import Path
 
 from quire.compute.models import read_model
@@ -33,6 +35,8 @@ def create_reference_engine(
     Raises `CheckpointError` for a folder that cannot be run; nothing is allocated then.
     """
     memory, scheduler = memory or MemoryConfig(), scheduler or SchedulerConfig()
+    if not memory.hash_key:
+        memory = replace(memory, hash_key=secrets.token_bytes(32))
     model = read_model(model_folder)
     spec = model.spec.kv_cache_spec(block_size)
     worker = load_worker(

@@ -13,8 +13,7 @@ A block that others may see is never written: the block that the next token goes
 holder (copy-on-write, the partial tail included). If a prompt is cached whole, its last token is computed all the same,
 because something must yield a logit; its block is then taken over if nobody else holds it, and copied if somebody does.
 
-Parts: block_pool (whose block), prefix/ (what is in it), publisher (what becomes visible), swap (the other tier),
-bookkeeping (counters and the audit).
+Parts: block_pool (whose block), prefix/ (what is in it), publisher (who may see it), swap (tiers), bookkeeping (audit).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from quire.memory.block_pool import BlockPool
 from quire.memory.block_table import BlockTable
 from quire.memory.bookkeeping import MemoryBooks
 from quire.memory.changes import MemoryChanges
-from quire.memory.eviction import create_eviction_policy
+from quire.memory.eviction import EvictionPolicy, create_eviction_policy
 from quire.memory.ledger import MemoryLedger, RequestLedger
 from quire.memory.prefix import PrefixEntry, create_prefix_index
 from quire.memory.publisher import Publisher
@@ -42,7 +41,7 @@ from quire.memory.tiers.host import HostTier
 
 
 class KVCacheManager:
-    """Paged KV memory with prefix sharing, for any engine.
+    """Paged KV memory with prefix sharing, for any engine. An `eviction` of your own takes the configured one's place.
 
     >>> spec = KVCacheSpec.from_layers([None], block_size=4, num_kv_heads=1, head_dim=8, dtype="float32")
     >>> manager = KVCacheManager(spec, MemoryConfig(num_blocks=8))
@@ -58,7 +57,12 @@ class KVCacheManager:
     """
 
     def __init__(
-        self, spec: KVCacheSpec, config: MemoryConfig, *, make_pool: Callable[..., BlockPool] = BlockPool
+        self,
+        spec: KVCacheSpec,
+        config: MemoryConfig,
+        *,
+        eviction: EvictionPolicy | None = None,
+        make_pool: Callable[..., BlockPool] = BlockPool,
     ) -> None:
         self.spec = spec
         self.config = config
@@ -73,7 +77,7 @@ class KVCacheManager:
         limit = config.max_cached_blocks_per_tenant
         self.pool = make_pool(
             config.num_blocks,
-            create_eviction_policy(config.eviction),
+            create_eviction_policy(config.eviction) if eviction is None else eviction,
             on_evict=self._on_evict,
             quota=None if limit is None else TenantQuota(limit),
         )

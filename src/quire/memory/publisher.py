@@ -71,7 +71,7 @@ class Publisher:
 
     def announce(self, request: Request, memory: SequenceMemory, frontier: Frontier) -> None:
         """Note that a request is about to compute this block, unless somebody else is. Mutates."""
-        if frontier not in self._computing:
+        if self._index.keeps_entries and frontier not in self._computing:
             self._computing[frontier] = request
             memory.frontier = frontier
 

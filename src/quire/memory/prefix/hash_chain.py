@@ -33,6 +33,8 @@ class HashChainIndex:
     (True, [])
     """
 
+    keeps_entries = True
+
     def __init__(self, block_bytes: int, num_groups: int, hasher: BlockHasher) -> None:
         self._block_bytes = block_bytes
         self._num_groups = num_groups

@@ -10,6 +10,8 @@ from quire.memory.prefix.base import PrefixEntry
 class NoPrefixIndex:
     """Finds nothing and keeps nothing, so no block is ever published."""
 
+    keeps_entries = False
+
     def __init__(self, num_groups: int) -> None:
         self._num_groups = num_groups
 

@@ -53,6 +53,8 @@ class RadixTreeIndex:
     (True, True)
     """
 
+    keeps_entries = True
+
     def __init__(self, block_bytes: int, num_groups: int) -> None:
         self._block_bytes = block_bytes
         self._num_groups = num_groups

@@ -1,0 +1,69 @@
+"""`quire demo`: the documents' own example, on the real engine, drawn as it happens.
+
+A story is a tuple of chapters; to add one, write a module with a function that yields scenes and name it here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from quire.cli.terminal import add_color_option, detect
+
+if TYPE_CHECKING:
+    from quire.cli.demo.scene import Chapter
+
+
+INTRODUCTION = (
+    "Nothing here is staged: a real scheduler plans every step, the real memory manager carries it out, and what you "
+    "see is read from its books afterwards. A card is a block: its number, who holds it, and below, how many of its 16 "
+    "slots hold the keys and values of a token. The bytes are those of Qwen3-0.6B."
+)
+CONCLUSION = (
+    "All books were audited after every step. To go on: examples/ has each idea in a few lines of code, `quire bench "
+    "control` measures all this, and `quire doctor` says what works on this machine."
+)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command `demo`. Mutates `subparsers`."""
+    parser = subparsers.add_parser("demo", help="watch paged KV memory at work", description=__doc__)
+    parser.add_argument("--fast", action="store_true", help="print everything at once, without pauses")
+    add_color_option(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Tell the story. Returns the exit status."""
+    from quire.cli.demo.block_map import draw_legend
+    from quire.cli.demo.stage import Stage
+    from quire.cli.text import BOLD, line, span
+
+    terminal = detect(sys.stdout, os.environ, arguments.color)
+    stage = Stage(sys.stdout, terminal, None if arguments.fast else time.sleep)
+    stage.write([(), line(span("quire: paged memory for the keys and values of language models", BOLD))], 2)
+    stage.say(INTRODUCTION)
+    stage.write(draw_legend(terminal.columns - 4), 2)
+    for number, chapter in enumerate(story(), start=1):
+        stage.play(number, chapter)
+    stage.say(CONCLUSION)
+    return 0
+
+
+def story() -> tuple[Chapter, ...]:
+    """Return the chapters in the order in which they are told."""
+    from quire.cli.demo.copy_on_write import copy_on_write
+    from quire.cli.demo.full_pool import full_pool
+    from quire.cli.demo.paging import paging
+    from quire.cli.demo.scene import Chapter
+    from quire.cli.demo.sharing import prefix_sharing
+
+    return (
+        Chapter("Paging: blocks instead of reservations", paging),
+        Chapter("Prefix sharing: what begins alike is stored once", prefix_sharing),
+        Chapter("Copy-on-write: several answers to one prompt", copy_on_write),
+        Chapter("A full pool: evict, then yield", full_pool),
+    )

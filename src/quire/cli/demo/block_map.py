@@ -1,0 +1,132 @@
+"""The block map: a snapshot drawn as a card for each block.
+
+     0 ABC×3  3    A   4        7
+    ████████ ██▌░░░░░ ········ ▒▒▒▒▒▒▒▒      id, holders, reference count where it is over 1
+      B joins     new            cached      fill: a character for every eighth of the slots, ▌ for half of it
+                                             what just happened
+
+Pure: a function from a snapshot to lines, which says everything in characters already; colour only adds to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from quire.cli.demo.snapshot import BlockView, MemorySnapshot
+from quire.cli.text import BOLD, FAINT, Colour, Line, Span, Style, line, span, width
+from quire.memory.block import BlockState
+
+CELL_COLUMNS = 8
+GAP_COLUMNS = 1
+MAX_CELLS_IN_ROW = 8
+WHITE = Colour(231, 15)
+BLACK = Colour(16, 0)
+SHARED = Colour(178, 3)
+OWNERS = (
+    Colour(25, 4),  # blue
+    Colour(130, 1),  # orange
+    Colour(29, 2),  # green
+    Colour(97, 5),  # violet
+    Colour(30, 6),  # teal
+    Colour(125, 1),  # crimson
+    Colour(94, 3),  # brown
+    Colour(62, 4),  # indigo
+)
+"""Dark enough to carry white letters, light enough to stand out from a black ground."""
+
+
+def owner_colour(name: str) -> Colour:
+    """Return the colour of a sequence."""
+    return OWNERS[(ord(name[0]) - ord("A")) % len(OWNERS)]
+
+
+def chip(name: str) -> Span:
+    """Return the name of a sequence on its colour."""
+    return span(f" {name} ", Style(WHITE, owner_colour(name), bold=True))
+
+
+def draw_block_map(snapshot: MemorySnapshot, changes: Mapping[int, str], columns: int) -> list[Line]:
+    """Draw every block once, in rows of at most eight cards, each of three lines. Does not mutate."""
+    in_row = min(max((columns + GAP_COLUMNS) // (CELL_COLUMNS + GAP_COLUMNS), 1), MAX_CELLS_IN_ROW)
+    lines: list[Line] = []
+    for first in range(0, len(snapshot.blocks), in_row):
+        row = snapshot.blocks[first : first + in_row]
+        if first:
+            lines.append(())
+        lines.append(_join([_head(block) for block in row]))
+        lines.append(_join([_fill(block, snapshot.block_size) for block in row]))
+        lines.append(_join([_caption(changes.get(block.block_id, "")) for block in row]))
+    return lines
+
+
+def draw_legend(columns: int) -> list[Line]:
+    """Explain the cards, in as many lines as the width asks for. Does not mutate."""
+    owned, shared = Style(OWNERS[0]), Style(SHARED)
+    parts = [
+        line(span("██▌", owned), span("░", owned), " one holder"),
+        line(span("███", shared), " shared, ×2: by two"),
+        line(span("▒▒▒", FAINT), " cached, may be hit"),
+        line(span("···", FAINT), " free"),
+    ]
+    lines: list[Line] = [parts[0]]
+    for part in parts[1:]:
+        if width(lines[-1]) + 3 + width(part) <= columns:
+            lines[-1] = line(lines[-1], "   ", part)
+        else:
+            lines.append(part)
+    return lines
+
+
+def _join(cells: list[Line]) -> Line:
+    joined: list[Span] = []
+    for place, cell in enumerate(cells):
+        joined.extend([span(" " * GAP_COLUMNS), *cell] if place else cell)
+    return tuple(joined)
+
+
+def _head(block: BlockView) -> Line:
+    number = f"{block.block_id:>2}"
+    return line(span(number + _label(block).rjust(CELL_COLUMNS - len(number)), _head_style(block)))
+
+
+def _label(block: BlockView) -> str:
+    """Who holds the block, as far as there is room."""
+    if block.state is not BlockState.IN_USE:
+        return f"{block.content.lower()} "
+    names, count = "".join(block.holders), f"×{block.ref_count}" if block.ref_count > 1 else " "
+    return names + count if len(names) + len(count) <= CELL_COLUMNS - 3 else count
+
+
+def _head_style(block: BlockView) -> Style:
+    if block.state is not BlockState.IN_USE:
+        return FAINT
+    return Style(BLACK, SHARED, bold=True) if block.ref_count > 1 else Style(WHITE, _own_colour(block), bold=True)
+
+
+def _own_colour(block: BlockView) -> Colour:
+    return SHARED if block.ref_count > 1 or not block.holders else owner_colour(block.holders[0])
+
+
+def _fill(block: BlockView, block_size: int) -> Line:
+    if block.state is BlockState.FREE:
+        return line(span("·" * CELL_COLUMNS, FAINT))
+    if block.state is BlockState.CACHED:
+        return line(span("▒" * CELL_COLUMNS, FAINT))
+    return line(span(fill_bar(block.num_stored, block_size), Style(_own_colour(block))))
+
+
+def fill_bar(num_stored: int, block_size: int) -> str:
+    """Return how full a block is: eight characters, half a character the least that is shown.
+
+    >>> fill_bar(16, 16), fill_bar(5, 16), fill_bar(1, 256)
+    ('████████', '██▌░░░░░', '▌░░░░░░░')
+    """
+    halves = num_stored * 2 * CELL_COLUMNS // block_size
+    if num_stored:
+        halves = max(halves, 1)
+    bar = "█" * (halves // 2) + "▌" * (halves % 2)
+    return bar.ljust(CELL_COLUMNS, "░")
+
+
+def _caption(word: str) -> Line:
+    return line(span(word[:CELL_COLUMNS].center(CELL_COLUMNS), BOLD))

@@ -1,0 +1,131 @@
+"""`quire doctor`: what works on this machine, on one screen.
+
+Every check says what it found; one that fails says what to do. The exit status is 1 if something that quire needs is
+missing, else 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from dataclasses import dataclass
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+import quire
+from quire.cli.granted import core_quota, granted_cores, memory_bytes, memory_limit
+from quire.cli.terminal import Terminal, add_color_option, detect
+from quire.cli.text import BOLD, FAINT, Colour, Line, Style, line, paragraph, span
+
+GOOD = Style(Colour(34, 2), bold=True)
+BAD = Style(Colour(160, 1), bold=True)
+NAME_COLUMNS = 15
+BYTES_PER_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at. `works` None: it is not here, and need not be."""
+
+    name: str
+    works: bool | None
+    text: str
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command `doctor`. Mutates `subparsers`."""
+    parser = subparsers.add_parser(
+        "doctor", help="say what works on this machine", description="Say what works on this machine."
+    )
+    add_color_option(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Look, and print what was found. Returns the exit status."""
+    terminal = detect(sys.stdout, os.environ, arguments.color)
+    findings = examine()
+    for drawn in draw(findings, terminal):
+        print(terminal.render(drawn))
+    return int(any(finding.works is False for finding in findings))
+
+
+def examine() -> list[Finding]:
+    """Look at everything. Does not mutate."""
+    return [
+        _python(),
+        _numpy(),
+        _compiled_core(),
+        _cores(),
+        _memory(),
+        _torch(),
+    ]
+
+
+def draw(findings: list[Finding], terminal: Terminal) -> list[Line]:
+    """Return the screen. Does not mutate."""
+    lines = [line(span(f"quire {quire.__version__}", BOLD), span(f"  {Path(quire.__file__).parent}", FAINT)), ()]
+    marks = {True: span("✓", GOOD), False: span("×", BAD), None: span("−", FAINT)}
+    for finding in findings:
+        first, *rest = paragraph(finding.text, max(terminal.columns - NAME_COLUMNS - 3, 20)) or [()]
+        lines.append(line(" ", marks[finding.works], f" {finding.name:<{NAME_COLUMNS}}", first))
+        lines.extend(line(" " * (NAME_COLUMNS + 3), more) for more in rest)
+    failed = [finding.name for finding in findings if finding.works is False]
+    verdict = span(f"needs attention: {', '.join(failed)}", BAD) if failed else span("everything needed is here", GOOD)
+    return [*lines, (), line(" ", verdict)]
+
+
+def _python() -> Finding:
+    return Finding(
+        "python",
+        True,
+        f"{platform.python_implementation()} {platform.python_version()} on {platform.system()} {platform.machine()}, "
+        f"{sys.executable}",
+    )
+
+
+def _numpy() -> Finding:
+    try:
+        return Finding("numpy", True, str(import_module("numpy").__version__))
+    except ImportError as error:
+        return Finding("numpy", False, f"cannot be imported ({error}); pip install numpy")
+
+
+def _compiled_core() -> Finding:
+    try:
+        from quire._native import cpu_features, instruction_set
+    except ImportError as error:
+        return Finding("compiled core", False, f"cannot be imported ({error}); pip install --force-reinstall quire")
+    features = ", ".join(name for name, is_there in cpu_features().items() if is_there)
+    return Finding("compiled core", True, f"uses {instruction_set()}; the processor has {features or 'no extension'}")
+
+
+def _cores() -> Finding:
+    granted, quota, present = granted_cores(), core_quota(), os.cpu_count() or 1
+    text = f"{granted} of {present} granted"
+    if quota is not None:
+        text += f", and time for {quota:g} of them"
+    return Finding("cores", True, text)
+
+
+def _memory() -> Finding:
+    total, available, limit = memory_bytes("MemTotal"), memory_bytes("MemAvailable"), memory_limit()
+    if total is None or available is None:
+        return Finding("memory", None, "the system does not say")
+    text = f"{available / BYTES_PER_GIB:.1f} GiB available of {total / BYTES_PER_GIB:.1f} GiB"
+    if limit is not None and limit < total:
+        text += f", of which this process may have {limit / BYTES_PER_GIB:.1f} GiB"
+    return Finding("memory", True, text)
+
+
+def _torch() -> Finding:
+    """Torch is looked for, not imported: that takes seconds."""
+    if find_spec("torch") is None:
+        return Finding("torch", None, "not installed; only a GPU needs it: pip install 'quire[torch]'")
+    try:
+        return Finding("torch", True, metadata.version("torch"))
+    except metadata.PackageNotFoundError:
+        return Finding("torch", None, "installed, its version unknown")

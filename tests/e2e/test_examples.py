@@ -1,0 +1,47 @@
+"""Every file in examples/ runs on its own, quickly, and prints what it promises."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+MAX_LINES = 60
+
+FACTS = {
+    "eviction_policy.py": ["hit rate with LRU: 4%, with the most hit kept: 25%"],
+    "paging_by_hand.py": [
+        "block 2: a4 a5 a6 a7",
+        "table of a: [0, 2, 4] reads a0 a1 a2 a3 a4 a5 a6 a7 a8 a9",
+        "table of b: [1, 3] reads b0 b1 b2 b3 b4 b5 b6",
+        "5 blocks used, 3 of their slots empty, 3 free",
+    ],
+    "prefix_sharing.py": [
+        "each for itself: 128 blocks at the most, 1664 prompt tokens computed",
+        "sharing:         35 blocks at the most, 176 prompt tokens computed, 1488 taken from the cache (89%)",
+        "the answers are the same, to the token",
+    ],
+}
+
+
+def test_every_example_is_known() -> None:
+    assert sorted(path.name for path in EXAMPLES.glob("*.py")) == sorted(FACTS)
+
+
+@pytest.mark.parametrize("name", sorted(FACTS))
+def test_example_runs_and_says_what_it_promises(name: str, tmp_path: Path) -> None:
+    path = EXAMPLES / name
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= MAX_LINES
+    assert text.startswith('"""')
+    assert "\nassert " in text
+    done = subprocess.run(
+        [sys.executable, "-W", "error", path], capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    for fact in FACTS[name]:
+        assert fact in lines
