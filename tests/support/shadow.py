@@ -1,17 +1,23 @@
 """A cache that holds, instead of keys and values, what they stand for: and an executor that computes on it.
 
 Every slot remembers the KV group, the position and a digest of **all tokens up to there** (seeded by the salt). A token
-is "computed" by reading the digests of its context *out of the cache, through the block table*, and its successor is drawn
-from its own digest. So a wrong block, a stale slot, a missed copy or a hit across salts raises `ShadowError` at once.
+is "computed" by reading the digests of its context *out of the cache, through the block table*, and its successor is
+drawn from its own digest. So a wrong block, a stale slot, a missed copy or a hit across salts raises `ShadowError` at
+once.
+
+Beams: which beam each one continues is drawn from the digests of all beams of the search, so it looks random, and yet
+`expected_beams` can say without any engine what must come out.
+
+A step that is told to fail is lost with all behind it. What these steps had computed is then spoilt, so that whoever
+reads it all the same is found out; copies and moves stay done, as the contract says.
 """
 
 from __future__ import annotations
 
-import random
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from quire.core.errors import ExecutionError
 from quire.core.kv_spec import KVCacheSpec
@@ -54,6 +60,7 @@ class ShadowCache:
         self.block_size = block_size
         self._device: dict[int, dict[int, Content]] = {}  # block → offset → content
         self._host: dict[int, dict[int, Content]] = {}
+        self._written: list[tuple[int, int]] = []
 
     def apply(self, plan: StepPlan) -> None:
         """Carry out moves and copies in the order of the contract."""
@@ -71,6 +78,17 @@ class ShadowCache:
         if index >= len(table) or table[index] == NO_BLOCK:
             raise ShadowError(f"position {content.position} is written and has no block")
         self._device.setdefault(table[index], {})[offset] = content
+        self._written.append((table[index], offset))
+
+    def take_written(self) -> list[tuple[int, int]]:
+        """Return block and offset of what was written since the last call."""
+        written, self._written = self._written, []
+        return written
+
+    def spoil(self, written: list[tuple[int, int]]) -> None:
+        """Make what was written unfit to be read."""
+        for block, offset in written:
+            self._device.get(block, {}).pop(offset, None)
 
     def read(self, table: list[int], expected: Content) -> None:
         """Read a position and compare."""
@@ -87,8 +105,10 @@ class _Row:
     tokens: array[int]
     tables: list[list[int]]
     digests: list[int]  # of the first p tokens, at index p
+    request_id: str
     branch: int
-    fresh: bool = field(default=True)
+    num_beams: int  # 1: no beam search
+    failed: bool = False
 
 
 class ShadowExecutor:
@@ -101,18 +121,16 @@ class ShadowExecutor:
         *,
         salt_of: Callable[[str], str] = lambda request_id: "",
         thorough: bool = True,
-        seed: int = 0,
     ) -> None:
         self.cache = ShadowCache(spec.block_size)
         self._spec = spec
         self._vocab_size = vocab_size
         self._salt_of = salt_of
         self._thorough = thorough
-        self._random = random.Random(seed)  # only for the parents of beams
         self._rows: dict[int, _Row] = {}
-        self._results: deque[StepResult] = deque()
+        self._results: deque[tuple[StepResult, list[tuple[int, int]]]] = deque()
         self.fail_next_collect = False
-        self.fail_rows: set[int] = set()  # rows that fail in the next plan that has them
+        self.fail_rows: set[int] = set()  # rows that fail from the next plan that has them, until they are released
         self.num_tokens_computed = 0
 
     def start(self) -> None:
@@ -125,9 +143,11 @@ class ShadowExecutor:
         """Return the oldest result, or fail if told to."""
         if self.fail_next_collect:
             self.fail_next_collect = False
+            for _, written in self._results:
+                self.cache.spoil(written)
             self._results.clear()
             raise ExecutionError("told to fail")
-        return self._results.popleft()
+        return self._results.popleft()[0]
 
     def submit(self, plan: StepPlan) -> None:
         """Compute a plan at once. It goes through the wire form first, so that nothing travels by reference."""
@@ -141,34 +161,66 @@ class ShadowExecutor:
             for token in start.tokens:
                 digests.append(extend(digests[-1], token))
             tables: list[list[int]] = [[] for _ in self._spec.groups]
-            self._rows[start.row] = _Row(array("i", start.tokens), tables, digests, start.branch)
+            num_beams = start.sampling.num_sequences if start.sampling.beam_search else 1
+            tokens = array("i", start.tokens)
+            self._rows[start.row] = _Row(tokens, tables, digests, start.request_id, start.branch, num_beams)
         changes = plan.tables
         for row, group, index, block in zip(changes.rows, changes.groups, changes.indices, changes.blocks, strict=True):
             table = self._rows[row].tables[group]
             table.extend([NO_BLOCK] * (index + 1 - len(table)))
             table[index] = block
         self.cache.apply(plan)
-        self._results.append(StepResult.from_bytes(self._compute(plan).to_bytes()))
+        result = StepResult.from_bytes(self._compute(plan).to_bytes())
+        self._results.append((result, self.cache.take_written()))
 
     def _compute(self, plan: StepPlan) -> StepResult:
         entries = list(zip(plan.rows, plan.starts, plan.counts, plan.samples, strict=True))
         for row, start, count, _ in entries:  # all are written before any is read, as in a layer of a model
+            if row in self.fail_rows:
+                self._rows[row].failed = True
+            if self._rows[row].failed:
+                continue
             self._write(self._rows[row], start, count, plan.drafts.get(row, array("i")))
-        num_tokens, tokens, failures = array("i"), array("i"), {}
+        beams = self._choose_beams({row: samples for row, _, _, samples in entries})
+        num_tokens, tokens, parents, failures = array("i"), array("i"), array("i"), {}
         for index, (row, start, count, samples) in enumerate(entries):
             drafts = plan.drafts.get(row, array("i"))
-            if index < plan.num_decodes and (count, samples, len(drafts)) != (1, 1, 0):
-                raise ShadowError("an entry among the plain decodes is none")
-            self._read(self._rows[row], start, count, drafts)
-            if row in self.fail_rows:
+            parents.append(beams[row][0] if row in beams else row)
+            if self._rows[row].failed:
                 self.fail_rows.discard(row)
                 failures[row] = "told to fail"
                 num_tokens.append(0)
                 continue
-            sampled = self._sample(self._rows[row], samples, drafts)
+            if index < plan.num_decodes and (count, samples, len(drafts)) != (1, 1, 0):
+                raise ShadowError("an entry among the plain decodes is none")
+            self._read(self._rows[row], start, count, drafts)
+            if row in beams:
+                sampled = [beams[row][1]]
+                self._grow(self._rows[row], sampled)  # good only for a beam that continues itself
+            else:
+                sampled = self._sample(self._rows[row], samples, drafts)
             num_tokens.append(len(sampled))
             tokens.extend(sampled)
-        return StepResult(plan.step_id, num_tokens, tokens, failures=failures)
+        return StepResult(plan.step_id, num_tokens, tokens, parents if beams else array("i"), failures)
+
+    def _choose_beams(self, samples: dict[int, int]) -> dict[int, tuple[int, int]]:
+        """For each row that is a beam taking a step: the row that it continues, and its token."""
+        searches: dict[str, list[tuple[int, int]]] = {}
+        for row, wanted in samples.items():
+            state = self._rows[row]
+            if state.num_beams > 1 and wanted == 1:
+                searches.setdefault(state.request_id, []).append((state.branch, row))
+        chosen: dict[int, tuple[int, int]] = {}
+        for found in searches.values():
+            rows = [row for _, row in sorted(found)]
+            states = [self._rows[row] for row in rows]
+            if len(rows) != states[0].num_beams or len({len(state.tokens) for state in states}) != 1:
+                raise ShadowError("the beams of a search do not move together")
+            choices = choose_beams([state.digests[-1] for state in states], self._vocab_size)
+            if any(state.failed for state in states):
+                choices = [(index, 0) for index in range(len(rows))]  # the search is about to end
+            chosen |= {row: (rows[parent], token) for row, (parent, token) in zip(rows, choices, strict=True)}
+        return chosen
 
     def _context(self, row: _Row, drafts: array[int]) -> tuple[array[int], list[int]]:
         digests = list(row.digests)
@@ -195,7 +247,7 @@ class ShadowExecutor:
                 self.cache.read(row.tables[group], Content(group, position, digests[position + 1]))
 
     def _draw(self, digest: int, branch: int = 0) -> int:
-        return extend(digest, 1 << 20, branch) % self._vocab_size
+        return draw(digest, self._vocab_size, branch)
 
     def _sample(self, row: _Row, samples: int, drafts: array[int]) -> list[int]:
         if samples > 1:
@@ -218,6 +270,24 @@ class ShadowExecutor:
             row.digests.append(extend(row.digests[-1], token))
 
 
+def draw(digest: int, vocab_size: int, branch: int = 0) -> int:
+    """The token that comes after a sequence; of several drawn at once, that of a branch."""
+    return extend(digest, 1 << 20, branch) % vocab_size
+
+
+def choose_beams(digests: list[int], vocab_size: int) -> list[tuple[int, int]]:
+    """For each beam of a search, in the order of their branches: which one it continues, and with which token."""
+    mixed = extend(0, *digests)
+    num_children: Counter[int] = Counter()
+    choices = []
+    for index in range(len(digests)):
+        drawn = extend(mixed, index)
+        parent = index if drawn & 1 else (drawn >> 1) % len(digests)
+        choices.append((parent, draw(digests[parent], vocab_size, num_children[parent])))
+        num_children[parent] += 1
+    return choices
+
+
 def expected_tokens(
     prompt: list[int], num_tokens: int, vocab_size: int, *, salt: str = "", branch: int = 0
 ) -> list[int]:
@@ -225,6 +295,18 @@ def expected_tokens(
     digest = extend(root_digest(salt), *prompt)
     tokens: list[int] = []
     for index in range(num_tokens):
-        tokens.append(extend(digest, 1 << 20, branch if index == 0 else 0) % vocab_size)
+        tokens.append(draw(digest, vocab_size, branch if index == 0 else 0))
         digest = extend(digest, tokens[-1])
     return tokens
+
+
+def expected_beams(
+    prompt: list[int], num_beams: int, num_tokens: int, vocab_size: int, *, salt: str = ""
+) -> list[list[int]]:
+    """The beams of a search after so many tokens, in the order of their branches, whatever else runs."""
+    root = extend(root_digest(salt), *prompt)
+    beams = [[draw(root, vocab_size, branch)] for branch in range(num_beams)]
+    for _ in range(num_tokens - 1):
+        choices = choose_beams([extend(root, *beam) for beam in beams], vocab_size)
+        beams = [[*beams[parent], token] for parent, token in choices]
+    return beams if num_tokens else [[] for _ in beams]

@@ -33,7 +33,10 @@ class InvalidValueError(QuireError, ValueError):
     """
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
-        shown = repr(value)
+        try:
+            shown = repr(value)
+        except ValueError:  # Python refuses to print integers of thousands of digits
+            shown = f"a {type(value).__name__} too large to print"
         if len(shown) > 80:
             shown = shown[:77] + "..."
         super().__init__(f"{field} is {shown}; allowed: {allowed}")

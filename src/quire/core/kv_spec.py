@@ -63,7 +63,7 @@ class KVCacheSpec:
         _require_int("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
         _require_int("num_kv_heads", self.num_kv_heads, 1, 1 << 16)
         _require_int("head_dim", self.head_dim, 1, 1 << 16)
-        if self.dtype not in DTYPE_BYTES:
+        if not isinstance(self.dtype, str) or self.dtype not in DTYPE_BYTES:
             raise InvalidConfigError("dtype", self.dtype, f"one of {', '.join(DTYPE_BYTES)}")
         if not self.groups or not any(group.layers for group in self.groups):
             raise InvalidConfigError("groups", self.groups, "at least one group with at least one layer")

@@ -15,9 +15,10 @@ num_planned == len(tokens): the token at that position is still being sampled by
 plan depends on a result (drafts to be verified, beams to be chosen, a prompt about to open into several sequences),
 the backlog is 0 until that result is in.
 
-Who writes what: the scheduler owns the status and the progress; the memory manager owns `num_slots` and
-`num_cached_tokens`. Requests that were opened from one prompt (n, best_of, beams) know each other through a
-`RequestGroup`.
+Who writes what: the scheduler (or whoever drives the memory by itself) owns the status and the progress, and the
+memory manager reads them. `num_slots` is raised by the manager when it makes room; the scheduler lowers it where it
+wants to be asked again before the next token. Requests that were opened from one prompt (n, best_of, beams) know each
+other through a `RequestGroup`.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class Request:
     ) -> None:
         self.request_id = request_id
         self.branch = 0
-        self.sampling = sampling or SamplingParams()
+        self.sampling = SamplingParams() if sampling is None else sampling
         self.scope = scope
         self.priority = priority
         self.arrival_s = arrival_s
@@ -149,7 +150,7 @@ class Request:
         self.num_computed = 0
         self.num_planned = 0
         self.backlog = self.num_prompt_tokens
-        self.num_slots = 0  # positions below it may be written without asking the memory manager
+        self.num_slots = 0  # positions below it may be planned without asking the memory manager
         self.next_event = 0  # computed tokens at which update() has more to do than append a token
         self.num_late_results = 0  # of steps that were under way when it was preempted; awaited before it resumes
         self.generation = 0  # counts the times that progress was thrown away, so that late results are told apart
@@ -229,7 +230,7 @@ def token_array(tokens: Iterable[int]) -> array[int]:
     """
     if isinstance(tokens, array) and tokens.typecode == "i":
         return tokens[:]
-    if isinstance(tokens, str | bytes):
+    if isinstance(tokens, str | bytes | bytearray | dict | set | frozenset):
         raise InvalidRequestError("prompt", tokens, "a list of token ids")
     try:
         values = list(tokens)
@@ -242,4 +243,4 @@ def token_array(tokens: Iterable[int]) -> array[int]:
         return array("i", values)
     except OverflowError:
         index = next(i for i, value in enumerate(values) if not -(1 << 31) <= value < 1 << 31)
-        raise InvalidRequestError(f"prompt[{index}]", values[index], "a token id below 2147483648") from None
+        raise InvalidRequestError(f"prompt[{index}]", values[index], "a token id from 0 to 2147483647") from None

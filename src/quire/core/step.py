@@ -24,7 +24,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from quire.core.errors import InvariantError
+from quire.core.errors import InvariantError, StepLogError
 from quire.core.sampling_params import SamplingParams
 from quire.core.wire import WireReader, WireWriter
 
@@ -134,7 +134,7 @@ class StepPlan:
         for pairs in (self.moves_out, self.copies, self.moves_in):
             writer.column(array("i", [number for pair in pairs for number in pair]))
         writer.integer(len(self.drafts))
-        for row, tokens in self.drafts.items():
+        for row, tokens in sorted(self.drafts.items()):
             writer.integer(row)
             writer.column(tokens)
         writer.integer(len(self.row_starts))
@@ -152,6 +152,7 @@ class StepPlan:
         moves_out, copies, moves_in = (_pairs(reader.column()) for _ in range(3))
         drafts = {reader.integer(): reader.column() for _ in range(reader.integer())}
         row_starts = tuple(_read_row_start(reader) for _ in range(reader.integer()))
+        reader.finish()
         return cls(
             step_id,
             rows,
@@ -193,7 +194,7 @@ class StepResult:
         for values in (self.num_tokens, self.tokens, self.parents):
             writer.column(values)
         writer.integer(len(self.failures))
-        for row, message in self.failures.items():
+        for row, message in sorted(self.failures.items()):
             writer.integer(row)
             writer.text(message)
         return writer.to_bytes()
@@ -205,6 +206,7 @@ class StepResult:
         step_id = reader.integer()
         num_tokens, tokens, parents = (reader.column() for _ in range(3))
         failures = {reader.integer(): reader.text() for _ in range(reader.integer())}
+        reader.finish()
         return cls(step_id, num_tokens, tokens, parents, failures)
 
 
@@ -220,7 +222,7 @@ def write_sampling(writer: WireWriter, sampling: SamplingParams) -> None:
 
 def read_sampling(reader: WireReader) -> SamplingParams:
     """Read sampling parameters."""
-    n, beam_search, top_k, min_tokens, ignore_eos = reader.column()
+    n, beam_search, top_k, min_tokens, ignore_eos = reader.column(5)
     best_of, seed, max_tokens = (reader.optional_integer() for _ in range(3))
     temperature, top_p, min_p = (reader.number() for _ in range(3))
     return SamplingParams(
@@ -247,9 +249,11 @@ def _write_row_start(writer: WireWriter, start: RowStart) -> None:
 
 
 def _read_row_start(reader: WireReader) -> RowStart:
-    row, num_prompt_tokens, branch = reader.column()
+    row, num_prompt_tokens, branch = reader.column(3)
     return RowStart(row, reader.text(), reader.column(), num_prompt_tokens, read_sampling(reader), branch)
 
 
 def _pairs(values: array[int]) -> list[tuple[int, int]]:
+    if len(values) % 2:
+        raise StepLogError("a column of pairs has an odd length")
     return list(zip(values[::2], values[1::2], strict=True))

@@ -7,7 +7,6 @@ weaker than another.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from quire.core.errors import InvalidRequestError, RequestTooLargeError
@@ -27,13 +26,15 @@ class RequestLimits:
     """What the engine at hand can take.
 
     `max_model_len` counts prompt and output together. `max_sequence_tokens` is the number of tokens of one sequence
-    that the KV memory can hold when it holds nothing else.
+    that the KV memory can hold when it holds nothing else. `greedy_only`: the executor chooses the likeliest token and
+    nothing else.
     """
 
     vocab_size: int
     max_model_len: int
     max_sequence_tokens: int
     max_num_seqs: int
+    greedy_only: bool = False
 
 
 def validate(request: Request, limits: RequestLimits) -> None:
@@ -49,7 +50,7 @@ def validate(request: Request, limits: RequestLimits) -> None:
     _require_text("request_id", request.request_id, 1, MAX_NAME_LENGTH)
     _validate_scope(request.scope)
     _require_int("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
-    _require_number("arrival_s", request.arrival_s, -math.inf, math.inf)
+    _require_number("arrival_s", request.arrival_s, -1e15, 1e15)
     validate_sampling(request.sampling, limits)
     _validate_prompt(request, limits)
     _validate_length(request, limits)
@@ -65,6 +66,10 @@ def validate_sampling(sampling: SamplingParams, limits: RequestLimits) -> None:
     _require_bool("beam_search", sampling.beam_search)
     _require_bool("ignore_eos", sampling.ignore_eos)
     _require_number("temperature", sampling.temperature, 0.0, 1e6)
+    if limits.greedy_only and sampling.temperature != 0:
+        raise InvalidRequestError("temperature", sampling.temperature, "0: this engine chooses greedily")
+    if limits.greedy_only and sampling.beam_search:
+        raise InvalidRequestError("beam_search", True, "False: this engine chooses greedily")
     if sampling.beam_search and sampling.temperature != 0:
         raise InvalidRequestError("temperature", sampling.temperature, "0 where beam_search is on")
     _require_number("top_p", sampling.top_p, 0.0, 1.0)
@@ -149,7 +154,7 @@ def _require_int(field: str, value: object, low: int, high: int) -> None:
 
 
 def _require_number(field: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or value - value != 0:  # NaN and infinities
         raise InvalidRequestError(field, value, "a finite number")
     if not low <= value <= high:
         raise InvalidRequestError(field, value, f"a number from {low:g} to {high:g}")

@@ -95,21 +95,24 @@ class WireReader:
 
     def text(self) -> str:
         """Read a string."""
-        return self.raw().decode("utf-8", "surrogatepass")
+        try:
+            return self.raw().decode("utf-8", "surrogatepass")
+        except UnicodeDecodeError as error:
+            raise StepLogError(f"a string is torn: {error}") from error
 
-    def column(self) -> array[int]:
-        """Read a column of 32-bit integers."""
+    def column(self, length: int | None = None) -> array[int]:
+        """Read a column of 32-bit integers, of just this length if one is given."""
         data = self.raw()
-        if len(data) % 4:
-            raise StepLogError(f"a column of {len(data)} bytes is not made of 32-bit integers")
+        if len(data) % 4 or length not in (None, len(data) // 4):
+            raise StepLogError(f"a column of {len(data)} bytes is not one of {length or 'some'} 32-bit integers")
         values = array("i")
         values.frombytes(data)
         return _little_endian(values)
 
-    @property
-    def at_end(self) -> bool:
-        """Whether everything was read."""
-        return self._at == len(self._data)
+    def finish(self) -> None:
+        """Raise `StepLogError` unless everything was read."""
+        if self._at != len(self._data):
+            raise StepLogError(f"{len(self._data) - self._at} bytes are left over at the end of a record")
 
 
 def _little_endian(values: array[int]) -> array[int]:

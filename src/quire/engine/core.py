@@ -46,6 +46,18 @@ class EngineCore:
         if self._log is not None:
             self._log.aborted(request_id)
 
+    def stop(self, request_id: str, branch: int = 0) -> None:
+        """End one sequence of a request because its text reached a stop string. Mutates."""
+        self.scheduler.stop(request_id, branch)
+        if self._log is not None:
+            self._log.stopped(request_id, branch)
+
+    def clear_cache(self) -> None:
+        """Forget everything cached; running requests go on. Mutates."""
+        self.scheduler.memory.reset()
+        if self._log is not None:
+            self._log.cleared()
+
     def step(self) -> StepOutcome | None:
         """Do one step and return what it brought; None if there is nothing to do. Mutates.
 
@@ -55,6 +67,8 @@ class EngineCore:
         while scheduler.num_steps_under_way < self._depth:
             plan = scheduler.schedule()
             if plan is None:
+                if log is not None and scheduler.requests:
+                    log.idled()
                 break
             if log is not None:
                 log.planned(plan)

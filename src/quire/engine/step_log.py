@@ -1,18 +1,26 @@
 """The step log: every request, plan and result of a run, in the order in which they happened.
 
-    magic │ record │ record │ …        record = kind (1 byte) │ length (4 bytes) │ payload
+    magic │ record │ record │ …        record = kind (1 byte) │ length (4 bytes) │ checksum (4 bytes) │ payload
 
-The scheduler is a pure function of what goes in: the settings, the requests, the aborts, the results. So the log of
-a run can be **replayed**: `replay` feeds a new scheduler the same inputs and compares every plan that it makes with the
-one in the log, byte for byte. A bug report is a log; a refactoring that must not change decisions is a replay.
+The scheduler is a pure function of what goes in: the settings, the requests, the aborts and stops, the results. So the
+log of a run can be **replayed**: `replay` feeds a new scheduler the same inputs and compares every plan that it makes
+with the one in the log, byte for byte. A bug report is a log; a refactoring that must not change decisions is a replay.
 
-The key of the prefix hash is not written: it is a secret, and no decision depends on it.
+A log that ends between two records is the log of a shorter run; one that ends within a record, or in which a byte was
+altered, is refused. Drafts come from outside; on replay they are taken from the logged plans. An eviction policy that
+was handed in as an object is not in the log, so a run with one cannot be replayed.
+
+The key of the prefix hash is not written: it is a secret, and no decision depends on it. Nor are cache salts: a digest
+stands in for each, because all that counts is which are equal.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
+import zlib
+from array import array
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import BinaryIO
@@ -25,11 +33,13 @@ from quire.core.step import StepPlan, StepResult, read_sampling, write_sampling
 from quire.core.validate import RequestLimits
 from quire.core.wire import WireReader, WireWriter
 from quire.memory.manager import KVCacheManager
-from quire.scheduler.scheduler import Scheduler
+from quire.scheduler.scheduler import Drafter, Scheduler
 
 MAGIC = b"quire step log 1\n"
-_HEAD = struct.Struct("<cI")
-SETTINGS, ADDED, ABORTED, PLANNED, COMPUTED, ABANDONED = (bytes([code]) for code in b"SAXPRL")
+_HEAD = struct.Struct("<cII")
+SETTINGS, ADDED, ABORTED, STOPPED, CLEARED, PLANNED, IDLED, COMPUTED, ABANDONED = (
+    bytes([code]) for code in b"SAXTCPIRL"
+)
 
 
 class StepLogWriter:
@@ -39,7 +49,7 @@ class StepLogWriter:
         self._file = file
 
     def _record(self, kind: bytes, payload: bytes) -> None:
-        self._file.write(_HEAD.pack(kind, len(payload)) + payload)
+        self._file.write(_HEAD.pack(kind, len(payload), _checksum(kind, payload)) + payload)
 
     def begin(self, scheduler: Scheduler) -> None:
         """Write the settings that decisions depend on."""
@@ -50,6 +60,7 @@ class StepLogWriter:
             "scheduler": asdict(scheduler.config),
             "limits": asdict(scheduler.limits),
             "eos": sorted(scheduler.eos_token_ids),
+            "drafts": scheduler.has_drafter,
         }
         self._file.write(MAGIC)
         self._record(SETTINGS, json.dumps(settings, separators=(",", ":")).encode())
@@ -57,7 +68,7 @@ class StepLogWriter:
     def added(self, request: Request) -> None:
         """Write a request."""
         writer = WireWriter()
-        for text in (request.request_id, request.scope.tenant, request.scope.salt):
+        for text in (request.request_id, request.scope.tenant, _stand_in(request.scope.salt)):
             writer.text(text)
         writer.integer(len(request.scope.extra_keys))
         for key in request.scope.extra_keys:
@@ -72,9 +83,24 @@ class StepLogWriter:
         """Write that a request was aborted."""
         self._record(ABORTED, request_id.encode("utf-8", "surrogatepass"))
 
+    def stopped(self, request_id: str, branch: int) -> None:
+        """Write that a sequence reached a stop string."""
+        writer = WireWriter()
+        writer.text(request_id)
+        writer.integer(branch)
+        self._record(STOPPED, writer.to_bytes())
+
+    def cleared(self) -> None:
+        """Write that everything cached was forgotten."""
+        self._record(CLEARED, b"")
+
     def planned(self, plan: StepPlan) -> None:
         """Write a plan."""
         self._record(PLANNED, plan.to_bytes())
+
+    def idled(self) -> None:
+        """Write that the scheduler was asked for a plan, and there was nothing to do."""
+        self._record(IDLED, b"")
 
     def computed(self, result: StepResult) -> None:
         """Write a result."""
@@ -89,17 +115,37 @@ class StepLogWriter:
         self._file.flush()
 
 
+def _stand_in(salt: str) -> str:
+    return hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest() if salt else ""
+
+
+class _LoggedDrafts:
+    """A drafter that guesses what was guessed in the plan that is to be made again."""
+
+    def __init__(self) -> None:
+        self.plan: StepPlan | None = None
+
+    def __call__(self, request: Request, most: int) -> array[int]:
+        return self.plan.drafts.get(request.row, array("i")) if self.plan else array("i")
+
+
+def _checksum(kind: bytes, payload: bytes) -> int:
+    return zlib.crc32(payload, zlib.crc32(kind))
+
+
 def read_records(file: BinaryIO) -> Iterator[tuple[bytes, bytes]]:
-    """Read the records of a log: kind and payload. Raises `StepLogError` where it is torn."""
+    """Read the records of a log: kind and payload. Raises `StepLogError` where it is torn or was altered."""
     if file.read(len(MAGIC)) != MAGIC:
         raise StepLogError("this is no step log, or one of another version")
     while head := file.read(_HEAD.size):
         if len(head) < _HEAD.size:
             raise StepLogError("the log ends within a record")
-        kind, length = _HEAD.unpack(head)
+        kind, length, checksum = _HEAD.unpack(head)
         payload = file.read(length)
         if len(payload) < length:
             raise StepLogError("the log ends within a record")
+        if _checksum(kind, payload) != checksum:
+            raise StepLogError("a record is not what was written")
         yield kind, payload
 
 
@@ -113,17 +159,21 @@ def read_request(payload: bytes) -> Request:
     return Request(request_id, tokens, read_sampling(reader), scope=scope, priority=priority, arrival_s=arrival_s)
 
 
-def read_scheduler(payload: bytes) -> Scheduler:
-    """Make a scheduler, with its memory, of the settings in a log."""
-    settings = json.loads(payload)
-    spec = settings["spec"]
-    spec["groups"] = tuple(KVGroup(tuple(group["layers"]), group["window"]) for group in spec["groups"])
-    return Scheduler(
-        SchedulerConfig(**settings["scheduler"]),
-        KVCacheManager(KVCacheSpec(**spec), MemoryConfig(**settings["memory"])),
-        RequestLimits(**settings["limits"]),
-        eos_token_ids=frozenset(settings["eos"]),
-    )
+def read_scheduler(payload: bytes, drafter: Drafter) -> Scheduler:
+    """Make a scheduler, with its memory, of the settings in a log; the drafter is used if the run had one."""
+    try:
+        settings = json.loads(payload)
+        spec = settings["spec"]
+        spec["groups"] = tuple(KVGroup(tuple(group["layers"]), group["window"]) for group in spec["groups"])
+        return Scheduler(
+            SchedulerConfig(**settings["scheduler"]),
+            KVCacheManager(KVCacheSpec(**spec), MemoryConfig(**settings["memory"])),
+            RequestLimits(**settings["limits"]),
+            eos_token_ids=frozenset(settings["eos"]),
+            drafter=drafter if settings["drafts"] else None,
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise StepLogError(f"the settings in the log are not those of this version: {error}") from error
 
 
 def replay(file: BinaryIO) -> int:
@@ -135,14 +185,24 @@ def replay(file: BinaryIO) -> int:
     kind, payload = next(records, (b"", b""))
     if kind != SETTINGS:
         raise StepLogError("the log does not begin with the settings")
-    scheduler = read_scheduler(payload)
+    drafts = _LoggedDrafts()
+    scheduler = read_scheduler(payload, drafts)
     num_plans = 0
     for kind, payload in records:
         if kind == ADDED:
             scheduler.add(read_request(payload))
         elif kind == ABORTED:
             scheduler.abort(payload.decode("utf-8", "surrogatepass"))
+        elif kind == STOPPED:
+            reader = WireReader(payload)
+            scheduler.stop(reader.text(), reader.integer())
+        elif kind == CLEARED:
+            scheduler.memory.reset()
+        elif kind == IDLED:
+            if scheduler.schedule() is not None:
+                raise StepLogError(f"plan {num_plans} was not made in the log")
         elif kind == PLANNED:
+            drafts.plan = StepPlan.from_bytes(payload)
             plan = scheduler.schedule()
             if plan is None or plan.to_bytes() != payload:
                 raise StepLogError(f"plan {num_plans} differs from the one logged")

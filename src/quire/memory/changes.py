@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from quire.core.request import Request
@@ -32,6 +33,18 @@ class MemoryChanges:
         else:
             block_ids[index] = block_id
         self.table_entries.append((request, group, index, block_id))
+
+    def forget_copies(self, block_ids: Iterable[int]) -> dict[int, int]:
+        """A sequence yields in the very plan that copies into its blocks: those copies are not made. Mutates.
+
+        Returns where the bytes of such blocks still are: destination → source.
+        """
+        if not self.copies:
+            return {}
+        gone = set(block_ids)
+        sources = {copy.destination: copy.source for copy in self.copies if copy.destination in gone}
+        self.copies = [copy for copy in self.copies if copy.destination not in gone]
+        return sources
 
     def take(self) -> MemoryChanges:
         """Return what was collected, and begin anew. Mutates."""

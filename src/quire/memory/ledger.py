@@ -89,5 +89,8 @@ class MemoryLedger:
         slots = self.stored_slots + self.reserved_slots + self.fragmented_slots
         if slots != self.used_blocks * self.block_size:
             raise InvariantError(f"{slots} slots are accounted for, {self.used_blocks * self.block_size} are used")
-        if min(self.stored_slots, self.reserved_slots, self.fragmented_slots) < 0:
-            raise InvariantError("a count of slots is negative")
+        counts = (self.used_blocks, self.cached_blocks, self.free_blocks, self.used_host_blocks)
+        if min(*counts, self.stored_slots, self.reserved_slots, self.fragmented_slots) < 0:
+            raise InvariantError("a count is negative")
+        if self.used_host_blocks > self.host_blocks:
+            raise InvariantError("more host blocks are used than there are")

@@ -43,6 +43,9 @@ from quire.memory.tiers.host import HostTier
 class KVCacheManager:
     """Paged KV memory with prefix sharing, for any engine. An `eviction` of your own takes the configured one's place.
 
+    The caller keeps `num_computed` and `num_planned` of its requests: copy-on-write, windows, swap and the ledger go
+    by them.
+
     >>> spec = KVCacheSpec.from_layers([None], block_size=4, num_kv_heads=1, head_dim=8, dtype="float32")
     >>> manager = KVCacheManager(spec, MemoryConfig(num_blocks=8))
     >>> first = Request("first", [1, 2, 3, 4, 5, 6])
@@ -149,7 +152,7 @@ class KVCacheManager:
         if memory is not None:
             return len(self._copy_targets(request, memory)) + sum(self._missing(memory, end))
         match = match or self.match_prefix(request)
-        needed = (num_blocks - len(match.entries)) * len(self._groups)
+        needed = max(0, num_blocks - len(match.entries)) * len(self._groups)
         for _, block_id, is_copied in self._hit_blocks(match):
             needed += is_copied or not self.pool.blocks[block_id].ref_count
         return needed
@@ -189,7 +192,7 @@ class KVCacheManager:
         size, hits = self._block_size, len(match.entries)
         hit_blocks = self._hit_blocks(match)
         shared = [block_id for _, block_id, is_copied in hit_blocks if not is_copied]
-        missing = [-(-end // size) - hits] * len(self._groups)
+        missing = [max(0, -(-end // size) - hits)] * len(self._groups)  # a tail hit in part may reach beyond `end`
         for block_id in shared:
             self.pool.share(block_id)
         blocks = self._take(len(hit_blocks) - len(shared) + sum(missing))
@@ -321,6 +324,7 @@ class KVCacheManager:
         memory = self.memories.pop(request)
         self._publisher.withdraw(memory)
         for table in memory.tables:
+            self._changes.forget_copies(table.held)
             self.pool.free_all(reversed(table.held))
         for host_blocks in memory.host_blocks or ():
             self.host.free(host_blocks)

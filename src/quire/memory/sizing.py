@@ -8,10 +8,14 @@ table can add up.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from quire.core.errors import InvalidConfigError
 from quire.core.kv_spec import KVCacheSpec
+
+MAX_TOKENS = 1 << 30
+"""Longer than any sequence: what fits where only windows are stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +53,39 @@ def max_sequence_tokens(num_blocks: int, spec: KVCacheSpec, *, longest_chunk: in
     >>> max_sequence_tokens(4, spec)
     64
     """
-    full_groups = sum(group.window is None for group in spec.groups)
-    if not full_groups:
-        unbounded = 1 << 30
-        fits = spec.num_blocks_for(unbounded, longest_chunk=longest_chunk) <= num_blocks
-        return unbounded if fits else _longest_below(unbounded, num_blocks, spec, longest_chunk)
-    return _longest_below(num_blocks * spec.block_size, num_blocks, spec, longest_chunk)
+    return _longest(lambda tokens: spec.num_blocks_for(tokens, longest_chunk=longest_chunk) <= num_blocks)
 
 
-def _longest_below(limit: int, num_blocks: int, spec: KVCacheSpec, longest_chunk: int) -> int:
-    low, high = 0, limit + 1  # low fits, high does not
+def max_beam_tokens(num_blocks: int, spec: KVCacheSpec, num_beams: int, num_prompt_tokens: int) -> int:
+    """Return how many tokens each beam of one search can have stored when the blocks hold nothing else.
+
+    Beams share the full blocks of their prompt, as long as no window has moved past them, and may part at once after.
+
+    >>> spec = KVCacheSpec.from_layers([None], block_size=4, num_kv_heads=1, head_dim=8, dtype="float32")
+    >>> max_beam_tokens(8, spec, num_beams=3, num_prompt_tokens=9)      # 2 shared, then 3 × 2
+    16
+    """
+
+    def num_blocks_for(num_tokens: int) -> int:
+        total = 0
+        for group in spec.groups:
+            blocks = -(-num_tokens // spec.block_size)
+            shared = min(blocks, num_prompt_tokens // spec.block_size)
+            if group.window is not None:
+                blocks = min(blocks, (group.window + spec.block_size - 2) // spec.block_size + 1)
+                shared = 0
+            total += shared + num_beams * (blocks - shared)
+        return total
+
+    return _longest(lambda num_tokens: num_blocks_for(num_tokens) <= num_blocks)
+
+
+def _longest(fits: Callable[[int], bool]) -> int:
+    """Return the largest number that fits, where all smaller ones do; 0 if none does."""
+    low, high = 0, MAX_TOKENS + 1
     while high - low > 1:
         middle = (low + high) // 2
-        if spec.num_blocks_for(middle, longest_chunk=longest_chunk) <= num_blocks:
+        if fits(middle):
             low = middle
         else:
             high = middle

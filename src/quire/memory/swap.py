@@ -37,8 +37,10 @@ class Swap:
             return False
         hosts.reverse()
         memory.host_blocks = [[hosts.pop() for _ in blocks] for blocks in saved]
-        for device, host in zip(saved, memory.host_blocks, strict=True):
-            self._changes.moves_out.extend(map(BlockMove, device, host))
+        sources = self._changes.forget_copies(block_id for blocks in saved for block_id in blocks)
+        for blocks, host_blocks in zip(saved, memory.host_blocks, strict=True):
+            devices = (sources.get(block_id, block_id) for block_id in blocks)
+            self._changes.moves_out.extend(map(BlockMove, devices, host_blocks))
         for table in memory.tables:
             self._pool.free_all(reversed(table.held))
             del table.block_ids[table.num_given_back :]
@@ -95,8 +97,10 @@ class Swap:
                 if found == NO_BLOCK:
                     block_id = blocks.pop()
                     self._changes.moves_in.append(BlockMove(block_id, host))
+                    self._tier.free_after_plan([host])
+                else:
+                    self._tier.free([host])
                 self._changes.set_entry(request, memory, (group, len(table)), block_id)
-            self._tier.free_after_plan(host_blocks[group])
         request.num_slots = memory.num_slots
 
 

@@ -10,21 +10,22 @@ under way (the step is *disturbed* then).
     preempted by recompute       no, they are gone        yes: it was rightly sampled
     finished                     no                       no
 
-An opening of a group or a step of beams that comes late counts for nothing: it is done again when the group resumes.
+An opening of a group that comes late counts for nothing: it is done again when the leader resumes. Neither does a step
+of beams: their search has begun again.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from quire.core.errors import InvariantError
 from quire.core.request import FinishReason, Request
 from quire.core.step import StepResult
 from quire.memory.manager import KVCacheManager
-from quire.scheduler.groups import choose_beams, is_beam, open_group
+from quire.scheduler.groups import choose_beams, is_beam, moving_together, open_group
 from quire.scheduler.plan_builder import Chunk, PlanBuilder, StepRecord
 from quire.scheduler.policy import SchedulingPolicy
 from quire.scheduler.running import RunningSet
@@ -84,14 +85,16 @@ class StepCommitter:
         return found
 
     def forget_steps(self) -> list[Request]:
-        """No result will come for the steps under way: return the requests in them that have not ended. Mutates."""
+        """No result will come for the steps under way: return the requests lost with them. Mutates."""
         lost: dict[Request, None] = {}
         for record in self._under_way:
-            lost |= dict.fromkeys(record.requests)
+            for request in record.requests:
+                if not request.is_finished:
+                    lost |= dict.fromkeys(moving_together(request))
         self._under_way.clear()
         for request in lost:
             request.num_late_results = 0
-        return [request for request in lost if not request.is_finished]
+        return list(lost)
 
     def update(self, result: StepResult) -> StepOutcome:
         """Commit the result of the oldest step under way. Mutates."""
@@ -122,7 +125,7 @@ class StepCommitter:
             if computed >= request.next_event or token in request.stop_ids:
                 eventful.append(request)
         for request in eventful:
-            self._settle(request, self._memory.spec.block_size, outcome)
+            self._settle(request, self._memory.spec.block_size, self._stopping.reason(request), outcome)
 
     def _commit_chunks(self, chunks: list[Chunk], result: StepResult, first: int, outcome: StepOutcome) -> None:
         """The long way, for entries `first` … of the plan."""
@@ -138,6 +141,8 @@ class StepCommitter:
                 continue
             if chunk.row in result.failures:
                 self._fail(request, result.failures[chunk.row], outcome)
+            elif chunk.generation != request.generation and request.sampling.beam_search:
+                continue  # the search began again meanwhile
             elif is_beam(request) and chunk.samples:
                 parent = result.parents[index] if result.parents else chunk.row
                 searches.setdefault(request.request_id, []).append((chunk, parent, tokens[0]))
@@ -150,31 +155,34 @@ class StepCommitter:
 
     def _commit_chunk(self, chunk: Chunk, tokens: array[int], outcome: StepOutcome) -> None:
         request = chunk.request
+        num_known = len(request.tokens)
+        reason = self._append(request, tokens)
+        num_new = len(request.tokens) - num_known  # drafts beyond the token that ends the request do not count
         if chunk.generation != request.generation:
-            request.backlog += len(tokens)
+            request.backlog += num_new
         elif chunk.drafts:
-            request.num_computed += len(tokens)
+            request.num_computed += num_new
             request.num_planned = request.num_computed
             request.backlog = 1
         else:
             request.num_computed += chunk.num_tokens
-        self._append(request, tokens)
-        self._settle(request, chunk.num_tokens, outcome)
+        self._settle(request, chunk.num_tokens, reason, outcome)
 
-    def _append(self, request: Request, tokens: array[int]) -> None:
-        """Append tokens up to the one that ends the request, if any does."""
+    def _append(self, request: Request, tokens: Iterable[int]) -> FinishReason | None:
+        """Append tokens up to the one that ends the request; return why it ends, or None if it goes on."""
         for token in tokens:
             request.tokens.append(token)
-            if self._stopping.reason(request):
-                return
+            reason = self._stopping.reason(request)
+            if reason is not None:
+                return reason
             self._stopping.arm(request)
+        return None
 
-    def _settle(self, request: Request, num_tokens: int, outcome: StepOutcome) -> None:
+    def _settle(self, request: Request, num_tokens: int, reason: FinishReason | None, outcome: StepOutcome) -> None:
         """Publish what became full, charge for it, and end the request or arm it for its next event."""
         if request.row >= 0:
             self._memory.commit(request, request.num_computed)
         self._policy.charge(request, num_tokens)
-        reason = self._stopping.reason(request)
         if reason is None:
             self._stopping.arm(request)
         else:
@@ -182,9 +190,10 @@ class StepCommitter:
             outcome.finished.append(request)
 
     def _fail(self, request: Request, message: str, outcome: StepOutcome) -> None:
-        request.error = message
-        self._finish(request, FinishReason.ERROR)
-        outcome.finished.append(request)
+        for member in moving_together(request):
+            member.error = message
+            self._finish(member, FinishReason.ERROR)
+            outcome.finished.append(member)
 
     def _undo(self, chunk: Chunk) -> None:
         """A step that came too late to count: its last token is to be computed again."""
@@ -204,14 +213,12 @@ class StepCommitter:
         outcome.opened += opened
         for request, token in zip([leader, *opened], tokens, strict=True):
             request.backlog = 1
-            self._append(request, array("i", [token]))
-            self._settle(request, chunk.num_tokens if request is leader else 0, outcome)
+            reason = self._append(request, [token])
+            self._settle(request, chunk.num_tokens if request is leader else 0, reason, outcome)
 
     def _commit_beams(self, steps: list[tuple[Chunk, int, int]], outcome: StepOutcome) -> None:
         chunks = [chunk for chunk, _, _ in steps]
-        if any(chunk.request.row < 0 or chunk.generation != chunk.request.generation for chunk in chunks):
-            for chunk in chunks:
-                self._undo(chunk)
+        if chunks[0].request.is_finished:  # another beam of the search failed in this very step
             return
         for chunk in chunks:
             chunk.request.num_computed += chunk.num_tokens
@@ -223,5 +230,5 @@ class StepCommitter:
             if beam is not before[chunk.row]:
                 outcome.opened.append(beam)
             beam.backlog = 1
-            self._append(beam, array("i", [token]))
-            self._settle(beam, chunk.num_tokens, outcome)
+            reason = self._append(beam, [token])
+            self._settle(beam, chunk.num_tokens, reason, outcome)

@@ -6,7 +6,10 @@ whoever writes into that tail first, copies it. Samples go their own ways from t
 
 **Beams** move together: a step computes the last token of every beam, and its result says, for each row, which beam it
 continues (its parent) and with which token. A beam that continues itself just grows; any other is replaced by a fork
-of its parent. The blocks of beams that nobody continues go back to the pool.
+of its parent. The blocks of beams that nobody continues go back to the pool. Beams share one fate in everything else
+too: if one of them fails, the search has failed; if they must yield, the search **closes** and begins again from the
+prompt. Beams resumed one by one would each need the blocks that they shared; a search that begins again shares them as
+before, fits wherever it fitted, and finds the same beams.
 """
 
 from __future__ import annotations
@@ -26,6 +29,14 @@ def is_beam(request: Request) -> bool:
     return group is not None and group.beam_search and group.opened
 
 
+def moving_together(request: Request) -> list[Request]:
+    """Return the beams of the request's search, none of which can go on without the others; of others, it alone."""
+    group = request.group
+    if group is None or not is_beam(request):
+        return [request]
+    return [member for member in group.members if not member.is_finished]
+
+
 def open_group(leader: Request, tokens: array[int], memory: KVCacheManager, running: RunningSet) -> list[Request]:
     """Fork the leader, whose prompt is computed, into the sequences of its group, one per token after the first.
 
@@ -43,6 +54,18 @@ def open_group(leader: Request, tokens: array[int], memory: KVCacheManager, runn
         opened.append(sibling)
     group.opened = True
     return opened
+
+
+def close_group(beams: list[Request], memory: KVCacheManager) -> Request:
+    """Fold a search, whose beams hold no rows any more, back into its prompt. Mutates; returns the leader."""
+    leader, group = beams[0], _group_of(beams[0])
+    for beam in beams[1:]:
+        memory.free(beam)
+        beam.become(RequestStatus.FINISHED)
+    del leader.tokens[leader.num_prompt_tokens :]
+    group.members = [leader]
+    group.opened = False
+    return leader
 
 
 def choose_beams(

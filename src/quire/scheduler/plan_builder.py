@@ -59,10 +59,10 @@ class StepRecord:
 class PlanBuilder:
     """The step in the making."""
 
-    __slots__ = ("budget", "decodes", "decode_starts", "chunks")
+    __slots__ = ("decodes", "decode_starts", "chunks", "_budget")
 
     def __init__(self, budget: int) -> None:
-        self.budget = budget
+        self._budget = budget
         self.decodes: list[Request] = []
         self.decode_starts: list[int] = []
         self.chunks: list[Chunk] = []
@@ -71,7 +71,12 @@ class PlanBuilder:
         """Take up `count` tokens of a request. Mutates."""
         start = request.num_planned
         self.chunks.append(Chunk(request, request.row, start, count, samples, drafts, request.generation))
-        self.budget -= count
+        self._budget -= count
+
+    @property
+    def num_tokens_left(self) -> int:
+        """How many more tokens the step may compute."""
+        return self._budget - len(self.decodes)
 
     def record(self, step_id: int) -> StepRecord:
         """Return what the scheduler must remember."""

@@ -29,10 +29,13 @@ class Preemption:
 
     def preempt(self, request: Request) -> None:
         """Take the request's memory. It becomes swapped, or preempted with nothing computed. Mutates."""
-        request.num_preemptions += 1
         if self.prefers_swap(request) and self._memory.swap_out(request):
             request.become(RequestStatus.SWAPPED)
             return
+        self.forget(request)
+
+    def forget(self, request: Request) -> None:
+        """Take the request's memory by recompute, whatever would be cheaper. Mutates."""
         self._memory.free(request)
         request.forget_progress()
         request.become(RequestStatus.PREEMPTED)

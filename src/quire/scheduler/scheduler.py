@@ -23,7 +23,7 @@ from array import array
 from collections.abc import Callable
 
 from quire.core.config import SchedulerConfig
-from quire.core.errors import InvariantError, UnknownRequestError
+from quire.core.errors import InvalidRequestError, InvariantError, RequestStateError, UnknownRequestError
 from quire.core.request import FinishReason, Request, RequestGroup, RequestStatus
 from quire.core.step import StepPlan, StepResult
 from quire.core.validate import RequestLimits, max_total_tokens, validate
@@ -31,7 +31,7 @@ from quire.memory.manager import KVCacheManager
 from quire.memory.sequence import Frontier
 from quire.scheduler.admission import Admission
 from quire.scheduler.commit import StepCommitter, StepOutcome
-from quire.scheduler.groups import is_beam
+from quire.scheduler.groups import close_group, is_beam, moving_together
 from quire.scheduler.plan_builder import PlanBuilder
 from quire.scheduler.policy import create_policy
 from quire.scheduler.preemption import Preemption
@@ -79,11 +79,15 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Take a request in; raises `InvalidRequestError` for what can never be served. Mutates."""
         validate(request, self.limits)
+        limits = self._admission.limits_for(request, self.limits)
+        validate(request, limits)
         if request.request_id in self.requests:
-            raise InvariantError(f"request id {request.request_id!r} is in use; the door must give each its own")
+            raise InvalidRequestError("request_id", request.request_id, "an id that no request here has")
+        if request.status is not RequestStatus.WAITING:
+            raise RequestStateError(f"request {request.request_id!r} has run already; make a new one")
         request.serial = self._num_added
         self._num_added += 1
-        request.max_total_tokens = max_total_tokens(request, self.limits)
+        request.max_total_tokens = max_total_tokens(request, limits)
         if request.sampling.num_sequences > 1:
             request.group = RequestGroup(request)
         self.requests[request.request_id] = request
@@ -95,8 +99,10 @@ class Scheduler:
             self._finish(member, FinishReason.ABORT)
 
     def stop(self, request_id: str, branch: int = 0) -> None:
-        """End one sequence because its text reached a stop string. Mutates."""
+        """End one sequence because its text reached a stop string; a beam cannot be ended alone. Mutates."""
         for member in self._members(request_id):
+            if is_beam(member):
+                raise RequestStateError(f"request {request_id!r} is a beam search; what ends a beam is part of it")
             if member.branch == branch:
                 self._finish(member, FinishReason.STOP)
 
@@ -133,6 +139,11 @@ class Scheduler:
             del self.requests[request.request_id]
 
     @property
+    def has_drafter(self) -> bool:
+        """Whether drafts are asked for."""
+        return self._drafter is not None
+
+    @property
     def num_waiting(self) -> int:
         """Requests that hold no row."""
         return len(self._waiting)
@@ -167,23 +178,22 @@ class Scheduler:
         return self._committer.update(result)
 
     def _plan_running(self, step: PlanBuilder) -> None:
-        decodes, starts = step.decodes, step.decode_starts
+        take_up_decode, take_up_start = step.decodes.append, step.decode_starts.append
         # Requests behind the current one may leave the list meanwhile, never others.
         for place, request in enumerate(self._running.requests, start=1):
             start = request.num_planned
             if request.backlog == 1 and start < request.num_slots:
                 request.num_planned = start + 1
-                decodes.append(request)
-                starts.append(start)
+                take_up_decode(request)
+                take_up_start(start)
             elif request.backlog and not self._plan_one(step, request, place):
                 break
-        step.budget -= len(decodes)
 
     def _plan_one(self, step: PlanBuilder, request: Request, place: int) -> bool:
         """Plan a request that needs a decision; False if it yielded its own place. `place` is that after it."""
-        left = step.budget - len(step.decodes) - (len(self._running.requests) - place)
+        left = step.num_tokens_left - (len(self._running.requests) - place)
         if is_beam(request):
-            return self._plan_beam(step, request, place, left)
+            return self._plan_beams(step, request, place, left)
         count = min(request.backlog, left, request.max_total_tokens - 1 - request.num_planned)
         if count <= 0:
             return True
@@ -214,7 +224,7 @@ class Scheduler:
                 count //= 2
             else:
                 first = self._running.requests[0]
-                if first is not request and (first.group is None or first.group is not request.group):
+                if first is not request and first not in moving_together(request):
                     self._preempt(request)
                 return 0
         return count
@@ -236,32 +246,35 @@ class Scheduler:
         decide_each_time = beam or self._drafter is not None or (group is not None and not group.opened)
         request.num_slots = 0 if decide_each_time else min(request.num_slots, request.max_total_tokens - 1)
 
-    def _plan_beam(self, step: PlanBuilder, request: Request, place: int, left: int) -> bool:
-        """Beams of one search move together: each catches up to its last known token, then all take it at once."""
-        if request.backlog > 1:
-            count = self._make_room(request, min(request.backlog - 1, left), place) if left > 0 else 0
-            if count:
-                self._take_up(step, request, count)
-            return request.row >= 0
-        members = request.group.members if request.group else []
-        if any(member.row < 0 or member.backlog != 1 for member in members) or left < 1:
+    def _plan_beams(self, step: PlanBuilder, request: Request, place: int, left: int) -> bool:
+        """Beams of one search take their last token together; the first of them asks for all. False: they yielded."""
+        beams = moving_together(request)
+        if request is not beams[0] or left < 1:
             return True
-        for member in members:
-            if not self._make_room(member, 1, place):
-                return request.row >= 0
-        for member in members:
-            self._take_up(step, member, 1)
-        return True
+        for beam in beams:  # all give back what fell behind their windows before any of them takes
+            self.memory.allocate_slots(beam, beam.num_planned)
+        if all(self._make_room(beam, 1, place) for beam in beams):
+            for beam in beams:
+                self._take_up(step, beam, 1)
+        for beam in beams:
+            beam.num_slots = 0  # every step is decided anew
+        return request.row >= 0
 
     def _preempt(self, victim: Request) -> None:
-        """A running request yields; beams yield together. Mutates."""
-        members = victim.group.members if victim.group and is_beam(victim) else [victim]
-        for request in [member for member in members if member.row >= 0]:
-            request.num_late_results = self._committer.disturb(request)
-            self._running.leave(request)
-            self._preemption.preempt(request)
-            self._waiting.add(request)
-            self.num_preemptions += 1
+        """A running request yields. Beams yield together, and their search begins again from the prompt. Mutates."""
+        beams = moving_together(victim)
+        num_late_results = max(self._committer.disturb(beam) for beam in beams)
+        for beam in beams:
+            self._running.leave(beam)
+        if is_beam(victim):
+            victim = close_group(beams, self.memory)
+            self._preemption.forget(victim)
+        else:
+            self._preemption.preempt(victim)
+        victim.num_late_results = num_late_results
+        victim.num_preemptions += 1
+        self._waiting.add(victim)
+        self.num_preemptions += 1
 
     # ---- admission --------------------------------------------------------------------------------------------
 
@@ -269,7 +282,7 @@ class Scheduler:
         admitted: list[Request] = []
         num_passed_over = 0
         for request in self._waiting.in_turn():
-            if step.budget <= 0 or num_passed_over > self.config.max_num_seqs:
+            if step.num_tokens_left <= 0 or num_passed_over > self.config.max_num_seqs:
                 break
             if request.num_late_results or self._awaits_commit(request):
                 num_passed_over += 1
@@ -285,23 +298,19 @@ class Scheduler:
     def _awaits_commit(self, request: Request) -> bool:
         """Whether a block that the request was found to wait for is still being computed."""
         frontier = self._awaited.get(request)
-        if frontier is None:
-            return False
-        if self.memory.is_being_computed(frontier):
-            return True
+        if frontier is None or self.memory.is_being_computed(frontier):
+            return frontier is not None
         del self._awaited[request]
         return False
 
     def _admit(self, step: PlanBuilder, request: Request) -> bool:
         """Start or resume a waiting request, or let it wait for a block that is being computed; False: no room."""
         memory, running, known = self.memory, self._running.requests, len(request.tokens)
-        if running and self._short_of is not None and self._short_of[0] is request:
-            needed = self._short_of[1]
-            if not self._admission.has_room(needed, running):
-                return False
-        self._short_of = None
-        swapped = request.status is RequestStatus.SWAPPED
-        match = None if swapped else memory.match_prefix(request)
+        short_of, self._short_of = self._short_of, None
+        if short_of is not None and short_of[0] is request and not self._admission.has_room(short_of[1], running):
+            self._short_of = short_of
+            return False
+        match = None if request.status is RequestStatus.SWAPPED else memory.match_prefix(request)
         if match is not None and match.frontier is not None and memory.is_being_computed(match.frontier):
             self._awaited[request] = match.frontier
             return True
@@ -310,7 +319,7 @@ class Scheduler:
             self._short_of = (request, needed)
             return False
         start = request.num_planned if match is None else match.num_tokens
-        count = min(known - start - is_beam(request), step.budget)
+        count = min(known - start, step.num_tokens_left)
         if match is None:
             if not memory.swap_in(request):
                 return False
@@ -350,6 +359,8 @@ class Scheduler:
             raise InvariantError("a request is in two places, or in none")
         for request in known:
             request.check()
+            if len({member.row >= 0 for member in moving_together(request)}) > 1:
+                raise InvariantError(f"some beams of request {request.request_id!r} run and some wait")
         holders = {request for request in known if request.status in (RequestStatus.RUNNING, RequestStatus.SWAPPED)}
         if holders != set(self.memory.memories):
             raise InvariantError("memory is held by somebody else than those who run or are swapped out")

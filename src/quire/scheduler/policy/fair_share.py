@@ -1,9 +1,10 @@
 """Fair share by tenant: whoever was served least is admitted next.
 
 Each tenant has a counter of tokens computed for it. The tenant with the smallest counter is next, its requests in order
-of arrival. A tenant that comes back after a pause starts at the smallest counter of those present: idling earns no
-credit. When somebody must yield, it is the latest request of the tenant served most; the earliest running request of
-all never yields, whoever it belongs to, so that everybody finishes.
+of arrival. A tenant that comes back after a pause starts at the smallest counter of those that wait, or, if nobody
+does, at that of the tenant that waited last: idling earns no credit. When somebody must yield, it is the latest request
+of the tenant served most; the earliest running request of all never yields, whoever it belongs to, so that everybody
+finishes.
 """
 
 from __future__ import annotations
@@ -26,14 +27,15 @@ class FairShareQueue:
     def __init__(self, served: dict[str, float]) -> None:
         self._served = served
         self._queues: dict[str, OrderedQueue] = {}
+        self._last_to_leave = ""  # the tenant whose last request left the queue last
         self._length = 0
 
     def add(self, request: Request) -> None:
         """Put a request in; a tenant that was away is lifted to the least served of those present. Mutates."""
         queue = self._queues.get(request.scope.tenant)
         if queue is None:
-            present = [self._served[tenant] for tenant in self._queues]
-            floor = min(present) if present else 0.0
+            present = self._queues or (self._last_to_leave,)
+            floor = min(self._served.get(tenant, 0.0) for tenant in present)
             self._served[request.scope.tenant] = max(self._served.get(request.scope.tenant, 0.0), floor)
             queue = self._queues[request.scope.tenant] = OrderedQueue(_arrival)
         queue.add(request)
@@ -46,6 +48,7 @@ class FairShareQueue:
         self._length -= 1
         if not len(queue):
             del self._queues[request.scope.tenant]
+            self._last_to_leave = request.scope.tenant
 
     def in_turn(self) -> Iterator[Request]:
         """Walk as if each request walked past were served at once."""

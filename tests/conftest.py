@@ -1,0 +1,30 @@
+"""What all tests share: how hard Hypothesis tries, and what long tests print at the end.
+
+`make test` runs the same examples every time. `make test-long` (QUIRE_TEST_LONG=1) draws new ones, and prints how to
+repeat what fails.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("short", deadline=None, print_blob=True, derandomize=True, max_examples=40)
+settings.register_profile("long", deadline=None, print_blob=True, max_examples=2000)
+settings.load_profile("long" if os.environ.get("QUIRE_TEST_LONG") == "1" else "short")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print how many steps the state machines took, all processes together."""
+    reports = [report for group in terminalreporter.stats.values() for report in group]
+    counts = [
+        number
+        for report in reports
+        if isinstance(report, pytest.TestReport) and report.when == "call"
+        for name, number in report.user_properties
+        if name == "rule_steps"
+    ]
+    if counts:
+        terminalreporter.write_line(f"state machines: {sum(counts):,} rule steps in {len(counts):,} configurations")

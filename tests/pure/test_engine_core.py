@@ -1,0 +1,157 @@
+"""The loop: schedule, submit, collect, update, with several plans out at once, and when the executor fails."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire.core.clock import ManualClock
+from quire.core.config import MemoryConfig, SchedulerConfig
+from quire.core.errors import ExecutionError, RequestTooLargeError
+from quire.core.kv_spec import KVCacheSpec
+from quire.core.request import FinishReason, Request
+from quire.core.sampling_params import SamplingParams
+from quire.core.validate import RequestLimits
+from quire.engine.core import EngineCore
+from quire.memory.manager import KVCacheManager
+from quire.scheduler.scheduler import Scheduler
+from quire.simulate.executor import LinearCost, SimExecutor
+from support.shadow import ShadowExecutor, expected_tokens
+
+VOCAB = 1000
+SPEC = KVCacheSpec.from_layers([None], block_size=4, num_kv_heads=1, head_dim=8, dtype="float32")
+
+
+def make_scheduler(**settings) -> Scheduler:
+    config = SchedulerConfig(**{"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 64} | settings)
+    limits = RequestLimits(VOCAB, 64, 64 * 4, 4)
+    return Scheduler(config, KVCacheManager(SPEC, MemoryConfig(num_blocks=64)), limits)
+
+
+def make_request(name: str, length: int, max_tokens: int) -> Request:
+    return Request(name, range(length), SamplingParams(max_tokens=max_tokens))
+
+
+class CountingExecutor(ShadowExecutor):
+    """Remembers how many plans were out at once, and whether it was started and shut down."""
+
+    def __init__(self) -> None:
+        super().__init__(SPEC, VOCAB)
+        self.out, self.most_out, self.events = 0, 0, []
+
+    def start(self) -> None:
+        self.events.append("start")
+
+    def shutdown(self) -> None:
+        self.events.append("shutdown")
+
+    def submit(self, plan):
+        self.out += 1
+        self.most_out = max(self.most_out, self.out)
+        super().submit(plan)
+
+    def collect(self):
+        self.out -= 1
+        return super().collect()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_as_many_plans_are_out_as_the_setting_says(depth):
+    executor = CountingExecutor()
+    engine = EngineCore(make_scheduler(max_steps_under_way=depth), executor, ManualClock())
+    request = make_request("r", 5, 20)
+    engine.add_request(request)
+    assert engine.run() == [request]
+    assert executor.most_out == depth
+    assert request.output_token_ids == expected_tokens(list(range(5)), 20, VOCAB)
+
+
+def test_the_executor_is_started_once_and_shut_down():
+    executor = CountingExecutor()
+    engine = EngineCore(make_scheduler(), executor, ManualClock())
+    engine.close()
+    assert executor.events == ["start", "shutdown"]
+
+
+def test_an_engine_with_nothing_to_do_does_nothing():
+    engine = EngineCore(make_scheduler(), CountingExecutor(), ManualClock())
+    assert engine.step() is None
+
+
+def test_requests_are_stamped_with_the_injected_time():
+    clock = ManualClock(12.5)
+    engine = EngineCore(make_scheduler(), CountingExecutor(), clock)
+    request = make_request("r", 3, 1)
+    engine.add_request(request)
+    assert request.arrival_s == 12.5
+
+
+def test_simulated_time_is_what_the_cost_model_says():
+    clock = ManualClock()
+    engine = EngineCore(make_scheduler(), SimExecutor(VOCAB, clock, LinearCost(1.0, 0.25)), clock)
+    engine.add_request(make_request("r", 8, 3))
+    engine.run()
+    assert clock.now() == (1 + 8 * 0.25) + 2 * (1 + 0.25)
+
+
+def test_a_lost_step_ends_its_requests_and_the_engine_goes_on():
+    executor = CountingExecutor()
+    engine = EngineCore(make_scheduler(max_num_seqs=2, max_steps_under_way=2), executor, ManualClock())
+    running, waiting = [make_request(f"r{i}", 5 + i, 9) for i in range(2)], make_request("later", 7, 4)
+    for request in [*running, waiting]:
+        engine.add_request(request)
+    engine.step()
+    executor.fail_next_collect = True
+    outcome = engine.step()
+    assert outcome is not None
+    assert set(outcome.finished) == set(running)
+    assert {request.finish_reason for request in running} == {FinishReason.ERROR}
+    assert {request.error for request in running} == {"told to fail"}
+    engine.scheduler.check()
+    assert engine.run() == [waiting]
+    assert waiting.output_token_ids == expected_tokens(list(range(7)), 4, VOCAB)
+    assert engine.scheduler.memory.pool.num_in_use == 0
+
+
+def test_what_a_lost_step_computed_is_not_cached():
+    executor = CountingExecutor()
+    engine = EngineCore(make_scheduler(), executor, ManualClock())
+    engine.add_request(make_request("lost", 12, 9))
+    executor.fail_next_collect = True
+    engine.step()
+    again = make_request("again", 12, 2)
+    engine.add_request(again)
+    engine.run()
+    assert again.num_cached_tokens == 0
+
+
+def test_a_refused_request_leaves_no_trace():
+    engine = EngineCore(make_scheduler(), CountingExecutor(), ManualClock())
+    with pytest.raises(RequestTooLargeError):
+        engine.add_request(make_request("long", 65, 1))
+    assert engine.step() is None
+    engine.scheduler.check()
+
+
+def test_aborting_between_steps_frees_at_once():
+    engine = EngineCore(make_scheduler(max_steps_under_way=2), CountingExecutor(), ManualClock())
+    engine.add_request(make_request("r", 9, 20))
+    engine.step()
+    engine.abort("r")
+    assert engine.scheduler.memory.pool.num_in_use == 0
+    while engine.step() is not None:
+        pass
+    engine.scheduler.check()
+
+
+def test_a_stop_string_ends_a_sequence_with_what_it_has():
+    engine = EngineCore(make_scheduler(), CountingExecutor(), ManualClock())
+    request = make_request("r", 3, 20)
+    engine.add_request(request)
+    engine.step()
+    engine.stop("r")
+    assert (request.finish_reason, request.num_output_tokens) == (FinishReason.STOP, 1)
+
+
+def test_the_simulated_executor_has_nothing_to_collect_before_a_plan():
+    with pytest.raises(ExecutionError):
+        SimExecutor(VOCAB, ManualClock()).collect()

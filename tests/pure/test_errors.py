@@ -1,0 +1,91 @@
+"""The errors: the tree that the module draws is the tree of the classes, and errors survive copies."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import re
+from collections.abc import Callable
+
+import pytest
+
+from quire.core import errors
+from quire.core.errors import (
+    CheckpointError,
+    InvalidConfigError,
+    InvalidRequestError,
+    InvalidValueError,
+    QuireError,
+    RequestTooLargeError,
+    UnknownRequestError,
+)
+
+VALUE_ERRORS = [InvalidValueError, InvalidRequestError, RequestTooLargeError, InvalidConfigError, CheckpointError]
+COPIES: list[Callable[[Exception], Exception]] = [
+    copy.copy,
+    copy.deepcopy,
+    *(
+        lambda error, protocol=p: pickle.loads(pickle.dumps(error, protocol))
+        for p in range(pickle.HIGHEST_PROTOCOL + 1)
+    ),
+]
+
+
+def drawn_tree() -> dict[str, list[str]]:
+    """Read name and bases of every class from the drawing in the docstring of the module."""
+    path: list[str] = []
+    bases: dict[str, list[str]] = {}
+    for line in (errors.__doc__ or "").splitlines():
+        found = re.match(r"^    ([│├└─ ]*)([A-Z]\w*Error)\b(?: \(also (\w+)\))?", line)
+        if found:
+            depth = len(found[1]) // 4
+            path[depth:] = [found[2]]
+            parents = [path[depth - 1]] if depth else ["Exception"]
+            bases[found[2]] = parents + ([found[3]] if found[3] else [])
+    return bases
+
+
+def test_the_tree_in_the_docstring_is_the_tree_of_the_classes() -> None:
+    defined = {
+        name: [base.__name__ for base in value.__bases__]
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and value.__module__ == errors.__name__
+    }
+    assert drawn_tree() == defined
+
+
+@pytest.mark.parametrize("kind", VALUE_ERRORS)
+def test_a_value_error_names_the_field_the_value_and_what_is_allowed(kind: type[InvalidValueError]) -> None:
+    error = kind("block_size", 0, "an integer from 1 to 4096")
+    assert str(error) == "block_size is 0; allowed: an integer from 1 to 4096"
+    assert (error.field, error.value, error.allowed) == ("block_size", 0, "an integer from 1 to 4096")
+    assert isinstance(error, QuireError)
+    assert isinstance(error, ValueError)
+
+
+@pytest.mark.parametrize("copied", COPIES)
+@pytest.mark.parametrize("kind", VALUE_ERRORS)
+def test_a_value_error_keeps_its_fields_when_copied(
+    kind: type[InvalidValueError], copied: Callable[[Exception], Exception]
+) -> None:
+    error = kind("prompt", ["x" * 200, 1.5, None], "a list of token ids")
+    twin = copied(error)
+    assert type(twin) is kind
+    assert vars(twin) == vars(error)
+    assert str(twin) == str(error)
+
+
+@pytest.mark.parametrize("copied", COPIES)
+def test_an_unknown_request_keeps_its_id_when_copied(copied: Callable[[Exception], Exception]) -> None:
+    twin = copied(UnknownRequestError("a b"))
+    assert isinstance(twin, UnknownRequestError)
+    assert twin.request_id == "a b"
+    assert str(twin) == "request 'a b' is unknown; it has ended, or was never added"
+
+
+@pytest.mark.parametrize(
+    ("length", "shown"), [(78, f"'{'x' * 78}'"), (79, f"'{'x' * 76}..."), (100_000, f"'{'x' * 76}...")]
+)
+def test_a_value_is_shown_in_at_most_eighty_characters(length: int, shown: str) -> None:
+    assert str(InvalidValueError("field", "x" * length, "less")) == f"field is {shown}; allowed: less"
+    assert len(shown) == 80

@@ -1,0 +1,84 @@
+"""Deterministic simulation: whatever happens around a request, it ends, with its own tokens, and leaves nothing behind.
+
+Each seed is a run of its own: settings, requests, arrivals, aborts, stops, resets, failing rows and steps, drafts right
+and wrong, one to three steps under way, pools that hold just the largest request. `support.simulation` says what is
+checked after every action and at the end. A seed that fails once stays here by itself: add it to `FOUND`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+
+from support.simulation import Chaos, FailingAllocations, Scenario, Simulation
+
+NUM_SHARDS = 4
+SEEDS_PER_SHARD = 70
+FOUND = (4, 15, 25, 56, 72, 78, 81, 90, 166, 195, 363)
+
+
+def run_seed(seed: int) -> Counter[str]:
+    return Simulation(Scenario.draw(seed)).run()
+
+
+def run_with_failing_allocations(seed: int) -> None:
+    rng = random.Random(seed)
+    share, last = rng.choice([0.1, 0.5, 0.9]), rng.choice([20, 100])
+    Simulation(Scenario.draw(seed), FailingAllocations(lambda n: n < last and rng.random() < share)).run()
+
+
+@pytest.mark.parametrize("shard", range(NUM_SHARDS))
+def test_requests_end_with_their_own_tokens_and_leave_nothing_behind(shard: int) -> None:
+    seen = Counter[str]()
+    for seed in range(shard * SEEDS_PER_SHARD, (shard + 1) * SEEDS_PER_SHARD):
+        seen += run_seed(seed)
+    happened = ("moves_out", "moves_in", "copies", "drafts", "hits", "evictions", "merged blocks", "preemptions")
+    happened += ("refused", "stop", "length", "abort", "error", "beams resumed", "samples resumed")
+    assert [name for name in happened if not seen[name]] == []
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_seeds_that_found_a_bug(seed: int) -> None:
+    run_seed(seed)
+
+
+def test_a_seed_decides_every_plan() -> None:
+    for seed in range(10):
+        first, second = Simulation(Scenario.draw(seed)), Simulation(Scenario.draw(seed))
+        first.run(), second.run()
+        assert first.plans.digest() == second.plans.digest()
+
+
+@pytest.mark.parametrize("shard", range(2))
+def test_allocations_that_fail_for_a_while_delay_requests_and_nothing_else(shard: int) -> None:
+    for seed in range(1000 + 40 * shard, 1040 + 40 * shard):
+        run_with_failing_allocations(seed)
+
+
+def sweep_failing_allocation(scenario: Scenario) -> int:
+    """Fail allocation 0, then 1, … until a run has fewer allocations than that; return how many runs were struck."""
+    place = 0
+    while True:
+        faults = FailingAllocations(lambda n, place=place: n == place)
+        Simulation(scenario, faults).run()
+        if not faults.num_failures:
+            return place
+        place += 1
+
+
+@pytest.mark.parametrize("seed", [48, 199, 254, 614, 678, 894])
+def test_any_single_allocation_may_fail(seed: int) -> None:
+    assert sweep_failing_allocation(Scenario.draw(seed).with_chaos(Chaos())) > 10
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shard", range(40))
+def test_many_seeds(shard: int) -> None:
+    for seed in range(10_000 + 500 * shard, 10_500 + 500 * shard):
+        run_seed(seed)
+    for seed in range(50_000 + 50 * shard, 50_050 + 50 * shard):
+        run_with_failing_allocations(seed)
+    for seed in range(100 + 2 * shard, 102 + 2 * shard):
+        sweep_failing_allocation(Scenario.draw(seed))

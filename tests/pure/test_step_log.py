@@ -1,0 +1,156 @@
+"""A run can be written down and made again, plan for plan, to the byte."""
+
+from __future__ import annotations
+
+import io
+import random
+from array import array
+
+import pytest
+
+from quire.core.clock import ManualClock
+from quire.core.config import MemoryConfig, SchedulerConfig
+from quire.core.errors import InvalidRequestError, QuireError, StepLogError
+from quire.core.kv_spec import KVCacheSpec, KVGroup
+from quire.core.request import CacheScope, Request
+from quire.core.sampling_params import SamplingParams
+from quire.core.validate import RequestLimits
+from quire.engine.core import EngineCore
+from quire.engine.step_log import MAGIC, PLANNED, StepLogWriter, read_records, replay
+from quire.memory.manager import KVCacheManager
+from quire.memory.sizing import max_sequence_tokens
+from quire.scheduler.scheduler import Scheduler
+from support.shadow import ShadowExecutor, expected_tokens
+
+VOCAB = 50
+SALTS = ("", "the salt of a tenant")
+
+
+def drafter(request: Request, most: int) -> array[int]:
+    """Guess the next tokens, the last of them wrongly."""
+    salt = SALTS[int(request.scope.tenant)]
+    right = expected_tokens(request.tokens.tolist(), min(most, 3), VOCAB, salt=salt)
+    return array("i", [*right[:-1], (right[-1] + 1) % VOCAB])
+
+
+def run(seed: int, *, drafts: bool = False) -> bytes:
+    """Run random requests with all kinds of things happening, and return the log."""
+    rng = random.Random(seed)
+    groups = rng.choice([(KVGroup((0,)),), (KVGroup((0,)), KVGroup((1,), window=5))])
+    spec = KVCacheSpec(rng.choice([1, 4]), 1, 8, "float32", groups)
+    memory = MemoryConfig(
+        num_blocks=rng.choice([60, 150]),
+        num_host_blocks=rng.choice([0, 40]),
+        prefix_index=rng.choice(["hash_chain", "radix_tree", "none"]),
+        eviction=rng.choice(["lru", "fifo", "priority"]),
+        hash_key=b"a key that nobody may read",
+    )
+    depth = rng.choice([1, 2, 3])
+    config = SchedulerConfig(
+        max_num_seqs=6,
+        max_num_batched_tokens=16,
+        max_model_len=40,
+        policy=rng.choice(["fcfs", "priority", "fair_share"]),
+        preemption=rng.choice(["recompute", "swap"]),
+        max_steps_under_way=depth,
+    )
+    longest = max_sequence_tokens(memory.num_blocks, spec, longest_chunk=1 + depth)
+    scheduler = Scheduler(
+        config,
+        KVCacheManager(spec, memory),
+        RequestLimits(VOCAB, 40, longest, 6),
+        eos_token_ids=frozenset({7}),
+        drafter=drafter if drafts else None,
+    )
+    file = io.BytesIO()
+    executor = ShadowExecutor(spec, VOCAB, salt_of=lambda name: SALTS[int(name[-1])])
+    engine = EngineCore(scheduler, executor, ManualClock(), log=StepLogWriter(file))
+    for index in range(16):
+        tenant = rng.randrange(2)
+        sampling = SamplingParams(n=rng.choice([1, 1, 1 if drafts else 3]), max_tokens=rng.randrange(1, 12))
+        scope = CacheScope(str(tenant), SALTS[tenant], ("adapter",) if index % 5 == 0 else ())
+        prompt = [rng.randrange(3) for _ in range(rng.randrange(1, 25))]
+        request = Request(f"{index}-{tenant}", prompt, sampling, scope=scope, priority=rng.randrange(3))
+        try:
+            engine.add_request(request)
+        except InvalidRequestError:
+            continue
+        for _ in range(rng.randrange(4)):
+            engine.step()
+        live = list(scheduler.requests)
+        event = rng.random()
+        if event < 0.1 and live:
+            engine.abort(rng.choice(live))
+        elif event < 0.2 and live:
+            engine.stop(rng.choice(live))
+        elif event < 0.25:
+            engine.clear_cache()
+        elif event < 0.3:
+            executor.fail_next_collect = True
+    engine.run()
+    engine.close()
+    assert not scheduler.requests
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_run_is_made_again_to_the_byte(seed):
+    log = run(seed)
+    assert replay(io.BytesIO(log)) == sum(kind == PLANNED for kind, _ in read_records(io.BytesIO(log)))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_so_is_a_run_with_drafts(seed):
+    assert replay(io.BytesIO(run(seed, drafts=True))) > 0
+
+
+def test_the_same_run_gives_the_same_log():
+    assert run(3) == run(3)
+
+
+def test_neither_the_hash_key_nor_a_salt_is_in_the_log():
+    log = run(1)
+    assert b"a key that nobody may read" not in log
+    assert SALTS[1].encode() not in log
+
+
+def test_a_log_torn_anywhere_within_a_record_is_refused():
+    log = run(2)
+    ends, at = {len(MAGIC)}, len(MAGIC)
+    for _, payload in read_records(io.BytesIO(log)):
+        at += 9 + len(payload)
+        ends.add(at)
+    cuts = [*range(200), *random.Random(0).sample(range(len(log)), 300)]
+    for cut in set(cuts) - ends:
+        with pytest.raises(StepLogError):
+            replay(io.BytesIO(log[:cut]))
+
+
+def test_an_altered_byte_is_found():
+    log = run(2)
+    for place in random.Random(1).sample(range(len(log)), 200):
+        altered = bytearray(log)
+        altered[place] ^= 1 << place % 8
+        with pytest.raises(StepLogError):
+            replay(io.BytesIO(bytes(altered)))
+
+
+def test_another_plan_is_found():
+    """A scheduler that decides otherwise does not pass: the log is of a run with another order of arrival."""
+    log = run(4)
+    records = list(read_records(io.BytesIO(log)))
+    file = io.BytesIO()
+    writer = StepLogWriter(file)
+    file.write(MAGIC)
+    first = next(i for i, (kind, _) in enumerate(records) if kind == PLANNED)
+    for kind, payload in [*records[:first], *records[first + 1 :]]:
+        writer._record(kind, payload)
+    file.seek(0)
+    with pytest.raises(QuireError, match=r"differs|not the one awaited"):
+        replay(file)
+
+
+@pytest.mark.parametrize("data", [b"", b"quire step log 9\n", b"\x80pickle", MAGIC])
+def test_what_is_no_log_is_refused(data):
+    with pytest.raises(StepLogError):
+        replay(io.BytesIO(data))

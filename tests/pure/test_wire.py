@@ -1,0 +1,87 @@
+"""The binary form: what was written is read back, and what is torn is refused."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.core.errors import StepLogError
+from quire.core.step import column
+from quire.core.wire import WireReader, WireWriter
+
+INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
+TEXTS = st.text(st.characters(), max_size=8)  # lone surrogates included
+COLUMNS = st.lists(st.integers(-(1 << 31), (1 << 31) - 1), max_size=5).map(lambda values: array("i", values))
+
+
+@given(INT64, st.none() | INT64, st.floats(), st.binary(max_size=9), TEXTS, COLUMNS)
+def test_every_kind_of_field_is_read_as_it_was_written(
+    integer: int, optional: int | None, number: float, raw: bytes, text: str, values: array[int]
+) -> None:
+    writer = WireWriter()
+    writer.integer(integer)
+    writer.optional_integer(optional)
+    writer.number(number)
+    writer.raw(raw)
+    writer.text(text)
+    writer.column(values)
+    reader = WireReader(writer.to_bytes())
+    assert (reader.integer(), reader.optional_integer()) == (integer, optional)
+    assert repr(reader.number()) == repr(number)
+    assert (reader.raw(), reader.text(), reader.column()) == (raw, text, values)
+
+
+def test_the_form_is_little_endian_with_lengths_of_eight_bytes() -> None:
+    writer = WireWriter()
+    writer.integer(-2)
+    writer.column(column(1, -1))
+    writer.text("é")
+    expected = "feffffffffffffff 0800000000000000 01000000ffffffff 0200000000000000 c3a9"
+    assert writer.to_bytes() == bytes.fromhex(expected)
+
+
+@pytest.mark.parametrize("length", [-1, 5, 1 << 40, -(1 << 63)])
+def test_a_length_is_checked_before_it_is_believed(length: int) -> None:
+    writer = WireWriter()
+    writer.integer(length)
+    with pytest.raises(StepLogError):
+        WireReader(writer.to_bytes() + b"four").raw()
+
+
+def test_a_column_is_made_of_whole_integers() -> None:
+    writer = WireWriter()
+    writer.raw(b"12345")
+    with pytest.raises(StepLogError, match="a column of 5 bytes"):
+        WireReader(writer.to_bytes()).column()
+
+
+@pytest.mark.parametrize("length", [0, 1, 3])
+def test_a_column_has_the_length_that_was_asked_for(length: int) -> None:
+    writer = WireWriter()
+    writer.column(column(1, 2))
+    with pytest.raises(StepLogError, match="a column of 8 bytes"):
+        WireReader(writer.to_bytes()).column(length)
+    assert WireReader(writer.to_bytes()).column(2) == column(1, 2)
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"\xc3", b"a\x80"])
+def test_text_that_is_no_text_is_refused(data: bytes) -> None:
+    writer = WireWriter()
+    writer.raw(data)
+    with pytest.raises(StepLogError, match="a string is torn"):
+        WireReader(writer.to_bytes()).text()
+
+
+def test_nothing_may_be_left_over() -> None:
+    writer = WireWriter()
+    writer.integer(1)
+    reader = WireReader(writer.to_bytes() + b"!")
+    reader.integer()
+    with pytest.raises(StepLogError, match="1 bytes are left over"):
+        reader.finish()
+    reader = WireReader(writer.to_bytes())
+    reader.integer()
+    reader.finish()

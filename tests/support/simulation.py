@@ -1,0 +1,436 @@
+"""Deterministic simulation of the control plane: one seed decides everything that happens.
+
+    Scenario.draw(seed)   the settings, the requests and how much goes wrong
+    Simulation.run()      random arrivals, aborts, stops, resets and failures between the steps; then the end of it
+
+The compute plane is a `ShadowExecutor`, so every token is read back through the block tables. After every action all
+books are audited; at the end every request must have ended as it should, with the tokens that it would have had alone,
+and nothing may be left in memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from array import array
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from quire.core.config import MemoryConfig, SchedulerConfig
+from quire.core.errors import ExecutionError, RequestTooLargeError
+from quire.core.kv_spec import KVCacheSpec, KVGroup
+from quire.core.request import CacheScope, FinishReason, Request
+from quire.core.sampling_params import SamplingParams
+from quire.core.step import StepPlan
+from quire.core.validate import RequestLimits
+from quire.memory.block_pool import BlockPool
+from quire.memory.manager import KVCacheManager
+from quire.memory.sizing import max_sequence_tokens
+from quire.scheduler.scheduler import Drafter, Scheduler
+from support.shadow import ShadowExecutor, draw, expected_beams, expected_tokens, extend, root_digest
+
+VOCAB_SIZE = 50
+MAX_MODEL_LEN = 44
+EOS = 7
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a request is made of, so that it can be made again for another run."""
+
+    request_id: str
+    prompt: list[int]
+    sampling: SamplingParams
+    scope: CacheScope = field(default_factory=CacheScope)
+    priority: int = 0
+
+    def request(self, arrival_s: float = 0.0) -> Request:
+        """Make the request."""
+        return Request(
+            self.request_id, self.prompt, self.sampling, scope=self.scope, priority=self.priority, arrival_s=arrival_s
+        )
+
+
+@dataclass(frozen=True)
+class Chaos:
+    """How likely each kind of trouble is, before each action."""
+
+    abort: float = 0.0
+    stop: float = 0.0
+    reset: float = 0.0
+    fail_row: float = 0.0
+    fail_step: float = 0.0
+
+    @classmethod
+    def draw(cls, rng: random.Random) -> Chaos:
+        """Half of the runs go undisturbed."""
+        if rng.random() < 0.5:
+            return cls()
+        return cls(*(rng.choice([0.0, 0.0, 0.02, 0.1]) for _ in range(5)))
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """All that a run depends on, besides the random numbers that its seed yields."""
+
+    seed: int
+    spec: KVCacheSpec
+    memory: MemoryConfig
+    scheduler: SchedulerConfig
+    jobs: list[Job]
+    chaos: Chaos = field(default_factory=Chaos)
+    arrival_rate: float = 0.5
+    draft_accuracy: float | None = None  # None: no drafts
+
+    @classmethod
+    def draw(cls, seed: int) -> Scenario:
+        """Make the scenario of a seed."""
+        rng = random.Random(seed)
+        spec = KVCacheSpec(rng.choice([1, 1, 2, 3, 4, 8]), 1, 8, "float32", _draw_groups(rng))
+        scheduler = _draw_scheduler_config(rng)
+        jobs = _draw_jobs(rng, scheduler.max_num_seqs)
+        num_blocks = _draw_num_blocks(rng, spec, jobs)
+        memory = MemoryConfig(
+            num_blocks=num_blocks,
+            num_host_blocks=rng.choice([0, 3, num_blocks // 2 + 1, 100, 100]),
+            prefix_index=rng.choice(["hash_chain", "radix_tree", "radix_tree", "none"]),
+            eviction=rng.choice(["lru", "fifo", "priority"]),
+            hash_bits=rng.choice([4, 128]),
+            max_cached_blocks_per_tenant=rng.choice([None, None, 0, 2]),
+        )
+        return cls(
+            seed,
+            spec,
+            memory,
+            scheduler,
+            jobs,
+            Chaos.draw(rng),
+            arrival_rate=rng.choice([0.1, 0.5, 1.0]),
+            draft_accuracy=rng.choice([None, None, 0.0, 0.7, 1.0]),
+        )
+
+    def with_chaos(self, chaos: Chaos) -> Scenario:
+        """Return the same scenario with other trouble."""
+        return replace(self, chaos=chaos)
+
+
+def _draw_groups(rng: random.Random) -> tuple[KVGroup, ...]:
+    window = rng.choice([1, 2, 5, 8, 17])
+    return rng.choice(
+        [
+            (KVGroup((0,)),),
+            (KVGroup((0,)),),
+            (KVGroup((0,)), KVGroup((1,), window=window)),
+            (KVGroup((0,), window=window),),
+            (KVGroup((0,), window=window), KVGroup((1,), window=2 * window)),
+        ]
+    )
+
+
+def _draw_scheduler_config(rng: random.Random) -> SchedulerConfig:
+    max_num_seqs = rng.choice([3, 4, 8])
+    return SchedulerConfig(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=rng.choice([max_num_seqs, 12, 64]),
+        max_model_len=MAX_MODEL_LEN,
+        policy=rng.choice(["fcfs", "priority", "fair_share"]),
+        priority_ageing_s=rng.choice([0.5, 30.0]),
+        headroom=rng.choice([0.0, 0.0, 0.02, 0.3]),
+        preemption=rng.choice(["auto", "swap", "swap", "recompute"]),
+        recompute_tokens_per_s=rng.choice([100.0, 1e6]),
+        swap_bytes_per_s=1e5,
+        max_steps_under_way=rng.choice([1, 2, 3]),
+    )
+
+
+def _draw_jobs(rng: random.Random, max_num_seqs: int) -> list[Job]:
+    prefixes = [[rng.randrange(VOCAB_SIZE) for _ in range(rng.choice([4, 8, 16]))] for _ in range(2)]
+    jobs = []
+    sizes, outputs = rng.choice([((0, 1, 2, 7, 16), (1, 2, 3, 8, None)), ((0, 1, 2), (6, 10, 16))])
+    fewest, most, beams = rng.choice([(1, 1, 0.0), (1, 3, 0.5), (1, 3, 0.5), (2, 3, 1.0)])
+    for index in range(rng.randrange(1, 11)):
+        prompt = rng.choice([[], *prefixes]) + [rng.randrange(2) for _ in range(rng.choice(sizes))]
+        num_sequences = rng.randint(fewest, most)
+        beam_search = num_sequences > 1 and rng.random() < beams
+        sampling = SamplingParams(
+            n=rng.randrange(1, num_sequences + 1),
+            best_of=min(num_sequences, max_num_seqs),
+            beam_search=beam_search,
+            temperature=0.0 if beam_search else 1.0,
+            max_tokens=rng.choice(outputs),
+            min_tokens=rng.choice([0, 0, 1, 2, 5]),
+            stop_token_ids=rng.choice([(), (), (3,), (1, 40, 41, 42, 43, 44), tuple(range(20, 40))]),
+            ignore_eos=rng.random() < 0.3,
+        )
+        if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
+            sampling = replace(sampling, min_tokens=sampling.max_tokens)
+        scope = CacheScope(tenant=rng.choice("ab"), salt=rng.choice(["", "", "salt"]))
+        jobs.append(Job(f"r{index}", prompt or [index], sampling, scope, priority=rng.choice([-1, 0, 0, 2])))
+    return jobs
+
+
+def num_blocks_needed(spec: KVCacheSpec, job: Job, *, output: int | None = None) -> int:
+    """How many blocks a request needs to be able to end when nothing else runs.
+
+    The last token is only sampled, never stored. Beams move together, so all of them must fit; they share the full
+    blocks of their prompt, except in window groups, whose windows may have moved on. Samples need not run side by side.
+    """
+    stored = len(job.prompt) + (output or job.sampling.max_tokens or 1) - 1
+    if not job.sampling.beam_search:
+        return spec.num_blocks_for(stored)
+    total = 0
+    for group in spec.groups:
+        alone = replace(spec, groups=(group,)).num_blocks_for(stored)
+        shared = len(job.prompt) // spec.block_size if group.window is None else 0
+        total += shared + job.sampling.num_sequences * (alone - shared)
+    return total
+
+
+def _draw_num_blocks(rng: random.Random, spec: KVCacheSpec, jobs: list[Job]) -> int:
+    """Often just what the largest needs, or one more; sometimes too few for some, sometimes plenty."""
+    needed = [num_blocks_needed(spec, job) for job in jobs]
+    largest = max(needed)
+    return max(
+        1, rng.choice([largest, largest, largest + 1, 2 * largest, sorted(needed)[len(needed) // 2], sum(needed)])
+    )
+
+
+def expected_ends(job: Job, max_total_tokens: int) -> list[list[int]]:
+    """The output tokens of each sequence of a request that nobody ends before its time, by branch."""
+    sampling, salt = job.sampling, job.scope.salt
+    most = max_total_tokens - len(job.prompt)
+    if sampling.beam_search and sampling.num_sequences > 1:
+        return expected_beams(job.prompt, sampling.num_sequences, most, VOCAB_SIZE, salt=salt)
+    stops = set() if sampling.beam_search else set(sampling.stop_token_ids)
+    if not sampling.ignore_eos and not sampling.beam_search:
+        stops.add(EOS)
+    ends = []
+    for branch in range(sampling.num_sequences):
+        tokens = expected_tokens(job.prompt, most, VOCAB_SIZE, salt=salt, branch=branch)
+        earliest = max(1, sampling.min_tokens)
+        end = next((at for at, token in enumerate(tokens, 1) if at >= earliest and token in stops), most)
+        ends.append(tokens[:end])
+    return ends
+
+
+def make_drafter(accuracy: float, seed: int, salt_of: Callable[[str], str]) -> Drafter:
+    """Return a drafter that guesses each token right with that probability."""
+    rng = random.Random(seed)
+
+    def guess(request: Request, most: int) -> array[int]:
+        digest = extend(root_digest(salt_of(request.request_id)), *request.tokens)
+        tokens = array("i")
+        for _ in range(rng.randrange(most + 1)):
+            token = draw(digest, VOCAB_SIZE)
+            if rng.random() >= accuracy:
+                token = (token + 1) % VOCAB_SIZE
+            tokens.append(token)
+            digest = extend(digest, token)
+        return tokens
+
+    return guess
+
+
+class FailingAllocations:
+    """Makes pools whose allocations fail when told to, though there are blocks. `fails` is asked once for each."""
+
+    def __init__(self, fails: Callable[[int], bool]) -> None:
+        self._fails = fails
+        self.num_allocations = 0
+        self.num_failures = 0
+
+    def make_pool(self, *arguments: Any, **options: Any) -> BlockPool:
+        """Make the pool."""
+        faults = self
+
+        class FailingPool(BlockPool):
+            def allocate(self, num_blocks: int) -> list[int] | None:
+                return None if num_blocks and faults.strikes() else super().allocate(num_blocks)
+
+        return FailingPool(*arguments, **options)
+
+    def strikes(self) -> bool:
+        """Whether this allocation fails."""
+        self.num_allocations += 1
+        failed = self._fails(self.num_allocations - 1)
+        self.num_failures += failed
+        return failed
+
+
+class Simulation:
+    """One run of a scenario, with allocations that fail if so wished."""
+
+    def __init__(self, scenario: Scenario, faults: FailingAllocations | None = None) -> None:
+        self.scenario = scenario
+        self._faults = faults
+        self._rng = random.Random(scenario.seed + 1)
+        self._jobs = {job.request_id: job for job in scenario.jobs}
+        self._pending = list(reversed(scenario.jobs))
+        make_pool = faults.make_pool if faults else BlockPool
+        self.memory = KVCacheManager(scenario.spec, scenario.memory, make_pool=make_pool)
+        num_blocks = scenario.memory.num_blocks
+        limits = RequestLimits(
+            VOCAB_SIZE,
+            MAX_MODEL_LEN,
+            max_sequence_tokens(num_blocks, scenario.spec),
+            scenario.scheduler.max_num_seqs,
+        )
+        accuracy = scenario.draft_accuracy
+        drafter = None if accuracy is None else make_drafter(accuracy, scenario.seed, self._salt_of)
+        eos = frozenset([EOS])
+        self.scheduler = Scheduler(scenario.scheduler, self.memory, limits, eos_token_ids=eos, drafter=drafter)
+        self.executor = ShadowExecutor(scenario.spec, VOCAB_SIZE, salt_of=self._salt_of)
+        self.requests: list[Request] = []
+        self.refused: list[str] = []
+        self._stopped: set[tuple[str, int]] = set()
+        self.num_actions = 0
+        self.seen: Counter[str] = Counter()  # what the run went through, so that a test can tell that it does happen
+        self.plans = hashlib.blake2b()
+        self._now_s = 0.0
+
+    def _salt_of(self, request_id: str) -> str:
+        return self._jobs[request_id].scope.salt
+
+    def run(self) -> Counter[str]:
+        """Run to the end and check everything; return what the run went through."""
+        try:
+            most = 500 + 60 * sum(
+                job.sampling.num_sequences * (len(job.prompt) + MAX_MODEL_LEN) for job in self._jobs.values()
+            )
+            while self._pending or self.scheduler.requests or self.scheduler.num_steps_under_way:
+                self.num_actions += 1
+                if self.num_actions > most:
+                    raise AssertionError(f"no end after {most} actions; running {self.scheduler.running}")
+                self._arrive()
+                self._disturb()
+                self._advance()
+                self.scheduler.check()
+            self._check_nothing_left()
+            for request in self.requests:
+                self._check_outcome(request)
+        except BaseException as error:
+            error.add_note(f"{self.scenario}")
+            raise
+        return self.seen
+
+    # ---- what happens -----------------------------------------------------------------------------------------
+
+    def _arrive(self) -> None:
+        while self._pending and self._rng.random() < self.scenario.arrival_rate:
+            self._now_s += self._rng.random()
+            job = self._pending.pop()
+            request = job.request(self._now_s)
+            fits = num_blocks_needed(self.scenario.spec, job) <= self.scenario.memory.num_blocks
+            fits = fits and len(job.prompt) + (job.sampling.max_tokens or 1) <= MAX_MODEL_LEN
+            try:
+                self.scheduler.add(request)
+            except RequestTooLargeError:
+                assert not fits, f"{job} was refused"
+                self.refused.append(job.request_id)
+            else:
+                assert fits, f"{job} can never fit and was not refused"
+                self.requests.append(request)
+
+    def _disturb(self) -> None:
+        chaos, rng = self.scenario.chaos, self._rng
+        alive = list(self.scheduler.requests)
+        if alive and rng.random() < chaos.abort:
+            self.scheduler.abort(rng.choice(alive))
+        alive = [name for name in self.scheduler.requests if not self._jobs[name].sampling.beam_search]
+        if alive and rng.random() < chaos.stop:
+            name, branch = rng.choice(alive), rng.randrange(3)
+            self._stopped.add((name, branch))
+            self.scheduler.stop(name, branch)
+        if rng.random() < chaos.reset:
+            self.memory.reset()
+        running = self.scheduler.running
+        if running and rng.random() < chaos.fail_row:
+            self.executor.fail_rows = {rng.choice(running).row}
+        if self.scheduler.num_steps_under_way and rng.random() < chaos.fail_step:
+            self.executor.fail_next_collect = True
+
+    def _advance(self) -> None:
+        under_way = self.scheduler.num_steps_under_way
+        if under_way < self.scenario.scheduler.max_steps_under_way and (not under_way or self._rng.random() < 0.6):
+            num_failures = self._faults.num_failures if self._faults else 0
+            plan = self.scheduler.schedule()
+            if plan is not None:
+                assert plan.num_tokens <= self.scenario.scheduler.max_num_batched_tokens
+                self._see(plan)
+                self.executor.submit(plan)
+                return
+            if not under_way:
+                has_reason = self._faults is not None and self._faults.num_failures > num_failures
+                assert has_reason or not self.scheduler.requests, f"no plan for {list(self.scheduler.requests)}"
+                return
+        try:
+            result = self.executor.collect()
+        except ExecutionError as error:
+            for lost in self.scheduler.abandon(str(error)):
+                assert lost.is_finished
+        else:
+            self.scheduler.update(result)
+
+    def _see(self, plan: StepPlan) -> None:
+        self.plans.update(plan.to_bytes())
+        for name in ("moves_out", "moves_in", "copies", "drafts"):
+            self.seen[name] += len(getattr(plan, name))
+        for request in self.scheduler.running:
+            if request.num_preemptions and request.group is not None and request.group.opened:
+                self.seen["beams resumed" if request.sampling.beam_search else "samples resumed"] += 1
+
+    # ---- what must hold at the end ------------------------------------------------------------------------------
+
+    def _check_nothing_left(self) -> None:
+        memory, scheduler = self.memory, self.scheduler
+        assert not scheduler.running
+        assert not scheduler.num_waiting
+        assert not memory.memories
+        assert not memory.pool.num_in_use
+        assert not memory.host.num_in_use
+        ledger = memory.ledger()
+        self.seen["hits"] += ledger.hit_tokens
+        self.seen["evictions"] += ledger.evictions
+        self.seen["merged blocks"] += ledger.merged_blocks
+        self.seen["preemptions"] += scheduler.num_preemptions
+        self.seen["refused"] += len(self.refused)
+        memory.reset()
+        memory.check()
+        assert memory.pool.num_free == memory.pool.num_blocks
+        assert not len(memory.index)
+
+    def _check_outcome(self, request: Request) -> None:
+        job = self._jobs[request.request_id]
+        members = request.group.members if request.group else [request]
+        ends = expected_ends(job, request.max_total_tokens)
+        is_search = job.sampling.beam_search and job.sampling.num_sequences > 1
+        for member in members:
+            assert member.tokens[: len(job.prompt)].tolist() == job.prompt
+            output, end = member.output_token_ids, ends[member.branch]
+            assert member.finish_reason is not None
+            self.seen[member.finish_reason.value] += 1
+            reason, name = member.finish_reason, (job.request_id, member.branch)
+            if reason in (FinishReason.ABORT, FinishReason.ERROR) or name in self._stopped:
+                if is_search:
+                    count, salt = len(output), job.scope.salt
+                    beams = expected_beams(job.prompt, len(ends), count, VOCAB_SIZE, salt=salt)
+                    assert output == beams[member.branch]
+                else:
+                    assert output == end[: len(output)]
+                assert (reason is FinishReason.ERROR) == bool(member.error)
+            else:
+                length = request.max_total_tokens - len(job.prompt)
+                stopped = not is_search and len(end) and _stops(job, end)
+                assert reason is (FinishReason.STOP if stopped else FinishReason.LENGTH), (reason, end, length)
+                assert output == end, f"{name}: {output} instead of {end}"
+        if all(member.finish_reason in (FinishReason.STOP, FinishReason.LENGTH) for member in members):
+            opened = not any(branch == 0 and name == job.request_id for name, branch in self._stopped)
+            assert len(members) == job.sampling.num_sequences or not opened
+
+
+def _stops(job: Job, output: list[int]) -> bool:
+    sampling = job.sampling
+    stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else {EOS})
+    return not sampling.beam_search and len(output) >= sampling.min_tokens and output[-1] in stops
