@@ -37,9 +37,6 @@ Outputs = dict[str, list[tuple[list[int], FinishReason | None]]]
 def run(names: list[str], **settings: Any) -> tuple[Outputs, Control]:
     """Run the requests of these names together; check them against what is known without an engine."""
     control = Control(**{"num_blocks": 300, "eos": EOS} | settings)
-    control.executor = type(control.executor)(
-        control.spec, VOCAB_SIZE, salt_of=lambda name: REQUESTS[name].get("scope", CacheScope()).salt
-    )
     for name in names:
         control.add(name, **REQUESTS[name])
     control.run()

@@ -46,8 +46,9 @@ class Control:
         limits = RequestLimits(vocab_size, config.max_model_len, longest, config.max_num_seqs)
         eos_ids = frozenset(eos)
         self.scheduler = Scheduler(config, self.memory, limits, eos_token_ids=eos_ids, drafter=drafter)
-        self.executor = ShadowExecutor(self.spec, vocab_size, salt_of=lambda name: self.requests[name].scope.salt)
+        self.executor = ShadowExecutor(self.spec, vocab_size, salt_of=self._salt_of)
         self.requests: dict[str, Request] = {}
+        self._salts: dict[str, str] = {}
         self.plans: list[StepPlan] = []
         self._vocab_size = vocab_size
 
@@ -74,7 +75,11 @@ class Control:
         )
         self.scheduler.add(request)
         self.requests[request_id] = request
+        self._salts[request_id] = request.scope.salt
         return request
+
+    def _salt_of(self, request_id: str) -> str:
+        return self._salts[request_id]
 
     # ---- steps ------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ MAX_EXTRA_KEYS = 16
 MAX_STOP_TOKEN_IDS = 1024
 MAX_PRIORITY = 1_000_000
 MAX_SEED = (1 << 63) - 1
+MAX_ARRIVAL_S = 1e15
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ def validate(request: Request, limits: RequestLimits) -> None:
     _require_text("request_id", request.request_id, 1, MAX_NAME_LENGTH)
     _validate_scope(request.scope)
     _require_int("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
-    _require_number("arrival_s", request.arrival_s, -1e15, 1e15)
+    _require_number("arrival_s", request.arrival_s, -MAX_ARRIVAL_S, MAX_ARRIVAL_S)
     validate_sampling(request.sampling, limits)
     _validate_prompt(request, limits)
     _validate_length(request, limits)
