@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from quire.core.request import CacheScope, FinishReason
-from support.control import VOCAB_SIZE, Control
+from support.control import Control
 from support.simulation import make_drafter
 
 PREFIX = [11, 3, 8, 2, 9, 40, 17, 5, 23, 31, 4, 6]

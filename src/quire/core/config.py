@@ -7,6 +7,7 @@ made from the fields (name, default, help), so there is one place to add a setti
 from __future__ import annotations
 
 import dataclasses
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,7 +81,8 @@ def _require_int(field: str, value: object, low: int, high: int) -> None:
 
 
 def _require_number(field: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value - value != 0:  # NaN and infinities
+    largest = sys.float_info.max
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -largest <= value <= largest:
         raise InvalidConfigError(field, value, "a finite number")
     if not low <= value <= high:
         raise InvalidConfigError(field, value, f"a number from {low:g} to {high:g}")

@@ -7,6 +7,7 @@ weaker than another.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from quire.core.errors import InvalidRequestError, RequestTooLargeError
@@ -19,7 +20,7 @@ MAX_EXTRA_KEYS = 16
 MAX_STOP_TOKEN_IDS = 1024
 MAX_PRIORITY = 1_000_000
 MAX_SEED = (1 << 63) - 1
-MAX_ARRIVAL_S = 1e15
+LARGEST = sys.float_info.max
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def validate(request: Request, limits: RequestLimits) -> None:
     _require_text("request_id", request.request_id, 1, MAX_NAME_LENGTH)
     _validate_scope(request.scope)
     _require_int("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
-    _require_number("arrival_s", request.arrival_s, -MAX_ARRIVAL_S, MAX_ARRIVAL_S)
+    _require_number("arrival_s", request.arrival_s, -LARGEST, LARGEST)
     validate_sampling(request.sampling, limits)
     _validate_prompt(request, limits)
     _validate_length(request, limits)
@@ -155,7 +156,7 @@ def _require_int(field: str, value: object, low: int, high: int) -> None:
 
 
 def _require_number(field: str, value: object, low: float, high: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float) or value - value != 0:  # NaN and infinities
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST <= value <= LARGEST:
         raise InvalidRequestError(field, value, "a finite number")
     if not low <= value <= high:
         raise InvalidRequestError(field, value, f"a number from {low:g} to {high:g}")
