@@ -14,9 +14,9 @@ from typing import Any
 from quire.core.errors import InvalidConfigError
 
 
-def setting(default: Any, text: str) -> Any:
-    """Declare a field with its help."""
-    return dataclasses.field(default=default, metadata={"help": text})
+def setting(default: Any, text: str, *, secret: bool = False) -> Any:
+    """Declare a field with its help; a secret one is never shown."""
+    return dataclasses.field(default=default, repr=not secret, metadata={"help": text})
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class MemoryConfig:
     prefix_index: str = setting("hash_chain", "how cached prefixes are found: hash_chain, radix_tree or none")
     eviction: str = setting("lru", "which cached block goes first: lru, fifo or priority")
     hash_bits: int = setting(128, "width of the prefix hash; smaller only to provoke collisions in tests")
-    hash_key: bytes = setting(b"", "secret key of the prefix hash, at most 64 bytes")
+    hash_key: bytes = setting(b"", "secret key of the prefix hash, at most 64 bytes", secret=True)
     max_cached_blocks_per_tenant: int | None = setting(None, "cached blocks that one tenant may keep; None: no limit")
 
     def __post_init__(self) -> None:
