@@ -37,7 +37,7 @@ class PlanDriver:
     tables: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     _starts: list[RowStart] = field(default_factory=list)
     _released: list[int] = field(default_factory=list)
-    _changes: TableChanges = field(default_factory=TableChanges)
+    _changes: list[tuple[int, int, int, int]] = field(default_factory=list)
     _step: int = 0
 
     @classmethod
@@ -66,7 +66,7 @@ class PlanDriver:
         """Change one entry of a table."""
         table = self.tables[row, group]
         table[index : index + 1] = [block]
-        self._changes.add(row, group, index, block)
+        self._changes.append((row, group, index, block))
 
     def plan(
         self,
@@ -79,7 +79,7 @@ class PlanDriver:
         for work in works:
             self.hold(work.row, work.start + work.count)
         starts, released, changes = self._starts, self._released, self._changes
-        self._starts, self._released, self._changes = [], [], TableChanges()
+        self._starts, self._released, self._changes = [], [], []
         self._step += 1
         drafts: Mapping[int, Sequence[int]] = {w.row: w.drafts for w in works if w.drafts}
         return StepPlan(
@@ -90,7 +90,7 @@ class PlanDriver:
             samples=column(*(work.samples for work in works)),
             row_starts=tuple(starts),
             released_rows=column(*released),
-            tables=changes,
+            tables=TableChanges.of(changes),
             drafts={row: array("i", tokens) for row, tokens in drafts.items()},
             moves_out=tuple(moves_out),
             copies=tuple(copies),

@@ -37,8 +37,10 @@ class MemoryConfig:
         _require_one_of("prefix_index", self.prefix_index, ("hash_chain", "radix_tree", "none"))
         _require_one_of("eviction", self.eviction, ("lru", "fifo", "priority"))
         _require_int("hash_bits", self.hash_bits, 1, 512)
-        if not isinstance(self.hash_key, bytes) or len(self.hash_key) > 64:
+        if not isinstance(self.hash_key, bytes):
             raise InvalidConfigError("hash_key", self.hash_key, "at most 64 bytes")
+        if len(self.hash_key) > 64:
+            raise InvalidConfigError("hash_key", f"{len(self.hash_key)} bytes", "at most 64 bytes")
         if self.max_cached_blocks_per_tenant is not None:
             _require_int("max_cached_blocks_per_tenant", self.max_cached_blocks_per_tenant, 0, (1 << 31) - 1)
 

@@ -21,6 +21,7 @@ Order within a step: released rows, rows changed, moves out, copies, moves in, t
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -76,12 +77,14 @@ class TableChanges:
         """Return the number of entries that change."""
         return len(self.rows)
 
-    def add(self, row: int, group: int, index: int, block: int) -> None:
-        """Append a change. Mutates the columns; only the scheduler does, before the plan is out."""
-        self.rows.append(row)
-        self.groups.append(group)
-        self.indices.append(index)
-        self.blocks.append(block)
+    @classmethod
+    def of(cls, entries: Sequence[tuple[int, int, int, int]]) -> TableChanges:
+        """Return the columns of entries (row, group, index, block).
+
+        >>> TableChanges.of([(0, 0, 5, 17), (1, 0, 2, 9)]).blocks
+        array('i', [17, 9])
+        """
+        return cls(*(array("i", values) for values in zip(*entries, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ def validate(request: Request, limits: RequestLimits) -> None:
     _require_number("arrival_s", request.arrival_s, -LARGEST, LARGEST)
     validate_sampling(request.sampling, limits)
     _validate_prompt(request, limits)
-    _validate_length(request, limits)
+    validate_length(request, limits)
 
 
 def validate_sampling(sampling: SamplingParams, limits: RequestLimits) -> None:
@@ -119,12 +119,14 @@ def _validate_prompt(request: Request, limits: RequestLimits) -> None:
     tokens = request.tokens
     if not tokens:
         raise InvalidRequestError("prompt", [], "at least one token id")
-    if min(tokens) < 0 or max(tokens) >= limits.vocab_size:
+    values = tokens.tolist()  # a list is walked faster
+    if min(values) < 0 or max(values) >= limits.vocab_size:
         index = next(i for i, token in enumerate(tokens) if not 0 <= token < limits.vocab_size)
         raise InvalidRequestError(f"prompt[{index}]", tokens[index], f"a token id from 0 to {limits.vocab_size - 1}")
 
 
-def _validate_length(request: Request, limits: RequestLimits) -> None:
+def validate_length(request: Request, limits: RequestLimits) -> None:
+    """Raise `RequestTooLargeError` unless the request fits into the context and the memory. Does not mutate."""
     prompt, asked = request.num_prompt_tokens, request.sampling.max_tokens
     total = prompt + (1 if asked is None else asked)
     if total > limits.max_model_len:

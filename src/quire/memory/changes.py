@@ -34,6 +34,13 @@ class MemoryChanges:
             block_ids[index] = block_id
         self.table_entries.append((request, group, index, block_id))
 
+    def append_entries(self, request: Request, memory: SequenceMemory, group: int, blocks: list[int]) -> None:
+        """Put blocks at the end of a table. Mutates."""
+        block_ids = memory.tables[group].block_ids
+        first = len(block_ids)
+        block_ids += blocks
+        self.table_entries += [(request, group, index, block_id) for index, block_id in enumerate(blocks, start=first)]
+
     def forget_copies(self, block_ids: Iterable[int]) -> dict[int, int]:
         """A sequence yields in the very plan that copies into its blocks: those copies are not made. Mutates.
 

@@ -271,9 +271,10 @@ class KVCacheManager:
         return blocks
 
     def _append(self, request: Request, memory: SequenceMemory, missing: list[int], blocks: list[int]) -> None:
-        for group, table in enumerate(memory.tables):
-            for _ in range(missing[group]):
-                self._changes.set_entry(request, memory, (group, len(table.block_ids)), blocks.pop())
+        for group, num_missing in enumerate(missing):
+            if num_missing:
+                self._changes.append_entries(request, memory, group, blocks[-num_missing:][::-1])
+                del blocks[-num_missing:]
         request.num_slots = memory.num_slots
 
     def _give_back(self, request: Request, memory: SequenceMemory) -> None:

@@ -93,10 +93,11 @@ class PlanBuilder:
             starts.extend([chunk.start for chunk in self.chunks])
             counts = ones + array("i", [chunk.num_tokens for chunk in self.chunks])
             samples = ones + array("i", [chunk.samples for chunk in self.chunks])
-        tables = TableChanges()
-        for request, group, index, block_id in changes.table_entries:
-            if request.row >= 0:
-                tables.add(request.row, group, index, block_id)
+        entries = [
+            (request.row, group, index, block_id)
+            for request, group, index, block_id in changes.table_entries
+            if request.row >= 0
+        ]
         return StepPlan(
             record.step_id,
             rows,
@@ -106,7 +107,7 @@ class PlanBuilder:
             len(self.decodes),
             tuple(map(_row_start, starting)),
             released_rows,
-            tables,
+            TableChanges.of(entries),
             {chunk.row: chunk.drafts for chunk in self.chunks if chunk.drafts},
             tuple(changes.moves_out),
             tuple(changes.copies),

@@ -26,7 +26,7 @@ from quire.core.config import SchedulerConfig
 from quire.core.errors import InvalidRequestError, InvariantError, RequestStateError, UnknownRequestError
 from quire.core.request import FinishReason, Request, RequestGroup, RequestStatus
 from quire.core.step import StepPlan, StepResult
-from quire.core.validate import RequestLimits, max_total_tokens, validate
+from quire.core.validate import RequestLimits, max_total_tokens, validate, validate_length
 from quire.memory.manager import KVCacheManager
 from quire.memory.sequence import Frontier
 from quire.scheduler.admission import Admission
@@ -80,7 +80,7 @@ class Scheduler:
         """Take a request in; raises `InvalidRequestError` for what can never be served. Mutates."""
         validate(request, self.limits)
         limits = self._admission.limits_for(request, self.limits)
-        validate(request, limits)
+        validate_length(request, limits)
         if request.request_id in self.requests:
             raise InvalidRequestError("request_id", request.request_id, "an id that no request here has")
         if request.status is not RequestStatus.WAITING:

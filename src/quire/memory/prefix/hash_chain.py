@@ -19,9 +19,7 @@ class HashEntry(PrefixEntry):
 
     __slots__ = ("same_hash",)
 
-    def __init__(self, parent: PrefixEntry | None, key: bytes, num_groups: int) -> None:
-        super().__init__(parent, key, num_groups)
-        self.same_hash: HashEntry | None = None
+    same_hash: HashEntry | None
 
 
 class HashChainIndex:
@@ -66,8 +64,13 @@ class HashChainIndex:
         """Return the root of a salt and its extra keys, made where missing. Mutates; O(1)."""
         entry = self._roots.get(root)
         if entry is None:
-            entry = self._roots[root] = HashEntry(None, root, self._num_groups)
-            entry.digest = self._hasher.root(root)
+            entry = self._roots[root] = self._make(None, root, self._hasher.root(root), None)
+        return entry
+
+    def _make(self, parent: PrefixEntry | None, key: bytes, digest: bytes, same_hash: HashEntry | None) -> HashEntry:
+        entry = HashEntry(parent, key, self._num_groups)
+        entry.digest = digest
+        entry.same_hash = same_hash
         return entry
 
     def extend(self, parent: PrefixEntry, tokens: bytes) -> PrefixEntry | None:
@@ -80,10 +83,7 @@ class HashChainIndex:
             if entry.parent is parent and entry.key == tokens:
                 return entry
             entry = entry.same_hash
-        entry = HashEntry(parent, tokens, self._num_groups)
-        entry.digest = digest
-        entry.same_hash = first
-        self._entries[digest] = entry
+        entry = self._entries[digest] = self._make(parent, tokens, digest, first)
         parent.num_children += 1
         if parent.parent is None:
             self._first_blocks.setdefault(tokens, {})[parent.key] = None
