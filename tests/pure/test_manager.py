@@ -528,6 +528,18 @@ def test_a_tenant_is_never_told_that_another_salt_holds_its_prompt() -> None:
     assert memory.manager.ledger().misses == {MissReason.NEVER_CACHED: 1, MissReason.OTHER_SALT: 1}
 
 
+@pytest.mark.parametrize(("most", "expected"), [(6, MissReason.EVICTED), (5, MissReason.NEVER_CACHED)])
+def test_only_so_many_evictions_are_remembered(
+    monkeypatch: pytest.MonkeyPatch, most: int, expected: MissReason
+) -> None:
+    monkeypatch.setattr("quire.memory.bookkeeping.MAX_REMEMBERED_EVICTIONS", most)
+    memory = ByHand(num_blocks=4)
+    memory.leave_cached([70, 71, 72, 73])
+    memory.leave_cached([*EIGHT, 9, 10, 11, 12])
+    memory.leave_cached([60] * 16)  # evicts the four of them
+    assert reason(memory, [70, 71, 72, 73, 74]) is expected  # and this two more
+
+
 @pytest.mark.parametrize("prefix_index", [*INDEXES, "none"])
 def test_without_an_index_nothing_is_ever_cached(prefix_index: str) -> None:
     memory = ByHand(prefix_index=prefix_index)

@@ -61,7 +61,7 @@ ANY = st.integers(0, 255)
 
 @dataclass(frozen=True)
 class Setting:
-    """One kind of memory. `windows`: one letter per KV group, f: full attention, w: a sliding window."""
+    """One kind of memory. `groups`: the attention of each KV group, with a + between them."""
 
     prefix_index: str
     eviction: str
@@ -592,6 +592,8 @@ class MemoryMachine(RuleBasedStateMachine):
         self.plan_admission()
         request = model.request
         match = self.manager.match_prefix(request)
+        if self.setting.groups == "full":
+            assert match.num_tokens == self.longest_hit(model)
         assert match.num_tokens < len(request.tokens), "nothing would yield a logit"
         if patient and match.frontier is not None and self.manager.is_being_computed(match.frontier):
             return False
@@ -602,6 +604,16 @@ class MemoryMachine(RuleBasedStateMachine):
         if count:
             self.take_up(model, count, samples=1)
         return True
+
+    def longest_hit(self, model: Model) -> int:
+        """How many tokens are there to be hit, going by what each published block stands for."""
+        published = {self.contents_of(block.entry)[-1].digest for block in self.pool.blocks if block.entry is not None}
+        num_known = len(model.request.tokens)
+        ends = itertools.takewhile(
+            lambda end: model.contents[0][end - 1].digest in published,
+            range(self.block_size, num_known + 1, self.block_size),
+        )
+        return min(max(ends, default=0), num_known - 1)
 
     def run(self, model: Model, start: int) -> None:
         request = model.request

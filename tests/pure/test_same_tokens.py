@@ -84,13 +84,13 @@ def test_any_prefix_index(prefix_index: str, hash_bits: int) -> None:
 
 @pytest.mark.parametrize("block_size", range(1, 65))
 def test_any_block_size(block_size: int) -> None:
-    run_all(block_size=block_size, num_blocks=700)
+    run_all(block_size=block_size, num_blocks=500 // block_size + 40)
 
 
 @pytest.mark.parametrize("windows", [(None, 6), (6,), (1,), (3, 17), (None, 40)])
 @pytest.mark.parametrize("block_size", [1, 4, 16])
 def test_any_window(windows: tuple[int | None, ...], block_size: int) -> None:
-    run_all(windows=windows, block_size=block_size, num_blocks=900)
+    run_all(windows=windows, block_size=block_size, num_blocks=800 // block_size + 60)
 
 
 @pytest.mark.parametrize("budget", [16, 17, 23, 40, 4096])

@@ -115,7 +115,7 @@ def test_without_an_index_nobody_waits_for_anybody() -> None:
     assert len(plan.rows) == 8
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("prefix_index", ["hash_chain", "radix_tree"])
 @pytest.mark.parametrize("block_size", [1, 3, 4])
 def test_cached_tokens_are_the_longest_prefix_of_committed_blocks(
@@ -124,7 +124,12 @@ def test_cached_tokens_are_the_longest_prefix_of_committed_blocks(
     """Against brute force: every prefix of whole blocks that was ever computed, while nothing is evicted."""
     rng = random.Random(seed)
     control = Control(
-        block_size=block_size, num_blocks=5000, prefix_index=prefix_index, hash_bits=8, max_steps_under_way=2
+        block_size=block_size,
+        num_blocks=1600 // block_size,
+        prefix_index=prefix_index,
+        hash_bits=8,
+        max_steps_under_way=2,
+        check_every=10,
     )
     committed: set[tuple[str, tuple[int, ...]]] = set()
     admitted: set[str] = set()
@@ -153,6 +158,7 @@ def test_cached_tokens_are_the_longest_prefix_of_committed_blocks(
                     assert request.num_cached_tokens == min(end, request.num_prompt_tokens - 1)
                     hits += request.num_cached_tokens > 0
     assert hits > 2
+    assert not control.memory.ledger().evictions
     assert len(admitted) > 20
 
 
@@ -161,7 +167,7 @@ def test_cached_tokens_are_the_longest_prefix_of_committed_blocks(
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 def test_512_requests_on_a_tiny_pool(preemption: str) -> None:
-    control = Control(num_blocks=12, num_host_blocks=30, preemption=preemption, max_num_seqs=64)
+    control = Control(num_blocks=12, num_host_blocks=30, preemption=preemption, max_num_seqs=64, check_every=25)
     for number in range(512):
         control.add(f"r{number}", [number % 50, number // 50, 1, 2, 3, 4], max_tokens=1 + number % 9)
     control.run(most_steps=4000)

@@ -103,7 +103,7 @@ def test_rows_are_kept_for_what_a_prompt_will_open() -> None:
 def beside_a_growing_one(*, beams: bool, depth: int = 1, preemption: str = "recompute") -> Control:
     """A group behind a request that will need its blocks."""
     control = Control(num_blocks=14, num_host_blocks=40, preemption=preemption, max_steps_under_way=depth)
-    control.add("front", prompt(24), max_tokens=32)
+    control.add("front", prompt(28), max_tokens=26)
     control.add("group", prompt(4, 9), n=3, max_tokens=16, beam_search=beams)
     return control
 
@@ -295,9 +295,9 @@ def test_groups_end_when_the_pool_holds_just_one(
     if beams:
         shared = sum(window is None for window in windows) * (10 // block_size)
         needed = shared + 3 * (needed - shared)
-    settings = {"windows": windows, "block_size": block_size, "max_steps_under_way": depth, "headroom": 0.3}
-    control = Control(num_blocks=needed + spare, **settings)
-    for number in range(3):
+    settings = {"windows": windows, "block_size": block_size, "max_steps_under_way": depth, "check_every": 5}
+    control = Control(num_blocks=needed + spare, headroom=0.3, **settings)
+    for number in range(2):
         control.add(f"group {number}", prompt(10, number), n=3, max_tokens=13, beam_search=beams)
         control.add(f"single {number}", prompt(9, 20 + number), max_tokens=9)
     control.run()

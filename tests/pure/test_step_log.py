@@ -67,7 +67,10 @@ def run(seed: int, *, drafts: bool = False) -> bytes:
     engine = EngineCore(scheduler, executor, ManualClock(), log=StepLogWriter(file))
     for index in range(16):
         tenant = rng.randrange(2)
-        sampling = SamplingParams(n=rng.choice([1, 1, 1 if drafts else 3]), max_tokens=rng.randrange(1, 12))
+        beams = rng.random() < 0.2
+        n = 2 if beams else rng.choice([1, 1, 1 if drafts else 3])
+        temperature = 0.0 if beams else 1.0
+        sampling = SamplingParams(n=n, beam_search=beams, temperature=temperature, max_tokens=rng.randrange(1, 12))
         scope = CacheScope(str(tenant), SALTS[tenant], ("adapter",) if index % 5 == 0 else ())
         prompt = [rng.randrange(3) for _ in range(rng.randrange(1, 25))]
         request = Request(f"{index}-{tenant}", prompt, sampling, scope=scope, priority=rng.randrange(3))
@@ -81,8 +84,8 @@ def run(seed: int, *, drafts: bool = False) -> bytes:
         event = rng.random()
         if event < 0.1 and live:
             engine.abort(rng.choice(live))
-        elif event < 0.2 and live:
-            engine.stop(rng.choice(live))
+        elif event < 0.2 and (samples := [name for name in live if not scheduler.requests[name].sampling.beam_search]):
+            engine.stop(rng.choice(samples))
         elif event < 0.25:
             engine.clear_cache()
         elif event < 0.3:
@@ -124,6 +127,17 @@ def test_a_log_torn_anywhere_within_a_record_is_refused():
     for cut in set(cuts) - ends:
         with pytest.raises(StepLogError):
             replay(io.BytesIO(log[:cut]))
+
+
+def test_a_log_that_ends_between_two_records_is_that_of_a_shorter_run():
+    log = run(2)
+    at, num_plans = len(MAGIC), 0
+    for place, (kind, payload) in enumerate(read_records(io.BytesIO(log))):
+        at += 9 + len(payload)
+        num_plans += kind == PLANNED
+        if place % 7 == 0:
+            assert replay(io.BytesIO(log[:at])) == num_plans
+    assert at == len(log)
 
 
 def test_an_altered_byte_is_found():

@@ -33,6 +33,7 @@ class Control:
         eos: Iterable[int] = (),
         drafter: Drafter | None = None,
         vocab_size: int = VOCAB_SIZE,
+        check_every: int = 1,
         **settings: Any,
     ) -> None:
         groups = tuple(KVGroup((layer,), window) for layer, window in enumerate(windows))
@@ -51,6 +52,8 @@ class Control:
         self._salts: dict[str, str] = {}
         self.plans: list[StepPlan] = []
         self._vocab_size = vocab_size
+        self._check_every = check_every
+        self._num_events = 0
 
     def add(
         self,
@@ -86,7 +89,7 @@ class Control:
     def plan(self) -> StepPlan | None:
         """Plan a step and hand it out."""
         plan = self.scheduler.schedule()
-        self.scheduler.check()
+        self._check()
         if plan is not None:
             self.plans.append(plan)
             self.executor.submit(plan)
@@ -101,8 +104,13 @@ class Control:
             outcome = StepOutcome(lost, finished=lost)
         else:
             outcome = self.scheduler.update(result)
-        self.scheduler.check()
+        self._check()
         return outcome
+
+    def _check(self) -> None:
+        self._num_events += 1
+        if self._num_events % self._check_every == 0:
+            self.scheduler.check()
 
     def step(self) -> StepPlan | None:
         """Plan as many steps as may be under way, and collect one."""
