@@ -26,16 +26,13 @@ nb::dict cpu_features() {
     return result;
 }
 
-const char* instruction_set() {
-    return quire::name_of(quire::best_instruction_set(quire::cpu_features()));
-}
+const char* instruction_set() { return quire::name_of(quire::best_instruction_set(quire::cpu_features())); }
 
 }  // namespace
 
 NB_MODULE(_native, module) {
     module.doc() = "The compiled core of quire.";
-    module.def("cpu_features", &cpu_features,
-               "What the processor and the operating system let a kernel use, by name.");
+    module.def("cpu_features", &cpu_features, "What the processor and the operating system let a kernel use, by name.");
     module.def("instruction_set", &instruction_set,
                "The best form of the kernels here: portable, avx2, avx512 or amx.");
 }

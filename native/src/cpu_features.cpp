@@ -40,8 +40,7 @@ bool read_tiles_granted() {
     constexpr int kGetSupportedState = 0x1021;  // ARCH_GET_XCOMP_SUPP
     constexpr int kTileData = 18;
     std::uint64_t supported = 0;
-    return syscall(SYS_arch_prctl, kGetSupportedState, &supported) == 0 &&
-           has_bit(supported, kTileData);
+    return syscall(SYS_arch_prctl, kGetSupportedState, &supported) == 0 && has_bit(supported, kTileData);
 #else
     return true;
 #endif
@@ -83,8 +82,7 @@ CpuidWords read_cpuid_words() {
 CpuFeatures decode_cpu_features(const CpuidWords& words) {
     const bool avx = has_all(words.xcr0, kAvxState) && has_bit(words.leaf1_ecx, 28);
     const bool avx512f = avx && has_all(words.xcr0, kAvx512State) && has_bit(words.leaf7_ebx, 16);
-    const bool tile =
-        has_all(words.xcr0, kTileState) && words.tiles_granted && has_bit(words.leaf7_edx, 24);
+    const bool tile = has_all(words.xcr0, kTileState) && words.tiles_granted && has_bit(words.leaf7_edx, 24);
 
     CpuFeatures features;
     features.avx2 = avx && has_bit(words.leaf7_ebx, 5);
@@ -109,8 +107,8 @@ const CpuFeatures& cpu_features() {
 
 InstructionSet best_instruction_set(const CpuFeatures& features) {
     const bool avx2 = features.avx2 && features.fma && features.f16c;
-    const bool avx512 = avx2 && features.avx512f && features.avx512bw && features.avx512vl &&
-                        features.avx512dq && features.avx512_bf16 && features.avx512_vnni;
+    const bool avx512 = avx2 && features.avx512f && features.avx512bw && features.avx512vl && features.avx512dq &&
+                        features.avx512_bf16 && features.avx512_vnni;
     const bool amx = avx512 && features.amx_tile && features.amx_bf16 && features.amx_int8;
     if (amx) return InstructionSet::kAmx;
     if (avx512) return InstructionSet::kAvx512;

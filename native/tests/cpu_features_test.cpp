@@ -102,8 +102,7 @@ void test_each_bit_is_its_own() {
     words = full_machine();
     words.leaf7_edx &= ~(1u << 22);
     const quire::CpuFeatures no_amx_bf16 = quire::decode_cpu_features(words);
-    expect(!no_amx_bf16.amx_bf16 && no_amx_bf16.amx_tile && no_amx_bf16.amx_int8,
-           "only amx_bf16 is gone");
+    expect(!no_amx_bf16.amx_bf16 && no_amx_bf16.amx_tile && no_amx_bf16.amx_int8, "only amx_bf16 is gone");
 }
 
 void test_this_machine() {
