@@ -2,7 +2,7 @@
 
 Each seed is a run of its own: settings, requests, arrivals, aborts, stops, resets, failing rows and steps, drafts right
 and wrong, one to three steps under way, pools that hold just the largest request. `support.simulation` says what is
-checked after every action and at the end. A seed that fails once stays here by itself: add it to `FOUND`.
+checked after every action and at the end. A seed that found a mistake which few others find is added to `RARE`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from support.simulation import Chaos, FailingAllocations, Scenario, Simulation
 
 NUM_SHARDS = 4
 SEEDS_PER_SHARD = 70
-FOUND = (4, 15, 25, 56, 72, 78, 81, 90, 166, 195, 363)
+RARE = (370, 417, 585, 630)  # drafts beyond a stop, late openings, searches that begin again under way
 
 
 def run_seed(seed: int) -> Counter[str]:
@@ -39,8 +39,8 @@ def test_requests_end_with_their_own_tokens_and_leave_nothing_behind(shard: int)
     assert [name for name in happened if not seen[name]] == []
 
 
-@pytest.mark.parametrize("seed", FOUND)
-def test_seeds_that_found_a_bug(seed: int) -> None:
+@pytest.mark.parametrize("seed", RARE)
+def test_seeds_that_go_where_few_others_do(seed: int) -> None:
     run_seed(seed)
 
 
