@@ -19,6 +19,7 @@ from quire.core.validate import (
     MAX_PRIORITY,
     MAX_SALT_LENGTH,
     MAX_SEED,
+    MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     RequestLimits,
     max_total_tokens,
@@ -46,7 +47,11 @@ SAMPLING_CASES: list[tuple[str, list[Any], str]] = [
     ("seed", [-1, MAX_SEED + 1, 1.0, True, "1", NAN], f"an integer from 0 to {MAX_SEED}"),
     ("max_tokens", [0, -1, LARGEST + 1, 4.0, True, "4", INFINITY], f"an integer from 1 to {LARGEST}"),
     ("min_tokens", [-1, 65, 1.0, True, "1", None, NAN], "an integer from 0 to 64"),
-    ("stop_token_ids", [None, [1], {1}, 1, "1", (1,) * (MAX_STOP_TOKEN_IDS + 1)], "a tuple of at most 1024 token ids"),
+    ("stop_token_ids", [None, {1}, 1, "1", (1,) * (MAX_STOP_TOKEN_IDS + 1)], "a tuple of at most 1024 token ids"),
+    ("stop", [None, {"a"}, 1, ("a",) * (MAX_STOP_STRINGS + 1)], "at most 64 strings"),
+    ("include_stop_str_in_output", [1, None, "yes"], "True or False"),
+    ("skip_special_tokens", [0, None, "no"], "True or False"),
+    ("logprobs", [-1, 21, 1.0, True, "5", NAN], "an integer from 0 to 20"),
 ]
 SCOPE_CASES: list[tuple[str, str, list[Any], str]] = [
     ("tenant", "tenant", [None, 1, b"t", True, "t" * (MAX_NAME_LENGTH + 1)], "a string of 0 to 256 characters"),
@@ -264,19 +269,10 @@ def test_validate_does_not_mutate(prompt: list[int]) -> None:
     assert request.tokens == tokens
 
 
-@pytest.mark.parametrize(
-    ("sampling", "message"),
-    [
-        (SamplingParams(temperature=0.5), r"^temperature is 0\.5; allowed: 0: this engine chooses greedily$"),
-        (
-            SamplingParams(temperature=0.0, beam_search=True),
-            r"^beam_search is True; allowed: False: this engine chooses greedily$",
-        ),
-    ],
-)
-def test_an_engine_that_only_chooses_greedily_says_so(sampling: SamplingParams, message: str) -> None:
-    limits = replace(LIMITS, greedy_only=True)
-    with pytest.raises(InvalidRequestError, match=message):
-        validate(Request("r", [1], sampling), limits)
-    validate(Request("r", [1], sampling), LIMITS)
-    validate(Request("r", [1], SamplingParams(temperature=0.0, n=8)), limits)
+def test_an_engine_that_scores_no_beams_says_so() -> None:
+    limits = replace(LIMITS, beam_search=False)
+    search = SamplingParams(temperature=0.0, beam_search=True)
+    with pytest.raises(InvalidRequestError, match=r"^beam_search is True; allowed: False: this engine does not score"):
+        validate(Request("r", [1], search), limits)
+    validate(Request("r", [1], search), LIMITS)
+    validate(Request("r", [1], SamplingParams(n=8)), limits)

@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from quire.core.errors import InvalidRequestError, InvariantError, RequestStateError
+from quire.core.logprobs import TokenLogprobs
 from quire.core.sampling_params import SamplingParams
 
 
@@ -119,6 +120,7 @@ class Request:
         "drafts",
         "num_cached_tokens",
         "num_preemptions",
+        "logprobs",
     )
 
     def __init__(
@@ -157,6 +159,7 @@ class Request:
         self.drafts: array[int] = array("i")
         self.num_cached_tokens = 0  # of the first admission: what the caller is told
         self.num_preemptions = 0
+        self.logprobs: list[TokenLogprobs] = []  # of the tokens generated, where they were asked for
 
     def open_branch(self, branch: int) -> Request:
         """Return a sibling at the same point of progress, with tokens of its own. Its memory is forked elsewhere."""
@@ -165,6 +168,7 @@ class Request:
             setattr(sibling, name, getattr(self, name))
         sibling.branch = branch
         sibling.tokens = self.tokens[:]
+        sibling.logprobs = self.logprobs[:]
         sibling.drafts = array("i")
         sibling.row = -1
         sibling.num_slots = 0

@@ -1,7 +1,7 @@
 """How a request wants its tokens chosen, and when it wants to stop.
 
-A plain value: nothing is checked here. `quire.core.validate` checks every field, whatever door the request came
-through, and it is the only place that does.
+A plain value: lists become tuples, and nothing is checked here. `quire.core.validate` checks every field, whatever
+door the request came through, and it is the only place that does.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ class SamplingParams:
     `n` sequences are returned out of `best_of` (default: `n`) that are generated. With `beam_search` the
     `best_of` sequences are the beams of one search. `max_tokens` None means: as many as fit.
 
-    >>> SamplingParams(n=2, best_of=4).num_sequences
+    Tokens are drawn from the softmax of logits / temperature, 0 meaning the likeliest token, after the filters in the
+    order min_p, top_k (0 or -1: off), top_p. Sequence i of a request draws with seed + i, so that n sequences of one
+    request are those of n requests with their own seeds.
+
+    The text ends before the first of the `stop` strings, or with it where `include_stop_str_in_output`. `logprobs`
+    asks for the log-probabilities of each token and of so many of the likeliest.
+
+    >>> SamplingParams(n=2, best_of=4, stop="END").num_sequences
     4
     """
 
@@ -30,8 +37,19 @@ class SamplingParams:
     seed: int | None = None
     max_tokens: int | None = None
     min_tokens: int = 0
+    stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        for field in ("stop", "stop_token_ids"):
+            if isinstance(getattr(self, field), list):
+                object.__setattr__(self, field, tuple(getattr(self, field)))
 
     @property
     def num_sequences(self) -> int:

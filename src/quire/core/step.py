@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quire.core.errors import InvariantError, StepLogError
+from quire.core.logprobs import TokenLogprobs, read_logprobs, write_logprobs
 from quire.core.sampling_params import SamplingParams
 from quire.core.wire import WireReader, WireWriter
 
@@ -181,7 +182,7 @@ class StepResult:
     request still has tokens to compute, one as a rule, more where drafts were accepted or where the request opened
     into several sequences. `parents[i]` names the row whose sequence entry i continues (beam search picks survivors
     and their parents; everywhere else, and where the column is empty, a row continues itself). `failures` maps a
-    row to what went wrong with that request alone.
+    row to what went wrong with that request alone, `logprobs` a row that asked for them to one entry per token.
     """
 
     step_id: int
@@ -189,6 +190,7 @@ class StepResult:
     tokens: array[int]
     parents: array[int] = field(default_factory=column)
     failures: dict[int, str] = field(default_factory=dict)
+    logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """Return the compact binary form; equal results give equal bytes."""
@@ -200,6 +202,12 @@ class StepResult:
         for row, message in sorted(self.failures.items()):
             writer.integer(row)
             writer.text(message)
+        writer.integer(len(self.logprobs))
+        for row, entries in sorted(self.logprobs.items()):
+            writer.integer(row)
+            writer.integer(len(entries))
+            for entry in entries:
+                write_logprobs(writer, entry)
         return writer.to_bytes()
 
     @classmethod
@@ -209,24 +217,33 @@ class StepResult:
         step_id = reader.integer()
         num_tokens, tokens, parents = (reader.column() for _ in range(3))
         failures = {reader.integer(): reader.text() for _ in range(reader.integer())}
+        logprobs = {
+            reader.integer(): tuple(read_logprobs(reader) for _ in range(reader.integer()))
+            for _ in range(reader.integer())
+        }
         reader.finish()
-        return cls(step_id, num_tokens, tokens, parents, failures)
+        return cls(step_id, num_tokens, tokens, parents, failures, logprobs)
 
 
 def write_sampling(writer: WireWriter, sampling: SamplingParams) -> None:
     """Write sampling parameters."""
     writer.column(column(sampling.n, sampling.beam_search, sampling.top_k, sampling.min_tokens, sampling.ignore_eos))
-    for value in (sampling.best_of, sampling.seed, sampling.max_tokens):
+    writer.column(column(sampling.include_stop_str_in_output, sampling.skip_special_tokens))
+    for value in (sampling.best_of, sampling.seed, sampling.max_tokens, sampling.logprobs):
         writer.optional_integer(value)
     for number in (sampling.temperature, sampling.top_p, sampling.min_p):
         writer.number(number)
     writer.column(array("i", sampling.stop_token_ids))
+    writer.integer(len(sampling.stop))
+    for text in sampling.stop:
+        writer.text(text)
 
 
 def read_sampling(reader: WireReader) -> SamplingParams:
     """Read sampling parameters."""
     n, beam_search, top_k, min_tokens, ignore_eos = reader.column(5)
-    best_of, seed, max_tokens = (reader.optional_integer() for _ in range(3))
+    include_stop_str_in_output, skip_special_tokens = reader.column(2)
+    best_of, seed, max_tokens, logprobs = (reader.optional_integer() for _ in range(4))
     temperature, top_p, min_p = (reader.number() for _ in range(3))
     return SamplingParams(
         n=n,
@@ -240,7 +257,11 @@ def read_sampling(reader: WireReader) -> SamplingParams:
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         stop_token_ids=tuple(reader.column()),
+        stop=tuple(reader.text() for _ in range(reader.integer())),
         ignore_eos=bool(ignore_eos),
+        include_stop_str_in_output=bool(include_stop_str_in_output),
+        skip_special_tokens=bool(skip_special_tokens),
+        logprobs=logprobs,
     )
 
 

@@ -18,6 +18,9 @@ MAX_NAME_LENGTH = 256
 MAX_SALT_LENGTH = 1024
 MAX_EXTRA_KEYS = 16
 MAX_STOP_TOKEN_IDS = 1024
+MAX_STOP_STRINGS = 64
+MAX_STOP_STRING_LENGTH = 1024
+MAX_LOGPROBS = 20
 MAX_PRIORITY = 1_000_000
 MAX_SEED = (1 << 63) - 1
 LARGEST = sys.float_info.max
@@ -28,15 +31,14 @@ class RequestLimits:
     """What the engine at hand can take.
 
     `max_model_len` counts prompt and output together. `max_sequence_tokens` is the number of tokens of one sequence
-    that the KV memory can hold when it holds nothing else. `greedy_only`: the executor chooses the likeliest token and
-    nothing else.
+    that the KV memory can hold when it holds nothing else. `beam_search`: whether the executor can score beams.
     """
 
     vocab_size: int
     max_model_len: int
     max_sequence_tokens: int
     max_num_seqs: int
-    greedy_only: bool = False
+    beam_search: bool = True
 
 
 def validate(request: Request, limits: RequestLimits) -> None:
@@ -68,10 +70,8 @@ def validate_sampling(sampling: SamplingParams, limits: RequestLimits) -> None:
     _require_bool("beam_search", sampling.beam_search)
     _require_bool("ignore_eos", sampling.ignore_eos)
     _require_number("temperature", sampling.temperature, 0.0, 1e6)
-    if limits.greedy_only and sampling.temperature != 0:
-        raise InvalidRequestError("temperature", sampling.temperature, "0: this engine chooses greedily")
-    if limits.greedy_only and sampling.beam_search:
-        raise InvalidRequestError("beam_search", True, "False: this engine chooses greedily")
+    if sampling.beam_search and not limits.beam_search:
+        raise InvalidRequestError("beam_search", True, "False: this engine does not score beams")
     if sampling.beam_search and sampling.temperature != 0:
         raise InvalidRequestError("temperature", sampling.temperature, "0 where beam_search is on")
     _require_number("top_p", sampling.top_p, 0.0, 1.0)
@@ -86,6 +86,9 @@ def validate_sampling(sampling: SamplingParams, limits: RequestLimits) -> None:
     longest = limits.max_model_len if sampling.max_tokens is None else sampling.max_tokens
     _require_int("min_tokens", sampling.min_tokens, 0, longest)
     _validate_stop_token_ids(sampling, limits)
+    _validate_stop_strings(sampling)
+    if sampling.logprobs is not None:
+        _require_int("logprobs", sampling.logprobs, 0, min(MAX_LOGPROBS, limits.vocab_size))
 
 
 def max_total_tokens(request: Request, limits: RequestLimits) -> int:
@@ -150,6 +153,15 @@ def _validate_stop_token_ids(sampling: SamplingParams, limits: RequestLimits) ->
         raise InvalidRequestError("stop_token_ids", ids, f"a tuple of at most {MAX_STOP_TOKEN_IDS} token ids")
     for token in ids:
         _require_int("stop_token_ids", token, 0, limits.vocab_size - 1)
+
+
+def _validate_stop_strings(sampling: SamplingParams) -> None:
+    _require_bool("include_stop_str_in_output", sampling.include_stop_str_in_output)
+    _require_bool("skip_special_tokens", sampling.skip_special_tokens)
+    if not isinstance(sampling.stop, tuple) or len(sampling.stop) > MAX_STOP_STRINGS:
+        raise InvalidRequestError("stop", sampling.stop, f"at most {MAX_STOP_STRINGS} strings")
+    for text in sampling.stop:
+        _require_text("stop", text, 1, MAX_STOP_STRING_LENGTH)
 
 
 def _require_int(field: str, value: object, low: int, high: int) -> None:

@@ -9,9 +9,11 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
+from typing import TypeVar
 
 from quire.core.errors import StepLogError
 
+_T = TypeVar("_T", int, float)
 _INT = struct.Struct("<q")
 _FLOAT = struct.Struct("<d")
 
@@ -54,6 +56,10 @@ class WireWriter:
 
     def column(self, values: array[int]) -> None:
         """Write a column of 32-bit integers."""
+        self.raw(_little_endian(values).tobytes())
+
+    def numbers(self, values: array[float]) -> None:
+        """Write a column of doubles."""
         self.raw(_little_endian(values).tobytes())
 
     def to_bytes(self) -> bytes:
@@ -109,15 +115,24 @@ class WireReader:
         values.frombytes(data)
         return _little_endian(values)
 
+    def numbers(self) -> array[float]:
+        """Read a column of doubles."""
+        data = self.raw()
+        if len(data) % 8:
+            raise StepLogError(f"a column of {len(data)} bytes is not one of doubles")
+        values = array("d")
+        values.frombytes(data)
+        return _little_endian(values)
+
     def finish(self) -> None:
         """Raise `StepLogError` unless everything was read."""
         if self._at != len(self._data):
             raise StepLogError(f"{len(self._data) - self._at} bytes are left over at the end of a record")
 
 
-def _little_endian(values: array[int]) -> array[int]:
+def _little_endian(values: array[_T]) -> array[_T]:
     if sys.byteorder == "little":
         return values
-    swapped = array("i", values)
+    swapped = values[:]
     swapped.byteswap()
     return swapped

@@ -49,7 +49,7 @@ def create_reference_engine(
             memory.num_blocks, spec, longest_chunk=1 + scheduler.max_steps_under_way
         ),
         max_num_seqs=scheduler.max_num_seqs,
-        greedy_only=True,
+        beam_search=False,
     )
     control = Scheduler(scheduler, KVCacheManager(spec, memory), limits, eos_token_ids=frozenset(model.eos_token_ids))
     return EngineCore(control, worker, SystemClock(), log=log)

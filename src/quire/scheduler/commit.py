@@ -18,10 +18,12 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from quire.core.errors import InvariantError
+from quire.core.logprobs import TokenLogprobs
 from quire.core.request import FinishReason, Request
 from quire.core.step import StepResult
 from quire.memory.manager import KVCacheManager
@@ -39,6 +41,17 @@ class StepOutcome:
     advanced: list[Request]  # took part in the step; those that have new tokens among them
     opened: list[Request] = field(default_factory=list)  # sequences that began: samples of a prompt, forked beams
     finished: list[Request] = field(default_factory=list)
+
+
+class Sampled(NamedTuple):
+    """The tokens of one entry of a step and, where they were asked for, their log-probabilities."""
+
+    tokens: array[int]
+    logprobs: tuple[TokenLogprobs, ...]
+
+    def one(self, index: int) -> Sampled:
+        """Return one of the tokens."""
+        return Sampled(self.tokens[index : index + 1], self.logprobs[index : index + 1])
 
 
 class StepCommitter:
@@ -107,7 +120,7 @@ class StepCommitter:
         self._under_way.popleft()
         outcome = StepOutcome(requests)
         num_decodes = len(record.decodes)
-        if record.disturbed or result.failures:
+        if record.disturbed or result.failures or result.logprobs:
             self._commit_chunks(record.as_chunks(), result, 0, outcome)
         else:
             self._commit_decodes(record.decodes, result.tokens, outcome)
@@ -130,10 +143,11 @@ class StepCommitter:
     def _commit_chunks(self, chunks: list[Chunk], result: StepResult, first: int, outcome: StepOutcome) -> None:
         """The long way, for entries `first` … of the plan."""
         at = sum(result.num_tokens[:first])
-        searches: dict[str, list[tuple[Chunk, int, int]]] = {}
+        searches: dict[str, list[tuple[Chunk, int, Sampled]]] = {}
         for index, chunk in enumerate(chunks, start=first):
             tokens = result.tokens[at : at + result.num_tokens[index]]
             at += len(tokens)
+            sampled = Sampled(tokens, result.logprobs.get(chunk.row, ()))
             request = chunk.request
             if request.num_late_results:
                 request.num_late_results -= 1
@@ -145,18 +159,18 @@ class StepCommitter:
                 continue  # the search began again meanwhile
             elif is_beam(request) and chunk.samples:
                 parent = result.parents[index] if result.parents else chunk.row
-                searches.setdefault(request.request_id, []).append((chunk, parent, tokens[0]))
+                searches.setdefault(request.request_id, []).append((chunk, parent, sampled))
             elif chunk.samples > 1:
-                self._open(chunk, tokens, outcome)
+                self._open(chunk, sampled, outcome)
             else:
-                self._commit_chunk(chunk, tokens, outcome)
+                self._commit_chunk(chunk, sampled, outcome)
         for steps in searches.values():
             self._commit_beams(steps, outcome)
 
-    def _commit_chunk(self, chunk: Chunk, tokens: array[int], outcome: StepOutcome) -> None:
+    def _commit_chunk(self, chunk: Chunk, sampled: Sampled, outcome: StepOutcome) -> None:
         request = chunk.request
         num_known = len(request.tokens)
-        reason = self._append(request, tokens)
+        reason = self._append(request, sampled)
         num_new = len(request.tokens) - num_known  # drafts beyond the token that ends the request do not count
         if chunk.generation != request.generation:
             request.backlog += num_new
@@ -168,10 +182,11 @@ class StepCommitter:
             request.num_computed += chunk.num_tokens
         self._settle(request, chunk.num_tokens, reason, outcome)
 
-    def _append(self, request: Request, tokens: Iterable[int]) -> FinishReason | None:
+    def _append(self, request: Request, sampled: Sampled) -> FinishReason | None:
         """Append tokens up to the one that ends the request; return why it ends, or None if it goes on."""
-        for token in tokens:
+        for index, token in enumerate(sampled.tokens):
             request.tokens.append(token)
+            request.logprobs += sampled.logprobs[index : index + 1]
             reason = self._stopping.reason(request)
             if reason is not None:
                 return reason
@@ -203,20 +218,20 @@ class StepCommitter:
             request.num_planned = request.num_computed
             request.backlog = 1
 
-    def _open(self, chunk: Chunk, tokens: array[int], outcome: StepOutcome) -> None:
+    def _open(self, chunk: Chunk, sampled: Sampled, outcome: StepOutcome) -> None:
         leader = chunk.request
         if leader.row < 0 or chunk.generation != leader.generation:
             self._undo(chunk)
             return
         leader.num_computed += chunk.num_tokens
-        opened = open_group(leader, tokens, self._memory, self._running)
+        opened = open_group(leader, sampled.tokens, self._memory, self._running)
         outcome.opened += opened
-        for request, token in zip([leader, *opened], tokens, strict=True):
+        for index, request in enumerate([leader, *opened]):
             request.backlog = 1
-            reason = self._append(request, [token])
+            reason = self._append(request, sampled.one(index))
             self._settle(request, chunk.num_tokens if request is leader else 0, reason, outcome)
 
-    def _commit_beams(self, steps: list[tuple[Chunk, int, int]], outcome: StepOutcome) -> None:
+    def _commit_beams(self, steps: list[tuple[Chunk, int, Sampled]], outcome: StepOutcome) -> None:
         chunks = [chunk for chunk, _, _ in steps]
         if chunks[0].request.is_finished:  # another beam of the search failed in this very step
             return
@@ -225,10 +240,10 @@ class StepCommitter:
         before = {chunk.row: chunk.request for chunk in chunks}
         parents = {chunk.row: parent for chunk, parent, _ in steps}
         beams = choose_beams(chunks, parents, self._memory, self._running)
-        for chunk, _, token in steps:
+        for chunk, _, sampled in steps:
             beam = beams[chunk.row]
             if beam is not before[chunk.row]:
                 outcome.opened.append(beam)
             beam.backlog = 1
-            reason = self._append(beam, [token])
+            reason = self._append(beam, sampled)
             self._settle(beam, chunk.num_tokens, reason, outcome)

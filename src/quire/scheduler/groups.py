@@ -63,6 +63,7 @@ def close_group(beams: list[Request], memory: KVCacheManager) -> Request:
         memory.free(beam)
         beam.become(RequestStatus.FINISHED)
     del leader.tokens[leader.num_prompt_tokens :]
+    leader.logprobs.clear()
     group.members = [leader]
     group.opened = False
     return leader
