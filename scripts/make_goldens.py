@@ -1,26 +1,33 @@
-"""Writes tests/golden/data/qwen3: a tiny Qwen3 and the logits that transformers gives for it.
+"""Writes tests/golden/data: tiny models, and the logits that transformers gives for them.
 
-Run it where torch and transformers are installed:  python scripts/make_goldens.py
-One file of weights (rounded to bfloat16, to be small) serves all forms: tied forms ignore its head.
+Run it where torch and transformers are installed:  python scripts/make_goldens.py [qwen3] [families] [rope]
+Weights are rounded to bfloat16, to be small. One file of weights serves all forms of Qwen3 (tied
+forms ignore its head); of the other families each form has its own, but for those that differ in
+rotary positions alone.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
 from safetensors.torch import save_file
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from support.transformers_models import all_logits, greedy, tiny_qwen3_model  # noqa: E402
+from support.transformers_models import FORMS as FAMILY_FORMS  # noqa: E402
+from support.transformers_models import all_logits, greedy, small_model, tiny_qwen3_model  # noqa: E402
 
-FOLDER = ROOT / "tests" / "golden" / "data" / "qwen3"
+DATA = ROOT / "tests" / "golden" / "data"
 TOKENS = [(11 * i * i + 5 * i + 3) % 128 for i in range(140)]
 POSITIONS = (0, 1, 23, 24, 63, 64, 127, 139)
 WINDOWS = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
@@ -30,23 +37,53 @@ FORMS: dict[str, dict[str, Any]] = {
     "untied-windows": {"tie_word_embeddings": False, **WINDOWS},
     "tied-windows": {"tie_word_embeddings": True, **WINDOWS},
 }
+VERSIONS = {"transformers": transformers.__version__, "torch": torch.__version__}
+SHARED_WEIGHTS = ("llama-3", "llama-linear", "llama-yarn", "llama-longrope", "llama-dynamic")  # those of "llama"
+ROPE_SIZES = {"head_dim": 32, "max_position_embeddings": 512}
+STRETCH = {"factor": 4.0, "original_max_position_embeddings": 128}
+LONGROPE = {
+    "rope_type": "longrope",
+    "original_max_position_embeddings": 128,
+    "short_factor": [1.0 + 0.01 * i for i in range(16)],
+    "long_factor": [1.0 + 0.5 * i for i in range(16)],
+}
+ROPES: dict[str, tuple[dict[str, Any], int]] = {  # name → settings, the length that they are asked for
+    "default": ({"rope_type": "default"}, 512),
+    "linear": ({"rope_type": "linear", "factor": 3.0}, 512),
+    "proportional": ({"rope_type": "proportional", "partial_rotary_factor": 0.25}, 512),
+    "dynamic": ({"rope_type": "dynamic", "factor": 2.0}, 512),
+    "dynamic-stretched": ({"rope_type": "dynamic", "factor": 2.0}, 1000),
+    "llama3": ({"rope_type": "llama3", **STRETCH, "low_freq_factor": 1.0, "high_freq_factor": 4.0}, 512),
+    "yarn": ({"rope_type": "yarn", **STRETCH}, 512),
+    "yarn-all": (
+        {"rope_type": "yarn", **STRETCH, "mscale": 0.7, "mscale_all_dim": 1.0, "truncate": False, "beta_fast": 16},
+        512,
+    ),
+    "longrope-long": (LONGROPE, 512),
+    "longrope-short": (LONGROPE, 100),
+}
 
 
 def main() -> None:
+    wanted = sys.argv[1:] or ["qwen3", "families", "rope"]
+    if "qwen3" in wanted:
+        write_qwen3(DATA / "qwen3")
+    if "families" in wanted:
+        write_families(DATA / "families")
+    if "rope" in wanted:
+        write_rope(DATA / "rope")
+
+
+def write_qwen3(folder: Path) -> None:
     weights = {
         name: tensor.to(torch.bfloat16).contiguous()
         for name, tensor in tiny_qwen3_model(**FORMS["untied"]).state_dict().items()
     }
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    save_file(weights, FOLDER / "model.safetensors", metadata={"format": "pt"})
-    (FOLDER / "model.safetensors").chmod(0o644)
-    cases = {
-        "transformers": transformers.__version__,
-        "torch": torch.__version__,
-        "tokens": TOKENS,
-        "forms": {name: run_form(settings, weights) for name, settings in FORMS.items()},
-    }
-    (FOLDER / "cases.json").write_text(json.dumps(cases, indent=None, separators=(",", ":")) + "\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)
+    forms = {name: run_form(settings, weights) for name, settings in FORMS.items()}
+    write_cases(folder, {**VERSIONS, "tokens": TOKENS, "forms": forms})
 
 
 def run_form(settings: dict[str, Any], weights: dict[str, torch.Tensor]) -> dict[str, Any]:
@@ -55,14 +92,58 @@ def run_form(settings: dict[str, Any], weights: dict[str, torch.Tensor]) -> dict
     if settings["tie_word_embeddings"]:
         mine["lm_head.weight"] = mine["model.embed_tokens.weight"]
     model.load_state_dict(mine)
-    logits = all_logits(model, TOKENS)
+    return {**answers(model, TOKENS), "greedy": greedy(model, TOKENS, 24)}
+
+
+def write_families(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    tokens = [token % 64 for token in TOKENS]
+    forms = {}
+    for name in FAMILY_FORMS:
+        model = small_model(name)
+        weights = "llama" if name in SHARED_WEIGHTS else name
+        forms[name] = {"weights": f"{weights}.safetensors", **answers(model, tokens)}
+        # With dynamic positions a longer text is another model; nothing of ours grows with it.
+        forms[name]["greedy"] = [] if name == "llama-dynamic" else greedy(model, tokens, 8)
+        if weights == name:
+            write_weights(model, folder / f"{name}.safetensors")
+    write_cases(folder, {**VERSIONS, "tokens": tokens, "forms": forms})
+
+
+def write_rope(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    forms = {}
+    for name, (settings, length) in ROPES.items():
+        rope = {"rope_theta": 500_000.0, **settings}
+        config = transformers.LlamaConfig(
+            hidden_size=128, num_attention_heads=4, rope_parameters=dict(rope), **ROPE_SIZES
+        )
+        if rope["rope_type"] == "default":
+            frequencies, scale = LlamaRotaryEmbedding.compute_default_rope_parameters(config)
+        else:
+            frequencies, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, seq_len=length)
+        forms[name] = {"rope": rope, "length": length, "frequencies": frequencies.tolist(), "scale": float(scale)}
+    write_cases(folder, {**VERSIONS, "sizes": ROPE_SIZES, "forms": forms})
+
+
+def write_weights(model: Any, path: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        model.to(torch.bfloat16).save_pretrained(folder)
+        shutil.copyfile(Path(folder) / "model.safetensors", path)
+
+
+def answers(model: Any, tokens: list[int]) -> dict[str, Any]:
+    logits = all_logits(model, tokens)
     config = model.config.to_dict()
     return {
         "config": {name: value for name, value in sorted(config.items()) if value is not None},
         "best": logits.argmax(axis=1).tolist(),
-        "greedy": greedy(model, TOKENS, 24),
         "logits": {str(position): [round(float(logit), 6) for logit in logits[position]] for position in POSITIONS},
     }
+
+
+def write_cases(folder: Path, cases: dict[str, Any]) -> None:
+    (folder / "cases.json").write_text(json.dumps(cases, indent=None, separators=(",", ":")) + "\n")
 
 
 if __name__ == "__main__":

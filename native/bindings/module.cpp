@@ -1,7 +1,6 @@
 // quire._native: the compiled core as Python sees it. Only conversions stand here; what is
 // computed stands in native/src, which knows no Python.
-#include <nanobind/nanobind.h>
-
+#include "bindings.h"
 #include "quire/cpu_features.h"
 
 namespace nb = nanobind;
@@ -35,4 +34,6 @@ NB_MODULE(_native, module) {
     module.def("cpu_features", &cpu_features, "What the processor and the operating system let a kernel use, by name.");
     module.def("instruction_set", &instruction_set,
                "The best form of the kernels here: portable, avx2, avx512 or amx.");
+    quire::bindings::bind_decoder(module);
+    quire::bindings::bind_sampler(module);
 }

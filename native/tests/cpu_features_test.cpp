@@ -7,24 +7,16 @@
 #include <cstring>
 #include <initializer_list>
 
+#include "testing.h"
+
 namespace {
 
-int num_failures = 0;
-
-void expect(bool condition, const char* what) {
-    if (!condition) {
-        std::fprintf(stderr, "FAILED: %s\n", what);
-        ++num_failures;
-    }
-}
+using quire::testing::expect;
 
 void expect_set(const quire::CpuidWords& words, const char* expected, const char* what) {
     const auto features = quire::decode_cpu_features(words);
     const char* actual = quire::name_of(quire::best_instruction_set(features));
-    if (std::strcmp(actual, expected) != 0) {
-        std::fprintf(stderr, "FAILED: %s: %s, expected %s\n", what, actual, expected);
-        ++num_failures;
-    }
+    expect(std::strcmp(actual, expected) == 0, "%s: %s, expected %s", what, actual, expected);
 }
 
 // A machine that has everything, under an operating system that saves everything.
@@ -118,5 +110,5 @@ int main() {
     test_operating_system_decides();
     test_each_bit_is_its_own();
     test_this_machine();
-    return num_failures == 0 ? 0 : 1;
+    return quire::testing::exit_status();
 }

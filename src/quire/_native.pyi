@@ -1,9 +1,90 @@
 """The compiled core of quire, built from native/."""
 
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 def cpu_features() -> dict[str, bool]:
     """What the processor and the operating system let a kernel use, by name."""
 
 def instruction_set() -> Literal["portable", "avx2", "avx512", "amx"]:
     """The best form of the kernels here: portable, avx2, avx512 or amx."""
+
+def kernel_names() -> list[str]:
+    """The instruction sets that this machine has kernels for, best last."""
+
+class Kernels:
+    """The kernels of one instruction set."""
+
+    @property
+    def name(self) -> str: ...
+
+def kernels(name: str) -> Kernels:
+    """The kernels of an instruction set that this machine has."""
+
+class ThreadTeam:
+    """Threads that go through a step together."""
+
+    def __init__(self, num_threads: int) -> None: ...
+    @property
+    def size(self) -> int: ...
+
+def activation_bytes(shape: Mapping[str, object], num_tokens: int, num_logits: int, num_threads: int) -> int:
+    """Bytes of activations that a decoder allocates for steps of so many tokens and logits."""
+
+class Decoder:
+    """A decoder-only model; see native/include/quire/decoder.h."""
+
+    def __init__(self, shape: Mapping[str, object], kernels: Kernels, team: ThreadTeam) -> None: ...
+    def set_matrix(
+        self, part: str, layer: int, expert: int, rows: NDArray[np.float32] | NDArray[np.uint16]
+    ) -> None: ...
+    def set_bias(self, part: str, layer: int, bias: NDArray[np.float32]) -> None: ...
+    def set_norm(self, part: str, layer: int, weight: NDArray[np.float32]) -> None: ...
+    def set_norm_bias(self, part: str, layer: int, bias: NDArray[np.float32]) -> None: ...
+    def set_embedding(self, rows: NDArray[np.float32] | NDArray[np.uint16]) -> None: ...
+    def set_positions(self, rows: NDArray[np.float32]) -> None: ...
+    def set_cache(self, places: Sequence[tuple[NDArray[Any], NDArray[Any]]]) -> None: ...
+    def reserve(self, num_tokens: int, num_logits: int) -> None: ...
+    def weight_bytes(self) -> int: ...
+    def run(
+        self,
+        query_starts: NDArray[np.int64],
+        token_ids: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        logit_indices: NDArray[np.int64],
+        slots: Sequence[NDArray[np.int64]],
+        tables: Sequence[NDArray[np.int64]],
+        logits: NDArray[np.float32],
+        finite_logits: NDArray[np.bool_],
+        finite_tokens: NDArray[np.bool_],
+    ) -> None: ...
+
+def uniform(seed: int, position: int) -> float:
+    """The uniform number in [0, 1) of a seed and a position."""
+
+class Sampler:
+    """Chooses tokens from logits; see native/include/quire/sampler.h."""
+
+    def __init__(self, kernels: Kernels, team: ThreadTeam, vocab_size: int) -> None: ...
+    def sample(
+        self,
+        logits: NDArray[np.float32],
+        logit_rows: NDArray[np.int64],
+        temperatures: NDArray[np.float32],
+        top_k: NDArray[np.int64],
+        top_p: NDArray[np.float32],
+        min_p: NDArray[np.float32],
+        seeds: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        banned_starts: NDArray[np.int64],
+        banned_ids: NDArray[np.int64],
+        num_logprobs: NDArray[np.int64],
+        tokens: NDArray[np.int64],
+        logprobs: NDArray[np.float64],
+        ranks: NDArray[np.int64],
+        top_ids: NDArray[np.int64],
+        top_logprobs: NDArray[np.float64],
+    ) -> None: ...

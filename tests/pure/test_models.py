@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from quire.compute.models import ModelDescription, read_model
-from quire.compute.models.base import RopeSpec
-from quire.core.errors import CheckpointError
+from quire.compute.models import FLOAT16_NOTICE, ModelDescription, read_model
+from quire.compute.models.base import LayerSpec, Part, RopeSpec, WeightSource
+from quire.compute.models.generation import GenerationDefaults
+from quire.compute.weights.decoder_weights import expected_tensors, weight_bytes
+from quire.core.errors import CheckpointError, InvariantError
 from quire.core.kv_spec import KVGroup
-from support.tiny_checkpoint import tiny_qwen3_config
+from support.spec_models import PLAIN, SPECS, rope
+from support.tiny_checkpoint import tiny_llama_config, tiny_qwen3_config
 
 # config.json of Qwen3-0.6B, as it was published with transformers 4.
 QWEN3_06B = {
@@ -43,6 +48,62 @@ QWEN3_06B = {
     "use_sliding_window": False,
     "vocab_size": 151936,
 }
+# config.json of Llama-3.2-1B and of Llama-2-7B, as they were published with transformers 4.
+LLAMA_32_1B = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 128000,
+    "eos_token_id": [128001, 128008, 128009],
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "initializer_range": 0.02,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 8,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 32.0,
+        "high_freq_factor": 4.0,
+        "low_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.45.0.dev0",
+    "use_cache": True,
+    "vocab_size": 128256,
+}
+LLAMA_2_7B = {
+    "architectures": ["LlamaForCausalLM"],
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 4096,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 32,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float16",
+    "transformers_version": "4.31.0.dev0",
+    "use_cache": True,
+    "vocab_size": 32000,
+}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 24}
 
 
@@ -57,14 +118,115 @@ def tiny(**changes: object) -> dict[str, object]:
     return tiny_qwen3_config() | changes
 
 
+def assert_plain_layers(layers: tuple[LayerSpec, ...], count: int, plain: RopeSpec) -> None:
+    """All layers are dense, see everything, and turn as said."""
+    assert layers == (LayerSpec(None, layers[0].rope),) * count
+    assert layers[0].rope is not None
+    assert layers[0].rope.inverse_frequencies == pytest.approx(plain.inverse_frequencies, rel=1e-6)
+    assert (layers[0].rope.rotary_dim, layers[0].rope.scale) == (plain.rotary_dim, 1.0)
+
+
 def test_qwen3_06b_has_the_published_shape(tmp_path: Path) -> None:
     spec = read(tmp_path, QWEN3_06B).spec
     assert (spec.attention.head_dim, spec.hidden_size // spec.attention.num_heads) == (128, 64)
-    assert spec.layers[0].rope == RopeSpec(1_000_000.0, 128)
+    assert_plain_layers(spec.layers, 28, rope(1_000_000.0, 128))
     assert spec.attention.scale == 128**-0.5
     cache = spec.kv_cache_spec(16, "bfloat16")
     assert cache.groups == (KVGroup(tuple(range(28))),)
     assert cache.bytes_per_token == 28 * 8 * 128 * 2 * 2
+
+
+def test_llama_32_has_the_published_shape(tmp_path: Path) -> None:
+    model = read(tmp_path, LLAMA_32_1B, {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "eos_token_id": [128001]})
+    spec = model.spec
+    assert (spec.tied_head, spec.context_length, spec.attention.head_dim) == (True, 131072, 64)
+    assert (model.eos_token_ids, model.dtype, model.notices) == ((128001,), "bfloat16", ())
+    assert model.generation == GenerationDefaults(temperature=0.6, top_p=0.9)
+    assert weight_bytes(spec, "bfloat16") == 2 * 1_235_814_400 + 2 * 33 * 2048  # its parameters; norms in float32
+    rotary = spec.layers[0].rope
+    assert rotary is not None
+    assert rotary.inverse_frequencies[0] == 1.0
+    assert rotary.inverse_frequencies[-1] == pytest.approx(500_000 ** (-62 / 64) / 32)
+
+
+def test_llama_2_has_the_published_shape(tmp_path: Path) -> None:
+    model = read(tmp_path, LLAMA_2_7B)
+    assert model.spec.attention.num_kv_heads == model.spec.attention.num_heads == 32
+    assert_plain_layers(model.spec.layers, 32, rope(10_000.0, 128))
+    assert weight_bytes(model.spec, "bfloat16") == 2 * 6_738_415_616 + 2 * 65 * 4096
+    assert (model.dtype, model.notices) == ("float16", (FLOAT16_NOTICE,))
+    assert "model.layers.31.self_attn.rotary_emb.inv_freq" in model.spec.ignored_tensors
+
+
+def test_transformers_4_and_5_say_the_same_llama(tmp_path: Path) -> None:
+    newer = {name: value for name, value in LLAMA_32_1B.items() if name not in ("rope_theta", "rope_scaling")}
+    scaling = LLAMA_32_1B["rope_scaling"]
+    assert isinstance(scaling, dict)
+    newer["rope_parameters"] = {**scaling, "rope_theta": 500000.0}
+    assert read(tmp_path, newer) == read(tmp_path, LLAMA_32_1B)
+
+
+@pytest.mark.parametrize(
+    ("generation", "expected"),
+    [
+        ({}, GenerationDefaults()),
+        ({"do_sample": False, "temperature": 0.6}, GenerationDefaults(temperature=0.0)),
+        ({"temperature": 0.6, "max_new_tokens": 9, "max_length": 20}, GenerationDefaults(temperature=0.6)),
+        (
+            {"do_sample": True, "top_p": 0.8, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.05},
+            GenerationDefaults(top_p=0.8, top_k=20, min_p=0.05, repetition_penalty=1.05),
+        ),
+        ({"temperature": None, "top_k": -1}, GenerationDefaults(top_k=-1)),
+    ],
+)
+def test_defaults_for_sampling(generation: object, expected: GenerationDefaults, tmp_path: Path) -> None:
+    assert read(tmp_path, tiny(), generation).generation == expected
+
+
+@pytest.mark.parametrize(
+    ("generation", "message"),
+    [
+        ({"temperature": "warm"}, "generation_config.json: temperature is 'warm'; allowed: a number from 0 to 100"),
+        ({"temperature": -1}, "temperature is -1"),
+        ({"top_p": 1.5}, "top_p is 1.5; allowed: a number from 0 to 1"),
+        ({"top_k": 1.5}, "top_k is 1.5; allowed: an integer from -1"),
+        ({"min_p": True}, "min_p is True"),
+        ({"do_sample": "no"}, "do_sample is 'no'; allowed: true or false"),
+        ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'; allowed: one token id or several"),
+    ],
+)
+def test_defaults_that_make_no_sense_are_refused(generation: object, message: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as refused:
+        read(tmp_path, tiny(), generation)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "dtype"),
+    [
+        ({}, "float32"),
+        ({"dtype": "bfloat16"}, "bfloat16"),
+        ({"torch_dtype": "float32"}, "float32"),
+        ({"torch_dtype": "torch.float16"}, "float16"),
+        ({"dtype": "bfloat16", "torch_dtype": "float16"}, "bfloat16"),
+    ],
+)
+def test_the_dtype_of_the_checkpoint(fields: dict[str, object], dtype: str, tmp_path: Path) -> None:
+    model = read(tmp_path, tiny(**fields))
+    assert model.dtype == dtype
+    assert model.notices == ((FLOAT16_NOTICE,) if dtype == "float16" else ())
+
+
+def test_a_scaling_that_is_frozen_at_load_is_a_notice(tmp_path: Path) -> None:
+    config = tiny(rope_parameters={"rope_theta": 1e4, "rope_type": "dynamic", "factor": 4.0}, torch_dtype="float16")
+    assert [notice[:30] for notice in read(tmp_path, config).notices] == [
+        "rope scaling 'dynamic' depends",
+        FLOAT16_NOTICE[:30],
+    ]
+    longer = read_model(tmp_path, max_length=10_000)
+    assert longer.spec.context_length == 10_000
+    assert longer.notices[0].endswith("stretched for 10000 tokens")
+    assert longer.spec.layers[0].rope != read_model(tmp_path).spec.layers[0].rope
 
 
 def test_transformers_4_and_5_say_the_same_model(tmp_path: Path) -> None:
@@ -117,8 +279,11 @@ def test_the_tokens_that_end_a_text(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"architectures": ["GPT7"]}, "architectures is ['GPT7']; allowed: one of Qwen3ForCausalLM first"),
-        ({"architectures": []}, "architectures is []; allowed: one of Qwen3ForCausalLM first"),
+        ({"architectures": ["GPT7"]}, "architectures is ['GPT7']; allowed: one of LlamaForCausalLM, Qwen3"),
+        ({"architectures": []}, "architectures is []; allowed: one of LlamaForCausalLM, Qwen3ForCausalLM first"),
+        ({"dtype": "int8"}, "dtype is 'int8'; allowed: one of float32, bfloat16, float16"),
+        ({"torch_dtype": 16}, "torch_dtype is 16; allowed: one of float32, bfloat16, float16"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}; allowed: null"),
         ({"architectures": None}, "architectures is None; allowed: a list of strings"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; allowed: 'silu' or null"),
         ({"vocab_size": 0}, "vocab_size is 0; allowed: an integer from 1 to 2147483647"),
@@ -131,10 +296,10 @@ def test_the_tokens_that_end_a_text(
         ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small'; allowed: a number"),
         ({"rms_norm_eps": 0}, "rms_norm_eps is 0; allowed: a number above 0"),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1; allowed: true or false"),
-        ({"rope_parameters": {"rope_type": "yarn"}}, "rope_parameters: rope_type is 'yarn'; allowed: 'default' or"),
+        ({"rope_parameters": {"rope_type": "mrope"}}, "rope_parameters: rope_type is 'mrope'; allowed: one of default"),
         ({"rope_parameters": {"rope_theta": 1e400}}, "rope_parameters: rope_theta is inf; allowed: a number above 0"),
         ({"rope_parameters": 3}, "rope_parameters is 3; allowed: an object"),
-        ({"rope_scaling": {"type": "linear", "factor": 2}}, "rope_scaling: type is 'linear'; allowed: 'default'"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is None; allowed: a number"),
         ({"layer_types": ["full_attention"]}, "allowed: 3 of full_attention, sliding_attention"),
         ({"layer_types": ["linear_attention"] * 3}, "allowed: 3 of full_attention, sliding_attention"),
         ({"layer_types": ["sliding_attention"] * 3}, "sliding_window is None; allowed: a window"),
@@ -149,9 +314,78 @@ def test_a_setting_that_is_not_understood_is_refused(changes: dict[str, object],
     assert message in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"pretraining_tp": 2}, "pretraining_tp is 2; allowed: 1"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; allowed: 'silu' or null"),
+        ({"mlp_bias": "no"}, "mlp_bias is 'no'; allowed: true or false"),
+        ({"head_dim": None, "hidden_size": 66}, "hidden_size is 66; allowed: a multiple of the 4 heads"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000; allowed: at most 10000"),
+    ],
+)
+def test_a_setting_of_llama_that_is_not_understood_is_refused(
+    changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError) as refused:
+        read(tmp_path, tiny_llama_config() | changes)
+    assert message in str(refused.value)
+
+
+def test_biases_of_llama_are_those_of_its_settings(tmp_path: Path) -> None:
+    spec = read(tmp_path, tiny_llama_config() | {"attention_bias": True, "mlp_bias": True, "head_dim": None}).spec
+    assert (spec.attention.bias, spec.attention.output_bias, spec.mlp.bias) == (True, True, True)
+    assert spec.attention.head_dim == 16
+
+
 def test_a_folder_without_settings_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"config\.json is 'No such file or directory'"):
+    with pytest.raises(CheckpointError, match=r"is 'empty'; allowed: a folder with config\.json and weights in it"):
         read_model(tmp_path)
+    (tmp_path / "tokenizer.json").touch()
+    with pytest.raises(CheckpointError, match=r"is 'without config\.json'; allowed: a folder with config\.json"):
+        read_model(tmp_path)
+    with pytest.raises(CheckpointError, match="is 'a file'; allowed: a folder"):
+        read_model(tmp_path / "tokenizer.json")
+    with pytest.raises(CheckpointError, match="is 'not there'; allowed: a folder"):
+        read_model(tmp_path / "missing")
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(CheckpointError, match=r"config\.json is 'a JSON list'; allowed: one JSON object"):
         read_model(tmp_path)
+    (tmp_path / "config.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n")
+    with pytest.raises(CheckpointError, match=r"config\.json is 'a git-lfs pointer'; allowed: the file itself: fetch"):
+        read_model(tmp_path)
+
+
+# --- what a spec checks ------------------------------------------------------------------------
+
+
+def test_a_spec_that_contradicts_itself_is_refused() -> None:
+    rotary = rope(100.0, 16)
+    sparse = replace(PLAIN.layers[0], sparse=True)
+    experts = SPECS["experts"].experts
+    assert experts is not None
+    wrong: list[tuple[Callable[[], object], str]] = [
+        (lambda: replace(PLAIN, layers=(LayerSpec(None, rope(100.0, 18)),)), "an even number from 2 to 16"),
+        (lambda: replace(PLAIN, layers=(LayerSpec(None, replace(rotary, rotary_dim=8)),)), "is 8; allowed: 4 of them"),
+        (lambda: replace(PLAIN, layers=(sparse,)), "a spec of experts for sparse layers"),
+        (lambda: replace(PLAIN, experts=replace(experts, experts_per_token=9)), "is 9; allowed: from 1 to 8"),
+        (lambda: replace(PLAIN, experts=replace(experts, experts_per_token=0)), "is 0; allowed: from 1 to 8"),
+    ]
+    for make, message in wrong:
+        with pytest.raises(CheckpointError, match=message):
+            make()
+
+
+def test_parts_of_one_tensor_must_fill_it() -> None:
+    query = WeightSource("model.qkv.{layer}")
+    for first_row in (0, 63, 65):
+        key = WeightSource("model.qkv.{layer}", first_row=first_row)
+        with pytest.raises(InvariantError, match="the rows of its parts do not fill it"):
+            expected_tensors(replace(PLAIN, sources={**PLAIN.sources, Part.QUERY: query, Part.KEY: key}))
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_bytes_of_the_weights_are_those_of_the_tensors(name: str) -> None:
+    sizes = [(math.prod(shape), len(shape) > 1) for shape in expected_tensors(SPECS[name]).values()]
+    assert weight_bytes(SPECS[name]) == sum(4 * size for size, _ in sizes)
+    assert weight_bytes(SPECS[name], "bfloat16") == sum((2 if matrix else 4) * size for size, matrix in sizes)

@@ -7,6 +7,7 @@ matrix at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from quire.compute.models.base import (
     Activation,
     DecoderSpec,
+    ExpertsSpec,
     LayerSpec,
     NormKind,
     NormSpec,
@@ -35,30 +37,50 @@ class DenseOracle:
     def logits(self, tokens: Sequence[int]) -> Array:
         """Return `[num_tokens, vocab_size]`."""
         spec = self.spec
-        x = self._weight(Part.EMBEDDING)[list(tokens)] * spec.embedding_scale
+        x = self._matrix(Part.EMBEDDING)[list(tokens)] * spec.embedding_scale
+        if spec.embedding_size is not None:
+            x = x @ self._matrix(Part.EMBEDDING_IN).T
         if spec.learned_positions is not None:
             first = spec.learned_positions
-            x = x + self._weight(Part.POSITIONS)[first : first + len(tokens)]
+            x = x + self._matrix(Part.POSITIONS)[first : first + len(tokens)]
         for index, layer in enumerate(spec.layers):
             update = self._attention(self._norm(x, Part.ATTENTION_NORM, index), layer, index)
             x = x + self._norm(update, Part.AFTER_ATTENTION_NORM, index)
-            update = self._mlp(self._norm(x, Part.MLP_NORM, index), index)
+            x = self._norm(x, Part.JOINED_ATTENTION_NORM, index)
+            rows = self._norm(x, Part.MLP_NORM, index)
+            update = (
+                self._experts(rows, index, spec.experts) if layer.sparse and spec.experts else self._mlp(rows, index)
+            )
             x = x + self._norm(update, Part.AFTER_MLP_NORM, index)
+            x = self._norm(x, Part.JOINED_MLP_NORM, index)
         x = self._norm(x, Part.FINAL_NORM, 0)
+        if spec.embedding_size is not None:
+            x = x @ self._matrix(Part.EMBEDDING_OUT).T
         head = Part.EMBEDDING if spec.tied_head else Part.HEAD
-        return _cap(x @ self._weight(head).T, spec.logit_soft_cap)
+        return _cap(x @ self._matrix(head).T, spec.logit_soft_cap)
 
-    def _weight(self, part: Part, layer: int = 0) -> Array:
-        return self.tensors[self.spec.names[part].format(layer=layer) + ".weight"]
+    def _rows(self, part: Part) -> slice:
+        """Return which rows of its tensor are the part's."""
+        shape, hidden = self.spec.attention, self.spec.hidden_size
+        heads, kv_heads = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        sizes = {Part.QUERY: heads, Part.KEY: kv_heads, Part.VALUE: kv_heads, Part.OUTPUT: hidden}
+        sizes |= {Part.GATE: self.spec.mlp.intermediate_size, Part.UP: self.spec.mlp.intermediate_size}
+        first = self.spec.sources[part].first_row
+        return slice(first, first + sizes[part]) if part in sizes else slice(None)
 
-    def _linear(self, x: Array, part: Part, layer: int) -> Array:
-        bias = self.tensors.get(self.spec.names[part].format(layer=layer) + ".bias")
-        product = np.einsum("ti,oi->to", x, self._weight(part, layer))
-        return product if bias is None else product + bias
+    def _matrix(self, part: Part, layer: int = 0, expert: int = 0) -> Array:
+        source = self.spec.sources[part]
+        tensor = self.tensors[source.stem.format(layer=layer, expert=expert) + ".weight"]
+        return (tensor.T if source.transposed else tensor)[self._rows(part)]
+
+    def _linear(self, x: Array, part: Part, layer: int, expert: int = 0) -> Array:
+        bias = self.tensors.get(self.spec.sources[part].stem.format(layer=layer, expert=expert) + ".bias")
+        product = np.einsum("ti,oi->to", x, self._matrix(part, layer, expert))
+        return product if bias is None else product + bias[self._rows(part)]
 
     def _norm(self, x: Array, part: Part, layer: int, norm: NormSpec | None = None) -> Array:
         norm = norm or self.spec.norm
-        stem = self.spec.names.get(part, "none").format(layer=layer)
+        stem = self.spec.sources[part].stem.format(layer=layer) if part in self.spec.sources else "none"
         if stem + ".weight" not in self.tensors:
             return x
         scale = self.tensors[stem + ".weight"] + float(norm.unit_offset)
@@ -91,9 +113,10 @@ class DenseOracle:
         if layer.rope is None:
             return heads
         half = layer.rope.rotary_dim // 2
-        angle = np.arange(len(x))[:, None] * layer.rope.base ** (-np.arange(half) / half)
+        angle = np.arange(len(x))[:, None] * np.array(layer.rope.inverse_frequencies)
         turned = heads.copy()
-        pairs = (heads[..., :half] + 1j * heads[..., half : 2 * half]) * np.exp(1j * angle)[:, None]
+        turn = layer.rope.scale * np.exp(1j * angle)[:, None]
+        pairs = (heads[..., :half] + 1j * heads[..., half : 2 * half]) * turn
         turned[..., :half], turned[..., half : 2 * half] = pairs.real, pairs.imag
         return turned
 
@@ -103,12 +126,32 @@ class DenseOracle:
             return self._linear(self._activate(self._linear(x, Part.GATE, layer)) * up, Part.DOWN, layer)
         return self._linear(self._activate(up), Part.DOWN, layer)
 
+    def _experts(self, x: Array, layer: int, spec: ExpertsSpec) -> Array:
+        scores = np.exp(self._linear(x, Part.ROUTER, layer))
+        output = np.zeros_like(x)
+        for token, row in enumerate(scores / scores.sum(-1, keepdims=True)):
+            best = sorted(range(len(row)), key=lambda expert: -row[expert])[: spec.experts_per_token]
+            total = row[best].sum() if spec.normalize_weights else 1.0
+            for expert in best:
+                output[token] += row[expert] / total * self._expert(x[token : token + 1], layer, expert)[0]
+        return output
+
+    def _expert(self, x: Array, layer: int, expert: int) -> Array:
+        up = self._linear(x, Part.EXPERT_UP, layer, expert)
+        if self.spec.mlp.gated:
+            up = self._activate(self._linear(x, Part.EXPERT_GATE, layer, expert)) * up
+        else:
+            up = self._activate(up)
+        return self._linear(up, Part.EXPERT_DOWN, layer, expert)
+
     def _activate(self, x: Array) -> Array:
         kind = self.spec.mlp.activation
         if kind is Activation.RELU:
             return x.clip(min=0)
         if kind is Activation.SILU:
             return x / (1 + np.exp(-x))
+        if kind is Activation.GELU:
+            return x / 2 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
         return x / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 

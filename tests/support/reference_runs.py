@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from quire.compute.models import read_model
 from quire.compute.models.base import DecoderSpec
 from quire.compute.reference.decoder import ReferenceDecoder
+from quire.compute.sampling.reference import ReferenceSampler
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import DecoderWeights
 from quire.compute.worker.cache_engine import CacheEngine
@@ -35,7 +36,8 @@ class AllLogits:
         every = np.arange(len(inputs.token_ids))
         outputs = self._decoder.run(replace(inputs, logit_indices=every), cache)
         self.last = [outputs.logits[inputs.tokens_of(s)] for s in range(len(inputs.entries))]
-        return replace(outputs, logits=outputs.logits[inputs.logit_indices])
+        wanted = inputs.logit_indices
+        return replace(outputs, logits=outputs.logits[wanted], finite_logits=outputs.finite_logits[wanted])
 
 
 class ReferenceRun:
@@ -56,7 +58,7 @@ class ReferenceRun:
         kv_spec = spec.kv_cache_spec(block_size)
         cache = CacheEngine(kv_spec, num_blocks=num_blocks, num_host_blocks=num_host_blocks, poison=True)
         self.runner = AllLogits(ReferenceDecoder(spec, weights))
-        self.worker = Worker(self.runner, cache)
+        self.worker = Worker(self.runner, cache, ReferenceSampler())
         self.worker.start()
         self.driver = PlanDriver.over(kv_spec, range(num_blocks) if blocks is None else blocks)
         self.logits: dict[tuple[int, int], Logits] = {}  # (row, position) → [vocab_size]

@@ -13,19 +13,36 @@ from quire.compute.models.base import (
     Activation,
     AttentionSpec,
     DecoderSpec,
+    ExpertsSpec,
     LayerSpec,
     MLPSpec,
     NormKind,
     NormSpec,
     Part,
     RopeSpec,
+    WeightSource,
 )
 from quire.compute.weights.decoder_weights import expected_tensors
 from support.tiny_checkpoint import write_model_weights
 
-ONCE = (Part.EMBEDDING, Part.POSITIONS, Part.FINAL_NORM, Part.HEAD)
-NAMES = MappingProxyType({part: part.value if part in ONCE else f"{part.value}.{{layer}}" for part in Part})
-FULL, NEAR = LayerSpec(None, RopeSpec(10_000.0, 16)), LayerSpec(20, RopeSpec(500.0, 16))
+ONCE = (Part.EMBEDDING, Part.EMBEDDING_IN, Part.POSITIONS, Part.FINAL_NORM, Part.EMBEDDING_OUT, Part.HEAD)
+OF_EXPERTS = (Part.EXPERT_GATE, Part.EXPERT_UP, Part.EXPERT_DOWN)
+
+
+def rope(base: float, rotary_dim: int, scale: float = 1.0) -> RopeSpec:
+    """Return plain rotary positions."""
+    frequencies = base ** (-np.arange(0, rotary_dim, 2) / rotary_dim)
+    return RopeSpec(rotary_dim, tuple(map(float, frequencies.astype(np.float32))), scale)
+
+
+def _stem(part: Part) -> str:
+    layer = "" if part in ONCE else ".{layer}"
+    return f"model.{part.value}{layer}" + (".{expert}" if part in OF_EXPERTS else "")
+
+
+SOURCES = MappingProxyType({part: WeightSource(_stem(part)) for part in Part})
+FULL, NEAR = LayerSpec(None, rope(10_000.0, 16)), LayerSpec(20, rope(500.0, 16))
+NO_ROPE = LayerSpec(None, None)
 PLAIN = DecoderSpec(
     vocab_size=64,
     hidden_size=32,
@@ -34,7 +51,7 @@ PLAIN = DecoderSpec(
     attention=AttentionSpec(num_heads=4, num_kv_heads=2, head_dim=16, scale=0.25),
     mlp=MLPSpec(48, Activation.SILU),
     layers=(FULL, FULL),
-    names=NAMES,
+    sources=SOURCES,
 )
 SPECS = {
     "plain": PLAIN,
@@ -65,7 +82,66 @@ SPECS = {
         norm_before=False,
         norm_after=True,
         attention=replace(PLAIN.attention, num_kv_heads=1, qk_norm=NormSpec(NormKind.LAYER, 1e-5)),
-        layers=(LayerSpec(None, RopeSpec(10_000.0, 6)), LayerSpec(7, RopeSpec(10_000.0, 6))),
+        layers=(LayerSpec(None, rope(10_000.0, 6)), LayerSpec(7, rope(10_000.0, 6))),
+    ),
+    # As in OPT-350m: norms on the residual stream and none before the head, small embeddings projected in and out.
+    "joined": replace(
+        PLAIN,
+        norm=NormSpec(NormKind.LAYER, 1e-5),
+        norm_before=False,
+        norm_joined=True,
+        final_norm=False,
+        embedding_size=24,
+        mlp=MLPSpec(48, Activation.RELU, gated=False, bias=True),
+        layers=(NO_ROPE,) * 2,
+        learned_positions=2,
+        tied_head=True,
+    ),
+    # As in Phi-3: query, key and value in one tensor, gate and up in another; part of a head turns, and is scaled.
+    "fused": replace(
+        PLAIN,
+        layers=(LayerSpec(None, rope(10_000.0, 12, scale=1.19)),) * 2,
+        sources=SOURCES
+        | {
+            Part.QUERY: WeightSource("model.qkv.{layer}"),
+            Part.KEY: WeightSource("model.qkv.{layer}", first_row=64),
+            Part.VALUE: WeightSource("model.qkv.{layer}", first_row=96),
+            Part.GATE: WeightSource("model.gate_up.{layer}"),
+            Part.UP: WeightSource("model.gate_up.{layer}", first_row=48),
+        },
+    ),
+    # As in GPT-2: the same, with biases, and all matrices of a layer stored as [in, out].
+    "transposed": replace(
+        PLAIN,
+        norm=NormSpec(NormKind.LAYER, 1e-5),
+        attention=replace(PLAIN.attention, num_kv_heads=4, bias=True, output_bias=True),
+        mlp=MLPSpec(48, Activation.GELU_TANH, gated=False, bias=True),
+        layers=(NO_ROPE,) * 2,
+        learned_positions=0,
+        tied_head=True,
+        optional_prefix="model.",
+        sources=SOURCES
+        | {
+            Part.QUERY: WeightSource("model.qkv.{layer}", transposed=True),
+            Part.KEY: WeightSource("model.qkv.{layer}", first_row=64, transposed=True),
+            Part.VALUE: WeightSource("model.qkv.{layer}", first_row=128, transposed=True),
+            Part.OUTPUT: WeightSource("model.output.{layer}", transposed=True),
+            Part.UP: WeightSource("model.up.{layer}", transposed=True),
+            Part.DOWN: WeightSource("model.down.{layer}", transposed=True),
+        },
+    ),
+    # As in Qwen3-MoE: experts in some layers, their weights normalised.
+    "experts": replace(
+        PLAIN,
+        layers=(replace(FULL, sparse=True), FULL, replace(NEAR, sparse=True)),
+        experts=ExpertsSpec(num_experts=8, experts_per_token=3, intermediate_size=16, normalize_weights=True),
+    ),
+    # Experts without a gate and with an exact GELU, their weights as the softmax gives them.
+    "raw-experts": replace(
+        PLAIN,
+        mlp=MLPSpec(48, Activation.GELU, gated=False),
+        layers=(replace(FULL, sparse=True),) * 2,
+        experts=ExpertsSpec(num_experts=5, experts_per_token=2, intermediate_size=16, normalize_weights=False),
     ),
 }
 

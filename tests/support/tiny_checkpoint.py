@@ -1,7 +1,7 @@
 """Tiny random model folders, written with numpy alone: for tests, never for use.
 
-The folder is a real one: config.json and generation_config.json as transformers writes them, and a
-model.safetensors with the names of a published Qwen3. Weights come from a seed and are large enough
+A folder is a real one: config.json and generation_config.json as transformers writes them, and a
+model.safetensors with the names of a published Qwen3 or Llama. Weights come from a seed and are large enough
 for greedy text to be lively.
 """
 
@@ -33,11 +33,33 @@ def write_tiny_qwen3(
     head_dim 32, 128 tokens, a context of 4096, and token 127 as end of text.
     """
     config = tiny_qwen3_config(tie=tie) | dict(settings or {})
+    return _write_folder(folder, config, tiny_qwen3_tensors(config, seed), dtype=dtype, num_shards=num_shards)
+
+
+def write_tiny_llama(
+    folder: Path,
+    *,
+    seed: int = 0,
+    tie: bool = False,
+    dtype: str = "F32",
+    num_shards: int = 1,
+    settings: Mapping[str, object] | None = None,
+) -> Path:
+    """Write a tiny Llama model folder and return it; equal arguments give equal bytes.
+
+    The sizes are those of the tiny Qwen3. `settings` replaces fields of config.json: {"mlp_bias":
+    True}, {"head_dim": 16}, {"rope_parameters": {…}}, …
+    """
+    config = tiny_llama_config(tie=tie) | dict(settings or {})
+    return _write_folder(folder, config, tiny_llama_tensors(config, seed), dtype=dtype, num_shards=num_shards)
+
+
+def _write_folder(folder: Path, config: Mapping[str, object], tensors: Tensors, *, dtype: str, num_shards: int) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     eos = {"eos_token_id": config["eos_token_id"]}
     (folder / "generation_config.json").write_text(json.dumps(eos))
-    write_model_weights(folder, tiny_qwen3_tensors(config, seed), dtype=dtype, num_shards=num_shards)
+    write_model_weights(folder, tensors, dtype=dtype, num_shards=num_shards)
     return folder
 
 
@@ -66,37 +88,57 @@ def tiny_qwen3_config(*, tie: bool = True) -> dict[str, object]:
     }
 
 
+def tiny_llama_config(*, tie: bool = False) -> dict[str, object]:
+    """Return the config.json of the tiny Llama, as transformers 5 writes it."""
+    others = ("max_window_layers", "sliding_window", "use_sliding_window")
+    same = {name: value for name, value in tiny_qwen3_config(tie=tie).items() if name not in others}
+    return same | {"architectures": ["LlamaForCausalLM"], "mlp_bias": False, "model_type": "llama", "pretraining_tp": 1}
+
+
 def tiny_qwen3_tensors(config: Mapping[str, object], seed: int) -> dict[str, NDArray[np.float32]]:
     """Return random weights for a config, with the names of a published Qwen3."""
+    return _random_tensors(config, seed, head_norms=True)
+
+
+def tiny_llama_tensors(config: Mapping[str, object], seed: int) -> dict[str, NDArray[np.float32]]:
+    """Return random weights for a config, with the names of a published Llama."""
+    return _random_tensors(config, seed, head_norms=False)
+
+
+def _random_tensors(config: Mapping[str, object], seed: int, *, head_norms: bool) -> dict[str, NDArray[np.float32]]:
     sizes = {name: value for name, value in config.items() if type(value) is int}
-    hidden, head_dim, mlp = sizes["hidden_size"], sizes["head_dim"], sizes["intermediate_size"]
-    query = sizes["num_attention_heads"] * head_dim
-    key = sizes["num_key_value_heads"] * head_dim
+    hidden = sizes["hidden_size"]
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (sizes["vocab_size"], hidden)}
-    projections = {
-        "q": (query, hidden),
-        "k": (key, hidden),
-        "v": (key, hidden),
-        "o": (hidden, query),
-    }
     for layer in range(sizes["num_hidden_layers"]):
-        stem = f"model.layers.{layer}"
-        for name, shape in projections.items():
-            shapes[f"{stem}.self_attn.{name}_proj.weight"] = shape
-            if config["attention_bias"]:
-                shapes[f"{stem}.self_attn.{name}_proj.bias"] = shape[:1]
-        shapes[f"{stem}.self_attn.q_norm.weight"] = (head_dim,)
-        shapes[f"{stem}.self_attn.k_norm.weight"] = (head_dim,)
-        shapes[f"{stem}.mlp.gate_proj.weight"] = (mlp, hidden)
-        shapes[f"{stem}.mlp.up_proj.weight"] = (mlp, hidden)
-        shapes[f"{stem}.mlp.down_proj.weight"] = (hidden, mlp)
-        shapes[f"{stem}.input_layernorm.weight"] = (hidden,)
-        shapes[f"{stem}.post_attention_layernorm.weight"] = (hidden,)
+        shapes |= _layer_shapes(config, sizes, f"model.layers.{layer}", head_norms=head_norms)
     shapes["model.norm.weight"] = (hidden,)
     if not config["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (sizes["vocab_size"], hidden)
     random = np.random.default_rng(seed)
     return {name: _random_tensor(name, shape, random) for name, shape in shapes.items()}
+
+
+def _layer_shapes(
+    config: Mapping[str, object], sizes: Mapping[str, int], stem: str, *, head_norms: bool
+) -> dict[str, tuple[int, ...]]:
+    hidden, head_dim, mlp = sizes["hidden_size"], sizes["head_dim"], sizes["intermediate_size"]
+    query, key = sizes["num_attention_heads"] * head_dim, sizes["num_key_value_heads"] * head_dim
+    attention = {"q": (query, hidden), "k": (key, hidden), "v": (key, hidden), "o": (hidden, query)}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, shape in attention.items():
+        shapes[f"{stem}.self_attn.{name}_proj.weight"] = shape
+        if config["attention_bias"]:
+            shapes[f"{stem}.self_attn.{name}_proj.bias"] = shape[:1]
+    if head_norms:
+        shapes[f"{stem}.self_attn.q_norm.weight"] = (head_dim,)
+        shapes[f"{stem}.self_attn.k_norm.weight"] = (head_dim,)
+    for name, shape in {"gate": (mlp, hidden), "up": (mlp, hidden), "down": (hidden, mlp)}.items():
+        shapes[f"{stem}.mlp.{name}_proj.weight"] = shape
+        if config.get("mlp_bias"):
+            shapes[f"{stem}.mlp.{name}_proj.bias"] = shape[:1]
+    shapes[f"{stem}.input_layernorm.weight"] = (hidden,)
+    shapes[f"{stem}.post_attention_layernorm.weight"] = (hidden,)
+    return shapes
 
 
 def _random_tensor(name: str, shape: tuple[int, ...], random: np.random.Generator) -> NDArray[np.float32]:

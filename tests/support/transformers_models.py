@@ -1,4 +1,4 @@
-"""Tiny Qwen3 models made and run by transformers (which it needs): the witness of ours."""
+"""Tiny models made and run by transformers (which it needs): the witness of ours."""
 
 from __future__ import annotations
 
@@ -10,6 +10,90 @@ import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 63,
+    "pad_token_id": 0,
+}
+LLAMA = ("Llama", {**SIZES, "head_dim": 16})
+STRETCHED = {"factor": 4.0, "original_max_position_embeddings": 64}
+FACTORS = {"short_factor": [1.0 + 0.1 * i for i in range(8)], "long_factor": [1.0 + 0.7 * i for i in range(8)]}
+MOE = {**SIZES, "head_dim": 16, "moe_intermediate_size": 24, "num_experts": 6, "num_experts_per_tok": 2}
+
+
+def _llama(rope: dict[str, Any], **settings: Any) -> tuple[str, dict[str, Any]]:
+    rope = {"rope_theta": 10_000.0, **rope}
+    return LLAMA[0], {**LLAMA[1], "rope_parameters": rope, **settings}
+
+
+FORMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": LLAMA,
+    "llama-tied": _llama({}, tie_word_embeddings=True),
+    "llama-2": ("Llama", {**SIZES, "num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True}),
+    "llama-3": _llama({"rope_type": "llama3", **STRETCHED, "low_freq_factor": 1.0, "high_freq_factor": 4.0}),
+    "llama-linear": _llama({"rope_type": "linear", "factor": 4.0}),
+    "llama-yarn": _llama({"rope_type": "yarn", **STRETCHED}),
+    "llama-longrope": _llama({"rope_type": "longrope", **FACTORS, "original_max_position_embeddings": 64}),
+    "llama-dynamic": _llama({"rope_type": "dynamic", "factor": 4.0}, max_position_embeddings=64),
+    "mistral": ("Mistral", {**SIZES, "sliding_window": 24}),
+    "qwen2": ("Qwen2", {**SIZES, "tie_word_embeddings": True}),
+    "qwen3-moe": ("Qwen3Moe", {**MOE, "norm_topk_prob": True, "num_hidden_layers": 3, "mlp_only_layers": [1]}),
+    "qwen3-moe-raw": ("Qwen3Moe", {**MOE, "norm_topk_prob": False}),
+    "gemma2": ("Gemma2", {**SIZES, "head_dim": 16, "sliding_window": 24, "query_pre_attn_scalar": 20}),
+    "gemma3": (
+        "Gemma3",
+        {
+            **SIZES,
+            "head_dim": 16,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1_000_000.0},
+            },
+        },
+    ),
+    "phi3": (
+        "Phi3",
+        {
+            **SIZES,
+            "original_max_position_embeddings": 64,
+            "hidden_size": 64,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10_000.0,
+                "short_factor": [1.0] * 6,
+                "long_factor": [1.0, 1.2, 1.5, 2.0, 3.0, 4.0],
+                "partial_rotary_factor": 0.75,
+            },
+        },
+    ),
+    "gpt2": ("GPT2", {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}),
+    "opt": ("OPT", {**SIZES, "ffn_dim": 48}),
+    "opt-350m": ("OPT", {**SIZES, "ffn_dim": 48, "word_embed_proj_dim": 24, "do_layer_norm_before": False}),
+}
+"""Small models of every family that a spec can say: name → the family's name in transformers, its settings."""
+CAUSAL = {"GPT2": "GPT2LMHeadModel"}
+CONFIGS = {"Gemma3": "Gemma3TextConfig"}
+
+
+def small_model(name: str) -> Any:
+    """Return a seeded model of one of the FORMS, its weights rounded to bfloat16."""
+    family, settings = FORMS[name]
+    config = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**settings)
+    config.architectures = [CAUSAL.get(family, f"{family}ForCausalLM")]
+    model = tiny_model(config.architectures[0], config)
+    for tensor in model.parameters():
+        tensor.copy_(tensor.bfloat16().float())
+    return model
 
 
 def tiny_qwen3_model(**settings: Any) -> Any:
@@ -27,15 +111,30 @@ def tiny_qwen3_model(**settings: Any) -> Any:
         eos_token_id=127,
         **settings,
     )
+    return tiny_model("Qwen3ForCausalLM", config)
+
+
+def load(folder: Path) -> Any:
+    """Return the model of a folder in float32, with eager attention."""
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager", local_files_only=True
+    )
+    model.requires_grad_(False)
+    return model
+
+
+def tiny_model(architecture: str, config: Any) -> Any:
+    """Return a seeded model of a config with large weights."""
     torch.manual_seed(0)
-    model: Any = transformers.Qwen3ForCausalLM(config)
+    model: Any = getattr(transformers, architecture)(config).eval()
     model.set_attn_implementation("eager")
     model.requires_grad_(False)
     with torch.no_grad():
         for name, tensor in model.named_parameters():
-            spread = 0.2 if name.endswith(("norm.weight", "bias")) else 1.5 * tensor.shape[-1] ** -0.5
+            is_norm = tensor.ndim == 1 and not name.endswith("bias")
+            spread = 0.2 if tensor.ndim == 1 else 1.5 * tensor.shape[-1] ** -0.5
             noise = torch.randn(tensor.shape) * spread
-            tensor.copy_(1 + noise if name.endswith("norm.weight") else noise)
+            tensor.copy_(1 + noise if is_norm else noise)
     return model
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 FloatArray: TypeAlias = NDArray[np.float32]
+HalfArray: TypeAlias = NDArray[np.uint16]
+"""bfloat16, for which numpy has no type: its 16 bits."""
 IntArray: TypeAlias = NDArray[np.int64]
 BoolArray: TypeAlias = NDArray[np.bool_]
 ByteArray: TypeAlias = NDArray[np.uint8]
+WeightArray: TypeAlias = NDArray[Any]
+"""A weight as it was loaded: a `FloatArray`, or a `HalfArray` where matrices are bfloat16."""

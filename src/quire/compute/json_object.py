@@ -13,6 +13,7 @@ from pathlib import Path
 from quire.core.errors import CheckpointError
 
 MAX_JSON_BYTES = 100_000_000
+LFS_POINTER = b"version https://git-lfs"
 
 
 def parse_json_object(data: bytes, where: str) -> dict[str, object]:
@@ -34,6 +35,8 @@ def parse_json_object(data: bytes, where: str) -> dict[str, object]:
             found[key] = value
         return found
 
+    if data.startswith(LFS_POINTER):
+        raise lfs_pointer(where)
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=unique)
     except CheckpointError:
@@ -55,6 +58,11 @@ def read_json_object(path: Path) -> dict[str, object]:
     except OSError as error:
         raise unreadable(path, error) from error
     return parse_json_object(data, str(path))
+
+
+def lfs_pointer(where: str) -> CheckpointError:
+    """Return the error for a file that stands for another, which git-lfs did not fetch."""
+    return CheckpointError(where, "a git-lfs pointer", "the file itself: fetch it with `git lfs pull`")
 
 
 def unreadable(path: Path, error: OSError) -> CheckpointError:

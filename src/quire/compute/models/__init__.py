@@ -1,8 +1,9 @@
 """Model families: what a model folder holds, read from its settings alone.
 
 `read_model` answers what must be known before any memory is allocated: the spec, from it the shape
-of the KV cache, the vocabulary, the context length, and which tokens end a text. A family is one
-module with a function `decoder_spec(config)`, imported only when a folder asks for it.
+of the KV cache, the vocabulary, the context length, which tokens end a text, and how the makers
+want it sampled. A family is one module with a function `decoder_spec(config, max_length)`, imported
+only when a folder asks for it.
 """
 
 from __future__ import annotations
@@ -15,36 +16,92 @@ from typing import Final
 
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.config_file import CONFIG_FILE, GENERATION_CONFIG_FILE, ConfigFile
+from quire.compute.models.generation import GenerationDefaults
+from quire.compute.models.rope import rope_notices
+from quire.core.errors import CheckpointError
 
-FAMILIES: Final = MappingProxyType({"Qwen3ForCausalLM": "quire.compute.models.qwen3"})
+FAMILIES: Final = MappingProxyType(
+    {
+        "LlamaForCausalLM": "quire.compute.models.llama",
+        "Qwen3ForCausalLM": "quire.compute.models.qwen3",
+    }
+)
 """The first of `architectures` in config.json → the module of its family."""
+
+DTYPES: Final = ("float32", "bfloat16", "float16")
+FLOAT16_NOTICE: Final = "float16 weights run in bfloat16: the range of float32, 8 bits of precision"
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """What a model folder's settings say; `spec` knows vocabulary, context length, KV cache."""
+    """What a model folder's settings say; `spec` knows vocabulary, context length, KV cache.
+
+    `dtype` is that of the checkpoint. `notices` are facts a user should see at start, one line each.
+    """
 
     architecture: str
     spec: DecoderSpec
     eos_token_ids: tuple[int, ...]
+    dtype: str
+    generation: GenerationDefaults
+    notices: tuple[str, ...]
 
 
-def read_model(folder: Path) -> ModelDescription:
-    """Read the settings of a model folder; touches no weights."""
-    config = ConfigFile.read(folder / CONFIG_FILE)
+def read_model(folder: Path, max_length: int | None = None) -> ModelDescription:
+    """Read the settings of a model folder; touches no weights.
+
+    `max_length` is the longest text that will be run, where the caller limits or stretches it: rope
+    scalings that depend on the current length are frozen for it.
+    """
+    config = ConfigFile.read(_config_file(folder))
+    architecture = _architecture(config)
+    spec: DecoderSpec = import_module(FAMILIES[architecture]).decoder_spec(config, max_length)
+    path = folder / GENERATION_CONFIG_FILE
+    generation = ConfigFile.read(path) if path.is_file() else ConfigFile(str(path), {})
+    dtype = _dtype(config)
+    notices = rope_notices(config, max_length) + ((FLOAT16_NOTICE,) if dtype == "float16" else ())
+    return ModelDescription(
+        architecture=architecture,
+        spec=spec,
+        eos_token_ids=_eos_token_ids(generation, config, spec.vocab_size),
+        dtype=dtype,
+        generation=GenerationDefaults.read(generation),
+        notices=notices,
+    )
+
+
+def _config_file(folder: Path) -> Path:
+    if not folder.is_dir():
+        found = "a file" if folder.exists() else "not there"
+        raise CheckpointError(f"model folder {folder}", found, f"a folder with {CONFIG_FILE} and weights in it")
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        found = f"without {CONFIG_FILE}" if any(folder.iterdir()) else "empty"
+        raise CheckpointError(f"model folder {folder}", found, f"a folder with {CONFIG_FILE} and weights in it")
+    return path
+
+
+def _architecture(config: ConfigFile) -> str:
+    """Return the family's name; refuses what is written in a way that no engine here reads."""
     architectures = config.texts("architectures")
     if not architectures or architectures[0] not in FAMILIES:
         raise config.error("architectures", f"one of {', '.join(FAMILIES)} first")
-    family = import_module(FAMILIES[architectures[0]])
-    spec: DecoderSpec = family.decoder_spec(config)
-    return ModelDescription(architectures[0], spec, _eos_token_ids(folder, config, spec.vocab_size))
+    if config.is_set("quantization_config"):
+        raise config.error("quantization_config", "null: weights in float32, bfloat16 or float16")
+    return architectures[0]
 
 
-def _eos_token_ids(folder: Path, config: ConfigFile, vocab_size: int) -> tuple[int, ...]:
+def _dtype(config: ConfigFile) -> str:
+    """Return the dtype of the checkpoint: `dtype` in transformers 5, `torch_dtype` in 4."""
+    field = "dtype" if config.is_set("dtype") else "torch_dtype"
+    found = config.fields.get(field)
+    name = "float32" if found is None else found.removeprefix("torch.") if isinstance(found, str) else ""
+    if name not in DTYPES:
+        raise config.error(field, f"one of {', '.join(DTYPES)}")
+    return name
+
+
+def _eos_token_ids(generation: ConfigFile, config: ConfigFile, vocab_size: int) -> tuple[int, ...]:
     """Return the tokens that end a text; the settings for generation go first."""
-    path = folder / GENERATION_CONFIG_FILE
-    if path.is_file():
-        chosen = ConfigFile.read(path).token_ids("eos_token_id", vocab_size)
-        if chosen:
-            return chosen
-    return config.token_ids("eos_token_id", vocab_size)
+    chosen = generation.token_ids("eos_token_id", vocab_size)
+    return chosen or config.token_ids("eos_token_id", vocab_size)

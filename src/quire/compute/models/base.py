@@ -7,9 +7,16 @@ the engines (reference, native, torch) interpret them, so that a family is writt
 never asks which family it serves.
 
 A `Part` is one weight-bearing piece: a matrix or a norm, each with an optional bias. The spec knows
-which parts a model has, their shapes, and what a checkpoint calls them; hence a checkpoint can be
-checked whole before it is used. Names are templates with a `{layer}` in them; `.weight` and `.bias`
-are appended.
+which parts a model has, their shapes, and where a checkpoint keeps them (`WeightSource`: also as
+rows of a fused tensor, also transposed); hence a checkpoint can be checked whole before it is used.
+
+One layer, where `norm_before`, `norm_after` and `norm_joined` say which norms there are:
+
+    x ─┬─ ATTENTION_NORM ─ attention ─ AFTER_ATTENTION_NORM ─ + ─ JOINED_ATTENTION_NORM ─┐
+       └──────────────────────────────────────────────────────┘                           │
+    ┌─────────────────────────────────────────────────────────────────────────────────────┘
+    └┬─ MLP_NORM ─ MLP or experts ─ AFTER_MLP_NORM ─ + ─ JOINED_MLP_NORM ─► next layer
+     └───────────────────────────────────────────────┘
 
 Only what the reference decoder interprets is declared; a new family adds the field and its
 interpretation together.
@@ -36,6 +43,7 @@ class Activation(Enum):
     """The non-linearity of the MLP."""
 
     SILU = "silu"
+    GELU = "gelu"  # exact, by the error function
     GELU_TANH = "gelu_tanh"
     RELU = "relu"
 
@@ -44,6 +52,7 @@ class Part(Enum):
     """A piece of the model that has weights."""
 
     EMBEDDING = "embedding"
+    EMBEDDING_IN = "embedding_in"
     POSITIONS = "positions"
     ATTENTION_NORM = "attention_norm"
     QUERY = "query"
@@ -53,12 +62,19 @@ class Part(Enum):
     KEY_NORM = "key_norm"
     OUTPUT = "output"
     AFTER_ATTENTION_NORM = "after_attention_norm"
+    JOINED_ATTENTION_NORM = "joined_attention_norm"
     MLP_NORM = "mlp_norm"
     GATE = "gate"
     UP = "up"
     DOWN = "down"
+    ROUTER = "router"
+    EXPERT_GATE = "expert_gate"
+    EXPERT_UP = "expert_up"
+    EXPERT_DOWN = "expert_down"
     AFTER_MLP_NORM = "after_mlp_norm"
+    JOINED_MLP_NORM = "joined_mlp_norm"
     FINAL_NORM = "final_norm"
+    EMBEDDING_OUT = "embedding_out"
     HEAD = "head"
 
 
@@ -69,16 +85,27 @@ class PartShape:
     weight: tuple[int, ...]
     bias: bool = False
 
-    def tensors(self, stem: str) -> dict[str, tuple[int, ...]]:
-        """Return name and shape of each tensor of the part.
 
-        >>> PartShape((3, 2), bias=True).tensors("up")
-        {'up.weight': (3, 2), 'up.bias': (3,)}
+@dataclass(frozen=True, slots=True)
+class WeightSource:
+    """Where a checkpoint keeps a part: in the tensors `stem`.weight and, with a bias, `stem`.bias.
+
+    The stem is a template of `{layer}` and, for experts, `{expert}`. Parts with one stem are fused:
+    each is the rows from `first_row` on, and together they must fill the tensor. `transposed` says
+    that the file holds `[in, out]`; rows are counted along `out` there too.
+    """
+
+    stem: str
+    first_row: int = 0
+    transposed: bool = False
+
+    def stem_of(self, layer: int = 0, expert: int = 0) -> str:
+        """Return the name without `.weight` or `.bias`.
+
+        >>> WeightSource("layers.{layer}.experts.{expert}.up").stem_of(3, 1)
+        'layers.3.experts.1.up'
         """
-        found = {f"{stem}.weight": self.weight}
-        if self.bias:
-            found[f"{stem}.bias"] = self.weight[:1]
-        return found
+        return self.stem.format(layer=layer, expert=expert)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,17 +123,23 @@ class NormSpec:
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """The first `rotary_dim` dimensions of a head turn, in pairs (i, i + half)."""
+    """The first `rotary_dim` dimensions of a head turn, in pairs (i, i + rotary_dim / 2).
 
-    base: float
+    At position p pair i turns by p × inverse_frequencies[i]; cosine and sine are multiplied by
+    `scale`. Whatever stretches a context has gone into these numbers, which are float32 values.
+    """
+
     rotary_dim: int
+    inverse_frequencies: tuple[float, ...]
+    scale: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
     """What all attention layers share.
 
-    Query head h reads key-value head h // (num_heads / num_kv_heads).
+    Query head h reads key-value head h // (num_heads / num_kv_heads). `bias` is that of query, key
+    and value; `qk_norm` norms every head of queries and keys by itself, before it turns.
     """
 
     num_heads: int
@@ -121,10 +154,14 @@ class AttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """What differs from layer to layer. `window` None: full attention; `rope` None: none."""
+    """What differs from layer to layer.
+
+    `window` None: full attention; `rope` None: no rotary positions; `sparse`: experts, no MLP.
+    """
 
     window: int | None
     rope: RopeSpec | None
+    sparse: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +175,35 @@ class MLPSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertsSpec:
+    """Experts of sparse layers: MLPs like the dense one but for their size, without biases.
+
+    The router's softmax over all experts gives the weights. A token goes to the
+    `experts_per_token` of the highest weights, of equal ones to the lowest ids; these weights are
+    divided by their sum where `normalize_weights`. Outputs are added in the order of expert ids.
+    """
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    normalize_weights: bool
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderSpec:
     """A decoder-only model.
 
-    Norms stand before each sublayer (`norm_before`), after it (`norm_after`, before it joins the
-    residual stream), or both. `learned_positions` is the offset of learned position embeddings in
-    their table, None where there are none. `names` says what a checkpoint calls each part;
-    `ignored_tensors` may be in a checkpoint without being used.
+    - `norm_before`, `norm_after`, `norm_joined`: norms before each sublayer, after it (before it
+      joins the residual stream), on the residual stream after it joined; any of them together.
+    - `final_norm`: whether a norm stands before the head.
+    - `embedding_size`: where it is not None, rows of that size are projected to the hidden size
+      after the embedding (Part.EMBEDDING_IN) and back before the head (Part.EMBEDDING_OUT).
+    - `embedding_scale` multiplies the rows of the embedding, positions not yet added.
+    - `learned_positions`: the offset of learned positions in their table; None: there are none.
+    - `tied_head`: the embedding is the head too.
+    - `experts`: those of the layers that are `sparse`.
+    - `sources`: where a checkpoint keeps each part. `ignored_tensors` may be there without being
+      used. Checkpoints of the bare decoder lack `optional_prefix` before their names.
     """
 
     vocab_size: int
@@ -154,11 +213,16 @@ class DecoderSpec:
     attention: AttentionSpec
     mlp: MLPSpec
     layers: tuple[LayerSpec, ...]
-    names: Mapping[Part, str]
+    sources: Mapping[Part, WeightSource]
     ignored_tensors: frozenset[str] = frozenset()
+    optional_prefix: str = ""
+    experts: ExpertsSpec | None = None
     tied_head: bool = False
     norm_before: bool = True
     norm_after: bool = False
+    norm_joined: bool = False
+    final_norm: bool = True
+    embedding_size: int | None = None
     embedding_scale: float = 1.0
     learned_positions: int | None = None
     logit_soft_cap: float | None = None
@@ -167,26 +231,44 @@ class DecoderSpec:
         heads, kv_heads = self.attention.num_heads, self.attention.num_kv_heads
         if heads % kv_heads:
             raise CheckpointError("num_attention_heads", heads, f"a multiple of the {kv_heads} kv heads")
+        if self.experts is not None:
+            _check_experts(self.experts)
         for layer in self.layers:
             if layer.rope is not None:
                 _check_rope(layer.rope, self.attention.head_dim)
+            if layer.sparse and self.experts is None:
+                raise CheckpointError("layers", "sparse without experts", "a spec of experts for sparse layers")
 
     def model_parts(self) -> dict[Part, PartShape]:
         """Return the parts that stand once in the model."""
-        parts = {
-            Part.EMBEDDING: PartShape((self.vocab_size, self.hidden_size)),
-            Part.FINAL_NORM: self.norm.shape(self.hidden_size),
-        }
+        row = self.embedding_size or self.hidden_size
+        parts = {Part.EMBEDDING: PartShape((self.vocab_size, row))}
+        if self.embedding_size is not None:
+            parts[Part.EMBEDDING_IN] = PartShape((self.hidden_size, row))
+            parts[Part.EMBEDDING_OUT] = PartShape((row, self.hidden_size))
         if self.learned_positions is not None:
             rows = self.context_length + self.learned_positions
             parts[Part.POSITIONS] = PartShape((rows, self.hidden_size))
+        if self.final_norm:
+            parts[Part.FINAL_NORM] = self.norm.shape(self.hidden_size)
         if not self.tied_head:
-            parts[Part.HEAD] = PartShape((self.vocab_size, self.hidden_size))
+            parts[Part.HEAD] = PartShape((self.vocab_size, row))
         return parts
 
-    def layer_parts(self) -> dict[Part, PartShape]:
-        """Return the parts that stand in every layer."""
-        return self._attention_parts() | self._mlp_parts() | self._norm_parts()
+    def layer_parts(self, layer: LayerSpec) -> dict[Part, PartShape]:
+        """Return the parts that stand once in a layer: all but those of its experts."""
+        mlp = self._router_parts() if layer.sparse else self._mlp_parts()
+        return self._attention_parts() | mlp | self._norm_parts()
+
+    def expert_parts(self) -> dict[Part, PartShape]:
+        """Return the parts of one expert of a sparse layer."""
+        if self.experts is None:
+            return {}
+        size, hidden = self.experts.intermediate_size, self.hidden_size
+        parts = {Part.EXPERT_UP: PartShape((size, hidden)), Part.EXPERT_DOWN: PartShape((hidden, size))}
+        if self.mlp.gated:
+            parts[Part.EXPERT_GATE] = PartShape((size, hidden))
+        return parts
 
     def _attention_parts(self) -> dict[Part, PartShape]:
         attention, hidden = self.attention, self.hidden_size
@@ -213,10 +295,15 @@ class DecoderSpec:
             parts[Part.GATE] = PartShape((mlp.intermediate_size, hidden), mlp.bias)
         return parts
 
+    def _router_parts(self) -> dict[Part, PartShape]:
+        num_experts = 0 if self.experts is None else self.experts.num_experts
+        return {Part.ROUTER: PartShape((num_experts, self.hidden_size))}
+
     def _norm_parts(self) -> dict[Part, PartShape]:
         before = (Part.ATTENTION_NORM, Part.MLP_NORM) if self.norm_before else ()
         after = (Part.AFTER_ATTENTION_NORM, Part.AFTER_MLP_NORM) if self.norm_after else ()
-        return dict.fromkeys(before + after, self.norm.shape(self.hidden_size))
+        joined = (Part.JOINED_ATTENTION_NORM, Part.JOINED_MLP_NORM) if self.norm_joined else ()
+        return dict.fromkeys(before + after + joined, self.norm.shape(self.hidden_size))
 
     def kv_cache_spec(self, block_size: int, dtype: str = "float32") -> KVCacheSpec:
         """Return what a block of KV memory holds for this model."""
@@ -232,3 +319,10 @@ class DecoderSpec:
 def _check_rope(rope: RopeSpec, head_dim: int) -> None:
     if rope.rotary_dim % 2 or not 0 < rope.rotary_dim <= head_dim:
         raise CheckpointError("rotary dimensions", rope.rotary_dim, f"an even number from 2 to {head_dim}")
+    if len(rope.inverse_frequencies) != rope.rotary_dim // 2:
+        raise CheckpointError("rotary frequencies", len(rope.inverse_frequencies), f"{rope.rotary_dim // 2} of them")
+
+
+def _check_experts(experts: ExpertsSpec) -> None:
+    if not 0 < experts.experts_per_token <= experts.num_experts:
+        raise CheckpointError("experts per token", experts.experts_per_token, f"from 1 to {experts.num_experts}")

@@ -55,6 +55,23 @@ class ConfigFile:
             raise self.error(field, f"a number above 0, at most {MAX_NUMBER:g}")
         return float(value)
 
+    def numbers(self, field: str) -> tuple[float, ...]:
+        """Return a list of numbers above 0."""
+        value = self.fields.get(field)
+        items = value if isinstance(value, list) else []
+        if not items or not all(type(item) in (int, float) and 0 < item <= MAX_NUMBER for item in items):
+            raise self.error(field, f"a list of numbers above 0, at most {MAX_NUMBER:g}")
+        return tuple(map(float, items))
+
+    def optional_number(self, field: str, *, low: float, high: float = MAX_NUMBER) -> float | None:
+        """Return a number from `low` to `high`; None where the field is missing or null."""
+        value = self.fields.get(field)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise self.error(field, f"a number from {low:g} to {high:g}")
+        return float(value)
+
     def flag(self, field: str, default: bool) -> bool:
         """Return a truth value."""
         value = self.fields[field] if self.is_set(field) else default

@@ -1,8 +1,8 @@
 """ReferenceDecoder: interprets a `DecoderSpec` in float32, one layer after another.
 
-    embed ─┬─ norm ─ attention ─ norm ─ + ─┬─ norm ─ MLP ─ norm ─ + ─► norm ─► head ─► logits
-           └────────────────────────────┘  └──────────────────────┘
-           └────────────────────── × layers ──────────────────────┘
+    embed ─┬─ norm ─ attention ─ norm ─ + ─ norm ─┬─ norm ─ MLP ─ norm ─ + ─ norm ─► norm ─► head
+           └────────────────────────────┘         └──────────────────────┘
+           └─────────────────────────── × layers ───────────────────────────┘
 
 Which norms there are, and everything else that differs between families, the spec says. Written to
 be read: every other engine of the project must give what this one gives. All operations work row by
@@ -18,19 +18,17 @@ import numpy as np
 from quire.compute.arrays import BoolArray, FloatArray, IntArray
 from quire.compute.models.base import DecoderSpec, LayerSpec, Part, RopeSpec
 from quire.compute.reference.attention import AttentionRule, paged_attention, write_kv
+from quire.compute.reference.mlp import DENSE, experts_output, mlp_output
 from quire.compute.reference.operations import (
-    activate,
     linear,
     normalize,
     rope_angles,
     rotate,
     soft_cap,
 )
-from quire.compute.weights.decoder_weights import DecoderWeights, PartWeights
+from quire.compute.weights.decoder_weights import DecoderWeights, Parts
 from quire.compute.worker.cache_engine import CacheEngine, LayerCache
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
-
-Parts = Mapping[Part, PartWeights]
 
 
 class ReferenceDecoder:
@@ -53,15 +51,18 @@ class ReferenceDecoder:
             angles = self._angles(inputs.positions)
             for index, layer in enumerate(self.spec.layers):
                 attention = _Attention(self.spec, layer, self.weights.layers[index], angles)
-                hidden = self._layer(hidden, attention, cache.layer(index), inputs)
-            hidden = normalize(hidden, self.weights.parts[Part.FINAL_NORM], self.spec.norm)
+                hidden = self._attend(hidden, attention, cache.layer(index), inputs)
+                hidden = self._transform(hidden, index)
+            hidden = self._norm(hidden, self.weights.parts, Part.FINAL_NORM)
             logits = self._logits(hidden[inputs.logit_indices])
         finite: BoolArray = np.all(np.isfinite(hidden), axis=1)
-        return StepOutputs(logits, finite)
+        return StepOutputs(logits, finite, np.all(np.isfinite(logits), axis=1))
 
     def _embed(self, inputs: StepInputs) -> FloatArray:
         hidden = self.weights.parts[Part.EMBEDDING].weight[inputs.token_ids]
         hidden = hidden * np.float32(self.spec.embedding_scale)
+        if self.spec.embedding_size is not None:
+            hidden = linear(hidden, self.weights.parts[Part.EMBEDDING_IN])
         if self.spec.learned_positions is not None:
             rows = inputs.positions + self.spec.learned_positions
             hidden = hidden + self.weights.parts[Part.POSITIONS].weight[rows]
@@ -72,26 +73,31 @@ class ReferenceDecoder:
         ropes = {layer.rope for layer in self.spec.layers if layer.rope is not None}
         return {rope: rope_angles(positions, rope) for rope in ropes}
 
-    def _layer(self, hidden: FloatArray, attention: _Attention, cache: LayerCache, inputs: StepInputs) -> FloatArray:
+    def _attend(self, hidden: FloatArray, attention: _Attention, cache: LayerCache, inputs: StepInputs) -> FloatArray:
+        """Return the residual stream after attention. Mutates the cache."""
         parts = attention.parts
         update = attention.attend(self._norm(hidden, parts, Part.ATTENTION_NORM), cache, inputs)
         hidden = hidden + self._norm(update, parts, Part.AFTER_ATTENTION_NORM)
-        update = self._mlp(self._norm(hidden, parts, Part.MLP_NORM), parts)
-        return hidden + self._norm(update, parts, Part.AFTER_MLP_NORM)
+        return self._norm(hidden, parts, Part.JOINED_ATTENTION_NORM)
+
+    def _transform(self, hidden: FloatArray, index: int) -> FloatArray:
+        """Return the residual stream after the MLP or the experts."""
+        parts, layer = self.weights.layers[index], self.spec.layers[index]
+        rows = self._norm(hidden, parts, Part.MLP_NORM)
+        if layer.sparse and self.spec.experts is not None:
+            update = experts_output(rows, self.spec, parts[Part.ROUTER], self.weights.experts[index])
+        else:
+            update = mlp_output(rows, self.spec.mlp, parts, DENSE)
+        hidden = hidden + self._norm(update, parts, Part.AFTER_MLP_NORM)
+        return self._norm(hidden, parts, Part.JOINED_MLP_NORM)
 
     def _norm(self, hidden: FloatArray, parts: Parts, part: Part) -> FloatArray:
         """Return the rows normed, or as they are where the model has no norm in this place."""
         return normalize(hidden, parts[part], self.spec.norm) if part in parts else hidden
 
-    def _mlp(self, hidden: FloatArray, parts: Parts) -> FloatArray:
-        up = linear(hidden, parts[Part.UP])  # [num_tokens, intermediate_size]
-        if self.spec.mlp.gated:
-            up = activate(linear(hidden, parts[Part.GATE]), self.spec.mlp.activation) * up
-        else:
-            up = activate(up, self.spec.mlp.activation)
-        return linear(up, parts[Part.DOWN])
-
     def _logits(self, hidden: FloatArray) -> FloatArray:
+        if self.spec.embedding_size is not None:
+            hidden = linear(hidden, self.weights.parts[Part.EMBEDDING_OUT])
         head = Part.EMBEDDING if self.spec.tied_head else Part.HEAD
         return soft_cap(linear(hidden, self.weights.parts[head]), self.spec.logit_soft_cap)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from quire.compute.models import read_model
 from quire.compute.reference.decoder import ReferenceDecoder
+from quire.compute.sampling.reference import ReferenceSampler
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import DecoderWeights
 from quire.compute.worker.cache_engine import CacheEngine
@@ -25,7 +26,8 @@ def load_worker(
     Everything in the folder is checked here: a `CheckpointError` says what is wrong with it. With
     `poison` the KV memory starts as NaN, so that reading a slot that was never written is seen.
     """
-    spec = read_model(model_folder).spec
+    model = read_model(model_folder)
+    spec = model.spec
     weights = DecoderWeights.load(spec, Checkpoint.open(model_folder))
     cache = CacheEngine(
         spec.kv_cache_spec(block_size),
@@ -33,4 +35,6 @@ def load_worker(
         num_host_blocks=num_host_blocks,
         poison=poison,
     )
-    return Worker(ReferenceDecoder(spec, weights), cache)
+    return Worker(
+        ReferenceDecoder(spec, weights), cache, ReferenceSampler(), eos_token_ids=frozenset(model.eos_token_ids)
+    )

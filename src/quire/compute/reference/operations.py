@@ -21,6 +21,7 @@ from quire.compute.models.base import Activation, NormKind, NormSpec, RopeSpec
 from quire.compute.weights.decoder_weights import PartWeights
 
 GELU_FACTOR: Final = np.float32(math.sqrt(2 / math.pi))
+ERF: Final = np.vectorize(math.erf, otypes=[np.float64])
 
 
 def linear(rows: FloatArray, part: PartWeights) -> FloatArray:
@@ -36,7 +37,7 @@ def normalize(rows: FloatArray, part: PartWeights, spec: NormSpec) -> FloatArray
         rows = rows - _mean(rows)
     scale = 1 + part.weight if spec.unit_offset else part.weight
     length: FloatArray = np.sqrt(_mean(rows * rows) + np.float32(spec.epsilon))
-    normed = scale * (rows / length)
+    normed: FloatArray = scale * (rows / length)
     return normed if part.bias is None else normed + part.bias
 
 
@@ -52,6 +53,8 @@ def activate(rows: FloatArray, activation: Activation) -> FloatArray:
         active = np.maximum(rows, np.float32(0))
     elif activation is Activation.SILU:
         active = rows / (1 + np.exp(-rows))
+    elif activation is Activation.GELU:
+        active = (rows * (0.5 + 0.5 * ERF(rows / math.sqrt(2)))).astype(np.float32)
     else:
         cubic = np.float32(0.044715) * rows * rows * rows
         active = np.float32(0.5) * rows * (1 + np.tanh(GELU_FACTOR * (rows + cubic)))
@@ -66,11 +69,9 @@ def soft_cap(rows: FloatArray, cap: float | None) -> FloatArray:
 def rope_angles(positions: IntArray, rope: RopeSpec) -> tuple[FloatArray, FloatArray]:
     """Return cosine and sine for each position and pair: `[num_tokens, rotary_dim / 2]`."""
     # Models are trained with angles rounded to float32, so the oracle rounds them as well.
-    pairs = np.arange(0, rope.rotary_dim, 2, dtype=np.float32) / np.float32(rope.rotary_dim)
-    frequencies = np.float32(1) / np.float32(rope.base) ** pairs
-    angles = positions.astype(np.float32)[:, None] * frequencies
-    exact = angles.astype(np.float64)
-    return np.cos(exact).astype(np.float32), np.sin(exact).astype(np.float32)
+    angles = positions.astype(np.float32)[:, None] * np.array(rope.inverse_frequencies, np.float32)
+    exact, scale = angles.astype(np.float64), np.float32(rope.scale)
+    return np.cos(exact).astype(np.float32) * scale, np.sin(exact).astype(np.float32) * scale
 
 
 def rotate(heads: FloatArray, angles: tuple[FloatArray, FloatArray]) -> FloatArray:

@@ -1,9 +1,14 @@
-"""A model folder's tensors: one safetensors file, or shards with an index, as float32 arrays.
+"""A model folder's tensors: one safetensors file, or shards with an index, as numpy arrays.
 
 `Checkpoint.open` validates the header of every file, and the index against them, before anything is
-mapped. Afterwards `tensor` maps a file once and returns arrays over it: float32 is a view of the
-mapping (nothing is read until it is used), float16 and bfloat16 are widened into memory. bfloat16
-is the upper half of a float32, so widening is a shift.
+mapped. Afterwards a file is mapped once, and a tensor is asked for in one of two dtypes:
+
+    in the file    tensor (float32)    bfloat16_bits (uint16)
+    F32            view                rounded
+    F16            widened             widened, rounded
+    BF16           widened             view
+
+A view is of the mapping: nothing is read until it is used. The other two make a copy in memory.
 
 A checkpoint may have several files that claim one tensor, or an index that promises what no file
 holds: both are errors here, because the alternative is a model that depends on the order of a
@@ -14,18 +19,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
-from quire.compute.arrays import ByteArray, FloatArray
+from quire.compute.arrays import ByteArray, FloatArray, HalfArray
 from quire.compute.json_object import read_json_object
+from quire.compute.weights.bfloat16 import narrowed, widened
 from quire.compute.weights.safetensors import TensorEntry, read_header
 from quire.core.errors import CheckpointError
 
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
 FLOAT_DTYPES: Final = ("F32", "F16", "BF16")
+EVERYTHING: Final = slice(None)
+OTHER_FORMATS: Final = ("*.gguf", "*.bin", "*.pt", "*.pth", "*.safetensors")
 
 
 class Checkpoint:
@@ -46,29 +54,62 @@ class Checkpoint:
             return cls(folder, read_header(folder / SINGLE_FILE))
         if (folder / INDEX_FILE).is_file():
             return cls(folder, _read_shards(folder))
-        raise CheckpointError(str(folder), "without weights", f"{SINGLE_FILE} or {INDEX_FILE} in it")
+        raise _without_weights(folder)
 
-    def tensor(self, name: str) -> FloatArray:
-        """Return a tensor as float32, read-only; O(1) where the file holds float32."""
+    def tensor(self, name: str, rows: slice = EVERYTHING) -> FloatArray:
+        """Return rows of a tensor as float32, read-only; O(1) where the file holds float32."""
+        data, dtype, shape = self._rows(name, rows)
+        if dtype == "F32":
+            # Byte ranges need not be aligned; `require` copies only then.
+            found = np.require(data.view("<f4"), np.float32, ["ALIGNED"])
+        elif dtype == "F16":
+            found = data.view("<f2").astype(np.float32)
+        else:
+            found = widened(data.view("<u2"))
+        return _read_only(found, shape)
+
+    def bfloat16_bits(self, name: str, rows: slice = EVERYTHING) -> HalfArray:
+        """Return rows of a tensor as bfloat16, read-only; O(1) where the file holds bfloat16."""
+        data, dtype, shape = self._rows(name, rows)
+        if dtype == "BF16":
+            found = np.require(data.view("<u2"), np.uint16, ["ALIGNED"])
+        else:
+            found = narrowed(data.view("<f4" if dtype == "F32" else "<f2"))
+        return _read_only(found, shape)
+
+    def _rows(self, name: str, rows: slice) -> tuple[ByteArray, str, tuple[int, ...]]:
+        """Return bytes, dtype and shape of the rows of a tensor."""
         entry = self.entries[name]
         if entry.dtype not in FLOAT_DTYPES:
             where = f"{entry.file}: tensor {name!r}: dtype"
             raise CheckpointError(where, entry.dtype, f"one of {', '.join(FLOAT_DTYPES)}")
         if entry.file not in self._mappings:
             self._mappings[entry.file] = np.memmap(entry.file, dtype=np.uint8, mode="r").view(np.ndarray)
-        data = self._mappings[entry.file][entry.start : entry.stop]
-        tensor = _as_float32(data, entry.dtype).reshape(entry.shape)
-        tensor.flags.writeable = False
-        return tensor
+        start, stop, shape = entry.start, entry.stop, entry.shape
+        if rows != EVERYTHING:
+            row_bytes = (stop - start) // shape[0]
+            start, stop = start + rows.start * row_bytes, start + rows.stop * row_bytes
+            shape = (rows.stop - rows.start, *shape[1:])
+        return self._mappings[entry.file][start:stop], entry.dtype, shape
 
 
-def _as_float32(data: ByteArray, dtype: str) -> FloatArray:
-    if dtype == "F32":
-        # Byte ranges need not be aligned; `require` copies only then.
-        return np.require(data.view("<f4"), np.float32, ["ALIGNED"])
-    if dtype == "F16":
-        return data.view("<f2").astype(np.float32)
-    return (data.view("<u2").astype(np.uint32) << 16).view(np.float32)
+Array = TypeVar("Array", FloatArray, HalfArray)
+
+
+def _read_only(array: Array, shape: tuple[int, ...]) -> Array:
+    shaped = array.reshape(shape)
+    shaped.flags.writeable = False
+    return shaped
+
+
+def _without_weights(folder: Path) -> CheckpointError:
+    """Return the error for a folder without what we read; names what is there in its place."""
+    allowed = f"{SINGLE_FILE} or {INDEX_FILE} in it"
+    if not folder.is_dir():
+        return CheckpointError(f"model folder {folder}", "a file" if folder.exists() else "not there", allowed)
+    others = sorted(path.name for pattern in OTHER_FORMATS for path in folder.glob(pattern))
+    found = f"without weights in safetensors, but with {others[0]}" if others else "without weights"
+    return CheckpointError(str(folder), found, allowed)
 
 
 def _read_shards(folder: Path) -> dict[str, TensorEntry]:

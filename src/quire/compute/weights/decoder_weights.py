@@ -2,81 +2,199 @@
 
 A checkpoint must hold exactly the tensors of the spec, each of its shape: a missing, an extra or a
 wrong-shaped tensor means that the settings and the weights are of two models, and every one of them
-is found before the first is mapped.
+is found before the first is mapped. Parts that a checkpoint keeps in one fused tensor must fill it.
+
+Matrices are float32, or bfloat16 as uint16; norms and biases are float32 always. What the file
+holds in the same dtype and not transposed is a view of the mapping, fused or not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
-from quire.compute.arrays import FloatArray
-from quire.compute.models.base import DecoderSpec, Part, PartShape
-from quire.compute.weights.checkpoint import Checkpoint
-from quire.core.errors import CheckpointError
+import numpy as np
 
-MAX_TENSORS_NAMED = 3
+from quire.compute.arrays import FloatArray, WeightArray
+from quire.compute.models.base import DecoderSpec, Part, PartShape, WeightSource
+from quire.compute.weights.checkpoint import EVERYTHING, Checkpoint
+from quire.core.errors import CheckpointError, InvariantError
+
+MAX_TENSORS_NAMED: Final = 3
+MATRIX_BYTES: Final = {"float32": 4, "bfloat16": 2}
+VECTOR_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class PartWeights:
     """The weights of one part: a matrix `[out, in]` or a norm `[size]`, and its bias `[out]`."""
 
-    weight: FloatArray
+    weight: WeightArray
     bias: FloatArray | None = None
+
+
+Parts = Mapping[Part, PartWeights]
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """The weights of a decoder: the parts that stand once, and those of each layer."""
+    """The weights of a decoder: the parts that stand once, and those of each layer.
 
-    parts: Mapping[Part, PartWeights]
-    layers: tuple[Mapping[Part, PartWeights], ...]
+    `experts[layer][expert]` are the parts of an expert; a layer that is not sparse has none.
+    """
+
+    parts: Parts
+    layers: tuple[Parts, ...]
+    experts: tuple[tuple[Parts, ...], ...] = ()
 
     @classmethod
-    def load(cls, spec: DecoderSpec, checkpoint: Checkpoint) -> DecoderWeights:
-        """Check the checkpoint against the spec, then take its tensors."""
-        _check_tensors(spec, checkpoint)
+    def load(cls, spec: DecoderSpec, checkpoint: Checkpoint, dtype: str = "float32") -> DecoderWeights:
+        """Check the checkpoint against the spec, then take its tensors, matrices in `dtype`."""
+        _check_dtype(dtype)
+        reader = _Reader(spec, checkpoint, dtype)
+        reader.check()
+        layers = tuple(reader.take(spec.layer_parts(layer), index) for index, layer in enumerate(spec.layers))
+        experts = tuple(
+            tuple(reader.take(spec.expert_parts(), index, expert) for expert in range(_num_experts(spec, index)))
+            for index in range(len(spec.layers))
+        )
+        return cls(reader.take(spec.model_parts()), layers, experts)
 
-        def take(parts: Mapping[Part, PartShape], layer: int) -> dict[Part, PartWeights]:
-            return {
-                part: _take_part(checkpoint, shape, spec.names[part].format(layer=layer))
-                for part, shape in parts.items()
-            }
 
-        layers = tuple(take(spec.layer_parts(), layer) for layer in range(len(spec.layers)))
-        return cls(take(spec.model_parts(), 0), layers)
+def weight_bytes(spec: DecoderSpec, dtype: str = "float32") -> int:
+    """Return how many bytes the weights of a model take in memory; O(number of parts).
+
+    A checkpoint that holds `dtype` is mapped: these bytes are then pages of its files.
+    """
+    _check_dtype(dtype)
+    return sum(_part_bytes(place.shape, dtype) for place in _places(spec))
 
 
 def expected_tensors(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     """Return name and shape of every tensor that a checkpoint of the spec holds."""
-    expected: dict[str, tuple[int, ...]] = {}
+    ranges: dict[str, list[tuple[int, int]]] = {}
+    tensors: dict[str, tuple[int, ...]] = {}
+    for place in _places(spec):
+        ranges.setdefault(place.stem, []).append((place.rows.start, place.rows.stop))
+        total, rest = max(stop for _, stop in ranges[place.stem]), place.shape.weight[1:]
+        tensors[f"{place.stem}.weight"] = (*rest, total) if place.source.transposed else (total, *rest)
+        if place.shape.bias:
+            tensors[f"{place.stem}.bias"] = (total,)
+    for stem, parts in ranges.items():
+        if not _fills(sorted(parts)):
+            raise InvariantError(f"{stem}: the rows of its parts do not fill it: {sorted(parts)}")
+    return tensors
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One part of one layer or expert, and where it lies."""
+
+    part: Part
+    shape: PartShape
+    source: WeightSource
+    stem: str
+
+    @classmethod
+    def of(cls, spec: DecoderSpec, part: Part, shape: PartShape, layer: int = 0, expert: int = 0) -> _Place:
+        """Return the place of a part."""
+        source = spec.sources[part]
+        return cls(part, shape, source, source.stem_of(layer, expert))
+
+    @property
+    def rows(self) -> slice:
+        """The rows of the tensor that are this part's."""
+        return slice(self.source.first_row, self.source.first_row + self.shape.weight[0])
+
+
+def _places(spec: DecoderSpec) -> Iterator[_Place]:
+    """Yield every part of the model."""
     for part, shape in spec.model_parts().items():
-        expected |= shape.tensors(spec.names[part])
-    for layer in range(len(spec.layers)):
-        for part, shape in spec.layer_parts().items():
-            expected |= shape.tensors(spec.names[part].format(layer=layer))
-    return expected
+        yield _Place.of(spec, part, shape)
+    for index, layer in enumerate(spec.layers):
+        for part, shape in spec.layer_parts(layer).items():
+            yield _Place.of(spec, part, shape, index)
+        for expert in range(_num_experts(spec, index)):
+            for part, shape in spec.expert_parts().items():
+                yield _Place.of(spec, part, shape, index, expert)
 
 
-def _take_part(checkpoint: Checkpoint, shape: PartShape, stem: str) -> PartWeights:
-    return PartWeights(*(checkpoint.tensor(name) for name in shape.tensors(stem)))
+def _num_experts(spec: DecoderSpec, layer: int) -> int:
+    return spec.experts.num_experts if spec.experts is not None and spec.layers[layer].sparse else 0
 
 
-def _check_tensors(spec: DecoderSpec, checkpoint: Checkpoint) -> None:
-    expected, found = expected_tensors(spec), checkpoint.entries
-    missing = sorted(expected.keys() - found.keys())
-    extra = sorted(found.keys() - expected.keys() - spec.ignored_tensors)
-    wrong = [
-        f"{name} {list(found[name].shape)} for {list(shape)}"
-        for name, shape in expected.items()
-        if name in found and found[name].shape != shape
-    ]
-    problems = {"missing": missing, "extra": extra, "wrong shape": wrong}
-    said = [f"{kind}: {_some(names)}" for kind, names in problems.items() if names]
-    if said:
-        where = f"{checkpoint.folder}: tensors ({'; '.join(said)})"
-        raise CheckpointError(where, f"{len(found)} tensors", f"the {len(expected)} tensors of its config")
+def _fills(ranges: list[tuple[int, int]]) -> bool:
+    """Return whether ranges, in order, follow one another from 0 on."""
+    return all(start == end for (start, _), end in zip(ranges, [0, *(stop for _, stop in ranges)], strict=False))
+
+
+def _part_bytes(shape: PartShape, dtype: str) -> int:
+    rows, *columns = shape.weight
+    weight = rows * columns[0] * MATRIX_BYTES[dtype] if columns else rows * VECTOR_BYTES
+    return weight + (rows * VECTOR_BYTES if shape.bias else 0)
+
+
+def _check_dtype(dtype: str) -> None:
+    if dtype not in MATRIX_BYTES:
+        raise CheckpointError("dtype", dtype, f"one of {', '.join(MATRIX_BYTES)}")
+
+
+class _Reader:
+    """Takes the parts of a spec out of a checkpoint."""
+
+    def __init__(self, spec: DecoderSpec, checkpoint: Checkpoint, dtype: str) -> None:
+        self._spec = spec
+        self._checkpoint = checkpoint
+        self._dtype = dtype
+        # A checkpoint of the bare decoder has the prefix in none of its names.
+        prefixed = any(name.startswith(spec.optional_prefix) for name in checkpoint.entries)
+        self._absent_prefix = "" if prefixed else spec.optional_prefix
+
+    def take(self, parts: Mapping[Part, PartShape], layer: int = 0, expert: int = 0) -> dict[Part, PartWeights]:
+        """Return the weights of parts of one layer or expert."""
+        return {part: self._take(_Place.of(self._spec, part, shape, layer, expert)) for part, shape in parts.items()}
+
+    def _take(self, place: _Place) -> PartWeights:
+        name = self._named(f"{place.stem}.weight")
+        if place.source.transposed:
+            weight = np.ascontiguousarray(self._read(name, place.shape)[:, place.rows].T)
+            weight.flags.writeable = False
+        else:
+            weight = self._read(name, place.shape, self._rows(name, place))
+        if not place.shape.bias:
+            return PartWeights(weight)
+        name = self._named(f"{place.stem}.bias")
+        return PartWeights(weight, self._checkpoint.tensor(name, self._rows(name, place)))
+
+    def _read(self, name: str, shape: PartShape, rows: slice = EVERYTHING) -> WeightArray:
+        half = self._dtype == "bfloat16" and len(shape.weight) > 1
+        return self._checkpoint.bfloat16_bits(name, rows) if half else self._checkpoint.tensor(name, rows)
+
+    def _rows(self, name: str, place: _Place) -> slice:
+        fused = self._checkpoint.entries[name].shape[0] != place.shape.weight[0]
+        return place.rows if fused else EVERYTHING
+
+    def _named(self, name: str) -> str:
+        return name.removeprefix(self._absent_prefix)
+
+    def check(self) -> None:
+        """Raise unless the checkpoint holds the tensors of the spec, all with their shapes."""
+        found = self._checkpoint.entries
+        expected = {self._named(name): shape for name, shape in expected_tensors(self._spec).items()}
+        ignored = {self._named(name) for name in self._spec.ignored_tensors}
+        missing = sorted(expected.keys() - found.keys())
+        extra = sorted(found.keys() - expected.keys() - ignored)
+        wrong = [
+            f"{name} {list(found[name].shape)} for {list(shape)}"
+            for name, shape in expected.items()
+            if name in found and found[name].shape != shape
+        ]
+        problems = {"missing": missing, "extra": extra, "wrong shape": wrong}
+        said = [f"{kind}: {_some(names)}" for kind, names in problems.items() if names]
+        if said:
+            where = f"{self._checkpoint.folder}: tensors ({'; '.join(said)})"
+            raise CheckpointError(where, f"{len(found)} tensors", f"the {len(expected)} tensors of its config")
 
 
 def _some(names: list[str]) -> str:

@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.json_object import MAX_JSON_BYTES, parse_json_object, unreadable
+from quire.compute.json_object import LFS_POINTER, MAX_JSON_BYTES, lfs_pointer, parse_json_object, unreadable
 from quire.core.errors import CheckpointError
 
 DTYPE_BYTES: Final = MappingProxyType(
@@ -64,7 +64,11 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            length = _header_length(file.read(LENGTH_BYTES), size, path)
+            start = file.read(len(LFS_POINTER))
+            if start == LFS_POINTER:
+                raise lfs_pointer(str(path))
+            length = _header_length(start[:LENGTH_BYTES], size, path)
+            file.seek(LENGTH_BYTES)
             header = parse_json_object(file.read(length), f"{path}: header")
     except OSError as error:
         raise unreadable(path, error) from error

@@ -10,7 +10,8 @@ block tables of its own, and **one** pool of blocks serves them all. So the memo
     block 2   └ …  whoever holds it: its layers ──────┘
 
 A block that changes hands needs no conversion, and copying one is copying its rows of every array.
-Host blocks have the same arrays. With `poison` the memory starts as NaN: whoever reads a slot that
+Host blocks have the same arrays. How keys and values lie within a block is the model runner's own
+affair; the shape below is that of the reference. With `poison` the memory starts as NaN: whoever reads a slot that
 was never written shows it in the logits.
 """
 
@@ -18,13 +19,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quire.compute.arrays import FloatArray
 from quire.core.errors import ExecutionError, InvalidConfigError
 from quire.core.kv_spec import KVCacheSpec
 from quire.core.step import StepPlan
+
+CacheArray: TypeAlias = NDArray[Any]
+"""Keys or values of one place: float32, or uint16 that holds bfloat16."""
+
+STORED_AS: Final = MappingProxyType({"float32": np.float32, "bfloat16": np.uint16})
+BFLOAT16_NAN: Final = 0x7FC0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +50,21 @@ class CacheEngine:
     """Owns the KV arrays of device and host; moves bytes as the control plane decides."""
 
     def __init__(self, spec: KVCacheSpec, *, num_blocks: int, num_host_blocks: int = 0, poison: bool = False) -> None:
-        if spec.dtype != "float32":
-            raise InvalidConfigError("dtype of the KV cache", spec.dtype, "float32")
+        if spec.dtype not in STORED_AS:
+            raise InvalidConfigError("dtype of the KV cache", spec.dtype, f"one of {', '.join(STORED_AS)}")
         self.spec = spec
         self.num_blocks = num_blocks
         self._device = _Tier("num_blocks", num_blocks)
         self._host = _Tier("num_host_blocks", num_host_blocks)
-        self._fill = math.nan if poison else 0.0
+        self._poison = poison
         self._places = {
             layer: (index, place) for index, group in enumerate(spec.groups) for place, layer in enumerate(group.layers)
         }
 
     def allocate(self) -> None:
         """Allocate the memory. Mutates; what was stored is lost."""
-        self._device.allocate(self.spec, self._fill)
-        self._host.allocate(self.spec, self._fill)
+        self._device.allocate(self.spec, self._poison)
+        self._host.allocate(self.spec, self._poison)
 
     def release(self) -> None:
         """Give the memory back. Mutates; may be called twice."""
@@ -66,6 +76,11 @@ class CacheEngine:
         group, place = self._places[layer]
         keys, values = self._device.arrays[2 * place : 2 * place + 2]
         return LayerCache(group, keys, values)
+
+    def places(self) -> list[tuple[CacheArray, CacheArray]]:
+        """Return keys and values of each place. Does not mutate; the arrays are the memory itself."""
+        arrays = self._device.arrays
+        return list(zip(arrays[::2], arrays[1::2], strict=True))
 
     def apply(self, plan: StepPlan) -> None:
         """Carry out the plan's moves out, then copies, then moves in. Mutates the memory."""
@@ -83,13 +98,13 @@ class _Tier:
     def __init__(self, name: str, num_blocks: int) -> None:
         self.name = name
         self.num_blocks = num_blocks
-        self.arrays: list[FloatArray] = []
+        self.arrays: list[CacheArray] = []
 
-    def allocate(self, spec: KVCacheSpec, fill: float) -> None:
+    def allocate(self, spec: KVCacheSpec, poison: bool) -> None:
         """Allocate every array. Mutates."""
         shape = (self.num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim)
         try:
-            self.arrays = [_filled(shape, fill) for _ in range(2 * spec.layers_per_group)]
+            self.arrays = [_new_array(shape, spec.dtype, poison) for _ in range(2 * spec.layers_per_group)]
         except (MemoryError, ValueError) as error:
             allowed = f"as many as fit into memory, {spec.bytes_per_block} bytes each"
             raise InvalidConfigError(self.name, self.num_blocks, allowed) from error
@@ -106,6 +121,9 @@ class _Tier:
             raise ExecutionError(f"a plan names block {block}; {self.name} is {self.num_blocks}")
 
 
-def _filled(shape: tuple[int, ...], value: float) -> FloatArray:
+def _new_array(shape: tuple[int, ...], dtype: str, poison: bool) -> CacheArray:
     # Zeros come from the system untouched: memory is taken only as blocks are written.
-    return np.full(shape, value, np.float32) if value else np.zeros(shape, np.float32)
+    array: CacheArray = np.zeros(shape, STORED_AS[dtype])
+    if poison:
+        array[...] = BFLOAT16_NAN if dtype == "bfloat16" else math.nan
+    return array

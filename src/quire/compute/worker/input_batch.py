@@ -105,11 +105,8 @@ class InputBatch:
 
     def _refusal(self, start: RowStart) -> str | None:
         """Return why this worker cannot serve the request, None where it can."""
-        sampling = start.sampling
-        if sampling.temperature != 0:
-            return f"temperature is {sampling.temperature}; allowed: 0, this worker is greedy"
-        if sampling.beam_search:
-            return "beam_search is True; allowed: False, this worker is greedy"
+        if start.sampling.beam_search:
+            return "beam_search is True; allowed: False, this worker scores no beams"
         if start.tokens and not 0 <= min(start.tokens) <= max(start.tokens) < self._vocab_size:
             return f"a token is out of range; allowed: a token id from 0 to {self._vocab_size - 1}"
         return None

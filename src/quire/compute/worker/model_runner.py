@@ -1,6 +1,6 @@
 """The seam between a worker and a model: flat arrays in, logits out.
 
-    plan ─► InputBatch.build ─► StepInputs ─► ModelRunner.run ─► StepOutputs ─► greedy ─► result
+    plan ─► InputBatch.build ─► StepInputs ─► ModelRunner.run ─► StepOutputs ─► Sampler ─► result
 
 The tokens of all sequences of a step lie one after another; nothing is padded. A runner writes the
 keys and values of exactly these tokens to their slots, and reads nothing but slots of the same
@@ -45,10 +45,14 @@ class StepInputs:
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
-    """What a model computed: the logits that were wanted, and which tokens came through finite."""
+    """What a model computed: the logits that were wanted, and what came through finite.
 
-    logits: FloatArray  # [num_logits, vocab_size]
-    finite: BoolArray  # [num_tokens]
+    Rows of logits may be padded beyond the vocabulary, with anything.
+    """
+
+    logits: FloatArray  # [num_logits, vocab_size or more]
+    finite: BoolArray  # [num_tokens]: the hidden state of the token
+    finite_logits: BoolArray  # [num_logits]
 
 
 class ModelRunner(Protocol):

@@ -15,24 +15,37 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from quire.compute.arrays import BoolArray
+from quire.compute.arrays import IntArray
+from quire.compute.sampling.draws import Choices, Draws, Sampler
 from quire.compute.worker.cache_engine import CacheEngine
-from quire.compute.worker.greedy import best_tokens, verify_drafts
 from quire.compute.worker.input_batch import InputBatch
 from quire.compute.worker.model_runner import ModelRunner, StepInputs, StepOutputs
+from quire.compute.worker.sampling_columns import NO_LOGPROBS, Sampling, SamplingColumns
 from quire.core.errors import ExecutionError
-from quire.core.step import StepPlan, StepResult, column
+from quire.core.logprobs import TokenLogprobs
+from quire.core.step import StepPlan, StepResult
 
 
 class Worker:
     """Computes plans with a `ModelRunner`; implements `quire.core.executor.Executor`."""
 
-    def __init__(self, runner: ModelRunner, cache: CacheEngine) -> None:
+    def __init__(
+        self,
+        runner: ModelRunner,
+        cache: CacheEngine,
+        sampler: Sampler,
+        *,
+        eos_token_ids: frozenset[int] = frozenset(),
+    ) -> None:
         self.runner = runner
         self.cache = cache
+        self._sampler = sampler
+        self._columns = SamplingColumns(eos_token_ids)
         self._batch: InputBatch | None = None
         self._results: deque[StepResult | ExecutionError] = deque()
 
@@ -77,44 +90,111 @@ class Worker:
     def _execute(self, plan: StepPlan, batch: InputBatch) -> StepResult:
         plan.check()
         batch.apply(plan)
+        for start in plan.row_starts:
+            self._columns.start(start)
         self.cache.apply(plan)
         inputs = batch.build(plan)
-        sampled: dict[int, list[int]] = {}
+        sampled: dict[int, _Sampled] = {}
         if inputs.entries:
             outputs = self.runner.run(inputs, self.cache)
-            sampled = _sample(plan, inputs, outputs, batch)
-        tokens = [sampled.get(entry, []) for entry in range(len(plan.rows))]
+            _mark_failures(plan, inputs, outputs, batch)
+            sampled = self._sample(plan, inputs, outputs, batch)
         failures = {row: batch.failure(row) for row in plan.rows}
+        chosen = [sampled.get(entry, _NOTHING) for entry in range(len(plan.rows))]
         return StepResult(
             plan.step_id,
-            num_tokens=column(*(len(chosen) for chosen in tokens)),
-            tokens=array("i", [token for chosen in tokens for token in chosen]),
+            num_tokens=array("i", [len(one.tokens) for one in chosen]),
+            tokens=array("i", [token for one in chosen for token in one.tokens]),
             failures={row: message for row, message in failures.items() if message is not None},
+            logprobs={plan.rows[entry]: one.logprobs for entry, one in sampled.items() if one.logprobs},
         )
 
-
-def _sample(plan: StepPlan, inputs: StepInputs, outputs: StepOutputs, batch: InputBatch) -> dict[int, list[int]]:
-    """Return each sampling entry's tokens and make them known; mark rows not finite."""
-    finite_logits: BoolArray = np.all(np.isfinite(outputs.logits), axis=1)
-    sampled: dict[int, list[int]] = {}
-    for sequence, entry in enumerate(inputs.entries):
-        row, samples = plan.rows[entry], plan.samples[entry]
-        wanted = inputs.logits_of(sequence)
-        problem = _not_finite(inputs, outputs, sequence, finite_logits[wanted])
-        if problem is not None:
-            batch.fail(row, problem)
-        elif samples:
-            logits = outputs.logits[wanted]
-            drafts = plan.drafts.get(row, ())
-            chosen = verify_drafts(logits, drafts) if drafts else best_tokens(logits[0], samples)
+    def _sample(
+        self, plan: StepPlan, inputs: StepInputs, outputs: StepOutputs, batch: InputBatch
+    ) -> dict[int, _Sampled]:
+        """Return each sampling entry's tokens and make them known."""
+        sequences = [
+            sequence
+            for sequence, entry in enumerate(inputs.entries)
+            if plan.samples[entry] and batch.failure(plan.rows[entry]) is None
+        ]
+        if not sequences:
+            return {}
+        entries = [inputs.entries[sequence] for sequence in sequences]
+        drafts = [plan.drafts.get(plan.rows[entry], ()) for entry in entries]
+        num_draws = [
+            1 + len(guesses) if guesses else plan.samples[entry] for entry, guesses in zip(entries, drafts, strict=True)
+        ]
+        draws = self._columns.draws(
+            Sampling(
+                rows=_integers([plan.rows[entry] for entry in entries]),
+                logit_starts=inputs.logit_starts[sequences],
+                next_positions=_integers(
+                    [plan.starts[e] + plan.counts[e] - len(d) for e, d in zip(entries, drafts, strict=True)]
+                ),
+                num_draws=_integers(num_draws),
+                drafted=_integers([1 if guesses else 0 for guesses in drafts]),
+            )
+        )
+        choices = self._sampler.sample(outputs.logits, draws)
+        sampled: dict[int, _Sampled] = {}
+        first = 0
+        for entry, guesses, count in zip(entries, drafts, num_draws, strict=True):
+            tokens = choices.tokens[first : first + count].tolist()
+            if guesses:
+                tokens = accepted(tokens, guesses)
+            sampled[entry] = _Sampled(tokens, _logprobs(draws, choices, first, len(tokens)))
             # A row that opens into several sequences goes on as the first of them.
-            batch.append(row, chosen if drafts else chosen[:1])
-            sampled[entry] = chosen
-    return sampled
+            batch.append(plan.rows[entry], tokens if guesses else tokens[:1])
+            first += count
+        return sampled
 
 
-def _not_finite(inputs: StepInputs, outputs: StepOutputs, sequence: int, finite_logits: BoolArray) -> str | None:
-    """Return what is not finite in a sequence. Chunks count: their keys and values may be shared."""
-    if not outputs.finite[inputs.tokens_of(sequence)].all():
-        return "the model's output is not finite"
-    return None if finite_logits.all() else "the logits are not finite"
+class _Sampled(NamedTuple):
+    tokens: list[int]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+_NOTHING = _Sampled([])
+
+
+def accepted(drawn: Sequence[int], drafts: Sequence[int]) -> list[int]:
+    """Return the drafts that agree with what was drawn in their place, and the next token drawn.
+
+    >>> accepted([2, 3, 0], [2, 1]), accepted([2, 3, 0], [2, 3])
+    ([2, 3], [2, 3, 0])
+    """
+    count = 0
+    while count < len(drafts) and drafts[count] == drawn[count]:
+        count += 1
+    return list(drawn[: count + 1])
+
+
+def _logprobs(draws: Draws, choices: Choices, first: int, count: int) -> tuple[TokenLogprobs, ...]:
+    if draws.num_logprobs[first] == NO_LOGPROBS:
+        return ()
+    top = int(draws.num_logprobs[first])
+    return tuple(
+        TokenLogprobs(
+            logprob=float(choices.logprobs[draw]),
+            rank=int(choices.ranks[draw]),
+            top_ids=array("i", choices.top_ids[draw, :top].tolist()),
+            top_logprobs=array("d", choices.top_logprobs[draw, :top].tolist()),
+        )
+        for draw in range(first, first + count)
+    )
+
+
+def _mark_failures(plan: StepPlan, inputs: StepInputs, outputs: StepOutputs, batch: InputBatch) -> None:
+    """Mark the rows of which something is not finite. Chunks count: their keys and values may be shared."""
+    if outputs.finite.all() and outputs.finite_logits.all():
+        return
+    for sequence, entry in enumerate(inputs.entries):
+        if not outputs.finite[inputs.tokens_of(sequence)].all():
+            batch.fail(plan.rows[entry], "the model's output is not finite")
+        elif not outputs.finite_logits[inputs.logits_of(sequence)].all():
+            batch.fail(plan.rows[entry], "the logits are not finite")
+
+
+def _integers(values: list[int]) -> IntArray:
+    return np.array(values, np.int64)

@@ -1,0 +1,270 @@
+// quire._native.Decoder and ThreadTeam: arrays are checked here, once, and then are raw pointers.
+#include "quire/decoder.h"
+
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+
+#include "bindings.h"
+
+namespace quire::bindings {
+namespace {
+
+template <typename T>
+T field(const nb::dict& fields, const char* name) {
+    return nb::cast<T>(fields[name]);
+}
+
+Activation activation_of(const std::string& name) {
+    static const std::map<std::string, Activation> kByName = {{"silu", Activation::kSilu},
+                                                              {"gelu", Activation::kGelu},
+                                                              {"gelu_tanh", Activation::kGeluTanh},
+                                                              {"relu", Activation::kRelu}};
+    return kByName.at(name);
+}
+
+NormShape norm_of(const nb::dict& fields) {
+    return {.epsilon = field<float>(fields, "epsilon"),
+            .center = field<bool>(fields, "center"),
+            .unit_offset = field<bool>(fields, "unit_offset")};
+}
+
+DecoderShape shape_of(const nb::dict& fields) {
+    DecoderShape shape;
+    shape.vocab_size = field<int>(fields, "vocab_size");
+    shape.hidden_size = field<int>(fields, "hidden_size");
+    shape.embedding_size = field<int>(fields, "embedding_size");
+    shape.num_heads = field<int>(fields, "num_heads");
+    shape.num_kv_heads = field<int>(fields, "num_kv_heads");
+    shape.head_dim = field<int>(fields, "head_dim");
+    shape.intermediate_size = field<int>(fields, "intermediate_size");
+    shape.num_experts = field<int>(fields, "num_experts");
+    shape.experts_per_token = field<int>(fields, "experts_per_token");
+    shape.expert_size = field<int>(fields, "expert_size");
+    shape.normalize_experts = field<bool>(fields, "normalize_experts");
+    shape.gated = field<bool>(fields, "gated");
+    shape.tied_head = field<bool>(fields, "tied_head");
+    shape.qk_norm = field<bool>(fields, "qk_norm");
+    shape.activation = activation_of(field<std::string>(fields, "activation"));
+    shape.norm = norm_of(field<nb::dict>(fields, "norm"));
+    shape.head_norm = norm_of(field<nb::dict>(fields, "head_norm"));
+    shape.attention_scale = field<float>(fields, "attention_scale");
+    shape.score_soft_cap = field<float>(fields, "score_soft_cap");
+    shape.logit_soft_cap = field<float>(fields, "logit_soft_cap");
+    shape.embedding_scale = field<float>(fields, "embedding_scale");
+    shape.learned_positions = field<int>(fields, "learned_positions");
+    for (const nb::handle rope : field<nb::list>(fields, "ropes")) {
+        const auto entry = nb::cast<nb::dict>(rope);
+        shape.ropes.push_back({.rotary_dim = field<int>(entry, "rotary_dim"),
+                               .scale = field<float>(entry, "scale"),
+                               .inverse_frequencies = field<std::vector<float>>(entry, "inverse_frequencies")});
+    }
+    for (const nb::handle layer : field<nb::list>(fields, "layers")) {
+        const auto entry = nb::cast<nb::dict>(layer);
+        shape.layers.push_back({.window = field<std::int64_t>(entry, "window"),
+                                .rope = field<int>(entry, "rope"),
+                                .sparse = field<bool>(entry, "sparse"),
+                                .kv_group = field<int>(entry, "kv_group"),
+                                .kv_place = field<int>(entry, "kv_place")});
+    }
+    return shape;
+}
+
+template <typename AnyArray>
+NumberType type_of(const AnyArray& array) {
+    if (array.dtype() == nb::dtype<float>()) return NumberType::kFloat32;
+    if (array.dtype() == nb::dtype<std::uint16_t>()) return NumberType::kBfloat16;
+    throw std::invalid_argument("an array of float32, or of uint16 that holds bfloat16, is wanted");
+}
+
+using Matrix = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+PackedMatrix& matrix_named(DecoderWeights& weights, const std::string& part, int layer, int expert) {
+    static const std::map<std::string, PackedMatrix LayerWeights::*> kOfLayer = {
+        {"query", &LayerWeights::query},   {"key", &LayerWeights::key},      {"value", &LayerWeights::value},
+        {"output", &LayerWeights::output}, {"gate", &LayerWeights::gate},    {"up", &LayerWeights::up},
+        {"down", &LayerWeights::down},     {"router", &LayerWeights::router}};
+    static const std::map<std::string, PackedMatrix ExpertWeights::*> kOfExpert = {
+        {"expert_gate", &ExpertWeights::gate},
+        {"expert_up", &ExpertWeights::up},
+        {"expert_down", &ExpertWeights::down}};
+    static const std::map<std::string, PackedMatrix DecoderWeights::*> kOfModel = {
+        {"head", &DecoderWeights::head},
+        {"embedding_in", &DecoderWeights::embedding_in},
+        {"embedding_out", &DecoderWeights::embedding_out}};
+    if (layer < 0) return weights.*kOfModel.at(part);
+    if (expert < 0) return weights.layers.at(layer).*kOfLayer.at(part);
+    return weights.layers.at(layer).experts.at(expert).*kOfExpert.at(part);
+}
+
+NormWeights& norm_named(DecoderWeights& weights, const std::string& part, int layer) {
+    static const std::map<std::string, NormWeights LayerWeights::*> kOfLayer = {
+        {"attention_norm", &LayerWeights::attention_norm},
+        {"after_attention_norm", &LayerWeights::after_attention_norm},
+        {"joined_attention_norm", &LayerWeights::joined_attention_norm},
+        {"mlp_norm", &LayerWeights::mlp_norm},
+        {"after_mlp_norm", &LayerWeights::after_mlp_norm},
+        {"joined_mlp_norm", &LayerWeights::joined_mlp_norm},
+        {"query_norm", &LayerWeights::query_norm},
+        {"key_norm", &LayerWeights::key_norm}};
+    if (layer < 0 && part == "final_norm") return weights.final_norm;
+    return weights.layers.at(layer).*kOfLayer.at(part);
+}
+
+std::vector<float> vector_of(const Array<const float, 1>& array) {
+    return std::vector<float>(array.data(), array.data() + array.shape(0));
+}
+
+void set_matrix(Decoder& decoder, const std::string& part, int layer, int expert, const Matrix& rows) {
+    PackedMatrix& matrix = matrix_named(decoder.weights, part, layer, expert);
+    const NumberType type = type_of(rows);
+    const int num_outputs = static_cast<int>(rows.shape(0)), num_inputs = static_cast<int>(rows.shape(1));
+    nb::gil_scoped_release release;
+    matrix.pack(decoder.kernels(), decoder.team(), rows.data(), type, num_outputs, num_inputs);
+}
+
+void set_bias(Decoder& decoder, const std::string& part, int layer, const Array<const float, 1>& bias) {
+    matrix_named(decoder.weights, part, layer, -1).set_bias(bias.data(), static_cast<int>(bias.shape(0)));
+}
+
+void set_norm(Decoder& decoder, const std::string& part, int layer, const Array<const float, 1>& weight) {
+    norm_named(decoder.weights, part, layer).weight = vector_of(weight);
+}
+
+void set_norm_bias(Decoder& decoder, const std::string& part, int layer, const Array<const float, 1>& bias) {
+    norm_named(decoder.weights, part, layer).bias = vector_of(bias);
+}
+
+void set_embedding(Decoder& decoder, const Matrix& rows) {
+    decoder.weights.embedding = rows.data();
+    decoder.weights.embedding_type = type_of(rows);
+}
+
+void set_positions(Decoder& decoder, const Array<const float, 2>& rows) {
+    decoder.weights.positions.assign(rows.data(), rows.data() + rows.size());
+}
+
+using Blocks = nb::ndarray<nb::ndim<4>, nb::c_contig, nb::device::cpu>;
+
+// An array of keys and one of values per place: [num_blocks, block_size, num_kv_heads, head_dim up
+// to a multiple of 16]. Only their size is taken from that shape; the layout within a block is the
+// decoder's own.
+void set_cache(Decoder& decoder, const std::vector<std::tuple<Blocks, Blocks>>& places) {
+    const DecoderShape& shape = decoder.shape();
+    decoder.cache.clear();
+    for (const auto& [keys, values] : places) {
+        PagedKv kv;
+        kv.keys = keys.data();
+        kv.values = values.data();
+        kv.type = type_of(keys);
+        kv.block_size = static_cast<int>(keys.shape(1));
+        kv.num_kv_heads = shape.num_kv_heads;
+        kv.head_dim = shape.head_dim;
+        if (kv.block_size % kPanelWidth != 0 || static_cast<int>(keys.shape(2)) != kv.num_kv_heads ||
+            static_cast<int>(keys.shape(3)) != kv.value_stride() || keys.size() != values.size()) {
+            throw std::invalid_argument("the KV memory does not have the shape of the decoder");
+        }
+        decoder.cache.push_back(kv);
+    }
+}
+
+using Column = Array<const std::int64_t, 1>;
+using Table = Array<const std::int64_t, 2>;
+
+void run(Decoder& decoder, const Column& query_starts, const Column& token_ids, const Column& positions,
+         const Column& logit_indices, const std::vector<Column>& slots, const std::vector<Table>& tables,
+         const Array<float, 2>& logits, const Array<bool, 1>& finite_logits, const Array<bool, 1>& finite_tokens) {
+    StepView step;
+    step.num_sequences = static_cast<int>(query_starts.shape(0)) - 1;
+    step.num_tokens = static_cast<int>(token_ids.shape(0));
+    step.num_logits = static_cast<int>(logit_indices.shape(0));
+    step.query_starts = query_starts.data();
+    step.token_ids = token_ids.data();
+    step.positions = positions.data();
+    step.logit_indices = logit_indices.data();
+    for (const Column& column : slots) step.slots.push_back(column.data());
+    for (const Table& table : tables) {
+        step.tables.push_back(table.data());
+        step.table_strides.push_back(static_cast<std::int64_t>(table.shape(1)));
+    }
+    const int stride = static_cast<int>(logits.shape(1));
+    if (stride != round_up(decoder.shape().vocab_size, kPanelWidth) ||
+        static_cast<int>(logits.shape(0)) < step.num_logits ||
+        static_cast<int>(finite_logits.shape(0)) < step.num_logits ||
+        static_cast<int>(finite_tokens.shape(0)) < step.num_tokens) {
+        throw std::invalid_argument("the arrays for the results are too small");
+    }
+    const StepResultView results = {{logits.data(), stride}, finite_logits.data(), finite_tokens.data()};
+    nb::gil_scoped_release release;
+    decoder.reserve(step.num_tokens, step.num_logits);
+    decoder.run(step, results);
+}
+
+const Kernels& kernels_named(const std::string& name) {
+    const InstructionSet best = best_instruction_set(cpu_features());
+    for (const InstructionSet set : {InstructionSet::kPortable, InstructionSet::kAvx2, InstructionSet::kAvx512}) {
+        if (set <= best && name == kernels_for(set).name) return kernels_for(set);
+    }
+    throw std::invalid_argument("this machine has no kernels named " + name);
+}
+
+std::vector<std::string> kernel_names() {
+    std::vector<std::string> names;
+    const InstructionSet best = best_instruction_set(cpu_features());
+    for (const InstructionSet set : {InstructionSet::kPortable, InstructionSet::kAvx2, InstructionSet::kAvx512}) {
+        if (set <= best && (names.empty() || names.back() != kernels_for(set).name)) {
+            names.emplace_back(kernels_for(set).name);
+        }
+    }
+    return names;
+}
+
+}  // namespace
+
+void bind_decoder(nb::module_& module) {
+    nb::class_<Kernels>(module, "Kernels", "The kernels of one instruction set.")
+        .def_prop_ro("name", [](const Kernels& kernels) { return std::string(kernels.name); });
+    module.def("kernels", &kernels_named, nb::arg("name"), nb::rv_policy::reference,
+               "The kernels of an instruction set that this machine has.");
+    module.def("kernel_names", &kernel_names, "The instruction sets that this machine has kernels for, best last.");
+    nb::class_<ThreadTeam>(module, "ThreadTeam", "Threads that go through a step together.")
+        .def(nb::init<int>(), nb::arg("num_threads"))
+        .def_prop_ro("size", &ThreadTeam::size);
+    module.def(
+        "activation_bytes",
+        [](const nb::dict& shape, int num_tokens, int num_logits, int num_threads) {
+            return activation_bytes(shape_of(shape), num_tokens, num_logits, num_threads);
+        },
+        nb::arg("shape"), nb::arg("num_tokens"), nb::arg("num_logits"), nb::arg("num_threads"),
+        "Bytes of activations that a decoder allocates for steps of so many tokens and logits.");
+    nb::class_<Decoder>(module, "Decoder", "A decoder-only model; see native/include/quire/decoder.h.")
+        .def(
+            "__init__",
+            [](Decoder* self, const nb::dict& shape, const Kernels& kernels, ThreadTeam& team) {
+                new (self) Decoder(shape_of(shape), kernels, team);
+            },
+            nb::arg("shape"), nb::arg("kernels"), nb::arg("team"), nb::keep_alive<1, 4>())
+        .def("set_matrix", &set_matrix, nb::arg("part"), nb::arg("layer"), nb::arg("expert"), nb::arg("rows"),
+             "Pack the rows of a matrix, [out, in]; layer and expert are -1 where they do not apply.")
+        .def("set_bias", &set_bias, nb::arg("part"), nb::arg("layer"), nb::arg("bias"))
+        .def("set_norm", &set_norm, nb::arg("part"), nb::arg("layer"), nb::arg("weight"))
+        .def("set_norm_bias", &set_norm_bias, nb::arg("part"), nb::arg("layer"), nb::arg("bias"))
+        .def("set_embedding", &set_embedding, nb::arg("rows"), nb::keep_alive<1, 2>(),
+             "Borrow the rows of an embedding that is not the head too.")
+        .def("set_positions", &set_positions, nb::arg("rows"))
+        .def("set_cache", &set_cache, nb::arg("places"),
+             "Borrow the KV memory: per place in a group its keys and its values.")
+        .def("reserve", &Decoder::reserve, nb::arg("num_tokens"), nb::arg("num_logits"),
+             nb::call_guard<nb::gil_scoped_release>(), "Allocate activations for steps of this size.")
+        .def("weight_bytes", &Decoder::weight_bytes, "Bytes of the weights, as they lie in memory.")
+        .def("run", &run, nb::arg("query_starts"), nb::arg("token_ids"), nb::arg("positions"), nb::arg("logit_indices"),
+             nb::arg("slots"), nb::arg("tables"), nb::arg("logits"), nb::arg("finite_logits"), nb::arg("finite_tokens"),
+             "Compute one step; the results are written into the last three arrays.");
+}
+
+}  // namespace quire::bindings

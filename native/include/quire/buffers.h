@@ -1,0 +1,53 @@
+// Memory of the engine: aligned to cache lines, allocated once, and allowed to fail in one place.
+#pragma once
+
+#include <cstddef>
+#include <cstdlib>
+#include <new>
+#include <utility>
+
+namespace quire {
+
+// Uninitialised memory for `T`, on a cache line; large ones ask for huge pages.
+template <typename T>
+class Buffer {
+  public:
+    Buffer() = default;
+    explicit Buffer(std::size_t count) { allocate(count); }
+    Buffer(Buffer&& other) noexcept { swap(other); }
+    Buffer& operator=(Buffer&& other) noexcept {
+        swap(other);
+        return *this;
+    }
+    ~Buffer() { std::free(data_); }
+
+    // Throws std::bad_alloc. What was stored is lost.
+    void allocate(std::size_t count);
+    T* data() const { return data_; }
+    std::size_t size() const { return count_; }
+
+  private:
+    void swap(Buffer& other) {
+        std::swap(data_, other.data_);
+        std::swap(count_, other.count_);
+    }
+
+    T* data_ = nullptr;
+    std::size_t count_ = 0;
+};
+
+// Returns memory on a boundary of 64 bytes, or of 2 MiB and advised to use huge pages where it is
+// that large. Throws std::bad_alloc. Freed by std::free.
+void* allocate_aligned(std::size_t num_bytes);
+
+template <typename T>
+void Buffer<T>::allocate(std::size_t count) {
+    std::free(data_);
+    data_ = nullptr;
+    count_ = 0;
+    if (count == 0) return;
+    data_ = static_cast<T*>(allocate_aligned(count * sizeof(T)));
+    count_ = count;
+}
+
+}  // namespace quire

@@ -1,0 +1,149 @@
+// The kernels: what the inner loops of a decoder do, as one table of functions per instruction set.
+//
+// A kernel works on raw pointers and one piece of the work (some rows, some columns, one head); it
+// knows no threads and no models. Who calls it hands out the pieces. Whatever the pieces are, a
+// number comes out with the same bits: the order of each sum depends on the row alone.
+//
+//     layout of a matrix [out, in]     panels of 16 outputs: [out / 16][in][16], the last one padded
+//     layout of keys, one head         groups of 16 tokens:  [block_size / 16][head_dim][16]
+//     layout of values, one head       [block_size][value_stride], value_stride = head_dim up to a
+//                                      multiple of 16
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace quire {
+
+// Kernel files are compiled once per instruction set, and the linker keeps one copy of a function
+// that stands in a header: such a function must not be left standing alone in any of them.
+#define QUIRE_INLINE __attribute__((always_inline)) inline
+
+constexpr int kPanelWidth = 16;
+// The softmax runs over tiles of so many absolute positions, whatever the block size.
+constexpr int kAttentionTile = 64;
+
+QUIRE_INLINE constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+enum class NumberType { kFloat32, kBfloat16 };
+
+QUIRE_INLINE constexpr std::size_t bytes_of(NumberType type) { return type == NumberType::kFloat32 ? 4 : 2; }
+
+enum class Activation { kSilu, kGeluTanh, kGelu, kRelu };
+
+// A matrix in panels, borrowed.
+struct MatrixView {
+    const void* panels = nullptr;
+    const float* bias = nullptr;  // [out up to a multiple of 16], or none
+    NumberType type = NumberType::kFloat32;
+    int num_outputs = 0;
+    int num_inputs = 0;
+
+    QUIRE_INLINE int num_panels() const { return (num_outputs + kPanelWidth - 1) / kPanelWidth; }
+};
+
+// Rows of numbers, `stride` apart.
+struct Rows {
+    float* data = nullptr;
+    int stride = 0;
+
+    QUIRE_INLINE float* row(int index) const { return data + static_cast<std::size_t>(index) * stride; }
+};
+
+// Rows and panels of a product: rows first_row … first_row + num_rows - 1, panels likewise.
+struct LinearTile {
+    int first_row = 0;
+    int num_rows = 0;
+    int first_panel = 0;
+    int num_panels = 0;
+};
+
+// One norm. With `center` the mean is taken off first; with `unit_offset` the scale is 1 + weight.
+struct NormView {
+    const float* weight = nullptr;
+    const float* bias = nullptr;
+    float epsilon = 0.0F;
+    bool center = false;
+    bool unit_offset = false;
+};
+
+// The paged keys and values of one layer, borrowed.
+struct PagedKv {
+    void* keys = nullptr;    // [num_blocks][num_kv_heads][block_size / 16][head_dim][16]
+    void* values = nullptr;  // [num_blocks][num_kv_heads][block_size][value_stride]
+    NumberType type = NumberType::kFloat32;
+    int num_kv_heads = 0;
+    int block_size = 0;
+    int head_dim = 0;
+
+    QUIRE_INLINE int value_stride() const { return round_up(head_dim, kPanelWidth); }
+    QUIRE_INLINE std::size_t head_size() const { return static_cast<std::size_t>(block_size) * value_stride(); }
+    QUIRE_INLINE std::size_t head_offset(std::int64_t block, int kv_head) const {
+        return (static_cast<std::size_t>(block) * num_kv_heads + kv_head) * head_size();
+    }
+};
+
+// Attention of consecutive tokens of one sequence, over one key-value head and the `group` query
+// heads that read it.
+struct AttentionTask {
+    PagedKv kv;
+    const std::int64_t* block_table = nullptr;  // of the sequence
+    Rows query;                                 // row: [num_heads * head_dim]
+    Rows output;                                // row: [num_heads * head_dim]
+    int first_token = 0;                        // index of the first row
+    int num_tokens = 0;
+    std::int64_t first_position = 0;  // of the first row in its sequence
+    int kv_head = 0;
+    int group = 1;
+    float scale = 1.0F;
+    std::int64_t window = 0;  // positions seen back, the own one counted; 0: all
+    float soft_cap = 0.0F;    // 0: none
+};
+
+// At most so many tokens go into one AttentionTask.
+constexpr int kAttentionTokens = 16;
+
+struct Kernels {
+    const char* name;
+
+    // matrix [out, in] row by row -> panels first_panel … ; type says what `rows` and panels hold.
+    void (*pack_panels)(const void* rows, const MatrixView& matrix, void* panels, int first_panel, int num_panels);
+    // One row of a packed matrix as floats: what an embedding needs.
+    void (*unpack_row)(const MatrixView& matrix, int row, float* output);
+
+    // output = input * matrix^T + bias, or output += … with `accumulate`.
+    void (*linear)(const MatrixView& matrix, const Rows& input, const Rows& output, const LinearTile& tile,
+                   bool accumulate);
+    // output = activation(gate(input)) * up(input)
+    void (*gated_linear)(const MatrixView& gate, const MatrixView& up, const Rows& input, const Rows& output,
+                         const LinearTile& tile, Activation activation);
+    void (*activate)(float* values, int count, Activation activation);
+
+    // May work in place.
+    void (*normalize)(const float* input, float* output, int size, const NormView& norm);
+    // Turns the pairs (i, i + half) of one head.
+    void (*rotate)(float* head, const float* cosines, const float* sines, int half);
+    void (*soft_cap)(float* values, int count, float cap);
+    void (*add)(float* values, const float* others, int count);
+    bool (*all_finite)(const float* values, int count);
+
+    // Stores the key and the value of one token and head, [head_dim] each.
+    void (*write_kv)(const PagedKv& kv, std::int64_t slot, int kv_head, const float* key, const float* value);
+    // `scratch` holds attention_scratch(head_dim) floats.
+    void (*attention)(const AttentionTask& task, float* scratch);
+
+    // weights[i] = e^((logits[i] - shift) * factor); returns their sum.
+    double (*exponentials)(const float* logits, int count, float shift, float factor, float* weights);
+    // The highest of the numbers, and the lowest index that has it.
+    void (*arg_max)(const float* values, int count, float* value, int* index);
+};
+
+// So many queries of a task go through a tile side by side.
+constexpr int kAttentionQueries = 64;
+
+// Floats of scratch that `attention` needs.
+QUIRE_INLINE constexpr std::size_t attention_scratch(int head_dim) {
+    return static_cast<std::size_t>(kAttentionQueries) * (round_up(head_dim, kPanelWidth) + kAttentionTile);
+}
+
+}  // namespace quire

@@ -1,0 +1,525 @@
+#include "quire/decoder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace quire {
+namespace {
+
+// Sizes of the pieces that members claim. They shape no sum.
+constexpr int kRowsPerPiece = 4;         // where a row is little work
+constexpr int kPanelsPerPiece = 4;       // of a product: 64 outputs …
+constexpr int kLinearRowsPerPiece = 96;  // … of so many rows
+
+int pieces_of(int count, int per_piece) { return (count + per_piece - 1) / per_piece; }
+
+// Consecutive tokens of one sequence that attend in one piece.
+struct AttentionPiece {
+    int sequence;
+    int first_token;
+    int num_tokens;
+    std::int64_t first_position;
+};
+
+NormView view_of(const NormShape& shape, const NormWeights& weights) {
+    return {.weight = weights.weight.data(),
+            .bias = weights.bias.empty() ? nullptr : weights.bias.data(),
+            .epsilon = shape.epsilon,
+            .center = shape.center,
+            .unit_offset = shape.unit_offset};
+}
+
+// How many floats each token and each logit of a step takes, besides what is fixed.
+struct ActivationSizes {
+    explicit ActivationSizes(const DecoderShape& shape)
+        : hidden(round_up(std::max(shape.hidden_size, shape.embedding_size), kPanelWidth)),
+          query(round_up(shape.num_heads * shape.head_dim, kPanelWidth)),
+          key(round_up(shape.num_kv_heads * shape.head_dim, kPanelWidth)),
+          inner(round_up(std::max(shape.intermediate_size, shape.expert_size), kPanelWidth)),
+          experts(round_up(shape.num_experts, kPanelWidth)),
+          logits(round_up(shape.vocab_size, kPanelWidth)) {
+        for (const RopeShape& rope : shape.ropes) angles += rope.rotary_dim;
+    }
+
+    int hidden, query, key, inner, experts, logits;
+    int angles = 0;
+};
+
+}  // namespace
+
+struct Decoder::Activations {
+    int num_tokens = 0;
+    int num_logits = 0;
+    Buffer<float> hidden, normed, update;    // [num_tokens, hidden]
+    Buffer<float> query, attended;           // [num_tokens, query]
+    Buffer<float> key, value;                // [num_tokens, key]
+    Buffer<float> inner;                     // [num_tokens (each times its experts), inner]
+    Buffer<float> angles;                    // [num_tokens, angles]: per rope cosines, then sines
+    Buffer<float> wanted, wanted_projected;  // [num_logits, hidden]
+    Buffer<float> scratch;                   // per member: attention_scratch
+    // Experts: the tokens are sorted by expert into assignments, [num_tokens * experts_per_token].
+    Buffer<float> router;                       // [num_tokens, experts]
+    Buffer<float> expert_input, expert_output;  // [assignments, hidden]
+    std::vector<int> assigned_token;            // of each assignment
+    std::vector<int> assigned_next;             // of each expert: the place for its next token
+    std::vector<int> chosen;                    // [num_tokens, experts_per_token], ascending
+    std::vector<float> chosen_weight;           // the weights of these
+    std::vector<int> place_of;                  // [num_tokens, experts_per_token]: the assignment of each
+    std::vector<int> expert_starts;             // [num_experts + 1]
+    std::vector<AttentionPiece> attention_pieces;
+};
+
+std::size_t activation_bytes(const DecoderShape& shape, int num_tokens, int num_logits, int num_threads) {
+    const ActivationSizes sizes(shape);
+    const std::size_t per_token = 3 * sizes.hidden + 2 * sizes.query + 2 * sizes.key + sizes.angles;
+    const std::size_t assignments = std::max(1, shape.experts_per_token);
+    std::size_t floats = num_tokens * (per_token + assignments * sizes.inner);
+    if (shape.num_experts > 0) floats += num_tokens * (sizes.experts + 2 * assignments * sizes.hidden);
+    floats += static_cast<std::size_t>(num_logits) * 2 * sizes.hidden;
+    floats += num_threads * attention_scratch(shape.head_dim);
+    return floats * sizeof(float);
+}
+
+Decoder::Decoder(DecoderShape shape, const Kernels& kernels, ThreadTeam& team)
+    : shape_(std::move(shape)), kernels_(kernels), team_(team), activations_(std::make_unique<Activations>()) {
+    weights.layers.resize(shape_.layers.size());
+    for (std::size_t i = 0; i < shape_.layers.size(); ++i) {
+        if (shape_.layers[i].sparse) weights.layers[i].experts.resize(shape_.num_experts);
+    }
+}
+
+Decoder::~Decoder() = default;
+
+std::size_t Decoder::weight_bytes() const {
+    std::size_t total = weights.embedding_in.num_bytes() + weights.embedding_out.num_bytes() + weights.head.num_bytes();
+    if (weights.embedding != nullptr) {
+        total += static_cast<std::size_t>(shape_.vocab_size) * shape_.embedding_size * bytes_of(weights.embedding_type);
+    }
+    const auto norm = [](const NormWeights& norm) { return (norm.weight.size() + norm.bias.size()) * sizeof(float); };
+    total += weights.positions.size() * sizeof(float) + norm(weights.final_norm);
+    for (const LayerWeights& layer : weights.layers) {
+        for (const NormWeights* each :
+             {&layer.attention_norm, &layer.after_attention_norm, &layer.joined_attention_norm, &layer.mlp_norm,
+              &layer.after_mlp_norm, &layer.joined_mlp_norm, &layer.query_norm, &layer.key_norm}) {
+            total += norm(*each);
+        }
+        for (const PackedMatrix* each : {&layer.query, &layer.key, &layer.value, &layer.output, &layer.gate, &layer.up,
+                                         &layer.down, &layer.router}) {
+            total += each->num_bytes();
+        }
+        for (const ExpertWeights& expert : layer.experts) {
+            total += expert.gate.num_bytes() + expert.up.num_bytes() + expert.down.num_bytes();
+        }
+    }
+    return total;
+}
+
+void Decoder::reserve(int num_tokens, int num_logits) {
+    const ActivationSizes sizes(shape_);
+    Activations& a = *activations_;
+    if (num_tokens > a.num_tokens) {
+        a.num_tokens = 0;
+        const std::size_t tokens = num_tokens, assignments = tokens * std::max(1, shape_.experts_per_token);
+        for (Buffer<float>* buffer : {&a.hidden, &a.normed, &a.update}) buffer->allocate(tokens * sizes.hidden);
+        for (Buffer<float>* buffer : {&a.query, &a.attended}) buffer->allocate(tokens * sizes.query);
+        for (Buffer<float>* buffer : {&a.key, &a.value}) buffer->allocate(tokens * sizes.key);
+        a.inner.allocate(assignments * sizes.inner);
+        a.angles.allocate(tokens * sizes.angles);
+        if (shape_.num_experts > 0) {
+            a.router.allocate(tokens * sizes.experts);
+            for (Buffer<float>* buffer : {&a.expert_input, &a.expert_output}) {
+                buffer->allocate(assignments * sizes.hidden);
+            }
+            a.assigned_token.resize(assignments);
+            a.assigned_next.resize(shape_.num_experts);
+            a.chosen.resize(assignments);
+            a.chosen_weight.resize(assignments);
+            a.place_of.resize(assignments);
+            a.expert_starts.resize(shape_.num_experts + 1);
+        }
+        a.attention_pieces.reserve(tokens);
+        a.num_tokens = num_tokens;
+    }
+    if (num_logits > a.num_logits) {
+        a.num_logits = 0;
+        for (Buffer<float>* buffer : {&a.wanted, &a.wanted_projected})
+            buffer->allocate(num_logits * std::size_t(sizes.hidden));
+        a.num_logits = num_logits;
+    }
+    if (a.scratch.size() == 0) a.scratch.allocate(team_.size() * attention_scratch(shape_.head_dim));
+}
+
+// One step, as each member of the team goes through it. All members hold the same view; what they
+// write is divided among them by pieces.
+class Decoder::Step {
+  public:
+    Step(Decoder& decoder, const StepView& view, const StepResultView& results, ThreadTeam::Member& member)
+        : shape_(decoder.shape_),
+          weights_(decoder.weights),
+          cache_(decoder.cache),
+          kernels_(decoder.kernels_),
+          a_(*decoder.activations_),
+          view_(view),
+          results_(results),
+          member_(member),
+          sizes_(decoder.shape_),
+          hidden_{a_.hidden.data(), sizes_.hidden},
+          normed_{a_.normed.data(), sizes_.hidden},
+          update_{a_.update.data(), sizes_.hidden},
+          query_{a_.query.data(), sizes_.query},
+          attended_{a_.attended.data(), sizes_.query},
+          key_{a_.key.data(), sizes_.key},
+          value_{a_.value.data(), sizes_.key},
+          inner_{a_.inner.data(), sizes_.inner} {}
+
+    void run() {
+        embed();
+        for (std::size_t index = 0; index < shape_.layers.size(); ++index) {
+            attend(shape_.layers[index], weights_.layers[index]);
+            transform(shape_.layers[index], weights_.layers[index]);
+        }
+        finish();
+    }
+
+  private:
+    // Calls work(row) for every row, some at a time.
+    template <typename Work>
+    void for_rows(int num_rows, Work work) {
+        member_.for_pieces(pieces_of(num_rows, kRowsPerPiece), [&](int piece) {
+            const int first = piece * kRowsPerPiece, end = std::min(num_rows, first + kRowsPerPiece);
+            for (int row = first; row < end; ++row) work(row);
+        });
+    }
+
+    static int linear_pieces(const MatrixView& matrix, int num_rows) {
+        return pieces_of(matrix.num_panels(), kPanelsPerPiece) * pieces_of(num_rows, kLinearRowsPerPiece);
+    }
+
+    static LinearTile tile_of(const MatrixView& matrix, int first_row, int num_rows, int piece) {
+        const int row_pieces = pieces_of(num_rows, kLinearRowsPerPiece);
+        const int row = piece % row_pieces * kLinearRowsPerPiece, panel = piece / row_pieces * kPanelsPerPiece;
+        return {.first_row = first_row + row,
+                .num_rows = std::min(kLinearRowsPerPiece, num_rows - row),
+                .first_panel = panel,
+                .num_panels = std::min(kPanelsPerPiece, matrix.num_panels() - panel)};
+    }
+
+    void linear(const PackedMatrix& packed, const Rows& input, const Rows& output, int num_rows, bool accumulate) {
+        const MatrixView matrix = packed.view();
+        member_.for_pieces(linear_pieces(matrix, num_rows), [&](int piece) {
+            kernels_.linear(matrix, input, output, tile_of(matrix, 0, num_rows, piece), accumulate);
+        });
+    }
+
+    // Norms rows of `input` into `output`, or only leaves them where the model has no norm here.
+    void normalize(const NormWeights& norm, const Rows& input, const Rows& output, int num_rows) {
+        const NormView view = view_of(shape_.norm, norm);
+        for_rows(num_rows,
+                 [&](int row) { kernels_.normalize(input.row(row), output.row(row), shape_.hidden_size, view); });
+    }
+
+    const Rows& normed(const NormWeights& norm) {
+        if (norm.weight.empty()) return hidden_;
+        normalize(norm, hidden_, normed_, view_.num_tokens);
+        return normed_;
+    }
+
+    // hidden += norm(matrix * input), then the norm of what has joined; either may be missing.
+    void join(const PackedMatrix& matrix, const Rows& input, const NormWeights& after, const NormWeights& joined) {
+        if (after.weight.empty()) {
+            linear(matrix, input, hidden_, view_.num_tokens, true);
+        } else {
+            linear(matrix, input, update_, view_.num_tokens, false);
+            join_update(after);
+        }
+        if (!joined.weight.empty()) normalize(joined, hidden_, hidden_, view_.num_tokens);
+    }
+
+    void join_update(const NormWeights& after) {
+        const NormView view = view_of(shape_.norm, after);
+        for_rows(view_.num_tokens, [&](int row) {
+            float* update = update_.row(row);
+            if (view.weight != nullptr) kernels_.normalize(update, update, shape_.hidden_size, view);
+            kernels_.add(hidden_.row(row), update, shape_.hidden_size);
+        });
+    }
+
+    void embed() {
+        const bool projected = !weights_.embedding_in.empty();
+        const Rows& rows = projected ? normed_ : hidden_;
+        for_rows(view_.num_tokens, [&](int row) {
+            float* to = rows.row(row);
+            look_up(static_cast<int>(view_.token_ids[row]), to);
+            for (int i = 0; i < shape_.embedding_size; ++i) to[i] *= shape_.embedding_scale;
+            compute_angles(row);
+            if (!projected) add_position(row);
+        });
+        if (!projected) return;
+        linear(weights_.embedding_in, rows, hidden_, view_.num_tokens, false);
+        for_rows(view_.num_tokens, [&](int row) { add_position(row); });
+    }
+
+    void look_up(int token, float* to) const {
+        if (weights_.embedding == nullptr) return kernels_.unpack_row(weights_.head.view(), token, to);
+        const std::size_t start = static_cast<std::size_t>(token) * shape_.embedding_size;
+        for (int i = 0; i < shape_.embedding_size; ++i) {
+            if (weights_.embedding_type == NumberType::kFloat32) {
+                to[i] = static_cast<const float*>(weights_.embedding)[start + i];
+            } else {
+                const std::uint32_t bits =
+                    std::uint32_t{static_cast<const std::uint16_t*>(weights_.embedding)[start + i]} << 16;
+                std::memcpy(to + i, &bits, sizeof bits);
+            }
+        }
+    }
+
+    void add_position(int row) const {
+        if (shape_.learned_positions < 0) return;
+        const std::size_t index = view_.positions[row] + shape_.learned_positions;
+        kernels_.add(hidden_.row(row), weights_.positions.data() + index * shape_.hidden_size, shape_.hidden_size);
+    }
+
+    float* angles(int row) const { return a_.angles.data() + static_cast<std::size_t>(row) * sizes_.angles; }
+
+    // Models are trained with angles rounded to float; their cosines and sines are exact to a float.
+    void compute_angles(int row) const {
+        float* to = angles(row);
+        for (const RopeShape& rope : shape_.ropes) {
+            const int half = rope.rotary_dim / 2;
+            for (int i = 0; i < half; ++i) {
+                const float angle = static_cast<float>(view_.positions[row]) * rope.inverse_frequencies[i];
+                to[i] = static_cast<float>(std::cos(static_cast<double>(angle))) * rope.scale;
+                to[half + i] = static_cast<float>(std::sin(static_cast<double>(angle))) * rope.scale;
+            }
+            to += rope.rotary_dim;
+        }
+    }
+
+    void attend(const LayerShape& layer, const LayerWeights& weights) {
+        const Rows& input = normed(weights.attention_norm);
+        project(weights, input);
+        prepare_heads(layer, weights);
+        const int num_pieces = static_cast<int>(a_.attention_pieces.size());
+        member_.for_pieces(num_pieces * shape_.num_kv_heads, [&](int piece) {
+            attend_piece(layer, a_.attention_pieces[piece / shape_.num_kv_heads], piece % shape_.num_kv_heads);
+        });
+        join(weights.output, attended_, weights.after_attention_norm, weights.joined_attention_norm);
+    }
+
+    // Queries, keys and values in one phase: their pieces follow one another.
+    void project(const LayerWeights& weights, const Rows& input) {
+        const MatrixView matrices[] = {weights.query.view(), weights.key.view(), weights.value.view()};
+        const Rows outputs[] = {query_, key_, value_};
+        int ends[3], total = 0;
+        for (int i = 0; i < 3; ++i) ends[i] = total += linear_pieces(matrices[i], view_.num_tokens);
+        member_.for_pieces(total, [&](int piece) {
+            const int which = piece < ends[0] ? 0 : piece < ends[1] ? 1 : 2;
+            const int own = which == 0 ? piece : piece - ends[which - 1];
+            const LinearTile tile = tile_of(matrices[which], 0, view_.num_tokens, own);
+            kernels_.linear(matrices[which], input, outputs[which], tile, false);
+        });
+    }
+
+    // Norms and turns the heads of each token, and stores its keys and values.
+    void prepare_heads(const LayerShape& layer, const LayerWeights& weights) {
+        const NormView query_norm = view_of(shape_.head_norm, weights.query_norm);
+        const NormView key_norm = view_of(shape_.head_norm, weights.key_norm);
+        const PagedKv& kv = cache_[layer.kv_place];
+        const std::int64_t* slots = view_.slots[layer.kv_group];
+        int offset = 0;
+        for (int rope = 0; rope < layer.rope; ++rope) offset += shape_.ropes[rope].rotary_dim;
+        const int half = layer.rope < 0 ? 0 : shape_.ropes[layer.rope].rotary_dim / 2;
+        const int head_dim = shape_.head_dim;
+        for_rows(view_.num_tokens, [&](int row) {
+            const float* cosines = angles(row) + offset;
+            const auto prepare = [&](float* head, const NormView& norm) {
+                if (shape_.qk_norm) kernels_.normalize(head, head, head_dim, norm);
+                if (half > 0) kernels_.rotate(head, cosines, cosines + half, half);
+            };
+            for (int head = 0; head < shape_.num_heads; ++head) prepare(query_.row(row) + head * head_dim, query_norm);
+            for (int head = 0; head < shape_.num_kv_heads; ++head) {
+                float* key = key_.row(row) + head * head_dim;
+                prepare(key, key_norm);
+                kernels_.write_kv(kv, slots[row], head, key, value_.row(row) + head * head_dim);
+            }
+        });
+    }
+
+    void attend_piece(const LayerShape& layer, const AttentionPiece& piece, int kv_head) const {
+        const int group = layer.kv_group;
+        const AttentionTask task = {.kv = cache_[layer.kv_place],
+                                    .block_table = view_.tables[group] + piece.sequence * view_.table_strides[group],
+                                    .query = query_,
+                                    .output = attended_,
+                                    .first_token = piece.first_token,
+                                    .num_tokens = piece.num_tokens,
+                                    .first_position = piece.first_position,
+                                    .kv_head = kv_head,
+                                    .group = shape_.num_heads / shape_.num_kv_heads,
+                                    .scale = shape_.attention_scale,
+                                    .window = layer.window,
+                                    .soft_cap = shape_.score_soft_cap};
+        kernels_.attention(task, a_.scratch.data() + member_.index() * attention_scratch(shape_.head_dim));
+    }
+
+    void transform(const LayerShape& layer, const LayerWeights& weights) {
+        const Rows& input = normed(weights.mlp_norm);
+        if (layer.sparse) {
+            mix_experts(weights, input);
+            join_update(weights.after_mlp_norm);
+            if (!weights.joined_mlp_norm.weight.empty()) {
+                normalize(weights.joined_mlp_norm, hidden_, hidden_, view_.num_tokens);
+            }
+            return;
+        }
+        const MatrixView up = weights.up.view(), gate = weights.gate.view();
+        member_.for_pieces(linear_pieces(up, view_.num_tokens),
+                           [&](int piece) { expand(gate, up, input, tile_of(up, 0, view_.num_tokens, piece)); });
+        join(weights.down, inner_, weights.after_mlp_norm, weights.joined_mlp_norm);
+    }
+
+    // inner = activation(gate(input)) * up(input), or activation(up(input)) where nothing is gated.
+    void expand(const MatrixView& gate, const MatrixView& up, const Rows& input, const LinearTile& tile) const {
+        if (shape_.gated) return kernels_.gated_linear(gate, up, input, inner_, tile, shape_.activation);
+        kernels_.linear(up, input, inner_, tile, false);
+        for (int row = tile.first_row; row < tile.first_row + tile.num_rows; ++row) {
+            kernels_.activate(inner_.row(row) + tile.first_panel * kPanelWidth, tile.num_panels * kPanelWidth,
+                              shape_.activation);
+        }
+    }
+
+    // update = the weighted outputs of each token's experts, added in the order of expert ids. The
+    // tokens are sorted by expert, so that an expert's weights are read once.
+    void mix_experts(const LayerWeights& weights, const Rows& input) {
+        const Rows router{a_.router.data(), sizes_.experts};
+        linear(weights.router, input, router, view_.num_tokens, false);
+        for_rows(view_.num_tokens, [&](int row) { choose_experts(row, router.row(row)); });
+        member_.once([&] { sort_by_expert(); });
+        const int per_token = shape_.experts_per_token, num_assignments = view_.num_tokens * per_token;
+        const Rows gathered{a_.expert_input.data(), sizes_.hidden}, outputs{a_.expert_output.data(), sizes_.hidden};
+        for_rows(num_assignments, [&](int place) {
+            std::memcpy(gathered.row(place), input.row(a_.assigned_token[place]), shape_.hidden_size * sizeof(float));
+        });
+        for_expert_tiles(weights, &ExpertWeights::up, [&](const ExpertWeights& expert, const LinearTile& tile) {
+            expand(expert.gate.view(), expert.up.view(), gathered, tile);
+        });
+        for_expert_tiles(weights, &ExpertWeights::down, [&](const ExpertWeights& expert, const LinearTile& tile) {
+            kernels_.linear(expert.down.view(), inner_, outputs, tile, false);
+        });
+        for_rows(view_.num_tokens, [&](int row) {
+            float* to = update_.row(row);
+            std::memset(to, 0, shape_.hidden_size * sizeof(float));
+            for (int i = row * per_token; i < (row + 1) * per_token; ++i) {
+                const float* from = outputs.row(a_.place_of[i]);
+                for (int d = 0; d < shape_.hidden_size; ++d) to[d] += a_.chosen_weight[i] * from[d];
+            }
+        });
+    }
+
+    template <typename Work>
+    void for_expert_tiles(const LayerWeights& weights, PackedMatrix ExpertWeights::* which, Work work) {
+        for (int expert = 0; expert < shape_.num_experts; ++expert) {
+            const int first = a_.expert_starts[expert], count = a_.expert_starts[expert + 1] - first;
+            if (count == 0) continue;  // for every member alike
+            const MatrixView matrix = (weights.experts[expert].*which).view();
+            member_.for_pieces(linear_pieces(matrix, count),
+                               [&](int piece) { work(weights.experts[expert], tile_of(matrix, first, count, piece)); });
+        }
+    }
+
+    // Softmax over all experts, then the likeliest, of equal ones the lowest ids.
+    void choose_experts(int row, float* logits) const {
+        const int num_experts = shape_.num_experts, per_token = shape_.experts_per_token;
+        float highest;
+        int ignored;
+        kernels_.arg_max(logits, num_experts, &highest, &ignored);
+        const float total = static_cast<float>(kernels_.exponentials(logits, num_experts, highest, 1.0F, logits));
+        int* chosen = a_.chosen.data() + row * per_token;
+        float* chosen_weight = a_.chosen_weight.data() + row * per_token;
+        float share = 0.0F;
+        for (int i = 0; i < per_token; ++i) {
+            int best = -1;
+            for (int expert = 0; expert < num_experts; ++expert) {
+                if (std::find(chosen, chosen + i, expert) != chosen + i) continue;
+                if (best < 0 || logits[best] < logits[expert]) best = expert;
+            }
+            chosen[i] = best;
+            share += logits[best] / total;
+        }
+        std::sort(chosen, chosen + per_token);
+        for (int i = 0; i < per_token; ++i) {
+            const float weight = logits[chosen[i]] / total;
+            chosen_weight[i] = shape_.normalize_experts ? weight / share : weight;
+        }
+    }
+
+    void sort_by_expert() const {
+        const int num_assignments = view_.num_tokens * shape_.experts_per_token;
+        std::fill(a_.expert_starts.begin(), a_.expert_starts.end(), 0);
+        for (int i = 0; i < num_assignments; ++i) ++a_.expert_starts[a_.chosen[i] + 1];
+        for (int expert = 0; expert < shape_.num_experts; ++expert) {
+            a_.expert_starts[expert + 1] += a_.expert_starts[expert];
+        }
+        std::vector<int>& next = a_.assigned_next;
+        next.assign(a_.expert_starts.begin(), a_.expert_starts.end() - 1);
+        for (int i = 0; i < num_assignments; ++i) {
+            a_.place_of[i] = next[a_.chosen[i]]++;
+            a_.assigned_token[a_.place_of[i]] = i / shape_.experts_per_token;
+        }
+    }
+
+    void finish() {
+        const Rows wanted{a_.wanted.data(), sizes_.hidden};
+        const Rows projected{a_.wanted_projected.data(), sizes_.hidden};
+        for_rows(view_.num_tokens, [&](int row) {
+            results_.finite_tokens[row] = kernels_.all_finite(hidden_.row(row), shape_.hidden_size);
+        });
+        const NormView norm = view_of(shape_.norm, weights_.final_norm);
+        for_rows(view_.num_logits, [&](int index) {
+            const float* from = hidden_.row(static_cast<int>(view_.logit_indices[index]));
+            if (norm.weight == nullptr) {
+                std::memcpy(wanted.row(index), from, shape_.hidden_size * sizeof(float));
+            } else {
+                kernels_.normalize(from, wanted.row(index), shape_.hidden_size, norm);
+            }
+        });
+        const bool project = !weights_.embedding_out.empty();
+        if (project) linear(weights_.embedding_out, wanted, projected, view_.num_logits, false);
+        linear(weights_.head, project ? projected : wanted, results_.logits, view_.num_logits, false);
+        for_rows(view_.num_logits, [&](int index) {
+            float* logits = results_.logits.row(index);
+            if (shape_.logit_soft_cap > 0.0F) kernels_.soft_cap(logits, shape_.vocab_size, shape_.logit_soft_cap);
+            results_.finite_logits[index] = kernels_.all_finite(logits, shape_.vocab_size);
+        });
+    }
+
+    const DecoderShape& shape_;
+    const DecoderWeights& weights_;
+    const std::vector<PagedKv>& cache_;
+    const Kernels& kernels_;
+    Activations& a_;
+    const StepView& view_;
+    const StepResultView& results_;
+    ThreadTeam::Member& member_;
+    const ActivationSizes sizes_;
+    const Rows hidden_, normed_, update_, query_, attended_, key_, value_, inner_;
+};
+
+void Decoder::run(const StepView& step, const StepResultView& results) {
+    std::vector<AttentionPiece>& pieces = activations_->attention_pieces;
+    pieces.clear();
+    for (int sequence = 0; sequence < step.num_sequences; ++sequence) {
+        const int end = static_cast<int>(step.query_starts[sequence + 1]);
+        for (int token = static_cast<int>(step.query_starts[sequence]); token < end; token += kAttentionTokens) {
+            pieces.push_back({sequence, token, std::min(kAttentionTokens, end - token), step.positions[token]});
+        }
+    }
+    // The longest first, so that the last pieces to be claimed are short.
+    std::stable_sort(pieces.begin(), pieces.end(), [](const AttentionPiece& one, const AttentionPiece& other) {
+        return one.num_tokens * (one.first_position + 1) > other.num_tokens * (other.first_position + 1);
+    });
+    team_.run([&](ThreadTeam::Member& member) { Step(*this, step, results, member).run(); });
+}
+
+}  // namespace quire

@@ -1,0 +1,143 @@
+// Activations, norms, rotary positions: operations on one row.
+#include <cmath>
+#include <limits>
+
+#include "kernels_of_set.h"
+#include "quire/simd.h"
+
+namespace quire::QUIRE_ISA {
+namespace {
+
+Floats silu(const Floats& x) { return x / (broadcast(1.0F) + exp(broadcast(0.0F) - x)); }
+
+Floats gelu_tanh(const Floats& x) {
+    const Floats cubic = broadcast(0.044715F) * x * x * x;
+    const Floats inner = broadcast(0.7978845608F) * (x + cubic);
+    return broadcast(0.5F) * x * (broadcast(1.0F) + tanh(inner));
+}
+
+Floats gelu(const Floats& x) {
+    float lane[kLanes];
+    store(lane, x);
+    for (float& value : lane) value = 0.5F * value * (1.0F + std::erf(value * 0.70710678F));
+    return load(lane);
+}
+
+// Zero for negative numbers, NaN for NaN.
+Floats relu(const Floats& x) { return select(x < broadcast(0.0F), broadcast(0.0F), x); }
+
+// Applies `operation` to 16 numbers at a time; the last ones go through a padded copy.
+template <typename Operation>
+void for_lanes(float* values, int count, Operation operation) {
+    int i = 0;
+    for (; i + kLanes <= count; i += kLanes) store(values + i, operation(load(values + i)));
+    if (i == count) return;
+    float lane[kLanes] = {};
+    for (int j = i; j < count; ++j) lane[j - i] = values[j];
+    store(lane, operation(load(lane)));
+    for (int j = i; j < count; ++j) values[j] = lane[j - i];
+}
+
+// The sum of (x - shift)^power over the row, 16 sums side by side; power is 1 or 2.
+template <int kPower>
+float sum_of(const float* values, int count, float shift) {
+    Floats total = broadcast(0.0F);
+    const auto add_to = [&](const Floats& x) {
+        const Floats moved = x - broadcast(shift);
+        total = kPower == 1 ? total + moved : fma(moved, moved, total);
+    };
+    int i = 0;
+    for (; i + kLanes <= count; i += kLanes) add_to(load(values + i));
+    if (i < count) {
+        float lane[kLanes];
+        for (int j = 0; j < kLanes; ++j) lane[j] = i + j < count ? values[i + j] : shift;
+        add_to(load(lane));
+    }
+    return sum(total);
+}
+
+}  // namespace
+
+void activate(float* values, int count, Activation activation) {
+    switch (activation) {
+        case Activation::kSilu:
+            return for_lanes(values, count, silu);
+        case Activation::kGeluTanh:
+            return for_lanes(values, count, gelu_tanh);
+        case Activation::kGelu:
+            return for_lanes(values, count, gelu);
+        case Activation::kRelu:
+            return for_lanes(values, count, relu);
+    }
+}
+
+void normalize(const float* input, float* output, int size, const NormView& norm) {
+    const float count = static_cast<float>(size);
+    const float mean = norm.center ? sum_of<1>(input, size, 0.0F) / count : 0.0F;
+    const float length = std::sqrt(sum_of<2>(input, size, mean) / count + norm.epsilon);
+    const float offset = norm.unit_offset ? 1.0F : 0.0F;
+    for (int i = 0; i < size; ++i) {
+        const float scaled = (offset + norm.weight[i]) * ((input[i] - mean) / length);
+        output[i] = norm.bias == nullptr ? scaled : scaled + norm.bias[i];
+    }
+}
+
+void rotate(float* head, const float* cosines, const float* sines, int half) {
+    for (int i = 0; i < half; ++i) {
+        const float first = head[i], second = head[half + i];
+        head[i] = first * cosines[i] - second * sines[i];
+        head[half + i] = second * cosines[i] + first * sines[i];
+    }
+}
+
+void soft_cap(float* values, int count, float cap) {
+    const Floats limit = broadcast(cap);
+    for_lanes(values, count, [&](const Floats& x) { return limit * tanh(x / limit); });
+}
+
+void add(float* values, const float* others, int count) {
+    for (int i = 0; i < count; ++i) values[i] += others[i];
+}
+
+bool all_finite(const float* values, int count) {
+    // x * 0 is 0 for a finite number and NaN for every other.
+    const Floats zero = broadcast(0.0F);
+    Floats total = zero;
+    int i = 0;
+    for (; i + kLanes <= count; i += kLanes) total = fma(load(values + i), zero, total);
+    float rest = sum(total);
+    for (; i < count; ++i) rest += values[i] * 0.0F;
+    return rest == 0.0F;
+}
+
+double exponentials(const float* logits, int count, float shift, float factor, float* weights) {
+    const Floats moved = broadcast(shift), scale = broadcast(factor);
+    double total = 0.0;
+    for (int i = 0; i < count; i += kLanes) {
+        float lane[kLanes];
+        for (int j = 0; j < kLanes; ++j)
+            lane[j] = i + j < count ? logits[i + j] : -std::numeric_limits<float>::infinity();
+        const Floats weight = exp((load(lane) - moved) * scale);
+        store(lane, weight);
+        for (int j = 0; j < kLanes && i + j < count; ++j) weights[i + j] = lane[j];
+        total += sum(weight);
+    }
+    return total;
+}
+
+void arg_max(const float* values, int count, float* value, int* index) {
+    float best = -std::numeric_limits<float>::infinity();
+    int i = 0;
+    if (count >= kLanes) {
+        Floats lanes = load(values);
+        for (i = kLanes; i + kLanes <= count; i += kLanes) lanes = max(lanes, load(values + i));
+        best = highest(lanes);
+    }
+    for (; i < count; ++i) best = best < values[i] ? values[i] : best;
+    int first = 0;
+    while (first < count - 1 && !(values[first] == best)) ++first;
+    *value = best;
+    *index = first;
+}
+
+}  // namespace quire::QUIRE_ISA

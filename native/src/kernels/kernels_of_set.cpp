@@ -1,0 +1,29 @@
+#include "kernels_of_set.h"
+
+namespace quire::QUIRE_ISA {
+
+#define QUIRE_NAME_OF(set) #set
+#define QUIRE_NAME(set) QUIRE_NAME_OF(set)
+
+const Kernels& kernels() {
+    static constexpr Kernels kKernels = {
+        .name = QUIRE_NAME(QUIRE_ISA),
+        .pack_panels = pack_panels,
+        .unpack_row = unpack_row,
+        .linear = linear,
+        .gated_linear = gated_linear,
+        .activate = activate,
+        .normalize = normalize,
+        .rotate = rotate,
+        .soft_cap = soft_cap,
+        .add = add,
+        .all_finite = all_finite,
+        .write_kv = write_kv,
+        .attention = attention,
+        .exponentials = exponentials,
+        .arg_max = arg_max,
+    };
+    return kKernels;
+}
+
+}  // namespace quire::QUIRE_ISA

@@ -1,0 +1,29 @@
+// The kernels of one instruction set; each kernel file defines some of them, in its own namespace.
+#pragma once
+
+#include "quire/kernels.h"
+
+namespace quire::QUIRE_ISA {
+
+void pack_panels(const void* rows, const MatrixView& matrix, void* panels, int first_panel, int num_panels);
+void unpack_row(const MatrixView& matrix, int row, float* output);
+void linear(const MatrixView& matrix, const Rows& input, const Rows& output, const LinearTile& tile, bool accumulate);
+void gated_linear(const MatrixView& gate, const MatrixView& up, const Rows& input, const Rows& output,
+                  const LinearTile& tile, Activation activation);
+
+void activate(float* values, int count, Activation activation);
+void normalize(const float* input, float* output, int size, const NormView& norm);
+void rotate(float* head, const float* cosines, const float* sines, int half);
+void soft_cap(float* values, int count, float cap);
+void add(float* values, const float* others, int count);
+bool all_finite(const float* values, int count);
+
+void write_kv(const PagedKv& kv, std::int64_t slot, int kv_head, const float* key, const float* value);
+void attention(const AttentionTask& task, float* scratch);
+
+double exponentials(const float* logits, int count, float shift, float factor, float* weights);
+void arg_max(const float* values, int count, float* value, int* index);
+
+const Kernels& kernels();
+
+}  // namespace quire::QUIRE_ISA

@@ -1,0 +1,39 @@
+#include <cstring>
+
+#include "quire/decoder.h"
+
+namespace quire {
+
+void PackedMatrix::pack(const Kernels& kernels, ThreadTeam& team, const void* rows, NumberType type, int num_outputs,
+                        int num_inputs) {
+    shape_.type = type;
+    shape_.num_outputs = num_outputs;
+    shape_.num_inputs = num_inputs;
+    const int num_panels = shape_.num_panels();
+    panels_.allocate(static_cast<std::size_t>(num_panels) * kPanelWidth * num_inputs * bytes_of(type));
+    constexpr int kPanelsPerPiece = 16;
+    const int num_pieces = (num_panels + kPanelsPerPiece - 1) / kPanelsPerPiece;
+    team.run([&](ThreadTeam::Member& member) {
+        member.for_pieces(num_pieces, [&](int piece) {
+            const int first = piece * kPanelsPerPiece;
+            const int count = num_panels - first < kPanelsPerPiece ? num_panels - first : kPanelsPerPiece;
+            kernels.pack_panels(rows, shape_, panels_.data(), first, count);
+        });
+    });
+}
+
+void PackedMatrix::set_bias(const float* bias, int count) {
+    const int padded = round_up(count, kPanelWidth);
+    bias_.allocate(padded);
+    std::memset(bias_.data(), 0, padded * sizeof(float));
+    std::memcpy(bias_.data(), bias, count * sizeof(float));
+}
+
+MatrixView PackedMatrix::view() const {
+    MatrixView result = shape_;
+    result.panels = panels_.data();
+    result.bias = bias_.data();
+    return result;
+}
+
+}  // namespace quire

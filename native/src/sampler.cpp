@@ -1,0 +1,129 @@
+#include "quire/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace quire {
+namespace {
+
+// Keeps the first in order that together make up `top_p` of all, at least one. They come off a heap
+// one by one, because as a rule they are few of many.
+template <typename Candidates, typename Before>
+void keep_share(Candidates& candidates, double top_p, Before before) {
+    double total = 0.0, share = 0.0;
+    for (const auto& candidate : candidates) total += candidate.weight;
+    const auto after = [&](const auto& one, const auto& other) { return before(other, one); };
+    std::make_heap(candidates.begin(), candidates.end(), after);
+    auto end = candidates.end();
+    while (end != candidates.begin() && share < top_p * total) {
+        std::pop_heap(candidates.begin(), end, after);
+        share += (--end)->weight;
+    }
+    candidates.erase(candidates.begin(), end);
+}
+
+}  // namespace
+
+Sampler::Sampler(const Kernels& kernels, ThreadTeam& team, int vocab_size)
+    : kernels_(kernels), team_(team), vocab_size_(vocab_size), scratch_(team.size()) {
+    for (Scratch& scratch : scratch_) {
+        scratch.logits.resize(vocab_size);
+        scratch.weights.resize(vocab_size);
+        scratch.candidates.reserve(vocab_size);
+    }
+}
+
+void Sampler::sample(const Rows& logits, const DrawsView& draws, const ChoicesView& choices) {
+    team_.run([&](ThreadTeam::Member& member) {
+        member.for_pieces(draws.num_draws, [&](int index) {
+            const float* row = logits.row(static_cast<int>(draws.logit_rows[index]));
+            draw(row, draws, index, choices, scratch_[member.index()]);
+        });
+    });
+}
+
+void Sampler::draw(const float* logits, const DrawsView& draws, int index, const ChoicesView& choices,
+                   Scratch& scratch) const {
+    const std::int64_t first = draws.banned_starts[index], end = draws.banned_starts[index + 1];
+    const float* allowed = logits;
+    if (first < end) {
+        std::copy_n(logits, vocab_size_, scratch.logits.begin());
+        for (std::int64_t i = first; i < end; ++i) scratch.logits[draws.banned_ids[i]] = -HUGE_VALF;
+        allowed = scratch.logits.data();
+    }
+    choices.tokens[index] = choose(allowed, draws, index, scratch);
+    if (draws.num_logprobs[index] >= 0) report(logits, draws, index, choices, scratch);
+}
+
+std::int64_t Sampler::choose(const float* logits, const DrawsView& draws, int index, Scratch& scratch) const {
+    float highest;
+    int best;
+    kernels_.arg_max(logits, vocab_size_, &highest, &best);
+    const float temperature = draws.temperatures[index];
+    const float factor = 1.0F / temperature;
+    if (temperature == 0.0F || !std::isfinite(factor)) return best;
+    kernels_.exponentials(logits, vocab_size_, highest, factor, scratch.weights.data());
+
+    // The highest weight is 1, so a share of it is the weight itself.
+    const float least = draws.min_p[index];
+    std::vector<Candidate>& kept = scratch.candidates;
+    kept.clear();
+    for (int token = 0; token < vocab_size_; ++token) {
+        const float weight = scratch.weights[token];
+        if (weight > 0.0F && weight >= least) kept.push_back({weight, token});
+    }
+    const auto likelier = [](const Candidate& one, const Candidate& other) {
+        return one.weight != other.weight ? one.weight > other.weight : one.token < other.token;
+    };
+    const auto top_k = static_cast<std::size_t>(draws.top_k[index]);
+    if (top_k > 0 && top_k < kept.size()) {
+        std::nth_element(kept.begin(), kept.begin() + (top_k - 1), kept.end(), likelier);
+        kept.resize(top_k);
+    }
+    const double top_p = draws.top_p[index];
+    if (top_p < 1.0) keep_share(kept, top_p, likelier);
+    if (kept.empty()) return best;  // nothing has a weight: every token is banned
+    if (top_k > 0 || top_p < 1.0) {
+        std::sort(kept.begin(), kept.end(),
+                  [](const Candidate& one, const Candidate& other) { return one.token < other.token; });
+    }
+    double total = 0.0, sum = 0.0;
+    for (const Candidate& candidate : kept) total += candidate.weight;
+    const double at = total * uniform(static_cast<std::uint64_t>(draws.seeds[index]),
+                                      static_cast<std::uint64_t>(draws.positions[index]));
+    for (const Candidate& candidate : kept) {
+        sum += candidate.weight;
+        if (sum > at) return candidate.token;
+    }
+    return kept.back().token;  // at rounds up to the total
+}
+
+void Sampler::report(const float* logits, const DrawsView& draws, int index, const ChoicesView& choices,
+                     Scratch& scratch) const {
+    float highest;
+    int best;
+    kernels_.arg_max(logits, vocab_size_, &highest, &best);
+    const double total = kernels_.exponentials(logits, vocab_size_, highest, 1.0F, scratch.weights.data());
+    const double shift = static_cast<double>(highest) + std::log(total);
+    const std::int64_t token = choices.tokens[index];
+    choices.logprobs[index] = logits[token] - shift;
+    std::int64_t rank = 1;
+    for (int other = 0; other < vocab_size_; ++other) {
+        rank += logits[other] > logits[token] || (logits[other] == logits[token] && other < token);
+    }
+    choices.ranks[index] = rank;
+    std::vector<Candidate>& all = scratch.candidates;
+    all.clear();
+    for (int other = 0; other < vocab_size_; ++other) all.push_back({logits[other], other});
+    const std::int64_t count = draws.num_logprobs[index];
+    std::partial_sort(all.begin(), all.begin() + count, all.end(), [](const Candidate& one, const Candidate& other) {
+        return one.weight != other.weight ? one.weight > other.weight : one.token < other.token;
+    });
+    const std::size_t start = static_cast<std::size_t>(index) * choices.top_stride;
+    for (std::int64_t i = 0; i < count; ++i) {
+        choices.top_ids[start + i] = all[i].token;
+        choices.top_logprobs[start + i] = all[i].weight - shift;
+    }
+}
+
+}  // namespace quire

@@ -1,0 +1,499 @@
+// Puts paged attention before an oracle in double precision, then pages, cuts and joins the same work
+// in every way and compares bits. All memory that was not written holds NaN. Prints each failure and
+// exits with 1 if there was any.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "quire/kernels.h"
+#include "testing.h"
+
+namespace {
+
+using quire::AttentionTask;
+using quire::kAttentionTokens;
+using quire::Kernels;
+using quire::NumberType;
+using quire::PagedKv;
+using quire::testing::expect;
+using quire::testing::Random;
+using quire::testing::same_bits;
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr int kNumKvHeads = 2;
+constexpr int kLongest = 130;
+constexpr int kLengths[] = {1, 15, 16, 17, 63, 64, 65, 130};
+constexpr int kBlockSizes[] = {16, 32, 64, 128};
+
+struct Shape {
+    int head_dim, group;
+    NumberType type;
+};
+
+// What bends the scores.
+struct Bend {
+    std::int64_t window;
+    float soft_cap;
+};
+
+constexpr Bend kBends[] = {{0, 0.0F}, {1, 0.0F}, {17, 2.0F}, {64, 0.0F}, {100, 0.0F}, {0, 5.0F}};
+
+// Queries, keys and values of the longest sequence; a shorter one is its beginning.
+struct Sequence {
+    Sequence(const Shape& shape, std::uint64_t seed) : shape(shape) {
+        Random random(seed);
+        queries = random.numbers(static_cast<std::size_t>(kLongest) * query_width(), -3.0F, 3.0F);
+        keys = random.numbers(static_cast<std::size_t>(kLongest) * kv_width(), -3.0F, 3.0F);
+        values = random.numbers(static_cast<std::size_t>(kLongest) * kv_width());
+    }
+
+    int query_width() const { return kNumKvHeads * shape.group * shape.head_dim; }
+    int kv_width() const { return kNumKvHeads * shape.head_dim; }
+
+    // What the KV memory makes of a number.
+    float stored(float value) const {
+        if (shape.type == NumberType::kFloat32) return value;
+        return quire::testing::from_bfloat16(quire::testing::nearest_bfloat16(value));
+    }
+
+    Shape shape;
+    std::vector<float> queries, keys, values;
+};
+
+float scale_of(const Shape& shape) { return 1.0F / std::sqrt(static_cast<float>(shape.head_dim)); }
+
+// KV memory with the blocks of one sequence strewn over it, and no more written than the sequence.
+class Cache {
+  public:
+    Cache(const Kernels& kernels, const Sequence& sequence, int block_size, int length) : kernels_(kernels) {
+        const int num_used = (length + block_size - 1) / block_size, num_blocks = num_used + 2;
+        const Shape& shape = sequence.shape;
+        kv_.type = shape.type;
+        kv_.num_kv_heads = kNumKvHeads;
+        kv_.block_size = block_size;
+        kv_.head_dim = shape.head_dim;
+        // Bytes of ones are NaN in both types.
+        const std::size_t size = num_blocks * kNumKvHeads * kv_.head_size() * quire::bytes_of(shape.type);
+        keys_.assign(size, 0xff);
+        values_.assign(size, 0xff);
+        kv_.keys = keys_.data();
+        kv_.values = values_.data();
+        std::vector<std::int64_t> blocks(num_blocks);
+        for (int i = 0; i < num_blocks; ++i) blocks[i] = i;
+        Random random(block_size);
+        random.shuffle(blocks);
+        table_.assign(blocks.begin(), blocks.begin() + num_used);
+        for (int position = 0; position < length; ++position) {
+            for (int head = 0; head < kNumKvHeads; ++head) {
+                const std::size_t start =
+                    static_cast<std::size_t>(position) * sequence.kv_width() + head * shape.head_dim;
+                write(position, head, sequence.keys.data() + start, sequence.values.data() + start);
+            }
+        }
+    }
+    Cache(const Cache&) = delete;
+    Cache& operator=(const Cache&) = delete;
+
+    void write(int position, int head, const float* key, const float* value) {
+        const std::int64_t slot = table_[position / kv_.block_size] * kv_.block_size + position % kv_.block_size;
+        kernels_.write_kv(kv_, slot, head, key, value);
+    }
+
+    const PagedKv& kv() const { return kv_; }
+    const std::int64_t* table() const { return table_.data(); }
+
+  private:
+    const Kernels& kernels_;
+    PagedKv kv_;
+    std::vector<std::uint8_t> keys_, values_;
+    std::vector<std::int64_t> table_;
+};
+
+// Attention of the positions first … end - 1, so many in each task: rows of query_width.
+std::vector<float> attend(const Kernels& kernels, const Sequence& sequence, const Cache& cache, const Bend& bend,
+                          int first, int end, int tokens_at_once) {
+    const int width = sequence.query_width(), head_dim = sequence.shape.head_dim;
+    std::vector<float> output(static_cast<std::size_t>(end - first) * width, kNan);
+    std::vector<float> scratch(quire::attention_scratch(head_dim), kNan);
+    for (int token = 0; token < end - first; token += tokens_at_once) {
+        for (int head = 0; head < kNumKvHeads; ++head) {
+            AttentionTask task;
+            task.kv = cache.kv();
+            task.block_table = cache.table();
+            task.query = {const_cast<float*>(sequence.queries.data()) + static_cast<std::size_t>(first) * width, width};
+            task.output = {output.data(), width};
+            task.first_token = token;
+            task.num_tokens = std::min(tokens_at_once, end - first - token);
+            task.first_position = first + token;
+            task.kv_head = head;
+            task.group = sequence.shape.group;
+            task.scale = scale_of(sequence.shape);
+            task.window = bend.window;
+            task.soft_cap = bend.soft_cap;
+            kernels.attention(task, scratch.data());
+        }
+    }
+    return output;
+}
+
+// The plain softmax over all visible positions, in double.
+class Oracle {
+  public:
+    explicit Oracle(const Sequence& sequence) : sequence_(sequence) {
+        for (const float key : sequence.keys) keys_.push_back(sequence.stored(key));
+        for (const float value : sequence.values) values_.push_back(sequence.stored(value));
+    }
+
+    // The output of one query head at one position, [head_dim].
+    std::vector<double> attend(int position, int query_head, const Bend& bend) const {
+        const Shape& shape = sequence_.shape;
+        const int first = bend.window == 0 ? 0 : std::max(0, static_cast<int>(position + 1 - bend.window)),
+                  end = position + 1;
+        const std::size_t column = static_cast<std::size_t>(query_head / shape.group) * shape.head_dim;
+        const float* query = sequence_.queries.data() + static_cast<std::size_t>(position) * sequence_.query_width() +
+                             query_head * shape.head_dim;
+        std::vector<double> weights;
+        for (int other = first; other < end; ++other) {
+            const double* key = keys_.data() + static_cast<std::size_t>(other) * sequence_.kv_width() + column;
+            double score = 0.0;
+            for (int d = 0; d < shape.head_dim; ++d) score += query[d] * key[d];
+            score *= scale_of(shape);
+            weights.push_back(bend.soft_cap == 0.0F ? score : bend.soft_cap * std::tanh(score / bend.soft_cap));
+        }
+        const double highest = *std::max_element(weights.begin(), weights.end());
+        double total = 0.0;
+        for (double& weight : weights) total += weight = std::exp(weight - highest);
+        std::vector<double> output(shape.head_dim, 0.0);
+        for (int other = first; other < end; ++other) {
+            const double* value = values_.data() + static_cast<std::size_t>(other) * sequence_.kv_width() + column;
+            for (int d = 0; d < shape.head_dim; ++d) output[d] += weights[other - first] / total * value[d];
+        }
+        return output;
+    }
+
+  private:
+    const Sequence& sequence_;
+    std::vector<double> keys_, values_;
+};
+
+// The oracle's rows for all positions.
+std::vector<double> oracle_rows(const Oracle& oracle, const Shape& shape, const Bend& bend) {
+    std::vector<double> rows;
+    for (int position = 0; position < kLongest; ++position) {
+        for (int head = 0; head < kNumKvHeads * shape.group; ++head) {
+            const std::vector<double> output = oracle.attend(position, head, bend);
+            rows.insert(rows.end(), output.begin(), output.end());
+        }
+    }
+    return rows;
+}
+
+void expect_near(const Kernels& kernels, const Sequence& sequence, const Bend& bend, const std::vector<float>& rows,
+                 const std::vector<double>& expected) {
+    // Values are at most 1, so the error is that of the scores, which are below 30, and of one sum.
+    constexpr double kTolerance = 1e-5;
+    double worst = 0.0;
+    std::size_t where = 0;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        const double error = std::fabs(rows[i] - expected[i]);
+        if (!(error <= worst)) {
+            worst = error;
+            where = i;
+            if (std::isnan(error)) break;
+        }
+    }
+    const int width = sequence.query_width();
+    expect(worst <= kTolerance, "%s %s: head_dim %d, group %d, window %d, cap %g: position %d, column %d is %g, not %g",
+           kernels.name, quire::testing::name_of(sequence.shape.type), sequence.shape.head_dim, sequence.shape.group,
+           static_cast<int>(bend.window), bend.soft_cap, static_cast<int>(where / width),
+           static_cast<int>(where % width), rows[where], expected[where]);
+}
+
+// One shape: every position against the oracle, then the same bits for every length, block size and cut.
+void test_shape(const Shape& shape) {
+    const Sequence sequence(shape, static_cast<std::uint64_t>(shape.head_dim * 100 + shape.group));
+    const Oracle oracle(sequence);
+    // Half of the bends for each shape, in turns, because the oracle takes its time.
+    std::vector<Bend> bends;
+    for (std::size_t i = (shape.head_dim / 8 + shape.group / 2) % 2; i < std::size(kBends); i += 2) {
+        bends.push_back(kBends[i]);
+    }
+    std::vector<std::vector<double>> expected;
+    for (const Bend& bend : bends) expected.push_back(oracle_rows(oracle, shape, bend));
+    quire::testing::for_each_kernels([&](const Kernels& kernels) {
+        std::vector<std::vector<float>> rows;
+        {
+            const Cache cache(kernels, sequence, 16, kLongest);
+            for (std::size_t i = 0; i < bends.size(); ++i) {
+                rows.push_back(attend(kernels, sequence, cache, bends[i], 0, kLongest, 1));
+                expect_near(kernels, sequence, bends[i], rows[i], expected[i]);
+            }
+        }
+        for (const int block_size : kBlockSizes) {
+            for (const int length : kLengths) {
+                const Cache cache(kernels, sequence, block_size, length);
+                // The cuts and bends take turns: every pair of them meets some length and block size.
+                const int at_once = 1 + (length + block_size / 16 * 5 + shape.head_dim) % kAttentionTokens;
+                for (std::size_t i = 0; i < bends.size(); ++i) {
+                    const int first = std::max(0, length - 20);
+                    const std::vector<float> last = attend(kernels, sequence, cache, bends[i], first, length, at_once);
+                    expect(same_bits(last.data(),
+                                     rows[i].data() + static_cast<std::size_t>(first) * sequence.query_width(),
+                                     last.size()),
+                           "%s %s: head_dim %d, group %d, window %d, cap %g: bits change with length %d, "
+                           "blocks of %d, %d tokens at once",
+                           kernels.name, quire::testing::name_of(shape.type), shape.head_dim, shape.group,
+                           static_cast<int>(bends[i].window), bends[i].soft_cap, length, block_size, at_once);
+                }
+            }
+        }
+    });
+}
+
+// Every number of tokens in a task, from every start.
+void test_cuts(const Kernels& kernels, NumberType type, int group) {
+    const Sequence sequence({.head_dim = 24, .group = group, .type = type}, 7);
+    const Cache cache(kernels, sequence, 32, kLongest);
+    for (const Bend& bend : kBends) {
+        const std::vector<float> one_by_one = attend(kernels, sequence, cache, bend, 0, kLongest, 1);
+        for (int at_once = 2; at_once <= kAttentionTokens; ++at_once) {
+            for (const int first : {0, 1, 40, 59}) {
+                const std::vector<float> rows = attend(kernels, sequence, cache, bend, first, kLongest, at_once);
+                expect(
+                    same_bits(rows.data(), one_by_one.data() + static_cast<std::size_t>(first) * sequence.query_width(),
+                              rows.size()),
+                    "%s %s: group %d, window %d, cap %g: bits change with %d tokens at once from %d", kernels.name,
+                    quire::testing::name_of(type), group, static_cast<int>(bend.window), bend.soft_cap, at_once, first);
+            }
+        }
+    }
+}
+
+// A head has the same bits whether its group attends with it or not, and a group may be wider than
+// what goes through a tile side by side.
+void test_groups(const Kernels& kernels, NumberType type) {
+    const int wide = quire::kAttentionQueries + 7;
+    const Sequence sequence({.head_dim = 8, .group = wide, .type = type}, 8);
+    const Cache cache(kernels, sequence, 64, kLongest);
+    const Oracle oracle(sequence);
+    const int first = 60, end = 70, width = sequence.query_width();
+    const std::vector<float> rows = attend(kernels, sequence, cache, kBends[0], first, end, 10);
+    std::vector<float> scratch(quire::attention_scratch(8)), alone(rows.size(), kNan);
+    for (int head = 0; head < kNumKvHeads * wide; ++head) {
+        const std::vector<double> expected = oracle.attend(end - 1, head, kBends[0]);
+        const float* actual = rows.data() + static_cast<std::size_t>(end - 1 - first) * width + head * 8;
+        for (int d = 0; d < 8; ++d) {
+            expect(std::fabs(actual[d] - expected[d]) <= 1e-5, "%s: head %d of a wide group", kernels.name, head);
+        }
+        // A group of one finds its columns at kv_head * head_dim, so its rows begin that much earlier.
+        const int kv_head = head / wide, shift = head * 8 - kv_head * 8;
+        AttentionTask task;
+        task.kv = cache.kv();
+        task.block_table = cache.table();
+        task.query = {const_cast<float*>(sequence.queries.data()) + static_cast<std::size_t>(first) * width + shift,
+                      width};
+        task.output = {alone.data() + shift, width};
+        task.num_tokens = end - first;
+        task.first_position = first;
+        task.kv_head = kv_head;
+        task.scale = scale_of(sequence.shape);
+        kernels.attention(task, scratch.data());
+    }
+    expect(same_bits(rows, alone), "%s %s: a head alone and in its group", kernels.name, quire::testing::name_of(type));
+}
+
+// Scores that rise and fall by hundreds from tile to tile: the running sums are rescaled to nothing,
+// or new weights vanish.
+void test_steep_scores(const Kernels& kernels) {
+    for (const float slope : {3.0F, -3.0F}) {
+        Sequence sequence({.head_dim = 16, .group = 1, .type = NumberType::kFloat32}, 9);
+        for (int position = 0; position < kLongest; ++position) {
+            for (int head = 0; head < kNumKvHeads; ++head) {
+                const int start = position * sequence.kv_width() + head * 16;
+                sequence.keys[start] = slope * static_cast<float>(position);
+                sequence.queries[start] = 4.0F;
+            }
+        }
+        const Oracle oracle(sequence);
+        const Cache cache(kernels, sequence, 16, kLongest);
+        const std::vector<float> rows = attend(kernels, sequence, cache, kBends[0], 0, kLongest, 16);
+        const std::vector<double> expected = oracle_rows(oracle, sequence.shape, kBends[0]);
+        double worst = 0.0;
+        for (std::size_t i = 0; i < rows.size(); ++i) {
+            const double error = std::fabs(rows[i] - expected[i]);
+            if (!(error <= worst)) worst = error;
+        }
+        // The scores are up to 400, so they are known to some 1e-4.
+        expect(worst <= 4e-4, "%s: slope %g: error %g", kernels.name, slope, worst);
+    }
+}
+
+bool all_nan(const float* values, int count) {
+    return std::all_of(values, values + count, [](float value) { return std::isnan(value); });
+}
+
+// A NaN in a key or a value that a query sees shows in its output; nobody else is touched by it.
+void test_nan_shows(const Kernels& kernels, NumberType type, const Bend& bend) {
+    const Sequence sequence({.head_dim = 24, .group = 3, .type = type}, 10);
+    const int width = sequence.query_width(), half = width / kNumKvHeads;
+    for (const int bad : {0, 15, 16, 63, 64, 77, 129}) {
+        for (const bool in_key : {true, false}) {
+            Cache cache(kernels, sequence, 32, kLongest);
+            const std::vector<float> clean = attend(kernels, sequence, cache, bend, 0, kLongest, 16);
+            const std::size_t start = static_cast<std::size_t>(bad) * sequence.kv_width() + 24;
+            std::vector<float> key(sequence.keys.begin() + start, sequence.keys.begin() + start + 24);
+            std::vector<float> value(sequence.values.begin() + start, sequence.values.begin() + start + 24);
+            (in_key ? key : value)[5] = kNan;
+            cache.write(bad, 1, key.data(), value.data());
+            const std::vector<float> rows = attend(kernels, sequence, cache, bend, 0, kLongest, 16);
+            for (int position = 0; position < kLongest; ++position) {
+                const float* row = rows.data() + static_cast<std::size_t>(position) * width;
+                const float* clean_row = clean.data() + static_cast<std::size_t>(position) * width;
+                const bool sees = position >= bad && (bend.window == 0 || position - bad < bend.window);
+                bool right = same_bits(row, clean_row, half);
+                if (!sees) {
+                    right &= same_bits(row, clean_row, width);
+                } else if (in_key) {
+                    right &= all_nan(row + half, half);
+                } else {
+                    for (int i = half; i < width; ++i) right &= std::isnan(row[i]) == (i % 24 == 5);
+                }
+                expect(right, "%s %s: NaN in the %s of %d, window %d, cap %g: position %d", kernels.name,
+                       quire::testing::name_of(type), in_key ? "key" : "value", bad, static_cast<int>(bend.window),
+                       bend.soft_cap, position);
+            }
+        }
+    }
+}
+
+// Stores one token and looks at all of the memory: each number is where kernels.h says, padding
+// dimensions are zero, and nothing else has changed.
+template <typename Number>
+void test_layout(const Kernels& kernels, NumberType type, int head_dim, int block_size, Number untouched) {
+    const int num_blocks = 3, block = 1, place = block_size - 3, head = 1;
+    PagedKv kv;
+    kv.type = type;
+    kv.num_kv_heads = kNumKvHeads;
+    kv.block_size = block_size;
+    kv.head_dim = head_dim;
+    const int stride = quire::round_up(head_dim, 16);
+    const std::size_t head_size = static_cast<std::size_t>(block_size) * stride;
+    std::vector<Number> keys(num_blocks * kNumKvHeads * head_size, untouched), values = keys;
+    std::vector<Number> expected_keys = keys, expected_values = values;
+    kv.keys = keys.data();
+    kv.values = values.data();
+    Random random(head_dim);
+    const std::vector<float> key = random.numbers(head_dim), value = random.numbers(head_dim);
+    const auto stored = [](float number) {
+        if constexpr (sizeof(Number) == 2) {
+            return quire::testing::nearest_bfloat16(number);
+        } else {
+            return number;
+        }
+    };
+    const std::size_t start = (block * kNumKvHeads + head) * head_size;
+    for (int d = 0; d < stride; ++d) {
+        if (d < head_dim) expected_keys[start + (place / 16 * head_dim + d) * 16 + place % 16] = stored(key[d]);
+        expected_values[start + static_cast<std::size_t>(place) * stride + d] =
+            d < head_dim ? stored(value[d]) : Number(0);
+    }
+    kernels.write_kv(kv, block * block_size + place, head, key.data(), value.data());
+    expect(keys == expected_keys, "%s %s: where keys lie, head_dim %d, blocks of %d", kernels.name,
+           quire::testing::name_of(type), head_dim, block_size);
+    expect(values == expected_values, "%s %s: where values lie, head_dim %d, blocks of %d", kernels.name,
+           quire::testing::name_of(type), head_dim, block_size);
+}
+
+// The bfloat16 that write_kv makes of a number.
+std::uint16_t written(const Kernels& kernels, float number) {
+    std::vector<std::uint16_t> keys(16 * 16), values(16 * 16);
+    PagedKv kv;
+    kv.keys = keys.data();
+    kv.values = values.data();
+    kv.type = NumberType::kBfloat16;
+    kv.num_kv_heads = 1;
+    kv.block_size = 16;
+    kv.head_dim = 1;
+    kernels.write_kv(kv, 0, 0, &number, &number);
+    expect(keys[0] == values[0], "%s: %g is another number as a key than as a value", kernels.name, number);
+    return keys[0];
+}
+
+float from_bits(std::uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+void test_rounding(const Kernels& kernels) {
+    const struct {
+        std::uint32_t bits;
+        std::uint16_t expected;
+    } cases[] = {
+        {0x3f800000, 0x3f80},  // 1
+        {0x3f808000, 0x3f80},  // a tie goes down to even
+        {0x3f818000, 0x3f82},  // a tie goes up to even
+        {0x3f808001, 0x3f81},  // above a tie
+        {0x3f817fff, 0x3f81},  // below a tie
+        {0xbf818000, 0xbf82},  // the same below zero
+        {0x3fffffff, 0x4000},  // into the next power of two
+        {0x00000000, 0x0000}, {0x80000000, 0x8000},
+        {0x00000001, 0x0000},  // the smallest float
+        {0x00008001, 0x0001},  // among the numbers below the normal ones
+        {0x007fffff, 0x0080},  // up into the normal ones
+        {0x7f7fffff, 0x7f80},  // beyond the largest number
+        {0xff7fffff, 0xff80}, {0x7f7f7fff, 0x7f7f},
+        {0x7f7f8000, 0x7f80},  // the tie between the largest number and infinity
+        {0x7f800000, 0x7f80}, {0xff800000, 0xff80},
+    };
+    for (const auto& each : cases) {
+        const std::uint16_t actual = written(kernels, from_bits(each.bits));
+        expect(actual == each.expected, "%s: %08x is rounded to %04x, not %04x", kernels.name, each.bits, actual,
+               each.expected);
+    }
+    for (const std::uint32_t bits : {0x7f800001U, 0x7fc00000U, 0x7fffffffU, 0xff800001U, 0xffffffffU, 0x7f80ffffU}) {
+        const std::uint16_t actual = written(kernels, from_bits(bits));
+        expect(std::isnan(quire::testing::from_bfloat16(actual)), "%s: NaN %08x is stored as %04x", kernels.name, bits,
+               actual);
+    }
+    expect(written(kernels, kInfinity) == 0x7f80, "%s: infinity", kernels.name);
+    Random random(11);
+    for (int i = 0; i < 2000; ++i) {
+        const float number = std::ldexp(random.number(), random.below(240) - 120);
+        expect(written(kernels, number) == quire::testing::nearest_bfloat16(number), "%s: %a is not rounded to nearest",
+               kernels.name, number);
+    }
+}
+
+void test_write_kv(const Kernels& kernels) {
+    for (const int head_dim : {8, 16, 24, 64, 128}) {
+        for (const int block_size : kBlockSizes) {
+            test_layout<float>(kernels, NumberType::kFloat32, head_dim, block_size, 777.0F);
+            test_layout<std::uint16_t>(kernels, NumberType::kBfloat16, head_dim, block_size, 777);
+        }
+    }
+    test_rounding(kernels);
+}
+
+}  // namespace
+
+int main() {
+    for (const NumberType type : {NumberType::kFloat32, NumberType::kBfloat16}) {
+        for (const int head_dim : {8, 16, 24, 64, 128}) {
+            for (const int group : {1, 2, 3, 8}) test_shape({.head_dim = head_dim, .group = group, .type = type});
+        }
+    }
+    quire::testing::for_each_kernels([](const Kernels& kernels) {
+        test_write_kv(kernels);
+        test_steep_scores(kernels);
+        for (const NumberType type : {NumberType::kFloat32, NumberType::kBfloat16}) {
+            for (const int group : {1, 3, 8}) test_cuts(kernels, type, group);
+            test_groups(kernels, type);
+            for (const Bend& bend : kBends) test_nan_shows(kernels, type, bend);
+        }
+    });
+    return quire::testing::exit_status();
+}

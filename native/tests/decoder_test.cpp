@@ -1,0 +1,368 @@
+// Runs small decoders with random weights, for their structure: a sequence has the same bits alone or
+// beside another, whole or in chunks, with any number of threads. What the numbers should be is for
+// the tests in Python, against the reference decoder. Prints each failure and exits with 1 if there
+// was any.
+#include "quire/decoder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <vector>
+
+#include "testing.h"
+
+namespace {
+
+using quire::Decoder;
+using quire::DecoderShape;
+using quire::Kernels;
+using quire::NumberType;
+using quire::ThreadTeam;
+using quire::testing::expect;
+using quire::testing::Random;
+using quire::testing::same_bits;
+
+constexpr int kVocabSize = 50;
+constexpr int kNumBlocks = 24;  // per place
+constexpr int kMostTokens = 128;
+
+// Families that differ in what the decoder does between its products.
+enum class Family { kPlain, kBent, kMixed };
+
+DecoderShape shape_of(Family family) {
+    DecoderShape shape;
+    shape.vocab_size = kVocabSize;
+    shape.hidden_size = shape.embedding_size = 40;
+    shape.num_heads = 6;
+    shape.num_kv_heads = 2;
+    shape.head_dim = 24;
+    shape.intermediate_size = 56;
+    shape.norm.epsilon = shape.head_norm.epsilon = 1e-6F;
+    shape.attention_scale = 1.0F / std::sqrt(24.0F);
+    shape.ropes.push_back({.rotary_dim = 16, .scale = 1.0F, .inverse_frequencies = {}});
+    for (int i = 0; i < 8; ++i) {
+        shape.ropes[0].inverse_frequencies.push_back(std::pow(10000.0F, -static_cast<float>(i) / 8.0F));
+    }
+    shape.layers.resize(3);
+    for (int i = 0; i < 3; ++i) {
+        shape.layers[i].rope = 0;
+        shape.layers[i].kv_place = i;
+    }
+    if (family == Family::kBent) {  // windows, caps, norms behind, learned positions, nothing gated, projections
+        shape.layers[1].window = 10;
+        shape.layers[1].rope = -1;
+        shape.score_soft_cap = 20.0F;
+        shape.logit_soft_cap = 10.0F;
+        shape.embedding_size = 28;
+        shape.embedding_scale = 2.0F;
+        shape.gated = false;
+        shape.activation = quire::Activation::kGelu;
+        shape.norm.center = true;
+        shape.learned_positions = 2;
+    }
+    if (family == Family::kMixed) {
+        shape.layers[1].sparse = shape.layers[2].sparse = true;
+        shape.num_experts = 5;
+        shape.experts_per_token = 2;
+        shape.expert_size = 24;
+        shape.normalize_experts = true;
+        shape.qk_norm = true;
+        shape.tied_head = true;
+    }
+    return shape;
+}
+
+// A decoder with weights and KV memory of its own.
+class Model {
+  public:
+    Model(const Kernels& kernels, ThreadTeam& team, Family family, NumberType type, int block_size)
+        : decoder(shape_of(family), kernels, team), random_(static_cast<std::uint64_t>(family) + 1), type_(type) {
+        const DecoderShape& shape = decoder.shape();
+        const int hidden = shape.hidden_size, embedding = shape.embedding_size;
+        quire::DecoderWeights& weights = decoder.weights;
+        set(weights.head, kVocabSize, embedding);
+        if (!shape.tied_head) {
+            embedding_ = random_.numbers(static_cast<std::size_t>(kVocabSize) * embedding);
+            weights.embedding = embedding_.data();
+        }
+        if (embedding != hidden) {
+            set(weights.embedding_in, hidden, embedding);
+            set(weights.embedding_out, embedding, hidden);
+        }
+        if (shape.learned_positions >= 0) weights.positions = random_.numbers(static_cast<std::size_t>(200) * hidden);
+        set(weights.final_norm, hidden);
+        for (std::size_t i = 0; i < shape.layers.size(); ++i) fill(weights.layers[i], shape.layers[i], family);
+        for (std::size_t place = 0; place < shape.layers.size(); ++place) add_cache(block_size);
+        decoder.reserve(kMostTokens, kMostTokens);
+    }
+
+    float* embedding_row(int token) { return embedding_.data() + token * decoder.shape().embedding_size; }
+    int block_size() const { return decoder.cache[0].block_size; }
+
+    Decoder decoder;
+
+  private:
+    void set(quire::PackedMatrix& matrix, int num_outputs, int num_inputs) {
+        const float most = 1.5F / std::sqrt(static_cast<float>(num_inputs));
+        const std::vector<float> rows =
+            random_.numbers(static_cast<std::size_t>(num_outputs) * num_inputs, -most, most);
+        std::vector<std::uint16_t> halves;
+        for (const float value : rows) halves.push_back(quire::testing::nearest_bfloat16(value));
+        const void* data = rows.data();
+        if (type_ == NumberType::kBfloat16) data = halves.data();
+        matrix.pack(decoder.kernels(), decoder.team(), data, type_, num_outputs, num_inputs);
+        const std::vector<float> bias = random_.numbers(num_outputs, -0.1F, 0.1F);
+        if (decoder.shape().norm.center) matrix.set_bias(bias.data(), num_outputs);
+    }
+
+    void set(quire::NormWeights& norm, int size) {
+        norm.weight = random_.numbers(size, 0.5F, 1.5F);
+        if (decoder.shape().norm.center) norm.bias = random_.numbers(size, -0.1F, 0.1F);
+    }
+
+    void fill(quire::LayerWeights& weights, const quire::LayerShape& layer, Family family) {
+        const DecoderShape& shape = decoder.shape();
+        const int hidden = shape.hidden_size, query = shape.num_heads * shape.head_dim,
+                  key = shape.num_kv_heads * shape.head_dim;
+        set(weights.attention_norm, hidden);
+        set(weights.mlp_norm, hidden);
+        if (family == Family::kBent) {
+            set(weights.after_attention_norm, hidden);
+            set(weights.joined_mlp_norm, hidden);
+        }
+        if (shape.qk_norm) {
+            set(weights.query_norm, shape.head_dim);
+            set(weights.key_norm, shape.head_dim);
+        }
+        set(weights.query, query, hidden);
+        set(weights.key, key, hidden);
+        set(weights.value, key, hidden);
+        set(weights.output, hidden, query);
+        if (layer.sparse) {
+            set(weights.router, shape.num_experts, hidden);
+            for (quire::ExpertWeights& expert : weights.experts) {
+                set(expert.gate, shape.expert_size, hidden);
+                set(expert.up, shape.expert_size, hidden);
+                set(expert.down, hidden, shape.expert_size);
+            }
+            return;
+        }
+        if (shape.gated) set(weights.gate, shape.intermediate_size, hidden);
+        set(weights.up, shape.intermediate_size, hidden);
+        set(weights.down, hidden, shape.intermediate_size);
+    }
+
+    void add_cache(int block_size) {
+        quire::PagedKv kv;
+        kv.type = type_;
+        kv.num_kv_heads = decoder.shape().num_kv_heads;
+        kv.block_size = block_size;
+        kv.head_dim = decoder.shape().head_dim;
+        const std::size_t size = kNumBlocks * kv.num_kv_heads * kv.head_size() * quire::bytes_of(type_);
+        for (void** each : {&kv.keys, &kv.values}) {
+            memory_.emplace_back(size, 0xff);  // NaN
+            *each = memory_.back().data();
+        }
+        decoder.cache.push_back(kv);
+    }
+
+    Random random_;
+    NumberType type_;
+    std::vector<float> embedding_;
+    std::vector<std::vector<std::uint8_t>> memory_;
+};
+
+// A sequence, and which blocks are its own.
+struct Sequence {
+    std::vector<std::int64_t> tokens;
+    std::vector<std::int64_t> table;
+};
+
+Sequence make_sequence(int length, std::uint64_t seed, int first_block) {
+    Random random(seed);
+    Sequence sequence;
+    for (int i = 0; i < length; ++i) sequence.tokens.push_back(random.below(kVocabSize));
+    for (int block = kNumBlocks / 2 - 1; block >= 0; --block) sequence.table.push_back(first_block + block);
+    return sequence;
+}
+
+// Positions first … end - 1 of a sequence.
+struct Part {
+    const Sequence* sequence;
+    int first, end;
+};
+
+struct Result {
+    std::vector<std::vector<float>> logits;  // of each token
+    std::vector<bool> finite_logits, finite_tokens;
+};
+
+// One step over the parts, with logits for every token, or for the last `num_wanted`.
+Result run_step(Model& model, const std::vector<Part>& parts, int num_wanted = kMostTokens) {
+    std::vector<std::int64_t> starts = {0}, tokens, positions, slots, tables, wanted;
+    const int block_size = model.block_size();
+    for (const Part& part : parts) {
+        for (int position = part.first; position < part.end; ++position) {
+            tokens.push_back(part.sequence->tokens[position]);
+            positions.push_back(position);
+            slots.push_back(part.sequence->table[position / block_size] * block_size + position % block_size);
+        }
+        starts.push_back(static_cast<std::int64_t>(tokens.size()));
+        tables.insert(tables.end(), part.sequence->table.begin(), part.sequence->table.end());
+    }
+    const int num_tokens = static_cast<int>(tokens.size());
+    for (int row = std::max(0, num_tokens - num_wanted); row < num_tokens; ++row) wanted.push_back(row);
+    quire::StepView step;
+    step.num_sequences = static_cast<int>(parts.size());
+    step.num_tokens = num_tokens;
+    step.num_logits = static_cast<int>(wanted.size());
+    step.query_starts = starts.data();
+    step.token_ids = tokens.data();
+    step.positions = positions.data();
+    step.logit_indices = wanted.data();
+    step.slots = {slots.data()};
+    step.tables = {tables.data()};
+    step.table_strides = {kNumBlocks / 2};
+    constexpr int kStride = 64;  // the vocabulary up to a multiple of 16
+    std::vector<float> logits(wanted.size() * kStride);
+    const auto finite_logits = std::make_unique<bool[]>(wanted.size());
+    const auto finite_tokens = std::make_unique<bool[]>(tokens.size());
+    model.decoder.run(step, {.logits = {logits.data(), kStride},
+                             .finite_logits = finite_logits.get(),
+                             .finite_tokens = finite_tokens.get()});
+    Result result;
+    for (std::size_t i = 0; i < wanted.size(); ++i) {
+        result.logits.emplace_back(logits.begin() + i * kStride, logits.begin() + i * kStride + kVocabSize);
+        result.finite_logits.push_back(finite_logits[i]);
+    }
+    result.finite_tokens.assign(finite_tokens.get(), finite_tokens.get() + num_tokens);
+    return result;
+}
+
+struct Setting {
+    const Kernels& kernels;
+    Family family;
+    NumberType type;
+};
+
+void expect_rows(const Setting& setting, const char* what, const Result& actual, int first, const Result& expected,
+                 int expected_first, int count) {
+    for (int i = 0; i < count; ++i) {
+        expect(same_bits(actual.logits[first + i], expected.logits[expected_first + i]),
+               "%s %s, family %d: %s: bits of token %d", setting.kernels.name, quire::testing::name_of(setting.type),
+               static_cast<int>(setting.family), what, expected_first + i);
+    }
+}
+
+// Two sequences together, in chunks and alone, with teams and block sizes of every kind, against each
+// sequence alone and whole on one thread.
+void test_same_bits(const Setting& setting) {
+    const Sequence one = make_sequence(45, 1, 0), other = make_sequence(37, 2, kNumBlocks / 2);
+    ThreadTeam single(1);
+    Model whole(setting.kernels, single, setting.family, setting.type, 16);
+    const Result alone = run_step(whole, {{&one, 0, 45}}), other_alone = run_step(whole, {{&other, 0, 37}});
+    for (const Result* result : {&alone, &other_alone}) {
+        expect(std::find(result->finite_logits.begin(), result->finite_logits.end(), false) ==
+                       result->finite_logits.end() &&
+                   std::find(result->finite_tokens.begin(), result->finite_tokens.end(), false) ==
+                       result->finite_tokens.end(),
+               "%s, family %d: not all is finite", setting.kernels.name, static_cast<int>(setting.family));
+    }
+    expect(!same_bits(alone.logits[3], alone.logits[4]), "every token has the same logits");
+
+    for (const int num_threads : {1, 2}) {
+        ThreadTeam team(num_threads);
+        for (const int block_size : {16, 64}) {
+            Model model(setting.kernels, team, setting.family, setting.type, block_size);
+            const Result both = run_step(model, {{&one, 0, 45}, {&other, 0, 37}});
+            expect_rows(setting, "beside another", both, 0, alone, 0, 45);
+            expect_rows(setting, "behind another", both, 45, other_alone, 0, 37);
+
+            Model chunked(setting.kernels, team, setting.family, setting.type, block_size);
+            const Result first = run_step(chunked, {{&one, 0, 17}});
+            expect_rows(setting, "first chunk", first, 0, alone, 0, 17);
+            const Result mixed = run_step(chunked, {{&other, 0, 20}, {&one, 17, 44}});
+            expect_rows(setting, "chunk beside a chunk", mixed, 0, other_alone, 0, 20);
+            expect_rows(setting, "second chunk", mixed, 20, alone, 17, 27);
+            run_step(chunked, {{&other, 20, 36}}, 0);
+            const Result decoded = run_step(chunked, {{&one, 44, 45}, {&other, 36, 37}});
+            expect_rows(setting, "one token", decoded, 0, alone, 44, 1);
+            expect_rows(setting, "one token beside it", decoded, 1, other_alone, 36, 1);
+            const Result last = run_step(model, {{&one, 0, 45}, {&other, 0, 37}}, 3);
+            expect_rows(setting, "only some logits", last, 0, other_alone, 34, 3);
+        }
+    }
+}
+
+// Reserving again, less or more, between steps loses neither weights nor what the KV memory holds.
+void test_reserve(const Setting& setting) {
+    const Sequence sequence = make_sequence(30, 3, 0);
+    ThreadTeam team(2);
+    Model model(setting.kernels, team, setting.family, setting.type, 16);
+    const Result expected = run_step(model, {{&sequence, 0, 30}});
+    const std::size_t weight_bytes = model.decoder.weight_bytes();
+    for (const auto& [num_tokens, num_logits] :
+         {std::pair{kMostTokens, kMostTokens}, {1, 1}, {0, 0}, {kMostTokens, 300}, {200, 1}, {300, 300}}) {
+        for (int times = 0; times < 2; ++times) model.decoder.reserve(num_tokens, num_logits);
+        expect_rows(setting, "reserved again", run_step(model, {{&sequence, 0, 30}}), 0, expected, 0, 30);
+        expect_rows(setting, "last token, reserved again", run_step(model, {{&sequence, 29, 30}}), 0, expected, 29, 1);
+    }
+    expect(model.decoder.weight_bytes() == weight_bytes, "%s: bytes of weights change", setting.kernels.name);
+}
+
+// Half precision halves the panels: the count of bytes sees it. Activations grow with what is asked.
+void test_bytes(const Kernels& kernels) {
+    ThreadTeam team(1);
+    const Model whole(kernels, team, Family::kMixed, NumberType::kFloat32, 16);
+    const Model half(kernels, team, Family::kMixed, NumberType::kBfloat16, 16);
+    const std::size_t more = whole.decoder.weight_bytes(), less = half.decoder.weight_bytes();
+    expect(less < more && more < 2 * less, "bytes of weights: %zu and %zu", more, less);
+    const DecoderShape shape = shape_of(Family::kMixed);
+    const std::size_t base = quire::activation_bytes(shape, 10, 1, 1);
+    expect(base < quire::activation_bytes(shape, 11, 1, 1) && base < quire::activation_bytes(shape, 10, 2, 1) &&
+               base < quire::activation_bytes(shape, 10, 1, 2),
+           "bytes of activations do not grow");
+}
+
+// A token whose embedding is broken is reported, and what comes before it and the other sequence
+// have the bits that they have without it.
+void test_not_finite(const Setting& setting) {
+    ThreadTeam team(2);
+    Model model(setting.kernels, team, setting.family, setting.type, 16);
+    Sequence one = make_sequence(20, 4, 0), other = make_sequence(12, 5, kNumBlocks / 2);
+    for (Sequence* sequence : {&one, &other}) {
+        for (std::int64_t& token : sequence->tokens) token %= kVocabSize - 1;  // the last one is for the break
+    }
+    const Result clean = run_step(model, {{&one, 0, 20}, {&other, 0, 12}});
+    one.tokens[15] = kVocabSize - 1;
+    model.embedding_row(kVocabSize - 1)[3] = std::numeric_limits<float>::quiet_NaN();
+    const Result broken = run_step(model, {{&one, 0, 20}, {&other, 0, 12}});
+    expect_rows(setting, "before a broken token", broken, 0, clean, 0, 15);
+    expect_rows(setting, "beside a broken token", broken, 20, clean, 20, 12);
+    for (int row = 0; row < 32; ++row) {
+        const bool touched = row >= 15 && row < 20;  // later tokens see its key
+        expect(broken.finite_tokens[row] == !touched && broken.finite_logits[row] == !touched,
+               "%s, family %d: token %d is called finite %d, its logits %d", setting.kernels.name,
+               static_cast<int>(setting.family), row, static_cast<int>(broken.finite_tokens[row]),
+               static_cast<int>(broken.finite_logits[row]));
+    }
+}
+
+}  // namespace
+
+int main() {
+    quire::testing::for_each_kernels([](const Kernels& kernels) {
+        for (const Family family : {Family::kPlain, Family::kBent, Family::kMixed}) {
+            for (const NumberType type : {NumberType::kFloat32, NumberType::kBfloat16}) {
+                test_same_bits({kernels, family, type});
+                test_reserve({kernels, family, type});
+            }
+        }
+        test_bytes(kernels);
+        test_not_finite({kernels, Family::kPlain, NumberType::kFloat32});
+        test_not_finite({kernels, Family::kBent, NumberType::kBfloat16});
+    });
+    return quire::testing::exit_status();
+}

@@ -1,0 +1,348 @@
+// Packs matrices and multiplies rows with them, against sums in double precision; then cuts the work
+// in every way and compares bits. Prints each failure and exits with 1 if there was any.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <numbers>
+#include <vector>
+
+#include "quire/kernels.h"
+#include "testing.h"
+
+namespace {
+
+using quire::Activation;
+using quire::Kernels;
+using quire::LinearTile;
+using quire::MatrixView;
+using quire::NumberType;
+using quire::Rows;
+using quire::testing::expect;
+using quire::testing::Random;
+using quire::testing::same_bits;
+
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr float kUntouched = 12345.0F;  // where nothing may be written
+constexpr double kRounding = 0x1.0p-24;
+constexpr int kMostRows = 13;
+
+// A random matrix: as numbers, as rows of its type, and packed. Each lies in memory of exactly its
+// size, so that the address sanitizer sees a read beyond it.
+struct Matrix {
+    Matrix(const Kernels& kernels, NumberType type, int num_outputs, int num_inputs, bool with_bias, Random& random)
+        : values(random.numbers(static_cast<std::size_t>(num_outputs) * num_inputs)),
+          words(type == NumberType::kFloat32 ? 0 : values.size()) {
+        for (std::size_t i = 0; i < words.size(); ++i) {
+            words[i] = quire::testing::nearest_bfloat16(values[i]);
+            values[i] = quire::testing::from_bfloat16(words[i]);
+        }
+        view.type = type;
+        view.num_outputs = num_outputs;
+        view.num_inputs = num_inputs;
+        panels.resize(view.num_panels() * quire::kPanelWidth * num_inputs * quire::bytes_of(type), std::byte{0xff});
+        kernels.pack_panels(rows(), view, panels.data(), 0, view.num_panels());
+        view.panels = panels.data();
+        if (!with_bias) return;
+        bias = random.numbers(num_outputs);
+        bias.resize(view.num_panels() * quire::kPanelWidth, 0.0F);
+        view.bias = bias.data();
+    }
+    Matrix(const Matrix&) = delete;
+    Matrix& operator=(const Matrix&) = delete;
+
+    const void* rows() const {
+        return words.empty() ? static_cast<const void*>(values.data()) : static_cast<const void*>(words.data());
+    }
+
+    // The product with a row, and how far float sums may be from it.
+    double product(const float* row, int output, double* bound) const {
+        double total = view.bias == nullptr ? 0.0 : bias[output], size = std::fabs(total);
+        for (int i = 0; i < view.num_inputs; ++i) {
+            const double term =
+                static_cast<double>(row[i]) * values[static_cast<std::size_t>(output) * view.num_inputs + i];
+            total += term;
+            size += std::fabs(term);
+        }
+        *bound = size * (view.num_inputs + 4) * kRounding;
+        return total;
+    }
+
+    std::vector<float> values;
+    std::vector<std::uint16_t> words;
+    std::vector<std::byte> panels;
+    std::vector<float> bias;
+    MatrixView view;
+};
+
+struct Shape {
+    int num_outputs, num_inputs;
+};
+
+const Shape kShapes[] = {{1, 1}, {7, 5}, {16, 16}, {33, 40}, {70, 67}, {145, 19}};
+
+int stride_of(const Matrix& matrix) { return matrix.view.num_panels() * quire::kPanelWidth + 3; }
+
+LinearTile whole(const Matrix& matrix, int num_rows) {
+    return {.first_row = 0, .num_rows = num_rows, .first_panel = 0, .num_panels = matrix.view.num_panels()};
+}
+
+void test_packing(const Kernels& kernels, NumberType type) {
+    Random random(1);
+    for (const Shape& shape : kShapes) {
+        const Matrix matrix(kernels, type, shape.num_outputs, shape.num_inputs, false, random);
+        const auto value_at = [&](std::size_t place) {
+            if (type == NumberType::kFloat32) return reinterpret_cast<const float*>(matrix.panels.data())[place];
+            return quire::testing::from_bfloat16(reinterpret_cast<const std::uint16_t*>(matrix.panels.data())[place]);
+        };
+        bool as_described = true;
+        for (int output = 0; output < matrix.view.num_panels() * 16; ++output) {
+            for (int i = 0; i < shape.num_inputs; ++i) {
+                const float packed =
+                    value_at((static_cast<std::size_t>(output / 16) * shape.num_inputs + i) * 16 + output % 16);
+                const std::size_t place = static_cast<std::size_t>(output) * shape.num_inputs + i;
+                as_described &= packed == (output < shape.num_outputs ? matrix.values[place] : 0.0F);
+            }
+        }
+        expect(as_described, "%s: layout of %d x %d", kernels.name, shape.num_outputs, shape.num_inputs);
+
+        std::vector<std::byte> piecewise(matrix.panels.size(), std::byte{0xee});
+        for (int panel = matrix.view.num_panels() - 1; panel >= 0; --panel) {
+            kernels.pack_panels(matrix.rows(), matrix.view, piecewise.data(), panel, 1);
+        }
+        expect(piecewise == matrix.panels, "%s: %d x %d packed panel by panel", kernels.name, shape.num_outputs,
+               shape.num_inputs);
+
+        std::vector<float> row(shape.num_inputs);
+        for (int output = 0; output < shape.num_outputs; ++output) {
+            kernels.unpack_row(matrix.view, output, row.data());
+            expect(same_bits(row.data(), matrix.values.data() + static_cast<std::size_t>(output) * shape.num_inputs,
+                             row.size()),
+                   "%s: unpacked row %d of %d x %d", kernels.name, output, shape.num_outputs, shape.num_inputs);
+        }
+    }
+}
+
+// What must hold of an output besides its numbers: nothing stands beyond the panels, and padding
+// columns have been left as a product with zeros leaves them.
+void expect_edges(const Kernels& kernels, const Matrix& matrix, const std::vector<float>& output, int num_rows,
+                  float padding) {
+    const int stride = stride_of(matrix), padded = matrix.view.num_panels() * quire::kPanelWidth;
+    for (int row = 0; row < num_rows; ++row) {
+        for (int column = matrix.view.num_outputs; column < stride; ++column) {
+            const float value = output[static_cast<std::size_t>(row) * stride + column];
+            expect(value == (column < padded ? padding : kUntouched), "%s: row %d column %d of %d holds %g",
+                   kernels.name, row, column, matrix.view.num_outputs, value);
+        }
+    }
+}
+
+void test_linear(const Kernels& kernels, NumberType type) {
+    Random random(2);
+    for (const Shape& shape : kShapes) {
+        for (const bool with_bias : {false, true}) {
+            const Matrix matrix(kernels, type, shape.num_outputs, shape.num_inputs, with_bias, random);
+            const int stride = stride_of(matrix);
+            for (int num_rows = 1; num_rows <= kMostRows; ++num_rows) {
+                std::vector<float> input = random.numbers(static_cast<std::size_t>(num_rows) * shape.num_inputs);
+                std::vector<float> output(static_cast<std::size_t>(num_rows) * stride, kUntouched);
+                const Rows from{input.data(), shape.num_inputs}, to{output.data(), stride};
+                kernels.linear(matrix.view, from, to, whole(matrix, num_rows), false);
+                expect_edges(kernels, matrix, output, num_rows, 0.0F);
+                std::vector<float> twice = output;
+                const Rows to_twice{twice.data(), stride};
+                kernels.linear(matrix.view, from, to_twice, whole(matrix, num_rows), true);
+                expect_edges(kernels, matrix, twice, num_rows, 0.0F);
+                for (int row = 0; row < num_rows; ++row) {
+                    for (int column = 0; column < shape.num_outputs; ++column) {
+                        double bound;
+                        const double expected = matrix.product(from.row(row), column, &bound);
+                        const float once = to.row(row)[column];
+                        expect(std::fabs(once - expected) <= bound,
+                               "%s %s: %d x %d, row %d of %d, column %d: %g, not %g", kernels.name,
+                               quire::testing::name_of(type), shape.num_outputs, shape.num_inputs, row, num_rows,
+                               column, once, expected);
+                        // Accumulating onto itself doubles, and doubling rounds nothing.
+                        expect(to_twice.row(row)[column] == 2 * once, "%s: accumulated row %d column %d", kernels.name,
+                               row, column);
+                    }
+                }
+            }
+        }
+    }
+}
+
+double active(double x, Activation activation) {
+    switch (activation) {
+        case Activation::kSilu:
+            return x / (1.0 + std::exp(-x));
+        case Activation::kGeluTanh:
+            return 0.5 * x * (1.0 + std::tanh(std::sqrt(2.0 / std::numbers::pi) * (x + 0.044715 * x * x * x)));
+        case Activation::kGelu:
+            return 0.5 * x * (1.0 + std::erf(x / std::sqrt(2.0)));
+        case Activation::kRelu:
+            return x < 0.0 ? 0.0 : x;
+    }
+    return 0.0;
+}
+
+void test_gated_linear(const Kernels& kernels, NumberType type) {
+    Random random(3);
+    for (const Shape& shape : kShapes) {
+        for (const Activation activation :
+             {Activation::kSilu, Activation::kGeluTanh, Activation::kGelu, Activation::kRelu}) {
+            const bool with_bias = activation == Activation::kSilu;
+            const Matrix gate(kernels, type, shape.num_outputs, shape.num_inputs, with_bias, random);
+            const Matrix up(kernels, type, shape.num_outputs, shape.num_inputs, with_bias, random);
+            const int stride = stride_of(gate);
+            for (const int num_rows : {1, 2, 3, 4, 5, 6, 7, 13}) {
+                std::vector<float> input = random.numbers(static_cast<std::size_t>(num_rows) * shape.num_inputs);
+                std::vector<float> output(static_cast<std::size_t>(num_rows) * stride, kUntouched);
+                const Rows from{input.data(), shape.num_inputs}, to{output.data(), stride};
+                kernels.gated_linear(gate.view, up.view, from, to, whole(gate, num_rows), activation);
+                expect_edges(kernels, gate, output, num_rows, 0.0F);
+                for (int row = 0; row < num_rows; ++row) {
+                    for (int column = 0; column < shape.num_outputs; ++column) {
+                        double gate_bound, up_bound;
+                        const double gated = gate.product(from.row(row), column, &gate_bound);
+                        const double raised = up.product(from.row(row), column, &up_bound);
+                        const double share = active(gated, activation), expected = share * raised;
+                        // No activation is steeper than 1.2; its own error is some roundings of its input.
+                        const double share_bound = 1.2 * gate_bound + 8 * kRounding * std::fabs(gated);
+                        const double bound = share_bound * (std::fabs(raised) + up_bound) +
+                                             std::fabs(share) * up_bound + 2 * kRounding * std::fabs(expected);
+                        expect(std::fabs(to.row(row)[column] - expected) <= bound,
+                               "%s %s: activation %d, %d x %d, row %d of %d, column %d: %g, not %g", kernels.name,
+                               quire::testing::name_of(type), static_cast<int>(activation), shape.num_outputs,
+                               shape.num_inputs, row, num_rows, column, to.row(row)[column], expected);
+                    }
+                }
+            }
+        }
+    }
+}
+
+// The three products under one signature: what a tile of rows and panels becomes.
+enum class Product { kLinear, kAccumulated, kGated };
+
+struct Products {
+    const Kernels& kernels;
+    const Matrix& matrix;
+    const Matrix& up;
+    Product product;
+
+    void operator()(const Rows& from, const Rows& to, const LinearTile& tile) const {
+        if (product == Product::kGated) {
+            kernels.gated_linear(matrix.view, up.view, from, to, tile, Activation::kSilu);
+        } else {
+            kernels.linear(matrix.view, from, to, tile, product == Product::kAccumulated);
+        }
+    }
+};
+
+// Every way of cutting 13 rows and 10 panels into equal pieces gives the bits of one row and one panel
+// at a time.
+void test_cuts(const Products& multiply, const std::vector<float>& input, const std::vector<float>& before,
+               const std::vector<float>& expected) {
+    const int num_panels = multiply.matrix.view.num_panels(), stride = stride_of(multiply.matrix);
+    const Rows from{const_cast<float*>(input.data()), multiply.matrix.view.num_inputs};
+    for (int rows_at_once = 1; rows_at_once <= kMostRows; ++rows_at_once) {
+        for (int panels_at_once = 1; panels_at_once <= num_panels; ++panels_at_once) {
+            std::vector<float> output = before;
+            for (int row = 0; row < kMostRows; row += rows_at_once) {
+                for (int panel = 0; panel < num_panels; panel += panels_at_once) {
+                    multiply(from, {output.data(), stride},
+                             {.first_row = row,
+                              .num_rows = std::min(rows_at_once, kMostRows - row),
+                              .first_panel = panel,
+                              .num_panels = std::min(panels_at_once, num_panels - panel)});
+                }
+            }
+            expect(same_bits(output, expected), "%s %s: product %d in tiles of %d rows and %d panels",
+                   multiply.kernels.name, quire::testing::name_of(multiply.matrix.view.type),
+                   static_cast<int>(multiply.product), rows_at_once, panels_at_once);
+        }
+    }
+}
+
+// A row has the same bits at every place among any number of neighbours, be they NaN.
+void test_neighbours(const Products& multiply, const std::vector<float>& input, const std::vector<float>& before,
+                     const std::vector<float>& expected) {
+    const int num_inputs = multiply.matrix.view.num_inputs, stride = stride_of(multiply.matrix);
+    for (int num_rows = 1; num_rows <= kMostRows; ++num_rows) {
+        for (int place = 0; place < num_rows; ++place) {
+            const int source = (place * 5 + num_rows) % kMostRows;
+            std::vector<float> among(static_cast<std::size_t>(num_rows) * num_inputs, kNan);
+            std::vector<float> output(static_cast<std::size_t>(num_rows) * stride, kNan);
+            const auto own_input = input.begin() + static_cast<std::ptrdiff_t>(source) * num_inputs;
+            const auto own_before = before.begin() + static_cast<std::ptrdiff_t>(source) * stride;
+            std::copy_n(own_input, num_inputs, among.begin() + static_cast<std::ptrdiff_t>(place) * num_inputs);
+            std::copy_n(own_before, stride, output.begin() + static_cast<std::ptrdiff_t>(place) * stride);
+            multiply({among.data(), num_inputs}, {output.data(), stride}, whole(multiply.matrix, num_rows));
+            expect(same_bits(output.data() + static_cast<std::size_t>(place) * stride,
+                             expected.data() + static_cast<std::size_t>(source) * stride, stride),
+                   "%s %s: product %d, a row at place %d of %d", multiply.kernels.name,
+                   quire::testing::name_of(multiply.matrix.view.type), static_cast<int>(multiply.product), place,
+                   num_rows);
+        }
+    }
+}
+
+void test_same_bits(const Kernels& kernels, NumberType type) {
+    Random random(4);
+    const Matrix matrix(kernels, type, 150, 37, true, random), up(kernels, type, 150, 37, true, random);
+    const int stride = stride_of(matrix), num_inputs = matrix.view.num_inputs;
+    const std::vector<float> input = random.numbers(static_cast<std::size_t>(kMostRows) * num_inputs);
+    for (const Product product : {Product::kLinear, Product::kAccumulated, Product::kGated}) {
+        const Products multiply{kernels, matrix, up, product};
+        const std::vector<float> before = random.numbers(static_cast<std::size_t>(kMostRows) * stride);
+        std::vector<float> expected = before;
+        for (int row = 0; row < kMostRows; ++row) {
+            for (int panel = 0; panel < matrix.view.num_panels(); ++panel) {
+                std::vector<float> alone = before;
+                multiply({const_cast<float*>(input.data()), num_inputs}, {alone.data(), stride},
+                         {.first_row = row, .num_rows = 1, .first_panel = panel, .num_panels = 1});
+                const std::size_t start = static_cast<std::size_t>(row) * stride + panel * quire::kPanelWidth;
+                std::copy_n(alone.begin() + start, quire::kPanelWidth, expected.begin() + start);
+                std::copy_n(before.begin() + start, quire::kPanelWidth, alone.begin() + start);
+                expect(same_bits(alone, before), "%s: a tile writes outside of itself", kernels.name);
+            }
+        }
+        test_cuts(multiply, input, before, expected);
+        test_neighbours(multiply, input, before, expected);
+    }
+}
+
+// What stands in padding columns before they are accumulated into, and an infinite input, which turns
+// the zeros of the padding into NaN, change no column that counts.
+void test_padding_is_harmless(const Kernels& kernels, NumberType type) {
+    Random random(5);
+    const Matrix matrix(kernels, type, 21, 30, false, random);
+    const int stride = stride_of(matrix);
+    std::vector<float> input = random.numbers(30), clean(stride, 1.0F), soiled(stride, kNan);
+    std::fill_n(soiled.begin(), 21, 1.0F);
+    kernels.linear(matrix.view, {input.data(), 30}, {clean.data(), stride}, whole(matrix, 1), true);
+    kernels.linear(matrix.view, {input.data(), 30}, {soiled.data(), stride}, whole(matrix, 1), true);
+    expect(same_bits(clean.data(), soiled.data(), 21), "%s: padding columns that hold NaN", kernels.name);
+    input[3] = std::numeric_limits<float>::infinity();
+    kernels.linear(matrix.view, {input.data(), 30}, {clean.data(), stride}, whole(matrix, 1), false);
+    for (int column = 0; column < 21; ++column) {
+        expect(std::isinf(clean[column]), "%s: an infinite input shows in column %d", kernels.name, column);
+    }
+}
+
+}  // namespace
+
+int main() {
+    quire::testing::for_each_kernels([](const Kernels& kernels) {
+        for (const NumberType type : {NumberType::kFloat32, NumberType::kBfloat16}) {
+            test_packing(kernels, type);
+            test_linear(kernels, type);
+            test_gated_linear(kernels, type);
+            test_same_bits(kernels, type);
+            test_padding_is_harmless(kernels, type);
+        }
+    });
+    return quire::testing::exit_status();
+}

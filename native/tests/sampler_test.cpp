@@ -1,0 +1,423 @@
+// Puts the sampler before a plain oracle that sorts all tokens, and `uniform` before fixed values and
+// statistics. Prints each failure and exits with 1 if there was any.
+#include "quire/sampler.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <set>
+#include <vector>
+
+#include "testing.h"
+
+namespace {
+
+using quire::ChoicesView;
+using quire::DrawsView;
+using quire::Kernels;
+using quire::Sampler;
+using quire::ThreadTeam;
+using quire::testing::expect;
+using quire::testing::Random;
+
+struct Draw {
+    std::int64_t row = 0;
+    float temperature = 1.0F;
+    std::int64_t top_k = 0;
+    float top_p = 1.0F;
+    float min_p = 0.0F;
+    std::int64_t seed = 0;
+    std::int64_t position = 0;
+    std::vector<std::int64_t> banned = {};
+    std::int64_t num_logprobs = -1;
+};
+
+struct Choices {
+    std::vector<std::int64_t> tokens, ranks, top_ids;
+    std::vector<double> logprobs, top_logprobs;
+
+    bool operator==(const Choices&) const = default;
+};
+
+constexpr int kTopStride = 5;
+constexpr std::int64_t kUntouched = -99;
+
+Choices sample(const Kernels& kernels, ThreadTeam& team, const std::vector<float>& logits, int vocab_size,
+               const std::vector<Draw>& draws) {
+    std::vector<std::int64_t> rows, top_k, seeds, positions, banned_starts = {0}, banned_ids, num_logprobs;
+    std::vector<float> temperatures, top_p, min_p;
+    for (const Draw& draw : draws) {
+        rows.push_back(draw.row);
+        temperatures.push_back(draw.temperature);
+        top_k.push_back(draw.top_k);
+        top_p.push_back(draw.top_p);
+        min_p.push_back(draw.min_p);
+        seeds.push_back(draw.seed);
+        positions.push_back(draw.position);
+        banned_ids.insert(banned_ids.end(), draw.banned.begin(), draw.banned.end());
+        banned_starts.push_back(static_cast<std::int64_t>(banned_ids.size()));
+        num_logprobs.push_back(draw.num_logprobs);
+    }
+    const std::size_t count = draws.size();
+    Choices result{.tokens = std::vector<std::int64_t>(count, kUntouched),
+                   .ranks = std::vector<std::int64_t>(count, kUntouched),
+                   .top_ids = std::vector<std::int64_t>(count * kTopStride, kUntouched),
+                   .logprobs = std::vector<double>(count, kUntouched),
+                   .top_logprobs = std::vector<double>(count * kTopStride, kUntouched)};
+    Sampler sampler(kernels, team, vocab_size);
+    sampler.sample({const_cast<float*>(logits.data()), vocab_size},
+                   {.num_draws = static_cast<int>(count),
+                    .logit_rows = rows.data(),
+                    .temperatures = temperatures.data(),
+                    .top_k = top_k.data(),
+                    .top_p = top_p.data(),
+                    .min_p = min_p.data(),
+                    .seeds = seeds.data(),
+                    .positions = positions.data(),
+                    .banned_starts = banned_starts.data(),
+                    .banned_ids = banned_ids.data(),
+                    .num_logprobs = num_logprobs.data()},
+                   {.tokens = result.tokens.data(),
+                    .logprobs = result.logprobs.data(),
+                    .ranks = result.ranks.data(),
+                    .top_ids = result.top_ids.data(),
+                    .top_logprobs = result.top_logprobs.data(),
+                    .top_stride = kTopStride});
+    return result;
+}
+
+std::vector<std::int64_t> tokens_of(const Kernels& kernels, const std::vector<float>& logits,
+                                    const std::vector<Draw>& draws) {
+    ThreadTeam team(1);
+    return sample(kernels, team, logits, static_cast<int>(logits.size()), draws).tokens;
+}
+
+std::int64_t token_of(const Kernels& kernels, const std::vector<float>& logits, const Draw& draw) {
+    return tokens_of(kernels, logits, {draw})[0];
+}
+
+// What the filters keep, with the weights, in the order of ids: by sorting everything.
+struct Kept {
+    std::vector<std::int64_t> tokens;
+    std::vector<double> weights;
+};
+
+Kept keep(const std::vector<float>& logits, const Draw& draw) {
+    std::vector<double> weight(logits.size());
+    const std::set<std::int64_t> banned(draw.banned.begin(), draw.banned.end());
+    double highest = -HUGE_VAL;
+    for (std::size_t i = 0; i < logits.size(); ++i) {
+        if (!banned.contains(static_cast<std::int64_t>(i))) highest = std::max<double>(highest, logits[i]);
+    }
+    std::vector<std::int64_t> order;
+    for (std::size_t i = 0; i < logits.size(); ++i) {
+        weight[i] = std::exp((logits[i] - highest) / draw.temperature);
+        const auto token = static_cast<std::int64_t>(i);
+        if (!banned.contains(token) && weight[i] >= draw.min_p) order.push_back(token);
+    }
+    std::stable_sort(order.begin(), order.end(), [&](auto one, auto other) { return weight[one] > weight[other]; });
+    if (draw.top_k > 0 && draw.top_k < static_cast<std::int64_t>(order.size())) order.resize(draw.top_k);
+    if (draw.top_p < 1.0F) {
+        double total = 0.0, share = 0.0;
+        for (const std::int64_t token : order) total += weight[token];
+        std::size_t count = 0;
+        while (count < order.size() && (count == 0 || share < draw.top_p * total)) share += weight[order[count++]];
+        order.resize(count);
+    }
+    std::sort(order.begin(), order.end());
+    Kept kept{.tokens = order, .weights = {}};
+    for (const std::int64_t token : order) kept.weights.push_back(weight[token]);
+    return kept;
+}
+
+// The token that a uniform number picks; -1 where it stands so near to an edge that rounding decides.
+std::int64_t pick(const Kept& kept, double uniform) {
+    double total = 0.0, sum = 0.0;
+    for (const double weight : kept.weights) total += weight;
+    for (std::size_t i = 0; i < kept.tokens.size(); ++i) {
+        sum += kept.weights[i] / total;
+        if (std::fabs(sum - uniform) < 1e-5) return i + 1 == kept.tokens.size() ? kept.tokens[i] : -1;
+        if (sum > uniform) return kept.tokens[i];
+    }
+    return kept.tokens.back();
+}
+
+void expect_filter(const Kernels& kernels, const char* what, const std::vector<float>& logits, const Draw& settings) {
+    constexpr int kNumDraws = 1500;
+    const Kept kept = keep(logits, settings);
+    std::vector<Draw> draws(kNumDraws, settings);
+    for (int i = 0; i < kNumDraws; ++i) draws[i].position = i;
+    const std::vector<std::int64_t> tokens = tokens_of(kernels, logits, draws);
+    double total = 0.0;
+    for (const double weight : kept.weights) total += weight;
+    for (std::size_t i = 0; i < kept.tokens.size(); ++i) {
+        const bool sure = kept.weights[i] / total * kNumDraws > 25.0;
+        expect(!sure || std::find(tokens.begin(), tokens.end(), kept.tokens[i]) != tokens.end(),
+               "%s: %s: token %d is never chosen", kernels.name, what, static_cast<int>(kept.tokens[i]));
+    }
+    for (int i = 0; i < kNumDraws; ++i) {
+        expect(std::binary_search(kept.tokens.begin(), kept.tokens.end(), tokens[i]), "%s: %s: token %d is not kept",
+               kernels.name, what, static_cast<int>(tokens[i]));
+        const std::int64_t expected =
+            pick(kept, quire::uniform(static_cast<std::uint64_t>(settings.seed), static_cast<std::uint64_t>(i)));
+        expect(expected < 0 || tokens[i] == expected, "%s: %s: position %d draws %d, not %d", kernels.name, what, i,
+               static_cast<int>(tokens[i]), static_cast<int>(expected));
+    }
+}
+
+void test_filters(const Kernels& kernels) {
+    Random random(1);
+    const std::vector<float> logits = random.numbers(37, -1.5F, 1.5F);
+    std::vector<float> tied(37);  // many tokens of equal weight
+    for (float& logit : tied) logit = static_cast<float>(random.below(3)) * 0.5F;
+    for (const std::vector<float>& row : {logits, tied}) {
+        expect_filter(kernels, "no filter", row, {.seed = 5});
+        expect_filter(kernels, "a seed below zero", row, {.seed = -5});
+        for (const std::int64_t top_k : {1, 2, 7, 16, 36, 37, 1000}) {
+            expect_filter(kernels, "top_k", row, {.top_k = top_k, .seed = top_k});
+        }
+        for (const float top_p : {1e-6F, 0.1F, 0.5F, 0.9F, 0.999F}) {
+            expect_filter(kernels, "top_p", row, {.top_p = top_p, .seed = 6});
+        }
+        for (const float min_p : {0.05F, 0.3F, 0.8F, 1.0F}) {
+            expect_filter(kernels, "min_p", row, {.min_p = min_p, .seed = 7});
+        }
+        expect_filter(kernels, "cold", row, {.temperature = 0.3F, .seed = 8});
+        expect_filter(kernels, "hot", row, {.temperature = 3.0F, .seed = 9});
+        expect_filter(
+            kernels, "all filters", row,
+            {.temperature = 1.5F, .top_k = 15, .top_p = 0.7F, .min_p = 0.2F, .seed = 10, .banned = {0, 9, 36}});
+    }
+}
+
+void test_greedy(const Kernels& kernels) {
+    std::vector<float> logits(50, 1.0F);
+    logits[17] = logits[31] = logits[49] = 3.0F;
+    expect(token_of(kernels, logits, {.temperature = 0.0F}) == 17, "%s: greedy takes the lowest of equals",
+           kernels.name);
+    expect(token_of(kernels, logits, {.temperature = 0.0F, .banned = {17, 31}}) == 49, "%s: greedy, banned",
+           kernels.name);
+    expect(token_of(kernels, logits, {.temperature = 0.0F, .top_k = 3, .top_p = 0.1F, .seed = 3}) == 17,
+           "%s: greedy asks no filter", kernels.name);
+    for (const std::int64_t left : {0, 15, 16, 49}) {
+        std::vector<std::int64_t> banned;
+        for (std::int64_t token = 0; token < 50; ++token) {
+            if (token != left) banned.push_back(token);
+        }
+        for (const float temperature : {0.0F, 1e-3F, 1.0F, 100.0F}) {
+            const Draw draw{.temperature = temperature, .top_k = 5, .top_p = 0.5F, .min_p = 0.1F, .banned = banned};
+            expect(token_of(kernels, logits, draw) == left, "%s: all banned but %d, temperature %g", kernels.name,
+                   static_cast<int>(left), temperature);
+        }
+    }
+    std::vector<std::int64_t> all(50);
+    for (int token = 0; token < 50; ++token) all[token] = token;
+    const std::int64_t token = token_of(kernels, logits, {.banned = all});
+    expect(0 <= token && token < 50, "%s: all banned: token %d", kernels.name, static_cast<int>(token));
+}
+
+void test_extremes(const Kernels& kernels) {
+    Random random(2);
+    std::vector<float> logits = random.numbers(40, -80.0F, 80.0F);
+    const auto best = std::max_element(logits.begin(), logits.end()) - logits.begin();
+    for (const float cold : {1e-45F, 1e-38F, 1e-20F, 1e-6F}) {
+        for (std::int64_t position = 0; position < 50; ++position) {
+            expect(token_of(kernels, logits, {.temperature = cold, .position = position}) == best,
+                   "%s: temperature %g is greedy", kernels.name, cold);
+        }
+    }
+    for (const float hot : {1e10F, 1e30F, 3e38F}) {
+        std::vector<Draw> draws(4000, {.temperature = hot, .banned = {3}});
+        for (int i = 0; i < 4000; ++i) draws[i].position = i;
+        const std::vector<std::int64_t> tokens = tokens_of(kernels, logits, draws);
+        for (std::int64_t token = 0; token < 40; ++token) {
+            const auto count = std::count(tokens.begin(), tokens.end(), token);
+            expect(token == 3 ? count == 0 : count > 50 && count < 160,
+                   "%s: temperature %g: token %d is drawn %d times", kernels.name, hot, static_cast<int>(token),
+                   static_cast<int>(count));
+        }
+    }
+    expect(token_of(kernels, {5.0F}, {}) == 0, "%s: a vocabulary of one", kernels.name);
+}
+
+void test_chi_square(const Kernels& kernels) {
+    constexpr int kNumDraws = 100000, kVocabSize = 8;
+    const std::vector<float> logits = {0.0F, 1.0F, -1.0F, 0.5F, 2.0F, 0.0F, -2.0F, 1.5F};
+    double total = 0.0;
+    for (const float logit : logits) total += std::exp(static_cast<double>(logit));
+    for (const bool by_seed : {false, true}) {
+        std::vector<Draw> draws(kNumDraws);
+        for (int i = 0; i < kNumDraws; ++i) (by_seed ? draws[i].seed : draws[i].position) = i;
+        std::vector<int> counts(kVocabSize, 0);
+        for (const std::int64_t token : tokens_of(kernels, logits, draws)) ++counts[token];
+        double chi_square = 0.0;
+        for (int token = 0; token < kVocabSize; ++token) {
+            const double expected = kNumDraws * std::exp(static_cast<double>(logits[token])) / total;
+            chi_square += (counts[token] - expected) * (counts[token] - expected) / expected;
+        }
+        // Seven degrees of freedom: above 24.3 once in a thousand.
+        expect(chi_square < 24.3, "%s: chi square by %s is %g", kernels.name, by_seed ? "seed" : "position",
+               chi_square);
+    }
+}
+
+std::vector<Draw> varied_draws(int count, int num_rows, int vocab_size) {
+    Random random(3);
+    std::vector<Draw> draws(count);
+    for (Draw& draw : draws) {
+        draw.row = random.below(num_rows);
+        draw.temperature = random.below(5) == 0 ? 0.0F : random.number(0.3F, 2.0F);
+        draw.top_k = random.below(2) == 0 ? 0 : random.below(30);
+        draw.top_p = random.below(2) == 0 ? 1.0F : random.number(0.1F, 1.0F);
+        draw.min_p = random.below(2) == 0 ? 0.0F : random.number(0.0F, 0.3F);
+        draw.seed = random.below(1000);
+        draw.position = random.below(1000);
+        for (int i = random.below(3); i > 0; --i) draw.banned.push_back(random.below(vocab_size));
+        draw.num_logprobs = random.below(kTopStride + 2) - 1;
+    }
+    return draws;
+}
+
+// The same choices with any team, in any order and any company.
+void test_determinism(const Kernels& kernels) {
+    constexpr int kVocabSize = 203, kNumRows = 9, kNumDraws = 120;
+    Random random(4);
+    const std::vector<float> logits = random.numbers(kNumRows * kVocabSize, -4.0F, 4.0F);
+    const std::vector<Draw> draws = varied_draws(kNumDraws, kNumRows, kVocabSize);
+    ThreadTeam team(1);
+    const Choices expected = sample(kernels, team, logits, kVocabSize, draws);
+    for (int size = 1; size <= 3; ++size) {
+        ThreadTeam other(size);
+        for (int round = 0; round < 5; ++round) {
+            expect(sample(kernels, other, logits, kVocabSize, draws) == expected, "%s: choices of a team of %d",
+                   kernels.name, size);
+        }
+    }
+    std::vector<int> order(kNumDraws);
+    for (int i = 0; i < kNumDraws; ++i) order[i] = i;
+    for (const int taken : {kNumDraws, 17, 1}) {
+        random.shuffle(order);
+        std::vector<Draw> some;
+        for (int i = 0; i < taken; ++i) some.push_back(draws[order[i]]);
+        const Choices choices = sample(kernels, team, logits, kVocabSize, some);
+        for (int i = 0; i < taken; ++i) {
+            const auto same_columns = [&](const auto& one, const auto& other) {
+                return std::equal(one.begin() + i * kTopStride, one.begin() + (i + 1) * kTopStride,
+                                  other.begin() + order[i] * kTopStride);
+            };
+            expect(choices.tokens[i] == expected.tokens[order[i]] && choices.ranks[i] == expected.ranks[order[i]] &&
+                       choices.logprobs[i] == expected.logprobs[order[i]] &&
+                       same_columns(choices.top_ids, expected.top_ids) &&
+                       same_columns(choices.top_logprobs, expected.top_logprobs),
+                   "%s: draw %d at place %d of %d", kernels.name, order[i], i, taken);
+        }
+    }
+}
+
+// Log probabilities are those of the model: before temperature, filters and bans.
+void test_reports(const Kernels& kernels) {
+    constexpr int kVocabSize = 61;
+    Random random(5);
+    std::vector<float> logits = random.numbers(kVocabSize, -5.0F, 5.0F);
+    logits[40] = logits[20];
+    const std::vector<Draw> draws = varied_draws(200, 1, kVocabSize);
+    ThreadTeam team(1);
+    const Choices choices = sample(kernels, team, logits, kVocabSize, draws);
+    double total = 0.0;
+    std::vector<std::int64_t> order(kVocabSize);
+    for (int token = 0; token < kVocabSize; ++token) {
+        total += std::exp(static_cast<double>(logits[token]));
+        order[token] = token;
+    }
+    std::stable_sort(order.begin(), order.end(), [&](auto one, auto other) { return logits[one] > logits[other]; });
+    for (std::size_t i = 0; i < draws.size(); ++i) {
+        const bool reported = draws[i].num_logprobs >= 0;
+        const std::int64_t token = choices.tokens[i];
+        const auto rank = std::find(order.begin(), order.end(), token) - order.begin() + 1;
+        expect(choices.ranks[i] == (reported ? rank : kUntouched), "%s: draw %zu: rank", kernels.name, i);
+        const double logprob = reported ? logits[token] - std::log(total) : static_cast<double>(kUntouched);
+        expect(std::fabs(choices.logprobs[i] - logprob) < 2e-6, "%s: draw %zu: log probability", kernels.name, i);
+        for (int place = 0; place < kTopStride; ++place) {
+            const bool listed = place < draws[i].num_logprobs;
+            const std::size_t at = i * kTopStride + place;
+            expect(choices.top_ids[at] == (listed ? order[place] : kUntouched), "%s: draw %zu: likeliest %d",
+                   kernels.name, i, place);
+            const double expected = listed ? logits[order[place]] - std::log(total) : static_cast<double>(kUntouched);
+            expect(std::fabs(choices.top_logprobs[at] - expected) < 2e-6,
+                   "%s: draw %zu: log probability of likeliest %d", kernels.name, i, place);
+        }
+    }
+}
+
+void test_uniform_values() {
+    constexpr std::uint64_t kLast = std::numeric_limits<std::uint64_t>::max();
+    // Computed by another program from the definition in random.h.
+    const struct {
+        std::uint64_t seed, position;
+        double expected;
+    } cases[] = {
+        {0, 0, 0x1.1c13ade1c7e5cp-3},         {0, 1, 0x1.79953c24b633cp-3},
+        {1, 0, 0x1.631405e8db1b0p-1},         {42, 7, 0x1.48ebb733a3258p-1},
+        {kLast, kLast, 0x1.250b81d4c1670p-1}, {123456789, std::uint64_t{1} << 40, 0x1.8f9faae8ad756p-1},
+    };
+    for (const auto& each : cases) {
+        const double actual = quire::uniform(each.seed, each.position);
+        expect(actual == each.expected, "uniform(%llu, %llu) is %a", static_cast<unsigned long long>(each.seed),
+               static_cast<unsigned long long>(each.position), actual);
+    }
+}
+
+// The mean over a square of neighbouring seeds and positions, and how each number goes with its
+// neighbours: next seed, next position, both, and one up and one down.
+void test_uniform_statistics() {
+    constexpr int kSize = 400;
+    std::vector<double> numbers;
+    std::set<double> different;
+    for (std::uint64_t seed = 0; seed <= kSize; ++seed) {
+        for (std::uint64_t position = 0; position <= kSize; ++position) {
+            numbers.push_back(quire::uniform(seed, position));
+            different.insert(numbers.back());
+            expect(0.0 <= numbers.back() && numbers.back() < 1.0, "a uniform number outside of [0, 1)");
+        }
+    }
+    expect(different.size() == numbers.size(), "two uniform numbers of %zu are the same", numbers.size());
+    const auto at = [&](int seed, int position) { return numbers[seed * (kSize + 1) + position] - 0.5; };
+    double mean = 0.0, square = 0.0, next_seed = 0.0, next_position = 0.0, both = 0.0, across = 0.0;
+    for (int seed = 0; seed < kSize; ++seed) {
+        for (int position = 0; position < kSize; ++position) {
+            const double number = at(seed, position);
+            mean += number;
+            square += number * number;
+            next_seed += number * at(seed + 1, position);
+            next_position += number * at(seed, position + 1);
+            both += number * at(seed + 1, position + 1);
+            across += at(seed + 1, position) * at(seed, position + 1);
+        }
+    }
+    constexpr double kCount = kSize * kSize;
+    // Four standard deviations of each.
+    expect(std::fabs(mean / kCount) < 4 * std::sqrt(1.0 / 12 / kCount), "the mean is off by %g", mean / kCount);
+    expect(std::fabs(square / kCount - 1.0 / 12) < 4 * std::sqrt(1.0 / 180 / kCount), "the variance is %g",
+           square / kCount);
+    for (const double product : {next_seed, next_position, both, across}) {
+        const double correlation = product / kCount * 12;
+        expect(std::fabs(correlation) < 4 / std::sqrt(kCount), "neighbours have a correlation of %g", correlation);
+    }
+}
+
+}  // namespace
+
+int main() {
+    quire::testing::for_each_kernels([](const Kernels& kernels) {
+        test_greedy(kernels);
+        test_filters(kernels);
+        test_extremes(kernels);
+        test_chi_square(kernels);
+        test_determinism(kernels);
+        test_reports(kernels);
+    });
+    test_uniform_values();
+    test_uniform_statistics();
+    return quire::testing::exit_status();
+}

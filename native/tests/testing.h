@@ -1,0 +1,104 @@
+// What the test programs share: counting failures, seeded numbers, the kernels that this machine runs.
+#pragma once
+
+#include <cstdarg>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "quire/cpu_features.h"
+#include "quire/decoder.h"
+#include "quire/kernels.h"
+
+namespace quire::testing {
+
+inline int num_failures = 0;
+
+// Prints what failed, as printf does. Only for the main thread.
+__attribute__((format(printf, 2, 3))) inline void expect(bool condition, const char* what, ...) {
+    if (condition) return;
+    constexpr int kMostPrinted = 50;  // one bug in a kernel fails thousands of comparisons
+    if (++num_failures > kMostPrinted) return;
+    std::va_list arguments;
+    va_start(arguments, what);
+    std::fprintf(stderr, "FAILED: ");
+    std::vfprintf(stderr, what, arguments);
+    std::fprintf(stderr, "\n");
+    va_end(arguments);
+}
+
+// What main returns.
+inline int exit_status() {
+    if (num_failures > 0) std::fprintf(stderr, "%d failures\n", num_failures);
+    return num_failures == 0 ? 0 : 1;
+}
+
+// Seeded numbers. Not the distributions of the standard library: those differ from one to the next.
+class Random {
+  public:
+    explicit Random(std::uint64_t seed) : engine_(seed) {}
+
+    double share() { return static_cast<double>(engine_() >> 11) * 0x1.0p-53; }
+    float number(float low = -1.0F, float high = 1.0F) { return low + static_cast<float>(share()) * (high - low); }
+    int below(int end) { return static_cast<int>(engine_() % static_cast<std::uint64_t>(end)); }
+
+    std::vector<float> numbers(std::size_t count, float low = -1.0F, float high = 1.0F) {
+        std::vector<float> result(count);
+        for (float& each : result) each = number(low, high);
+        return result;
+    }
+
+    template <typename Value>
+    void shuffle(std::vector<Value>& values) {
+        for (std::size_t i = values.size(); i > 1; --i) std::swap(values[i - 1], values[below(static_cast<int>(i))]);
+    }
+
+  private:
+    std::mt19937_64 engine_;
+};
+
+// Calls test(kernels) for each set of kernels that this machine can run.
+template <typename Test>
+void for_each_kernels(Test test) {
+    const InstructionSet best = best_instruction_set(cpu_features());
+    for (const InstructionSet set : {InstructionSet::kPortable, InstructionSet::kAvx2, InstructionSet::kAvx512}) {
+        if (set <= best) test(kernels_for(set));
+    }
+}
+
+inline bool same_bits(const float* one, const float* other, std::size_t count) {
+    return std::memcmp(one, other, count * sizeof(float)) == 0;
+}
+
+inline bool same_bits(const std::vector<float>& one, const std::vector<float>& other) {
+    return one.size() == other.size() && same_bits(one.data(), other.data(), one.size());
+}
+
+inline const char* name_of(NumberType type) { return type == NumberType::kFloat32 ? "float32" : "bfloat16"; }
+
+inline float from_bfloat16(std::uint16_t half) {
+    const std::uint32_t bits = static_cast<std::uint32_t>(half) << 16;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+// The nearest bfloat16 of a finite number, found by comparing distances: not the way of the kernels.
+inline std::uint16_t nearest_bfloat16(float value) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    const auto toward_zero = static_cast<std::uint16_t>(bits >> 16);
+    const auto away = static_cast<std::uint16_t>(toward_zero + 1);
+    // Beyond the largest number the next step counts as if there were one more, as IEEE 754 has it.
+    const double step = (away & 0x7fffU) == 0x7f80U
+                            ? static_cast<double>(from_bfloat16(toward_zero)) - from_bfloat16(toward_zero - 1)
+                            : static_cast<double>(from_bfloat16(away)) - from_bfloat16(toward_zero);
+    const double share = (static_cast<double>(value) - from_bfloat16(toward_zero)) / step;
+    if (share != 0.5) return share < 0.5 ? toward_zero : away;
+    return toward_zero % 2 == 0 ? toward_zero : away;
+}
+
+}  // namespace quire::testing

@@ -1,0 +1,44 @@
+"""How a model's makers want it sampled: generation_config.json, as far as it is about one token.
+
+Lengths, beams and other settings of that file are the caller's own affair and are not read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.compute.models.config_file import ConfigFile
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """Defaults for a request that does not say otherwise; None where the folder says nothing.
+
+    `do_sample` false is temperature 0. A `top_k` of 0 or -1 is off.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    @classmethod
+    def read(cls, config: ConfigFile) -> GenerationDefaults:
+        """Return the defaults in the settings for generation.
+
+        >>> GenerationDefaults.read(ConfigFile("generation_config.json", {"do_sample": False, "top_k": 20}))
+        GenerationDefaults(temperature=0.0, top_p=None, top_k=20, min_p=None, repetition_penalty=None)
+        """
+        temperature = config.optional_number("temperature", low=0, high=100)
+        return cls(
+            temperature=temperature if config.flag("do_sample", True) else 0.0,
+            top_p=config.optional_number("top_p", low=0, high=1),
+            top_k=_top_k(config),
+            min_p=config.optional_number("min_p", low=0, high=1),
+            repetition_penalty=config.optional_number("repetition_penalty", low=0.01, high=100),
+        )
+
+
+def _top_k(config: ConfigFile) -> int | None:
+    return config.size("top_k", low=-1) if config.is_set("top_k") else None

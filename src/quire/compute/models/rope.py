@@ -1,0 +1,273 @@
+"""Rotary positions: from the settings of a config to frequencies, which are data.
+
+The settings stand at the top level in transformers 4 (`rope_theta`, `rope_scaling`), in
+`rope_parameters` in transformers 5, there perhaps once more per type of layer. All scalings end in
+one list of frequencies and one factor of cosine and sine, so that no engine knows any of them:
+
+    default        base ** (-2i / rotary_dim)
+    linear         … / factor
+    proportional   … over head_dim, with the last frequencies 0
+    dynamic        a larger base, for the maximum length      ┐ transformers takes the length that
+    longrope       … / short or long factors, and a scale     ┘ a text has now
+    yarn           the slow ones / factor, the fast ones as they are, and a scale
+    llama3         the slow ones / factor, a ramp by wavelength to the fast ones
+
+Two depend on the current length. A text whose past keys were turned by one set of frequencies and
+whose next keys are turned by another has no defined result, and a cached prefix would depend on
+what followed it. So they are frozen at load, from the maximum length, and `rope_notices` says so.
+
+The arithmetic is float32 in the order of transformers: its models were trained with these roundings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+
+from quire.compute.arrays import FloatArray
+from quire.compute.models.base import RopeSpec
+from quire.compute.models.config_file import ConfigFile
+from quire.core.errors import CheckpointError
+
+DEFAULT_BASE: Final = 10_000.0
+SECTIONS: Final = ("rope_scaling", "rope_parameters")  # of transformers 4 and 5
+
+
+def rope_spec(
+    config: ConfigFile,
+    head_dim: int,
+    max_length: int | None = None,
+    *,
+    layer_type: str | None = None,
+    default_base: float = DEFAULT_BASE,
+) -> RopeSpec:
+    """Return the rotary positions of a model, or of its layers of one type.
+
+    `max_length` is the longest text that will be run, where it is not what the config says.
+    """
+    section = _section(config, layer_type)
+    kind = _kind(section)
+    fraction = section.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
+    if fraction > 1:
+        raise section.error("partial_rotary_factor", "a number above 0, at most 1")
+    rotary_dim = int(head_dim * fraction)
+    if rotary_dim < 2 or rotary_dim % 2:
+        where = f"{config.where}: rotary dimensions"
+        raise CheckpointError(where, rotary_dim, f"an even number from 2 to {head_dim}")
+    rope = _Rope(
+        section=section,
+        base=section.number("rope_theta", config.number("rope_theta", default_base)),
+        rotary_dim=rotary_dim,
+        head_dim=head_dim,
+        original_length=_original_length(config, section),
+        trained_length=config.size("max_position_embeddings"),
+        max_length=_frozen_length(config, max_length),
+    )
+    # A base or a factor out of all proportion ends as a number that is not finite.
+    with np.errstate(all="ignore"):
+        frequencies, scale = SCALINGS[kind](rope)
+    if not (np.isfinite(frequencies).all() and 0 < scale < math.inf):
+        raise config.error("rope_theta", "with its scaling, frequencies that are finite numbers")
+    return RopeSpec(2 * len(frequencies), tuple(map(float, frequencies)), float(np.float32(scale)))
+
+
+def context_length(config: ConfigFile, max_length: int | None = None) -> int:
+    """Return how many positions the model can have.
+
+    That is `max_position_embeddings`, or what yarn stretches to where that is more. Dynamic scaling
+    goes up to `max_length`, where one is asked for, and at most to its factor times as far.
+    """
+    trained = config.size("max_position_embeddings")
+    section = _section(config, "full_attention")
+    kind = _kind(section)
+    if kind == "dynamic" and max_length is not None:
+        return max(trained, min(max_length, int(trained * section.number("factor"))))
+    if kind == "yarn" and section.is_set("original_max_position_embeddings"):
+        stretched = section.size("original_max_position_embeddings") * section.number("factor")
+        return max(trained, min(int(stretched), 1 << 31))
+    return trained
+
+
+def rope_notices(config: ConfigFile, max_length: int | None = None) -> tuple[str, ...]:
+    """Return what a user should know: scalings that are frozen at load."""
+    section = _section(config, "full_attention")
+    kind = _kind(section)
+    if kind not in ("dynamic", "longrope"):
+        return ()
+    length = _frozen_length(config, max_length)
+    if kind == "dynamic":
+        chosen = "stretched for" if length > config.size("max_position_embeddings") else "not needed at"
+    else:
+        chosen = f"by its {'long' if length > _original_length(config, section) else 'short'} factors for"
+    return (f"rope scaling {kind!r} depends on the current length: frozen at load, {chosen} {length} tokens",)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rope:
+    """All that frequencies are computed from."""
+
+    section: ConfigFile
+    base: float
+    rotary_dim: int
+    head_dim: int
+    original_length: int
+    trained_length: int
+    max_length: int
+
+    def powers(self, base: float | None = None, dim: int | None = None) -> FloatArray:
+        """Return base ** (2i / dim) for each pair i that rotates."""
+        exponents = np.arange(0, self.rotary_dim, 2, dtype=np.float32) / np.float32(dim or self.rotary_dim)
+        # The power is rounded once: numpy's own in float32 is off by one bit here and there.
+        exact = np.float64(np.float32(self.base if base is None else base)) ** exponents.astype(np.float64)
+        return exact.astype(np.float32)
+
+    def frequencies(self) -> FloatArray:
+        """Return the frequencies without any scaling."""
+        return np.float32(1) / self.powers()
+
+    def factor(self) -> float:
+        """Return the factor of the scaling."""
+        return self.section.number("factor")
+
+    def stretch(self) -> float:
+        """Return the factor, or the ratio of the lengths where those say it."""
+        ratio = self.trained_length / self.original_length
+        return self.factor() if ratio == 1 else self.section.number("factor", ratio)
+
+
+def _default(rope: _Rope) -> tuple[FloatArray, float]:
+    return rope.frequencies(), 1.0
+
+
+def _linear(rope: _Rope) -> tuple[FloatArray, float]:
+    return rope.frequencies() / np.float32(rope.factor()), 1.0
+
+
+def _proportional(rope: _Rope) -> tuple[FloatArray, float]:
+    turned = np.float32(1) / rope.powers(dim=rope.head_dim)
+    frequencies = np.zeros(rope.head_dim // 2, np.float32)
+    frequencies[: len(turned)] = turned
+    return frequencies / np.float32(rope.section.number("factor", 1.0)), 1.0
+
+
+def _dynamic(rope: _Rope) -> tuple[FloatArray, float]:
+    if rope.rotary_dim == 2:
+        raise rope.section.error("rope_type", "another type for 2 rotary dimensions")
+    factor, length = rope.factor(), max(rope.max_length, rope.trained_length)
+    stretch = factor * length / rope.trained_length - (factor - 1)
+    base = rope.base * stretch ** (rope.rotary_dim / (rope.rotary_dim - 2))
+    return np.float32(1) / rope.powers(base), 1.0
+
+
+def _longrope(rope: _Rope) -> tuple[FloatArray, float]:
+    factor = rope.stretch()
+    scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(max(2, rope.original_length)))
+    chosen = "long_factor" if rope.max_length > rope.original_length else "short_factor"
+    factors = np.array(rope.section.numbers(chosen), np.float32)
+    if len(factors) != rope.rotary_dim // 2:
+        raise rope.section.error(chosen, f"{rope.rotary_dim // 2} numbers")
+    return np.float32(1) / (factors * rope.powers()), rope.section.number("attention_factor", scale)
+
+
+def _yarn(rope: _Rope) -> tuple[FloatArray, float]:
+    factor = rope.stretch()
+    low, high = _yarn_range(rope)
+    count = rope.rotary_dim // 2
+    ramp = (np.arange(count, dtype=np.float32) - np.float32(low)) / np.float32(high - low)
+    kept = np.float32(1) - np.clip(ramp, np.float32(0), np.float32(1))
+    slow, fast = np.float32(1) / (np.float32(factor) * rope.powers()), rope.frequencies()
+    return slow * (np.float32(1) - kept) + fast * kept, _yarn_scale(rope.section, factor)
+
+
+def _yarn_range(rope: _Rope) -> tuple[float, float]:
+    """Return the pairs between which frequencies go from fast, kept, to slow, divided."""
+    if rope.base <= 1:
+        raise rope.section.error("rope_theta", "a number above 1")
+
+    def pair(num_rotations: float) -> float:
+        turns = rope.original_length / (num_rotations * 2 * math.pi)
+        return rope.rotary_dim * math.log(turns) / (2 * math.log(rope.base))
+
+    low, high = pair(rope.section.number("beta_fast", 32)), pair(rope.section.number("beta_slow", 1))
+    if rope.section.flag("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, rope.rotary_dim - 1)
+    return low, high + 0.001 if low == high else high
+
+
+def _yarn_scale(section: ConfigFile, factor: float) -> float:
+    def growth(strength: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * strength * math.log(factor) + 1.0
+
+    if section.is_set("mscale") and section.is_set("mscale_all_dim"):
+        natural = growth(section.number("mscale")) / growth(section.number("mscale_all_dim"))
+    else:
+        natural = growth(1.0)
+    return section.number("attention_factor", natural)
+
+
+def _llama3(rope: _Rope) -> tuple[FloatArray, float]:
+    factor = np.float32(rope.factor())
+    low, high = rope.section.number("low_freq_factor"), rope.section.number("high_freq_factor")
+    if low >= high:
+        raise rope.section.error("high_freq_factor", f"a number above low_freq_factor, {low:g}")
+    fast = rope.frequencies()
+    lengths = np.float32(2 * math.pi) / fast
+    ramp = (np.float32(rope.original_length) / lengths - np.float32(low)) / np.float32(high - low)
+    between = (np.float32(1) - ramp) * fast / factor + ramp * fast
+    slower = np.where(lengths > rope.original_length / low, fast / factor, between)
+    return np.where(lengths < rope.original_length / high, fast, slower), 1.0
+
+
+SCALINGS: Final[Mapping[str, Callable[[_Rope], tuple[FloatArray, float]]]] = MappingProxyType(
+    {
+        "default": _default,
+        "linear": _linear,
+        "proportional": _proportional,
+        "dynamic": _dynamic,
+        "longrope": _longrope,
+        "su": _longrope,  # its name in the first Phi-3
+        "yarn": _yarn,
+        "llama3": _llama3,
+    }
+)
+
+
+def _section(config: ConfigFile, layer_type: str | None) -> ConfigFile:
+    """Return the settings of the scaling; those of a type of layer, where each has its own."""
+    for field in SECTIONS:
+        section = config.section(field)
+        if layer_type is not None and isinstance(section.fields.get(layer_type), dict):
+            return section.section(layer_type)
+        if any(isinstance(value, dict) for value in section.fields.values()):
+            raise config.error(field, f"one set of settings for {layer_type or 'all'} layers")
+        if section.fields:
+            return section
+    return config.section(SECTIONS[-1])
+
+
+def _kind(section: ConfigFile) -> str:
+    field = "rope_type" if section.is_set("rope_type") else "type"
+    kind = section.fields.get(field)
+    if kind is None:
+        return "default"
+    if not isinstance(kind, str) or kind not in SCALINGS:
+        raise section.error(field, f"one of {', '.join(SCALINGS)}")
+    return "longrope" if kind == "su" else kind
+
+
+def _original_length(config: ConfigFile, section: ConfigFile) -> int:
+    """Return the length before stretching; Phi-3 says it outside the section."""
+    field = "original_max_position_embeddings"
+    trained = config.size("max_position_embeddings")
+    return config.size(field) if config.is_set(field) else section.size(field, trained)
+
+
+def _frozen_length(config: ConfigFile, max_length: int | None) -> int:
+    context = context_length(config, max_length)
+    return context if max_length is None else min(context, max_length)

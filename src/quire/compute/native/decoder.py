@@ -1,0 +1,117 @@
+"""NativeDecoder: the compiled decoder as a `ModelRunner`. One call per step, the GIL released while it computes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire._native import Decoder
+from quire.compute.arrays import FloatArray
+from quire.compute.models.base import DecoderSpec, Part
+from quire.compute.weights.decoder_weights import DecoderWeights, Parts
+from quire.compute.worker.cache_engine import CacheArray, CacheEngine
+from quire.compute.worker.model_runner import StepInputs, StepOutputs
+
+PANEL_WIDTH = 16
+NORMS = frozenset(
+    {
+        Part.ATTENTION_NORM,
+        Part.AFTER_ATTENTION_NORM,
+        Part.JOINED_ATTENTION_NORM,
+        Part.MLP_NORM,
+        Part.AFTER_MLP_NORM,
+        Part.JOINED_MLP_NORM,
+        Part.QUERY_NORM,
+        Part.KEY_NORM,
+        Part.FINAL_NORM,
+    }
+)
+
+
+class NativeDecoder:
+    """A decoder in the compiled core; implements `ModelRunner`.
+
+    The weights are packed when it is made, and what they were packed from is not needed any more, but for the rows of
+    an embedding that is not the head too: those stay where they are.
+    """
+
+    def __init__(self, spec: DecoderSpec, decoder: Decoder, weights: DecoderWeights) -> None:
+        self.spec = spec
+        self._decoder = decoder
+        self._cache: list[tuple[CacheArray, CacheArray]] = []
+        self._logits = np.zeros((0, -(-spec.vocab_size // PANEL_WIDTH) * PANEL_WIDTH), np.float32)
+        self._set_model(weights.parts)
+        for layer, parts in enumerate(weights.layers):
+            self._set_parts(parts, layer)
+        for layer, experts in enumerate(weights.experts):
+            for expert, parts in enumerate(experts):
+                for part, piece in parts.items():
+                    decoder.set_matrix(part.value, layer, expert, np.ascontiguousarray(piece.weight))
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens the model knows."""
+        return self.spec.vocab_size
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights as they lie in memory."""
+        return self._decoder.weight_bytes()
+
+    def run(self, inputs: StepInputs, cache: CacheEngine) -> StepOutputs:
+        """Compute one step. Mutates the slots of its tokens in the cache; the logits are valid until the next step."""
+        self._follow(cache)
+        num_logits = len(inputs.logit_indices)
+        if num_logits > len(self._logits):
+            self._logits = np.zeros((num_logits, self._logits.shape[1]), np.float32)
+        finite_logits = np.zeros(num_logits, np.bool_)
+        finite = np.zeros(len(inputs.token_ids), np.bool_)
+        self._decoder.run(
+            inputs.query_starts,
+            inputs.token_ids,
+            inputs.positions,
+            inputs.logit_indices,
+            inputs.slots,
+            inputs.block_tables,
+            self._logits,
+            finite_logits,
+            finite,
+        )
+        return StepOutputs(self._logits[:num_logits], finite, finite_logits)
+
+    def _follow(self, cache: CacheEngine) -> None:
+        """Point the decoder at the KV memory, where it is another than before."""
+        places = cache.places()
+        if len(places) != len(self._cache) or any(
+            new is not old
+            for pair, known in zip(places, self._cache, strict=True)
+            for new, old in zip(pair, known, strict=True)
+        ):
+            self._decoder.set_cache(places)
+            self._cache = places
+
+    def _set_model(self, parts: Parts) -> None:
+        head = Part.EMBEDDING if self.spec.tied_head else Part.HEAD
+        self._decoder.set_matrix("head", -1, -1, np.ascontiguousarray(parts[head].weight))
+        if not self.spec.tied_head:
+            self._decoder.set_embedding(np.ascontiguousarray(parts[Part.EMBEDDING].weight))
+        if Part.POSITIONS in parts:
+            self._decoder.set_positions(_as_float32(parts[Part.POSITIONS].weight))
+        rest = {Part.EMBEDDING_IN, Part.EMBEDDING_OUT, Part.FINAL_NORM}
+        self._set_parts({part: piece for part, piece in parts.items() if part in rest}, -1)
+
+    def _set_parts(self, parts: Parts, layer: int) -> None:
+        for part, piece in parts.items():
+            if part in NORMS:
+                self._decoder.set_norm(part.value, layer, np.ascontiguousarray(piece.weight))
+                if piece.bias is not None:
+                    self._decoder.set_norm_bias(part.value, layer, np.ascontiguousarray(piece.bias))
+            else:
+                self._decoder.set_matrix(part.value, layer, -1, np.ascontiguousarray(piece.weight))
+                if piece.bias is not None:
+                    self._decoder.set_bias(part.value, layer, np.ascontiguousarray(piece.bias))
+
+
+def _as_float32(rows: np.ndarray) -> FloatArray:
+    if rows.dtype == np.uint16:
+        return (rows.astype(np.uint32) << 16).view(np.float32)
+    return np.ascontiguousarray(rows, np.float32)

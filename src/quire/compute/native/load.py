@@ -1,0 +1,101 @@
+"""From a model folder to a worker that runs it with the compiled core."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from quire._native import Decoder, Kernels, ThreadTeam, kernel_names, kernels
+from quire._native import activation_bytes as step_bytes
+from quire.compute.models import ModelDescription
+from quire.compute.models.base import DecoderSpec
+from quire.compute.native.decoder import PANEL_WIDTH, NativeDecoder
+from quire.compute.native.shape import decoder_shape
+from quire.compute.sampling.native import NativeSampler
+from quire.compute.weights.checkpoint import Checkpoint
+from quire.compute.weights.decoder_weights import DecoderWeights
+from quire.compute.worker.cache_engine import CacheEngine
+from quire.compute.worker.worker import Worker
+from quire.core.errors import InvalidConfigError
+from quire.core.kv_spec import KVCacheSpec
+
+BLOCK_SIZES: Final = (16, 32, 64, 128)
+DTYPES: Final = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True)
+class NativeSettings:
+    """How the compiled core runs a model; `instruction_set` None: as QUIRE_ISA says, else the best of the machine."""
+
+    dtype: str = "bfloat16"
+    block_size: int = 16
+    num_threads: int = 1
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 256
+    instruction_set: str | None = None
+
+
+def kernels_for(instruction_set: str | None) -> Kernels:
+    """Return the kernels of an instruction set; None: as QUIRE_ISA says, else the best that the machine has."""
+    names = kernel_names()
+    wanted = instruction_set or os.environ.get("QUIRE_ISA") or names[-1]
+    if wanted not in names:
+        raise InvalidConfigError("instruction set", wanted, f"one of {', '.join(names)} on this machine")
+    return kernels(wanted)
+
+
+def kv_cache_spec(spec: DecoderSpec, block_size: int, dtype: str) -> KVCacheSpec:
+    """Return what a block holds natively: heads are stored up to a multiple of 16 numbers."""
+    if block_size not in BLOCK_SIZES:
+        raise InvalidConfigError("block_size", block_size, f"one of {', '.join(map(str, BLOCK_SIZES))}")
+    if dtype not in DTYPES:
+        raise InvalidConfigError("dtype", dtype, f"one of {', '.join(DTYPES)}")
+    head_dim = -(-spec.attention.head_dim // PANEL_WIDTH) * PANEL_WIDTH
+    return replace(spec.kv_cache_spec(block_size, dtype), head_dim=head_dim)
+
+
+def activation_bytes(spec: DecoderSpec, settings: NativeSettings) -> int:
+    """Return the bytes of activations and logits that steps of the settings' size take."""
+    shape = decoder_shape(spec, kv_cache_spec(spec, settings.block_size, settings.dtype))
+    num_logits = settings.max_num_seqs
+    logits = num_logits * -(-spec.vocab_size // PANEL_WIDTH) * PANEL_WIDTH * 4
+    return logits + step_bytes(shape, settings.max_num_batched_tokens, num_logits, settings.num_threads)
+
+
+def load_worker(
+    model_folder: Path,
+    model: ModelDescription,
+    settings: NativeSettings,
+    *,
+    num_blocks: int,
+    num_host_blocks: int = 0,
+) -> Worker:
+    """Return a worker for a model folder; `start` it to allocate its KV memory.
+
+    The checkpoint is checked whole before a weight is read.
+    """
+    kv_spec = kv_cache_spec(model.spec, settings.block_size, settings.dtype)
+    checkpoint = Checkpoint.open(model_folder)
+    cache = CacheEngine(kv_spec, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
+    return make_worker(model.spec, checkpoint, settings, cache, eos_token_ids=frozenset(model.eos_token_ids))
+
+
+def make_worker(
+    spec: DecoderSpec,
+    checkpoint: Checkpoint,
+    settings: NativeSettings,
+    cache: CacheEngine,
+    *,
+    eos_token_ids: frozenset[int] = frozenset(),
+) -> Worker:
+    """Return a worker for a spec and a checkpoint of it, over KV memory of `kv_cache_spec`."""
+    chosen = kernels_for(settings.instruction_set)
+    weights = DecoderWeights.load(spec, checkpoint, settings.dtype)
+    team = ThreadTeam(settings.num_threads)
+    decoder = Decoder(decoder_shape(spec, cache.spec), chosen, team)
+    runner = NativeDecoder(spec, decoder, weights)
+    decoder.reserve(settings.max_num_batched_tokens, settings.max_num_seqs)
+    sampler = NativeSampler(chosen, team, spec.vocab_size)
+    return Worker(runner, cache, sampler, eos_token_ids=eos_token_ids)

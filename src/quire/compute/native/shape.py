@@ -1,0 +1,66 @@
+"""A `DecoderSpec` in the words of the compiled core (`DecoderShape` in native/include/quire/decoder.h)."""
+
+from __future__ import annotations
+
+from quire.compute.models.base import DecoderSpec, NormKind, NormSpec, RopeSpec
+from quire.core.kv_spec import KVCacheSpec
+
+
+def decoder_shape(spec: DecoderSpec, kv_spec: KVCacheSpec) -> dict[str, object]:
+    """Return the fields of a `DecoderShape`."""
+    attention, experts = spec.attention, spec.experts
+    ropes = list(dict.fromkeys(layer.rope for layer in spec.layers if layer.rope is not None))
+    return {
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.hidden_size,
+        "embedding_size": spec.embedding_size or spec.hidden_size,
+        "num_heads": attention.num_heads,
+        "num_kv_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
+        "intermediate_size": spec.mlp.intermediate_size,
+        "num_experts": 0 if experts is None else experts.num_experts,
+        "experts_per_token": 0 if experts is None else experts.experts_per_token,
+        "expert_size": 0 if experts is None else experts.intermediate_size,
+        "normalize_experts": experts is not None and experts.normalize_weights,
+        "gated": spec.mlp.gated,
+        "tied_head": spec.tied_head,
+        "qk_norm": attention.qk_norm is not None,
+        "activation": spec.mlp.activation.value,
+        "norm": _norm(spec.norm),
+        "head_norm": _norm(attention.qk_norm or spec.norm),
+        "attention_scale": attention.scale,
+        "score_soft_cap": attention.score_soft_cap or 0.0,
+        "logit_soft_cap": spec.logit_soft_cap or 0.0,
+        "embedding_scale": spec.embedding_scale,
+        "learned_positions": -1 if spec.learned_positions is None else spec.learned_positions,
+        "ropes": [_rope(rope) for rope in ropes],
+        "layers": _layers(spec, kv_spec, ropes),
+    }
+
+
+def _layers(spec: DecoderSpec, kv_spec: KVCacheSpec, ropes: list[RopeSpec]) -> list[dict[str, object]]:
+    homes = {
+        layer: (index, place) for index, group in enumerate(kv_spec.groups) for place, layer in enumerate(group.layers)
+    }
+    return [
+        {
+            "window": layer.window or 0,
+            "rope": -1 if layer.rope is None else ropes.index(layer.rope),
+            "sparse": layer.sparse,
+            "kv_group": homes[index][0],
+            "kv_place": homes[index][1],
+        }
+        for index, layer in enumerate(spec.layers)
+    ]
+
+
+def _norm(norm: NormSpec) -> dict[str, object]:
+    return {"epsilon": norm.epsilon, "center": norm.kind is NormKind.LAYER, "unit_offset": norm.unit_offset}
+
+
+def _rope(rope: RopeSpec) -> dict[str, object]:
+    return {
+        "rotary_dim": rope.rotary_dim,
+        "scale": rope.scale,
+        "inverse_frequencies": list(rope.inverse_frequencies),
+    }

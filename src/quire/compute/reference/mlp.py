@@ -1,0 +1,69 @@
+"""The second sublayer: an MLP, or the experts that a router picks for each token.
+
+With experts, every row's sum has an order of its own: softmax over the router's row, the best
+experts by weight and then by id, their outputs added in the order of ids. Rows that picked one
+expert go through it together, each computed by itself as everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from quire.compute.arrays import FloatArray
+from quire.compute.models.base import DecoderSpec, ExpertsSpec, MLPSpec, Part
+from quire.compute.reference.operations import activate, linear
+from quire.compute.weights.decoder_weights import Parts, PartWeights
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """What the parts of an MLP are called."""
+
+    gate: Part
+    up: Part
+    down: Part
+
+
+DENSE: Final = _Names(Part.GATE, Part.UP, Part.DOWN)
+EXPERT: Final = _Names(Part.EXPERT_GATE, Part.EXPERT_UP, Part.EXPERT_DOWN)
+
+
+def mlp_output(rows: FloatArray, spec: MLPSpec, parts: Parts, names: _Names) -> FloatArray:
+    """Return the MLP of each row: `[num_rows, hidden_size]`."""
+    up = linear(rows, parts[names.up])  # [num_rows, intermediate_size]
+    if spec.gated:
+        up = activate(linear(rows, parts[names.gate]), spec.activation) * up
+    else:
+        up = activate(up, spec.activation)
+    return linear(up, parts[names.down])
+
+
+def experts_output(rows: FloatArray, spec: DecoderSpec, router: PartWeights, experts: Sequence[Parts]) -> FloatArray:
+    """Return the weighted sum of each row's experts: `[num_rows, hidden_size]`."""
+    assert spec.experts is not None  # a layer is sparse only where there are experts
+    weights = routing_weights(linear(rows, router), spec.experts)
+    output = np.zeros_like(rows)
+    for expert, parts in enumerate(experts):
+        chosen = np.flatnonzero(weights[:, expert])
+        if len(chosen):
+            update = mlp_output(rows[chosen], spec.mlp, parts, EXPERT)
+            output[chosen] += weights[chosen, expert, None] * update
+    return output
+
+
+def routing_weights(scores: FloatArray, spec: ExpertsSpec) -> FloatArray:
+    """Return the weight of each expert for each row, 0 where it is not picked: `[num_rows, num_experts]`."""
+    exponents = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights = exponents / exponents.sum(axis=-1, keepdims=True)
+    # A stable sort: of equal weights the lowest id goes first.
+    order = np.argsort(-weights, axis=-1, kind="stable")[:, : spec.experts_per_token]
+    best = np.take_along_axis(weights, order, axis=-1)
+    if spec.normalize_weights:
+        best = best / best.sum(axis=-1, keepdims=True)
+    picked = np.zeros(weights.shape, np.float32)
+    np.put_along_axis(picked, order, best, axis=-1)
+    return picked

@@ -1,0 +1,89 @@
+"""ReferenceSampler: the definition in `draws`, written to be read. The native sampler is compared with it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.compute.arrays import FloatArray
+from quire.compute.sampling.draws import Choices, Draws
+
+Weights = NDArray[np.float64]
+
+WORD: Final = (1 << 64) - 1
+
+
+def uniform(seed: int, position: int) -> float:
+    """Return the number in [0, 1) of a seed and a position: SplitMix64's finaliser, seed first.
+
+    >>> uniform(1, 7) == uniform(1, 7), uniform(1, 7) == uniform(7, 1)
+    (True, False)
+    """
+    return float(_mix(_mix(_mix(seed)) ^ position) >> 11) * 2.0**-53
+
+
+def _mix(word: int) -> int:
+    word = (word + 0x9E3779B97F4A7C15) & WORD
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & WORD
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & WORD
+    return word ^ (word >> 31)
+
+
+class ReferenceSampler:
+    """Chooses tokens one draw at a time; implements `Sampler`. Immutable."""
+
+    def sample(self, logits: FloatArray, draws: Draws) -> Choices:
+        """Return a choice per draw. Does not mutate the logits."""
+        choices = Choices.empty(draws)
+        for index in range(len(draws)):
+            row = logits[draws.logit_rows[index]]
+            choices.tokens[index] = _choose(_allowed(row, draws, index), draws, index)
+            if draws.num_logprobs[index] >= 0:
+                _report(row, draws, index, choices)
+        return choices
+
+
+def _allowed(row: FloatArray, draws: Draws, index: int) -> FloatArray:
+    banned = draws.banned_ids[draws.banned_starts[index] : draws.banned_starts[index + 1]]
+    allowed = row.copy()
+    allowed[banned] = -np.inf
+    return allowed
+
+
+def _choose(row: FloatArray, draws: Draws, index: int) -> int:
+    weights = token_weights(row, draws, index)
+    if weights is None:
+        return int(np.argmax(row))
+    at = weights.sum() * uniform(int(draws.seeds[index]), int(draws.positions[index]))
+    return int(min(np.searchsorted(np.cumsum(weights), at, side="right"), np.flatnonzero(weights)[-1]))
+
+
+def token_weights(row: FloatArray, draws: Draws, index: int) -> Weights | None:
+    """Return the weight of every token, 0 where a filter took it away; None for a greedy draw."""
+    temperature = float(draws.temperatures[index])
+    highest = row.max()
+    if temperature < np.finfo(np.float32).tiny or not np.isfinite(highest):
+        return None
+    weights: Weights = np.exp((row.astype(np.float64) - highest) / temperature)
+    weights[weights < draws.min_p[index]] = 0.0
+    order = np.argsort(-weights, kind="stable")
+    if draws.top_k[index] > 0:
+        weights[order[draws.top_k[index] :]] = 0.0
+    if draws.top_p[index] < 1.0:
+        sums = np.cumsum(weights[order])
+        kept = 1 + int(np.searchsorted(sums, float(draws.top_p[index]) * sums[-1], side="left"))
+        weights[order[kept:]] = 0.0
+    return weights
+
+
+def _report(row: FloatArray, draws: Draws, index: int, choices: Choices) -> None:
+    exact = row.astype(np.float64)
+    logprobs = exact - exact.max() - np.log(np.exp(exact - exact.max()).sum())
+    order = np.argsort(-row, kind="stable")
+    token, count = choices.tokens[index], int(draws.num_logprobs[index])
+    choices.logprobs[index] = logprobs[token]
+    choices.ranks[index] = 1 + int(np.flatnonzero(order == token)[0])
+    choices.top_ids[index, :count] = order[:count]
+    choices.top_logprobs[index, :count] = logprobs[order[:count]]

@@ -1,0 +1,40 @@
+"""bfloat16 without a library: the upper 16 bits of a float32.
+
+Widening is a shift and exact. Narrowing rounds to the nearest, of two equally near ones to the one
+whose last bit is 0, as every framework does; what is beyond the largest becomes infinite, and NaN
+stays NaN.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from quire.compute.arrays import FloatArray, HalfArray, WeightArray
+
+CHUNK: Final = 1 << 20  # numbers rounded at a time, so that no tensor is in memory several times
+
+
+def widened(bits: HalfArray) -> FloatArray:
+    """Return the numbers as float32.
+
+    >>> widened(np.array([0x3F80, 0xC000], np.uint16))
+    array([ 1., -2.], dtype=float32)
+    """
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def narrowed(numbers: WeightArray) -> HalfArray:
+    """Return numbers, float32 or float16, of one dimension as bfloat16.
+
+    >>> [hex(bits) for bits in narrowed(np.array([1.0, -2.0, 3.4e38], np.float32))]
+    ['0x3f80', '0xc000', '0x7f80']
+    """
+    result = np.empty(len(numbers), np.uint16)
+    for start in range(0, len(numbers), CHUNK):
+        part = numbers[start : start + CHUNK].astype(np.float32)
+        bits = part.view(np.uint32)
+        rounded = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+        result[start : start + CHUNK] = np.where(np.isnan(part), bits >> 16 | 0x40, rounded)
+    return result

@@ -1,0 +1,297 @@
+"""A conversation becomes the text that a model was trained on, by the Jinja template in its folder.
+
+A template is a program out of a folder that somebody downloaded, and what it works on comes from a client. So
+
+- it runs in Jinja's immutable sandbox, on plain JSON data only: nothing that it is handed has a method worth calling,
+  and the clock is handed in;
+- its output, its ranges, and the strings and numbers that it multiplies are bounded (what is left is a template that
+  loops without writing: it belongs to whoever chose the model, as a client can never bring one);
+- messages, tools and variables are validated before it sees them, and a client's variable never takes the place of a
+  name that the template or the renderer relies on;
+- whatever goes wrong in it is an `InvalidRequestError` of one line.
+
+Templates are rendered as `transformers` renders them: the same options, filters and globals, keys that are None left
+out. Two courtesies beyond that: arguments of a tool call that come as JSON text (as OpenAI sends them) are parsed, as
+templates expect an object; and a "developer" message is a "system" message to a template that does not know developers.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from quire.core.errors import CheckpointError, InvalidRequestError
+
+if TYPE_CHECKING:
+    import jinja2
+
+ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+MAX_MESSAGES: Final = 4096
+MAX_RENDERED_CHARACTERS: Final = 8 << 20
+MAX_DEPTH: Final = 64
+_MAX_PRODUCT: Final = 1 << 20
+_MAX_EXPONENT: Final = 64
+
+Message = dict[str, object]
+
+
+class ChatTemplate:
+    """One template, compiled. Immutable; threads may share it."""
+
+    def __init__(
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        *,
+        where: str = "chat_template",
+        now: Callable[[], datetime] = datetime.now,
+    ) -> None:
+        """Compile `source`; `special_tokens` are its variables such as bos_token, `where` names it in errors."""
+        import jinja2
+
+        environment = _environment(now)
+        try:
+            self._template = environment.from_string(source)
+        except (jinja2.TemplateError, RecursionError) as error:
+            raise CheckpointError(where, _one_line(error), "a Jinja template that compiles") from error
+        self.source = source
+        self._special_tokens = dict(special_tokens)
+        self._taken = {"messages", "tools", "add_generation_prompt", *special_tokens, *environment.globals}
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Message] | None = None,
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
+        """Return the text of a conversation out of `validate_messages`. Does not mutate."""
+        for name in variables or {}:
+            if name in self._taken or not name.isidentifier():
+                raise InvalidRequestError("template_variables", name, "names that the renderer does not use itself")
+        if "developer" not in self.source:
+            messages = [_as_system(message) for message in messages]
+        context = {"documents": None, **self._special_tokens, **(variables or {})}
+        context |= {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
+        try:
+            return "".join(_bounded(self._template.generate(context)))
+        except InvalidRequestError:
+            raise
+        except Exception as error:  # a template can fail in every way that Python can
+            roles = ", ".join(str(message["role"]) for message in messages)
+            allowed = f"messages that the chat template of the model accepts; it says: {_one_line(error)}"
+            raise InvalidRequestError("messages", roles, allowed) from error
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{error or type(error).__name__}".split())[:300]
+
+
+def _as_system(message: Message) -> Message:
+    return message | {"role": "system"} if message["role"] == "developer" else message
+
+
+def _bounded(pieces: Iterator[str]) -> Iterator[str]:
+    length = 0
+    for piece in pieces:
+        length += len(piece)
+        if length > MAX_RENDERED_CHARACTERS:
+            allowed = f"a conversation of at most {MAX_RENDERED_CHARACTERS} characters once it is rendered"
+            raise InvalidRequestError("messages", f"rendered to {length} characters or more", allowed)
+        yield piece
+
+
+def _environment(now: Callable[[], datetime]) -> jinja2.Environment:
+    """Return the environment of transformers' templates, with bounds."""
+    import jinja2.ext
+    import jinja2.nodes
+    import jinja2.sandbox
+
+    class Generation(jinja2.ext.Extension):
+        """{% generation %} marks what a model is trained to say; the text is the same without it."""
+
+        tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+        def parse(self, parser: Any) -> jinja2.nodes.Node:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return jinja2.nodes.Scope(body, lineno=line)
+
+    class Namespace(jinja2.utils.Namespace):
+        """A namespace that holds no name out of the interior of Python."""
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            if name.startswith("_"):
+                raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}")
+            super().__setitem__(name, value)
+
+    class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+        """The sandbox, with products that stay small."""
+
+        intercepted_binops = frozenset({"*", "**"})
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            _require_small(operator, left, right)
+            return super().call_binop(context, operator, left, right)
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def make_dict(*items: Any, **fields: Any) -> dict[str, Any]:  # rather than the class, with all its attributes
+        return dict(*items, **fields)
+
+    environment = Sandbox(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"], autoescape=False
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals |= {
+        "raise_exception": raise_exception,
+        "strftime_now": lambda form: now().strftime(form),
+        "dict": make_dict,
+        "namespace": Namespace,
+    }
+    return environment
+
+
+def _require_small(operator: str, left: object, right: object) -> None:
+    """Raise where the product of two small things would be a giant."""
+    if operator == "**" and isinstance(right, int | float) and abs(right) > _MAX_EXPONENT:
+        raise OverflowError("the exponent is too large")
+    for text, factor in ((left, right), (right, left)):
+        if isinstance(text, str | list | tuple) and isinstance(factor, int) and len(text) * factor > _MAX_PRODUCT:
+            raise OverflowError("the product is too large")
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # Jinja's own filter writes "<" as an escape, for HTML; models were trained on the plain sign.
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+# --- what a client sends -----------------------------------------------------------------------
+
+
+def validate_messages(messages: object) -> list[Message]:
+    """Return the messages as plain data: contents joined to one text, arguments parsed, keys of None left out.
+
+    >>> validate_messages([{"role": "user", "content": [{"type": "text", "text": "Hi"}], "name": None}])
+    [{'role': 'user', 'content': 'Hi'}]
+    >>> validate_messages([{"role": "user", "content": 7}])
+    Traceback (most recent call last):
+    ...
+    quire.core.errors.InvalidRequestError: messages[0].content is 7; allowed: a string, or a list of text parts
+    """
+    if not isinstance(messages, list | tuple) or not 0 < len(messages) <= MAX_MESSAGES:
+        shown = f"{len(messages)} messages" if isinstance(messages, list | tuple) else messages
+        raise InvalidRequestError("messages", shown, f"a list of 1 to {MAX_MESSAGES} messages")
+    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+
+
+def validate_tools(tools: object) -> list[Message] | None:
+    """Return the tools as plain data; None where there are none."""
+    if tools is None:
+        return None
+    if not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise InvalidRequestError("tools", tools, "a list of objects")
+    return [plain_object(tool, f"tools[{index}]") for index, tool in enumerate(tools)] or None
+
+
+def plain_object(value: object, where: str) -> dict[str, object]:
+    """Return a copy of a mapping that is JSON data all through; `where` names it in errors."""
+    plain = _plain(value, where, MAX_DEPTH)
+    if not isinstance(plain, dict):
+        raise InvalidRequestError(where, value, "an object")
+    return plain
+
+
+def require_unicode(text: str, where: str) -> None:
+    """Raise if `text` has half of a surrogate pair, which is no character and has no UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        found = f"half a surrogate pair at character {error.start}"
+        raise InvalidRequestError(where, found, "text of whole Unicode characters") from None
+
+
+def _message(message: object, where: str) -> Message:
+    plain = {key: value for key, value in plain_object(message, where).items() if value is not None}
+    role = plain.get("role")
+    if role not in ROLES:
+        raise InvalidRequestError(f"{where}.role", role, f"one of {', '.join(ROLES)}")
+    if "tool_calls" in plain:
+        plain["tool_calls"] = _tool_calls(plain["tool_calls"], f"{where}.tool_calls")
+    if role == "tool" and not (isinstance(plain.get("tool_call_id"), str) and plain["tool_call_id"]):
+        raise InvalidRequestError(f"{where}.tool_call_id", plain.get("tool_call_id"), "the id of the call it answers")
+    if "content" in plain or not (role == "assistant" and plain.get("tool_calls")):
+        plain["content"] = _content(plain.get("content"), f"{where}.content")
+    return plain
+
+
+def _content(content: object, where: str) -> str:
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidRequestError(where, content, "a string, or a list of text parts")
+    texts = []
+    for index, part in enumerate(content):
+        if not isinstance(part, dict) or part.get("type") != "text":
+            kind = part.get("type") if isinstance(part, dict) else part
+            raise InvalidRequestError(f"{where}[{index}].type", kind, "'text': no other part is supported")
+        text = part.get("text")
+        if not isinstance(text, str):
+            raise InvalidRequestError(f"{where}[{index}].text", text, "a string")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _tool_calls(calls: object, where: str) -> list[object]:
+    if not isinstance(calls, list):
+        raise InvalidRequestError(where, calls, "a list of tool calls")
+    for index, call in enumerate(calls):
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise InvalidRequestError(f"{where}[{index}]", call, "an object with function.name and function.arguments")
+        place = f"{where}[{index}].function.arguments"
+        function["arguments"] = _arguments(function.get("arguments", {}), place)
+    return calls
+
+
+def _arguments(arguments: object, where: str) -> dict[str, object]:
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            raise InvalidRequestError(where, arguments, "a JSON object") from None
+    return plain_object(arguments, where)
+
+
+def _plain(value: object, where: str, depth: int) -> object:
+    """Copy JSON data; a subclass of str or dict comes out as the plain type, with no methods of its own."""
+    if depth == 0:
+        raise InvalidRequestError(where, "nested deeper", f"data of at most {MAX_DEPTH} levels")
+    if isinstance(value, str):
+        require_unicode(value, where)
+        return str.__str__(value)
+    if value is None or isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    if isinstance(value, Mapping):
+        return {_key(key, where): _plain(item, f"{where}.{str(key)[:40]}", depth - 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, f"{where}[{index}]", depth - 1) for index, item in enumerate(value)]
+    raise InvalidRequestError(where, value, "JSON data")
+
+
+def _key(key: object, where: str) -> str:
+    if not isinstance(key, str):
+        raise InvalidRequestError(where, key, "an object whose keys are strings")
+    require_unicode(key, where)
+    return str.__str__(key)

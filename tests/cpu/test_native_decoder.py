@@ -1,0 +1,181 @@
+"""The compiled decoder: as the reference, and the same bits whatever happens around a row.
+
+Bits are compared within one instruction set, for each one that this machine has.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quire import _native
+from quire.compute.native import NativeSettings
+from quire.compute.native.load import kernels_for
+from quire.core.errors import InvalidConfigError
+from quire.core.step import NO_BLOCK, BlockCopy, BlockMove
+from support.native_runs import FLOAT32, NativeRun
+from support.reference_runs import ReferenceRun
+from support.spec_models import SPECS, write_spec_model
+from support.step_plans import Work
+from support.tiny_checkpoint import write_tiny_qwen3
+
+LENGTH = 150  # three tiles of 64
+TOKENS = [(7 * i * i + 3 * i + 5) % 64 for i in range(LENGTH)]
+WINDOWS = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
+MODELS = ["full", "windows", *SPECS]
+MACHINES = [
+    NativeSettings(dtype=dtype, num_threads=num_threads, max_num_batched_tokens=256, instruction_set=name)
+    for name in _native.kernel_names()
+    for num_threads, dtype in ((1, "bfloat16"), (2, "float32"), (2, "bfloat16"))
+]
+
+
+def name_of(settings: NativeSettings) -> str:
+    return f"{settings.instruction_set}-{settings.num_threads}-{settings.dtype}"
+
+
+@pytest.fixture(params=MACHINES, ids=name_of)
+def machine(request: pytest.FixtureRequest) -> NativeSettings:
+    settings: NativeSettings = request.param
+    return settings
+
+
+class Models:
+    """Folders of the models, and the bits of each computed alone, in one step, by one thread."""
+
+    def __init__(self, folder: Path) -> None:
+        for name in MODELS:
+            (folder / name).mkdir()
+            if name in SPECS:
+                write_spec_model(folder / name, SPECS[name])
+            else:
+                write_tiny_qwen3(folder / name, settings=WINDOWS if name == "windows" else {})
+        self._folder = folder
+        self._bits: dict[tuple[str, NativeSettings], bytes] = {}
+
+    def reference(self, model: str) -> ReferenceRun:
+        return ReferenceRun(self._folder / model, spec=SPECS.get(model))
+
+    def run(self, model: str, settings: NativeSettings, **options: object) -> NativeRun:
+        spec = SPECS.get(model)
+        return NativeRun(self._folder / model, spec=spec, settings=settings, **options)  # type: ignore[arg-type]
+
+    def bits(self, model: str, settings: NativeSettings) -> bytes:
+        key = model, replace(settings, num_threads=1)
+        if key not in self._bits:
+            run = self.run(*key)
+            run.prefill(0, TOKENS)
+            self._bits[key] = run.bits(0, LENGTH)
+        return self._bits[key]
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return Models(tmp_path_factory.mktemp("models"))
+
+
+def shuffled(count: int) -> list[int]:
+    blocks = list(range(count))
+    random.Random(0).shuffle(blocks)
+    return blocks
+
+
+@pytest.mark.parametrize("instruction_set", _native.kernel_names())
+@pytest.mark.parametrize("model", MODELS)
+def test_logits_are_those_of_the_reference(model: str, instruction_set: str, models: Models) -> None:
+    reference = models.reference(model)
+    reference.prefill(0, TOKENS)
+    run = models.run(model, replace(FLOAT32, instruction_set=instruction_set))
+    run.prefill(0, TOKENS, chunks=[30, 41])
+    theirs = np.stack([reference.logits[0, position] for position in range(LENGTH)])
+    ours = np.stack([run.logits[0, position] for position in range(LENGTH)])
+    assert np.abs(ours - theirs).max() <= 1e-4 * max(1.0, np.abs(theirs).max())
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_any_chunks_and_any_number_of_threads_give_the_same_bits(
+    model: str, machine: NativeSettings, models: Models
+) -> None:
+    expected = models.bits(model, machine)
+    run = models.run(model, machine, num_blocks=512)
+    for row, size in enumerate([1, 7, 16, 64, 100, 150]):
+        run.prefill(row, TOKENS, chunks=[size] * ((LENGTH - 1) // size))
+        assert run.bits(row, LENGTH) == expected, f"chunks of {size}"
+        run.driver.release(row)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("block_size", [16, 32, 64, 128])
+def test_block_sizes_and_block_ids_leave_the_bits_alone(
+    model: str, machine: NativeSettings, block_size: int, models: Models
+) -> None:
+    run = models.run(model, machine, block_size=block_size, blocks=shuffled(64))
+    run.prefill(0, TOKENS, chunks=[50, 50])
+    assert run.bits(0, LENGTH) == models.bits(model, machine)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_alone_and_in_a_batch_give_the_same_bits(model: str, machine: NativeSettings, models: Models) -> None:
+    lengths = {0: LENGTH, 1: 1, 2: 64, 3: 65, 4: 17}
+    run = models.run(model, machine, blocks=shuffled(256), num_blocks=256)
+    for row, length in lengths.items():
+        run.driver.open(row, TOKENS[:length])
+    done = dict.fromkeys(lengths, 0)
+    for step in range(LENGTH):
+        counts = {row: min(1 + (row * step) % 9, lengths[row] - done[row]) for row in lengths}
+        run.step(*(Work(row, done[row], count) for row, count in counts.items() if count))
+        done = {row: done[row] + counts[row] for row in lengths}
+    assert done == lengths
+    expected = models.bits(model, machine)
+    for row, length in lengths.items():
+        assert run.bits(row, length) == expected[: len(expected) // LENGTH * length]
+
+
+def test_blocks_that_were_copied_or_swapped_give_the_same_bits(machine: NativeSettings, models: Models) -> None:
+    run = models.run("full", machine, blocks=[9, 4, 11, *range(40, 50)])
+    run.driver.open(0, TOKENS)
+    run.step(Work(0, 0, 40))
+    moves = [BlockMove(9, 1), BlockMove(11, 0)]
+    run.driver.set_block(0, 0, 0, 20)
+    run.driver.set_block(0, 0, 2, 21)
+    copies = [BlockCopy(4, 30)]
+    run.driver.set_block(0, 0, 1, 30)
+    back = [BlockMove(20, 1), BlockMove(21, 0)]
+    run.driver.open(1, TOKENS[:5])
+    run.step(Work(1, 0, 5), moves_out=moves, copies=copies, moves_in=[])
+    run.step(Work(0, 40, LENGTH - 40), moves_in=back)
+    assert run.bits(0, LENGTH) == models.bits("full", machine)
+
+
+def test_blocks_behind_a_window_are_not_read(machine: NativeSettings, models: Models) -> None:
+    run = models.run("windows", machine)
+    run.driver.open(0, TOKENS)
+    groups = run.driver.spec.groups
+    assert [group.window for group in groups] == [None, 20, 20]
+    start = 0
+    for count in (40, 1, 60, 30, 19):
+        for group, table in enumerate(groups):
+            for index in range(table.first_needed(start) // 16):
+                run.driver.set_block(0, group, index, NO_BLOCK)
+        run.step(Work(0, start, count))
+        start += count
+    assert run.bits(0, LENGTH) == models.bits("windows", machine)
+
+
+def test_memory_that_was_never_written_does_not_leak_into_logits(machine: NativeSettings, models: Models) -> None:
+    run = models.run("full", machine, blocks=[3, 5], num_blocks=8)
+    run.prefill(0, TOKENS[:20])
+    assert all(np.isfinite(logits).all() for logits in run.logits.values())
+    keys, values = run.worker.cache.places()[0]
+    for array in (keys, values):
+        unused = np.delete(array, [3, 5], axis=0)
+        assert np.isnan(unused).all() if array.dtype == np.float32 else (unused == 0x7FC0).all()
+
+
+def test_a_machine_says_what_it_has() -> None:
+    with pytest.raises(InvalidConfigError, match=r"^instruction set is 'mmx'; allowed: one of portable"):
+        kernels_for("mmx")

@@ -1,0 +1,256 @@
+"""Weights as parts: bfloat16 without torch, fused and transposed tensors, and folders that hold something else."""
+
+from __future__ import annotations
+
+import struct
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.compute.models import read_model
+from quire.compute.models.base import Part
+from quire.compute.models.hub import resolve_model
+from quire.compute.weights.bfloat16 import narrowed, widened
+from quire.compute.weights.checkpoint import Checkpoint
+from quire.compute.weights.decoder_weights import DecoderWeights, weight_bytes
+from quire.core.errors import CheckpointError
+from support.spec_models import PLAIN, SPECS, write_spec_model
+from support.tiny_checkpoint import write_model_weights, write_tiny_llama
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4949453792\n"
+
+
+# --- bfloat16 ----------------------------------------------------------------------------------
+
+
+@given(st.floats(width=32, allow_nan=False))
+def test_narrowing_goes_to_the_nearest_and_then_to_the_even(number: float) -> None:
+    bits = int(narrowed(np.array([number], np.float32))[0])
+    below = struct.unpack("<I", struct.pack("<f", number))[0] >> 16
+    if abs(number) >= 3e38:  # here the next one may be infinite
+        assert bits in (below, below + 1)
+        return
+    near = [(at, float(widened(np.array([at], np.uint16))[0])) for at in (below, below + 1)]
+    assert bits == min((abs(number - value), at % 2, at) for at, value in near)[2]
+
+
+def test_every_bfloat16_survives_a_round_trip_and_nan_stays_nan() -> None:
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    numbers = widened(bits)
+    again = narrowed(numbers)
+    whole = ~np.isnan(numbers)
+    assert np.array_equal(again[whole], bits[whole])
+    assert np.isnan(widened(again[~whole])).all()
+    tricky = np.array([0x7F800001, 0xFFFFFFFF, 0x7F7FFFFF], np.uint32).view(np.float32)
+    assert [np.isnan(number) for number in widened(narrowed(tricky))] == [True, True, False]
+    assert widened(narrowed(tricky))[2] == np.inf
+
+
+@pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
+def test_bits_are_those_of_the_numbers(dtype: str, tmp_path: Path) -> None:
+    tensor = np.random.default_rng(0).standard_normal((7, 5), dtype=np.float32)
+    write_model_weights(tmp_path, {"a": tensor}, dtype=dtype)
+    checkpoint = Checkpoint.open(tmp_path)
+    bits = checkpoint.bfloat16_bits("a")
+    assert (bits.dtype, bits.shape, bits.flags.writeable) == (np.uint16, (7, 5), False)
+    assert np.array_equal(bits.ravel(), narrowed(checkpoint.tensor("a").ravel()))
+    assert np.array_equal(checkpoint.bfloat16_bits("a", slice(2, 4)), bits[2:4])
+    assert np.array_equal(checkpoint.tensor("a", slice(2, 4)), checkpoint.tensor("a")[2:4])
+
+
+# --- parts -------------------------------------------------------------------------------------
+
+
+def test_parts_come_out_of_the_tensors_that_hold_them(tmp_path: Path) -> None:
+    tensors = write_spec_model(tmp_path, SPECS["transposed"])
+    layer = DecoderWeights.load(SPECS["transposed"], Checkpoint.open(tmp_path)).layers[1]
+    fused, bias = tensors["model.qkv.1.weight"], tensors["model.qkv.1.bias"]
+    for index, part in enumerate((Part.QUERY, Part.KEY, Part.VALUE)):
+        rows = slice(64 * index, 64 * index + 64)
+        weights = layer[part]
+        assert np.array_equal(weights.weight, fused[:, rows].T)
+        assert weights.weight.flags.c_contiguous
+        assert weights.bias is not None
+        assert np.array_equal(weights.bias, bias[rows])
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_bfloat16_parts_are_the_rounded_float32_parts(name: str, tmp_path: Path) -> None:
+    spec = SPECS[name]
+    write_spec_model(tmp_path, spec)
+    exact = DecoderWeights.load(spec, Checkpoint.open(tmp_path))
+    half = DecoderWeights.load(spec, Checkpoint.open(tmp_path), "bfloat16")
+    pairs = list(zip([exact.parts, *exact.layers], [half.parts, *half.layers], strict=True))
+    for ours, theirs in zip(exact.experts, half.experts, strict=True):
+        pairs += zip(ours, theirs, strict=True)
+    num_bytes = 0
+    for wide, narrow in pairs:
+        for part, weights in wide.items():
+            rounded = narrow[part].weight
+            num_bytes += rounded.nbytes + (0 if weights.bias is None else weights.bias.nbytes)
+            assert np.array_equal(weights.bias, narrow[part].bias)  # type: ignore[arg-type]
+            expected = weights.weight if weights.weight.ndim == 1 else narrowed(weights.weight.ravel())
+            assert rounded.tobytes() == expected.tobytes()
+    assert num_bytes == weight_bytes(spec, "bfloat16")
+
+
+@pytest.mark.parametrize(("dtype", "stored"), [("float32", "F32"), ("bfloat16", "BF16")])
+def test_what_the_file_holds_is_not_copied_even_where_it_is_fused(dtype: str, stored: str, tmp_path: Path) -> None:
+    write_model_weights(tmp_path, write_spec_model(tmp_path, SPECS["fused"]), dtype=stored)
+    checkpoint = Checkpoint.open(tmp_path)
+    weights = DecoderWeights.load(SPECS["fused"], checkpoint, dtype)
+    get = checkpoint.tensor if dtype == "float32" else checkpoint.bfloat16_bits
+    for part, stem in {Part.KEY: "qkv", Part.UP: "gate_up", Part.OUTPUT: "output"}.items():
+        assert np.shares_memory(weights.layers[0][part].weight, get(f"model.{stem}.0.weight"))
+
+
+def test_a_checkpoint_of_the_bare_decoder_lacks_the_prefix(tmp_path: Path) -> None:
+    spec = SPECS["transposed"]
+    tensors = write_spec_model(tmp_path, spec)
+    whole = DecoderWeights.load(spec, Checkpoint.open(tmp_path))
+    write_model_weights(tmp_path, {name.removeprefix("model."): tensor for name, tensor in tensors.items()})
+    bare = DecoderWeights.load(spec, Checkpoint.open(tmp_path))
+    assert np.array_equal(whole.layers[1][Part.UP].weight, bare.layers[1][Part.UP].weight)
+    with pytest.raises(CheckpointError, match=r"missing: model\."):
+        DecoderWeights.load(replace(spec, optional_prefix=""), Checkpoint.open(tmp_path))
+
+
+def test_experts_are_named_one_by_one(tmp_path: Path) -> None:
+    tensors = write_spec_model(tmp_path, SPECS["experts"])
+    weights = DecoderWeights.load(SPECS["experts"], Checkpoint.open(tmp_path))
+    assert [len(experts) for experts in weights.experts] == [8, 0, 8]
+    assert Part.UP in weights.layers[1]
+    assert Part.UP not in weights.layers[0]
+    assert np.array_equal(weights.experts[2][5][Part.EXPERT_UP].weight, tensors["model.expert_up.2.5.weight"])
+    del tensors["model.expert_up.2.5.weight"]
+    write_model_weights(tmp_path, tensors)
+    with pytest.raises(CheckpointError, match=r"tensors \(missing: model\.expert_up\.2\.5\.weight\)"):
+        DecoderWeights.load(SPECS["experts"], Checkpoint.open(tmp_path))
+
+
+def test_only_dtypes_that_run_are_loaded(tmp_path: Path) -> None:
+    write_spec_model(tmp_path, PLAIN)
+    for load in (
+        lambda: DecoderWeights.load(PLAIN, Checkpoint.open(tmp_path), "float16"),
+        lambda: weight_bytes(PLAIN, "int8"),
+    ):
+        with pytest.raises(CheckpointError, match="allowed: one of float32, bfloat16"):
+            load()
+
+
+def test_the_first_llamas_may_bring_frequencies(tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path, num_shards=2)
+    checkpoint = Checkpoint.open(tmp_path)
+    tensors = {name: checkpoint.tensor(name).copy() for name in checkpoint.entries}
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(16, np.float32)
+    write_model_weights(tmp_path, tensors)
+    DecoderWeights.load(read_model(tmp_path).spec, Checkpoint.open(tmp_path))
+
+
+# --- folders that hold something else ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ([], "is 'without weights'; allowed: model.safetensors or model.safetensors.index.json in it"),
+        (["pytorch_model.bin"], "is 'without weights in safetensors, but with pytorch_model.bin'; allowed: model.saf"),
+        (["model-Q4_K_M.gguf"], "but with model-Q4_K_M.gguf'"),
+        (["consolidated.00.pth", "params.json"], "but with consolidated.00.pth'"),
+        (["weights.safetensors"], "but with weights.safetensors'; allowed: model.safetensors or"),
+    ],
+)
+def test_a_folder_without_weights_that_we_read(files: list[str], message: str, tmp_path: Path) -> None:
+    for name in files:
+        (tmp_path / name).touch()
+    with pytest.raises(CheckpointError) as refused:
+        Checkpoint.open(tmp_path)
+    assert message in str(refused.value)
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="is 'not there'"):
+        Checkpoint.open(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("name", ["model-00002-of-00002.safetensors", "model.safetensors.index.json"])
+def test_a_pointer_of_git_lfs_is_called_by_its_name(name: str, tmp_path: Path) -> None:
+    write_tiny_llama(tmp_path, num_shards=2)
+    (tmp_path / name).write_bytes(POINTER)
+    with pytest.raises(CheckpointError) as refused:
+        Checkpoint.open(tmp_path)
+    assert (
+        str(refused.value)
+        == f"{tmp_path / name} is 'a git-lfs pointer'; allowed: the file itself: fetch it with `git lfs pull`"
+    )
+
+
+# --- names of models ---------------------------------------------------------------------------
+
+
+def test_a_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    assert resolve_model(str(tmp_path)) == tmp_path
+    monkeypatch.chdir(tmp_path)
+    assert resolve_model("org/name") == Path("org/name")
+
+
+@pytest.mark.parametrize("name", ["", "no-such-folder", "./org/name", "/a/b", "a/b/c", "-a/b", "org/na me", "org/"])
+def test_a_name_that_is_no_folder_and_no_hub_id(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="a folder that is there, or a hub id: ORGANISATION/NAME"):
+        resolve_model(name)
+
+
+def test_a_file_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(CheckpointError, match=r"a folder with config\.json and safetensors, not a file"):
+        resolve_model(str(tmp_path / "model.gguf"))
+
+
+class FakeHub:
+    """Stands in for huggingface_hub."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self.asked: list[tuple[str, object]] = []
+
+    def snapshot_download(self, name: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        self.asked.append((name, allow_patterns))
+        assert not any("*.bin" in pattern or "*.py" in pattern for pattern in allow_patterns)
+        assert ignore_patterns
+        if self.folder is None:
+            raise ConnectionError("no route to host\nand many more lines")
+        return str(self.folder)
+
+
+def test_a_hub_id_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = FakeHub(tmp_path)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)  # type: ignore[arg-type]
+    assert resolve_model("quire-no-such/model") == tmp_path
+    assert [name for name, _ in hub.asked] == ["quire-no-such/model"]
+
+
+@pytest.mark.parametrize(
+    ("hub", "found"),
+    [(None, "huggingface_hub is not installed"), (FakeHub(None), "could not be fetched (ConnectionError)")],
+)
+def test_without_a_hub_the_error_says_how_to_pass_a_folder(
+    hub: FakeHub | None, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)  # type: ignore[arg-type]
+    started = time.monotonic()
+    with pytest.raises(CheckpointError) as refused:
+        resolve_model("quire-no-such/model")
+    assert found in str(refused.value)
+    assert "allowed: the path of a model folder; fetch it where there is a network with `hf download" in str(
+        refused.value
+    )
+    assert "\n" not in str(refused.value)
+    assert time.monotonic() - started < 5
