@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 
 namespace quire {
 namespace {
@@ -519,7 +520,8 @@ void Decoder::run(const StepView& step, const StepResultView& results) {
     std::stable_sort(pieces.begin(), pieces.end(), [](const AttentionPiece& one, const AttentionPiece& other) {
         return one.num_tokens * (one.first_position + 1) > other.num_tokens * (other.first_position + 1);
     });
-    team_.run([&](ThreadTeam::Member& member) { Step(*this, step, results, member).run(); });
+    const auto go_through = [&](ThreadTeam::Member& member) { Step(*this, step, results, member).run(); };
+    team_.run(std::cref(go_through));  // a reference: nothing is allocated on the way
 }
 
 }  // namespace quire

@@ -17,10 +17,17 @@ void relax() {
 
 ThreadTeam::ThreadTeam(int num_threads) : num_threads_(num_threads) {
     threads_.reserve(num_threads - 1);
-    for (int index = 1; index < num_threads; ++index) threads_.emplace_back([this, index] { serve(index); });
+    try {
+        for (int index = 1; index < num_threads; ++index) threads_.emplace_back([this, index] { serve(index); });
+    } catch (...) {
+        stop();  // those that started wait for a run that will never come
+        throw;
+    }
 }
 
-ThreadTeam::~ThreadTeam() {
+ThreadTeam::~ThreadTeam() { stop(); }
+
+void ThreadTeam::stop() {
     stopping_ = true;
     num_runs_.fetch_add(1, std::memory_order_release);
     num_runs_.notify_all();

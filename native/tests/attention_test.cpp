@@ -260,7 +260,7 @@ void test_cuts(const Kernels& kernels, NumberType type, int group) {
     for (const Bend& bend : kBends) {
         const std::vector<float> one_by_one = attend(kernels, sequence, cache, bend, 0, kLongest, 1);
         for (int at_once = 2; at_once <= kAttentionTokens; ++at_once) {
-            for (const int first : {0, 1, 40, 59}) {
+            for (const int first : {0, 41}) {
                 const std::vector<float> rows = attend(kernels, sequence, cache, bend, first, kLongest, at_once);
                 expect(
                     same_bits(rows.data(), one_by_one.data() + static_cast<std::size_t>(first) * sequence.query_width(),
@@ -339,10 +339,11 @@ bool all_nan(const float* values, int count) {
 void test_nan_shows(const Kernels& kernels, NumberType type, const Bend& bend) {
     const Sequence sequence({.head_dim = 24, .group = 3, .type = type}, 10);
     const int width = sequence.query_width(), half = width / kNumKvHeads;
+    const Cache untouched(kernels, sequence, 32, kLongest);
+    const std::vector<float> clean = attend(kernels, sequence, untouched, bend, 0, kLongest, 16);
     for (const int bad : {0, 15, 16, 63, 64, 77, 129}) {
         for (const bool in_key : {true, false}) {
             Cache cache(kernels, sequence, 32, kLongest);
-            const std::vector<float> clean = attend(kernels, sequence, cache, bend, 0, kLongest, 16);
             const std::size_t start = static_cast<std::size_t>(bad) * sequence.kv_width() + 24;
             std::vector<float> key(sequence.keys.begin() + start, sequence.keys.begin() + start + 24);
             std::vector<float> value(sequence.values.begin() + start, sequence.values.begin() + start + 24);
@@ -490,7 +491,7 @@ int main() {
         test_write_kv(kernels);
         test_steep_scores(kernels);
         for (const NumberType type : {NumberType::kFloat32, NumberType::kBfloat16}) {
-            for (const int group : {1, 3, 8}) test_cuts(kernels, type, group);
+            for (const int group : {1, 3}) test_cuts(kernels, type, group);
             test_groups(kernels, type);
             for (const Bend& bend : kBends) test_nan_shows(kernels, type, bend);
         }

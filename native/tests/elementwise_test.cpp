@@ -160,6 +160,12 @@ void test_soft_cap(const Kernels& kernels) {
             }
         }
     }
+    for (float x = 1e-7F; x < 40.0F; x *= 1.07F) {
+        float capped = x;
+        kernels.soft_cap(&capped, 1, 30.0F);
+        const double expected = 30.0 * std::tanh(static_cast<double>(x) / 30.0);
+        expect(std::fabs(capped - expected) <= 1e-6 * expected, "%s: %g capped at 30 is %g", kernels.name, x, capped);
+    }
     float edges[] = {FLT_MAX, -FLT_MAX, kInfinity, -kInfinity, 0.0F, kNan};
     kernels.soft_cap(edges, 6, 30.0F);
     expect(edges[0] == 30.0F && edges[1] == -30.0F && edges[2] == 30.0F && edges[3] == -30.0F && edges[4] == 0.0F,
@@ -220,6 +226,10 @@ void test_exp_accuracy(const Kernels& kernels) {
 }
 
 void test_exponentials(const Kernels& kernels) {
+    // An infinite temperature makes all tokens alike; what pads the last 16 must stay out of the sum.
+    const float three[] = {-5.0F, 0.0F, 9.0F};
+    float alike[3];
+    expect(kernels.exponentials(three, 3, 9.0F, 0.0F, alike) == 3.0, "%s: three equal weights", kernels.name);
     Random random(5);
     for (const int count : kCounts) {
         const std::vector<float> logits = random.numbers(count, -10.0F, 10.0F);

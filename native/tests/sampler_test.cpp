@@ -189,6 +189,10 @@ void test_filters(const Kernels& kernels) {
             kernels, "all filters", row,
             {.temperature = 1.5F, .top_k = 15, .top_p = 0.7F, .min_p = 0.2F, .seed = 10, .banned = {0, 9, 36}});
     }
+    // Equal shares that add up to top_p exactly: the token that would follow is not needed.
+    for (const float top_p : {0.25F, 0.5F, 0.75F}) {
+        expect_filter(kernels, "exact top_p", std::vector<float>(8, 1.0F), {.top_p = top_p, .seed = 11});
+    }
 }
 
 void test_greedy(const Kernels& kernels) {

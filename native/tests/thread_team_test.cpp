@@ -25,7 +25,7 @@ int pieces_of_phase(int phase) {
 }
 
 void test_every_piece_once(int num_threads) {
-    constexpr int kNumRuns = 20, kNumPhases = 100, kMostPieces = 100;
+    constexpr int kNumRuns = 12, kNumPhases = 100, kMostPieces = 100;
     ThreadTeam team(num_threads);
     expect(team.size() == num_threads, "a team of %d has %d members", num_threads, team.size());
     for (int run = 0; run < kNumRuns; ++run) {

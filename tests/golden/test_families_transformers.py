@@ -11,6 +11,7 @@ import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from quire import _native
 from quire.compute.models import FAMILIES, read_model
 from quire.compute.models.base import (
     Activation,
@@ -34,6 +36,8 @@ from quire.compute.models.base import (
 from quire.compute.models.common import LAYER, head_dim, llama_sources
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.rope import rope_spec
+from quire.compute.native import NativeSettings
+from support.native_runs import FLOAT32, NativeRun
 from support.reference_runs import ReferenceRun
 from support.tiny_checkpoint import write_tiny_llama
 
@@ -228,6 +232,14 @@ SPECS: dict[str, Callable[[ConfigFile], DecoderSpec]] = {
 }
 
 
+# The compiled core on each instruction set that this machine has.
+ENGINES: dict[str, Callable[..., ReferenceRun]] = {"reference": ReferenceRun} | {
+    name: partial(NativeRun, settings=replace(FLOAT32, instruction_set=name, num_threads=2))
+    for name in _native.kernel_names()
+}
+each_engine = pytest.mark.parametrize("engine", ENGINES)
+
+
 def spec_of(folder: Path, max_length: int) -> DecoderSpec:
     """Return the spec of a folder: by its family's module, or by one of the functions above."""
     config = ConfigFile.read(folder / "config.json")
@@ -240,12 +252,13 @@ def assert_close(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> None
     assert np.abs(ours - theirs).max() <= 1e-4 * max(1.0, float(np.abs(theirs).max()))
 
 
+@each_engine
 @pytest.mark.parametrize("name", CASES["forms"])
-def test_logits_and_text_are_those_that_transformers_gave(name: str, tmp_path: Path) -> None:
+def test_logits_and_text_are_those_that_transformers_gave(name: str, engine: str, tmp_path: Path) -> None:
     form, tokens = CASES["forms"][name], CASES["tokens"]
     (tmp_path / "config.json").write_text(json.dumps(form["config"]))
     shutil.copy(DATA / form["weights"], tmp_path / "model.safetensors")
-    run = ReferenceRun(tmp_path, spec=spec_of(tmp_path, len(tokens)))
+    run = ENGINES[engine](tmp_path, spec=spec_of(tmp_path, len(tokens)))
     text = [run.prefill(0, tokens, chunks=[10, 60])]
     text += run.decode(0, len(tokens), len(form["greedy"]) - 1)
     assert text[: len(form["greedy"])] == form["greedy"]
@@ -283,8 +296,9 @@ def test_transformers_reads_our_folders_as_we_do(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.torch
+@each_engine
 @pytest.mark.parametrize("name", CASES["forms"])
-def test_logits_of_all_positions_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+def test_logits_of_all_positions_are_those_of_transformers(name: str, engine: str, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from support import transformers_models
@@ -292,7 +306,42 @@ def test_logits_of_all_positions_are_those_of_transformers(name: str, tmp_path: 
     model = transformers_models.small_model(name)
     transformers_models.save(model, tmp_path)
     tokens = [(7 * i * i + 3 * i) % 64 for i in range(150)]
-    run = ReferenceRun(tmp_path, spec=spec_of(tmp_path, len(tokens)))
+    run = ENGINES[engine](tmp_path, spec=spec_of(tmp_path, len(tokens)))
     run.prefill(0, tokens)
     ours = np.stack([run.logits[0, position] for position in range(len(tokens))])
     assert_close(ours, transformers_models.all_logits(model, tokens))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", CASES["forms"])
+def test_bfloat16_is_as_close_to_float32_as_that_of_transformers(name: str, tmp_path: Path) -> None:
+    """Mean KL divergence and the 99th percentile of |Δ log-probability|: at most 1.1 times theirs."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from support import transformers_models
+
+    model = transformers_models.small_model(name)
+    transformers_models.save(model, tmp_path)
+    tokens = [(7 * i * i + 3 * i) % 64 for i in range(150)]
+    exact = log_softmax(transformers_models.all_logits(model, tokens))
+    theirs = log_softmax(transformers_models.all_logits(model.bfloat16(), tokens))
+    settings = NativeSettings(dtype="bfloat16", max_num_batched_tokens=256)
+    run = NativeRun(tmp_path, spec=spec_of(tmp_path, len(tokens)), settings=settings)
+    run.prefill(0, tokens, chunks=[10, 60])
+    ours = log_softmax(np.stack([run.logits[0, position] for position in range(len(tokens))]))
+    for distance in (mean_divergence, largest_difference):
+        assert distance(exact, ours) <= 1.1 * distance(exact, theirs)
+
+
+def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
+    moved = logits.astype(np.float64) - logits.max(axis=1, keepdims=True)
+    exact: NDArray[np.float64] = moved - np.log(np.exp(moved).sum(axis=1, keepdims=True))
+    return exact
+
+
+def mean_divergence(exact: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    return float((np.exp(exact) * (exact - other)).sum(axis=1).mean())
+
+
+def largest_difference(exact: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    return float(np.percentile(np.abs(exact - other), 99))

@@ -69,8 +69,8 @@ struct NormView {
 
 // The paged keys and values of one layer, borrowed.
 struct PagedKv {
-    void* keys = nullptr;    // [num_blocks][num_kv_heads][block_size / 16][head_dim][16]
-    void* values = nullptr;  // [num_blocks][num_kv_heads][block_size][value_stride]
+    void* keys = nullptr;    // [num_blocks][num_kv_heads], each of head_size: [block_size / 16][head_dim][16]
+    void* values = nullptr;  // [num_blocks][num_kv_heads], each of head_size: [block_size][value_stride]
     NumberType type = NumberType::kFloat32;
     int num_kv_heads = 0;
     int block_size = 0;
@@ -114,7 +114,7 @@ struct Kernels {
     // output = input * matrix^T + bias, or output += … with `accumulate`.
     void (*linear)(const MatrixView& matrix, const Rows& input, const Rows& output, const LinearTile& tile,
                    bool accumulate);
-    // output = activation(gate(input)) * up(input)
+    // output = activation(gate(input)) * up(input); both matrices hold numbers of one type.
     void (*gated_linear)(const MatrixView& gate, const MatrixView& up, const Rows& input, const Rows& output,
                          const LinearTile& tile, Activation activation);
     void (*activate)(float* values, int count, Activation activation);

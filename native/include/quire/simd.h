@@ -207,13 +207,20 @@ inline Floats exp(const Floats& x) {
     return select(largest < x, broadcast(std::numeric_limits<float>::infinity()), result);
 }
 
-// tanh by e^2x: 1 - 2 / (e^2x + 1), odd by construction.
+// tanh by e^2x: 1 - 2 / (e^2x + 1), odd by construction. Near 0 that would cancel, and an odd polynomial
+// (Cephes) stands in.
 inline Floats tanh(const Floats& x) {
     const Floats zero = broadcast(0.0F), one = broadcast(1.0F), two = broadcast(2.0F);
     const Mask negative = x < zero;
     const Floats size = select(negative, zero - x, x);
     const Floats result = one - two / (exp(size * two) + one);
-    return select(negative, zero - result, result);
+    const Floats square = x * x;
+    Floats p = broadcast(-5.70498872745e-3F);
+    p = fma(p, square, broadcast(2.06390887954e-2F));
+    p = fma(p, square, broadcast(-5.37397155531e-2F));
+    p = fma(p, square, broadcast(1.33314422036e-1F));
+    p = fma(p, square, broadcast(-3.33332819422e-1F));
+    return select(size < broadcast(0.625F), fma(p * square, x, x), select(negative, zero - result, result));
 }
 
 }  // namespace quire::QUIRE_ISA

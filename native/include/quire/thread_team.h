@@ -50,7 +50,8 @@ class ThreadTeam {
         int index_;
     };
 
-    // The calling thread of `run` is one of the members.
+    // The calling thread of `run` is one of the members. Throws std::system_error where the system
+    // lets no more threads start.
     explicit ThreadTeam(int num_threads);
     ~ThreadTeam();
     ThreadTeam(const ThreadTeam&) = delete;
@@ -63,6 +64,7 @@ class ThreadTeam {
 
   private:
     void barrier();
+    void stop();
     void serve(int index);
     static void await_change(const std::atomic<std::uint32_t>& value, std::uint32_t old);
 

@@ -115,9 +115,8 @@ double exponentials(const float* logits, int count, float shift, float factor, f
     double total = 0.0;
     for (int i = 0; i < count; i += kLanes) {
         float lane[kLanes];
-        for (int j = 0; j < kLanes; ++j)
-            lane[j] = i + j < count ? logits[i + j] : -std::numeric_limits<float>::infinity();
-        const Floats weight = exp((load(lane) - moved) * scale);
+        for (int j = 0; j < kLanes; ++j) lane[j] = i + j < count ? logits[i + j] : 0.0F;
+        const Floats weight = select(lanes_between(0, count - i), exp((load(lane) - moved) * scale), broadcast(0.0F));
         store(lane, weight);
         for (int j = 0; j < kLanes && i + j < count; ++j) weights[i + j] = lane[j];
         total += sum(weight);

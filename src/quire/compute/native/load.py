@@ -92,10 +92,16 @@ def make_worker(
 ) -> Worker:
     """Return a worker for a spec and a checkpoint of it, over KV memory of `kv_cache_spec`."""
     chosen = kernels_for(settings.instruction_set)
-    weights = DecoderWeights.load(spec, checkpoint, settings.dtype)
-    team = ThreadTeam(settings.num_threads)
+    team = _thread_team(settings.num_threads)
     decoder = Decoder(decoder_shape(spec, cache.spec), chosen, team)
-    runner = NativeDecoder(spec, decoder, weights)
+    runner = NativeDecoder(spec, decoder, DecoderWeights.load(spec, checkpoint, settings.dtype))
     decoder.reserve(settings.max_num_batched_tokens, settings.max_num_seqs)
     sampler = NativeSampler(chosen, team, spec.vocab_size)
     return Worker(runner, cache, sampler, eos_token_ids=eos_token_ids)
+
+
+def _thread_team(num_threads: int) -> ThreadTeam:
+    try:
+        return ThreadTeam(num_threads)
+    except RuntimeError as error:
+        raise InvalidConfigError("num_threads", num_threads, "as many as the system lets this process start") from error
