@@ -156,7 +156,7 @@ using Blocks = nb::ndarray<nb::ndim<4>, nb::c_contig, nb::device::cpu>;
 // decoder's own.
 void set_cache(Decoder& decoder, const std::vector<std::tuple<Blocks, Blocks>>& places) {
     const DecoderShape& shape = decoder.shape();
-    decoder.cache.clear();
+    std::vector<PagedKv> cache;
     for (const auto& [keys, values] : places) {
         PagedKv kv;
         kv.keys = keys.data();
@@ -169,8 +169,9 @@ void set_cache(Decoder& decoder, const std::vector<std::tuple<Blocks, Blocks>>& 
             static_cast<int>(keys.shape(3)) != kv.value_stride() || keys.size() != values.size()) {
             throw std::invalid_argument("the KV memory does not have the shape of the decoder");
         }
-        decoder.cache.push_back(kv);
+        cache.push_back(kv);
     }
+    decoder.set_cache(std::move(cache));
 }
 
 using Column = Array<const std::int64_t, 1>;

@@ -1,9 +1,9 @@
 #include "quire/decoder.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
-#include <functional>
 
 namespace quire {
 namespace {
@@ -30,6 +30,21 @@ NormView view_of(const NormShape& shape, const NormWeights& weights) {
             .center = shape.center,
             .unit_offset = shape.unit_offset};
 }
+
+// A tile of the product of one expert.
+struct ExpertPiece {
+    int expert;
+    LinearTile tile;
+};
+
+// What a member holds of a step by value, because it may be late (see ThreadTeam::run).
+struct StepCall : StepView {
+    StepCall(const StepView& view, const StepResultView& results, int num_attention_pieces)
+        : StepView(view), results(results), num_attention_pieces(num_attention_pieces) {}
+
+    StepResultView results;
+    int num_attention_pieces;
+};
 
 // How many floats each token and each logit of a step takes, besides what is fixed.
 struct ActivationSizes {
@@ -68,6 +83,11 @@ struct Decoder::Activations {
     std::vector<float> chosen_weight;           // the weights of these
     std::vector<int> place_of;                  // [num_tokens, experts_per_token]: the assignment of each
     std::vector<int> expert_starts;             // [num_experts + 1]
+    std::vector<ExpertPiece> expert_up_pieces;
+    std::vector<ExpertPiece> expert_down_pieces;
+    // Their number, for members that ask while another one is counting.
+    std::atomic<int> num_expert_up_pieces{0};
+    std::atomic<int> num_expert_down_pieces{0};
     std::vector<AttentionPiece> attention_pieces;
 };
 
@@ -90,7 +110,12 @@ Decoder::Decoder(DecoderShape shape, const Kernels& kernels, ThreadTeam& team)
     }
 }
 
-Decoder::~Decoder() = default;
+Decoder::~Decoder() { team_.quiesce(); }
+
+void Decoder::set_cache(std::vector<PagedKv> places) {
+    team_.quiesce();
+    cache_ = std::move(places);
+}
 
 std::size_t Decoder::weight_bytes() const {
     std::size_t total = weights.embedding_in.num_bytes() + weights.embedding_out.num_bytes() + weights.head.num_bytes();
@@ -119,6 +144,8 @@ std::size_t Decoder::weight_bytes() const {
 void Decoder::reserve(int num_tokens, int num_logits) {
     const ActivationSizes sizes(shape_);
     Activations& a = *activations_;
+    if (num_tokens <= a.num_tokens && num_logits <= a.num_logits) return;
+    team_.quiesce();
     if (num_tokens > a.num_tokens) {
         a.num_tokens = 0;
         const std::size_t tokens = num_tokens, assignments = tokens * std::max(1, shape_.experts_per_token);
@@ -138,6 +165,9 @@ void Decoder::reserve(int num_tokens, int num_logits) {
             a.chosen_weight.resize(assignments);
             a.place_of.resize(assignments);
             a.expert_starts.resize(shape_.num_experts + 1);
+            const std::size_t row_pieces = assignments / kLinearRowsPerPiece + shape_.num_experts;
+            a.expert_up_pieces.reserve(row_pieces * pieces_of(sizes.inner / kPanelWidth, kPanelsPerPiece));
+            a.expert_down_pieces.reserve(row_pieces * pieces_of(sizes.hidden / kPanelWidth, kPanelsPerPiece));
         }
         a.attention_pieces.reserve(tokens);
         a.num_tokens = num_tokens;
@@ -151,18 +181,18 @@ void Decoder::reserve(int num_tokens, int num_logits) {
     if (a.scratch.size() == 0) a.scratch.allocate(team_.size() * attention_scratch(shape_.head_dim));
 }
 
-// One step, as each member of the team goes through it. All members hold the same view; what they
+// One step, as each member of the team goes through it. All members hold the same call; what they
 // write is divided among them by pieces.
 class Decoder::Step {
   public:
-    Step(Decoder& decoder, const StepView& view, const StepResultView& results, ThreadTeam::Member& member)
+    Step(Decoder& decoder, const StepCall& call, ThreadTeam::Member& member)
         : shape_(decoder.shape_),
           weights_(decoder.weights),
-          cache_(decoder.cache),
+          cache_(decoder.cache_),
           kernels_(decoder.kernels_),
           a_(*decoder.activations_),
-          view_(view),
-          results_(results),
+          view_(call),
+          results_(call.results),
           member_(member),
           sizes_(decoder.shape_),
           hidden_{a_.hidden.data(), sizes_.hidden},
@@ -301,8 +331,7 @@ class Decoder::Step {
         const Rows& input = normed(weights.attention_norm);
         project(weights, input);
         prepare_heads(layer, weights);
-        const int num_pieces = static_cast<int>(a_.attention_pieces.size());
-        member_.for_pieces(num_pieces * shape_.num_kv_heads, [&](int piece) {
+        member_.for_pieces(view_.num_attention_pieces * shape_.num_kv_heads, [&](int piece) {
             attend_piece(layer, a_.attention_pieces[piece / shape_.num_kv_heads], piece % shape_.num_kv_heads);
         });
         join(weights.output, attended_, weights.after_attention_norm, weights.joined_attention_norm);
@@ -396,17 +425,24 @@ class Decoder::Step {
         const Rows router{a_.router.data(), sizes_.experts};
         linear(weights.router, input, router, view_.num_tokens, false);
         for_rows(view_.num_tokens, [&](int row) { choose_experts(row, router.row(row)); });
-        member_.once([&] { sort_by_expert(); });
+        member_.once([&] {
+            sort_by_expert();
+            a_.num_expert_up_pieces = list_pieces(weights, &ExpertWeights::up, a_.expert_up_pieces);
+            a_.num_expert_down_pieces = list_pieces(weights, &ExpertWeights::down, a_.expert_down_pieces);
+        });
         const int per_token = shape_.experts_per_token, num_assignments = view_.num_tokens * per_token;
         const Rows gathered{a_.expert_input.data(), sizes_.hidden}, outputs{a_.expert_output.data(), sizes_.hidden};
         for_rows(num_assignments, [&](int place) {
             std::memcpy(gathered.row(place), input.row(a_.assigned_token[place]), shape_.hidden_size * sizeof(float));
         });
-        for_expert_tiles(weights, &ExpertWeights::up, [&](const ExpertWeights& expert, const LinearTile& tile) {
-            expand(expert.gate.view(), expert.up.view(), gathered, tile);
+        member_.for_pieces(a_.num_expert_up_pieces, [&](int index) {
+            const ExpertPiece& piece = a_.expert_up_pieces[index];
+            const ExpertWeights& expert = weights.experts[piece.expert];
+            expand(expert.gate.view(), expert.up.view(), gathered, piece.tile);
         });
-        for_expert_tiles(weights, &ExpertWeights::down, [&](const ExpertWeights& expert, const LinearTile& tile) {
-            kernels_.linear(expert.down.view(), inner_, outputs, tile, false);
+        member_.for_pieces(a_.num_expert_down_pieces, [&](int index) {
+            const ExpertPiece& piece = a_.expert_down_pieces[index];
+            kernels_.linear(weights.experts[piece.expert].down.view(), inner_, outputs, piece.tile, false);
         });
         for_rows(view_.num_tokens, [&](int row) {
             float* to = update_.row(row);
@@ -416,17 +452,6 @@ class Decoder::Step {
                 for (int d = 0; d < shape_.hidden_size; ++d) to[d] += a_.chosen_weight[i] * from[d];
             }
         });
-    }
-
-    template <typename Work>
-    void for_expert_tiles(const LayerWeights& weights, PackedMatrix ExpertWeights::* which, Work work) {
-        for (int expert = 0; expert < shape_.num_experts; ++expert) {
-            const int first = a_.expert_starts[expert], count = a_.expert_starts[expert + 1] - first;
-            if (count == 0) continue;  // for every member alike
-            const MatrixView matrix = (weights.experts[expert].*which).view();
-            member_.for_pieces(linear_pieces(matrix, count),
-                               [&](int piece) { work(weights.experts[expert], tile_of(matrix, first, count, piece)); });
-        }
     }
 
     // Softmax over all experts, then the likeliest, of equal ones the lowest ids.
@@ -470,6 +495,19 @@ class Decoder::Step {
         }
     }
 
+    int list_pieces(const LayerWeights& weights, PackedMatrix ExpertWeights::* which,
+                    std::vector<ExpertPiece>& pieces) const {
+        pieces.clear();
+        for (int expert = 0; expert < shape_.num_experts; ++expert) {
+            const int first = a_.expert_starts[expert], count = a_.expert_starts[expert + 1] - first;
+            const MatrixView matrix = (weights.experts[expert].*which).view();
+            for (int piece = 0; piece < linear_pieces(matrix, count); ++piece) {
+                pieces.push_back({expert, tile_of(matrix, first, count, piece)});
+            }
+        }
+        return static_cast<int>(pieces.size());
+    }
+
     void finish() {
         const Rows wanted{a_.wanted.data(), sizes_.hidden};
         const Rows projected{a_.wanted_projected.data(), sizes_.hidden};
@@ -500,7 +538,7 @@ class Decoder::Step {
     const std::vector<PagedKv>& cache_;
     const Kernels& kernels_;
     Activations& a_;
-    const StepView& view_;
+    const StepCall& view_;
     const StepResultView& results_;
     ThreadTeam::Member& member_;
     const ActivationSizes sizes_;
@@ -520,8 +558,8 @@ void Decoder::run(const StepView& step, const StepResultView& results) {
     std::stable_sort(pieces.begin(), pieces.end(), [](const AttentionPiece& one, const AttentionPiece& other) {
         return one.num_tokens * (one.first_position + 1) > other.num_tokens * (other.first_position + 1);
     });
-    const auto go_through = [&](ThreadTeam::Member& member) { Step(*this, step, results, member).run(); };
-    team_.run(std::cref(go_through));  // a reference: nothing is allocated on the way
+    StepCall call(step, results, static_cast<int>(pieces.size()));
+    team_.run([this, call = std::move(call)](ThreadTeam::Member& member) { Step(*this, call, member).run(); });
 }
 
 }  // namespace quire

@@ -13,11 +13,11 @@ void PackedMatrix::pack(const Kernels& kernels, ThreadTeam& team, const void* ro
     panels_.allocate(static_cast<std::size_t>(num_panels) * kPanelWidth * num_inputs * bytes_of(type));
     constexpr int kPanelsPerPiece = 16;
     const int num_pieces = (num_panels + kPanelsPerPiece - 1) / kPanelsPerPiece;
-    team.run([&](ThreadTeam::Member& member) {
+    team.run([&kernels, rows, shape = shape_, panels = panels_.data(), num_panels, num_pieces](auto& member) {
         member.for_pieces(num_pieces, [&](int piece) {
             const int first = piece * kPanelsPerPiece;
             const int count = num_panels - first < kPanelsPerPiece ? num_panels - first : kPanelsPerPiece;
-            kernels.pack_panels(rows, shape_, panels_.data(), first, count);
+            kernels.pack_panels(rows, shape, panels, first, count);
         });
     });
 }

@@ -33,8 +33,10 @@ Sampler::Sampler(const Kernels& kernels, ThreadTeam& team, int vocab_size)
     }
 }
 
+Sampler::~Sampler() { team_.quiesce(); }
+
 void Sampler::sample(const Rows& logits, const DrawsView& draws, const ChoicesView& choices) {
-    team_.run([&](ThreadTeam::Member& member) {
+    team_.run([this, logits, draws, choices](ThreadTeam::Member& member) {
         member.for_pieces(draws.num_draws, [&](int index) {
             const float* row = logits.row(static_cast<int>(draws.logit_rows[index]));
             draw(row, draws, index, choices, scratch_[member.index()]);

@@ -1,5 +1,7 @@
 #include "quire/thread_team.h"
 
+#include <utility>
+
 namespace quire {
 namespace {
 
@@ -12,6 +14,16 @@ void relax() {
     asm volatile("yield");
 #endif
 }
+
+void await_change(const std::atomic<std::uint32_t>& value, std::uint32_t old) {
+    for (int spin = 0; spin < kNumSpins; ++spin) {
+        if (value.load(std::memory_order_acquire) != old) return;
+        relax();
+    }
+    value.wait(old, std::memory_order_acquire);
+}
+
+std::uint64_t start_of(std::uint32_t phase) { return static_cast<std::uint64_t>(phase) << 32; }
 
 }  // namespace
 
@@ -28,50 +40,91 @@ ThreadTeam::ThreadTeam(int num_threads) : num_threads_(num_threads) {
 ThreadTeam::~ThreadTeam() { stop(); }
 
 void ThreadTeam::stop() {
-    stopping_ = true;
+    {
+        const std::lock_guard<std::mutex> guard(mutex_);
+        stopping_ = true;
+    }
     num_runs_.fetch_add(1, std::memory_order_release);
     num_runs_.notify_all();
     for (std::thread& thread : threads_) thread.join();
 }
 
-void ThreadTeam::run(const std::function<void(Member&)>& work) {
-    work_ = &work;
-    num_runs_.fetch_add(1, std::memory_order_release);
-    num_runs_.notify_all();
-    Member member(*this, 0);
-    work(member);
-    barrier();
+void ThreadTeam::run(Work work) {
+    const auto run = std::make_shared<const Run>(Run{std::move(work), current_phase()});
+    if (num_threads_ > 1) {
+        {
+            const std::lock_guard<std::mutex> guard(mutex_);
+            run_ = run;
+        }
+        num_runs_.fetch_add(1, std::memory_order_release);
+        num_runs_.notify_all();
+    }
+    Member member(*this, 0, run->first_phase);
+    run->work(member);
+    const std::lock_guard<std::mutex> guard(mutex_);
+    run_.reset();
+}
+
+void ThreadTeam::quiesce() {
+    std::unique_lock<std::mutex> guard(mutex_);
+    idle_.wait(guard, [this] { return num_active_ == 0; });
 }
 
 void ThreadTeam::serve(int index) {
-    Member member(*this, index);
-    for (std::uint32_t seen = 0;; ++seen) {
+    for (std::uint32_t seen = 0;;) {
         await_change(num_runs_, seen);
-        if (stopping_) return;
-        (*work_)(member);
-        barrier();
+        seen = num_runs_.load(std::memory_order_acquire);
+        std::shared_ptr<const Run> run;
+        {
+            const std::lock_guard<std::mutex> guard(mutex_);
+            if (stopping_) return;
+            if (run_ == nullptr) continue;  // it was over before this member woke up
+            run = run_;
+            ++num_active_;
+        }
+        Member member(*this, index, run->first_phase);
+        run->work(member);
+        run.reset();
+        const std::lock_guard<std::mutex> guard(mutex_);
+        if (--num_active_ == 0) idle_.notify_all();
     }
 }
 
-void ThreadTeam::barrier() {
-    const std::uint32_t before = num_barriers_.load(std::memory_order_relaxed);
-    if (num_arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < num_threads_) {
-        await_change(num_barriers_, before);
-        return;
+int ThreadTeam::claim(std::uint32_t phase, int num_pieces) {
+    std::uint64_t state = state_.load(std::memory_order_acquire);
+    while (static_cast<std::uint32_t>(state >> 32) == phase) {
+        const int piece = static_cast<int>(static_cast<std::uint32_t>(state));
+        if (num_pieces == 0) {
+            // Nobody will complete a piece, so whoever comes first ends the phase.
+            if (state_.compare_exchange_weak(state, start_of(phase + 1), std::memory_order_acq_rel)) tell_of_end();
+        } else if (piece >= num_pieces) {
+            return -1;
+        } else if (state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) {
+            return piece;
+        }
     }
-    // The last to arrive: nobody else is between two barriers now.
-    num_arrived_.store(0, std::memory_order_relaxed);
-    next_piece_.store(0, std::memory_order_relaxed);
-    num_barriers_.fetch_add(1, std::memory_order_release);
-    num_barriers_.notify_all();
+    return -1;
 }
 
-void ThreadTeam::await_change(const std::atomic<std::uint32_t>& value, std::uint32_t old) {
-    for (int spin = 0; spin < kNumSpins; ++spin) {
-        if (value.load(std::memory_order_acquire) != old) return;
-        relax();
+void ThreadTeam::complete(std::uint32_t phase, int num_pieces) {
+    if (num_done_.fetch_add(1, std::memory_order_acq_rel) + 1 < num_pieces) return;
+    num_done_.store(0, std::memory_order_relaxed);
+    state_.store(start_of(phase + 1), std::memory_order_release);
+    tell_of_end();
+}
+
+void ThreadTeam::tell_of_end() {
+    num_ends_.fetch_add(1, std::memory_order_release);
+    num_ends_.notify_all();
+}
+
+void ThreadTeam::await_end(std::uint32_t phase) {
+    for (;;) {
+        // Read before the phase: if that ends in between, the number is another one already.
+        const std::uint32_t num_ends = num_ends_.load(std::memory_order_acquire);
+        if (current_phase() != phase) return;
+        await_change(num_ends_, num_ends);
     }
-    value.wait(old, std::memory_order_acquire);
 }
 
 }  // namespace quire

@@ -94,12 +94,14 @@ class Model {
         if (shape.learned_positions >= 0) weights.positions = random_.numbers(static_cast<std::size_t>(200) * hidden);
         set(weights.final_norm, hidden);
         for (std::size_t i = 0; i < shape.layers.size(); ++i) fill(weights.layers[i], shape.layers[i], family);
-        for (std::size_t place = 0; place < shape.layers.size(); ++place) add_cache(block_size);
+        std::vector<quire::PagedKv> cache;
+        for (std::size_t place = 0; place < shape.layers.size(); ++place) cache.push_back(make_cache(block_size));
+        decoder.set_cache(cache);
         decoder.reserve(kMostTokens, kMostTokens);
     }
 
     float* embedding_row(int token) { return embedding_.data() + token * decoder.shape().embedding_size; }
-    int block_size() const { return decoder.cache[0].block_size; }
+    int block_size() const { return block_size_; }
 
     Decoder decoder;
 
@@ -154,7 +156,7 @@ class Model {
         set(weights.down, hidden, shape.intermediate_size);
     }
 
-    void add_cache(int block_size) {
+    quire::PagedKv make_cache(int block_size) {
         quire::PagedKv kv;
         kv.type = type_;
         kv.num_kv_heads = decoder.shape().num_kv_heads;
@@ -165,10 +167,12 @@ class Model {
             memory_.emplace_back(size, 0xff);  // NaN
             *each = memory_.back().data();
         }
-        decoder.cache.push_back(kv);
+        block_size_ = block_size;
+        return kv;
     }
 
     Random random_;
+    int block_size_ = 0;
     NumberType type_;
     std::vector<float> embedding_;
     std::vector<std::vector<std::uint8_t>> memory_;

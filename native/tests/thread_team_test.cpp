@@ -1,5 +1,5 @@
 // Sends teams of 1 to 4 threads through thousands of phases. The marks that pieces leave are plain
-// integers: that no two members write one, and that each is read only after the barrier, is also for
+// integers: that no two members write one, and that each is read only after its phase, is also for
 // the thread sanitizer to see. Prints each failure and exits with 1 if there was any.
 #include "quire/thread_team.h"
 
@@ -42,6 +42,7 @@ void test_every_piece_once(int num_threads) {
                 num_wrong += wrong;
             }
         });
+        team.quiesce();
         expect(num_wrong == 0, "%d threads, run %d: %d pieces not done exactly once", num_threads, run,
                num_wrong.load());
     }
@@ -50,14 +51,10 @@ void test_every_piece_once(int num_threads) {
 void test_many_runs(int num_threads) {
     constexpr int kNumRuns = 1000;
     ThreadTeam team(num_threads);
-    std::vector<int> visits(num_threads, 0), done(7, 0);
+    std::vector<int> done(7, 0);
     for (int run = 0; run < kNumRuns; ++run) {
-        team.run([&](ThreadTeam::Member& member) {
-            ++visits[member.index()];
-            member.for_pieces(7, [&](int piece) { ++done[piece]; });
-        });
+        team.run([&](ThreadTeam::Member& member) { member.for_pieces(7, [&](int piece) { ++done[piece]; }); });
     }
-    for (const int count : visits) expect(count == kNumRuns, "%d threads: a member ran %d times", num_threads, count);
     for (const int count : done) expect(count == kNumRuns, "%d threads: a piece was done %d times", num_threads, count);
 }
 
@@ -69,49 +66,74 @@ void test_once(int num_threads) {
     team.run([&](ThreadTeam::Member& member) {
         for (int phase = 1; phase <= kNumPhases; ++phase) {
             member.once([&] { ++count; });
-            num_wrong += count != phase;
-            member.barrier();  // before the next one changes it
+            member.for_pieces(3, [&](int) { num_wrong += count != phase; });
         }
     });
+    team.quiesce();
     expect(num_wrong == 0 && count == kNumPhases, "%d threads: once was %d times of %d", num_threads, count,
            kNumPhases);
 }
 
-// A member that stands still, in a piece or before a phase, holds the others up and loses nothing.
-void test_slow_member(int num_threads) {
+// A member that stands still in a piece holds the others up, and loses nothing.
+void test_slow_pieces(int num_threads) {
     constexpr int kNumPhases = 12, kNumPieces = 20;
     ThreadTeam team(num_threads);
-    for (int slow = 0; slow < num_threads; ++slow) {
-        std::vector<std::vector<int>> done(kNumPhases, std::vector<int>(kNumPieces, 0));
-        std::atomic<int> num_wrong{0};
-        team.run([&](ThreadTeam::Member& member) {
-            for (int phase = 0; phase < kNumPhases; ++phase) {
-                if (member.index() == slow && phase % 3 == 0) pause_for(1000);
-                member.for_pieces(kNumPieces, [&](int piece) {
-                    if (piece == phase) pause_for(500);
-                    ++done[phase][piece];
-                });
-                for (const int count : done[phase]) num_wrong += count != 1;
-            }
-        });
-        expect(num_wrong == 0, "%d threads, member %d is slow: %d pieces not done exactly once", num_threads, slow,
-               num_wrong.load());
+    std::vector<std::vector<int>> done(kNumPhases, std::vector<int>(kNumPieces, 0));
+    team.run([&](ThreadTeam::Member& member) {
+        for (int phase = 0; phase < kNumPhases; ++phase) {
+            member.for_pieces(kNumPieces, [&](int piece) {
+                if (piece == phase || piece == kNumPieces - 1) pause_for(1000);
+                ++done[phase][piece];
+            });
+        }
+    });
+    for (const std::vector<int>& phase : done) {
+        for (const int count : phase)
+            expect(count == 1, "%d threads: a slow piece was done %d times", num_threads, count);
     }
 }
 
-// Between runs the members fall asleep; the next run wakes all of them, and the caller does not return
-// before they are through.
-void test_sleep_between_runs(int num_threads) {
-    constexpr int kNumRuns = 15;
+// A member that stands still between pieces holds nobody up: here it stands until all runs are over.
+// Then it passes over what it missed, and takes part again.
+void test_absent_member(int num_threads) {
+    constexpr int kNumRuns = 30, kNumPhases = 20;
     ThreadTeam team(num_threads);
-    for (int run = 0; run < kNumRuns; ++run) {
+    for (int absent = 1; absent < num_threads; ++absent) {
+        std::atomic<bool> all_runs_over{false};
+        std::atomic<int> num_done{0};
+        const auto work = [&](ThreadTeam::Member& member) {
+            for (int phase = 0; phase < kNumPhases; ++phase) {
+                if (member.index() == absent && phase == kNumPhases / 2) {
+                    while (!all_runs_over) pause_for(100);
+                }
+                member.for_pieces(5, [&](int) { ++num_done; });
+            }
+        };
+        for (int run = 0; run < kNumRuns; ++run) team.run(work);
+        expect(num_done == kNumRuns * kNumPhases * 5, "%d threads, one absent: %d pieces", num_threads,
+               num_done.load());
+        all_runs_over = true;
+        team.run(work);
+        team.quiesce();
+        expect(num_done == (kNumRuns + 1) * kNumPhases * 5, "%d threads, one back: %d pieces", num_threads,
+               num_done.load());
+    }
+}
+
+// Between runs the members fall asleep, and the next run wakes them: two pieces that wait for each other need two.
+void test_sleep_between_runs(int num_threads) {
+    ThreadTeam team(num_threads);
+    for (int run = 0; run < 15; ++run) {
         pause_for(run % 3 * 2000);
-        std::vector<int> visits(num_threads, 0);
+        std::atomic<int> num_there{0};
         team.run([&](ThreadTeam::Member& member) {
-            if (member.index() == run % num_threads) pause_for(300);
-            ++visits[member.index()];
+            member.for_pieces(num_threads, [&](int) {
+                ++num_there;
+                while (num_there < num_threads) std::this_thread::yield();
+            });
         });
-        for (const int count : visits) expect(count == 1, "%d threads: run %d after sleep", num_threads, run);
+        team.quiesce();
+        expect(num_there == num_threads, "%d threads: %d came after sleep", num_threads, num_there.load());
     }
 }
 
@@ -119,7 +141,7 @@ void test_destruction(int num_threads) {
     for (int round = 0; round < 20; ++round) {
         const auto team = std::make_unique<ThreadTeam>(num_threads);
         // Never used, just used, or asleep.
-        if (round % 3 > 0) team->run([](ThreadTeam::Member& member) { member.barrier(); });
+        if (round % 3 > 0) team->run([](ThreadTeam::Member& member) { member.for_pieces(3, [](int) {}); });
         if (round % 3 > 1) pause_for(1500);
     }
 }
@@ -137,6 +159,8 @@ void test_two_teams() {
         one.run([&](ThreadTeam::Member& member) { member.once([&] { ++count; }); });
     }
     beside.join();
+    one.quiesce();
+    other.quiesce();
     expect(count == 200 && other_count == 200, "two teams side by side: %d and %d runs", count, other_count);
 }
 
@@ -147,7 +171,8 @@ int main() {
         test_every_piece_once(num_threads);
         test_many_runs(num_threads);
         test_once(num_threads);
-        test_slow_member(num_threads);
+        test_slow_pieces(num_threads);
+        test_absent_member(num_threads);
         test_sleep_between_runs(num_threads);
         test_destruction(num_threads);
     }

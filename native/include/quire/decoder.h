@@ -147,14 +147,14 @@ class Decoder {
     DecoderWeights weights;
 
     // The KV memory, per place; it must outlive the decoder's steps.
-    std::vector<PagedKv> cache;
+    void set_cache(std::vector<PagedKv> places);
 
     std::size_t weight_bytes() const;
 
     // Allocates activations for steps of so many tokens and logits. Throws std::bad_alloc.
     void reserve(int num_tokens, int num_logits);
 
-    // Computes one step; it must fit into what was reserved. Does not throw.
+    // Computes one step; it must fit into what was reserved. Throws std::bad_alloc.
     void run(const StepView& step, const StepResultView& results);
 
   private:
@@ -164,6 +164,7 @@ class Decoder {
     DecoderShape shape_;
     const Kernels& kernels_;
     ThreadTeam& team_;
+    std::vector<PagedKv> cache_;
     std::unique_ptr<Activations> activations_;
 };
 

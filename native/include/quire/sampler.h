@@ -46,6 +46,9 @@ struct ChoicesView {
 class Sampler {
   public:
     Sampler(const Kernels& kernels, ThreadTeam& team, int vocab_size);
+    ~Sampler();
+    Sampler(const Sampler&) = delete;
+    Sampler& operator=(const Sampler&) = delete;
 
     // Logits must be finite. Throws std::bad_alloc only.
     void sample(const Rows& logits, const DrawsView& draws, const ChoicesView& choices);
