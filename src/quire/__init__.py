@@ -3,8 +3,10 @@
 The names below are the public API. Each is imported from its module when it is first asked for, so `import quire` is
 cheap and brings in nothing but the standard library.
 
+    models     LLM, AsyncLLM, EngineConfig, SamplingParams    a folder in, text out
+    outputs    RequestOutput, CompletionOutput, Logprob, RequestMetrics
     memory     KVCacheSpec, MemoryConfig, KVCacheManager      paged KV memory on its own, for any engine
-    requests   Request, SamplingParams, CacheScope, FinishReason
+    requests   Request, CacheScope, FinishReason
     engine     SchedulerConfig, RequestLimits, Scheduler, EngineCore
     errors     QuireError and what derives from it            drawn as a tree in quire.core.errors
 
@@ -22,9 +24,12 @@ from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-__all__ = [
+__all__ = [  # noqa: RUF022 - in the order in which dir() has them
+    "AsyncLLM",
     "CacheScope",
     "CheckpointError",
+    "CompletionOutput",
+    "EngineConfig",
     "EngineCore",
     "ExecutionError",
     "FinishReason",
@@ -34,10 +39,14 @@ __all__ = [
     "InvariantError",
     "KVCacheManager",
     "KVCacheSpec",
+    "LLM",
+    "Logprob",
     "MemoryConfig",
     "QuireError",
     "Request",
     "RequestLimits",
+    "RequestMetrics",
+    "RequestOutput",
     "RequestStateError",
     "RequestTooLargeError",
     "SamplingParams",
@@ -48,7 +57,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from quire.core.config import MemoryConfig, SchedulerConfig
+    from quire.core.config import EngineConfig, MemoryConfig, SchedulerConfig
     from quire.core.errors import (
         CheckpointError,
         ExecutionError,
@@ -66,19 +75,29 @@ if TYPE_CHECKING:
     from quire.core.request import CacheScope, FinishReason, Request
     from quire.core.sampling_params import SamplingParams
     from quire.core.validate import RequestLimits
+    from quire.engine.async_llm import AsyncLLM
     from quire.engine.core import EngineCore
+    from quire.engine.llm import LLM
+    from quire.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
     from quire.memory.manager import KVCacheManager
     from quire.scheduler.scheduler import Scheduler
 
 _HOMES = {
+    "AsyncLLM": "quire.engine.async_llm",
     "CacheScope": "quire.core.request",
+    "CompletionOutput": "quire.engine.outputs",
+    "EngineConfig": "quire.core.config",
     "EngineCore": "quire.engine.core",
     "FinishReason": "quire.core.request",
     "KVCacheManager": "quire.memory.manager",
     "KVCacheSpec": "quire.core.kv_spec",
+    "LLM": "quire.engine.llm",
+    "Logprob": "quire.engine.outputs",
     "MemoryConfig": "quire.core.config",
     "Request": "quire.core.request",
     "RequestLimits": "quire.core.validate",
+    "RequestMetrics": "quire.engine.outputs",
+    "RequestOutput": "quire.engine.outputs",
     "SamplingParams": "quire.core.sampling_params",
     "Scheduler": "quire.scheduler.scheduler",
     "SchedulerConfig": "quire.core.config",

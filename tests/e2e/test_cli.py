@@ -22,9 +22,9 @@ import quire
 from quire import cli
 from quire.cli import demo
 from quire.cli.demo.stage import ERASE_BELOW, ERASE_LINE, HIDE_CURSOR, SHOW_CURSOR, Stage
-from quire.cli.granted import core_quota, granted_cores, memory_bytes, memory_limit
 from quire.cli.terminal import Terminal, detect
 from quire.core.errors import InvalidConfigError, QuireError
+from quire.core.granted import core_quota, granted_cores, memory_bytes, memory_limit
 
 QUIRE = [sys.executable, "-m", "quire"]
 ESCAPE = "\x1b"
@@ -90,7 +90,7 @@ def test_version_and_help() -> None:
     assert call("--version").stdout == f"quire {quire.__version__}\n"
     shown = call("--help")
     assert (shown.returncode, shown.stderr) == (0, "")
-    for command in ("demo", "bench", "doctor"):
+    for command in ("chat", "generate", "demo", "bench", "doctor"):
         assert re.search(rf"^ +{command} +\w", shown.stdout, re.MULTILINE)
 
 
@@ -105,7 +105,9 @@ def test_the_benchmark_of_make_bench_is_there() -> None:
     assert call("bench", "control", "--help").returncode == 0
 
 
-@pytest.mark.parametrize("arguments", [["sing"], ["--loud"], ["demo", "--loud"], ["demo", "loudly"], ["bench", "x"]])
+@pytest.mark.parametrize(
+    "arguments", [["sing"], ["--loud"], ["demo", "--loud"], ["chat", "--loud"], ["demo", "loudly"], ["bench", "x"]]
+)
 def test_misuse_is_one_line_and_status_2(arguments: list[str]) -> None:
     done = call(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
@@ -135,21 +137,25 @@ def test_only_the_command_that_runs_is_imported() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "message"),
+    ("error", "message", "status"),
     [
-        (InvalidConfigError("num_blocks", 0, "1 or more"), "num_blocks is 0; allowed: 1 or more"),
-        (QuireError("one\n  two"), "one two"),
-        (FileNotFoundError(errno.ENOENT, "No such file or directory", "model"), "model: No such file or directory"),
+        (InvalidConfigError("num_blocks", 0, "1 or more"), "num_blocks is 0; allowed: 1 or more", cli.MISUSED),
+        (QuireError("one\n  two"), "one two", cli.FAILED),
+        (
+            FileNotFoundError(errno.ENOENT, "No such file or directory", "model"),
+            "model: No such file or directory",
+            cli.FAILED,
+        ),
     ],
 )
-def test_errors_are_one_line_and_status_1(
-    error: Exception, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_errors_are_one_line_and_a_status(
+    error: Exception, message: str, status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail() -> None:
         raise error
 
     monkeypatch.setattr("quire.cli.doctor.examine", fail)
-    assert cli.main(["doctor"]) == 1
+    assert cli.main(["doctor"]) == status
     assert capsys.readouterr() == ("", f"quire: error: {message}\n")
 
 
@@ -297,6 +303,10 @@ def story() -> str:
         "2 blocks moved to the host",
         "C is back as it was, now in blocks [4, 5]",
         "1 block moved back",
+        "A What is a block table?",
+        "tokens are found in A's blocks: the system prompt is stored once, and computed once.",
+        "6 saved by sharing",
+        "tokens a second on this machine",
     ],
 )
 def test_demonstration_shows(story: str, fact: str) -> None:

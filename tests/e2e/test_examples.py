@@ -12,7 +12,13 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 MAX_LINES = 60
 
 FACTS = {
+    "ask_the_guide.py": [
+        "What is a block table?",
+        "What is prefix caching?",
+        "the same answers again, their prompts from the cache",
+    ],
     "eviction_policy.py": ["hit rate with LRU: 4%, with the most hit kept: 25%"],
+    "many_callers.py": ["7 callers have read all, 1 has left, 0 blocks in use"],
     "paging_by_hand.py": [
         "block 2: a4 a5 a6 a7",
         "table of a: [0, 2, 4] reads a0 a1 a2 a3 a4 a5 a6 a7 a8 a9",

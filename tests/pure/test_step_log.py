@@ -88,6 +88,8 @@ def run(seed: int, *, drafts: bool = False) -> bytes:
             engine.stop(rng.choice(samples))
         elif event < 0.25:
             engine.clear_cache()
+        elif event < 0.27 and live:
+            engine.fail(rng.choice(live), "its text cannot be decoded")
         elif event < 0.3:
             executor.fail_next_collect = True
     engine.run()

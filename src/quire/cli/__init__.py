@@ -3,7 +3,11 @@
 A subcommand is a module with `add_parser(subparsers)`, which sets `run`: a function from the parsed arguments to the
 exit status. Only the module of the command that is run is imported, so that `quire --help` answers at once.
 
-    exit status   0 done    1 failed    2 called wrongly    130 interrupted    141 nobody read the output to its end
+    exit status   0    done
+                  1    failed
+                  2    called wrongly, or with a value that is not allowed
+                  130  interrupted
+                  141  nobody read the output to its end
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from importlib import import_module
 from typing import NamedTuple, NoReturn
 
 import quire
-from quire.core.errors import QuireError
+from quire.core.errors import InvalidValueError, QuireError
 
 FAILED, MISUSED, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
 
@@ -30,6 +34,8 @@ class Command(NamedTuple):
 
 
 COMMANDS = (
+    Command("chat", "talk to a model", "quire.cli.chat"),
+    Command("generate", "write on from a prompt", "quire.cli.generate"),
     Command("demo", "watch paged KV memory at work, in the terminal", "quire.cli.demo"),
     Command("bench", "measure quire on this machine", "quire.cli.bench"),
     Command("doctor", "say what works on this machine", "quire.cli.doctor"),
@@ -60,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (QuireError, OSError) as error:
         print("quire: error:", _in_one_line(error), file=sys.stderr)
         _forget_stdout()
-        return FAILED
+        return MISUSED if isinstance(error, InvalidValueError) else FAILED
 
 
 def _in_one_line(error: QuireError | OSError) -> str:

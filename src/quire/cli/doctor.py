@@ -1,7 +1,7 @@
 """`quire doctor`: what works on this machine, on one screen.
 
 Every check says what it found; one that fails says what to do. The exit status is 1 if something that quire needs is
-missing, else 0.
+missing, else 0. With a model it says what would be loaded, and where the memory would go; nothing is.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import quire
-from quire.cli.granted import core_quota, granted_cores, memory_bytes, memory_limit
+from quire.cli.engine_options import add_engine_options, engine_config
 from quire.cli.terminal import Terminal, add_color_option, detect
 from quire.cli.text import BOLD, FAINT, Colour, Line, Style, line, paragraph, span
+from quire.core.granted import core_quota, granted_cores, memory_bytes, memory_limit
 
 GOOD = Style(Colour(34, 2), bold=True)
 BAD = Style(Colour(160, 1), bold=True)
@@ -38,8 +39,11 @@ class Finding:
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command `doctor`. Mutates `subparsers`."""
     parser = subparsers.add_parser(
-        "doctor", help="say what works on this machine", description="Say what works on this machine."
+        "doctor",
+        help="say what works on this machine",
+        description="Say what works on this machine and, where a model is named, how it would run; nothing is loaded.",
     )
+    add_engine_options(parser)
     add_color_option(parser)
     parser.set_defaults(run=run)
 
@@ -50,7 +54,22 @@ def run(arguments: argparse.Namespace) -> int:
     findings = examine()
     for drawn in draw(findings, terminal):
         print(terminal.render(drawn))
+    if "model" in arguments:
+        print()
+        print(_examine_model(arguments))
     return int(any(finding.works is False for finding in findings))
+
+
+def _examine_model(arguments: argparse.Namespace) -> str:
+    """Return the start-up table of a model, which is not loaded."""
+    config = engine_config(arguments, os.environ)
+    from quire.engine.factory import plan_engine
+    from quire.engine.tokenizer import Tokenizer
+
+    blueprint = plan_engine(config)
+    tokenizer = Tokenizer.open(blueprint.tokenizer_folder, vocab_size=blueprint.vocab_size)
+    template = "with" if tokenizer.has_chat_template else "without"
+    return f"{blueprint.report}\ntokenizer   {tokenizer.vocab_size:,} tokens, {template} a chat template"
 
 
 def examine() -> list[Finding]:

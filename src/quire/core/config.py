@@ -7,11 +7,20 @@ made from the fields (name, default, help), so there is one place to add a setti
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
+from quire.core.byte_sizes import parse_bytes
 from quire.core.errors import InvalidConfigError
+
+PREFIX_INDEXES = ("hash_chain", "radix_tree", "none")
+EVICTIONS = ("lru", "fifo", "priority")
+POLICIES = ("fcfs", "priority", "fair_share")
+PREEMPTIONS = ("recompute", "swap", "auto")
+DTYPES = ("auto", "bfloat16", "float32")
+BACKENDS = ("auto", "native", "reference")
 
 
 def setting(default: Any, text: str, *, secret: bool = False) -> Any:
@@ -34,8 +43,8 @@ class MemoryConfig:
     def __post_init__(self) -> None:
         _require_int("num_blocks", self.num_blocks, 1, (1 << 31) - 1)
         _require_int("num_host_blocks", self.num_host_blocks, 0, (1 << 31) - 1)
-        _require_one_of("prefix_index", self.prefix_index, ("hash_chain", "radix_tree", "none"))
-        _require_one_of("eviction", self.eviction, ("lru", "fifo", "priority"))
+        _require_one_of("prefix_index", self.prefix_index, PREFIX_INDEXES)
+        _require_one_of("eviction", self.eviction, EVICTIONS)
         _require_int("hash_bits", self.hash_bits, 1, 512)
         if not isinstance(self.hash_key, bytes):
             raise InvalidConfigError("hash_key", self.hash_key, "at most 64 bytes")
@@ -68,13 +77,117 @@ class SchedulerConfig:
                 "max_num_batched_tokens", self.max_num_batched_tokens, f"max_num_seqs ({self.max_num_seqs}) or more"
             )
         _require_int("max_model_len", self.max_model_len, 1, 1 << 30)
-        _require_one_of("policy", self.policy, ("fcfs", "priority", "fair_share"))
+        _require_one_of("policy", self.policy, POLICIES)
         _require_number("priority_ageing_s", self.priority_ageing_s, 1e-3, 1e9)
         _require_number("headroom", self.headroom, 0.0, 0.9)
-        _require_one_of("preemption", self.preemption, ("recompute", "swap", "auto"))
+        _require_one_of("preemption", self.preemption, PREEMPTIONS)
         _require_number("recompute_tokens_per_s", self.recompute_tokens_per_s, 1e-3, 1e12)
         _require_number("swap_bytes_per_s", self.swap_bytes_per_s, 1.0, 1e15)
         _require_int("max_steps_under_way", self.max_steps_under_way, 1, 16)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Everything that can be said about an engine, in one value; the door and the command line are made from it.
+
+    Names are those of vLLM where the meaning is the same. Sizes of memory are bytes, or texts such as "4GiB".
+
+    >>> EngineConfig(model="guide", kv_memory="1GiB").kv_memory
+    1073741824
+    """
+
+    model: str = setting("guide", "folder of a model, or its name on the Hugging Face hub; guide: the one built in")
+    tokenizer: str | None = setting(None, "folder with the tokenizer; none: that of the model")
+    skip_tokenizer_init: bool = setting(False, "token ids in, token ids out: no tokenizer is read")
+    dtype: str = setting("auto", "numbers of weights and KV memory: bfloat16, float32, or auto (as the checkpoint)")
+    backend: str = setting("auto", "what computes: native, reference, or auto (native where it can)")
+    num_threads: int | None = setting(None, "threads that compute; none: as many as the system grants cores")
+    block_size: int = setting(16, "tokens in one block of KV memory")
+    kv_memory: int | str | None = setting(None, "KV memory; none: half of what is free, at most what can be used")
+    swap_space: int | str = setting(0, "KV memory on the host, to swap to; 0: preempt by recompute only")
+    max_num_seqs: int = setting(64, "sequences that run at once")
+    max_num_batched_tokens: int = setting(512, "tokens computed in one step, all sequences together")
+    max_model_len: int | None = setting(None, "tokens of one sequence; none: the model's, as far as memory holds")
+    enable_prefix_caching: bool = setting(True, "keep what was computed, for requests that begin alike")
+    prefix_index: str = setting("hash_chain", "how cached prefixes are found: hash_chain, radix_tree or none")
+    eviction: str = setting("lru", "which cached block goes first: lru, fifo or priority")
+    policy: str = setting("fcfs", "order of the waiting: fcfs, priority or fair_share")
+    preemption: str = setting("auto", "how a request yields: recompute, swap, or auto (the cheaper)")
+    max_steps_under_way: int = setting(1, "plans handed out before the first result is awaited")
+    seed: int = setting(0, "where the seeds of requests without one come from")
+
+    def __post_init__(self) -> None:
+        for name in ("model", "tokenizer"):
+            self._take_path(name)
+        if self.kv_memory is not None:
+            object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
+        object.__setattr__(self, "swap_space", parse_bytes(self.swap_space, "swap_space"))
+        _require_one_of("dtype", self.dtype, DTYPES)
+        _require_one_of("backend", self.backend, BACKENDS)
+        _require_one_of("prefix_index", self.prefix_index, PREFIX_INDEXES)
+        _require_one_of("eviction", self.eviction, EVICTIONS)
+        _require_int("block_size", self.block_size, 1, 4096)
+        _require_int("seed", self.seed, 0, (1 << 63) - 1)
+        for name in ("skip_tokenizer_init", "enable_prefix_caching"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidConfigError(name, getattr(self, name), "True or False")
+        if self.num_threads is not None:
+            _require_int("num_threads", self.num_threads, 1, 1024)
+        self.scheduler_config(1 if self.max_model_len is None else self.max_model_len)
+
+    def memory_config(self, num_blocks: int, num_host_blocks: int, hash_key: bytes) -> MemoryConfig:
+        """Return the settings of the KV memory. Does not mutate."""
+        return MemoryConfig(
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            prefix_index=self.prefix_index if self.enable_prefix_caching else "none",
+            eviction=self.eviction,
+            hash_key=hash_key,
+        )
+
+    def scheduler_config(self, max_model_len: int) -> SchedulerConfig:
+        """Return the settings of the scheduler. Does not mutate."""
+        return SchedulerConfig(
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=max_model_len,
+            policy=self.policy,
+            preemption=self.preemption,
+            max_steps_under_way=self.max_steps_under_way,
+        )
+
+    def _take_path(self, name: str) -> None:
+        """A path is kept as text."""
+        value = getattr(self, name)
+        if isinstance(value, os.PathLike):
+            value = os.fspath(value)
+            object.__setattr__(self, name, value)
+        optional = name != "model"
+        if not (optional and value is None) and not (isinstance(value, str) and value and "\0" not in value):
+            raise InvalidConfigError(name, value, "the path of a folder, or a name")
+
+
+class EngineSettings(TypedDict, total=False):
+    """The settings of `EngineConfig` but the model, as keywords."""
+
+    tokenizer: str | os.PathLike[str] | None
+    skip_tokenizer_init: bool
+    dtype: str
+    backend: str
+    num_threads: int | None
+    block_size: int
+    kv_memory: int | str | None
+    swap_space: int | str
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int | None
+    enable_prefix_caching: bool
+    prefix_index: str
+    eviction: str
+    policy: str
+    preemption: str
+    max_steps_under_way: int
+    seed: int
 
 
 def _require_int(field: str, value: object, low: int, high: int) -> None:

@@ -7,6 +7,7 @@ nothing.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,12 @@ ROOT = Path("/")
 def granted_cores() -> int:
     """Return how many cores the scheduler of the system may put this process on."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def usable_cores() -> int:
+    """Return how many threads can compute at once: no more than the cores granted, nor than the time granted."""
+    quota = core_quota()
+    return granted_cores() if quota is None else max(1, min(granted_cores(), math.floor(quota)))
 
 
 def core_quota(root: Path = ROOT) -> float | None:
@@ -51,6 +58,40 @@ def memory_bytes(field: str, root: Path = ROOT) -> int | None:
         if name == field and words and words[0].isdigit():
             return int(words[0]) * 1024
     return None
+
+
+def free_memory(root: Path = ROOT) -> int | None:
+    """Return how many bytes this process may still take; None where the system does not say.
+
+    That is what the machine has available, and no more than what each control group leaves below its limit. Files that
+    the system keeps in memory and can drop count as free.
+    """
+    free = [available] if (available := memory_bytes("MemAvailable", root)) is not None else []
+    for folder in _groups(root, "memory"):
+        for limit_file, used_file, cache_field in (
+            ("memory.max", "memory.current", "inactive_file"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+        ):
+            limit, used = _read(folder / limit_file), _read(folder / used_file)
+            if limit.isdigit() and used.isdigit():
+                taken = int(used) - _field(folder / "memory.stat", cache_field)
+                free.append(max(0, int(limit) - max(0, taken)))
+    return min(free, default=None)
+
+
+def resident_bytes(root: Path = ROOT) -> int | None:
+    """Return how many bytes this process has in memory now; None where the system does not say."""
+    words = _read(root / "proc/self/statm").split()
+    return int(words[1]) * os.sysconf("SC_PAGE_SIZE") if len(words) > 1 and words[1].isdigit() else None
+
+
+def _field(path: Path, name: str) -> int:
+    """Return a number from a file of names and numbers; 0 where it is not there."""
+    for text in _read(path).splitlines():
+        words = text.split()
+        if len(words) == 2 and words[0] == name and words[1].isdigit():
+            return int(words[1])
+    return 0
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:

@@ -156,6 +156,8 @@ def _validate_stop_token_ids(sampling: SamplingParams, limits: RequestLimits) ->
 
 
 def _validate_stop_strings(sampling: SamplingParams) -> None:
+    if sampling.stop and sampling.beam_search:
+        raise InvalidRequestError("stop", sampling.stop, "none where beam_search is on: what ends a beam is part of it")
     _require_bool("include_stop_str_in_output", sampling.include_stop_str_in_output)
     _require_bool("skip_special_tokens", sampling.skip_special_tokens)
     if not isinstance(sampling.stop, tuple) or len(sampling.stop) > MAX_STOP_STRINGS:

@@ -46,6 +46,12 @@ class EngineCore:
         if self._log is not None:
             self._log.aborted(request_id)
 
+    def fail(self, request_id: str, message: str) -> None:
+        """End a request with an error that was found outside of the engine. Mutates."""
+        self.scheduler.fail(request_id, message)
+        if self._log is not None:
+            self._log.failed(request_id, message)
+
     def stop(self, request_id: str, branch: int = 0) -> None:
         """End one sequence of a request because its text reached a stop string. Mutates."""
         self.scheduler.stop(request_id, branch)

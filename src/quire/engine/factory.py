@@ -1,25 +1,224 @@
 """The factory: the only file that wires the control plane to the compute plane.
 
-model folder ──► DecoderSpec ──► KVCacheSpec ──► KVCacheManager ──► Scheduler ──┐
-                      └────────► weights, KV arrays ──► Worker (an Executor) ───┴──► EngineCore
+    EngineConfig ──► model folder ──► ModelDescription ──► Backend ──► MemoryPlan        plan_engine: nothing is taken
+                                                                           │
+    Worker (an Executor): weights, KV arrays ──┐                           │
+    KVCacheManager ──► Scheduler ──────────────┴──► EngineCore ◄───────────┘             EngineBlueprint.build
+
+Everything that can be refused is refused by `plan_engine`, from settings alone.
 """
 
 from __future__ import annotations
 
 import secrets
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quire.compute.models import read_model
+from quire.compute.models import ModelDescription, read_model
+from quire.compute.models.hub import resolve_model
 from quire.compute.reference import load_worker
-from quire.core.clock import SystemClock
-from quire.core.config import MemoryConfig, SchedulerConfig
+from quire.compute.weights.decoder_weights import weight_bytes
+from quire.core.clock import Clock, SystemClock
+from quire.core.config import EngineConfig, MemoryConfig, SchedulerConfig
+from quire.core.errors import InvalidConfigError
+from quire.core.executor import Executor
+from quire.core.granted import free_memory, resident_bytes, usable_cores
+from quire.core.kv_spec import KVCacheSpec
+from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.core import EngineCore
+from quire.engine.memory_plan import MemoryNeeds, MemoryPlan, plan_memory
+from quire.engine.report import EngineReport
 from quire.engine.step_log import StepLogWriter
 from quire.memory.manager import KVCacheManager
 from quire.memory.sizing import max_sequence_tokens
 from quire.scheduler.scheduler import Scheduler
+
+GUIDE = "guide"
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """What computes, and what it needs. `load` takes the number of blocks on the device and on the host."""
+
+    name: str
+    dtype: str
+    instruction_set: str
+    num_threads: int
+    kv_spec: KVCacheSpec
+    weight_bytes: int
+    activation_bytes: int
+    load: Callable[[int, int], Executor]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineBlueprint:
+    """An engine that was found possible, and not built yet."""
+
+    config: EngineConfig
+    folder: Path
+    model: ModelDescription
+    backend: Backend
+    report: EngineReport
+
+    @property
+    def vocab_size(self) -> int:
+        """How many token ids the model knows."""
+        return self.model.spec.vocab_size
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """Where the tokenizer is."""
+        return self.folder if self.config.tokenizer is None else _model_folder(self.config.tokenizer)
+
+    @property
+    def default_sampling(self) -> SamplingParams:
+        """How the makers of the model want it sampled, for requests that do not say."""
+        defaults = self.model.generation
+        said = {name: getattr(defaults, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+        return SamplingParams(**{name: value for name, value in said.items() if value is not None})
+
+    def build(self, clock: Clock) -> EngineCore:
+        """Load the weights, allocate the memory, and return the engine. Does not mutate the blueprint."""
+        plan = self.report.plan
+        memory = self.config.memory_config(plan.num_blocks, plan.num_host_blocks, secrets.token_bytes(32))
+        return _assemble(self.backend, self.model, memory, self.config.scheduler_config(plan.max_model_len), clock)
+
+
+def plan_engine(config: EngineConfig) -> EngineBlueprint:
+    """Find out what an engine of these settings would be; reads settings, no weights, and takes no memory.
+
+    Raises `CheckpointError` for a folder that cannot be run, `InvalidConfigError` for settings that do not fit it or
+    this machine.
+    """
+    folder = _model_folder(config.model)
+    model = read_model(folder, config.max_model_len)
+    backend = _choose_backend(config, folder, model)
+    needs = MemoryNeeds(
+        weight_bytes=backend.weight_bytes,
+        activation_bytes=backend.activation_bytes,
+        rest_bytes=resident_bytes() or 0,
+        free_bytes=free_memory(),
+    )
+    plan = plan_memory(config, backend.kv_spec, model.spec.context_length, needs)
+    return EngineBlueprint(config, folder, model, backend, _report(config, model, backend, plan))
+
+
+def _report(config: EngineConfig, model: ModelDescription, backend: Backend, plan: MemoryPlan) -> EngineReport:
+    return EngineReport(
+        model=config.model,
+        architecture=model.architecture,
+        num_layers=len(model.spec.layers),
+        backend=backend.name,
+        dtype=backend.dtype,
+        instruction_set=backend.instruction_set,
+        num_threads=backend.num_threads,
+        block_size=config.block_size,
+        context_length=model.spec.context_length,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        plan=plan,
+        notices=model.notices,
+    )
+
+
+def _model_folder(name: str) -> Path:
+    if name != GUIDE or Path(name).is_dir():
+        return resolve_model(name)
+    from quire.guide import GUIDE_FOLDER
+
+    return GUIDE_FOLDER
+
+
+def _assemble(
+    backend: Backend,
+    model: ModelDescription,
+    memory: MemoryConfig,
+    scheduler: SchedulerConfig,
+    clock: Clock,
+    log: StepLogWriter | None = None,
+) -> EngineCore:
+    """Put the planes together."""
+    chunk = 1 + scheduler.max_steps_under_way
+    limits = RequestLimits(
+        vocab_size=model.spec.vocab_size,
+        max_model_len=min(scheduler.max_model_len, model.spec.context_length),
+        max_sequence_tokens=max_sequence_tokens(memory.num_blocks, backend.kv_spec, longest_chunk=chunk),
+        max_num_seqs=scheduler.max_num_seqs,
+        beam_search=False,
+    )
+    manager = KVCacheManager(backend.kv_spec, memory)
+    control = Scheduler(scheduler, manager, limits, eos_token_ids=frozenset(model.eos_token_ids))
+    return EngineCore(control, backend.load(memory.num_blocks, memory.num_host_blocks), clock, log=log)
+
+
+# ---- backends -------------------------------------------------------------------------------------------------------
+
+
+def _choose_backend(config: EngineConfig, folder: Path, model: ModelDescription) -> Backend:
+    if config.backend == "reference":
+        return _reference_backend(config, folder, model)
+    try:
+        return _native_backend(config, folder, model)
+    except ImportError as error:
+        if config.backend == "native":
+            allowed = "reference: the compiled core cannot be imported; see quire doctor"
+            raise InvalidConfigError("backend", "native", allowed) from error
+        return _reference_backend(config, folder, model)
+
+
+def _native_backend(config: EngineConfig, folder: Path, model: ModelDescription) -> Backend:
+    from quire.compute.native.load import NativeSettings, activation_bytes, kernels_for, kv_cache_spec
+    from quire.compute.native.load import load_worker as load_native_worker
+
+    dtype = config.dtype
+    if dtype == "auto":
+        dtype = "float32" if model.dtype == "float32" else "bfloat16"
+    settings = NativeSettings(
+        dtype=dtype,
+        block_size=config.block_size,
+        num_threads=config.num_threads or usable_cores(),
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+    )
+
+    def load(num_blocks: int, num_host_blocks: int) -> Executor:
+        return load_native_worker(folder, model, settings, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
+
+    return Backend(
+        name="native",
+        dtype=dtype,
+        instruction_set=kernels_for(None).name,
+        num_threads=settings.num_threads,
+        kv_spec=kv_cache_spec(model.spec, config.block_size, dtype),
+        weight_bytes=weight_bytes(model.spec, dtype),
+        activation_bytes=activation_bytes(model.spec, settings),
+        load=load,
+    )
+
+
+def _reference_backend(config: EngineConfig, folder: Path, model: ModelDescription) -> Backend:
+    if config.dtype not in ("auto", "float32"):
+        raise InvalidConfigError("dtype", config.dtype, "float32 or auto: the reference backend knows no other")
+
+    def load(num_blocks: int, num_host_blocks: int) -> Executor:
+        return load_worker(folder, block_size=config.block_size, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
+
+    spec = model.spec
+    heads = spec.attention.num_heads * spec.attention.head_dim
+    per_token = 6 * spec.hidden_size + 3 * spec.mlp.intermediate_size + 4 * heads
+    numbers = config.max_num_batched_tokens * per_token + 2 * config.max_num_seqs * spec.vocab_size
+    return Backend(
+        name="reference",
+        dtype="float32",
+        instruction_set="numpy",
+        num_threads=1,
+        kv_spec=spec.kv_cache_spec(config.block_size),
+        weight_bytes=weight_bytes(spec),
+        activation_bytes=4 * numbers,
+        load=load,
+    )
 
 
 def create_reference_engine(
@@ -30,7 +229,7 @@ def create_reference_engine(
     scheduler: SchedulerConfig | None = None,
     log: StepLogWriter | None = None,
 ) -> EngineCore:
-    """Return an engine that runs a model folder with the reference decoder, greedily, in this process.
+    """Return an engine of token ids over the reference decoder, with blocks counted rather than planned.
 
     Raises `CheckpointError` for a folder that cannot be run; nothing is allocated then.
     """
@@ -38,18 +237,5 @@ def create_reference_engine(
     if not memory.hash_key:
         memory = replace(memory, hash_key=secrets.token_bytes(32))
     model = read_model(model_folder)
-    spec = model.spec.kv_cache_spec(block_size)
-    worker = load_worker(
-        model_folder, block_size=block_size, num_blocks=memory.num_blocks, num_host_blocks=memory.num_host_blocks
-    )
-    limits = RequestLimits(
-        vocab_size=model.spec.vocab_size,
-        max_model_len=min(scheduler.max_model_len, model.spec.context_length),
-        max_sequence_tokens=max_sequence_tokens(
-            memory.num_blocks, spec, longest_chunk=1 + scheduler.max_steps_under_way
-        ),
-        max_num_seqs=scheduler.max_num_seqs,
-        beam_search=False,
-    )
-    control = Scheduler(scheduler, KVCacheManager(spec, memory), limits, eos_token_ids=frozenset(model.eos_token_ids))
-    return EngineCore(control, worker, SystemClock(), log=log)
+    backend = _reference_backend(EngineConfig(block_size=block_size), model_folder, model)
+    return _assemble(backend, model, memory, scheduler, SystemClock(), log)

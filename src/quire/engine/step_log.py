@@ -35,10 +35,10 @@ from quire.core.wire import WireReader, WireWriter
 from quire.memory.manager import KVCacheManager
 from quire.scheduler.scheduler import Drafter, Scheduler
 
-MAGIC = b"quire step log 1\n"
+MAGIC = b"quire step log 2\n"
 _HEAD = struct.Struct("<cII")
-SETTINGS, ADDED, ABORTED, STOPPED, CLEARED, PLANNED, IDLED, COMPUTED, ABANDONED = (
-    bytes([code]) for code in b"SAXTCPIRL"
+SETTINGS, ADDED, ABORTED, FAILED, STOPPED, CLEARED, PLANNED, IDLED, COMPUTED, ABANDONED = (
+    bytes([code]) for code in b"SAXFTCPIRL"
 )
 
 
@@ -82,6 +82,13 @@ class StepLogWriter:
     def aborted(self, request_id: str) -> None:
         """Write that a request was aborted."""
         self._record(ABORTED, request_id.encode("utf-8", "surrogatepass"))
+
+    def failed(self, request_id: str, message: str) -> None:
+        """Write that a request was ended with an error."""
+        writer = WireWriter()
+        writer.text(request_id)
+        writer.text(message)
+        self._record(FAILED, writer.to_bytes())
 
     def stopped(self, request_id: str, branch: int) -> None:
         """Write that a sequence reached a stop string."""
@@ -193,6 +200,9 @@ def replay(file: BinaryIO) -> int:
             scheduler.add(read_request(payload))
         elif kind == ABORTED:
             scheduler.abort(payload.decode("utf-8", "surrogatepass"))
+        elif kind == FAILED:
+            reader = WireReader(payload)
+            scheduler.fail(reader.text(), reader.text())
         elif kind == STOPPED:
             reader = WireReader(payload)
             scheduler.stop(reader.text(), reader.integer())

@@ -98,6 +98,12 @@ class Scheduler:
         for member in self._members(request_id):
             self._finish(member, FinishReason.ABORT)
 
+    def fail(self, request_id: str, message: str) -> None:
+        """End a request and all its sequences with an error; what it alone had cached is forgotten. Mutates."""
+        for member in self._members(request_id):
+            member.error = message
+            self._finish(member, FinishReason.ERROR)
+
     def stop(self, request_id: str, branch: int = 0) -> None:
         """End one sequence because its text reached a stop string; a beam cannot be ended alone. Mutates."""
         for member in self._members(request_id):

@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 INTRODUCTION = (
     "Nothing here is staged: a real scheduler plans every step, the real memory manager carries it out, and what you "
-    "see is read from its books afterwards. A card is a block: its number, who holds it, and below, how many of its 16 "
-    "slots hold the keys and values of a token. The bytes are those of Qwen3-0.6B."
+    "see is read from its books afterwards; in the last chapter a model stands on top. A card is a block: its number, "
+    "who holds it, and below, how many of its 16 slots hold the keys and values of a token. The bytes are those of "
+    "Qwen3-0.6B, until the model comes."
 )
 CONCLUSION = (
-    "All books were audited after every step. To go on: examples/ has each idea in a few lines of code, `quire bench "
-    "control` measures all this, and `quire doctor` says what works on this machine."
+    "All books were audited after every step. To go on: `quire chat` talks to that model, examples/ has each idea in a "
+    "few lines of code, `quire bench control` measures all this, and `quire doctor` says what works on this machine."
 )
 
 
@@ -55,6 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def story() -> tuple[Chapter, ...]:
     """Return the chapters in the order in which they are told."""
+    from quire.cli.demo.answers import answers
     from quire.cli.demo.copy_on_write import copy_on_write
     from quire.cli.demo.full_pool import full_pool
     from quire.cli.demo.paging import paging
@@ -66,4 +68,5 @@ def story() -> tuple[Chapter, ...]:
         Chapter("Prefix sharing: what begins alike is stored once", prefix_sharing),
         Chapter("Copy-on-write: several answers to one prompt", copy_on_write),
         Chapter("A full pool: evict, then yield", full_pool),
+        Chapter("A model on top: four answers at once", answers),
     )

@@ -18,7 +18,7 @@ MIN_COLUMNS = 20
 MAX_TEXT_COLUMNS = 96
 INDENT = 2
 PICTURE_S = 0.1
-SCENE_S = 0.5
+SCENE_S = 0.4
 HEADING = Style(Colour(31, 6), bold=True)
 UP = "\x1b[{}A"
 ERASE_LINE = "\x1b[K"
@@ -71,8 +71,8 @@ class Stage:
             for drawing in drawings:
                 self.write(drawing, INDENT)
             return
-        self._stream.write(HIDE_CURSOR)
         try:
+            self._stream.write(HIDE_CURSOR)
             self._animate(drawings)
         finally:
             self._stream.write(SHOW_CURSOR)

@@ -26,9 +26,9 @@ def resolve_model(name: str) -> Path:
     if name and folder.is_dir():
         return folder
     if folder.is_file():
-        raise CheckpointError("model", name, "a folder with config.json and safetensors, not a file")
+        raise CheckpointError(f"model {name}", "a file", "a folder with config.json and safetensors in it")
     if HUB_ID.fullmatch(name) is None:
-        raise CheckpointError("model", name, "a folder that is there, or a hub id: ORGANISATION/NAME")
+        raise CheckpointError(f"model {name}", "not there", "a folder that is there, or a hub id: ORGANISATION/NAME")
     return _download(name)
 
 

@@ -1,0 +1,184 @@
+"""Ask the guide what it was never asked in its training, and count the answers that are right.
+
+    python scripts/guide/evaluate.py --model src/quire/guide
+
+An answer is *exact* if it is the topic's answer, letter by letter, and *right* if it is that or nearly: at least nine
+tenths of the words agree, in order, and no other topic's answer is nearer. Decoding is greedy, and every answer has to
+end by itself. Four tables:
+
+    held out    every held-out question, alone: the score that README.md gives
+    system      the same questions behind system prompts that were never trained on
+    turns       the same questions as the last turn of a conversation about two other topics
+    fresh       questions.md, written after the corpus; here any of the sensible topics counts
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+from pathlib import Path
+
+import torch
+from corpus import Topic, read_topics
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+QUESTIONS_FILE = Path(__file__).parent / "questions.md"
+NEARLY = 0.9
+MAX_NEW_TOKENS = 160
+NUM_THREADS = 1
+UNSEEN_SYSTEM_PROMPTS = (
+    "You are a careful engineer who explains software.",
+    "Reply in plain English.",
+    "You work for a company that runs language models. Be polite and short.",
+)
+
+Messages = list[dict[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A conversation that waits for an answer, and the topics whose answer is right."""
+
+    messages: Messages
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the guide said to a case."""
+
+    case: Case
+    text: str
+    ended: bool
+    topic: str
+    likeness: float
+
+    @property
+    def is_right(self) -> bool:
+        """Whether it is a sensible topic's answer, or nearly."""
+        return self.topic in self.case.topics and self.likeness >= NEARLY
+
+
+class Asker:
+    """A model folder that can be asked, by way of transformers."""
+
+    def __init__(self, folder: Path, topics: Sequence[Topic]) -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.answers = {topic.name: topic.answer for topic in topics}
+
+    @torch.inference_mode()
+    def ask(self, case: Case) -> Answer:
+        """Return the greedy answer."""
+        prompt = self.tokenizer.apply_chat_template(
+            case.messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        output = self.model.generate(**prompt, do_sample=False, max_new_tokens=MAX_NEW_TOKENS)
+        token_ids = output[0, prompt["input_ids"].shape[1] :].tolist()
+        ended = token_ids[-1] == self.tokenizer.eos_token_id
+        text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
+        topic, likeness = self._nearest(text)
+        return Answer(case, text, ended, topic, likeness)
+
+    def _nearest(self, text: str) -> tuple[str, float]:
+        words = text.split()
+        exact = [(name, 1.0) for name, answer in self.answers.items() if answer == text]
+        if exact:
+            return exact[0]
+        matcher = SequenceMatcher(autojunk=False)
+        matcher.set_seq2(words)
+        best = ("", 0.0)
+        for name, answer in self.answers.items():
+            matcher.set_seq1(answer.split())
+            if matcher.real_quick_ratio() > best[1] and (likeness := matcher.ratio()) > best[1]:
+                best = (name, likeness)
+        return best
+
+
+def one_question(question: str) -> Messages:
+    """Return a conversation of one question."""
+    return [{"role": "user", "content": question}]
+
+
+def held_out_cases(topics: Sequence[Topic]) -> list[Case]:
+    """Return every held-out question alone."""
+    return [Case(one_question(question), (topic.name,)) for topic in topics for question in topic.held_out]
+
+
+def system_cases(cases: Sequence[Case]) -> list[Case]:
+    """Return the cases behind system prompts, in turn."""
+    prompts = [{"role": "system", "content": prompt} for prompt in UNSEEN_SYSTEM_PROMPTS]
+    return [Case([prompts[place % len(prompts)], *case.messages], case.topics) for place, case in enumerate(cases)]
+
+
+def turn_cases(cases: Sequence[Case], topics: Sequence[Topic]) -> list[Case]:
+    """Return the cases after two questions about something else, with their answers."""
+    chosen = random.Random(0)
+    longer = []
+    for case in cases:
+        before: Messages = []
+        for topic in chosen.sample(list(topics), 2):
+            before += one_question(chosen.choice(topic.questions))
+            before.append({"role": "assistant", "content": topic.answer})
+        longer.append(Case([*before, *case.messages], case.topics))
+    return longer
+
+
+def fresh_cases(topics: Sequence[Topic]) -> list[Case]:
+    """Return the questions of `questions.md`."""
+    known = {topic.name for topic in topics}
+    cases = []
+    for line in QUESTIONS_FILE.read_text(encoding="utf-8").splitlines():
+        names, colon, question = line.partition(": ")
+        wanted = tuple(names.split(", "))
+        if not colon:
+            continue
+        if not known.issuperset(wanted):
+            raise ValueError(f"questions.md names a topic that is not there: {line}")
+        cases.append(Case(one_question(question), wanted))
+    return cases
+
+
+def report(name: str, answers: Sequence[Answer], *, show_wrong: bool) -> None:
+    """Print one line of the table, and what was wrong if that is wanted."""
+    total = len(answers)
+    right = sum(answer.is_right for answer in answers)
+    exact = sum(answer.is_right and answer.likeness == 1 for answer in answers)
+    ended = sum(answer.ended for answer in answers)
+    shares = f"right {right / total:6.1%}   exact {exact / total:6.1%}   ended {ended / total:6.1%}"
+    print(f"{name:9} {right:4} of {total:4}   {shares}", flush=True)
+    for answer in answers:
+        if show_wrong and not answer.is_right:
+            question = answer.case.messages[-1]["content"]
+            wanted, got = answer.case.topics[0], f"{answer.topic} {answer.likeness:.2f}"
+            print(f"    {question!r} wanted {wanted}, got {got}: {answer.text!r}")
+
+
+def main() -> None:
+    """Ask, and print the tables."""
+    parser = argparse.ArgumentParser(description="Ask the guide what it was never asked in its training.")
+    parser.add_argument("--model", type=Path, required=True, help="the model folder")
+    parser.add_argument("--show-wrong", action="store_true", help="print every answer that is not right")
+    parser.add_argument("--only", choices=("held out", "system", "turns", "fresh"), help="one table")
+    options = parser.parse_args()
+
+    torch.set_num_threads(NUM_THREADS)
+    topics = read_topics()
+    asker = Asker(options.model, topics)
+    alone = held_out_cases(topics)
+    tables = {
+        "held out": alone,
+        "system": system_cases(alone),
+        "turns": turn_cases(alone, topics),
+        "fresh": fresh_cases(topics),
+    }
+    for name, cases in tables.items():
+        if options.only in (None, name):
+            report(name, [asker.ask(case) for case in cases], show_wrong=options.show_wrong)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""`quire generate`: one prompt, its text on stdout as it comes, everything else on stderr."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from contextlib import closing
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quire.cli.engine_options import add_engine_options, engine_config
+from quire.cli.sampling_options import add_sampling_options, sampling_params
+from quire.cli.session import describe, remark, stderr_terminal, stream_text
+from quire.cli.terminal import add_color_option
+from quire.core.errors import ExecutionError, InvalidRequestError
+
+if TYPE_CHECKING:
+    from quire.core.sampling_params import SamplingParams
+    from quire.engine.llm import LLM
+    from quire.engine.outputs import RequestOutput
+    from quire.engine.prompts import Prompt
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command `generate`. Mutates `subparsers`."""
+    parser = subparsers.add_parser(
+        "generate", help="write on from a prompt", description="Write on from a prompt, or answer it."
+    )
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--prompt", "-p", metavar="TEXT", help="the prompt")
+    source.add_argument(
+        "--prompt-file", metavar="FILE", help="the file with the prompt; -: stdin, as where none is given"
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument(
+        "--chat", action="store_true", default=None, help="the prompt is a message (default, if the model takes them)"
+    )
+    form.add_argument("--raw", dest="chat", action="store_false", help="the prompt is a text to write on from")
+    parser.add_argument("-n", type=int, default=1, metavar="N", help="how many texts to generate (default: 1)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object when all is done")
+    parser.add_argument("--quiet", "-q", action="store_true", help="print the text and errors only")
+    add_sampling_options(parser)
+    add_engine_options(parser)
+    add_color_option(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Generate. Returns the exit status."""
+    config = engine_config(arguments, os.environ)
+    text = _read_prompt(arguments)
+    from quire.engine.llm import LLM
+
+    terminal = stderr_terminal(arguments.color)
+    with LLM(config) as llm:
+        if not arguments.quiet:
+            remark(str(llm.report), terminal)
+        sampling = replace(sampling_params(arguments, llm.get_default_sampling_params()), n=arguments.n)
+        output = _generate(llm, _as_prompt(llm, text, arguments.chat), sampling, arguments.json)
+        if not arguments.quiet:
+            remark(describe(output), terminal)
+    if output.error:
+        raise ExecutionError(output.error)
+    return 0
+
+
+def _read_prompt(arguments: argparse.Namespace) -> str:
+    if arguments.prompt is not None:
+        return str(arguments.prompt)
+    if arguments.prompt_file not in (None, "-"):
+        try:
+            return Path(arguments.prompt_file).read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise InvalidRequestError("prompt file", arguments.prompt_file, "a text in UTF-8") from None
+    if sys.stdin.isatty():
+        print("Prompt, ended by Ctrl-D:", file=sys.stderr)
+    return sys.stdin.read().removesuffix("\n")
+
+
+def _as_prompt(llm: LLM, text: str, chat: bool | None) -> Prompt:
+    takes_messages = llm.tokenizer is not None and llm.tokenizer.has_chat_template
+    if not text or not (takes_messages if chat is None else chat):
+        return text
+    return [{"role": "user", "content": text}]
+
+
+def _generate(llm: LLM, prompt: Prompt, sampling: SamplingParams, as_json: bool) -> RequestOutput:
+    if as_json:
+        (output,) = llm.generate([prompt], sampling, use_tqdm=False)
+        print(json.dumps(_plain(output), ensure_ascii=False))
+        return output
+    if sampling.n > 1:
+        (output,) = llm.generate([prompt], sampling, use_tqdm=True)
+        for each in output.outputs:
+            print(f"--- {each.index + 1} of {sampling.n}\n{each.text}")
+        return output
+    return _stream(llm, prompt, sampling)
+
+
+def _stream(llm: LLM, prompt: Prompt, sampling: SamplingParams) -> RequestOutput:
+    def write(text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+    with closing(llm.stream([prompt], sampling)) as snapshots:
+        output = stream_text(snapshots, write)
+    if output is None:
+        raise ExecutionError("the engine has returned nothing")
+    if not output.outputs[0].text.endswith("\n"):
+        write("\n")
+    return output
+
+
+def _plain(output: RequestOutput) -> dict[str, Any]:
+    plain = asdict(output)
+    plain["metrics"] |= {
+        "time_to_first_token_s": output.metrics.time_to_first_token_s,
+        "tokens_per_s": output.metrics.tokens_per_s,
+    }
+    return plain

@@ -1,0 +1,49 @@
+"""What `quire generate` and `quire chat` share: remarks on stderr, text streamed to stdout, the count of an answer."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from quire.cli.terminal import Terminal, detect
+from quire.cli.text import FAINT, line, span
+
+if TYPE_CHECKING:
+    from quire.engine.outputs import RequestOutput
+
+
+def stderr_terminal(color: str) -> Terminal:
+    """Return what stderr can show."""
+    return detect(sys.stderr, os.environ, color)
+
+
+def remark(text: str, terminal: Terminal) -> None:
+    """Write a remark to stderr, faint where there are colours. Mutates the stream."""
+    sys.stdout.flush()
+    for part in text.splitlines():
+        print(terminal.render(line(span(part, FAINT))), file=sys.stderr)
+
+
+def stream_text(snapshots: Iterable[RequestOutput], write: Callable[[str], object]) -> RequestOutput | None:
+    """Write the text of the first output as it grows; return the last snapshot, None if there was none."""
+    num_written, last = 0, None
+    for last in snapshots:
+        text = last.outputs[0].text
+        if len(text) > num_written:
+            write(text[num_written:])
+            num_written = len(text)
+    return last
+
+
+def describe(output: RequestOutput) -> str:
+    """Return the count of an answer in a line. Does not mutate."""
+    metrics = output.metrics
+    parts = [f"{metrics.num_generated_tokens} tokens"]
+    if metrics.duration_s is not None:
+        parts.append(f"{metrics.duration_s:.2f} s")
+    if metrics.tokens_per_s is not None:
+        parts.append(f"{metrics.tokens_per_s:.0f} tok/s")
+    parts.append(f"{output.num_cached_tokens} of {len(output.prompt_token_ids)} prompt tokens from the cache")
+    return " · ".join(parts)

@@ -1,0 +1,200 @@
+"""AsyncLLM: many callers of one model, in an event loop.
+
+    task ── generate ──► Door: tokens, checks ──► EngineThread ──► steps
+      ▲                                               │
+      └── snapshots ◄── OutputProcessor ◄─────────────┘  once a step, by call_soon_threadsafe
+
+All work on text is done in the event loop; the engine's thread never waits for a reader. A reader that is slow misses
+snapshots, never text: each holds everything so far. Whoever leaves the iterator, by `break`, by cancellation or by an
+exception, has ended the request: its blocks are free within a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import weakref
+from collections.abc import AsyncGenerator, Callable
+from types import TracebackType
+from typing import Unpack
+
+from quire.core.clock import Clock, SystemClock
+from quire.core.config import EngineConfig, EngineSettings
+from quire.core.errors import ExecutionError, RequestStateError
+from quire.core.request import DEFAULT_SCOPE, CacheScope
+from quire.core.sampling_params import SamplingParams
+from quire.engine.client import SequenceUpdate
+from quire.engine.core import EngineCore
+from quire.engine.door import Door, Ticket, make_config
+from quire.engine.engine_thread import EngineThread
+from quire.engine.output_processor import OutputProcessor
+from quire.engine.outputs import RequestOutput
+from quire.engine.prompts import ChatOptions, Encoded, Prompt
+from quire.engine.report import EngineReport
+from quire.engine.tokenizer import Tokenizer
+
+logger = logging.getLogger("quire.engine")
+
+LONG_TEXT = 10_000
+"""Characters from which on a text is encoded beside the event loop."""
+
+
+class AsyncLLM:
+    """A model in this process for many callers at once. Settings are the fields of `EngineConfig`, as keywords.
+
+    Its requests belong to one event loop at a time.
+
+    >>> async def read() -> list[int]:
+    ...     async with AsyncLLM("guide", kv_memory="4MiB") as llm:
+    ...         sampling = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    ...         return [len(output.outputs[0].token_ids) async for output in llm.generate("The memory", sampling)]
+    >>> asyncio.run(read())[-1]
+    3
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | EngineConfig = "guide",
+        *,
+        clock: Clock | None = None,
+        **settings: Unpack[EngineSettings],
+    ) -> None:
+        self._door = Door(make_config(model, settings), clock or SystemClock())
+        self._thread = EngineThread(self._door.client, self._receive, self._lose)
+        self._processor = OutputProcessor(self._thread, self._door.tokenizer, clock or SystemClock())
+        self._streams: dict[str, tuple[str, asyncio.Event]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._failure = ""
+        self._finalizer = weakref.finalize(self, self._thread.close)  # at the end of the program, too
+
+    @property
+    def config(self) -> EngineConfig:
+        """The settings."""
+        return self._door.config
+
+    @property
+    def report(self) -> EngineReport:
+        """The start-up table; `str` of it is its text."""
+        return self._door.report
+
+    @property
+    def engine(self) -> EngineCore:
+        """The engine, to look into while nothing is under way: it belongs to another thread."""
+        return self._door.core
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer; None where the engine was made without one."""
+        return self._door.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return how the makers of the model want it sampled: what a call without sampling parameters gets."""
+        return self._door.default_sampling
+
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str = "",
+        *,
+        priority: int = 0,
+        scope: CacheScope = DEFAULT_SCOPE,
+        chat: ChatOptions | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Return an iterator over snapshots of the output of one prompt: a text, token ids, or a conversation.
+
+        The request begins when the iterator is first asked. A bad one raises `InvalidRequestError` then; one that
+        fails on its way ends as an output with `finish_reason` "error". An engine that has failed raises
+        `ExecutionError`.
+        """
+        return self._run(prompt, sampling_params, Ticket(request_id, scope, priority), chat)
+
+    def abort(self, request_id: str) -> None:
+        """End the requests of that id; their iterators end with what there is. Mutates."""
+        for internal_id, (shown_id, _) in list(self._streams.items()):
+            if shown_id == request_id:
+                self._processor.abort(internal_id)
+
+    async def close(self) -> None:
+        """End all requests and give the memory back. May be called twice; nothing can be asked afterwards."""
+        self._end("the engine is closed")
+        await asyncio.to_thread(self._finalizer)
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _run(
+        self, prompt: Prompt, sampling: SamplingParams | None, ticket: Ticket, chat: ChatOptions | None
+    ) -> AsyncGenerator[RequestOutput, None]:
+        prepared = self._door.prepare(await self._encode(prompt, chat), sampling, ticket)
+        self._require_engine()
+        changed = asyncio.Event()
+        request = self._processor.add(prepared, lambda _: changed.set())
+        self._streams[request.request_id] = request.shown_id, changed
+        self._thread.add(prepared.request)
+        try:
+            output = None
+            while output is None or not output.finished:
+                await changed.wait()
+                changed.clear()
+                if not request.finished:
+                    self._require_engine()
+                output = request.output()
+                yield output
+        finally:
+            del self._streams[request.request_id]
+            self._processor.abort(request.request_id)
+
+    async def _encode(self, prompt: Prompt, chat: ChatOptions | None) -> Encoded:
+        if isinstance(prompt, str) and len(prompt) >= LONG_TEXT:
+            return await asyncio.to_thread(self._door.encode, prompt, chat)
+        return self._door.encode(prompt, chat)
+
+    def _require_engine(self) -> None:
+        """Raise unless the engine is there, for this event loop."""
+        if self._failure:
+            raise ExecutionError(self._failure)
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            if self._streams:
+                raise RequestStateError("the requests of an AsyncLLM belong to one event loop at a time")
+            self._loop = loop
+
+    def _receive(self, updates: list[SequenceUpdate]) -> None:
+        """Hand updates to the event loop; called by the engine's thread."""
+        if not self._in_loop(lambda: self._process(updates)):
+            for request_id in {update.request_id for update in updates}:  # nobody can read them any more
+                self._door.client.abort(request_id)
+
+    def _process(self, updates: list[SequenceUpdate]) -> None:
+        try:
+            self._processor.process(updates)
+        except Exception as error:  # our own mistake: nobody may be left waiting for what it lost
+            logger.exception("updates of the engine cannot be processed")
+            self._end(f"the outputs of the engine cannot be processed: {type(error).__name__}: {error}")
+
+    def _lose(self, message: str) -> None:
+        """The engine has failed; called by its thread."""
+        if not self._in_loop(lambda: self._end(message)):
+            self._failure = message
+
+    def _in_loop(self, call: Callable[[], None]) -> bool:
+        """Have something called in the event loop; False if there is none, or it is closed."""
+        try:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(call)
+                return True
+        except RuntimeError:
+            pass
+        return False
+
+    def _end(self, message: str) -> None:
+        self._failure = self._failure or message
+        for _, changed in self._streams.values():
+            changed.set()

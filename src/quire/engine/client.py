@@ -1,0 +1,216 @@
+"""EngineClient: an engine as its door sees it. Plain values go in, plain values come out.
+
+    the door: text, defaults, outputs            the engine: tokens, blocks, steps
+        EngineRequest ───── add ──────────────────►
+        (request id) ────── abort, stop ──────────►
+        ◄──────────────── receive ─────────── SequenceUpdate, one per sequence that got further
+
+Nothing of a message refers to an object of the other side, so the engine may as well run in another process:
+`InProcessClient` is the one that needs none. Token ids and log-probabilities of an update are new ones only; counts
+are totals. The update that brings a finish reason is the last one of its sequence, and every sequence of a request
+that was not aborted gets one. The beams of a search can still be replaced until it is over, so they are sent once,
+when they end.
+
+A client belongs to one thread. An engine that fails is not used again: whatever is asked of it, `ExecutionError` says
+what happened.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import Protocol
+
+from quire.core.errors import ExecutionError, InvariantError
+from quire.core.logprobs import TokenLogprobs
+from quire.core.request import DEFAULT_SCOPE, CacheScope, FinishReason, Request
+from quire.core.sampling_params import SamplingParams
+from quire.core.validate import RequestLimits
+from quire.engine.core import EngineCore
+from quire.engine.interrupts import InterruptsDeferred
+from quire.scheduler.commit import StepOutcome
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """A prompt and what is wanted of it."""
+
+    request_id: str
+    prompt_token_ids: array[int]
+    sampling: SamplingParams
+    scope: CacheScope = DEFAULT_SCOPE
+    priority: int = 0
+
+    def to_request(self) -> Request:
+        """Return it as the control plane knows it. Does not mutate."""
+        return Request(self.request_id, self.prompt_token_ids, self.sampling, scope=self.scope, priority=self.priority)
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceUpdate:
+    """What one sequence of a request has got since the update before."""
+
+    request_id: str
+    branch: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs]
+    num_cached_tokens: int
+    finish_reason: FinishReason | None = None
+    error: str = ""
+
+
+class EngineClient(Protocol):
+    """Runs requests; see the module for the messages."""
+
+    @property
+    def limits(self) -> RequestLimits:
+        """What the engine can take: the door checks every request against it before any is added."""
+        ...
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is under way."""
+        ...
+
+    def add(self, request: EngineRequest) -> None:
+        """Take a request in; raises `InvalidRequestError` for what can never be served. Mutates."""
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """End a request and all its sequences; one that has ended already is left alone. Mutates."""
+        ...
+
+    def fail(self, request_id: str, message: str) -> None:
+        """End a request with an error; nothing that it alone had cached stays. Mutates."""
+        ...
+
+    def stop(self, request_id: str, branch: int) -> None:
+        """End one sequence, because its text reached a stop string; one that has ended is left alone. Mutates."""
+        ...
+
+    def receive(self) -> list[SequenceUpdate]:
+        """Wait for the engine to get further and return what is new; empty where nothing is under way. Mutates."""
+        ...
+
+    def close(self) -> None:
+        """Let the engine go; may be called twice."""
+        ...
+
+
+class InProcessClient:
+    """An engine in this process, stepped by whoever receives."""
+
+    def __init__(self, core: EngineCore) -> None:
+        self._core = core
+        self._num_sent: dict[Request, int] = {}  # the tokens sent of every sequence that has not ended, beams aside
+        self._failure = ""
+
+    @property
+    def limits(self) -> RequestLimits:
+        """What the engine can take."""
+        return self._core.scheduler.limits
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is under way."""
+        return not self._core.scheduler.requests
+
+    def add(self, request: EngineRequest) -> None:
+        """Take a request in. Mutates."""
+        self._require_engine()
+        added = request.to_request()
+        self._core.add_request(added)
+        if not added.sampling.beam_search:
+            self._num_sent[added] = 0
+
+    def abort(self, request_id: str) -> None:
+        """End a request and all its sequences. Mutates."""
+        if self._forget(request_id):
+            self._core.abort(request_id)
+
+    def fail(self, request_id: str, message: str) -> None:
+        """End a request with an error. Mutates."""
+        if self._forget(request_id):
+            self._core.fail(request_id, message)
+
+    def stop(self, request_id: str, branch: int) -> None:
+        """End one sequence. Mutates."""
+        for member in self._members(request_id):
+            if member.branch == branch and self._num_sent.pop(member, None) is not None:
+                self._core.stop(request_id, branch)
+
+    def receive(self) -> list[SequenceUpdate]:
+        """Do steps until one brings something. Mutates."""
+        self._require_engine()
+        while True:
+            updates = self._step()
+            if updates or self.is_idle:
+                return updates
+
+    def close(self) -> None:
+        """Let the engine go."""
+        if not self._failure:
+            self._failure = "the engine is closed"
+        self._core.close()
+
+    def _step(self) -> list[SequenceUpdate]:
+        """Do one step, whole: an interrupt waits for its end. An exception means that the engine is broken."""
+        with InterruptsDeferred():
+            try:
+                outcome = self._core.step()
+                if outcome is None and not self.is_idle:
+                    raise InvariantError("requests are waiting, and none of them can be planned")
+            except Exception as error:
+                self._failure = f"the engine has failed: {type(error).__name__}: {error}"
+                raise
+            return [] if outcome is None else self._updates(outcome)
+
+    def _updates(self, outcome: StepOutcome) -> list[SequenceUpdate]:
+        samples = [request for request in outcome.opened if not request.sampling.beam_search]
+        self._num_sent.update(dict.fromkeys(samples, 0))
+        grown = [request for request in outcome.advanced if request in self._num_sent]
+        ended = [request for request in outcome.finished if request in self._num_sent or request.sampling.beam_search]
+        updates: list[SequenceUpdate] = []
+        for request in dict.fromkeys([*grown, *samples, *ended]):
+            updates += self._update(request, self._num_sent.get(request, 0))
+        return updates
+
+    def _update(self, request: Request, num_sent: int) -> list[SequenceUpdate]:
+        """Return what is new of a sequence; of a group that ended before it opened, of all its sequences."""
+        tokens = request.tokens[request.num_prompt_tokens + num_sent :].tolist()
+        if request.finish_reason is None and not tokens:
+            return []
+        if request.finish_reason is None:
+            self._num_sent[request] = num_sent + len(tokens)
+        else:
+            self._num_sent.pop(request, None)
+        unopened = request.group is not None and not request.group.opened
+        branches = range(request.sampling.num_sequences) if unopened else [request.branch]
+        return [
+            SequenceUpdate(
+                request_id=request.request_id,
+                branch=branch,
+                token_ids=tokens,
+                logprobs=request.logprobs[num_sent:],
+                num_cached_tokens=request.num_cached_tokens,
+                finish_reason=request.finish_reason,
+                error=request.error,
+            )
+            for branch in branches
+        ]
+
+    def _forget(self, request_id: str) -> bool:
+        """Send nothing more of a request; return whether it is under way. Mutates."""
+        for member in self._members(request_id):
+            self._num_sent.pop(member, None)
+        return request_id in self._core.scheduler.requests
+
+    def _members(self, request_id: str) -> list[Request]:
+        leader = self._core.scheduler.requests.get(request_id)
+        if leader is None:
+            return []
+        return list(leader.group.members) if leader.group else [leader]
+
+    def _require_engine(self) -> None:
+        if self._failure:
+            raise ExecutionError(self._failure)

@@ -1,0 +1,119 @@
+"""Door: what `LLM` and `AsyncLLM` share. From settings to an engine, from a prompt to a request that it can serve.
+
+settings ──► plan_engine ──► Tokenizer ──► EngineCore         refused in this order, the cheap checks first
+prompt ──► tokens ──► validate ──► PreparedRequest            refused before anything is enqueued
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from quire.core.clock import Clock
+from quire.core.config import EngineConfig, EngineSettings
+from quire.core.errors import InvalidConfigError, InvalidRequestError
+from quire.core.request import DEFAULT_SCOPE, CacheScope
+from quire.core.sampling_params import SamplingParams
+from quire.core.validate import validate
+from quire.engine.client import EngineRequest, InProcessClient
+from quire.engine.output_processor import PreparedRequest
+from quire.engine.prompts import ChatOptions, Encoded, Prompt, encode_prompt, with_options
+from quire.engine.seeds import SeedCounter
+from quire.engine.tokenizer import Tokenizer
+
+logger = logging.getLogger("quire.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """What a caller may say of a request beside its prompt and its sampling. An empty id: that of the engine."""
+
+    request_id: str = ""
+    scope: CacheScope = DEFAULT_SCOPE
+    priority: int = 0
+
+
+NO_TICKET = Ticket()
+
+
+class Door:
+    """An engine in this process, its tokenizer, and the defaults and seeds of requests."""
+
+    def __init__(self, config: EngineConfig, clock: Clock) -> None:
+        from quire.engine.factory import plan_engine  # it brings in arrays, which a mere import must not
+
+        blueprint = plan_engine(config)
+        self.config = config
+        self.report = blueprint.report
+        self.default_sampling = blueprint.default_sampling
+        self.tokenizer: Tokenizer | None = None
+        if not config.skip_tokenizer_init:
+            self.tokenizer = Tokenizer.open(blueprint.tokenizer_folder, vocab_size=blueprint.vocab_size)
+        self.core = blueprint.build(clock)
+        self.client = InProcessClient(self.core)
+        self._seeds = SeedCounter(config.seed)
+        self._num_prepared = 0
+        logger.info("started\n%s", self.report)
+
+    def encode(self, prompt: Prompt, chat: ChatOptions | None = None) -> Encoded:
+        """Return the tokens of a prompt; raises `InvalidRequestError` for what is none. Does not mutate."""
+        return encode_prompt(prompt, self.tokenizer, chat)
+
+    def prepare(
+        self, prompt: Encoded, sampling: SamplingParams | None = None, ticket: Ticket = NO_TICKET
+    ) -> PreparedRequest:
+        """Return the request of a prompt; raises `InvalidRequestError` for what the engine cannot serve.
+
+        Mutates only the counters of ids and seeds. The id within the engine is always one of ours, so that callers who
+        choose the same one do not meet.
+        """
+        wanted = self.default_sampling if sampling is None else sampling
+        request_id = str(self._num_prepared)
+        request = EngineRequest(request_id, prompt.token_ids, wanted, ticket.scope, ticket.priority)
+        validate(request.to_request(), self.client.limits)
+        self._num_prepared += 1
+        request = replace(request, sampling=self._internal(wanted))
+        return PreparedRequest(request, ticket.request_id or request_id, prompt.text, wanted)
+
+    def prepare_all(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None,
+        *,
+        chat: ChatOptions | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> list[PreparedRequest]:
+        """Return the requests of prompts, all of them checked; `sampling` is one for all, or one for each."""
+        if isinstance(sampling, list | tuple):
+            if len(sampling) != len(prompts):
+                raise InvalidRequestError("sampling_params", f"{len(sampling)} of them", f"one, or {len(prompts)}")
+            each = list(sampling)
+        else:
+            each = [self.default_sampling if sampling is None else sampling] * len(prompts)
+        for wanted in each:
+            if not isinstance(wanted, SamplingParams):
+                raise InvalidRequestError("sampling_params", wanted, "SamplingParams")
+        return [
+            self.prepare(self.encode(prompt, chat), with_options(wanted, options or {}))
+            for prompt, wanted in zip(prompts, each, strict=True)
+        ]
+
+    def _internal(self, wanted: SamplingParams) -> SamplingParams:
+        """Return the parameters with a seed, and with log-probabilities where sequences are chosen by them."""
+        if wanted.seed is None:
+            wanted = replace(wanted, seed=self._seeds.take())
+        if wanted.num_sequences > wanted.n and wanted.logprobs is None and not wanted.beam_search:
+            wanted = replace(wanted, logprobs=0)
+        return wanted
+
+
+def make_config(model: str | os.PathLike[str] | EngineConfig, settings: EngineSettings) -> EngineConfig:
+    """Return the settings of an engine: a config as it is, or one made of a model and keywords."""
+    if not isinstance(model, EngineConfig):
+        return EngineConfig(**cast(dict[str, Any], {"model": model, **settings}))  # it keeps paths as text
+    if settings:
+        raise InvalidConfigError("settings", sorted(settings), "none beside an EngineConfig")
+    return model

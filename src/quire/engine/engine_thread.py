@@ -1,0 +1,95 @@
+"""EngineThread: an engine client at work in a thread of its own.
+
+    any thread ── add, abort, stop ──► queue ──► engine thread: commands, then one step ──► deliver(updates)
+
+With nothing under way the thread sleeps on the queue, so a request wakes it at once and an idle engine costs nothing.
+Commands are carried out between steps: what is aborted has given its blocks back before the next step is planned. An
+exception out of the engine ends the thread, and `fail` is told why: nobody is left waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+
+from quire.core.errors import QuireError
+from quire.core.request import FinishReason
+from quire.engine.client import EngineClient, EngineRequest, SequenceUpdate
+
+logger = logging.getLogger("quire.engine")
+
+Command = Callable[[EngineClient], None]
+
+
+class EngineThread:
+    """Owns a client; `deliver` and `fail` are called from its thread."""
+
+    def __init__(
+        self,
+        client: EngineClient,
+        deliver: Callable[[list[SequenceUpdate]], None],
+        fail: Callable[[str], None],
+    ) -> None:
+        self._client = client
+        self._deliver = deliver
+        self._on_failure = fail
+        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
+        self._thread.start()
+
+    def add(self, request: EngineRequest) -> None:
+        """Have a request taken in; if it is refused after all, its sequences end with an error."""
+        self._commands.put(lambda client: self._add(client, request))
+
+    def abort(self, request_id: str) -> None:
+        """Have a request ended."""
+        self._commands.put(lambda client: client.abort(request_id))
+
+    def fail(self, request_id: str, message: str) -> None:
+        """Have a request ended with an error."""
+        self._commands.put(lambda client: client.fail(request_id, message))
+
+    def stop(self, request_id: str, branch: int) -> None:
+        """Have a sequence ended."""
+        self._commands.put(lambda client: client.stop(request_id, branch))
+
+    def close(self) -> None:
+        """End the thread after the step that it is in, and close the client. May be called twice."""
+        self._commands.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._obey():
+                updates = self._client.receive()
+                if updates:
+                    self._deliver(updates)
+        except BaseException as error:
+            logger.exception("the engine has failed")
+            self._on_failure(f"the engine has failed: {type(error).__name__}: {error}")
+        finally:
+            self._client.close()
+
+    def _obey(self) -> bool:
+        """Carry out the commands that have come, waiting for one while nothing is under way; False: it is over."""
+        while True:
+            try:
+                command = self._commands.get(block=self._client.is_idle)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            command(self._client)
+
+    def _add(self, client: EngineClient, request: EngineRequest) -> None:
+        try:
+            client.add(request)
+        except QuireError as error:
+            self._deliver(
+                [
+                    SequenceUpdate(request.request_id, branch, [], [], 0, FinishReason.ERROR, str(error))
+                    for branch in range(request.sampling.num_sequences)
+                ]
+            )

@@ -1,0 +1,36 @@
+"""Ctrl-C between steps, never within one: an engine interrupted in the middle of its books could not go on."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType, TracebackType
+
+
+class InterruptsDeferred:
+    """Within its `with`, an interrupt is remembered; it is raised as KeyboardInterrupt at the end.
+
+    Does nothing outside the main thread, which alone is interrupted, and where the program handles interrupts itself.
+    """
+
+    def __init__(self) -> None:
+        self._installed = False
+        self._interrupted = False
+
+    def __enter__(self) -> InterruptsDeferred:
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            self._installed = True
+            signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._installed:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self._interrupted and error is None:
+            raise KeyboardInterrupt
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._interrupted = True

@@ -1,0 +1,179 @@
+"""LLM: a model in this process, asked and answered in one call."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from types import TracebackType
+from typing import Any, Unpack
+
+from quire.core.clock import Clock, SystemClock
+from quire.core.config import EngineConfig, EngineSettings
+from quire.core.sampling_params import SamplingParams
+from quire.engine.core import EngineCore
+from quire.engine.door import Door, make_config
+from quire.engine.output_processor import OutputProcessor, PreparedRequest, RequestText
+from quire.engine.outputs import RequestOutput
+from quire.engine.progress import ProgressBar
+from quire.engine.prompts import ChatOptions, Message, Prompts, is_message, split_prompts
+from quire.engine.report import EngineReport
+from quire.engine.tokenizer import Tokenizer
+
+
+class LLM:
+    """A model in this process. Settings are the fields of `EngineConfig`, as keywords.
+
+    Prompts are texts, lists of token ids, `{"prompt_token_ids": […]}` or conversations. What cannot be served raises
+    before anything is enqueued; a request that fails on its way is an output with `finish_reason` "error", and the
+    others go on. One thread may use it at a time.
+
+    >>> from quire import LLM, SamplingParams
+    >>> with LLM("guide", kv_memory="4MiB") as llm:
+    ...     sampling = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    ...     outputs = llm.generate(["The memory", [15, 2, 8]], sampling)
+    >>> [len(output.outputs[0].token_ids) for output in outputs], outputs[0].prompt, outputs[1].prompt
+    ([3, 3], 'The memory', None)
+    >>> outputs[0].outputs[0].finish_reason
+    'length'
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | EngineConfig = "guide",
+        *,
+        clock: Clock | None = None,
+        **settings: Unpack[EngineSettings],
+    ) -> None:
+        self._clock = clock or SystemClock()
+        self._door = Door(make_config(model, settings), self._clock)
+        self._client = self._door.client
+        self._processor = OutputProcessor(self._client, self._door.tokenizer, self._clock)
+
+    @property
+    def config(self) -> EngineConfig:
+        """The settings."""
+        return self._door.config
+
+    @property
+    def report(self) -> EngineReport:
+        """The start-up table; `str` of it is its text."""
+        return self._door.report
+
+    @property
+    def engine(self) -> EngineCore:
+        """The engine, to look into: its scheduler, its memory, its ledger."""
+        return self._door.core
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer; None where the engine was made without one."""
+        return self._door.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return how the makers of the model want it sampled: what a call without sampling parameters gets."""
+        return self._door.default_sampling
+
+    def generate(
+        self,
+        prompts: Prompts,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        **options: Any,
+    ) -> list[RequestOutput]:
+        """Return the outputs of one prompt or several, in their order.
+
+        `sampling_params` are one for all, or one for each; options are fields of `SamplingParams` that take their
+        place, `max_new_tokens` and `do_sample` as Hugging Face has them among them.
+        """
+        return self._run(self._prepare(prompts, sampling_params, options), use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Message] | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+        use_tqdm: bool = True,
+    ) -> list[RequestOutput]:
+        """Return the answers to one conversation or several, in their order."""
+        conversations: Sequence[Any] = [messages] if len(messages) and is_message(messages[0]) else messages
+        chat = ChatOptions(add_generation_prompt, tools, chat_template_kwargs)
+        return self._run(self._door.prepare_all(conversations, sampling_params, chat=chat), use_tqdm)
+
+    def stream(
+        self,
+        prompts: Prompts,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        **options: Any,
+    ) -> Generator[RequestOutput, None, None]:
+        """Return an iterator over snapshots of the outputs: each holds everything so far, the last one all of it.
+
+        Whoever leaves early closes the iterator, which ends the requests.
+        """
+        return self._snapshots(self._prepare(prompts, sampling_params, options))
+
+    def reset_prefix_cache(self) -> None:
+        """Forget everything cached; running requests go on. Mutates."""
+        self._door.core.clear_cache()
+
+    def close(self) -> None:
+        """Give the memory back. May be called twice; nothing can be asked afterwards."""
+        self._client.close()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _prepare(
+        self,
+        prompts: Prompts,
+        sampling: SamplingParams | Sequence[SamplingParams] | None,
+        options: Mapping[str, Any],
+    ) -> list[PreparedRequest]:
+        return self._door.prepare_all(split_prompts(prompts), sampling, options=options)
+
+    def _snapshots(self, prepared: list[PreparedRequest]) -> Generator[RequestOutput, None, None]:
+        with closing(self._advance(prepared)) as requests:
+            for request in requests:
+                yield request.output()
+
+    def _run(self, prepared: list[PreparedRequest], show_progress: bool) -> list[RequestOutput]:
+        bar = ProgressBar(len(prepared) if show_progress else 0, sys.stderr, self._clock)
+        done: dict[str, RequestOutput] = {}
+        with closing(bar), closing(self._advance(prepared)) as requests:
+            for request in requests:
+                bar.note(request)
+                if request.finished:
+                    done[request.request_id] = request.output()
+        return [done[each.request.request_id] for each in prepared]
+
+    def _advance(self, prepared: list[PreparedRequest]) -> Generator[RequestText, None, None]:
+        """Run requests to their end, yielding each when it got further; closing it aborts those that are left."""
+        inbox: deque[RequestText] = deque()
+        under_way: set[str] = set()
+        try:
+            for each in prepared:
+                self._client.add(each.request)
+                self._processor.add(each, inbox.append)
+                under_way.add(each.request.request_id)
+            while under_way:
+                if not inbox:
+                    self._processor.process(self._client.receive())
+                while inbox:
+                    request = inbox.popleft()
+                    if request.finished:
+                        under_way.discard(request.request_id)
+                    yield request
+        finally:
+            for request_id in under_way:
+                self._processor.abort(request_id)

@@ -1,0 +1,138 @@
+"""Where the memory goes, decided before any of it is taken.
+
+    free ──┬── weights           known from the settings of the model
+           ├── activations       the scratch of the largest step
+           ├── swap              blocks on the host, as many as were asked for
+           └── what is left ──── KV blocks: kv_memory, or half of it, and never more than could be used
+
+There is one budget and no hidden pool. What does not fit is refused here, before weights are read; a context longer
+than the blocks hold is cut to what they hold, unless it was asked for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.core.byte_sizes import format_bytes
+from quire.core.config import EngineConfig
+from quire.core.errors import InvalidConfigError
+from quire.core.kv_spec import KVCacheSpec
+from quire.memory.sizing import max_sequence_tokens, size_pool
+
+KV_SHARE = 0.5
+"""Of the free memory that weights and activations leave, where no `kv_memory` is given."""
+
+UNKNOWN_FREE_BYTES = 2 << 30
+"""Taken to be free where the system does not say."""
+
+USEFUL_TOKENS = 64
+"""A context shorter than that, for lack of KV memory, is a mistake."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryNeeds:
+    """What an engine takes beside its KV memory, and what there is. `rest_bytes`: what the process has taken already.
+
+    `free_bytes` is what it may still take; None where the system does not say.
+    """
+
+    weight_bytes: int
+    activation_bytes: int
+    rest_bytes: int = 0
+    free_bytes: int | None = None
+
+    @property
+    def left_bytes(self) -> int:
+        """What weights and activations leave; negative where they do not fit."""
+        free = self.free_bytes
+        taken = self.weight_bytes + self.activation_bytes
+        return UNKNOWN_FREE_BYTES if free is None else free - taken
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """How many blocks there are, and how long a sequence may become."""
+
+    needs: MemoryNeeds
+    bytes_per_block: int
+    num_blocks: int
+    num_host_blocks: int
+    max_model_len: int
+    num_full_sequences: float
+
+    @property
+    def parts(self) -> tuple[tuple[str, int], ...]:
+        """The memory of the process by what it is for; the numbers add up to `total_bytes`."""
+        return (
+            ("weights", self.needs.weight_bytes),
+            ("KV blocks", self.num_blocks * self.bytes_per_block),
+            ("swap", self.num_host_blocks * self.bytes_per_block),
+            ("activations", self.needs.activation_bytes),
+            ("rest of the process", self.needs.rest_bytes),
+        )
+
+    @property
+    def total_bytes(self) -> int:
+        """What the process takes when everything is in use."""
+        return sum(size for _, size in self.parts)
+
+
+def plan_memory(config: EngineConfig, spec: KVCacheSpec, context_length: int, needs: MemoryNeeds) -> MemoryPlan:
+    """Return the plan; raises `InvalidConfigError` for what does not fit. Pure.
+
+    >>> spec = KVCacheSpec.from_layers([None], block_size=16, num_kv_heads=1, head_dim=8, dtype="float32")
+    >>> plan = plan_memory(EngineConfig(kv_memory="16KiB"), spec, 4096, MemoryNeeds(1000, 24, 0, 1 << 20))
+    >>> plan.num_blocks, plan.max_model_len, plan.total_bytes
+    (16, 257, 17408)
+    """
+    if needs.left_bytes <= 0:
+        size = format_bytes(needs.weight_bytes + needs.activation_bytes)
+        free = format_bytes(needs.free_bytes or 0)
+        raise InvalidConfigError("memory of weights and activations", size, f"less than the {free} that are free")
+    if config.max_model_len is not None and config.max_model_len > context_length:
+        raise InvalidConfigError("max_model_len", config.max_model_len, f"at most {context_length}, the model's")
+    longest_chunk = 1 + config.max_steps_under_way
+    num_host_blocks = _num_host_blocks(config, spec)
+    wanted = config.max_model_len or context_length
+    per_sequence = spec.num_blocks_for(wanted, longest_chunk=longest_chunk)
+    budget = _kv_budget(config, spec, needs, per_sequence * config.max_num_seqs)
+    num_blocks = min(size_pool(budget, spec).num_blocks, (1 << 31) - 1)
+    stored = max_sequence_tokens(num_blocks, spec, longest_chunk=longest_chunk)
+    fits = min(wanted, stored + 1)
+    if fits < (config.max_model_len or min(context_length, USEFUL_TOKENS)):
+        needed = spec.num_blocks_for(config.max_model_len or USEFUL_TOKENS, longest_chunk=longest_chunk)
+        allowed = f"{format_bytes(needed * spec.bytes_per_block)} or more, for one sequence of "
+        allowed += f"{config.max_model_len or USEFUL_TOKENS} tokens"
+        raise InvalidConfigError("kv_memory", format_bytes(budget), allowed)
+    return MemoryPlan(
+        needs=needs,
+        bytes_per_block=spec.bytes_per_block,
+        num_blocks=num_blocks,
+        num_host_blocks=num_host_blocks,
+        max_model_len=fits,
+        num_full_sequences=num_blocks / spec.num_blocks_for(fits, longest_chunk=longest_chunk),
+    )
+
+
+def _num_host_blocks(config: EngineConfig, spec: KVCacheSpec) -> int:
+    num_blocks = int(config.swap_space) // spec.bytes_per_block
+    if config.swap_space and not num_blocks:
+        raise InvalidConfigError("swap_space", config.swap_space, f"0, or {spec.bytes_per_block} (one block) or more")
+    return num_blocks
+
+
+def _kv_budget(config: EngineConfig, spec: KVCacheSpec, needs: MemoryNeeds, most_blocks: int) -> int:
+    """Return the bytes for KV blocks: those asked for, or a share of what is left."""
+    left = needs.left_bytes - int(config.swap_space)
+    if left < spec.bytes_per_block:
+        most = format_bytes(max(needs.left_bytes - spec.bytes_per_block, 0))
+        allowed = f"at most {most}, so that something is left for the KV memory"
+        raise InvalidConfigError("swap_space", format_bytes(int(config.swap_space)), allowed)
+    if config.kv_memory is None:
+        share = max(int(left * KV_SHARE), spec.bytes_per_block)
+        return min(share, most_blocks * spec.bytes_per_block)
+    asked = int(config.kv_memory)
+    if asked > left and needs.free_bytes is not None:
+        allowed = f"at most {format_bytes(left)}: that is free beside weights, activations and swap"
+        raise InvalidConfigError("kv_memory", format_bytes(asked), allowed)
+    return asked

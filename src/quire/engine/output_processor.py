@@ -1,0 +1,248 @@
+"""OutputProcessor: from the updates of sequences to the outputs that a caller sees. All work on text is done here.
+
+    SequenceUpdate ──► tokens ──► IncrementalDetokenizer ──► StopStrings ──► text
+                                                                 └── found: the engine is told to stop the sequence
+
+It stands on the door's side of the `EngineClient`. What goes wrong with the text of one request (a broken tokenizer,
+say) ends that request with an error and touches no other.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from quire.core.clock import Clock
+from quire.core.logprobs import TokenLogprobs
+from quire.core.request import FinishReason
+from quire.core.sampling_params import SamplingParams
+from quire.engine.client import EngineRequest, SequenceUpdate
+from quire.engine.detokenizer import IncrementalDetokenizer
+from quire.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from quire.engine.stop_strings import StopStrings
+from quire.engine.tokenizer import Tokenizer
+
+
+class Ender(Protocol):
+    """What can end requests and sequences: an `EngineClient`, or whoever passes it on to one."""
+
+    def abort(self, request_id: str) -> None:
+        """End a request and all its sequences."""
+        ...
+
+    def fail(self, request_id: str, message: str) -> None:
+        """End a request with an error; nothing of it stays cached."""
+        ...
+
+    def stop(self, request_id: str, branch: int) -> None:
+        """End one sequence."""
+        ...
+
+
+class SequenceText:
+    """What one sequence has become so far."""
+
+    def __init__(self, index: int, prompt: array[int], wanted: SamplingParams, tokenizer: Tokenizer | None) -> None:
+        self.index = index
+        self.token_ids: list[int] = []
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: str | int | None = None
+        self.error = ""
+        self.cumulative_logprob = 0.0
+        self._pieces: list[str] = []
+        self._logprobs: list[dict[int, Logprob]] = []
+        self._wanted = wanted
+        self._tokenizer = tokenizer
+        self._detokenizer: IncrementalDetokenizer | None = None
+        if tokenizer is not None:
+            self._detokenizer = IncrementalDetokenizer(
+                tokenizer, prompt, skip_special_tokens=wanted.skip_special_tokens
+            )
+        self._stops = StopStrings(wanted.stop, wanted.include_stop_str_in_output)
+
+    def extend(self, update: SequenceUpdate) -> None:
+        """Take an update in; at a stop string the sequence ends, and what comes after it is dropped. Mutates."""
+        ends_by_token = update.finish_reason is FinishReason.STOP
+        last = len(update.token_ids) - 1
+        for position, token in enumerate(update.token_ids):
+            self.token_ids.append(token)
+            self._note_logprobs(token, update.logprobs[position : position + 1])
+            shown = not (ends_by_token and position == last) or self._wanted.include_stop_str_in_output
+            if shown and self._detokenizer is not None and self._show(self._detokenizer.append([token])):
+                return
+        if update.finish_reason is not None:
+            self._finish(update)
+
+    def fail(self, message: str) -> None:
+        """End it with an error. Mutates."""
+        self.finish_reason, self.error = FinishReason.ERROR, message
+
+    def output(self) -> CompletionOutput:
+        """Return it as the caller sees it. Does not mutate."""
+        asked = self._wanted.logprobs is not None
+        return CompletionOutput(
+            index=self.index,
+            text="".join(self._pieces),
+            token_ids=list(self.token_ids),
+            cumulative_logprob=self.cumulative_logprob if asked else None,
+            logprobs=list(self._logprobs) if asked else None,
+            finish_reason=None if self.finish_reason is None else self.finish_reason.value,
+            stop_reason=self.stop_reason,
+            error=self.error,
+        )
+
+    def _show(self, text: str) -> bool:
+        """Add text; return whether it has reached a stop string, which ends the sequence."""
+        self._pieces.append(self._stops.push(text))
+        if self._stops.matched is None:
+            return False
+        self.finish_reason, self.stop_reason = FinishReason.STOP, self._stops.matched
+        return True
+
+    def _finish(self, update: SequenceUpdate) -> None:
+        if self._detokenizer is not None and self._show(self._detokenizer.finish()):
+            return
+        self._pieces.append(self._stops.finish())
+        self.finish_reason, self.error = update.finish_reason, update.error
+        if self.token_ids and update.finish_reason is FinishReason.STOP:
+            token = self.token_ids[-1]
+            self.stop_reason = token if token in self._wanted.stop_token_ids else None
+
+    def _note_logprobs(self, token: int, entries: list[TokenLogprobs]) -> None:
+        for entry in entries:
+            self.cumulative_logprob += entry.logprob
+            if self._wanted.logprobs is None:
+                continue
+            top = enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), start=1)
+            likeliest = {other: self._logprob(other, value, rank) for rank, (other, value) in top}
+            self._logprobs.append({token: self._logprob(token, entry.logprob, entry.rank)} | likeliest)
+
+    def _logprob(self, token: int, value: float, rank: int) -> Logprob:
+        return Logprob(value, rank, "" if self._tokenizer is None else self._tokenizer.token_text(token))
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request that the engine can serve, and what its caller said: its id, the text of its prompt, what is wanted."""
+
+    request: EngineRequest
+    shown_id: str
+    prompt: str | None
+    wanted: SamplingParams
+
+
+class RequestText:
+    """A request under way: its prompt, its sequences, its times."""
+
+    def __init__(self, prepared: PreparedRequest, tokenizer: Tokenizer | None, now: float) -> None:
+        prompt, wanted = prepared.request.prompt_token_ids, prepared.wanted
+        self.request_id = prepared.request.request_id
+        self.shown_id = prepared.shown_id
+        self.num_prompt_tokens = len(prompt)
+        self._arrival_s = now
+        self._first_token_s: float | None = None
+        self._finished_s: float | None = None
+        self.sequences = [SequenceText(index, prompt, wanted, tokenizer) for index in range(wanted.num_sequences)]
+        self._prompt = prepared.prompt
+        self._prompt_token_ids = prompt
+        self._wanted = wanted
+        self.num_cached_tokens = 0
+
+    @property
+    def finished(self) -> bool:
+        """Whether all its sequences have ended."""
+        return all(sequence.finish_reason is not None for sequence in self.sequences)
+
+    @property
+    def metrics(self) -> RequestMetrics:
+        """The times so far."""
+        count = sum(len(sequence.token_ids) for sequence in self.sequences)
+        return RequestMetrics(self._arrival_s, self._first_token_s, self._finished_s, count)
+
+    def note_progress(self, now: float) -> None:
+        """Keep the times. Mutates."""
+        if self._first_token_s is None and any(sequence.token_ids for sequence in self.sequences):
+            self._first_token_s = now
+        if self.finished:
+            self._finished_s = now
+
+    def output(self) -> RequestOutput:
+        """Return everything so far; of `best_of` sequences the n most likely, once all have ended. Does not mutate."""
+        chosen = self.sequences
+        if len(chosen) > self._wanted.n:
+            good_first = sorted(chosen, key=lambda text: (bool(text.error), -text.cumulative_logprob, text.index))
+            chosen = good_first[: self._wanted.n] if self.finished else chosen[: self._wanted.n]
+        outputs = [sequence.output() for sequence in chosen]
+        if len(self.sequences) > self._wanted.n:
+            outputs = [replace(output, index=index) for index, output in enumerate(outputs)]
+        return RequestOutput(
+            request_id=self.shown_id,
+            prompt=self._prompt,
+            prompt_token_ids=self._prompt_token_ids.tolist(),
+            outputs=outputs,
+            finished=self.finished,
+            num_cached_tokens=self.num_cached_tokens,
+            metrics=self.metrics,
+        )
+
+
+class OutputProcessor:
+    """Keeps the requests under way and turns updates into outputs."""
+
+    def __init__(self, ender: Ender, tokenizer: Tokenizer | None, clock: Clock) -> None:
+        self._ender = ender
+        self._tokenizer = tokenizer
+        self._clock = clock
+        self._requests: dict[str, tuple[RequestText, Callable[[RequestText], None]]] = {}
+
+    def add(self, prepared: PreparedRequest, deliver: Callable[[RequestText], None]) -> RequestText:
+        """Expect updates of a request; `deliver` is called after every one that got it further. Mutates."""
+        request = RequestText(prepared, self._tokenizer, self._clock.now())
+        self._requests[request.request_id] = request, deliver
+        return request
+
+    def process(self, updates: Iterable[SequenceUpdate]) -> None:
+        """Take updates in ; deliver each request that got further. Those that ended are let go. Mutates."""
+        touched: dict[str, tuple[RequestText, Callable[[RequestText], None]]] = {}
+        for update in updates:
+            entry = self._requests.get(update.request_id)
+            if entry is None or entry[0].sequences[update.branch].finish_reason is not None:
+                continue  # ended here already, by an abort or a stop string
+            touched[update.request_id] = entry
+            entry[0].num_cached_tokens = update.num_cached_tokens
+            self._extend(entry[0], update)
+        now = self._clock.now()
+        for request, deliver in touched.values():
+            request.note_progress(now)
+            if request.finished:
+                self._requests.pop(request.request_id, None)
+            deliver(request)
+
+    def abort(self, request_id: str) -> None:
+        """End a request, here and in the engine, and deliver what there is of it; none if it has ended. Mutates."""
+        entry = self._requests.pop(request_id, None)
+        if entry is None:
+            return
+        request, deliver = entry
+        self._ender.abort(request_id)
+        for sequence in request.sequences:
+            if sequence.finish_reason is None:
+                sequence.finish_reason = FinishReason.ABORT
+        request.note_progress(self._clock.now())
+        deliver(request)
+
+    def _extend(self, request: RequestText, update: SequenceUpdate) -> None:
+        sequence = request.sequences[update.branch]
+        try:
+            sequence.extend(update)
+        except Exception as error:  # whatever a tokenizer may raise, the others go on
+            message = f"its text cannot be decoded: {type(error).__name__}: {error}"
+            for text in request.sequences:
+                if text.finish_reason is None:
+                    text.fail(message)
+            self._ender.fail(request.request_id, message)
+            return
+        if sequence.finish_reason is not None and update.finish_reason is None:
+            self._ender.stop(request.request_id, update.branch)

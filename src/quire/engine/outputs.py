@@ -1,0 +1,99 @@
+"""What a request returns: plain values with the fields that users of vLLM know.
+
+    RequestOutput            one prompt, and how it went
+    └── CompletionOutput     one text for it; there are n of them
+        └── Logprob          how likely a token was, where that was asked for
+
+While a request is under way the same values are snapshots: everything so far, `finished` False.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """How likely a token was, by the model's own distribution; `rank` is 1 for the likeliest."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One generated text.
+
+    `finish_reason` is "stop", "length", "abort", "error", or None while it is growing. `stop_reason` says what stopped
+    it: one of the stop strings, one of the stop tokens asked for, or None for the end of text. `logprobs` has an entry
+    for each token: the token itself and the likeliest ones, by token id.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    error: str = ""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the text is whole."""
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetrics:
+    """When what happened to a request, in seconds of the engine's clock; None: not yet.
+
+    >>> metrics = RequestMetrics(arrival_s=10.0, first_token_s=10.5, finished_s=12.5, num_generated_tokens=41)
+    >>> metrics.time_to_first_token_s, metrics.tokens_per_s
+    (0.5, 20.0)
+    """
+
+    arrival_s: float
+    first_token_s: float | None = None
+    finished_s: float | None = None
+    num_generated_tokens: int = 0
+
+    @property
+    def time_to_first_token_s(self) -> float | None:
+        """Seconds from arrival to the first token."""
+        return None if self.first_token_s is None else self.first_token_s - self.arrival_s
+
+    @property
+    def duration_s(self) -> float | None:
+        """Seconds from arrival to the end."""
+        return None if self.finished_s is None else self.finished_s - self.arrival_s
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """How fast tokens came after the first one, all sequences together; None where that is not known."""
+        if self.first_token_s is None or self.finished_s is None or self.finished_s <= self.first_token_s:
+            return None
+        return (self.num_generated_tokens - 1) / (self.finished_s - self.first_token_s)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A prompt and the texts generated for it, best first where `best_of` was over `n`.
+
+    `prompt` is the text, None where token ids were given. `num_cached_tokens` counts the tokens of the prompt whose
+    keys and values were in the prefix cache. `error` says what went wrong with a request that failed.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    num_cached_tokens: int
+    metrics: RequestMetrics = field(repr=False)
+
+    @property
+    def error(self) -> str:
+        """What went wrong; empty where nothing did."""
+        return next((output.error for output in self.outputs if output.error), "")

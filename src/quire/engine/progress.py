@@ -1,0 +1,68 @@
+"""One line on a terminal that says how far many prompts have got, and how fast."""
+
+from __future__ import annotations
+
+from typing import TextIO
+
+from quire.core.clock import Clock
+from quire.engine.output_processor import RequestText
+
+REDRAWN_AFTER_S = 0.1
+BEGIN_OF_LINE, ERASE_REST = "\r", "\x1b[K"
+
+
+class ProgressBar:
+    """Redraws its line at most ten times a second, and only where a terminal shows it.
+
+    Processed prompts 12/64 · 3.4k tok/s in · 512 tok/s out
+    """
+
+    def __init__(self, num_prompts: int, stream: TextIO, clock: Clock) -> None:
+        self._num_prompts = num_prompts
+        self._stream = stream
+        self._clock = clock
+        self._is_shown = num_prompts > 0 and stream.isatty()
+        self._start_s = self._drawn_s = clock.now()
+        self._num_finished = self._num_read = self._num_written = 0
+
+    def note(self, request: RequestText) -> None:
+        """Count what has finished, and draw now and then. Mutates."""
+        if not self._is_shown:
+            return
+        if request.finished:
+            self._num_finished += 1
+            self._num_read += request.num_prompt_tokens
+            self._num_written += request.metrics.num_generated_tokens
+        now = self._clock.now()
+        if now - self._drawn_s >= REDRAWN_AFTER_S:
+            self._draw(now)
+
+    def close(self) -> None:
+        """Draw for the last time and end the line. Mutates the stream."""
+        if self._is_shown:
+            self._draw(self._clock.now())
+            self._stream.write("\n")
+            self._stream.flush()
+            self._is_shown = False
+
+    def _draw(self, now: float) -> None:
+        self._drawn_s = now
+        elapsed = max(now - self._start_s, 1e-9)
+        rates = (
+            f"{short_number(self._num_read / elapsed)} tok/s in, {short_number(self._num_written / elapsed)} tok/s out"
+        )
+        text = f"Processed prompts {self._num_finished}/{self._num_prompts}, {rates}"
+        self._stream.write(BEGIN_OF_LINE + text + ERASE_REST)
+        self._stream.flush()
+
+
+def short_number(value: float) -> str:
+    """Return a number in three digits or so.
+
+    >>> short_number(7.25), short_number(512.4), short_number(3412), short_number(2.5e6)
+    ('7.2', '512', '3.4k', '2.5M')
+    """
+    for unit, size in (("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{value / size:.1f}{unit}"
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"

@@ -1,0 +1,148 @@
+"""Prompts as callers write them, and the sampling parameters that go with them.
+
+    "a text"                              is encoded
+    [15, 2, 8]                            token ids, taken as they are
+    {"prompt_token_ids": [15, 2, 8]}      the same
+    {"prompt": "a text"}                  the same as the text
+    [{"role": "user", "content": "Hi"}]   a conversation, in the words of the model's chat template
+
+Several prompts are a list of these. Options of a call are fields of `SamplingParams`, or the names that Hugging Face
+has for them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final, cast
+
+from quire.core.errors import InvalidRequestError, QuireError
+from quire.core.request import token_array
+from quire.core.sampling_params import SamplingParams
+from quire.engine.tokenizer import Tokenizer
+
+Message = Mapping[str, object]
+Prompt = str | Sequence[int] | Mapping[str, Any] | Sequence[Message]
+"""One prompt, in one of the forms above."""
+
+Prompts = Prompt | Sequence[Prompt]
+
+FORMS: Final = 'a text, a list of token ids, {"prompt_token_ids": […]}, {"prompt": …} or a list of messages'
+SAMPLING_FIELDS: Final = frozenset(field.name for field in fields(SamplingParams))
+HUGGING_FACE_NAMES: Final = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "num_return_sequences": "n",
+    "stop_strings": "stop",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """How a conversation becomes a prompt. `variables` go to the chat template."""
+
+    add_generation_prompt: bool = True
+    tools: Sequence[Message] | None = None
+    variables: Mapping[str, object] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A prompt as the engine takes it, and its text where it came as one."""
+
+    text: str | None
+    token_ids: array[int]
+
+
+def split_prompts(prompts: Prompts) -> list[Prompt]:
+    """Return the prompts one by one. Does not mutate.
+
+    >>> split_prompts("one"), split_prompts([1, 2]), split_prompts(["one", [1, 2]])
+    (['one'], [[1, 2]], ['one', [1, 2]])
+    """
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if isinstance(prompts, bytes | bytearray) or not isinstance(prompts, Sequence | array):
+        raise InvalidRequestError("prompt", prompts, FORMS)
+    if len(prompts) and (isinstance(prompts[0], int) or is_message(prompts[0])):
+        return [cast(Prompt, prompts)]
+    return list(cast(Sequence[Prompt], prompts))
+
+
+def is_message(value: object) -> bool:
+    """Return whether it looks like a message of a conversation."""
+    return isinstance(value, Mapping) and "role" in value
+
+
+def encode_prompt(prompt: Prompt, tokenizer: Tokenizer | None, chat: ChatOptions | None = None) -> Encoded:
+    """Return the tokens of a prompt; raises `InvalidRequestError` for what is none. Does not mutate."""
+    if isinstance(prompt, Mapping):
+        if set(prompt) == {"prompt_token_ids"}:
+            return Encoded(None, token_array(prompt["prompt_token_ids"]))
+        if set(prompt) != {"prompt"} or not isinstance(prompt["prompt"], str):
+            raise InvalidRequestError("prompt", prompt, FORMS)
+        prompt = prompt["prompt"]
+    if isinstance(prompt, str):
+        if not prompt:
+            raise InvalidRequestError("prompt", prompt, "a text of at least one character")
+        return Encoded(prompt, _encode(prompt, _required(tokenizer, "a text")))
+    if not isinstance(prompt, Sequence | array):
+        raise InvalidRequestError("prompt", prompt, FORMS)
+    if len(prompt) and isinstance(prompt[0], Mapping):
+        return Encoded(None, _encode_chat(prompt, _required(tokenizer, "a conversation"), chat or ChatOptions()))
+    return Encoded(None, token_array(cast(Sequence[int], prompt)))
+
+
+def with_options(sampling: SamplingParams, options: Mapping[str, Any]) -> SamplingParams:
+    """Return the sampling parameters with options of a call put in. Does not mutate.
+
+    >>> with_options(SamplingParams(), {"max_new_tokens": 8, "do_sample": False}).temperature
+    0.0
+    """
+    changes: dict[str, Any] = {}
+    for name, value in options.items():
+        field = HUGGING_FACE_NAMES.get(name, name)
+        if field == "do_sample" and isinstance(value, bool):
+            if not value:
+                changes["temperature"] = 0.0
+        elif field in SAMPLING_FIELDS:
+            changes[field] = value
+        else:
+            raise InvalidRequestError(name, value, "the name of a sampling parameter")
+    return replace(sampling, **changes) if changes else sampling
+
+
+def _required(tokenizer: Tokenizer | None, what: str) -> Tokenizer:
+    if tokenizer is None:
+        raise InvalidRequestError("prompt", what, "token ids: this engine was made without a tokenizer")
+    return tokenizer
+
+
+def _encode(text: str, tokenizer: Tokenizer) -> array[int]:
+    try:
+        return token_array(tokenizer.encode(text))
+    except QuireError:
+        raise
+    except Exception as error:
+        raise _not_encoded("prompt", error) from error
+
+
+def _encode_chat(messages: Sequence[Any], tokenizer: Tokenizer, chat: ChatOptions) -> array[int]:
+    try:
+        ids = tokenizer.encode_chat(
+            list(messages),
+            add_generation_prompt=chat.add_generation_prompt,
+            tools=chat.tools,
+            template_variables=chat.variables,
+        )
+        return token_array(ids)
+    except QuireError:
+        raise
+    except Exception as error:
+        raise _not_encoded("messages", error) from error
+
+
+def _not_encoded(field: str, error: Exception) -> InvalidRequestError:
+    """Whatever else a tokenizer raises is about this prompt, and concerns no other."""
+    return InvalidRequestError(field, f"{type(error).__name__}: {error}", "what the tokenizer can encode")

@@ -1,0 +1,59 @@
+"""What an engine is made of, said once at its start: the model, where it runs, and where the memory goes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.core.byte_sizes import format_bytes
+from quire.engine.memory_plan import MemoryPlan
+
+LABEL_COLUMNS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """The start-up table as a value; `str` of it is the table."""
+
+    model: str
+    architecture: str
+    num_layers: int
+    backend: str
+    dtype: str
+    instruction_set: str
+    num_threads: int
+    block_size: int
+    context_length: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    plan: MemoryPlan
+    notices: tuple[str, ...] = ()
+
+    def facts(self) -> list[tuple[str, str]]:
+        """Return labels and texts, without the memory. Does not mutate."""
+        plan = self.plan
+        threads = f"{self.num_threads} thread{'s' * (self.num_threads > 1)}"
+        cut = f" of the model's {self.context_length:,}" if plan.max_model_len < self.context_length else ""
+        return [
+            ("model", f"{self.model}: {self.architecture}, {self.num_layers} layers, {self.dtype}"),
+            ("runs on", f"{self.backend} backend, {self.instruction_set}, {threads}"),
+            ("context", f"{plan.max_model_len:,} tokens{cut}"),
+            (
+                "KV memory",
+                f"{plan.num_blocks:,} blocks of {self.block_size} tokens, "
+                f"{plan.num_full_sequences:.1f} sequences of {plan.max_model_len:,} tokens at once",
+            ),
+            ("a step", f"at most {self.max_num_seqs} sequences and {self.max_num_batched_tokens:,} tokens"),
+        ]
+
+    def __str__(self) -> str:
+        """Return the table."""
+        lines = [f"{label:<{LABEL_COLUMNS}}{text}" for label, text in self.facts()]
+        parts = [*self.plan.parts, ("in all", self.plan.total_bytes)]
+        for index, (name, size) in enumerate(parts):
+            label = "" if index else "memory"
+            lines.append(f"{label:<{LABEL_COLUMNS}}{name:<20}{format_bytes(size):>12}")
+        free = self.plan.needs.free_bytes
+        if free is not None:
+            left = free - (self.plan.total_bytes - self.plan.needs.rest_bytes)
+            lines.append(f"{'':<{LABEL_COLUMNS}}{'left free':<20}{format_bytes(left):>12}")
+        return "\n".join([*lines, *(f"{'note':<{LABEL_COLUMNS}}{notice}" for notice in self.notices)])

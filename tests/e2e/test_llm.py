@@ -1,0 +1,487 @@
+"""LLM from end to end, on tiny models with a tokenizer: outputs, sharing, failures of one request, bad input."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire import LLM, EngineConfig, SamplingParams
+from quire.core.errors import (
+    CheckpointError,
+    ExecutionError,
+    InvalidConfigError,
+    InvalidRequestError,
+    InvalidValueError,
+    RequestTooLargeError,
+)
+from quire.engine import factory
+from quire.engine.detokenizer import IncrementalDetokenizer
+from support.tiny_checkpoint import tiny_qwen3_config, tiny_qwen3_tensors, write_model_weights, write_tiny_qwen3
+from support.tiny_tokenizer import write_chatml
+
+VOCAB_SIZE = 384
+SETTINGS = {"vocab_size": VOCAB_SIZE, "eos_token_id": VOCAB_SIZE - 1}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+SYSTEM = [(7 * i) % 120 for i in range(40)]
+BACKENDS = ("reference", "native")
+
+
+def write_model(folder: Path, **settings: Any) -> Path:
+    write_tiny_qwen3(folder, settings=SETTINGS | settings)
+    return write_chatml(folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def make(folder: Path, **settings: Any) -> LLM:
+    return LLM(folder, **({"kv_memory": "1MiB", "num_threads": 1} | settings))
+
+
+@pytest.fixture(scope="module")
+def shared(folder: Path) -> Iterator[LLM]:
+    with make(folder) as llm:
+        yield llm
+
+
+@pytest.fixture
+def llm(shared: LLM) -> Iterator[LLM]:
+    """An engine that nobody may leave in disorder."""
+    yield shared
+    assert_clean(shared)
+
+
+def assert_clean(llm: LLM) -> None:
+    llm.engine.scheduler.check()
+    assert not llm.engine.scheduler.requests
+    assert llm.engine.scheduler.memory.pool.num_in_use == 0
+
+
+def tokens(llm: LLM, prompts: Any, sampling: Any = GREEDY) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in llm.generate(prompts, sampling)]
+
+
+# ---- what comes out -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_outputs_come_in_the_order_of_the_prompts_and_are_those_of_each_alone(folder: Path, backend: str) -> None:
+    prompts = [SYSTEM, "hello", {"prompt_token_ids": [5, 6]}, {"prompt": "the end"}, SYSTEM[:20]]
+    with make(folder, backend=backend) as llm:
+        together = llm.generate(prompts, [SamplingParams(temperature=0.0, max_tokens=n) for n in (9, 3, 7, 5, 1)])
+        assert [len(output.outputs[0].token_ids) for output in together] == [9, 3, 7, 5, 1]
+        assert [output.prompt for output in together] == [None, "hello", None, "the end", None]
+        assert [output.request_id for output in together] == ["0", "1", "2", "3", "4"]
+        llm.reset_prefix_cache()
+        for prompt, output in zip(prompts, together, strict=True):
+            (alone,) = llm.generate([prompt], SamplingParams(temperature=0.0, max_tokens=9))
+            assert alone.outputs[0].token_ids[: len(output.outputs[0].token_ids)] == output.outputs[0].token_ids
+            assert output.finished and output.outputs[0].finish_reason == "length"
+        assert_clean(llm)
+
+
+def test_text_is_the_text_of_the_tokens(llm: LLM) -> None:
+    (output,) = llm.generate("hello", GREEDY)
+    assert llm.tokenizer is not None
+    assert output.outputs[0].text == llm.tokenizer.decode(output.outputs[0].token_ids)
+    assert output.prompt_token_ids == llm.tokenizer.encode("hello")
+
+
+def test_streamed_text_grows_to_the_final_text(llm: LLM) -> None:
+    (whole,) = llm.generate("hello", GREEDY)
+    snapshots = list(llm.stream("hello", GREEDY))
+    texts = [snapshot.outputs[0].text for snapshot in snapshots]
+    assert all(later.startswith(earlier) for earlier, later in pairwise(texts))
+    assert len(snapshots) == 12
+    assert [snapshot.finished for snapshot in snapshots] == [False] * 11 + [True]
+    assert snapshots[-1].outputs == whole.outputs
+
+
+def test_two_streams_at_once_each_get_their_own(llm: LLM) -> None:
+    first, second = llm.stream(SYSTEM, GREEDY), llm.stream([9, 8], GREEDY)
+    next(first)
+    ends = [list(second)[-1], list(first)[-1]]
+    assert [end.outputs[0].token_ids for end in ends] == tokens(llm, [[9, 8], SYSTEM])
+
+
+def test_leaving_a_stream_ends_the_request(llm: LLM) -> None:
+    stream = llm.stream(SYSTEM, SamplingParams(temperature=0.0, ignore_eos=True))
+    next(stream)
+    assert llm.engine.scheduler.requests
+    stream.close()
+    assert_clean(llm)
+
+
+def test_a_conversation_is_the_prompt_that_the_template_makes_of_it(llm: LLM) -> None:
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
+    assert llm.tokenizer is not None
+    ids = llm.tokenizer.encode_chat(messages)
+    (output,) = llm.chat(messages, GREEDY, use_tqdm=False)
+    assert output.prompt_token_ids == ids
+    assert [each.outputs[0].token_ids for each in llm.chat([messages, messages[1:]], GREEDY)] == tokens(
+        llm, [ids, llm.tokenizer.encode_chat(messages[1:])]
+    )
+    assert llm.generate(messages, GREEDY)[0].outputs == output.outputs
+    bare = llm.tokenizer.encode_chat(messages, add_generation_prompt=False)
+    assert llm.chat(messages, GREEDY, add_generation_prompt=False)[0].prompt_token_ids == bare != ids
+
+
+def test_a_stop_string_ends_the_text_within_the_step(llm: LLM) -> None:
+    (whole,) = llm.generate("hello", GREEDY)
+    text = whole.outputs[0].text
+    stop = text[4:6]
+    (output,) = llm.generate("hello", GREEDY, stop=stop)
+    assert output.outputs[0].text == text[: text.index(stop)]
+    assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("stop", stop)
+    assert len(output.outputs[0].token_ids) < len(whole.outputs[0].token_ids)
+
+
+def test_stop_tokens_and_end_of_text(llm: LLM) -> None:
+    (ids,) = tokens(llm, [SYSTEM])
+    (output,) = llm.generate([SYSTEM], GREEDY, stop_token_ids=[ids[2]])
+    ended = output.outputs[0]
+    assert (ended.token_ids, ended.finish_reason, ended.stop_reason) == (ids[: ids.index(ids[2]) + 1], "stop", ids[2])
+
+
+def test_without_max_tokens_a_text_grows_as_far_as_it_fits(folder: Path) -> None:
+    with make(folder, max_model_len=100) as llm:
+        (output,) = llm.generate([[1, 2, 3]], SamplingParams(temperature=0.0, ignore_eos=True))
+        assert len(output.outputs[0].token_ids) == 97
+        assert output.outputs[0].finish_reason == "length"
+
+
+# ---- chance -------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_calls_give_the_same_outputs_and_another_seed_others(folder: Path) -> None:
+    runs = []
+    for seed in (3, 3, 4):
+        with make(folder, seed=seed) as llm:
+            runs.append([tokens(llm, [[1, 2]] * 3, SamplingParams(max_tokens=8)) for _ in range(2)])
+    assert runs[0] == runs[1]
+    assert runs[0] != runs[2]
+    assert len({tuple(ids) for call in runs[0] for ids in call}) == 6
+
+
+def test_n_sequences_are_those_of_n_seeds(llm: LLM) -> None:
+    (output,) = llm.generate([SYSTEM], SamplingParams(max_tokens=8, n=3, seed=11))
+    alone = [tokens(llm, [SYSTEM], SamplingParams(max_tokens=8, seed=11 + i))[0] for i in range(3)]
+    assert [each.token_ids for each in output.outputs] == alone
+    assert [each.index for each in output.outputs] == [0, 1, 2]
+
+
+def test_best_of_returns_the_most_likely(llm: LLM) -> None:
+    sampling = SamplingParams(max_tokens=6, n=4, seed=5, logprobs=1, ignore_eos=True)
+    (every,) = llm.generate([SYSTEM], sampling)
+    assert all(len(each.logprobs or []) == 6 for each in every.outputs)
+    (best,) = llm.generate([SYSTEM], sampling, n=2, best_of=4)
+    likeliest = sorted(every.outputs, key=lambda each: -(each.cumulative_logprob or 0.0))[:2]
+    assert [each.token_ids for each in best.outputs] == [each.token_ids for each in likeliest]
+    (plain,) = llm.generate([SYSTEM], sampling, n=1, best_of=4, logprobs=None)
+    assert (plain.outputs[0].token_ids, plain.outputs[0].logprobs) == (likeliest[0].token_ids, None)
+
+
+def test_logprobs_rank_the_token_among_all(llm: LLM) -> None:
+    (output,) = llm.generate([SYSTEM], GREEDY, logprobs=3)
+    completion = output.outputs[0]
+    assert completion.logprobs is not None
+    for token, entry in zip(completion.token_ids, completion.logprobs, strict=True):
+        assert entry[token].rank == 1
+        assert [each.rank for each in entry.values()] == [1, 2, 3]
+        assert entry[token].decoded_token == llm.tokenizer.token_text(token)  # type: ignore[union-attr]
+    total = sum(entry[token].logprob for token, entry in zip(completion.token_ids, completion.logprobs, strict=True))
+    assert completion.cumulative_logprob == pytest.approx(total)
+
+
+def test_defaults_are_those_of_the_model(tmp_path: Path) -> None:
+    folder = write_model(tmp_path)
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"temperature": 0.6, "top_k": 20, "do_sample": True}))
+    with make(folder) as llm:
+        assert llm.get_default_sampling_params() == SamplingParams(temperature=0.6, top_k=20)
+        assert llm.generate([[1]], max_tokens=2)[0].finished
+
+
+# ---- sharing ------------------------------------------------------------------------------------------------------
+
+
+def test_cached_tokens_are_counted_exactly(folder: Path) -> None:
+    with make(folder) as llm:
+        assert [llm.generate([SYSTEM], GREEDY)[0].num_cached_tokens for _ in range(2)] == [0, 32]
+        assert llm.generate([SYSTEM + [3] * 20], GREEDY)[0].num_cached_tokens == 32
+        assert llm.generate([SYSTEM[:32]], GREEDY)[0].num_cached_tokens == 31  # one token is always computed
+        llm.reset_prefix_cache()
+        assert llm.generate([SYSTEM], GREEDY)[0].num_cached_tokens == 0
+    with make(folder, enable_prefix_caching=False) as llm:
+        assert [llm.generate([SYSTEM], GREEDY)[0].num_cached_tokens for _ in range(2)] == [0, 0]
+
+
+# ---- one request fails --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_request_whose_logits_are_not_finite_ends_alone(tmp_path: Path, backend: str) -> None:
+    folder, poison = write_model(tmp_path, tie_word_embeddings=False), 300
+    weights = tiny_qwen3_tensors(tiny_qwen3_config(tie=False) | SETTINGS, 0)
+    weights["model.embed_tokens.weight"][poison] = np.nan
+    write_model_weights(folder, weights)
+    bad, good = [*SYSTEM, poison, 1, 2], [[1, 2, 3], SYSTEM]
+    with make(folder, backend=backend) as llm:
+        expected = tokens(llm, good)
+        llm.reset_prefix_cache()
+        first, failed, last = llm.generate([good[0], bad, good[1]], GREEDY)
+        assert [first.outputs[0].token_ids, last.outputs[0].token_ids] == expected
+        assert failed.outputs[0].finish_reason == "error"
+        assert "finite" in failed.error
+        llm.reset_prefix_cache()
+        (alone,) = llm.generate([bad], GREEDY, n=2)
+        assert [each.finish_reason for each in alone.outputs] == ["error", "error"]
+        assert llm.generate([bad[:40]], GREEDY)[0].num_cached_tokens == 0  # it has left nothing behind
+        assert_clean(llm)
+
+
+def test_a_request_whose_text_cannot_be_decoded_ends_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bad, good = [*SYSTEM, 77, 3, 9], [[1, 2, 3], SYSTEM]
+    with make(folder) as llm:
+        expected = tokens(llm, good)
+        llm.reset_prefix_cache()
+        append = IncrementalDetokenizer.append
+        broken: list[IncrementalDetokenizer] = []
+
+        def failing(detokenizer: IncrementalDetokenizer, token_ids: Sequence[int]) -> str:
+            if detokenizer in broken:
+                raise ValueError("no such piece")
+            return append(detokenizer, token_ids)
+
+        begin = IncrementalDetokenizer.__init__
+
+        def watched(detokenizer: IncrementalDetokenizer, tokenizer: Any, prompt: Sequence[int], **options: Any) -> None:
+            begin(detokenizer, tokenizer, prompt, **options)
+            if list(prompt) == bad:
+                broken.append(detokenizer)
+
+        monkeypatch.setattr(IncrementalDetokenizer, "append", failing)
+        monkeypatch.setattr(IncrementalDetokenizer, "__init__", watched)
+        first, failed, last = llm.generate([good[0], bad, good[1]], GREEDY)
+        assert [first.outputs[0].token_ids, last.outputs[0].token_ids] == expected
+        assert failed.outputs[0].finish_reason == "error"
+        assert "cannot be decoded: ValueError: no such piece" in failed.error
+        llm.reset_prefix_cache()
+        llm.generate([bad], GREEDY)
+        assert llm.generate([bad[:40]], GREEDY)[0].num_cached_tokens == 0  # it has left nothing behind
+        assert_clean(llm)
+
+
+def test_an_interrupt_waits_for_the_step_and_ends_the_call(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    executor = llm.engine._executor
+    collect, calls = executor.collect, [0]
+
+    def interrupted() -> Any:
+        calls[0] += 1
+        if calls[0] == 3:
+            signal.raise_signal(signal.SIGINT)
+        return collect()
+
+    monkeypatch.setattr(executor, "collect", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate([SYSTEM, [1]], GREEDY)
+    assert_clean(llm)
+    assert len(tokens(llm, [[1]])[0]) == 12
+
+
+def test_an_engine_that_fails_says_so_from_then_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with make(folder) as llm:
+
+        def fail() -> Any:
+            raise ZeroDivisionError("broken")
+
+        monkeypatch.setattr(llm.engine.scheduler, "schedule", fail)
+        with pytest.raises(ZeroDivisionError):
+            llm.generate([[1]], GREEDY)
+        with pytest.raises(ExecutionError, match="ZeroDivisionError: broken"):
+            llm.generate([[1]], GREEDY)
+
+
+def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = llm.engine._executor.runner  # type: ignore[attr-defined]
+    with monkeypatch.context() as patch:
+        patch.setattr(runner, "run", lambda *_: 1 / 0)
+        (output,) = llm.generate([[1, 2]], GREEDY)
+        assert output.outputs[0].finish_reason == "error"
+        assert "ZeroDivisionError" in output.error
+    assert len(tokens(llm, [[1, 2]])[0]) == 12
+
+
+# ---- bad requests -------------------------------------------------------------------------------------------------
+
+BAD_PROMPTS: list[tuple[Any, type[Exception], str]] = [
+    ("", InvalidRequestError, "prompt is ''"),
+    ([[]], InvalidRequestError, r"prompt is \[\]"),
+    ({"prompt_token_ids": []}, InvalidRequestError, r"prompt is \[\]"),
+    ([1] * 10_000, RequestTooLargeError, "prompt and max_tokens together"),
+    ([[1, VOCAB_SIZE]], InvalidRequestError, r"prompt\[1\] is 384"),
+    ([[-1]], InvalidRequestError, r"prompt\[0\] is -1"),
+    ([[1, 2.5]], InvalidRequestError, r"prompt\[1\] is 2.5"),
+    ([[1, True]], InvalidRequestError, r"prompt\[1\] is True"),
+    ([[1 << 40]], InvalidRequestError, r"prompt\[0\] is"),
+    ("half a pair \ud800", InvalidRequestError, "prompt is"),
+    (b"bytes", InvalidRequestError, "prompt is"),
+    (None, InvalidRequestError, "prompt is None"),
+    ([None], InvalidRequestError, "prompt is None"),
+    ([{"role": "user", "content": 5}], InvalidRequestError, r"messages\[0\].content is 5"),
+    ([{"role": "nobody", "content": "x"}], InvalidRequestError, r"messages\[0\].role is 'nobody'"),
+]
+
+
+@pytest.mark.parametrize(("prompt", "kind", "message"), BAD_PROMPTS)
+def test_a_bad_prompt_is_refused_before_anything_is_enqueued(
+    llm: LLM, prompt: Any, kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        llm.generate(prompt, GREEDY)
+    one = prompt[0] if isinstance(prompt, list) and prompt[:1] == [[]] else prompt
+    if isinstance(one, str):
+        with pytest.raises(kind, match=message):
+            llm.generate(["good", one], GREEDY)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"temperature": float("inf")}, "temperature is inf"),
+        ({"temperature": "hot"}, "temperature is 'hot'"),
+        ({"top_p": 0}, "top_p is 0"),
+        ({"n": 1000}, "n is 1000"),
+        ({"n": 2, "best_of": 1}, "best_of is 1"),
+        ({"max_tokens": 0}, "max_tokens is 0"),
+        ({"max_tokens": 1 << 40}, "max_tokens is"),
+        ({"min_tokens": 13}, "min_tokens is 13"),
+        ({"stop": ""}, "stop is ''"),
+        ({"stop_token_ids": [VOCAB_SIZE]}, "stop_token_ids is 384"),
+        ({"logprobs": 21}, "logprobs is 21"),
+        ({"seed": -1}, "seed is -1"),
+        ({"beam_width": 3}, "beam_width is 3"),
+    ],
+)
+def test_bad_sampling_is_refused_by_its_name(llm: LLM, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        llm.generate(["good"], GREEDY, **options)
+
+
+def test_parameters_are_one_for_all_or_one_for_each(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match="sampling_params is '1 of them'; allowed: one, or 2"):
+        llm.generate(["a", "b"], [GREEDY])
+    with pytest.raises(InvalidRequestError, match="sampling_params is 5"):
+        llm.generate(["a"], 5)  # type: ignore[arg-type]
+    assert llm.generate([], GREEDY) == []
+
+
+# ---- bad engines --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr(factory.EngineBlueprint, "build", fail)
+
+
+@pytest.mark.usefixtures("nothing_is_loaded")
+@pytest.mark.parametrize(
+    ("settings", "kind", "message"),
+    [
+        ({"dtype": "float16"}, InvalidConfigError, "dtype is 'float16'"),
+        ({"backend": "reference", "dtype": "bfloat16"}, InvalidConfigError, "dtype is 'bfloat16'"),
+        ({"backend": "native", "block_size": 8}, InvalidConfigError, "block_size is 8"),
+        ({"kv_memory": 1}, InvalidConfigError, "kv_memory is 1"),
+        ({"kv_memory": "900TiB"}, InvalidConfigError, "kv_memory is"),
+        ({"max_model_len": 5000}, InvalidConfigError, "max_model_len is 5000"),
+        ({"tokenizer": "/nowhere"}, CheckpointError, "model /nowhere is 'not there'"),
+    ],
+)
+def test_bad_settings_are_refused_before_weights_are_read(
+    folder: Path, settings: dict[str, Any], kind: type[Exception], message: str
+) -> None:
+    with pytest.raises(kind, match=message):
+        make(folder, **settings)
+
+
+@pytest.mark.usefixtures("nothing_is_loaded")
+def test_bad_folders_are_refused_before_weights_are_read(tmp_path: Path) -> None:
+    def refuse(name: str, message: str) -> None:
+        with pytest.raises(InvalidValueError, match=message):
+            make(tmp_path / name)
+
+    refuse("nowhere", "nowhere")
+    (tmp_path / "empty").mkdir()
+    refuse("empty", r"config\.json")
+    write_model(tmp_path / "strange", architectures=["StrangeForCausalLM"])
+    refuse("strange", "StrangeForCausalLM")
+    write_tiny_qwen3(tmp_path / "mute")
+    refuse("mute", r"tokenizer\.json")
+    write_model(tmp_path / "small", vocab_size=128, eos_token_id=127)
+    refuse("small", "a tokenizer of .* ids")
+    write_model(tmp_path / "torn")
+    (tmp_path / "torn" / "tokenizer.json").write_text("{")
+    refuse("torn", "broken")
+
+
+@pytest.mark.usefixtures("nothing_is_loaded")
+def test_a_checkpoint_larger_than_memory_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(factory, "free_memory", lambda: 1 << 20)
+    with pytest.raises(InvalidConfigError, match=r"memory of weights and activations is .* the 1\.0 MiB that are free"):
+        make(folder)
+
+
+# ---- around it ----------------------------------------------------------------------------------------------------
+
+
+def test_it_is_closed_once_and_for_all(folder: Path) -> None:
+    with make(folder) as llm:
+        llm.generate([[1]], GREEDY)
+    llm.close()
+    with pytest.raises(ExecutionError, match="closed"):
+        llm.generate([[1]], GREEDY)
+
+
+def test_a_config_is_taken_as_it_is(folder: Path) -> None:
+    config = EngineConfig(model=str(folder), kv_memory="1MiB", skip_tokenizer_init=True)
+    with LLM(config) as llm:
+        assert llm.config is config
+        assert llm.tokenizer is None
+        output = llm.generate([[1, 2]], GREEDY)[0].outputs[0]
+        assert (output.text, len(output.token_ids)) == ("", 12)
+        with pytest.raises(InvalidRequestError, match="without a tokenizer"):
+            llm.generate("text")
+    with pytest.raises(InvalidConfigError, match="none beside an EngineConfig"):
+        LLM(config, seed=1)
+
+
+def test_without_the_compiled_core_the_reference_computes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "quire.compute.native.load", None)
+    with make(folder) as llm:
+        assert llm.report.backend == "reference"
+        assert len(tokens(llm, [[1]])[0]) == 12
+    with pytest.raises(InvalidConfigError, match="backend is 'native'; allowed: reference"):
+        make(folder, backend="native")
+
+
+def test_the_table_at_the_start_adds_up(llm: LLM) -> None:
+    plan = llm.report.plan
+    assert sum(size for _, size in plan.parts) == plan.total_bytes
+    assert plan.num_blocks == llm.engine.scheduler.memory.pool.num_blocks
+    table = str(llm.report)
+    for fact in ("Qwen3ForCausalLM, 3 layers", "weights", "KV blocks", "activations", "rest of the process", "in all"):
+        assert fact in table

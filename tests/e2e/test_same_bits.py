@@ -1,0 +1,168 @@
+"""Whole engines over the compiled core: the same tokens and log-probabilities, to the bit, whatever happens around.
+
+Log-probabilities of every token are compared exactly, so that a logit that changed in its last bit shows.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import LLM, KVCacheManager, Request, RequestOutput, SamplingParams, _native
+from support.tiny_checkpoint import write_tiny_llama, write_tiny_qwen3
+
+SHARED = [(5 * i * i + 3 * i + 1) % 120 for i in range(70)]
+WINDOWS = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
+LONGEST = 220
+
+Text = tuple[list[int], list[list[tuple[int, float, int]]]]
+
+
+def workload() -> list[tuple[list[int], SamplingParams]]:
+    """Return prompts of many lengths, some of them alike for a while, greedy and drawn."""
+    chance = random.Random(3)
+    found = []
+    for index in range(14):
+        prompt = SHARED[: chance.choice([0, 16, 40, 64, 70])] + [chance.randrange(120) for _ in range(1 + 7 * index)]
+        sampling = SamplingParams(
+            temperature=chance.choice([0.0, 0.8, 1.5]),
+            top_k=chance.choice([0, 5]),
+            top_p=chance.choice([1.0, 0.8]),
+            seed=1000 + index,
+            max_tokens=6 + index,
+            ignore_eos=True,
+            logprobs=3,
+        )
+        found.append((prompt, sampling))
+    return found
+
+
+WORKLOAD = workload()
+
+
+def texts_of(outputs: Sequence[RequestOutput]) -> list[Text]:
+    """Return everything that was generated, exactly: per sequence its tokens, and per token the log-probabilities."""
+    found = []
+    for completion in (completion for output in outputs for completion in output.outputs):
+        assert completion.finish_reason == "length", completion.error
+        logprobs = completion.logprobs or []
+        entries = [[(token, one.logprob, one.rank) for token, one in sorted(entry.items())] for entry in logprobs]
+        assert len(entries) == len(completion.token_ids)
+        found.append((completion.token_ids, entries))
+    return found
+
+
+def run(llm: LLM, workload: Sequence[tuple[list[int], SamplingParams]]) -> list[Text]:
+    prompts = [{"prompt_token_ids": prompt} for prompt, _ in workload]
+    outputs = llm.generate(prompts, [sampling for _, sampling in workload], use_tqdm=False)
+    llm.engine.scheduler.check()
+    return texts_of(outputs)
+
+
+@pytest.fixture(scope="module", params=["qwen3", "windows", "llama"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "llama":
+        return write_tiny_llama(folder)
+    return write_tiny_qwen3(folder, settings=WINDOWS if request.param == "windows" else {})
+
+
+@pytest.fixture(scope="module", params=_native.kernel_names())
+def instruction_set(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+@pytest.fixture(autouse=True)
+def forced(instruction_set: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_ISA", instruction_set)
+
+
+ALONE: dict[tuple[Path, str, str], list[Text]] = {}
+
+
+def make(folder: Path, **settings: Any) -> LLM:
+    return LLM(folder, skip_tokenizer_init=True, **{"kv_memory": "8MiB", "max_model_len": LONGEST, **settings})
+
+
+def alone(folder: Path, instruction_set: str, dtype: str) -> list[Text]:
+    """Return each request's text when nothing else runs, nothing is cached, and its prompt is computed whole."""
+    key = folder, instruction_set, dtype
+    if key not in ALONE:
+        with make(folder, dtype=dtype, num_threads=1, enable_prefix_caching=False) as llm:
+            ALONE[key] = [run(llm, [each])[0] for each in WORKLOAD]
+    return ALONE[key]
+
+
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "together": {},
+    "one_thread": {"num_threads": 1},
+    "blocks_of_32": {"block_size": 32},
+    "blocks_of_64": {"block_size": 64},
+    "blocks_of_128": {"block_size": 128},
+    "small_chunks": {"max_num_batched_tokens": 9, "max_num_seqs": 9},
+    "three_at_once": {"max_num_seqs": 3},
+    "radix_tree": {"prefix_index": "radix_tree"},
+    "steps_ahead": {"max_steps_under_way": 3},
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_any_schedule_is_as_alone(folder: Path, instruction_set: str, name: str, dtype: str) -> None:
+    with make(folder, dtype=dtype, **{"num_threads": 2, **SCHEDULES[name]}) as llm:
+        assert run(llm, WORKLOAD) == alone(folder, instruction_set, dtype)
+
+
+def test_from_the_cache_and_in_any_order_is_as_alone(folder: Path, instruction_set: str) -> None:
+    expected = alone(folder, instruction_set, "bfloat16")
+    with make(folder, dtype="bfloat16") as llm:
+        assert run(llm, WORKLOAD) == expected
+        order = random.Random(1).sample(range(len(WORKLOAD)), len(WORKLOAD))
+        again = llm.generate(
+            [{"prompt_token_ids": WORKLOAD[i][0]} for i in order], [WORKLOAD[i][1] for i in order], use_tqdm=False
+        )
+        assert texts_of(again) == [expected[i] for i in order]
+        hits = {i: output.num_cached_tokens for i, output in zip(order, again, strict=True)}
+        assert any(hits.values())
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_preempted_is_as_alone(
+    folder: Path, instruction_set: str, preemption: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swapped: list[bool] = []
+    swap_out = KVCacheManager.swap_out
+
+    def counted(manager: KVCacheManager, request: Request) -> bool:
+        swapped.append(swap_out(manager, request))
+        return swapped[-1]
+
+    monkeypatch.setattr(KVCacheManager, "swap_out", counted)
+    settings: dict[str, Any] = {"swap_space": "4MiB"} if preemption == "swap" else {}
+    with make(folder, dtype="bfloat16", kv_memory="600KiB", preemption=preemption, **settings) as llm:
+        longer = [(prompt, replace(sampling, max_tokens=LONGEST - len(prompt) - 10)) for prompt, sampling in WORKLOAD]
+        texts = run(llm, longer)
+        assert llm.engine.scheduler.num_preemptions > 0
+        assert any(swapped) == (preemption == "swap")
+    for (tokens, entries), expected in zip(texts, alone(folder, instruction_set, "bfloat16"), strict=True):
+        count = len(expected[0])
+        assert (tokens[:count], entries[:count]) == expected
+    with make(folder, dtype="bfloat16", num_threads=1, enable_prefix_caching=False) as llm:
+        assert texts == [run(llm, [each])[0] for each in longer]
+
+
+def test_n_sequences_of_one_request_are_n_requests(folder: Path, instruction_set: str) -> None:
+    prompt, sampling = WORKLOAD[9][0], replace(WORKLOAD[9][1], temperature=1.2, top_k=0)
+    with make(folder, dtype="bfloat16") as llm:
+        together = run(llm, [(prompt, replace(sampling, n=4)), WORKLOAD[3]])
+    with make(folder, dtype="bfloat16", enable_prefix_caching=False) as llm:
+        seed = sampling.seed or 0
+        single = [run(llm, [(prompt, replace(sampling, seed=seed + i))])[0] for i in range(4)]
+    assert together[:4] == single
+    assert len({tuple(tokens) for tokens, _ in single}) > 1

@@ -1,0 +1,219 @@
+"""The settings of an engine: what they allow, how sizes are written, and where the memory goes before it is taken."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import FrozenInstanceError, fields, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.core.byte_sizes import format_bytes, parse_bytes
+from quire.core.config import EngineConfig, EngineSettings, MemoryConfig, SchedulerConfig
+from quire.core.errors import InvalidConfigError
+from quire.core.granted import free_memory, resident_bytes, usable_cores
+from quire.core.kv_spec import KVCacheSpec
+from quire.engine.memory_plan import USEFUL_TOKENS, MemoryNeeds, MemoryPlan, plan_memory
+
+MIB = 1 << 20
+SPEC = KVCacheSpec.from_layers([None] * 4, block_size=16, num_kv_heads=2, head_dim=32, dtype="float32")
+NEEDS = MemoryNeeds(weight_bytes=10 * MIB, activation_bytes=2 * MIB, rest_bytes=40 * MIB, free_bytes=100 * MIB)
+
+
+# ---- sizes --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("1024", 1024),
+        ("4GiB", 4 << 30),
+        ("4gib", 4 << 30),
+        ("4G", 4 << 30),
+        ("4GB", 4_000_000_000),
+        (" 512 MiB ", 512 << 20),
+        ("1.5k", 1536),
+        ("2TiB", 2 << 40),
+        (7, 7),
+    ],
+)
+def test_sizes_are_read(text: int | str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize(
+    "text", ["", "GiB", "-1", "4 GiBs", "1e9", "1..5G", "0x10", "٤G", "9" * 400, -1, 1.5, True, None, "2000000TiB"]
+)
+def test_what_is_no_size_is_refused_by_its_name(text: Any) -> None:
+    with pytest.raises(InvalidConfigError, match=r"^kv_memory is "):
+        parse_bytes(text, "kv_memory")
+
+
+@given(st.integers(0, 1 << 50))
+def test_a_size_that_is_shown_can_be_read(size: int) -> None:
+    assert abs(parse_bytes(format_bytes(size).replace(",", "")) - size) <= size / 20
+
+
+# ---- the config ----------------------------------------------------------------------------------------------------
+
+
+def test_every_setting_has_its_help_and_a_keyword() -> None:
+    names = [field.name for field in fields(EngineConfig)]
+    assert all(field.metadata["help"] for field in fields(EngineConfig))
+    assert ["model", *get_type_hints(EngineSettings)] == names
+
+
+def test_settings_that_narrower_configs_have_too_have_their_names_and_limits() -> None:
+    config = EngineConfig(max_num_seqs=3, max_num_batched_tokens=7, policy="priority", eviction="fifo")
+    scheduler, memory = config.scheduler_config(100), config.memory_config(5, 2, b"key")
+    assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens, scheduler.policy) == (3, 7, "priority")
+    assert (memory.num_blocks, memory.num_host_blocks, memory.eviction, memory.hash_key) == (5, 2, "fifo", b"key")
+    assert replace(config, enable_prefix_caching=False).memory_config(1, 0, b"").prefix_index == "none"
+    own = set(inspect.signature(EngineConfig).parameters)
+    assert {"max_num_seqs", "policy", "preemption"} <= own & {field.name for field in fields(SchedulerConfig)}
+    assert {"prefix_index", "eviction"} <= own & {field.name for field in fields(MemoryConfig)}
+
+
+def test_paths_are_kept_as_text_and_nothing_changes_a_config() -> None:
+    config = EngineConfig(model=Path("folder"), tokenizer=Path("other"))  # type: ignore[arg-type]
+    assert (config.model, config.tokenizer) == ("folder", "other")
+    with pytest.raises(FrozenInstanceError):
+        config.model = "another"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("model", ""),
+        ("model", None),
+        ("model", "a\0b"),
+        ("model", 7),
+        ("tokenizer", ""),
+        ("dtype", "float16"),
+        ("dtype", "int3"),
+        ("dtype", None),
+        ("backend", "cuda"),
+        ("num_threads", 0),
+        ("block_size", 0),
+        ("block_size", "16"),
+        ("kv_memory", "lots"),
+        ("kv_memory", -1),
+        ("swap_space", "x"),
+        ("max_num_seqs", 0),
+        ("max_num_batched_tokens", 1),
+        ("max_model_len", 0),
+        ("max_model_len", 2.5),
+        ("enable_prefix_caching", 1),
+        ("prefix_index", "tree"),
+        ("eviction", []),
+        ("policy", "random"),
+        ("preemption", "never"),
+        ("max_steps_under_way", 0),
+        ("seed", -1),
+        ("seed", 1 << 63),
+    ],
+)
+def test_what_is_not_allowed_is_refused_by_its_name(setting: str, value: object) -> None:
+    with pytest.raises(InvalidConfigError) as caught:
+        EngineConfig(**{setting: value})  # type: ignore[arg-type]
+    assert caught.value.field == setting
+
+
+# ---- where the memory goes -------------------------------------------------------------------------------------------
+
+
+def plan(**settings: Any) -> MemoryPlan:
+    needs = settings.pop("needs", NEEDS)
+    return plan_memory(EngineConfig(**settings), SPEC, 4096, needs)
+
+
+def test_the_parts_add_up() -> None:
+    made = plan(kv_memory="20MiB", swap_space="5MiB")
+    assert dict(made.parts) == {
+        "weights": 10 * MIB,
+        "KV blocks": made.num_blocks * SPEC.bytes_per_block,
+        "swap": made.num_host_blocks * SPEC.bytes_per_block,
+        "activations": 2 * MIB,
+        "rest of the process": 40 * MIB,
+    }
+    assert made.total_bytes == sum(size for _, size in made.parts)
+    assert 20 * MIB - SPEC.bytes_per_block < made.num_blocks * SPEC.bytes_per_block <= 20 * MIB
+
+
+def test_without_a_size_half_of_what_is_left_is_taken_but_no_more_than_can_be_used() -> None:
+    assert plan().num_blocks == 44 * MIB // SPEC.bytes_per_block
+    assert plan(max_num_seqs=2, max_model_len=64).num_blocks == 2 * 4
+    unknown = replace(NEEDS, free_bytes=None)
+    assert plan(needs=unknown, max_num_seqs=256).num_blocks == (1 << 30) // SPEC.bytes_per_block
+
+
+def test_a_context_is_cut_to_what_the_blocks_hold_unless_it_was_asked_for() -> None:
+    made = plan(kv_memory=10 * SPEC.bytes_per_block)
+    assert (made.num_blocks, made.max_model_len) == (10, 161)  # the last token is not stored
+    assert made.num_full_sequences == pytest.approx(10 / 11)
+    assert plan(kv_memory=10 * SPEC.bytes_per_block, max_model_len=161).max_model_len == 161
+    with pytest.raises(InvalidConfigError, match=r"^kv_memory is .* for one sequence of 162 tokens"):
+        plan(kv_memory=10 * SPEC.bytes_per_block, max_model_len=162)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"kv_memory": 100}, r"^kv_memory is 100; allowed: 32768 bytes \(one block\) or more"),
+        ({"kv_memory": 2 * SPEC.bytes_per_block}, rf"^kv_memory is .* for one sequence of {USEFUL_TOKENS} tokens"),
+        ({"kv_memory": "89MiB"}, r"^kv_memory is '89\.0 MiB'; allowed: at most 88\.0 MiB"),
+        ({"kv_memory": "80MiB", "swap_space": "20MiB"}, r"^kv_memory is .*at most 68\.0 MiB"),
+        ({"swap_space": "88MiB"}, r"^swap_space is '88\.0 MiB'"),
+        ({"swap_space": 4}, r"^swap_space is 4; allowed: 0, or 32768 \(one block\) or more"),
+        ({"max_model_len": 4097}, r"^max_model_len is 4097; allowed: at most 4096, the model's"),
+        ({"needs": replace(NEEDS, weight_bytes=200 * MIB)}, r"^memory of weights .* is '202\.0 MiB'; .* 100\.0 MiB"),
+        ({"needs": replace(NEEDS, free_bytes=12 * MIB)}, r"^memory of weights and activations is"),
+        ({"needs": replace(NEEDS, free_bytes=12 * MIB + 1)}, r"^swap_space is|^kv_memory is"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_numbers(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidConfigError, match=message):
+        plan(**settings)
+
+
+# ---- what the system grants ------------------------------------------------------------------------------------------
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_free_memory_is_the_least_of_the_machine_and_of_every_group(tmp_path: Path) -> None:
+    assert free_memory(tmp_path) is None
+    write(tmp_path / "proc/meminfo", "MemAvailable:   4096 kB\n")
+    assert free_memory(tmp_path) == 4 * MIB
+    write(tmp_path / "proc/self/cgroup", "0::/outer/inner\n")
+    groups = tmp_path / "sys/fs/cgroup"
+    write(groups / "outer/memory.max", str(3 * MIB))
+    write(groups / "outer/memory.current", str(2 * MIB))
+    assert free_memory(tmp_path) == MIB
+    write(groups / "outer/memory.stat", f"anon 5\ninactive_file {MIB}\n")  # files that can be dropped
+    assert free_memory(tmp_path) == 2 * MIB
+    write(groups / "outer/inner/memory.max", "max")
+    write(groups / "outer/inner/memory.current", str(MIB))
+    assert free_memory(tmp_path) == 2 * MIB
+
+
+def test_free_memory_in_groups_of_version_1(tmp_path: Path) -> None:
+    write(tmp_path / "proc/self/cgroup", "3:memory:/job\n")
+    folder = tmp_path / "sys/fs/cgroup/memory/job"
+    write(folder / "memory.limit_in_bytes", str(8 * MIB))
+    write(folder / "memory.usage_in_bytes", str(9 * MIB))
+    assert free_memory(tmp_path) == 0
+    write(folder / "memory.stat", f"total_inactive_file {4 * MIB}\n")
+    assert free_memory(tmp_path) == 3 * MIB
+
+
+def test_this_process_has_cores_and_memory() -> None:
+    assert usable_cores() >= 1
+    assert (resident_bytes() or MIB) >= MIB

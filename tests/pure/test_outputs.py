@@ -1,0 +1,295 @@
+"""From updates of sequences to outputs: text, ends, log-probabilities, and what goes wrong with one request alone."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+import pytest
+
+from quire.core.clock import ManualClock
+from quire.core.errors import InvalidRequestError
+from quire.core.logprobs import TokenLogprobs
+from quire.core.request import FinishReason
+from quire.core.sampling_params import SamplingParams
+from quire.engine.client import EngineRequest, SequenceUpdate
+from quire.engine.output_processor import OutputProcessor, PreparedRequest, RequestText
+from quire.engine.outputs import Logprob, RequestMetrics, RequestOutput
+from quire.engine.progress import ProgressBar
+from quire.engine.prompts import encode_prompt, split_prompts, with_options
+from quire.engine.tokenizer import Tokenizer
+from support.tiny_tokenizer import byte_level
+
+PROMPT = [72, 73]
+
+
+class Ender:
+    """Notes what it is told."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def abort(self, request_id: str) -> None:
+        self.calls.append(("abort", request_id))
+
+    def fail(self, request_id: str, message: str) -> None:
+        self.calls.append(("fail", request_id, message))
+
+    def stop(self, request_id: str, branch: int) -> None:
+        self.calls.append(("stop", request_id, branch))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(byte_level())
+
+
+class Door:
+    """A processor with one request in it."""
+
+    def __init__(self, tokenizer: Tokenizer | None, **wanted: Any) -> None:
+        self.clock, self.ender = ManualClock(), Ender()
+        self.tokenizer = tokenizer
+        self.processor = OutputProcessor(self.ender, tokenizer, self.clock)
+        self.delivered: list[RequestText] = []
+        self.request = self.add("r", **wanted)
+
+    def add(self, name: str, **wanted: Any) -> RequestText:
+        sampling = SamplingParams(**wanted)
+        prepared = PreparedRequest(EngineRequest(name, array("i", PROMPT), sampling), name, "hi", sampling)
+        return self.processor.add(prepared, self.delivered.append)
+
+    def send(self, tokens: str | list[int], branch: int = 0, name: str = "r", **fields: Any) -> RequestOutput:
+        assert self.tokenizer is not None or isinstance(tokens, list)
+        ids = self.tokenizer.encode(tokens) if isinstance(tokens, str) and tokens else list(tokens)  # type: ignore[union-attr]
+        logprobs = fields.pop("logprobs", [])
+        self.processor.process([SequenceUpdate(name, branch, ids, logprobs, 1, **fields)])  # type: ignore[arg-type]
+        return self.request.output()
+
+
+# ---- text and ends -----------------------------------------------------------------------------------------------
+
+
+def test_snapshots_grow_and_the_last_one_is_whole(tokenizer: Tokenizer) -> None:
+    door = Door(tokenizer)
+    door.clock.advance(1.0)
+    first = door.send("hello")
+    assert (first.outputs[0].text, first.finished, first.outputs[0].finish_reason) == ("hello", False, None)
+    door.clock.advance(2.0)
+    last = door.send(" the end", finish_reason=FinishReason.LENGTH)
+    assert (last.outputs[0].text, last.finished, last.outputs[0].finish_reason) == ("hello the end", True, "length")
+    assert (last.prompt, last.prompt_token_ids, last.num_cached_tokens) == ("hi", PROMPT, 1)
+    assert first.outputs[0].text == "hello"  # a snapshot stays what it was
+    metrics = last.metrics
+    assert (metrics.time_to_first_token_s, metrics.duration_s) == (1.0, 3.0)
+    assert metrics.tokens_per_s == pytest.approx((metrics.num_generated_tokens - 1) / 2.0)
+    assert door.ender.calls == []
+
+
+def test_a_character_comes_when_it_is_whole_and_a_torn_one_at_the_end(tokenizer: Tokenizer) -> None:
+    door = Door(tokenizer)
+    ids = tokenizer.encode("aß")
+    assert len(ids) == 3
+    assert door.send(ids[:2]).outputs[0].text == "a"
+    assert door.send(ids[2:]).outputs[0].text == "aß"
+    assert door.send(ids[1:2], finish_reason=FinishReason.LENGTH).outputs[0].text == "aß\ufffd"
+
+
+@pytest.mark.parametrize(("include", "text"), [(False, "so it is "), (True, "so it is END")])
+def test_a_stop_string_ends_the_text_and_tells_the_engine(tokenizer: Tokenizer, include: bool, text: str) -> None:
+    door = Door(tokenizer, stop="END", include_stop_str_in_output=include)
+    assert door.send("so it is E").outputs[0].text == ("so it is E" if include else "so it is ")
+    ids = tokenizer.encode("ND and on")
+    output = door.send(ids).outputs[0]
+    assert (output.text, output.finish_reason, output.stop_reason) == (text, "stop", "END")
+    assert output.token_ids == tokenizer.encode("so it is E") + ids[:2]  # what came after is dropped
+    assert door.ender.calls == [("stop", "r", 0)]
+    assert door.send("more").outputs[0].text == text  # steps that were under way
+
+
+def test_what_a_stop_string_held_back_comes_at_the_end(tokenizer: Tokenizer) -> None:
+    door = Door(tokenizer, stop="END")
+    output = door.send("the EN", finish_reason=FinishReason.LENGTH).outputs[0]
+    assert (output.text, output.finish_reason, output.stop_reason) == ("the EN", "length", None)
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "include", "text"), [(False, False, "ab"), (True, False, "ab"), (True, True, "abc")]
+)
+def test_the_token_that_ends_a_text_is_a_token_but_no_text(
+    tokenizer: Tokenizer, asked_for: bool, include: bool, text: str
+) -> None:
+    ids = tokenizer.encode("abc")
+    stop_token_ids = ids[-1:] if asked_for else []
+    door = Door(tokenizer, stop_token_ids=stop_token_ids, include_stop_str_in_output=include)
+    output = door.send(ids, finish_reason=FinishReason.STOP).outputs[0]
+    assert (output.text, output.token_ids) == (text, ids)
+    assert output.stop_reason == (ids[-1] if asked_for else None)
+
+
+def test_special_tokens_are_shown_only_where_that_is_asked_for(tokenizer: Tokenizer) -> None:
+    ids = [*tokenizer.encode("a"), *tokenizer.special_token_ids]
+    assert Door(tokenizer).send(ids).outputs[0].text == "a"
+    assert "<|im_end|>" in Door(tokenizer, skip_special_tokens=False).send(ids).outputs[0].text
+
+
+def test_without_a_tokenizer_there_are_tokens_and_no_text() -> None:
+    output = Door(None).send([5, 6], finish_reason=FinishReason.LENGTH).outputs[0]
+    assert (output.text, output.token_ids) == ("", [5, 6])
+
+
+# ---- several sequences, log-probabilities ---------------------------------------------------------------------------
+
+
+def entry(logprob: float, rank: int = 1, *top: tuple[int, float]) -> TokenLogprobs:
+    return TokenLogprobs(logprob, rank, array("i", [i for i, _ in top]), array("d", [value for _, value in top]))
+
+
+def test_sequences_end_on_their_own(tokenizer: Tokenizer) -> None:
+    door = Door(tokenizer, n=2)
+    assert not door.send("a", 1, finish_reason=FinishReason.STOP).finished
+    output = door.send("b", 0, finish_reason=FinishReason.LENGTH)
+    assert output.finished
+    assert [(each.index, each.finish_reason) for each in output.outputs] == [(0, "length"), (1, "stop")]
+
+
+def test_logprobs_name_the_token_and_the_likeliest(tokenizer: Tokenizer) -> None:
+    door = Door(tokenizer, logprobs=2)
+    a, b = tokenizer.encode("ab")
+    output = door.send([a, b], logprobs=[entry(-0.5, 1, (a, -0.5), (b, -2.0)), entry(-3.0, 7, (a, -0.1), (0, -2.5))])
+    assert output.outputs[0].cumulative_logprob == -3.5
+    assert output.outputs[0].logprobs == [
+        {a: Logprob(-0.5, 1, "a"), b: Logprob(-2.0, 2, "b")},
+        {b: Logprob(-3.0, 7, "b"), a: Logprob(-0.1, 1, "a"), 0: Logprob(-2.5, 2, tokenizer.token_text(0))},
+    ]
+    assert Door(tokenizer).send([a]).outputs[0].logprobs is None
+
+
+def test_of_best_of_the_most_likely_are_returned_and_numbered_anew(tokenizer: Tokenizer) -> None:
+    door = Door(tokenizer, n=2, best_of=3)
+    for branch, logprob in enumerate([-3.0, -9.0, -1.0]):
+        output = door.send("abc"[branch], branch, logprobs=[entry(logprob)], finish_reason=FinishReason.LENGTH)
+    assert [(each.index, each.text) for each in output.outputs] == [(0, "c"), (1, "a")]
+    assert output.outputs[0].logprobs is None  # asked for by us, not by the caller
+
+
+# ---- what goes wrong ----------------------------------------------------------------------------------------------
+
+
+def test_a_broken_tokenizer_ends_one_request_and_no_other(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    door = Door(tokenizer, n=2)
+    other = door.add("other")
+
+    def fail(token_ids: list[int]) -> str:
+        raise ZeroDivisionError("no text today")
+
+    monkeypatch.setattr(door.request.sequences[1]._detokenizer, "append", fail)
+    door.send("x", 1)
+    output = door.send("good", name="other")
+    assert [each.finish_reason for each in output.outputs] == ["error", "error"]
+    assert "ZeroDivisionError: no text today" in output.error
+    assert door.ender.calls == [("fail", "r", output.error)]
+    assert other.output().outputs[0].text == "good"
+
+
+def test_an_error_of_the_engine_is_told(tokenizer: Tokenizer) -> None:
+    output = Door(tokenizer).send("", finish_reason=FinishReason.ERROR, error="the logits are not finite")
+    assert (output.outputs[0].finish_reason, output.error) == ("error", "the logits are not finite")
+
+
+def test_an_abort_delivers_what_there_is_once(tokenizer: Tokenizer) -> None:
+    door = Door(tokenizer)
+    door.send("half")
+    door.processor.abort("r")
+    door.processor.abort("r")
+    output = door.request.output()
+    assert (output.outputs[0].text, output.outputs[0].finish_reason, output.finished) == ("half", "abort", True)
+    assert door.ender.calls == [("abort", "r")]
+    assert len(door.delivered) == 2
+    door.send("late")
+    assert len(door.delivered) == 2
+
+
+# ---- prompts ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prompt", [None, 5, b"bytes", {"text": "x"}, {"prompt": 5}, {"prompt": "a", "more": 1}, ""])
+def test_what_is_no_prompt_is_refused(tokenizer: Tokenizer, prompt: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^prompt is "):
+        for each in split_prompts(prompt):
+            encode_prompt(each, tokenizer)
+
+
+def test_the_forms_of_a_prompt(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("hello")
+    for prompt in ("hello", {"prompt": "hello"}):
+        assert encode_prompt(prompt, tokenizer).text == "hello"
+        assert encode_prompt(prompt, tokenizer).token_ids.tolist() == ids
+    for given in (ids, tuple(ids), array("i", ids), {"prompt_token_ids": ids}):
+        assert encode_prompt(given, tokenizer).token_ids.tolist() == ids
+    message = {"role": "user", "content": "x"}
+    assert split_prompts([message]) == [[message]]
+    assert split_prompts([[message], "text", ids]) == [[message], "text", ids]
+    assert split_prompts([]) == []
+
+
+def test_a_failing_tokenizer_is_an_error_of_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = Tokenizer(byte_level())
+
+    def fail(text: str) -> list[int]:
+        raise RuntimeError("torn")
+
+    monkeypatch.setattr(broken, "encode", fail)
+    with pytest.raises(InvalidRequestError, match="RuntimeError: torn"):
+        encode_prompt("x", broken)
+    with pytest.raises(InvalidRequestError, match="without a tokenizer"):
+        encode_prompt("x", None)
+
+
+def test_options_take_the_names_of_hugging_face_too() -> None:
+    given = with_options(SamplingParams(), {"max_new_tokens": 3, "num_return_sequences": 2, "top_k": 4, "stop": "x"})
+    assert (given.max_tokens, given.n, given.top_k, given.stop) == (3, 2, 4, ("x",))
+    assert with_options(SamplingParams(temperature=0.5), {"do_sample": True}).temperature == 0.5
+    with pytest.raises(InvalidRequestError, match="beams"):
+        with_options(SamplingParams(), {"beams": 2})
+
+
+# ---- progress -------------------------------------------------------------------------------------------------------
+
+
+class FakeTerminal:
+    def __init__(self, is_terminal: bool) -> None:
+        self.is_terminal, self.written = is_terminal, ""
+
+    def isatty(self) -> bool:
+        return self.is_terminal
+
+    def write(self, text: str) -> None:
+        self.written += text
+
+    def flush(self) -> None:
+        pass
+
+
+def test_progress_is_one_line_on_a_terminal_and_nothing_elsewhere(tokenizer: Tokenizer) -> None:
+    door = Door(tokenizer)
+    door.send("ab", finish_reason=FinishReason.LENGTH)
+    for is_terminal in (True, False):
+        stream, clock = FakeTerminal(is_terminal), ManualClock()
+        bar = ProgressBar(1, stream, clock)  # type: ignore[arg-type]
+        clock.advance(0.5)
+        bar.note(door.request)
+        bar.close()
+        bar.close()
+        if is_terminal:
+            assert "Processed prompts 1/1, 4.0 tok/s in, 4.0 tok/s out" in stream.written
+            assert stream.written.count("\n") == 1
+        else:
+            assert stream.written == ""
+
+
+def test_metrics_say_nothing_where_nothing_is_known() -> None:
+    assert RequestMetrics(1.0).tokens_per_s is None
+    assert RequestMetrics(1.0, 2.0, 2.0, 1).tokens_per_s is None
