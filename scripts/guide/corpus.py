@@ -3,20 +3,23 @@
 A topic in a file:
 
     ## block-table                                     its name
-    term: a block table | block tables                 what the patterns of questions below are filled with
+    term: a block table | block tables                 subjects, which NOUN_PATTERNS below are filled with
+    do: find the blocks of a sequence                  what one may want to do, for DO_PATTERNS
     ? What is a block table?                           a question as somebody may ask it
+    ! where does it say which blocks I have?           a held-out question
     = A block table is ...                             the answer
     + A token's logical block is ...                   what "tell me more" brings
 
-Of every topic some questions are *held out*: no conversation contains them, in any case or punctuation, and
-`evaluate.py` asks them. Which ones is decided by a digest of the topic's name, so by nobody's eye.
+A *held-out* question is in no conversation, in any case or punctuation; `evaluate.py` asks it.
+
+The model knows no English but this, so half of the questions are made by grammar: any subject in any pattern. What
+distinguishes the questions of two topics is then the subject and not the wording, which is what is to be learned.
 
 Everything here is standard library, and drawn from the generator that is handed in.
 """
 
 from __future__ import annotations
 
-import hashlib
 import random
 import re
 from collections.abc import Iterator, Sequence
@@ -28,31 +31,188 @@ PAGE_BREAK = "\n\f\n"
 NO_MORE = "That is what I know about it. README.md, ARCHITECTURE.md and the pages under docs/ say more."
 OUT_OF_SCOPE = "out-of-scope"
 UNCLEAR = "unclear"
-QUESTIONS_PER_HELD_OUT = 8
+QUESTIONS_PER_EPOCH = 16  # of each topic
+OUT_OF_SCOPE_PER_EPOCH = 190  # about a tenth of all
+SHARE_WRITTEN = 0.5  # of the questions are as somebody wrote them, the others by grammar
 
-PATTERNS = (
+NOUN_PATTERNS = (
     "What is {}?",
     "what's {}",
+    "what are {}",
     "Explain {}",
     "explain {} to me",
     "Tell me about {}",
+    "tell me something about {}",
     "{}",
     "{}?",
     "Define {}",
     "What does {} mean?",
     "what do you know about {}?",
     "Describe {}",
+    "describe in short {}",
     "I want to know about {}",
+    "I would like to learn about {}",
     "How does {} work?",
+    "how do {} work",
+    "how exactly does {} work here",
     "Help me understand {}",
+    "can you help me with {}",
     "What about {}?",
+    "how about {}",
     "what is meant by {}",
     "I do not understand {}",
+    "I never understood {}",
+    "I have a question about {}",
     "Why {}?",
+    "why do we need {}",
+    "why is there {}",
+    "who needs {}",
+    "when do I need {}",
+    "when is {} used",
+    "what do I need {} for",
+    "is there {}",
+    "does quire have {}",
+    "what does quire do about {}",
+    "how does quire handle {}",
+    "how does quire deal with {}",
+    "how is {} done",
     "Give me a short explanation of {}",
+    "give me an overview of {}",
     "say something about {}",
     "and {}?",
     "what is {} for",
+    "what is the point of {}",
+    "what is the idea behind {}",
+    "what is so special about {}",
+    "what is important about {}",
+    "what should I know about {}",
+    "I read about {}, what is that",
+    "somebody mentioned {}",
+    "could you say what {} is",
+    "can you explain {} in simple words",
+    "what happens with {}",
+    "where does {} come in",
+    "what do people mean when they say {}",
+    "do you know {}",
+    "let us talk about {}",
+    "details about {}",
+    "how important is {}",
+)
+PAIR_PATTERNS = (
+    "{} and {}",
+    "what is the difference between {} and {}",
+    "how are {} and {} related",
+    "explain {} and {}",
+    "what about {} or {}",
+    "{}, {}",
+)
+DO_PATTERNS = (
+    "How do I {}?",
+    "how can I {}",
+    "how to {}",
+    "How could one {}?",
+    "Can I {}?",
+    "Is it possible to {}?",
+    "is there a way to {}",
+    "I want to {}",
+    "I would like to {}",
+    "I need to {}",
+    "i'd like to {}, how",
+    "what must I do to {}",
+    "what do I have to do to {}",
+    "What is the best way to {}?",
+    "can quire {}",
+    "Show me how to {}",
+    "tell me how to {}",
+    "{}",
+    "please {}",
+    "why would I {}",
+    "what if I want to {}",
+    "my task is to {}",
+    "where can I {}",
+    "can you tell me how to {}",
+    "we have to {}, what now",
+)
+# One of a line may stand for another: each is tried in a question that has it.
+WORDINGS = (
+    ("how do i", "how can i", "how could i", "how to", "how would i", "what do i do to", "is there a way to"),
+    ("can i", "may i", "is it possible to", "could i", "am i able to"),
+    ("what happens if", "what if", "what happens when", "what will happen if", "what becomes of it when"),
+    ("what is", "what's", "whats", "what exactly is", "what would be"),
+    ("why does", "how come", "for what reason does", "why exactly does"),
+    ("why is", "how come", "what is the reason that"),
+    ("which", "what"),
+    ("show me", "give me", "let me see", "i want to see"),
+    ("explain", "describe", "clarify", "make clear"),
+    ("does quire", "does this engine", "does it", "can quire", "will quire"),
+    ("in quire", "here", "with quire", "in this engine", "with this"),
+    ("memory", "RAM", "storage"),
+    ("answer", "reply", "response", "output"),
+    ("answers", "replies", "responses", "outputs"),
+    ("user", "customer", "client", "person"),
+    ("users", "customers", "clients", "people"),
+    ("large", "big", "huge"),
+    ("small", "little", "tiny"),
+    ("fast", "quick", "rapid"),
+    ("faster", "quicker"),
+    ("same", "identical", "equal"),
+    ("choose", "pick", "select"),
+    ("chosen", "picked", "selected"),
+    ("compute", "calculate", "work out"),
+    ("computed", "calculated", "worked out"),
+    ("many", "lots of", "several"),
+    ("need", "require", "want"),
+    ("limit", "cap", "bound", "restrict"),
+    ("evicted", "thrown out", "dropped", "removed", "kicked out", "discarded"),
+    ("stored", "kept", "held", "saved"),
+    ("use", "employ", "work with", "take"),
+    ("get", "obtain", "have"),
+    ("start", "begin", "launch"),
+    ("begin", "start"),
+    ("make", "create", "build"),
+    ("run", "execute", "start"),
+    ("write", "produce"),
+    ("find", "locate", "look for"),
+    ("change", "modify", "alter", "adjust"),
+    ("wait", "hang", "be stuck"),
+    ("set", "configure", "define"),
+    ("empty", "unused"),
+    ("full", "filled", "used up"),
+    ("shared", "in common", "held together"),
+    ("longest", "greatest", "maximum"),
+    ("good", "useful", "helpful"),
+    ("problem", "issue", "trouble"),
+    ("one", "a single"),
+    ("two", "a pair of", "2"),
+)
+CONTEXTS = (
+    "for my project",
+    "at work",
+    "in practice",
+    "on my server",
+    "for our company",
+    "if I may ask",
+    "in general",
+    "when many people use it",
+    "these days",
+    "right now",
+    "in my case",
+    "in a nutshell",
+    "in one sentence",
+    "as a beginner",
+    "in detail",
+    "step by step",
+    "under the hood",
+    "for a talk I am preparing",
+    "my colleague asks",
+    "I am new to this",
+    "I read the README",
+    "my boss wants to know",
+    "I am curious",
+    "just wondering",
+    "sorry for the silly question",
+    "I could not find it in the documents",
+    "we are a small team",
 )
 FOLLOW_UPS = (
     "Tell me more",
@@ -110,6 +270,7 @@ class Topic:
 
     name: str
     terms: tuple[str, ...]
+    deeds: tuple[str, ...]
     questions: tuple[str, ...]
     held_out: tuple[str, ...]
     answer: str
@@ -122,32 +283,36 @@ class Draft:
 
     name: str
     terms: list[str] = field(default_factory=list)
+    deeds: list[str] = field(default_factory=list)
     questions: list[str] = field(default_factory=list)
+    held_out: list[str] = field(default_factory=list)
     answers: list[str] = field(default_factory=list)
     more: list[str] = field(default_factory=list)
 
     def add(self, line: str) -> None:
         """Take one line of the file."""
-        if line.startswith("term: "):
-            self.terms += [term.strip() for term in line.removeprefix("term: ").split("|")]
-            return
-        lists = {"? ": self.questions, "= ": self.answers, "+ ": self.more}
+        for key, values in (("term: ", self.terms), ("do: ", self.deeds)):
+            if line.startswith(key):
+                values += [value.strip() for value in line.removeprefix(key).split("|")]
+                return
+        lists = {"? ": self.questions, "! ": self.held_out, "= ": self.answers, "+ ": self.more}
         if line[:2] not in lists:
             raise ValueError(f"{self.name}: not a line of a topic: {line!r}")
         lists[line[:2]].append(line[2:].strip())
 
     def finish(self) -> Topic:
-        """Return the topic, with its held-out questions set apart."""
+        """Return the topic."""
         if len(self.answers) != 1 or len(self.more) > 1 or len(self.questions) < 4:
             raise ValueError(f"{self.name}: needs one answer, at most one addition, and four questions or more")
-        ranked = sorted(self.questions, key=self._digest)
-        held_out = ranked[: max(1, len(ranked) // QUESTIONS_PER_HELD_OUT)]
-        questions = [question for question in self.questions if question not in held_out]
-        more = self.more[0] if self.more else NO_MORE
-        return Topic(self.name, tuple(self.terms), tuple(questions), tuple(held_out), self.answers[0], more)
-
-    def _digest(self, question: str) -> bytes:
-        return hashlib.sha256(f"{self.name}/{question}".encode()).digest()
+        return Topic(
+            name=self.name,
+            terms=tuple(self.terms),
+            deeds=tuple(self.deeds),
+            questions=tuple(self.questions),
+            held_out=tuple(self.held_out),
+            answer=self.answers[0],
+            more=self.more[0] if self.more else NO_MORE,
+        )
 
 
 def normalise(question: str) -> str:
@@ -167,7 +332,8 @@ def read_topics(folder: Path = CORPUS_FOLDER) -> list[Topic]:
     topics = [draft.finish() for draft in drafts]
     seen: dict[str, str] = {}
     for topic in topics:
-        for key in [topic.name, *(normalise(question) or question for question in topic.questions + topic.held_out)]:
+        texts = (topic.name, *topic.terms, *topic.deeds, *topic.questions, *topic.held_out)
+        for key in [normalise(text) or text for text in texts]:
             if seen.setdefault(key, topic.name) != topic.name:
                 raise ValueError(f"{key!r} is in {seen[key]} and in {topic.name}")
     return topics
@@ -192,27 +358,35 @@ class ConversationMaker:
         self.unclear = next(topic.answer for topic in topics if topic.name == UNCLEAR)
 
     def epoch(self) -> Iterator[Conversation]:
-        """Yield one conversation or more for each question of each topic, in random order."""
-        firsts = [(topic, question) for topic in self.topics for question in self._questions(topic)]
+        """Yield as many conversations of each topic, in random order."""
+        firsts = [topic for topic in self.topics for _ in range(QUESTIONS_PER_EPOCH)]
+        firsts += [topic for topic in self.topics if topic.name == OUT_OF_SCOPE] * OUT_OF_SCOPE_PER_EPOCH
         self.random.shuffle(firsts)
-        for topic, question in firsts:
-            yield self._system_prompt(), self._turns(topic, question)
+        for topic in firsts:
+            yield self._system_prompt(), self._turns(topic, self._question(topic))
 
-    def _questions(self, topic: Topic) -> list[str]:
-        """Return the written questions of a topic and as many filled patterns, so that no topic has too few."""
-        filled: list[str] = []
-        if topic.terms:
-            num_filled = max(5, len(topic.questions) // 2)
-            for _ in range(num_filled):
-                filled.append(self.random.choice(PATTERNS).format(self.random.choice(topic.terms)))
-        return [question for question in (*topic.questions, *filled) if normalise(question) not in self.forbidden]
+    def _question(self, topic: Topic) -> str:
+        """Return a question of the topic, but none that is held out."""
+        while True:
+            question = self._drawn(topic)
+            if normalise(question) not in self.forbidden:
+                return question
+
+    def _drawn(self, topic: Topic) -> str:
+        if not topic.terms or self.random.random() < SHARE_WRITTEN:
+            return self.random.choice(topic.questions)
+        if topic.deeds and self.random.random() < 0.4:
+            return self.random.choice(DO_PATTERNS).format(self.random.choice(topic.deeds))
+        if len(topic.terms) > 1 and self.random.random() < 0.12 and topic.name != OUT_OF_SCOPE:
+            return self.random.choice(PAIR_PATTERNS).format(*self.random.sample(topic.terms, 2))
+        return self.random.choice(NOUN_PATTERNS).format(self.random.choice(topic.terms))
 
     def long_conversation(self, num_turns: int) -> Conversation:
         """Return one that goes on and on, as a chat may."""
         turns: list[Turn] = []
         while len(turns) < num_turns:
             topic = self.random.choice(self.topics)
-            turns += self._with_follow_up(topic, self.random.choice(self._questions(topic)))
+            turns += self._with_follow_up(topic, self._question(topic))
         return self._system_prompt(), turns
 
     def _system_prompt(self) -> str:
@@ -225,10 +399,10 @@ class ConversationMaker:
         if self.random.random() < 0.004:
             return [(self._vary(self.random.choice(FOLLOW_UPS)), self.unclear)]
         turns = [(self._vary(question), topic.answer)]
-        num_before = self.random.choices((0, 1, 2, 3, 5), (65, 17, 9, 6, 3))[0]
+        num_before = self.random.choices((0, 1, 2, 3, 5), (76, 13, 6, 3, 2))[0]
         for _ in range(num_before):
             other = self.random.choice(self.topics)
-            turns[:0] = self._with_follow_up(other, self.random.choice(self._questions(other)))
+            turns[:0] = self._with_follow_up(other, self._question(other))
         if self.random.random() < 0.12:
             turns.append((self._vary(self.random.choice(FOLLOW_UPS)), topic.more))
         return turns
@@ -242,18 +416,49 @@ class ConversationMaker:
     def _vary(self, question: str) -> str:
         """Return the question as another person may type it, but never as a held-out one."""
         varied = question
+        if self.random.random() < 0.4:
+            varied = self._in_other_words(varied)
         if self.random.random() < 0.2:
             varied = self._without_a_small_word(varied)
         if self.random.random() < 0.25:
+            varied = self._without_any_words(varied)
+        if self.random.random() < 0.35:
             varied = varied.rstrip("?.!")
-        if self.random.random() < 0.15:
-            varied = self.random.choice(OPENINGS).format(varied[:1].lower() + varied[1:])
-        elif self.random.random() < 0.08:
-            varied = self.random.choice(ENDINGS).format(varied.rstrip("?.!"))
+        varied = self._with_surroundings(varied)
         varied = self._with_other_case(varied)
         if self.random.random() < 0.08:
             varied = self._with_typo(varied)
         return question if normalise(varied) in self.forbidden else varied
+
+    def _in_other_words(self, text: str) -> str:
+        """Return the text with some of its wordings exchanged."""
+        for group in WORDINGS:
+            for wording in group:
+                found = re.search(rf"\b{wording}\b", text, re.IGNORECASE)
+                if found and self.random.random() < 0.5:
+                    text = text[: found.start()] + self.random.choice(group) + text[found.end() :]
+                    break
+        return text
+
+    def _without_any_words(self, text: str) -> str:
+        """Return the text with a word or two left out, whichever they are."""
+        words = text.split(" ")
+        for _ in range(min(2, len(words) // 4)):
+            del words[self.random.randrange(len(words))]
+        return " ".join(words)
+
+    def _with_surroundings(self, text: str) -> str:
+        """Return the text behind an opening, before an ending, or beside words that have nothing to do with it."""
+        draw, lowered = self.random.random(), text[:1].lower() + text[1:]
+        if draw < 0.12:
+            return self.random.choice(OPENINGS).format(lowered)
+        if draw < 0.18:
+            return self.random.choice(ENDINGS).format(text.rstrip("?.!"))
+        if draw < 0.24:
+            return f"{text.rstrip('?.!')} {self.random.choice(CONTEXTS)}"
+        if draw < 0.30:
+            return f"{self.random.choice(CONTEXTS)}: {lowered}"
+        return text
 
     def _without_a_small_word(self, text: str) -> str:
         words = text.split(" ")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import errno
+import importlib.util
 import io
 import json
 import os
@@ -119,6 +121,20 @@ def test_text_goes_to_stdout_and_the_rest_to_stderr(quire: Command, folder: str)
     assert re.search(r"^6 tokens · [\d.]+ s · \d+ tok/s · 0 of \d+ prompt tokens from the cache$", err, re.MULTILINE)
     assert quire("generate", folder, *QUICK, "-p", "hello", "--quiet") == (0, out, "")
     assert quire("generate", *QUICK, "-q", stdin="hello\n", QUIRE_MODEL=folder) == (0, out, "")
+
+
+def test_text_is_generated_where_torch_is_not_installed() -> None:
+    """In a process of its own, in an environment that has no torch: that of `make test`."""
+    if importlib.util.find_spec("torch") is not None:
+        pytest.skip("torch is installed here")
+    code = "import sys; from quire.cli import main; status = main(); print(sorted(sys.modules)); sys.exit(status)"
+    arguments = ["generate", "--raw", "-p", "A block is", "--max-tokens", "4", "--kv-memory", "4MiB"]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    text, modules = done.stdout.rstrip("\n").rsplit("\n", 1)
+    assert text
+    assert "quire._native" in modules
+    assert not {"torch", "transformers"} & set(ast.literal_eval(modules))
 
 
 def test_prompts_come_from_files_too(quire: Command, folder: str, tmp_path: Path) -> None:

@@ -478,6 +478,16 @@ def test_without_the_compiled_core_the_reference_computes(folder: Path, monkeypa
         make(folder, backend="native")
 
 
+@pytest.mark.parametrize(("dtype", "num_notices"), [("auto", 1), ("bfloat16", 1), ("float32", 0)])
+def test_float16_runs_in_bfloat16_and_says_so(tmp_path: Path, dtype: str, num_notices: int) -> None:
+    write_tiny_qwen3(tmp_path, settings=SETTINGS | {"dtype": "float16"}, dtype="F16")
+    with make(write_chatml(tmp_path), dtype=dtype) as llm:
+        said = [notice for notice in llm.report.notices if notice.startswith("float16 weights run in bfloat16")]
+        assert len(said) == num_notices
+        assert llm.report.dtype == ("float32" if dtype == "float32" else "bfloat16")
+        assert len(tokens(llm, ["a b"])[0]) > 0
+
+
 def test_the_table_at_the_start_adds_up(llm: LLM) -> None:
     plan = llm.report.plan
     assert sum(size for _, size in plan.parts) == plan.total_bytes

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.compute.models import FLOAT16_NOTICE, ModelDescription, read_model
+from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.base import LayerSpec, Part, RopeSpec, WeightSource
 from quire.compute.models.generation import GenerationDefaults
 from quire.compute.weights.decoder_weights import expected_tensors, weight_bytes
@@ -154,7 +154,7 @@ def test_llama_2_has_the_published_shape(tmp_path: Path) -> None:
     assert model.spec.attention.num_kv_heads == model.spec.attention.num_heads == 32
     assert_plain_layers(model.spec.layers, 32, rope(10_000.0, 128))
     assert weight_bytes(model.spec, "bfloat16") == 2 * 6_738_415_616 + 2 * 65 * 4096
-    assert (model.dtype, model.notices) == ("float16", (FLOAT16_NOTICE,))
+    assert (model.dtype, model.notices) == ("float16", ())
     assert "model.layers.31.self_attn.rotary_emb.inv_freq" in model.spec.ignored_tensors
 
 
@@ -214,14 +214,12 @@ def test_defaults_that_make_no_sense_are_refused(generation: object, message: st
 def test_the_dtype_of_the_checkpoint(fields: dict[str, object], dtype: str, tmp_path: Path) -> None:
     model = read(tmp_path, tiny(**fields))
     assert model.dtype == dtype
-    assert model.notices == ((FLOAT16_NOTICE,) if dtype == "float16" else ())
 
 
 def test_a_scaling_that_is_frozen_at_load_is_a_notice(tmp_path: Path) -> None:
     config = tiny(rope_parameters={"rope_theta": 1e4, "rope_type": "dynamic", "factor": 4.0}, torch_dtype="float16")
     assert [notice[:30] for notice in read(tmp_path, config).notices] == [
         "rope scaling 'dynamic' depends",
-        FLOAT16_NOTICE[:30],
     ]
     longer = read_model(tmp_path, max_length=10_000)
     assert longer.spec.context_length == 10_000

@@ -119,8 +119,14 @@ def _report(config: EngineConfig, model: ModelDescription, backend: Backend, pla
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         plan=plan,
-        notices=model.notices,
+        notices=model.notices + _dtype_notices(model, backend),
     )
+
+
+def _dtype_notices(model: ModelDescription, backend: Backend) -> tuple[str, ...]:
+    if model.dtype == "float16" and backend.dtype == "bfloat16":
+        return ("float16 weights run in bfloat16: the range of float32, 8 bits of precision",)
+    return ()
 
 
 def _model_folder(name: str) -> Path:

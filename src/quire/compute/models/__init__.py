@@ -29,7 +29,6 @@ FAMILIES: Final = MappingProxyType(
 """The first of `architectures` in config.json → the module of its family."""
 
 DTYPES: Final = ("float32", "bfloat16", "float16")
-FLOAT16_NOTICE: Final = "float16 weights run in bfloat16: the range of float32, 8 bits of precision"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +58,13 @@ def read_model(folder: Path, max_length: int | None = None) -> ModelDescription:
     path = folder / GENERATION_CONFIG_FILE
     generation = ConfigFile.read(path) if path.is_file() else ConfigFile(str(path), {})
     dtype = _dtype(config)
-    notices = rope_notices(config, max_length) + ((FLOAT16_NOTICE,) if dtype == "float16" else ())
     return ModelDescription(
         architecture=architecture,
         spec=spec,
         eos_token_ids=_eos_token_ids(generation, config, spec.vocab_size),
         dtype=dtype,
         generation=GenerationDefaults.read(generation),
-        notices=notices,
+        notices=rope_notices(config, max_length),
     )
 
 
