@@ -25,14 +25,11 @@ from quire.core.errors import ExecutionError, RequestStateError
 from quire.core.request import DEFAULT_SCOPE, CacheScope
 from quire.core.sampling_params import SamplingParams
 from quire.engine.client import SequenceUpdate
-from quire.engine.core import EngineCore
-from quire.engine.door import Door, Ticket, make_config
+from quire.engine.door import Door, OpenModel, Ticket, make_config
 from quire.engine.engine_thread import EngineThread
 from quire.engine.output_processor import OutputProcessor
 from quire.engine.outputs import RequestOutput
 from quire.engine.prompts import ChatOptions, Encoded, Prompt
-from quire.engine.report import EngineReport
-from quire.engine.tokenizer import Tokenizer
 
 logger = logging.getLogger("quire.engine")
 
@@ -40,7 +37,7 @@ LONG_TEXT = 10_000
 """Characters from which on a text is encoded beside the event loop."""
 
 
-class AsyncLLM:
+class AsyncLLM(OpenModel):
     """A model in this process for many callers at once. Settings are the fields of `EngineConfig`, as keywords.
 
     Its requests belong to one event loop at a time.
@@ -60,37 +57,13 @@ class AsyncLLM:
         clock: Clock | None = None,
         **settings: Unpack[EngineSettings],
     ) -> None:
-        self._door = Door(make_config(model, settings), clock or SystemClock())
+        super().__init__(Door(make_config(model, settings), clock or SystemClock()))
         self._thread = EngineThread(self._door.client, self._receive, self._lose)
         self._processor = OutputProcessor(self._thread, self._door.tokenizer, clock or SystemClock())
         self._streams: dict[str, tuple[str, asyncio.Event]] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure = ""
         self._finalizer = weakref.finalize(self, self._thread.close)  # at the end of the program, too
-
-    @property
-    def config(self) -> EngineConfig:
-        """The settings."""
-        return self._door.config
-
-    @property
-    def report(self) -> EngineReport:
-        """The start-up table; `str` of it is its text."""
-        return self._door.report
-
-    @property
-    def engine(self) -> EngineCore:
-        """The engine, to look into while nothing is under way: it belongs to another thread."""
-        return self._door.core
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer; None where the engine was made without one."""
-        return self._door.tokenizer
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """Return how the makers of the model want it sampled: what a call without sampling parameters gets."""
-        return self._door.default_sampling
 
     def generate(
         self,

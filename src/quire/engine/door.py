@@ -19,8 +19,10 @@ from quire.core.request import DEFAULT_SCOPE, CacheScope
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import validate
 from quire.engine.client import EngineRequest, InProcessClient
+from quire.engine.core import EngineCore
 from quire.engine.output_processor import PreparedRequest
 from quire.engine.prompts import ChatOptions, Encoded, Prompt, encode_prompt, with_options
+from quire.engine.report import EngineReport
 from quire.engine.seeds import SeedCounter
 from quire.engine.tokenizer import Tokenizer
 
@@ -108,6 +110,37 @@ class Door:
         if wanted.num_sequences > wanted.n and wanted.logprobs is None and not wanted.beam_search:
             wanted = replace(wanted, logprobs=0)
         return wanted
+
+
+class OpenModel:
+    """What can be asked of a model once it is open, by whichever door."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    @property
+    def config(self) -> EngineConfig:
+        """The settings."""
+        return self._door.config
+
+    @property
+    def report(self) -> EngineReport:
+        """The start-up table; `str` of it is its text."""
+        return self._door.report
+
+    @property
+    def engine(self) -> EngineCore:
+        """The engine, to look into (its scheduler, its memory, its ledger) while no other thread runs it."""
+        return self._door.core
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer; None where the engine was made without one."""
+        return self._door.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return how the makers of the model want it sampled: what a call without sampling parameters gets."""
+        return self._door.default_sampling
 
 
 def make_config(model: str | os.PathLike[str] | EngineConfig, settings: EngineSettings) -> EngineConfig:

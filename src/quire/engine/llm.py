@@ -13,17 +13,14 @@ from typing import Any, Unpack
 from quire.core.clock import Clock, SystemClock
 from quire.core.config import EngineConfig, EngineSettings
 from quire.core.sampling_params import SamplingParams
-from quire.engine.core import EngineCore
-from quire.engine.door import Door, make_config
+from quire.engine.door import Door, OpenModel, make_config
 from quire.engine.output_processor import OutputProcessor, PreparedRequest, RequestText
 from quire.engine.outputs import RequestOutput
 from quire.engine.progress import ProgressBar
 from quire.engine.prompts import ChatOptions, Message, Prompts, is_message, split_prompts
-from quire.engine.report import EngineReport
-from quire.engine.tokenizer import Tokenizer
 
 
-class LLM:
+class LLM(OpenModel):
     """A model in this process. Settings are the fields of `EngineConfig`, as keywords.
 
     Prompts are texts, lists of token ids, `{"prompt_token_ids": […]}` or conversations. What cannot be served raises
@@ -48,33 +45,9 @@ class LLM:
         **settings: Unpack[EngineSettings],
     ) -> None:
         self._clock = clock or SystemClock()
-        self._door = Door(make_config(model, settings), self._clock)
+        super().__init__(Door(make_config(model, settings), self._clock))
         self._client = self._door.client
         self._processor = OutputProcessor(self._client, self._door.tokenizer, self._clock)
-
-    @property
-    def config(self) -> EngineConfig:
-        """The settings."""
-        return self._door.config
-
-    @property
-    def report(self) -> EngineReport:
-        """The start-up table; `str` of it is its text."""
-        return self._door.report
-
-    @property
-    def engine(self) -> EngineCore:
-        """The engine, to look into: its scheduler, its memory, its ledger."""
-        return self._door.core
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer; None where the engine was made without one."""
-        return self._door.tokenizer
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """Return how the makers of the model want it sampled: what a call without sampling parameters gets."""
-        return self._door.default_sampling
 
     def generate(
         self,
