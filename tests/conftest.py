@@ -7,9 +7,14 @@ repeat what fails.
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from hypothesis import settings
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell starts its background jobs deaf to Ctrl-C, and what they start inherits it; tests of Ctrl-C need ears.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("short", deadline=None, print_blob=True, derandomize=True, max_examples=40)
 settings.register_profile("long", deadline=None, print_blob=True, max_examples=2000)
