@@ -259,8 +259,11 @@ OPENINGS = (
     "One more thing: {}",
 )
 ENDINGS = ("{} please", "{}, please", "{} thanks", "{} in quire", "{} in short", "{} (briefly)", "{} exactly")
-DROPPABLE = frozenset(
-    ("a", "an", "the", "is", "are", "do", "does", "of", "to", "in", "for", "my", "i", "it", "that", "me", "can")
+DROPPABLE = (
+    *("a", "an", "the", "is", "are", "am", "was", "be", "do", "does", "did", "of", "to", "in", "for", "at", "by", "on"),
+    *("with", "from", "my", "your", "our", "i", "we", "it", "that", "this", "there", "me", "can", "could", "would"),
+    *("should", "may", "will", "and", "so", "exactly", "what", "how", "why", "when", "where", "which", "who"),
+    *("what's", "if"),
 )
 
 
@@ -355,6 +358,7 @@ class ConversationMaker:
         self.topics = list(topics)
         self.random = random.Random(seed)
         self.forbidden = {normalise(question) for topic in topics for question in topic.held_out}
+        self.strange = next(topic.terms for topic in topics if topic.name == OUT_OF_SCOPE)
         self.unclear = next(topic.answer for topic in topics if topic.name == UNCLEAR)
 
     def epoch(self) -> Iterator[Conversation]:
@@ -418,10 +422,10 @@ class ConversationMaker:
         varied = question
         if self.random.random() < 0.4:
             varied = self._in_other_words(varied)
-        if self.random.random() < 0.2:
-            varied = self._without_a_small_word(varied)
-        if self.random.random() < 0.25:
-            varied = self._without_any_words(varied)
+        if self.random.random() < 0.3:
+            varied = self._without_small_words(varied)
+        if self.random.random() < 0.12:
+            varied = self._with_strange_words(varied)
         if self.random.random() < 0.35:
             varied = varied.rstrip("?.!")
         varied = self._with_surroundings(varied)
@@ -440,11 +444,10 @@ class ConversationMaker:
                     break
         return text
 
-    def _without_any_words(self, text: str) -> str:
-        """Return the text with a word or two left out, whichever they are."""
+    def _with_strange_words(self, text: str) -> str:
+        """Return the text with words somewhere inside that do not belong to it: they are to be passed over."""
         words = text.split(" ")
-        for _ in range(min(2, len(words) // 4)):
-            del words[self.random.randrange(len(words))]
+        words.insert(self.random.randrange(len(words) + 1), self.random.choice(self.strange))
         return " ".join(words)
 
     def _with_surroundings(self, text: str) -> str:
@@ -460,11 +463,13 @@ class ConversationMaker:
             return f"{self.random.choice(CONTEXTS)}: {lowered}"
         return text
 
-    def _without_a_small_word(self, text: str) -> str:
+    def _without_small_words(self, text: str) -> str:
+        """Return the text with up to three words left out that tell nothing of the topic."""
         words = text.split(" ")
-        places = [place for place, word in enumerate(words) if word.lower() in DROPPABLE]
-        if places and len(words) > 2:
-            del words[self.random.choice(places)]
+        for _ in range(self.random.randrange(1, 4)):
+            places = [place for place, word in enumerate(words) if word.lower() in DROPPABLE]
+            if places and len(words) > 2:
+                del words[self.random.choice(places)]
         return " ".join(words)
 
     def _with_other_case(self, text: str) -> str:

@@ -1,6 +1,6 @@
 """Ask the guide what it was never asked in its training, and count the answers that are right.
 
-    python scripts/guide/evaluate.py --model src/quire/guide
+    .venv/bin/python scripts/guide/evaluate.py --model src/quire/guide
 
 An answer is *exact* if it is the topic's answer, letter by letter, and *right* if it is that or nearly: at least nine
 tenths of the words agree, in order, and no other topic's answer is nearer. Decoding is greedy, and every answer has to
@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from pathlib import Path
 
-import torch
 from corpus import Topic, read_topics
-from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from quire import LLM, SamplingParams
 
 QUESTIONS_FILE = Path(__file__).parent / "questions.md"
 NEARLY = 0.9
 MAX_NEW_TOKENS = 160
-NUM_THREADS = 1
+NUM_THREADS = 1  # the answers are the same with any number
 UNSEEN_SYSTEM_PROMPTS = (
     "You are a careful engineer who explains software.",
     "Reply in plain English.",
@@ -63,25 +63,22 @@ class Answer:
 
 
 class Asker:
-    """A model folder that can be asked, by way of transformers."""
+    """A model folder that can be asked, by way of quire."""
 
     def __init__(self, folder: Path, topics: Sequence[Topic]) -> None:
-        self.tokenizer = AutoTokenizer.from_pretrained(folder)
-        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.llm = LLM(str(folder), dtype="float32", kv_memory="128MiB", num_threads=NUM_THREADS)
         self.answers = {topic.name: topic.answer for topic in topics}
 
-    @torch.inference_mode()
-    def ask(self, case: Case) -> Answer:
-        """Return the greedy answer."""
-        prompt = self.tokenizer.apply_chat_template(
-            case.messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
-        output = self.model.generate(**prompt, do_sample=False, max_new_tokens=MAX_NEW_TOKENS)
-        token_ids = output[0, prompt["input_ids"].shape[1] :].tolist()
-        ended = token_ids[-1] == self.tokenizer.eos_token_id
-        text = self.tokenizer.decode(token_ids, skip_special_tokens=True)
-        topic, likeness = self._nearest(text)
-        return Answer(case, text, ended, topic, likeness)
+    def ask(self, cases: Sequence[Case]) -> list[Answer]:
+        """Return the greedy answers."""
+        sampling = SamplingParams(temperature=0, max_tokens=MAX_NEW_TOKENS)
+        outputs = self.llm.chat([case.messages for case in cases], sampling, use_tqdm=False)
+        answers = []
+        for case, output in zip(cases, outputs, strict=True):
+            completion = output.outputs[0]
+            ended = completion.finish_reason == "stop"
+            answers.append(Answer(case, completion.text, ended, *self._nearest(completion.text)))
+        return answers
 
     def _nearest(self, text: str) -> tuple[str, float]:
         words = text.split()
@@ -165,7 +162,6 @@ def main() -> None:
     parser.add_argument("--only", choices=("held out", "system", "turns", "fresh"), help="one table")
     options = parser.parse_args()
 
-    torch.set_num_threads(NUM_THREADS)
     topics = read_topics()
     asker = Asker(options.model, topics)
     alone = held_out_cases(topics)
@@ -177,7 +173,7 @@ def main() -> None:
     }
     for name, cases in tables.items():
         if options.only in (None, name):
-            report(name, [asker.ask(case) for case in cases], show_wrong=options.show_wrong)
+            report(name, asker.ask(cases), show_wrong=options.show_wrong)
 
 
 if __name__ == "__main__":

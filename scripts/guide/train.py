@@ -2,7 +2,7 @@
 
     python scripts/guide/train.py --out src/quire/guide
 
-Needs torch, transformers (for the evaluation alone), tokenizers and safetensors; see README.md beside this file for
+Needs torch, tokenizers and safetensors; see README.md beside this file for
 how long it takes. Everything is drawn from fixed seeds, on one thread, with torch's deterministic algorithms:
 the same corpus, the same versions and the same kind of processor give the same files. Products are computed in
 bfloat16, which is what the weights are rounded to in the end.
@@ -49,14 +49,16 @@ CHAT_TEMPLATE = """\
 {%- endif %}"""
 
 TOKENS_PER_STEP = 3072
-ROW_LENGTH, LONG_ROW_LENGTH = 512, 1536
-LONG_EVERY = 12  # of so many steps one has long conversations
+ROW_LENGTH, LONG_ROW_LENGTH = 384, 1536
+LONG_EVERY = 16  # of so many steps one has long conversations
 DOCUMENT_LENGTH = 256  # tokens of a piece of a document
-DOCUMENTS_PER_EPOCH = 60
+DOCUMENTS_PER_EPOCH = 25
+SHARE_OF_BEGINNINGS, BEGINNING = 0.65, 12  # so many conversations stop so many tokens into the last answer: the topic
+# is decided there, and the time that the rest would take goes into more questions
 COLUMNS = ("token_ids", "positions", "owners", "next", "weights")
 ANSWER_WEIGHT, DOCUMENT_WEIGHT = 1.0, 0.3
-PEAK_LEARNING_RATE, WARM_UP_STEPS, WEIGHT_DECAY, DROPOUT = 3e-3, 100, 0.1, 0.1
-NUM_STEPS = 1400
+PEAK_LEARNING_RATE, WARM_UP_STEPS, WEIGHT_DECAY, DROPOUT = 3e-3, 100, 0.1, 0.15
+NUM_STEPS = 2000
 
 
 def train_tokenizer(texts: list[str], vocab_size: int) -> Tokenizer:
@@ -96,8 +98,11 @@ class PieceMaker:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
 
-    def of_conversation(self, conversation: Conversation) -> Piece:
-        """Return what the chat template makes of it; answers and their ends count."""
+    def of_conversation(self, conversation: Conversation, *, last_tokens: int | None = None) -> Piece:
+        """Return what the chat template makes of it; answers and their ends count.
+
+        With `last_tokens` the last answer ends after so many.
+        """
         system_prompt, turns = conversation
         piece = Piece([], [])
         if system_prompt:
@@ -129,8 +134,11 @@ def endless_pieces(topics: list[Topic], documents: list[Piece], maker: PieceMake
     """Yield the pieces of one epoch after the other; no two epochs are equal."""
     epoch = 0
     while True:
-        pieces = [maker.of_conversation(one) for one in ConversationMaker(topics, f"{SEED}/{epoch}").epoch()]
         shuffled = random.Random(f"{SEED}/documents/{epoch}")
+        pieces = []
+        for conversation in ConversationMaker(topics, f"{SEED}/{epoch}").epoch():
+            is_beginning = shuffled.random() < SHARE_OF_BEGINNINGS
+            pieces.append(maker.of_conversation(conversation, last_tokens=BEGINNING if is_beginning else None))
         pieces += shuffled.sample(documents, min(DOCUMENTS_PER_EPOCH, len(documents)))
         shuffled.shuffle(pieces)
         yield from pieces
@@ -282,7 +290,9 @@ def main() -> None:
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(SEED)
     topics, texts = read_topics(), read_documents()
-    spoken = [text for topic in topics for text in (*topic.questions, *topic.terms, topic.answer, topic.more)]
+    spoken = [
+        text for topic in topics for text in (*topic.questions, *topic.terms, *topic.deeds, topic.answer, topic.more)
+    ]
     tokenizer = train_tokenizer(spoken * 4 + texts, Shape().vocab_size)
     maker = PieceMaker(tokenizer)
     guide = Guide(Shape(vocab_size=tokenizer.get_vocab_size()), dropout=DROPOUT)
