@@ -18,9 +18,9 @@ from tokenizers import AddedToken, normalizers
 from tokenizers import Tokenizer as Library
 
 from quire.core.errors import CheckpointError, InvalidRequestError
-from quire.engine import tokenizer as module
+from quire.engine import control_text as module
 from quire.engine.chat_template import ChatTemplate
-from quire.engine.tokenizer import Tokenizer
+from quire.engine.tokenizer import MAX_TEXT_CHARACTERS, Tokenizer
 from support.tiny_tokenizer import (
     CHATML,
     CHATML_SETTINGS,
@@ -104,7 +104,7 @@ def test_what_is_no_text_is_refused_by_name(chatml, text):
 
 def test_a_giant_text_is_refused_and_a_long_one_is_not(chatml):
     with pytest.raises(InvalidRequestError, match="prompt is '8388609 characters'"):
-        chatml.encode("a" * (module.MAX_TEXT_CHARACTERS + 1))
+        chatml.encode("a" * (MAX_TEXT_CHARACTERS + 1))
     assert len(chatml.encode("a" * 100_000)) == 100_000
 
 
@@ -345,11 +345,29 @@ def test_bad_options_are_refused(chatml, options):
 # --- files -------------------------------------------------------------------------------------
 
 
-def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path):
+def test_a_tokenizer_larger_than_the_model_is_refused_where_more_is_in_use(tmp_path):
     folder = write_chatml(tmp_path)
     assert Tokenizer.open(folder, vocab_size=301).vocab_size == 301
+    with pytest.raises(CheckpointError, match=r"301 ids.*the 299 ids"):  # that of <|im_end|>, which is named, is 299
+        Tokenizer.open(folder, vocab_size=299)
+    with pytest.raises(CheckpointError, match=r"301 ids.*the 290 ids"):
+        Tokenizer.open(folder, vocab_size=290)
+    write_tokenizer(tmp_path, byte_level(), {"chat_template": "<think>"})
     with pytest.raises(CheckpointError, match=r"301 ids.*the 300 ids"):
         Tokenizer.open(folder, vocab_size=300)
+
+
+def test_added_tokens_beyond_the_model_stay_where_nothing_uses_them(tmp_path):
+    """Gemma 3 1B has <image_soft_token>, whose id is the size of its vocabulary."""
+    tokenizer = Tokenizer.open(write_chatml(tmp_path), vocab_size=300)
+    assert tokenizer.encode("<think>a")[0] == 300  # out of range, which a request's validation says
+    write_tokenizer(tmp_path, byte_level(control=("<s>", "<image>")), {"chat_template": "<s>{{ messages[0].content }}"})
+    tokenizer = Tokenizer.open(tmp_path, vocab_size=298)
+    assert tokenizer.encode("<image>") == [298]
+    ids = tokenizer.encode_chat(user("<image>"))
+    assert ids[0] == 297
+    assert max(ids[1:]) < 297
+    assert tokenizer.decode(ids) == "<image>"
 
 
 @pytest.mark.parametrize("token", ["<|im_end|>", {"content": "<|im_end|>", "__type": "AddedToken", "special": True}])
@@ -457,26 +475,90 @@ def test_a_folder_without_a_tokenizer_says_how_to_make_one(tmp_path):
         Tokenizer.open(tmp_path, vocab_size=VOCAB_SIZE)
 
 
-def write_gpt2(folder: Path) -> Path:
-    """Write a tokenizer as GPT-2 came: vocab.json, merges.txt, and no tokenizer.json."""
+GPT2 = {"tokenizer_class": "GPT2Tokenizer"}
+OPT = {
+    "add_bos_token": True,
+    "bos_token": "</s>",
+    "eos_token": "</s>",
+    "unk_token": "</s>",
+    "pad_token": "<pad>",
+    **GPT2,
+}
+ADDED = [f"<|{name}|>" for name in ("endoftext", "im_start", "im_end")]
+QWEN2 = {
+    "tokenizer_class": "Qwen2Tokenizer",
+    "added_tokens_decoder": {
+        str(297 + index): {"content": text, "normalized": False, "special": True} for index, text in enumerate(ADDED)
+    },
+    "eos_token": "<|im_end|>",
+    "pad_token": "<|endoftext|>",
+}
+TWO_FILES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "gpt2": (GPT2, ["<|endoftext|>"]),
+    "gpt2-by-config": ({}, ["<|endoftext|>"]),
+    "opt": (OPT, ["<pad>", "</s>"]),
+    "qwen2": (QWEN2, []),
+}
+
+
+def write_two_files(folder: Path, name: str) -> Path:
+    """Write vocab.json and merges.txt without tokenizer.json; some families have control tokens in the former."""
+    settings, control = TWO_FILES[name]
     byte_level(control=()).model.save(str(folder))
-    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    vocab = json.loads((folder / "vocab.json").read_text())
+    (folder / "vocab.json").write_text(json.dumps(vocab | {text: 297 + index for index, text in enumerate(control)}))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    (folder / "config.json").write_text(json.dumps({"model_type": name.partition("-")[0]}))
     return folder
 
 
-def test_the_two_files_of_gpt2_are_enough(tmp_path):
-    tokenizer = Tokenizer.open(write_gpt2(tmp_path), vocab_size=VOCAB_SIZE)
+def test_two_files_are_enough_where_the_class_says_how_words_split(tmp_path):
+    tokenizer = Tokenizer.open(write_two_files(tmp_path, "gpt2"), vocab_size=VOCAB_SIZE)
     text = "hello the 😀's 12 ing"
     assert tokenizer.encode(text) == byte_level().encode(text).ids
     assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert (tokenizer.eos_token_id, tokenizer.special_token_ids) == (297, {297})
     (tmp_path / "merges.txt").write_text("a b c\n")
     with pytest.raises(CheckpointError, match="broken"):
         Tokenizer.open(tmp_path, vocab_size=VOCAB_SIZE)
 
 
-def test_the_two_files_of_another_family_do_not_say_how_it_splits_words(tmp_path):
-    write_gpt2(tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "Qwen2Tokenizer"}')
+def test_opt_begins_with_the_token_that_ends(tmp_path):
+    tokenizer = Tokenizer.open(write_two_files(tmp_path, "opt"), vocab_size=VOCAB_SIZE)
+    assert tokenizer.encode("a</s>") == [298, *tokenizer.encode("a", add_special_tokens=False), 298]
+    assert tokenizer.pad_token_id == 297
+
+
+def test_qwen2_keeps_its_added_tokens_in_the_settings(tmp_path):
+    write_two_files(tmp_path, "qwen2")
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<|im_end|>": 299}))
+    tokenizer = Tokenizer.open(tmp_path, vocab_size=VOCAB_SIZE)
+    assert (tokenizer.eos_token_id, tokenizer.special_token_ids) == (299, {297, 298, 299})
+    assert tokenizer.encode("e\u0301") == tokenizer.encode("é")  # composed, as GPT-2 does not
+    assert len(tokenizer.encode("'S")) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "message"),
+    [
+        ("gpt2", {"tokenizer_class": "RobertaTokenizer"}, "save_pretrained"),
+        ("opt", {"tokenizer_class": None}, "save_pretrained"),
+        ("qwen2", {"added_tokens_decoder": {"298": {"content": "<s>"}}}, "'<s>' with id 298.*one by one"),
+        ("qwen2", {"added_tokens_decoder": {"x": {"content": "<s>"}}}, "added_tokens_decoder"),
+        ("qwen2", {"added_tokens_decoder": [1]}, "added_tokens_decoder"),
+        ("qwen2", {"added_tokens_decoder": {"297": "<s>"}}, "added_tokens_decoder"),
+    ],
+)
+def test_two_files_that_do_not_say_all_are_refused(tmp_path, name, settings, message):
+    write_two_files(tmp_path, name)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(TWO_FILES[name][0] | settings))
+    with pytest.raises(CheckpointError, match=message):
+        Tokenizer.open(tmp_path, vocab_size=VOCAB_SIZE)
+
+
+def test_added_tokens_that_no_settings_explain_are_refused(tmp_path):
+    write_two_files(tmp_path, "gpt2")
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<s>": 298}))
     with pytest.raises(CheckpointError, match="save_pretrained"):
         Tokenizer.open(tmp_path, vocab_size=VOCAB_SIZE)
 
@@ -516,3 +598,23 @@ def test_conversations_are_those_of_transformers(tmp_path, template, prompt, too
             continue
         ids = ours.encode_chat(messages, tools=tools, add_generation_prompt=prompt, template_variables=thinking)
         assert ids == expected
+
+
+@pytest.mark.parametrize("name", TWO_FILES)
+def test_two_files_give_the_ids_of_transformers(tmp_path, name):
+    transformers = pytest.importorskip("transformers")
+    write_two_files(tmp_path, name)
+    ours = Tokenizer.open(tmp_path, vocab_size=VOCAB_SIZE)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    words = [
+        "hello the  world",
+        "12345",
+        "I'LL 's",
+        "\n\n  x\r\n",
+        "e\u0301 é",
+        "a</s>b<|im_end|>c<|endoftext|> d",
+        "你好😀",
+    ]
+    for text in (*words, " ".join(words)):
+        assert ours.encode(text) == theirs(text)["input_ids"]
+    assert (ours.bos_token_id, ours.eos_token_id) == (theirs.bos_token_id, theirs.eos_token_id)

@@ -76,18 +76,39 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
-    "gpt2": ("GPT2", {"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256}),
+    "gpt2": (
+        "GPT2",
+        {
+            **{"vocab_size": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256},
+            **{"bos_token_id": 63, "eos_token_id": 63},
+        },
+    ),
     "opt": ("OPT", {**SIZES, "ffn_dim": 48}),
     "opt-350m": ("OPT", {**SIZES, "ffn_dim": 48, "word_embed_proj_dim": 24, "do_layer_norm_before": False}),
 }
 """Small models of every family that a spec can say: name → the family's name in transformers, its settings."""
-CAUSAL = {"GPT2": "GPT2LMHeadModel"}
-CONFIGS = {"Gemma3": "Gemma3TextConfig"}
+CAUSAL = {"GPT2": "GPT2LMHeadModel", "Gemma3Eye": "Gemma3ForConditionalGeneration"}
+CONFIGS = {"Gemma3": "Gemma3TextConfig", "Gemma3Eye": "Gemma3Config"}
+EYE: dict[str, Any] = {
+    **{"hidden_size": 32, "image_size": 28, "intermediate_size": 48, "num_attention_heads": 2},
+    **{"num_hidden_layers": 2, "patch_size": 14, "vision_use_head": False},
+}
 
 
-def small_model(name: str) -> Any:
-    """Return a seeded model of one of the FORMS, its weights rounded to bfloat16."""
+def small_model(name: str, **changes: Any) -> Any:
+    """Return a seeded model of one of the FORMS, with changes, its weights rounded to bfloat16."""
     family, settings = FORMS[name]
+    return model_of(family, settings | changes)
+
+
+def gemma3_with_eye(**changes: Any) -> Any:
+    """Return a seeded Gemma 3 that has a vision tower."""
+    eye = {"vision_config": EYE, "mm_tokens_per_image": 4, "image_token_index": 5}
+    return model_of("Gemma3Eye", {"text_config": FORMS["gemma3"][1] | changes, **eye})
+
+
+def model_of(family: str, settings: dict[str, Any]) -> Any:
+    """Return a seeded model of a family, its weights rounded to bfloat16."""
     config = getattr(transformers, CONFIGS.get(family, f"{family}Config"))(**settings)
     config.architectures = [CAUSAL.get(family, f"{family}ForCausalLM")]
     model = tiny_model(config.architectures[0], config)

@@ -22,12 +22,22 @@ from quire.core.errors import CheckpointError
 
 FAMILIES: Final = MappingProxyType(
     {
+        "GPT2LMHeadModel": "quire.compute.models.gpt2",
+        "Gemma2ForCausalLM": "quire.compute.models.gemma2",
+        "Gemma3ForCausalLM": "quire.compute.models.gemma3",
+        "Gemma3ForConditionalGeneration": "quire.compute.models.gemma3",
         "LlamaForCausalLM": "quire.compute.models.llama",
+        "MistralForCausalLM": "quire.compute.models.mistral",
+        "OPTForCausalLM": "quire.compute.models.opt",
+        "Phi3ForCausalLM": "quire.compute.models.phi3",
+        "Qwen2ForCausalLM": "quire.compute.models.qwen2",
         "Qwen3ForCausalLM": "quire.compute.models.qwen3",
+        "Qwen3MoeForCausalLM": "quire.compute.models.qwen3_moe",
     }
 )
 """The first of `architectures` in config.json → the module of its family."""
 
+TEXT_ONLY: Final = "a model with other senses than text: its text model alone is served"
 DTYPES: Final = ("float32", "bfloat16", "float16")
 
 
@@ -64,7 +74,7 @@ def read_model(folder: Path, max_length: int | None = None) -> ModelDescription:
         eos_token_ids=_eos_token_ids(generation, config, spec.vocab_size),
         dtype=dtype,
         generation=GenerationDefaults.read(generation),
-        notices=rope_notices(config, max_length),
+        notices=(TEXT_ONLY,) if config.is_set("text_config") else rope_notices(config, max_length),
     )
 
 
@@ -100,6 +110,8 @@ def _dtype(config: ConfigFile) -> str:
 
 
 def _eos_token_ids(generation: ConfigFile, config: ConfigFile, vocab_size: int) -> tuple[int, ...]:
-    """Return the tokens that end a text; the settings for generation go first."""
-    chosen = generation.token_ids("eos_token_id", vocab_size)
-    return chosen or config.token_ids("eos_token_id", vocab_size)
+    """Return the tokens that end a text; the settings for generation go first, those of a model within last."""
+    for settings in (generation, config, config.section("text_config")):
+        if chosen := settings.token_ids("eos_token_id", vocab_size):
+            return chosen
+    return ()

@@ -1,21 +1,35 @@
-"""What most families share: how Llama's descendants name their weights, and settings they all have.
+"""What most families share: Llama's layers, how its descendants name their weights, settings they all have.
 
-Llama's modules are called the same in Mistral, Qwen, Gemma and others; a family starts from
-`llama_sources` and adds or takes away.
+Llama's modules are called the same in Mistral, Qwen, Gemma and others, and so are the settings of
+their sizes. A family starts from `llama_like` and replaces what differs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.models.base import Part, WeightSource
+from quire.compute.models.base import (
+    Activation,
+    AttentionSpec,
+    DecoderSpec,
+    LayerSpec,
+    MLPSpec,
+    NormKind,
+    NormSpec,
+    Part,
+    WeightSource,
+)
 from quire.compute.models.config_file import ConfigFile
+from quire.compute.models.rope import context_length, rope_spec
 
 MAX_LAYERS: Final = 10_000
 LAYER: Final = "model.layers.{layer}."
 HEAD_TENSOR: Final = "lm_head.weight"
+FULL: Final = "full_attention"  # the names in `layer_types`
+SLIDING: Final = "sliding_attention"
 LLAMA_STEMS: Final = MappingProxyType(
     {
         Part.EMBEDDING: "model.embed_tokens",
@@ -32,18 +46,111 @@ LLAMA_STEMS: Final = MappingProxyType(
         Part.HEAD: "lm_head",
     }
 )
+ACTIVATIONS: Final = MappingProxyType(
+    {
+        "silu": Activation.SILU,
+        "swish": Activation.SILU,
+        "gelu": Activation.GELU,
+        "gelu_new": Activation.GELU_TANH,
+        "gelu_pytorch_tanh": Activation.GELU_TANH,
+        "relu": Activation.RELU,
+    }
+)
 
 
-def llama_sources(more: Mapping[Part, str] = MappingProxyType({})) -> Mapping[Part, WeightSource]:
-    """Return where Llama's descendants keep their weights; `more` adds or replaces stems."""
-    return MappingProxyType({part: WeightSource(stem) for part, stem in {**LLAMA_STEMS, **more}.items()})
+def stem_sources(stems: Mapping[Part, str]) -> Mapping[Part, WeightSource]:
+    """Return the sources of parts that each have a tensor of their own."""
+    return MappingProxyType({part: WeightSource(stem) for part, stem in stems.items()})
 
 
-def num_layers(config: ConfigFile) -> int:
+def llama_like(config: ConfigFile, max_length: int | None, layers: Sequence[LayerSpec]) -> DecoderSpec:
+    """Return what Llama's descendants begin with: RMS norms before the sublayers, a gated MLP, an untied head."""
+    tied = config.flag("tie_word_embeddings", False)
+    return DecoderSpec(
+        vocab_size=config.size("vocab_size"),
+        hidden_size=config.size("hidden_size"),
+        context_length=context_length(config, max_length),
+        norm=NormSpec(NormKind.RMS, config.number("rms_norm_eps", 1e-6)),
+        attention=_attention(config),
+        mlp=MLPSpec(config.size("intermediate_size"), activation(config, "hidden_act", "silu")),
+        layers=tuple(layers),
+        sources=stem_sources(LLAMA_STEMS),
+        ignored_tensors=unused_tensors(len(layers), tied_head=tied),
+        tied_head=tied,
+    )
+
+
+def _attention(config: ConfigFile) -> AttentionSpec:
+    heads, size = config.size("num_attention_heads"), head_dim(config)
+    bias = config.flag("attention_bias", False)
+    return AttentionSpec(
+        num_heads=heads,
+        num_kv_heads=config.size("num_key_value_heads", heads),
+        head_dim=size,
+        scale=size**-0.5,
+        bias=bias,
+        output_bias=bias,
+    )
+
+
+def with_stems(spec: DecoderSpec, stems: Mapping[Part, str]) -> DecoderSpec:
+    """Return the spec with more parts, or parts elsewhere."""
+    return replace(spec, sources=MappingProxyType({**spec.sources, **stem_sources(stems)}))
+
+
+def with_head_norms(spec: DecoderSpec) -> DecoderSpec:
+    """Return the spec with a norm on every query and key head."""
+    stems = {Part.QUERY_NORM: LAYER + "self_attn.q_norm", Part.KEY_NORM: LAYER + "self_attn.k_norm"}
+    return with_stems(replace(spec, attention=replace(spec.attention, qk_norm=spec.norm)), stems)
+
+
+def rotary_layers(
+    config: ConfigFile, max_length: int | None = None, windows: Sequence[int | None] | None = None
+) -> tuple[LayerSpec, ...]:
+    """Return layers with the same rotary positions; without `windows` they see everything."""
+    rope = rope_spec(config, head_dim(config), max_length)
+    return tuple(LayerSpec(window, rope) for window in windows or [None] * num_layers(config))
+
+
+def same_windows(config: ConfigFile, window: int | None) -> list[int | None]:
+    """Return one window for all layers, where the family has layers of one kind only."""
+    kind = FULL if window is None else SLIDING
+    if config.is_set("layer_types") and set(config.texts("layer_types")) != {kind}:
+        raise config.error("layer_types", f"null, or {kind} for all layers")
+    return [window] * num_layers(config)
+
+
+def mixed_windows(config: ConfigFile, window: int | None, is_sliding: Callable[[int], bool]) -> list[int | None]:
+    """Return the window of each layer, by `layer_types`, or by its index where that is not said."""
+    count = num_layers(config)
+    if not config.is_set("layer_types"):
+        return [window if is_sliding(layer) else None for layer in range(count)]
+    kinds = config.texts("layer_types")
+    if len(kinds) != count or not {FULL, SLIDING}.issuperset(kinds):
+        raise config.error("layer_types", f"{count} of {FULL}, {SLIDING}")
+    if window is None and SLIDING in kinds:
+        raise config.error("sliding_window", "a window, in use, for sliding layers")
+    return [window if kind == SLIDING else None for kind in kinds]
+
+
+def optional_window(config: ConfigFile) -> int | None:
+    """Return `sliding_window`, None where it is null."""
+    return config.size("sliding_window") if config.is_set("sliding_window") else None
+
+
+def activation(config: ConfigFile, field: str, default: str) -> Activation:
+    """Return the activation of the MLP; the default stands in for a missing field or null."""
+    name = config.fields[field] if config.is_set(field) else default
+    if not isinstance(name, str) or name not in ACTIVATIONS:
+        raise config.error(field, f"one of {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[name]
+
+
+def num_layers(config: ConfigFile, field: str = "num_hidden_layers") -> int:
     """Return the number of layers: as many as anyone has, so that no list of them fills the memory."""
-    count = config.size("num_hidden_layers")
+    count = config.size(field)
     if count > MAX_LAYERS:
-        raise config.error("num_hidden_layers", f"at most {MAX_LAYERS}")
+        raise config.error(field, f"at most {MAX_LAYERS}")
     return count
 
 
@@ -51,9 +158,14 @@ def head_dim(config: ConfigFile) -> int:
     """Return the size of a head: its own setting, else the hidden size divided among the heads."""
     if config.is_set("head_dim"):
         return config.size("head_dim")
-    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
+    return divided_head_dim(config, "hidden_size", "num_attention_heads")
+
+
+def divided_head_dim(config: ConfigFile, hidden_field: str, heads_field: str) -> int:
+    """Return the hidden size divided among the heads."""
+    hidden, heads = config.size(hidden_field), config.size(heads_field)
     if hidden % heads:
-        raise config.error("hidden_size", f"a multiple of the {heads} heads")
+        raise config.error(hidden_field, f"a multiple of the {heads} heads")
     return hidden // heads
 
 

@@ -7,6 +7,7 @@ refused (`require`), because a model that runs with a setting left out gives pla
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +31,14 @@ class ConfigFile:
     def read(cls, path: Path) -> ConfigFile:
         """Read the file at `path`."""
         return cls(str(path), read_json_object(path))
+
+    def over(self, defaults: Mapping[str, object]) -> ConfigFile:
+        """Return these settings over defaults, which stand in for what is missing, not for null.
+
+        >>> ConfigFile("config.json", {"window": None}).over({"window": 8, "size": 2}).fields
+        {'window': None, 'size': 2}
+        """
+        return ConfigFile(self.where, {**defaults, **self.fields})
 
     def error(self, field: str, allowed: str) -> CheckpointError:
         """Return the error for a field whose value is not allowed."""
@@ -79,6 +88,12 @@ class ConfigFile:
             raise self.error(field, "true or false")
         return value
 
+    def refuse(self, *fields: str) -> None:
+        """Raise where one of these truth values, which nothing interprets, is true."""
+        for field in fields:
+            if self.flag(field, False):
+                raise self.error(field, "false")
+
     def texts(self, field: str) -> tuple[str, ...]:
         """Return a list of strings."""
         value = self.fields.get(field)
@@ -100,6 +115,13 @@ class ConfigFile:
         if not all(type(token) is int and 0 <= token < vocab_size for token in ids):
             raise self.error(field, f"one token id or several, from 0 to {vocab_size - 1}")
         return tuple(ids)
+
+    def indices(self, field: str, count: int) -> frozenset[int]:
+        """Return a list of places among `count`; none where the field is missing or null."""
+        value = self.fields.get(field) or []
+        if not isinstance(value, list) or not all(type(item) is int and 0 <= item < count for item in value):
+            raise self.error(field, f"a list of integers from 0 to {count - 1}")
+        return frozenset(value)
 
     def require(self, field: str, *allowed: str | None) -> None:
         """Raise unless the field is one of the texts `allowed`; None is missing or null."""

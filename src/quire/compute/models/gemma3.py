@@ -1,0 +1,87 @@
+"""Gemma 3: Gemma 2 with norms on heads, a window in five of six layers, and other positions there.
+
+Layers with a window keep the plain positions of a short context; the others have a larger base, and
+whatever stretches it. transformers 5 says both in `rope_parameters`, 4 said the larger base in
+`rope_theta`, the smaller one in `rope_local_base_freq`, and the scaling of the former beside them.
+
+A soft cap on scores is refused: transformers reads the setting here and does not use it.
+
+The larger sizes are published with an eye. Its weights are left aside and its text model is served:
+its settings are then in `text_config`, and its weights are named `language_model.…`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
+
+from quire.compute.models import gemma2
+from quire.compute.models.base import DecoderSpec, LayerSpec, RopeSpec
+from quire.compute.models.common import FULL, SLIDING, head_dim, mixed_windows, num_layers, with_head_norms
+from quire.compute.models.config_file import ConfigFile
+from quire.compute.models.rope import rope_spec
+
+DEFAULTS: Final = MappingProxyType(
+    {
+        **gemma2.DEFAULTS,
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "max_position_embeddings": 131_072,
+        "num_attention_heads": 8,
+        "sliding_window_pattern": 6,
+        "vocab_size": 262_208,
+    }
+)
+FULL_BASE: Final = 1_000_000.0
+LOCAL_BASE: Final = 10_000.0
+TEXT: Final = "language_model."
+PROJECTOR: Final = ("mm_input_projection_weight", "mm_soft_emb_norm.weight")
+VISION_ONCE: Final = ("embeddings.patch_embedding", "embeddings.position_embedding", "post_layernorm")
+VISION_LAYER: Final = (
+    *("layer_norm1", "layer_norm2", "mlp.fc1", "mlp.fc2"),
+    *(f"self_attn.{name}_proj" for name in ("k", "out", "q", "v")),
+)
+
+
+def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSpec:
+    """Return the spec of a Gemma 3 model; settings that nothing interprets are refused."""
+    if config.is_set("text_config"):
+        return _with_vision_aside(_text_spec(config.section("text_config"), max_length), config)
+    return _text_spec(config, max_length)
+
+
+def _text_spec(config: ConfigFile, max_length: int | None) -> DecoderSpec:
+    config = config.over(DEFAULTS)
+    config.require("attn_logit_softcapping", None)
+    pattern = config.size("sliding_window_pattern")
+    windows = mixed_windows(config, config.size("sliding_window"), lambda layer: (layer + 1) % pattern != 0)
+    full, local = _positions(config, max_length)
+    layers = [LayerSpec(window, full if window is None else local) for window in windows]
+    return with_head_norms(gemma2.gemma_like(config, max_length, layers))
+
+
+def _positions(config: ConfigFile, max_length: int | None) -> tuple[RopeSpec, RopeSpec]:
+    """Return the rotary positions of layers that see everything, and of those with a window."""
+    size, nested, plain = head_dim(config), config.section("rope_parameters").fields, config
+    if not nested:
+        base = config.number("rope_local_base_freq", LOCAL_BASE)
+        plain = ConfigFile(config.where, {**config.fields, "rope_theta": base, "rope_scaling": None})
+    elif nested.keys() != {FULL, SLIDING} or config.is_set("rope_scaling"):
+        raise config.error("rope_parameters", f"settings for {FULL} and for {SLIDING}, and no rope_scaling")
+    full = rope_spec(config, size, max_length, layer_type=FULL, default_base=FULL_BASE)
+    return full, rope_spec(plain, size, max_length, layer_type=SLIDING, default_base=LOCAL_BASE)
+
+
+def _with_vision_aside(spec: DecoderSpec, config: ConfigFile) -> DecoderSpec:
+    """Return the spec of the text model within; `config` is that of the whole."""
+    sources = {part: replace(source, stem=TEXT + source.stem) for part, source in spec.sources.items()}
+    if config.flag("tie_word_embeddings", spec.tied_head) is not spec.tied_head:
+        raise config.error("tie_word_embeddings", "null, or what text_config says")
+    layers = range(num_layers(config.section("vision_config").over({"num_hidden_layers": 12})))
+    stems = [*VISION_ONCE, *(f"encoder.layers.{layer}.{name}" for layer in layers for name in VISION_LAYER)]
+    eyes = ("vision_tower.", "vision_tower.vision_model.")  # of transformers 5 and 4
+    vision = {f"{eye}{stem}.{kind}" for eye in eyes for stem in stems for kind in ("weight", "bias")}
+    projector = {f"multi_modal_projector.{name}" for name in PROJECTOR}
+    text = {TEXT + name for name in spec.ignored_tensors}
+    return replace(spec, sources=MappingProxyType(sources), ignored_tensors=frozenset(text | vision | projector))

@@ -1,0 +1,43 @@
+"""Phi-3, Phi-3.5 and Phi-4: Llama with fused weights, positions stretched by factors, and a window.
+
+Query, key and value are one tensor, gate and up another. The scaling of positions is longrope, which
+the first configs call "su"; the length before stretching stands beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
+
+from quire.compute.models.base import DecoderSpec, Part, WeightSource
+from quire.compute.models.common import LAYER, llama_like, optional_window, rotary_layers, same_windows
+from quire.compute.models.config_file import ConfigFile
+from quire.compute.models.rope import SECTIONS
+
+DEFAULTS: Final = MappingProxyType({"rms_norm_eps": 1e-5})
+
+
+def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSpec:
+    """Return the spec of a Phi-3 model; settings that nothing interprets are refused."""
+    config = config.over(DEFAULTS)
+    for section in map(config.section, SECTIONS):
+        for field in ("rope_type", "type"):
+            section.require(field, "default", "longrope", "su", None)
+            if section.fields.get(field) in ("longrope", "su"):
+                section.over(config.fields).size("original_max_position_embeddings")
+    windows = same_windows(config, optional_window(config))
+    spec = llama_like(config, max_length, rotary_layers(config, max_length, windows))
+    return replace(spec, sources=MappingProxyType({**spec.sources, **_fused(spec)}))
+
+
+def _fused(spec: DecoderSpec) -> dict[Part, WeightSource]:
+    attention, qkv, gate_up = spec.attention, LAYER + "self_attn.qkv_proj", LAYER + "mlp.gate_up_proj"
+    query, key = attention.num_heads * attention.head_dim, attention.num_kv_heads * attention.head_dim
+    return {
+        Part.QUERY: WeightSource(qkv),
+        Part.KEY: WeightSource(qkv, first_row=query),
+        Part.VALUE: WeightSource(qkv, first_row=query + key),
+        Part.GATE: WeightSource(gate_up),
+        Part.UP: WeightSource(gate_up, first_row=spec.mlp.intermediate_size),
+    }

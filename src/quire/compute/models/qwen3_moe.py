@@ -1,0 +1,61 @@
+"""Qwen3-MoE: Qwen3 with experts instead of the MLP, in all layers or in some.
+
+transformers 5 calls `num_experts` `num_local_experts` and stacks the experts in memory, but saves
+them as 4 did: each by itself. A window holds for all layers; versions of transformers differ about
+`max_window_layers` here, so it is refused where a window is in use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final
+
+from quire.compute.models.base import DecoderSpec, ExpertsSpec, Part
+from quire.compute.models.common import LAYER, llama_like, rotary_layers, same_windows, with_head_norms, with_stems
+from quire.compute.models.config_file import ConfigFile
+from quire.compute.models.qwen2 import used_window
+
+DEFAULTS: Final = MappingProxyType({"num_key_value_heads": 4, "sliding_window": 4096})
+EXPERT: Final = LAYER + "mlp.experts.{expert}."
+STEMS: Final = MappingProxyType(
+    {
+        Part.ROUTER: LAYER + "mlp.gate",
+        Part.EXPERT_GATE: EXPERT + "gate_proj",
+        Part.EXPERT_UP: EXPERT + "up_proj",
+        Part.EXPERT_DOWN: EXPERT + "down_proj",
+    }
+)
+
+
+def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSpec:
+    """Return the spec of a Qwen3-MoE model; settings that nothing interprets are refused."""
+    config = config.over(DEFAULTS)
+    window = used_window(config)
+    if window is not None and config.size("max_window_layers", 0, low=0):
+        raise config.error("max_window_layers", "0 or null where a window is in use: it holds for all layers")
+    spec = with_head_norms(
+        llama_like(config, max_length, rotary_layers(config, max_length, same_windows(config, window)))
+    )
+    sparse = _sparse_layers(config, len(spec.layers))
+    return replace(
+        with_stems(spec, STEMS),
+        experts=_experts(config),
+        layers=tuple(replace(layer, sparse=index in sparse) for index, layer in enumerate(spec.layers)),
+    )
+
+
+def _experts(config: ConfigFile) -> ExpertsSpec:
+    field = "num_local_experts" if config.is_set("num_local_experts") else "num_experts"
+    return ExpertsSpec(
+        num_experts=config.size(field, 128),
+        experts_per_token=config.size("num_experts_per_tok", 8),
+        intermediate_size=config.size("moe_intermediate_size", 768),
+        normalize_weights=config.flag("norm_topk_prob", False),
+    )
+
+
+def _sparse_layers(config: ConfigFile, count: int) -> set[int]:
+    """Return the layers with experts: every `decoder_sparse_step`-th, but for `mlp_only_layers`."""
+    step = config.size("decoder_sparse_step", 1)
+    return set(range(step - 1, count, step)) - config.indices("mlp_only_layers", count)

@@ -1,0 +1,145 @@
+"""Every family on the compiled core: the same bits whatever happens around a row, and what Gemma 3 keeps in memory.
+
+The models are those of the goldens (`tests/golden/data`), so that what is right to the bit here is right there.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import LLM, Request, SamplingParams, _native
+from quire.compute.models import FAMILIES, read_model
+from quire.compute.native import NativeSettings
+from support.native_runs import NativeRun
+from support.reference_runs import ReferenceRun
+from support.spec_models import write_spec_model
+from support.step_plans import Work
+
+DATA = Path(__file__).parents[1] / "golden" / "data"
+LENGTH = 100
+FORMS = {  # of those that the goldens have, two of OPT
+    *("llama", "mistral", "qwen2", "untied-windows", "qwen3-moe", "gemma2", "gemma3", "phi3", "gpt2", "opt", "opt-350m")
+}
+
+
+def golden_models() -> dict[str, tuple[dict[str, Any], Path]]:
+    """Return name → config and weights of the golden models, one a family, of OPT two."""
+    found: dict[str, tuple[dict[str, Any], Path]] = {}
+    for file in sorted(DATA.glob("*/cases.json")):
+        for name, form in json.loads(file.read_text())["forms"].items():
+            if "config" in form and name in FORMS:
+                weights = file.parent / form.get("weights", "model.safetensors")
+                found[name] = form["config"], weights
+    return found
+
+
+MODELS = golden_models()
+MACHINES = [
+    NativeSettings(dtype=dtype, num_threads=1, max_num_batched_tokens=256, instruction_set=name)
+    for name in _native.kernel_names()
+    for dtype in ("float32", "bfloat16")
+]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config, weights = MODELS[request.param]
+    folder = tmp_path_factory.mktemp(request.param)
+    (folder / "config.json").write_text(json.dumps(config))
+    shutil.copy(weights, folder / "model.safetensors")
+    return folder
+
+
+def tokens_of(folder: Path) -> list[int]:
+    return [(7 * i * i + 3 * i + 5) % read_model(folder).spec.vocab_size for i in range(LENGTH)]
+
+
+def test_every_family_is_here() -> None:
+    eye = {"Gemma3ForConditionalGeneration"}  # its text model is that of Gemma3ForCausalLM
+    assert {config["architectures"][0] for config, _ in MODELS.values()} == set(FAMILIES) - eye
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: f"{machine.instruction_set}-{machine.dtype}")
+def test_chunks_batches_blocks_and_threads_leave_the_bits_alone(folder: Path, machine: NativeSettings) -> None:
+    tokens = tokens_of(folder)
+    whole = NativeRun(folder, settings=machine)
+    whole.prefill(0, tokens)
+    expected = whole.bits(0, LENGTH)
+    chunked = NativeRun(folder, settings=replace(machine, num_threads=2), block_size=64)
+    chunked.prefill(0, tokens, chunks=[1, 16, 40])
+    assert chunked.bits(0, LENGTH) == expected
+    batched = NativeRun(folder, settings=replace(machine, num_threads=2))
+    for row in (0, 1):
+        batched.driver.open(row, tokens)
+    batched.step(Work(0, 0, LENGTH - 1), Work(1, 0, 30))
+    batched.step(Work(0, LENGTH - 1, 1), Work(1, 30, LENGTH - 30))
+    assert batched.bits(0, LENGTH) == batched.bits(1, LENGTH) == expected
+
+
+def test_the_reference_gives_the_same_text(folder: Path) -> None:
+    texts = []
+    for run in (ReferenceRun(folder), NativeRun(folder)):
+        first = run.prefill(0, tokens_of(folder), chunks=[30])
+        texts.append([first, *run.decode(0, LENGTH, 4)])
+    assert texts[0] == texts[1]
+
+
+# --- the memory of Gemma 3 ------------------------------------------------------------------------
+
+WINDOW, BLOCK = 24, 16
+LAYERS = 12  # by the published pattern: ten with a window, two without
+
+
+@pytest.fixture(scope="module")
+def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("gemma3-deep")
+    config = MODELS["gemma3"][0] | {"num_hidden_layers": LAYERS, "layer_types": None, "max_position_embeddings": 512}
+    (folder / "config.json").write_text(json.dumps(config))
+    write_spec_model(folder, read_model(folder).spec)
+    return folder
+
+
+def bytes_for(num_tokens: int) -> int:
+    """Return the bytes of a text of so many tokens: all of it in two layers, the blocks of a window in the ten others.
+
+    A block is given back when the next one is taken, so a window lies in as many blocks as it can ever touch.
+    """
+    num_kv_heads, head_dim = 2, 16
+    row = BLOCK * 2 * num_kv_heads * head_dim * 4  # a block of one layer: keys and values in float32
+    every = -(-num_tokens // BLOCK)
+    near = min(every, 1 + -(-(WINDOW - 1) // BLOCK))
+    return (2 * every + 10 * near) * row
+
+
+def test_window_layers_of_gemma_3_hold_the_blocks_of_the_window(gemma3: Path) -> None:
+    model = read_model(gemma3).spec
+    spec, tokens = model.kv_cache_spec(BLOCK), [(7 * i * i + 3 * i + 5) % model.vocab_size for i in range(150)]
+    measured: dict[int, int] = {}
+    settings: dict[str, Any] = {"dtype": "float32", "block_size": BLOCK, "max_num_batched_tokens": 32}
+    with LLM(gemma3, skip_tokenizer_init=True, kv_memory="4MiB", max_num_seqs=4, **settings) as llm:
+        sampling = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+        memory, request = llm.engine.scheduler.memory, Request("r", tokens, sampling)
+        llm.engine.add_request(request)
+        while llm.engine.step() is not None and not request.is_finished:
+            measured[request.num_computed] = memory.ledger().used_bytes
+        llm.engine.scheduler.check()
+        allocated = sum(keys.nbytes + values.nbytes for keys, values in llm.engine._executor.cache.places())  # type: ignore[attr-defined]
+        assert allocated == memory.ledger().num_blocks * spec.bytes_per_block
+    whole = {length: spec.bytes_per_token * -(-length // BLOCK) * BLOCK for length in measured}
+    for length, size in measured.items():
+        if (
+            length <= 160
+        ):  # a chunk is written before what it leaves behind is given back; 160 is the end of its last block
+            assert size <= spec.num_blocks_for(length, longest_chunk=32) * spec.bytes_per_block
+        else:
+            assert size == bytes_for(length) == spec.num_blocks_for(length) * spec.bytes_per_block
+    lengths = sorted(measured)
+    assert lengths[:5] == [32, 64, 96, 128, 150]
+    assert lengths[-1] > 340
+    assert measured[lengths[-1]] < 0.4 * whole[lengths[-1]]
