@@ -1,6 +1,8 @@
-// quire._native.Sampler.
+// quire._native.Sampler. Draws and choices are those of quire.compute.sampling.draws, read by the names of their
+// columns.
 #include "quire/sampler.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "bindings.h"
@@ -11,39 +13,94 @@ namespace {
 using Integers = Array<const std::int64_t, 1>;
 using Numbers = Array<const float, 1>;
 
-void sample(Sampler& sampler, const Array<const float, 2>& logits, const Integers& logit_rows,
-            const Numbers& temperatures, const Integers& top_k, const Numbers& top_p, const Numbers& min_p,
-            const Integers& seeds, const Integers& positions, const Integers& banned_starts, const Integers& banned_ids,
-            const Integers& num_logprobs, const Array<std::int64_t, 1>& tokens, const Array<double, 1>& logprobs,
-            const Array<std::int64_t, 1>& ranks, const Array<std::int64_t, 2>& top_ids,
-            const Array<double, 2>& top_logprobs) {
-    const std::size_t count = logit_rows.shape(0);
-    for (const std::size_t length :
-         {temperatures.shape(0), top_k.shape(0), top_p.shape(0), min_p.shape(0), seeds.shape(0), positions.shape(0),
-          num_logprobs.shape(0), banned_starts.shape(0) - 1, tokens.shape(0), logprobs.shape(0), ranks.shape(0),
-          top_ids.shape(0), top_logprobs.shape(0)}) {
-        if (length != count) throw std::invalid_argument("the columns of the draws differ in length");
+// A column of an object, never a copy: the array that the object holds stays where it is while the call lasts.
+template <typename Column>
+Column column(nb::handle object, const char* name) {
+    return nb::cast<Column>(nb::object(object.attr(name)), false);
+}
+
+// A column that has as many entries as there are draws.
+template <typename Column>
+auto data_of(nb::handle object, const char* name, std::size_t count) {
+    const Column found = column<Column>(object, name);
+    if (found.shape(0) != count) throw std::invalid_argument("the columns of the draws differ in length");
+    return found.data();
+}
+
+struct Lists {
+    TokenLists view;
+    std::size_t num_ids;
+};
+
+Lists lists_of(nb::handle rules, const char* name, std::size_t count, int vocab_size) {
+    const nb::object lists = rules.attr(name);
+    const auto ids = column<Integers>(lists, "ids");
+    const std::int64_t* starts = data_of<Integers>(lists, "starts", count + 1);
+    const std::int64_t* first = ids.data();
+    if (starts[0] != 0 || !std::is_sorted(starts, starts + count + 1) ||
+        starts[count] != static_cast<std::int64_t>(ids.shape(0))) {
+        throw std::invalid_argument("the lists of the draws do not fit their ids");
     }
-    const Rows rows{const_cast<float*>(logits.data()), static_cast<int>(logits.shape(1))};
-    const DrawsView draws = {.num_draws = static_cast<int>(count),
-                             .logit_rows = logit_rows.data(),
-                             .temperatures = temperatures.data(),
-                             .top_k = top_k.data(),
-                             .top_p = top_p.data(),
-                             .min_p = min_p.data(),
-                             .seeds = seeds.data(),
-                             .positions = positions.data(),
-                             .banned_starts = banned_starts.data(),
-                             .banned_ids = banned_ids.data(),
-                             .num_logprobs = num_logprobs.data()};
-    const ChoicesView choices = {.tokens = tokens.data(),
-                                 .logprobs = logprobs.data(),
-                                 .ranks = ranks.data(),
-                                 .top_ids = top_ids.data(),
-                                 .top_logprobs = top_logprobs.data(),
-                                 .top_stride = static_cast<int>(top_ids.shape(1))};
+    if (std::any_of(first, first + ids.shape(0), [&](std::int64_t id) { return id < 0 || id >= vocab_size; })) {
+        throw std::invalid_argument("a rule names an id outside of the vocabulary");
+    }
+    return {{starts, first}, ids.shape(0)};
+}
+
+RulesView rules_of(nb::handle rules, std::size_t count, int vocab_size) {
+    const Lists biased = lists_of(rules, "biased", count, vocab_size);
+    const Lists seen = lists_of(rules, "seen", count, vocab_size);
+    return {.allowed = lists_of(rules, "allowed", count, vocab_size).view,
+            .banned = lists_of(rules, "banned", count, vocab_size).view,
+            .biased = biased.view,
+            .biases = data_of<Numbers>(rules, "biases", biased.num_ids),
+            .seen = seen.view,
+            .counts = data_of<Integers>(rules, "counts", seen.num_ids),
+            .repetition = data_of<Numbers>(rules, "repetition", count),
+            .frequency = data_of<Numbers>(rules, "frequency", count),
+            .presence = data_of<Numbers>(rules, "presence", count)};
+}
+
+ChoicesView choices_of(nb::handle choices, std::size_t count) {
+    const auto top_ids = column<Array<std::int64_t, 2>>(choices, "top_ids");
+    const auto top_logprobs = column<Array<double, 2>>(choices, "top_logprobs");
+    if (top_ids.shape(1) != top_logprobs.shape(1)) throw std::invalid_argument("the likeliest differ in number");
+    return {.tokens = data_of<Array<std::int64_t, 1>>(choices, "tokens", count),
+            .logprobs = data_of<Array<double, 1>>(choices, "logprobs", count),
+            .ranks = data_of<Array<std::int64_t, 1>>(choices, "ranks", count),
+            .top_ids = data_of<Array<std::int64_t, 2>>(choices, "top_ids", count),
+            .top_logprobs = data_of<Array<double, 2>>(choices, "top_logprobs", count),
+            .top_stride = static_cast<int>(top_ids.shape(1))};
+}
+
+Rows rows_of(const Array<const float, 2>& logits) {
+    return {const_cast<float*>(logits.data()), static_cast<int>(logits.shape(1))};
+}
+
+void sample(Sampler& sampler, const Array<const float, 2>& logits, nb::object draws, nb::object choices) {
+    const std::size_t count = column<Integers>(draws, "logit_rows").shape(0);
+    const DrawsView view = {.num_draws = static_cast<int>(count),
+                            .logit_rows = data_of<Integers>(draws, "logit_rows", count),
+                            .temperatures = data_of<Numbers>(draws, "temperatures", count),
+                            .top_k = data_of<Integers>(draws, "top_k", count),
+                            .top_p = data_of<Numbers>(draws, "top_p", count),
+                            .min_p = data_of<Numbers>(draws, "min_p", count),
+                            .seeds = data_of<Integers>(draws, "seeds", count),
+                            .positions = data_of<Integers>(draws, "positions", count),
+                            .num_logprobs = data_of<Integers>(draws, "num_logprobs", count),
+                            .rules = rules_of(nb::object(draws.attr("rules")), count, sampler.vocab_size())};
+    const ChoicesView chosen = choices_of(choices, count);
     nb::gil_scoped_release release;
-    sampler.sample(rows, draws, choices);
+    sampler.sample(rows_of(logits), view, chosen);
+}
+
+void report(Sampler& sampler, const Array<const float, 2>& logits, const Integers& logit_rows,
+            const Integers& num_logprobs, nb::object choices) {
+    const std::size_t count = logit_rows.shape(0);
+    if (num_logprobs.shape(0) != count) throw std::invalid_argument("the columns of the report differ in length");
+    const ChoicesView chosen = choices_of(choices, count);
+    nb::gil_scoped_release release;
+    sampler.report(rows_of(logits), static_cast<int>(count), logit_rows.data(), num_logprobs.data(), chosen);
 }
 
 }  // namespace
@@ -54,10 +111,10 @@ void bind_sampler(nb::module_& module) {
     nb::class_<Sampler>(module, "Sampler", "Chooses tokens from logits; see native/include/quire/sampler.h.")
         .def(nb::init<const Kernels&, ThreadTeam&, int>(), nb::arg("kernels"), nb::arg("team"), nb::arg("vocab_size"),
              nb::keep_alive<1, 3>())
-        .def("sample", &sample, nb::arg("logits"), nb::arg("logit_rows"), nb::arg("temperatures"), nb::arg("top_k"),
-             nb::arg("top_p"), nb::arg("min_p"), nb::arg("seeds"), nb::arg("positions"), nb::arg("banned_starts"),
-             nb::arg("banned_ids"), nb::arg("num_logprobs"), nb::arg("tokens"), nb::arg("logprobs"), nb::arg("ranks"),
-             nb::arg("top_ids"), nb::arg("top_logprobs"));
+        .def("sample", &sample, nb::arg("logits"), nb::arg("draws"), nb::arg("choices"),
+             "Chooses a token per draw. Mutates the choices.")
+        .def("report", &report, nb::arg("logits"), nb::arg("logit_rows"), nb::arg("num_logprobs"), nb::arg("choices"),
+             "Reports how likely the tokens of the choices are. Mutates the rest of the choices.");
 }
 
 }  // namespace quire::bindings

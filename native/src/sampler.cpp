@@ -44,17 +44,50 @@ void Sampler::sample(const Rows& logits, const DrawsView& draws, const ChoicesVi
     });
 }
 
+void Sampler::report(const Rows& logits, int count, const std::int64_t* logit_rows, const std::int64_t* num_logprobs,
+                     const ChoicesView& choices) {
+    team_.run([=, this](ThreadTeam::Member& member) {
+        member.for_pieces(count, [&](int index) {
+            const float* row = logits.row(static_cast<int>(logit_rows[index]));
+            report_one(row, num_logprobs[index], index, choices, scratch_[member.index()]);
+        });
+    });
+}
+
 void Sampler::draw(const float* logits, const DrawsView& draws, int index, const ChoicesView& choices,
                    Scratch& scratch) const {
-    const std::int64_t first = draws.banned_starts[index], end = draws.banned_starts[index + 1];
-    const float* allowed = logits;
-    if (first < end) {
-        std::copy_n(logits, vocab_size_, scratch.logits.begin());
-        for (std::int64_t i = first; i < end; ++i) scratch.logits[draws.banned_ids[i]] = -HUGE_VALF;
-        allowed = scratch.logits.data();
+    choices.tokens[index] = choose(change(logits, draws.rules, index, scratch), draws, index, scratch);
+    const std::int64_t count = draws.num_logprobs[index];
+    if (count >= 0) report_one(logits, count, index, choices, scratch);
+}
+
+// The logits as the rules leave them: those given, where there is no rule.
+const float* Sampler::change(const float* logits, const RulesView& rules, int index, Scratch& scratch) const {
+    const bool limited = rules.allowed.has_any(index);
+    if (!limited && !rules.banned.has_any(index) && !rules.biased.has_any(index) && !rules.seen.has_any(index)) {
+        return logits;
     }
-    choices.tokens[index] = choose(allowed, draws, index, scratch);
-    if (draws.num_logprobs[index] >= 0) report(logits, draws, index, choices, scratch);
+    float* changed = scratch.logits.data();
+    const auto each = [index](const TokenLists& lists, auto&& visit) {
+        for (std::int64_t i = lists.starts[index]; i < lists.starts[index + 1]; ++i) visit(lists.ids[i], i);
+    };
+    if (limited) {
+        std::fill_n(changed, vocab_size_, -HUGE_VALF);
+        each(rules.allowed, [&](std::int64_t token, std::int64_t) { changed[token] = logits[token]; });
+    } else {
+        std::copy_n(logits, vocab_size_, changed);
+    }
+    each(rules.banned, [&](std::int64_t token, std::int64_t) { changed[token] = -HUGE_VALF; });
+    each(rules.biased, [&](std::int64_t token, std::int64_t i) { changed[token] += rules.biases[i]; });
+    const float repetition = rules.repetition[index], frequency = rules.frequency[index];
+    const float presence = rules.presence[index];
+    each(rules.seen, [&](std::int64_t token, std::int64_t i) {
+        float logit = changed[token];
+        logit = logit < 0.0F ? logit * repetition : logit / repetition;
+        logit -= frequency * static_cast<float>(rules.counts[i]);
+        changed[token] = rules.counts[i] > 0 ? logit - presence : logit;
+    });
+    return changed;
 }
 
 std::int64_t Sampler::choose(const float* logits, const DrawsView& draws, int index, Scratch& scratch) const {
@@ -100,8 +133,8 @@ std::int64_t Sampler::choose(const float* logits, const DrawsView& draws, int in
     return kept.back().token;  // at rounds up to the total
 }
 
-void Sampler::report(const float* logits, const DrawsView& draws, int index, const ChoicesView& choices,
-                     Scratch& scratch) const {
+void Sampler::report_one(const float* logits, std::int64_t count, int index, const ChoicesView& choices,
+                         Scratch& scratch) const {
     float highest;
     int best;
     kernels_.arg_max(logits, vocab_size_, &highest, &best);
@@ -117,7 +150,6 @@ void Sampler::report(const float* logits, const DrawsView& draws, int index, con
     std::vector<Candidate>& all = scratch.candidates;
     all.clear();
     for (int other = 0; other < vocab_size_; ++other) all.push_back({logits[other], other});
-    const std::int64_t count = draws.num_logprobs[index];
     std::partial_sort(all.begin(), all.begin() + count, all.end(), [](const Candidate& one, const Candidate& other) {
         return one.weight != other.weight ? one.weight > other.weight : one.token < other.token;
     });

@@ -31,6 +31,55 @@ struct Draw {
     std::int64_t position = 0;
     std::vector<std::int64_t> banned = {};
     std::int64_t num_logprobs = -1;
+    std::vector<std::int64_t> allowed = {};
+    std::vector<std::int64_t> biased = {};
+    std::vector<float> biases = {};
+    std::vector<std::int64_t> seen = {};
+    std::vector<std::int64_t> counts = {};
+    float repetition = 1.0F, frequency = 0.0F, presence = 0.0F;
+};
+
+// Lists of all draws, one after another.
+struct Lists {
+    std::vector<std::int64_t> starts = {0}, ids = {};
+
+    void add(const std::vector<std::int64_t>& list) {
+        ids.insert(ids.end(), list.begin(), list.end());
+        starts.push_back(static_cast<std::int64_t>(ids.size()));
+    }
+    quire::TokenLists view() const { return {starts.data(), ids.data()}; }
+};
+
+// The rules of all draws, as columns.
+struct Rules {
+    Lists allowed, banned, biased, seen;
+    std::vector<float> biases, repetition, frequency, presence;
+    std::vector<std::int64_t> counts;
+
+    explicit Rules(const std::vector<Draw>& draws) {
+        for (const Draw& draw : draws) {
+            allowed.add(draw.allowed);
+            banned.add(draw.banned);
+            biased.add(draw.biased);
+            seen.add(draw.seen);
+            biases.insert(biases.end(), draw.biases.begin(), draw.biases.end());
+            counts.insert(counts.end(), draw.counts.begin(), draw.counts.end());
+            repetition.push_back(draw.repetition);
+            frequency.push_back(draw.frequency);
+            presence.push_back(draw.presence);
+        }
+    }
+    quire::RulesView view() const {
+        return {.allowed = allowed.view(),
+                .banned = banned.view(),
+                .biased = biased.view(),
+                .biases = biases.data(),
+                .seen = seen.view(),
+                .counts = counts.data(),
+                .repetition = repetition.data(),
+                .frequency = frequency.data(),
+                .presence = presence.data()};
+    }
 };
 
 struct Choices {
@@ -45,7 +94,7 @@ constexpr std::int64_t kUntouched = -99;
 
 Choices sample(const Kernels& kernels, ThreadTeam& team, const std::vector<float>& logits, int vocab_size,
                const std::vector<Draw>& draws) {
-    std::vector<std::int64_t> rows, top_k, seeds, positions, banned_starts = {0}, banned_ids, num_logprobs;
+    std::vector<std::int64_t> rows, top_k, seeds, positions, num_logprobs;
     std::vector<float> temperatures, top_p, min_p;
     for (const Draw& draw : draws) {
         rows.push_back(draw.row);
@@ -55,11 +104,10 @@ Choices sample(const Kernels& kernels, ThreadTeam& team, const std::vector<float
         min_p.push_back(draw.min_p);
         seeds.push_back(draw.seed);
         positions.push_back(draw.position);
-        banned_ids.insert(banned_ids.end(), draw.banned.begin(), draw.banned.end());
-        banned_starts.push_back(static_cast<std::int64_t>(banned_ids.size()));
         num_logprobs.push_back(draw.num_logprobs);
     }
     const std::size_t count = draws.size();
+    const Rules rules(draws);
     Choices result{.tokens = std::vector<std::int64_t>(count, kUntouched),
                    .ranks = std::vector<std::int64_t>(count, kUntouched),
                    .top_ids = std::vector<std::int64_t>(count * kTopStride, kUntouched),
@@ -75,9 +123,8 @@ Choices sample(const Kernels& kernels, ThreadTeam& team, const std::vector<float
                     .min_p = min_p.data(),
                     .seeds = seeds.data(),
                     .positions = positions.data(),
-                    .banned_starts = banned_starts.data(),
-                    .banned_ids = banned_ids.data(),
-                    .num_logprobs = num_logprobs.data()},
+                    .num_logprobs = num_logprobs.data(),
+                    .rules = rules.view()},
                    {.tokens = result.tokens.data(),
                     .logprobs = result.logprobs.data(),
                     .ranks = result.ranks.data(),
@@ -221,6 +268,69 @@ void test_greedy(const Kernels& kernels) {
     expect(0 <= token && token < 50, "%s: all banned: token %d", kernels.name, static_cast<int>(token));
 }
 
+std::vector<Draw> varied_draws(int count, int num_rows, int vocab_size) {
+    Random random(3);
+    std::vector<Draw> draws(count);
+    for (Draw& draw : draws) {
+        draw.row = random.below(num_rows);
+        draw.temperature = random.below(5) == 0 ? 0.0F : random.number(0.3F, 2.0F);
+        draw.top_k = random.below(2) == 0 ? 0 : random.below(30);
+        draw.top_p = random.below(2) == 0 ? 1.0F : random.number(0.1F, 1.0F);
+        draw.min_p = random.below(2) == 0 ? 0.0F : random.number(0.0F, 0.3F);
+        draw.seed = random.below(1000);
+        draw.position = random.below(1000);
+        for (int i = random.below(3); i > 0; --i) draw.banned.push_back(random.below(vocab_size));
+        if (random.below(4) == 0) {
+            for (std::int64_t token = random.below(3); token < vocab_size; token += 2) draw.allowed.push_back(token);
+        }
+        for (std::int64_t token = random.below(40); token < vocab_size; token += 1 + random.below(40)) {
+            draw.biased.push_back(token);
+            draw.biases.push_back(random.number(-3.0F, 3.0F));
+        }
+        for (std::int64_t token = random.below(9); token < vocab_size; token += 1 + random.below(9)) {
+            draw.seen.push_back(token);
+            draw.counts.push_back(random.below(4));
+        }
+        draw.repetition = random.below(2) == 0 ? 1.0F : random.number(0.5F, 2.0F);
+        draw.frequency = random.below(2) == 0 ? 0.0F : random.number(-1.0F, 1.0F);
+        draw.presence = random.below(2) == 0 ? 0.0F : random.number(-1.0F, 1.0F);
+        draw.num_logprobs = random.below(kTopStride + 2) - 1;
+    }
+    return draws;
+}
+
+// Rules change logits one after another; what they give is put before the filters' oracle as plain logits.
+void test_rules(const Kernels& kernels) {
+    constexpr int kNumDraws = 500;
+    Random random(12);
+    for (int round = 0; round < 40; ++round) {
+        const std::vector<float> logits = random.numbers(37, -3.0F, 3.0F);
+        Draw draw = varied_draws(round + 1, 1, 37)[round];
+        draw.row = 0;
+        draw.temperature = 1.0F;
+        draw.num_logprobs = -1;
+        std::vector<float> changed = logits;
+        for (std::size_t i = 0; i < draw.biased.size(); ++i) changed[draw.biased[i]] += draw.biases[i];
+        for (std::size_t i = 0; i < draw.seen.size(); ++i) {
+            float& logit = changed[draw.seen[i]];
+            logit = logit < 0 ? logit * draw.repetition : logit / draw.repetition;
+            logit -= draw.frequency * static_cast<float>(draw.counts[i]);
+            if (draw.counts[i] > 0) logit -= draw.presence;
+        }
+        Draw plain{.top_k = draw.top_k, .top_p = draw.top_p, .min_p = draw.min_p, .seed = draw.seed};
+        for (std::int64_t token = 0; token < 37; ++token) {
+            const bool banned = std::count(draw.banned.begin(), draw.banned.end(), token) > 0;
+            const bool allowed =
+                draw.allowed.empty() || std::count(draw.allowed.begin(), draw.allowed.end(), token) > 0;
+            if (banned || !allowed) plain.banned.push_back(token);
+        }
+        std::vector<Draw> ruled(kNumDraws, draw), expected(kNumDraws, plain);
+        for (int i = 0; i < kNumDraws; ++i) ruled[i].position = expected[i].position = i;
+        expect(tokens_of(kernels, logits, ruled) == tokens_of(kernels, changed, expected), "%s: rules, round %d",
+               kernels.name, round);
+    }
+}
+
 void test_extremes(const Kernels& kernels) {
     Random random(2);
     std::vector<float> logits = random.numbers(40, -80.0F, 80.0F);
@@ -264,23 +374,6 @@ void test_chi_square(const Kernels& kernels) {
         expect(chi_square < 24.3, "%s: chi square by %s is %g", kernels.name, by_seed ? "seed" : "position",
                chi_square);
     }
-}
-
-std::vector<Draw> varied_draws(int count, int num_rows, int vocab_size) {
-    Random random(3);
-    std::vector<Draw> draws(count);
-    for (Draw& draw : draws) {
-        draw.row = random.below(num_rows);
-        draw.temperature = random.below(5) == 0 ? 0.0F : random.number(0.3F, 2.0F);
-        draw.top_k = random.below(2) == 0 ? 0 : random.below(30);
-        draw.top_p = random.below(2) == 0 ? 1.0F : random.number(0.1F, 1.0F);
-        draw.min_p = random.below(2) == 0 ? 0.0F : random.number(0.0F, 0.3F);
-        draw.seed = random.below(1000);
-        draw.position = random.below(1000);
-        for (int i = random.below(3); i > 0; --i) draw.banned.push_back(random.below(vocab_size));
-        draw.num_logprobs = random.below(kTopStride + 2) - 1;
-    }
-    return draws;
 }
 
 // The same choices with any team, in any order and any company.
@@ -354,6 +447,36 @@ void test_reports(const Kernels& kernels) {
     }
 }
 
+// What is said of given tokens is what is said of the same tokens when they are drawn.
+void test_reports_of_given_tokens(const Kernels& kernels) {
+    constexpr int kVocabSize = 61, kNumRows = 7;
+    Random random(6);
+    const std::vector<float> logits = random.numbers(kNumRows * kVocabSize, -5.0F, 5.0F);
+    std::vector<Draw> draws = varied_draws(50, kNumRows, kVocabSize);
+    std::vector<std::int64_t> rows, num_logprobs;
+    for (Draw& draw : draws) {
+        draw.num_logprobs = std::max<std::int64_t>(draw.num_logprobs, 0);
+        rows.push_back(draw.row);
+        num_logprobs.push_back(draw.num_logprobs);
+    }
+    ThreadTeam team(2);
+    const Choices drawn = sample(kernels, team, logits, kVocabSize, draws);
+    Choices given{.tokens = drawn.tokens,
+                  .ranks = std::vector<std::int64_t>(50, kUntouched),
+                  .top_ids = std::vector<std::int64_t>(50 * kTopStride, kUntouched),
+                  .logprobs = std::vector<double>(50, kUntouched),
+                  .top_logprobs = std::vector<double>(50 * kTopStride, kUntouched)};
+    Sampler sampler(kernels, team, kVocabSize);
+    sampler.report({const_cast<float*>(logits.data()), kVocabSize}, 50, rows.data(), num_logprobs.data(),
+                   {.tokens = given.tokens.data(),
+                    .logprobs = given.logprobs.data(),
+                    .ranks = given.ranks.data(),
+                    .top_ids = given.top_ids.data(),
+                    .top_logprobs = given.top_logprobs.data(),
+                    .top_stride = kTopStride});
+    expect(given == drawn, "%s: reports of given tokens", kernels.name);
+}
+
 void test_uniform_values() {
     constexpr std::uint64_t kLast = std::numeric_limits<std::uint64_t>::max();
     // Computed by another program from the definition in random.h.
@@ -416,10 +539,12 @@ int main() {
     quire::testing::for_each_kernels([](const Kernels& kernels) {
         test_greedy(kernels);
         test_filters(kernels);
+        test_rules(kernels);
         test_extremes(kernels);
         test_chi_square(kernels);
         test_determinism(kernels);
         test_reports(kernels);
+        test_reports_of_given_tokens(kernels);
     });
     test_uniform_values();
     test_uniform_statistics();

@@ -6,6 +6,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.compute.sampling.draws import Choices, Draws
+
 def cpu_features() -> dict[str, bool]:
     """What the processor and the operating system let a kernel use, by name."""
 
@@ -69,22 +71,11 @@ class Sampler:
     """Chooses tokens from logits; see native/include/quire/sampler.h."""
 
     def __init__(self, kernels: Kernels, team: ThreadTeam, vocab_size: int) -> None: ...
-    def sample(
+    def sample(self, logits: NDArray[np.float32], draws: Draws, choices: Choices) -> None: ...
+    def report(
         self,
         logits: NDArray[np.float32],
         logit_rows: NDArray[np.int64],
-        temperatures: NDArray[np.float32],
-        top_k: NDArray[np.int64],
-        top_p: NDArray[np.float32],
-        min_p: NDArray[np.float32],
-        seeds: NDArray[np.int64],
-        positions: NDArray[np.int64],
-        banned_starts: NDArray[np.int64],
-        banned_ids: NDArray[np.int64],
         num_logprobs: NDArray[np.int64],
-        tokens: NDArray[np.int64],
-        logprobs: NDArray[np.float64],
-        ranks: NDArray[np.int64],
-        top_ids: NDArray[np.int64],
-        top_logprobs: NDArray[np.float64],
+        choices: Choices,
     ) -> None: ...

@@ -11,9 +11,9 @@ import pytest
 from numpy.typing import NDArray
 
 from quire import _native
-from quire.compute.sampling.draws import Draws, Sampler
+from quire.compute.sampling.draws import Draws, Sampler, TokenLists, TokenRules
 from quire.compute.sampling.native import NativeSampler
-from quire.compute.sampling.reference import ReferenceSampler, token_weights, uniform
+from quire.compute.sampling.reference import ReferenceSampler, changed, token_weights, uniform
 
 VOCAB = 40
 RANDOM = np.random.default_rng(5)
@@ -34,6 +34,27 @@ FILTERS: dict[str, dict[str, Any]] = {
     "all": {"temperature": 1.3, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
     "banned": {"banned": [0, 39, 31]},
     "banned_and_filtered": {"banned": [0, 1], "top_k": 5, "top_p": 0.7},
+    "allowed": {"allowed": [2, 5, 11, 39]},
+    "allowed_and_banned": {"allowed": [2, 5, 11, 39], "banned": [5]},
+    "biased": {"biased": {0: -3.0, 20: 2.5, 39: 0.1}},
+    "repetition": {"seen": {0: 0, 1: 2, 15: 1, 29: 3}, "repetition": 1.7},
+    "repetition_below_one": {"seen": {0: 0, 1: 2, 15: 1, 29: 3}, "repetition": 0.6},
+    "presence": {"seen": {0: 0, 1: 2, 15: 1}, "presence": 1.5},
+    "frequency": {"seen": {0: 0, 1: 2, 15: 1}, "frequency": 0.7},
+    "less_than_nothing": {"seen": {0: 4, 29: 2}, "frequency": -0.9, "presence": -2.0},
+    "all_rules": {
+        "allowed": list(range(0, 40, 2)),
+        "banned": [38],
+        "biased": {4: 1.5, 6: -2.0},
+        "seen": {4: 1, 6: 0, 30: 2},
+        "repetition": 1.3,
+        "presence": 0.5,
+        "frequency": 0.25,
+        "temperature": 1.4,
+        "top_k": 12,
+        "top_p": 0.95,
+        "min_p": 0.01,
+    },
 }
 
 
@@ -61,7 +82,6 @@ def padded(rows: NDArray[np.float32]) -> NDArray[np.float32]:
 
 def make_draws(count: int, **settings: Any) -> Draws:
     """Return draws from row 0 with settings in common, at positions 0, 1, 2, …"""
-    banned = sorted(settings.get("banned", ()))
 
     def integers(name: str, default: int) -> NDArray[np.int64]:
         return np.full(count, settings.get(name, default), np.int64)
@@ -77,9 +97,33 @@ def make_draws(count: int, **settings: Any) -> Draws:
         min_p=numbers("min_p", 0.0),
         seeds=integers("seed", 1),
         positions=np.arange(count, dtype=np.int64),
-        banned_starts=np.arange(count + 1, dtype=np.int64) * len(banned),
-        banned_ids=np.tile(np.array(banned, np.int64), count),
         num_logprobs=integers("logprobs", -1),
+        rules=make_rules(count, **settings),
+    )
+
+
+def make_rules(count: int, **settings: Any) -> TokenRules:
+    """Return rules that all draws have in common; `biased` and `seen` map tokens to biases and counts."""
+
+    def lists(name: str) -> TokenLists:
+        return TokenLists.of([np.array(sorted(settings.get(name, ())), np.int64)] * count)
+
+    def values(name: str, dtype: Any) -> NDArray[Any]:
+        return np.tile(np.array([value for _, value in sorted(settings.get(name, {}).items())], dtype), count)
+
+    def numbers(name: str, default: float) -> NDArray[np.float32]:
+        return np.full(count, settings.get(name, default), np.float32)
+
+    return TokenRules(
+        allowed=lists("allowed"),
+        banned=lists("banned"),
+        biased=lists("biased"),
+        biases=values("biased", np.float32),
+        seen=lists("seen"),
+        counts=values("seen", np.int64),
+        repetition=numbers("repetition", 1.0),
+        frequency=numbers("frequency", 0.0),
+        presence=numbers("presence", 0.0),
     )
 
 
@@ -107,11 +151,80 @@ def test_draws_follow_the_exact_distribution(sampler: Sampler, name: str) -> Non
     count = 20_000 if isinstance(sampler, ReferenceSampler) else 100_000
     draws = make_draws(count, **FILTERS[name])
     tokens = sample_tokens(sampler, draws)
-    row = LOGITS.copy()
-    row[FILTERS[name].get("banned", [])] = -np.inf
-    weights = token_weights(row, draws, 0)
+    weights = token_weights(expected_logits(**FILTERS[name]), draws, 0)
     assert weights is not None
     assert chi_square_is_plausible(np.bincount(tokens, minlength=VOCAB), weights / weights.sum())
+
+
+def expected_logits(**settings: Any) -> NDArray[np.float32]:
+    """Return `LOGITS` as the rules leave them, one token after another."""
+    row = LOGITS.astype(np.float64)
+    for token in range(VOCAB):
+        if token in settings.get("banned", ()) or token not in settings.get("allowed", range(VOCAB)):
+            row[token] = -np.inf
+        row[token] += settings.get("biased", {}).get(token, 0.0)
+        count = settings.get("seen", {}).get(token)
+        if count is not None:
+            penalty = settings.get("repetition", 1.0)
+            row[token] = row[token] * penalty if row[token] < 0 else row[token] / penalty
+            row[token] -= settings.get("frequency", 0.0) * count
+            row[token] -= settings.get("presence", 0.0) * (count > 0)
+    return row.astype(np.float32)
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_rules_change_logits_as_their_definition_says(name: str) -> None:
+    found = changed(LOGITS, make_rules(3, **FILTERS[name]), 2)
+    np.testing.assert_allclose(found, expected_logits(**FILTERS[name]), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_greedy_choices_follow_the_rules(sampler: Sampler, name: str) -> None:
+    draws = make_draws(1, **FILTERS[name] | {"temperature": 0.0})
+    assert sample_tokens(sampler, draws).tolist() == [int(expected_logits(**FILTERS[name]).argmax())]
+
+
+def test_each_draw_has_rules_of_its_own(sampler: Sampler) -> None:
+    kinds = [FILTERS[name] | {"temperature": 0.8} for name in FILTERS]
+    alone = [make_rules(1, **settings) for settings in kinds]
+    columns = {
+        name: TokenLists.of([getattr(rules, name).ids for rules in alone])
+        for name in ("allowed", "banned", "biased", "seen")
+    }
+    rest = ("biases", "counts", "repetition", "frequency", "presence")
+    numbers = {name: np.concatenate([getattr(rules, name) for rules in alone]) for name in rest}
+    draws = replace(make_draws(len(kinds), temperature=0.8), rules=TokenRules(**columns, **numbers))
+    together = sample_tokens(sampler, draws)
+    for index, rules in enumerate(alone):
+        single = replace(make_draws(1, temperature=0.8), positions=np.array([index]), rules=rules)
+        assert sample_tokens(sampler, single)[0] == together[index]
+
+
+def test_what_is_said_of_given_tokens_is_what_is_said_when_they_are_drawn(sampler: Sampler) -> None:
+    draws = make_draws(50, temperature=2.0, logprobs=3)
+    rows = LOGITS[None] if isinstance(sampler, ReferenceSampler) else padded(LOGITS[None])
+    drawn = sampler.sample(rows, draws)
+    given = sampler.report(rows, draws.logit_rows, drawn.tokens.copy(), draws.num_logprobs)
+    for column in ("tokens", "logprobs", "ranks", "top_ids", "top_logprobs"):
+        assert np.array_equal(getattr(given, column), getattr(drawn, column)), column
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"allowed": TokenLists(np.array([0, 1]), np.array([VOCAB]))}, "outside of the vocabulary"),
+        ({"banned": TokenLists(np.array([0, 1]), np.array([-1]))}, "outside of the vocabulary"),
+        ({"seen": TokenLists(np.array([0, 2]), np.array([1]))}, "do not fit"),
+        ({"seen": TokenLists(np.array([0, 1]), np.array([1]))}, "differ in length"),
+        ({"biased": TokenLists(np.array([0, 1]), np.array([1]))}, "differ in length"),
+        ({"presence": np.zeros(2, np.float32)}, "differ in length"),
+    ],
+)
+def test_rules_that_do_not_fit_are_refused_before_memory_is_touched(changes: dict[str, Any], message: str) -> None:
+    native = SAMPLERS[_native.kernel_names()[0]]
+    draws = make_draws(1)
+    with pytest.raises(ValueError, match=message):
+        sample_tokens(native, replace(draws, rules=replace(draws.rules, **changes)))
 
 
 @pytest.mark.parametrize("name", FILTERS)

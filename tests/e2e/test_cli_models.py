@@ -183,6 +183,9 @@ def test_several_texts_are_numbered_and_stop_strings_and_seeds_heeded(quire: Com
     [
         (("-p", ""), 2, "prompt is ''"),
         (("-p", "x", "--temperature", "nan"), 2, "temperature is nan"),
+        (("-p", "x", "--repetition-penalty", "0"), 2, "repetition_penalty is 0"),
+        (("-p", "x", "--presence-penalty", "-3"), 2, "presence_penalty is -3"),
+        (("-p", "x", "--frequency-penalty", "2.5"), 2, "frequency_penalty is 2.5"),
         (("-p", "x", "--top-k", "many"), 2, "argument --top-k"),
         (("-p", "x", "--block-size", "7.5"), 2, "argument --block-size"),
         (("-p", "x", "--kv-memory", "lots"), 2, "kv_memory is 'lots'"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire import LLM, EngineConfig, SamplingParams
+from quire import LLM, EngineConfig, Request, SamplingParams
 from quire.core.errors import (
     CheckpointError,
     ExecutionError,
@@ -206,10 +208,121 @@ def test_logprobs_rank_the_token_among_all(llm: LLM) -> None:
 def test_defaults_are_those_of_the_model(tmp_path: Path) -> None:
     folder = write_model(tmp_path)
     file = folder / "generation_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"temperature": 0.6, "top_k": 20, "do_sample": True}))
+    settings = {"temperature": 0.6, "top_k": 20, "do_sample": True, "repetition_penalty": 1.1}
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
     with make(folder) as llm:
-        assert llm.get_default_sampling_params() == SamplingParams(temperature=0.6, top_k=20)
+        expected = SamplingParams(temperature=0.6, top_k=20, repetition_penalty=1.1)
+        assert llm.get_default_sampling_params() == expected
         assert llm.generate([[1]], max_tokens=2)[0].finished
+
+
+# ---- rules --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_penalties_keep_a_text_from_repeating_itself(folder: Path, backend: str) -> None:
+    with make(folder, backend=backend) as llm:
+        sampling = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+        ((plain,), (penalized,)) = (
+            tokens(llm, [SYSTEM], sampling),
+            tokens(llm, [SYSTEM], replace(sampling, presence_penalty=2.0, frequency_penalty=2.0)),
+        )
+        assert len(set(plain)) < len(set(penalized))
+        (never,) = tokens(llm, [SYSTEM], replace(sampling, repetition_penalty=100.0))
+        assert len(set(never)) == 40 and not set(never) & set(SYSTEM)
+        assert_clean(llm)
+
+
+def test_a_bias_and_a_list_of_allowed_tokens_decide_what_is_written(llm: LLM) -> None:
+    assert tokens(llm, [SYSTEM], replace(GREEDY, logit_bias={77: 100})) == [[77] * 12]
+    (written,) = tokens(llm, [SYSTEM], SamplingParams(max_tokens=30, temperature=5.0, allowed_token_ids=(5, 6, 7)))
+    assert set(written) == {5, 6, 7}
+
+
+def test_bad_words_are_not_written(llm: LLM) -> None:
+    assert llm.tokenizer is not None
+    letters = [llm.tokenizer.encode(letter)[0] for letter in "xyz "]
+    sampling = SamplingParams(max_tokens=60, temperature=20.0, seed=2, allowed_token_ids=tuple(letters))
+    words = ["xz", "yx", "yy"]
+    (plain,), (clean,) = llm.generate("hello", sampling), llm.generate("hello", sampling, bad_words=words)
+    assert all(word in plain.outputs[0].text for word in words)
+    assert not any(word in clean.outputs[0].text for word in words)
+    (whole,) = llm.generate("hello", GREEDY)
+    ids = whole.outputs[0].token_ids
+    (output,) = llm.generate("hello", GREEDY, bad_words_ids=[ids[3:5]])
+    assert output.outputs[0].token_ids[:4] == ids[:4]
+    assert output.outputs[0].token_ids[4] != ids[4]
+    with make(Path(llm.config.model), skip_tokenizer_init=True) as mute:
+        with pytest.raises(InvalidRequestError, match=r"bad_words is .* made without a tokenizer, see bad_words_ids"):
+            mute.generate([[1]], GREEDY, bad_words="x")
+        assert tokens(mute, [[1]], replace(GREEDY, bad_words_ids=((5,),)))
+
+
+def test_a_step_that_has_drafts_draws_by_the_same_rules(folder: Path) -> None:
+    sampling = SamplingParams(
+        max_tokens=30, seed=5, repetition_penalty=1.3, frequency_penalty=0.5, bad_words_ids=((1, 2), (3,)), min_tokens=9
+    )
+    with make(folder) as llm:
+        (expected,) = tokens(llm, [SYSTEM], sampling)
+        llm.reset_prefix_cache()
+        guessed = [0]
+
+        def draft(request: Request, most: int) -> array[int]:
+            at = len(request.tokens) - len(SYSTEM)
+            guesses = array("i", expected[at : at + min(3, most)])
+            if at % 3 == 0 and guesses:
+                guesses[-1] = (guesses[-1] + 1) % VOCAB_SIZE
+            guessed[0] += len(guesses)
+            return guesses
+
+        llm.engine.scheduler._drafter = draft
+        assert tokens(llm, [SYSTEM], sampling) == [expected]
+        assert guessed[0] > 20
+        assert_clean(llm)
+
+
+# ---- log-probabilities of the prompt ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_prompt_logprobs_are_those_of_texts_that_end_there(folder: Path, backend: str) -> None:
+    with make(folder, backend=backend) as llm:
+        (output,) = llm.generate([SYSTEM], GREEDY, prompt_logprobs=2)
+        found = output.prompt_logprobs
+        assert found is not None and found[0] is None and len(found) == len(SYSTEM)
+        prefixes = [{"prompt_token_ids": SYSTEM[:count]} for count in range(1, len(SYSTEM))]
+        outputs = llm.generate(prefixes, GREEDY, max_tokens=1, logprobs=2)
+        for token, entry, prefix in zip(SYSTEM[1:], found[1:], outputs, strict=True):
+            assert entry is not None and prefix.outputs[0].logprobs is not None
+            (drawn,) = prefix.outputs[0].logprobs
+            assert {other: one for other, one in entry.items() if one.rank <= 2} == drawn
+            assert next(iter(entry)) == token
+        assert output.outputs[0].token_ids == tokens(llm, [SYSTEM])[0]
+        assert llm.generate([SYSTEM], GREEDY)[0].prompt_logprobs is None
+        assert llm.generate([[7]], GREEDY, prompt_logprobs=5)[0].prompt_logprobs == [None]
+        assert_clean(llm)
+
+
+def test_prompt_logprobs_are_the_same_in_chunks_with_hits_and_beside_others(folder: Path) -> None:
+    prompts = [SYSTEM, SYSTEM + [3] * 20, list(range(100, 300))]
+    with make(folder) as llm:
+        expected = [llm.generate([prompt], GREEDY, prompt_logprobs=3)[0].prompt_logprobs for prompt in prompts]
+        again = llm.generate(prompts, GREEDY, prompt_logprobs=3, n=2, temperature=1.0)  # everything is cached now
+        assert [output.prompt_logprobs for output in again] == expected
+        assert [output.num_cached_tokens for output in again] == [0, 0, 0]
+        assert llm.generate([SYSTEM], GREEDY)[0].num_cached_tokens == 32
+        assert_clean(llm)
+    with make(folder, max_num_batched_tokens=7, max_num_seqs=3) as llm:
+        together = llm.generate([*prompts, [1, 2]], GREEDY, prompt_logprobs=3)
+        assert [output.prompt_logprobs for output in together][:3] == expected
+
+
+def test_prompt_logprobs_come_with_the_first_token_and_stay(llm: LLM) -> None:
+    snapshots = list(llm.stream(SYSTEM, GREEDY, prompt_logprobs=0))
+    assert len(snapshots) == 12
+    first = snapshots[0].prompt_logprobs
+    assert first is not None and len(first) == 40
+    assert all(snapshot.prompt_logprobs == first for snapshot in snapshots)
 
 
 # ---- sharing ------------------------------------------------------------------------------------------------------
@@ -371,6 +484,22 @@ def test_a_bad_prompt_is_refused_before_anything_is_enqueued(
         ({"stop_token_ids": [VOCAB_SIZE]}, "stop_token_ids is 384"),
         ({"logprobs": 21}, "logprobs is 21"),
         ({"seed": -1}, "seed is -1"),
+        ({"repetition_penalty": 0}, "repetition_penalty is 0"),
+        ({"presence_penalty": 2.5}, "presence_penalty is 2.5"),
+        ({"frequency_penalty": float("nan")}, "frequency_penalty is nan"),
+        ({"logit_bias": {VOCAB_SIZE: 1.0}}, "logit_bias is 384"),
+        ({"logit_bias": {5: 101.0}}, r"logit_bias\[5\] is 101.0"),
+        ({"bad_words": ["ok", "  "]}, "bad_words is '  '; allowed: more than space"),
+        ({"bad_words": ["half a pair \ud800"]}, "bad_words is"),
+        ({"bad_words": ["ok", "q" * 200]}, "bad_words is 'q.*; allowed: words of 1 to 32 tokens"),
+        (
+            {"bad_words": ["ok"], "bad_words_ids": [[i] for i in range(255)]},
+            "bad_words_ids is .*; allowed: at most 256 tuples",
+        ),
+        ({"bad_words_ids": [[1, VOCAB_SIZE]]}, "bad_words_ids is 384"),
+        ({"allowed_token_ids": []}, r"allowed_token_ids is \(\)"),
+        ({"allowed_token_ids": [VOCAB_SIZE - 1], "min_tokens": 1}, "allowed_token_ids is .*; allowed: one that no"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs is 21"),
         ({"beam_width": 3}, "beam_width is 3"),
     ],
 )

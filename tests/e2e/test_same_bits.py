@@ -1,6 +1,7 @@
 """Whole engines over the compiled core: the same tokens and log-probabilities, to the bit, whatever happens around.
 
-Log-probabilities of every token are compared exactly, so that a logit that changed in its last bit shows.
+Log-probabilities of every token are compared exactly, so that a logit that changed in its last bit shows. Most requests
+have penalties, biases or bad words, some ask for the log-probabilities of their prompt.
 """
 
 from __future__ import annotations
@@ -14,13 +15,24 @@ from typing import Any
 import pytest
 
 from quire import LLM, KVCacheManager, Request, RequestOutput, SamplingParams, _native
+from quire.engine.outputs import Logprob
 from support.tiny_checkpoint import write_tiny_llama, write_tiny_qwen3
 
 SHARED = [(5 * i * i + 3 * i + 1) % 120 for i in range(70)]
 WINDOWS = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
 LONGEST = 220
 
-Text = tuple[list[int], list[list[tuple[int, float, int]]]]
+Entry = list[tuple[int, float, int]]
+Text = tuple[list[int], list[Entry], list[Entry]]
+
+RULES: list[dict[str, Any]] = [
+    {},
+    {"repetition_penalty": 1.4},
+    {"presence_penalty": 0.8, "frequency_penalty": 0.5, "prompt_logprobs": 2},
+    {"logit_bias": {3: 2.0, 40: -5.0, 41: 1.0}, "repetition_penalty": 0.8},
+    {"allowed_token_ids": list(range(0, 120, 3)), "frequency_penalty": 2.0, "min_tokens": 3},
+    {"bad_words_ids": [[i] for i in range(0, 60)] + [[i, i + 1] for i in range(60, 110)], "prompt_logprobs": 0},
+]
 
 
 def workload() -> list[tuple[list[int], SamplingParams]]:
@@ -37,6 +49,7 @@ def workload() -> list[tuple[list[int], SamplingParams]]:
             max_tokens=6 + index,
             ignore_eos=True,
             logprobs=3,
+            **RULES[index % len(RULES)],
         )
         found.append((prompt, sampling))
     return found
@@ -46,15 +59,25 @@ WORKLOAD = workload()
 
 
 def texts_of(outputs: Sequence[RequestOutput]) -> list[Text]:
-    """Return everything that was generated, exactly: per sequence its tokens, and per token the log-probabilities."""
+    """Return everything that was generated, exactly: per sequence its tokens, and per token the log-probabilities.
+
+    Last come the log-probabilities of the prompt.
+    """
     found = []
-    for completion in (completion for output in outputs for completion in output.outputs):
+    for output, completion in ((each, completion) for each in outputs for completion in each.outputs):
         assert completion.finish_reason == "length", completion.error
-        logprobs = completion.logprobs or []
-        entries = [[(token, one.logprob, one.rank) for token, one in sorted(entry.items())] for entry in logprobs]
-        assert len(entries) == len(completion.token_ids)
-        found.append((completion.token_ids, entries))
+        logprobs = entries_of(completion.logprobs)
+        assert len(logprobs) == len(completion.token_ids)
+        prompt = entries_of(output.prompt_logprobs)
+        assert len(prompt) in (0, len(output.prompt_token_ids))
+        found.append((completion.token_ids, logprobs, prompt))
     return found
+
+
+def entries_of(logprobs: Sequence[dict[int, Logprob] | None] | None) -> list[Entry]:
+    return [
+        [(token, one.logprob, one.rank) for token, one in sorted((entry or {}).items())] for entry in logprobs or ()
+    ]
 
 
 def run(llm: LLM, workload: Sequence[tuple[list[int], SamplingParams]]) -> list[Text]:
@@ -150,9 +173,9 @@ def test_preempted_is_as_alone(
         texts = run(llm, longer)
         assert llm.engine.scheduler.num_preemptions > 0
         assert any(swapped) == (preemption == "swap")
-    for (tokens, entries), expected in zip(texts, alone(folder, instruction_set, "bfloat16"), strict=True):
+    for (tokens, entries, prompt), expected in zip(texts, alone(folder, instruction_set, "bfloat16"), strict=True):
         count = len(expected[0])
-        assert (tokens[:count], entries[:count]) == expected
+        assert (tokens[:count], entries[:count], prompt) == expected
     with make(folder, dtype="bfloat16", num_threads=1, enable_prefix_caching=False) as llm:
         assert texts == [run(llm, [each])[0] for each in longer]
 
@@ -165,4 +188,31 @@ def test_n_sequences_of_one_request_are_n_requests(folder: Path, instruction_set
         seed = sampling.seed or 0
         single = [run(llm, [(prompt, replace(sampling, seed=seed + i))])[0] for i in range(4)]
     assert together[:4] == single
-    assert len({tuple(tokens) for tokens, _ in single}) > 1
+    assert len({tuple(tokens) for tokens, _, _ in single}) > 1
+
+
+def test_rules_and_reports_are_part_of_the_comparison(folder: Path, instruction_set: str) -> None:
+    """What is compared above depends on the rules, and the prompts of those who asked were reported whole."""
+    texts = alone(folder, instruction_set, "float32")
+    for index, (_, sampling) in enumerate(WORKLOAD):
+        assert bool(texts[index][2]) == (sampling.prompt_logprobs is not None)
+    plain = [
+        (
+            prompt,
+            SamplingParams(
+                seed=each.seed,
+                max_tokens=each.max_tokens,
+                temperature=each.temperature,
+                top_k=each.top_k,
+                top_p=each.top_p,
+                ignore_eos=True,
+                logprobs=3,
+            ),
+        )
+        for prompt, each in WORKLOAD
+    ]
+    with make(folder, dtype="float32") as llm:
+        without = run(llm, plain)
+    changed = [without[index][0] != texts[index][0] for index in range(len(WORKLOAD))]
+    assert sum(changed) >= 8
+    assert not any(changed[:: len(RULES)])

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 
 from quire.core.errors import InvariantError
+from quire.core.logprobs import TokenLogprobs
 from quire.core.request import DEFAULT_SCOPE, CacheScope, Request
+from quire.core.sampling_params import SamplingParams
 from quire.core.step import NO_BLOCK, BlockCopy, BlockMove
 from quire.memory.block import BlockState
 from quire.memory.sequence import MissReason
@@ -517,6 +521,25 @@ def test_each_miss_has_its_reason(prefix_index: str) -> None:
     assert reason(memory, EIGHT, SALTED) is MissReason.OTHER_SALT
     memory.leave_cached([60] * 16)
     assert reason(memory, [*EIGHT, 9]) is MissReason.EVICTED
+
+
+@pytest.mark.parametrize("prefix_index", INDEXES)
+def test_who_wants_the_logits_of_a_prompt_reads_nothing_and_leaves_it_cached(prefix_index: str) -> None:
+    memory = ByHand(prefix_index=prefix_index, num_blocks=8)
+    memory.leave_cached(EIGHT)
+    request = memory.request([*EIGHT, 9])
+    request.sampling = SamplingParams(prompt_logprobs=0)
+    assert memory.manager.match_prefix(request).num_tokens == 0
+    assert memory.open(request)
+    assert memory.manager.miss_reason(request) is MissReason.NOT_ASKED
+    memory.commit(request)
+    memory.free(request)
+    memory.manager.check()
+    assert memory.manager.match_prefix(memory.request([*EIGHT, 9])).num_tokens == 8
+    request = memory.request([*EIGHT, 9])
+    request.sampling = SamplingParams(prompt_logprobs=0)
+    request.prompt_logprobs = [TokenLogprobs(-1.0, 1, array("i"), array("d"))] * 8  # as after a preemption
+    assert memory.manager.match_prefix(request).num_tokens == 8
 
 
 def test_a_tenant_is_never_told_that_another_salt_holds_its_prompt() -> None:

@@ -165,6 +165,26 @@ def test_logprobs_name_the_token_and_the_likeliest(tokenizer: Tokenizer) -> None
     assert Door(tokenizer).send([a]).outputs[0].logprobs is None
 
 
+def test_the_prompt_is_told_with_the_first_token_and_stays(tokenizer: Tokenizer) -> None:
+    door = Door(tokenizer, prompt_logprobs=1, n=2)
+    reports = tuple(entry(-0.5 * place, 2, (PROMPT[0], -0.25)) for place in range(1, len(PROMPT)))
+    assert door.request.output().prompt_logprobs is None
+    assert door.send("a", 1).prompt_logprobs is None  # they come with the first sequence
+    first = door.send("a", prompt_logprobs=reports).prompt_logprobs
+    assert first is not None and first[0] is None and len(first) == len(PROMPT)
+    text = tokenizer.token_text(PROMPT[1])
+    assert (first[1] or {})[PROMPT[1]] == Logprob(-0.5, 2, text)
+    assert door.send("b", finish_reason=FinishReason.LENGTH).prompt_logprobs == first
+    assert Door(tokenizer).send("a", prompt_logprobs=reports).prompt_logprobs is None  # nobody asked
+
+
+def test_a_prompt_that_failed_is_told_as_far_as_it_came(tokenizer: Tokenizer) -> None:
+    door = Door(tokenizer, prompt_logprobs=0)
+    output = door.send("", prompt_logprobs=(entry(-1.0),), finish_reason=FinishReason.ERROR, error="broken")
+    assert output.prompt_logprobs is not None and len(output.prompt_logprobs) == 2
+    assert Door(tokenizer, prompt_logprobs=0).send("", finish_reason=FinishReason.ERROR).prompt_logprobs is None
+
+
 def test_of_best_of_the_most_likely_are_returned_and_numbered_anew(tokenizer: Tokenizer) -> None:
     door = Door(tokenizer, n=2, best_of=3)
     for branch, logprob in enumerate([-3.0, -9.0, -1.0]):

@@ -25,8 +25,10 @@ from quire.core.errors import (
 from quire.core.request import CacheScope, FinishReason, Request, RequestStatus
 from quire.core.step import StepPlan, StepResult, column
 from quire.memory.sizing import max_sequence_tokens
+from quire.scheduler import plan_builder
+from quire.scheduler.commit import note_prompt
 from support.control import VOCAB_SIZE, Control
-from support.shadow import expected_tokens
+from support.shadow import expected_report, expected_tokens
 
 
 def prompt(length: int, first: int = 0) -> list[int]:
@@ -812,3 +814,72 @@ def test_clearing_the_cache_leaves_those_who_run_alone() -> None:
         control.memory.reset()
     control.run()
     control.check_outputs()
+
+
+# ---- log-probabilities of prompts ----------------------------------------------------------------------------------
+
+
+def test_who_wants_its_prompt_reported_reads_no_cache_and_fills_it() -> None:
+    control = Control()
+    control.add("first", prompt(20), max_tokens=2)
+    control.run()
+    reported = control.add("reported", prompt(20), max_tokens=2, prompt_logprobs=0)
+    control.run()
+    assert reported.num_cached_tokens == 0
+    assert reported.prompt_logprobs == expected_report(prompt(20))
+    control.add("last", prompt(20), max_tokens=2)
+    control.run()
+    assert control.requests["last"].num_cached_tokens == 19
+    control.memory.reset()
+    control.add("alone", prompt(20), max_tokens=2, prompt_logprobs=0)
+    control.run()
+    control.add("hit", prompt(20), max_tokens=2)
+    control.run()
+    assert control.requests["hit"].num_cached_tokens == 19
+    control.check_outputs()
+
+
+@pytest.mark.parametrize("max_steps_under_way", [1, 3])
+def test_few_logits_of_prompts_are_wanted_in_one_step(
+    monkeypatch: pytest.MonkeyPatch, max_steps_under_way: int
+) -> None:
+    monkeypatch.setattr(plan_builder, "MAX_PROMPT_LOGITS", 7)
+    control = Control(max_steps_under_way=max_steps_under_way)
+    for index in range(3):
+        control.add(f"reported{index}", prompt(20 + index, index), max_tokens=3, prompt_logprobs=0)
+    control.add("plain", prompt(30, 9), max_tokens=3)
+    control.run()
+    for index in range(3):
+        expected = expected_report(prompt(20 + index, index))
+        assert control.requests[f"reported{index}"].prompt_logprobs == expected
+    most: dict[int, int] = {}
+    wanted = []
+    for plan in control.plans:
+        most |= {start.row: start.num_prompt_logits for start in plan.row_starts}
+        spans = zip(plan.rows, plan.starts, plan.counts, strict=True)
+        wanted.append(sum(max(0, min(start + count, most[row]) - start) for row, start, count in spans))
+    assert max(wanted) == 7
+    assert sum(wanted) == 19 + 20 + 21
+    control.check_outputs()
+
+
+def test_a_prompt_is_reported_once_whatever_is_preempted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_builder, "MAX_PROMPT_LOGITS", 6)
+    for preemption, num_host_blocks in (("recompute", 0), ("swap", 20)):
+        control = Control(num_blocks=14, preemption=preemption, num_host_blocks=num_host_blocks)
+        for index in range(3):
+            control.add(f"r{index}", prompt(20, 5 * index), max_tokens=20, prompt_logprobs=0, n=1 + index % 2)
+        control.run()
+        assert control.scheduler.num_preemptions
+        for index in range(3):
+            assert control.requests[f"r{index}"].prompt_logprobs == expected_report(prompt(20, 5 * index))
+        control.check_outputs()
+
+
+def test_a_report_with_a_gap_is_our_own_mistake() -> None:
+    control = Control()
+    control.add("r", prompt(8), prompt_logprobs=0)
+    control.step()
+    request = control.requests["r"]
+    with pytest.raises(InvariantError, match="nothing was reported of its prompt before 9"):
+        note_prompt(request, 9, ())

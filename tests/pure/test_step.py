@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core.errors import InvariantError, StepLogError
+from quire.core.logprobs import TokenLogprobs
 from quire.core.sampling_params import SamplingParams
 from quire.core.step import BlockCopy, BlockMove, RowStart, StepPlan, StepResult, TableChanges, column
 
@@ -35,8 +36,17 @@ SAMPLINGS = st.builds(
     min_tokens=INT32,
     stop_token_ids=st.lists(INT32, max_size=4).map(tuple),
     ignore_eos=st.booleans(),
+    logprobs=st.none() | INT64,
+    prompt_logprobs=st.none() | INT64,
+    repetition_penalty=NUMBERS,
+    presence_penalty=NUMBERS,
+    frequency_penalty=NUMBERS,
+    logit_bias=st.dictionaries(INT32, NUMBERS, max_size=3),
+    bad_words=st.lists(TEXTS, max_size=3).map(tuple),
+    bad_words_ids=st.lists(st.lists(INT32, max_size=3).map(tuple), max_size=3).map(tuple),
+    allowed_token_ids=st.none() | st.lists(INT32, max_size=3).map(tuple),
 )
-ROW_STARTS = st.builds(RowStart, INT32, TEXTS, COLUMNS, INT32, SAMPLINGS, INT32)
+ROW_STARTS = st.builds(RowStart, INT32, TEXTS, COLUMNS, INT32, SAMPLINGS, INT32, INT32)
 
 
 def tuples_of(pair: type[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
@@ -59,10 +69,23 @@ PLANS = st.builds(
     copies=tuples_of(BlockCopy),
     moves_in=tuples_of(BlockMove),
 )
+ROWS = st.integers(0, 1 << 30)
+ENTRIES = st.builds(
+    TokenLogprobs, NUMBERS, INT64, COLUMNS, st.lists(NUMBERS, max_size=3).map(lambda values: array("d", values))
+)
+REPORTS = st.dictionaries(ROWS, st.lists(ENTRIES, max_size=2).map(tuple), max_size=2)
 RESULTS = st.builds(
-    StepResult, INT64, COLUMNS, COLUMNS, COLUMNS, st.dictionaries(st.integers(0, 1 << 30), TEXTS, max_size=3)
+    StepResult, INT64, COLUMNS, COLUMNS, COLUMNS, st.dictionaries(ROWS, TEXTS, max_size=3), REPORTS, REPORTS
 )
 
+RULED = SamplingParams(
+    seed=1,
+    stop_token_ids=(2,),
+    repetition_penalty=1.5,
+    logit_bias={4: 1.0, 3: -2.0},
+    bad_words_ids=((1, 2), (3,)),
+    allowed_token_ids=(5, 6),
+)
 PLAN = StepPlan(
     step_id=7,
     rows=column(0, 1),
@@ -70,7 +93,7 @@ PLAN = StepPlan(
     counts=column(1, 3),
     samples=column(1, 0),
     num_decodes=1,
-    row_starts=(RowStart(1, "né", column(5, 6, 7), 3, SamplingParams(seed=1, stop_token_ids=(2,)), branch=1),),
+    row_starts=(RowStart(1, "né", column(5, 6, 7), 3, RULED, branch=1),),
     released_rows=column(2),
     tables=TableChanges(column(1), column(0), column(0), column(9)),
     drafts={1: column(8, 9)},

@@ -52,6 +52,51 @@ SAMPLING_CASES: list[tuple[str, list[Any], str]] = [
     ("include_stop_str_in_output", [1, None, "yes"], "True or False"),
     ("skip_special_tokens", [0, None, "no"], "True or False"),
     ("logprobs", [-1, 21, 1.0, True, "5", NAN], "an integer from 0 to 20"),
+    ("prompt_logprobs", [-1, 21, 1.0, True, "5", NAN], "an integer from 0 to 20"),
+    ("repetition_penalty", [NAN, INFINITY, True, "1", None], "a finite number"),
+    ("repetition_penalty", [0, -1.0, 0.001, 100.5], "a number from 0.01 to 100"),
+    ("presence_penalty", [NAN, -INFINITY, False, "0", None], "a finite number"),
+    ("presence_penalty", [-2.1, 3], "a number from -2 to 2"),
+    ("frequency_penalty", [NAN, -INFINITY, False, "0", None], "a finite number"),
+    ("frequency_penalty", [-2.1, 3], "a number from -2 to 2"),
+    ("logit_bias", [None, {1}, 1, "1", ((1, 0.0),) * 1025], "a number for each of at most 1024 token ids"),
+    ("logit_bias", [((1, 0.5), (1, 2.0))], "each token id once"),
+    ("bad_words", [None, {"a"}, 1, ("a",) * 129], "at most 128 strings"),
+    ("bad_words_ids", [None, {1}, "a", ((1,),) * 257], "at most 256 tuples of token ids"),
+    ("allowed_token_ids", [(), {1}, 1, "a", (1,) * 101], "None, or a tuple of 1 to 100 token ids"),
+]
+# Fields of which a part is wrong: the field that is named, the value that is shown, and what is allowed.
+PART_CASES: list[tuple[dict[str, Any], str, Any, str]] = [
+    ({"logit_bias": {100: 1.0}}, "logit_bias", 100, "an integer from 0 to 99"),
+    ({"logit_bias": {-1: 1.0}}, "logit_bias", -1, "an integer from 0 to 99"),
+    ({"logit_bias": {"5": 1.0}}, "logit_bias", "5", "an integer from 0 to 99"),
+    ({"logit_bias": {"5": 1.0, 5: 2.0}}, "logit_bias", "5", "an integer from 0 to 99"),
+    ({"logit_bias": {True: 1.0}}, "logit_bias", True, "an integer from 0 to 99"),
+    ({"logit_bias": {5: 100.5}}, "logit_bias[5]", 100.5, "a number from -100 to 100"),
+    ({"logit_bias": {5: NAN}}, "logit_bias[5]", NAN, "a finite number"),
+    ({"logit_bias": {5: "1"}}, "logit_bias[5]", "1", "a finite number"),
+    ({"logit_bias": [5]}, "logit_bias", [5], "a number for each of at most 1024 token ids"),
+    ({"logit_bias": (5,)}, "logit_bias", 5, "pairs of a token id and a number"),
+    ({"logit_bias": ((5, 1.0, 2),)}, "logit_bias", (5, 1.0, 2), "pairs of a token id and a number"),
+    ({"bad_words": [""]}, "bad_words", "", "a string of 1 to 256 characters"),
+    ({"bad_words": ["a" * 257]}, "bad_words", "a" * 257, "a string of 1 to 256 characters"),
+    ({"bad_words": [5]}, "bad_words", 5, "a string of 1 to 256 characters"),
+    ({"bad_words_ids": [[]]}, "bad_words_ids", (), "tuples of 1 to 32 token ids"),
+    ({"bad_words_ids": [[1] * 33]}, "bad_words_ids", (1,) * 33, "tuples of 1 to 32 token ids"),
+    ({"bad_words_ids": [5]}, "bad_words_ids", 5, "tuples of 1 to 32 token ids"),
+    ({"bad_words_ids": [[1, 100]]}, "bad_words_ids", 100, "an integer from 0 to 99"),
+    ({"bad_words_ids": [["a"]]}, "bad_words_ids", "a", "an integer from 0 to 99"),
+    ({"allowed_token_ids": [1, 100]}, "allowed_token_ids", 100, "an integer from 0 to 99"),
+    ({"allowed_token_ids": [1.0]}, "allowed_token_ids", 1.0, "an integer from 0 to 99"),
+]
+# What leaves no token that may be chosen, whatever the text is.
+NO_CHOICE_CASES: list[tuple[dict[str, Any], str]] = [
+    ({"bad_words_ids": [[token] for token in range(100)]}, "bad_words_ids"),
+    ({"bad_words_ids": [[1, token] for token in range(100)]}, "bad_words_ids"),
+    ({"allowed_token_ids": [5, 6], "bad_words_ids": [[5], [1, 6]]}, "allowed_token_ids"),
+    ({"allowed_token_ids": [5], "stop_token_ids": [5], "min_tokens": 1}, "allowed_token_ids"),
+    ({"allowed_token_ids": [7], "min_tokens": 1}, "allowed_token_ids"),
+    ({"stop_token_ids": list(range(100)), "min_tokens": 1}, "min_tokens"),
 ]
 SCOPE_CASES: list[tuple[str, str, list[Any], str]] = [
     ("tenant", "tenant", [None, 1, b"t", True, "t" * (MAX_NAME_LENGTH + 1)], "a string of 0 to 256 characters"),
@@ -152,6 +197,35 @@ def test_min_tokens_is_at_most_max_tokens() -> None:
     )
 
 
+@pytest.mark.parametrize(("wanted", "field", "value", "allowed"), PART_CASES)
+def test_a_part_of_a_field_that_is_wrong_is_shown(wanted: dict[str, Any], field: str, value: Any, allowed: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        validate(Request("r", [1], SamplingParams(**wanted)), LIMITS)
+    assert (caught.value.field, caught.value.allowed) == (field, allowed)
+    assert caught.value.value == value or value is NAN
+
+
+@pytest.mark.parametrize(("wanted", "field"), NO_CHOICE_CASES)
+def test_what_leaves_no_token_to_choose_is_refused(wanted: dict[str, Any], field: str) -> None:
+    limits = replace(LIMITS, eos_token_ids=(7,))
+    with pytest.raises(InvalidRequestError, match=f"^{field} is ") as caught:
+        validate(Request("r", [1], SamplingParams(**wanted)), limits)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"bad_words_ids": [[token] for token in range(99)]},
+        {"allowed_token_ids": [7], "min_tokens": 1, "ignore_eos": True},
+        {"allowed_token_ids": [5, 6], "bad_words_ids": [[5], [6, 5]]},
+        {"stop_token_ids": list(range(100))},
+    ],
+)
+def test_one_token_to_choose_is_enough(wanted: dict[str, Any]) -> None:
+    validate(Request("r", [1], SamplingParams(**wanted)), replace(LIMITS, eos_token_ids=(7,)))
+
+
 @pytest.mark.parametrize(
     ("prompt", "index", "value"), [([100], 0, 100), ([0, 99, -1], 2, -1), ([5, 1 << 30], 1, 1 << 30)]
 )
@@ -199,6 +273,11 @@ def test_a_long_value_is_cut_in_the_message_and_kept_in_the_error() -> None:
         SamplingParams(beam_search=True, temperature=0.0, n=1, best_of=8, ignore_eos=True, min_tokens=64),
         SamplingParams(stop_token_ids=(0, 99) * (MAX_STOP_TOKEN_IDS // 2), max_tokens=62, min_tokens=62),
         SamplingParams(temperature=-0.0),
+        SamplingParams(
+            repetition_penalty=100, presence_penalty=2, frequency_penalty=-2, prompt_logprobs=20, logprobs=0
+        ),
+        SamplingParams(repetition_penalty=0.01, logit_bias=dict.fromkeys(range(100), -100), allowed_token_ids=(99,)),
+        SamplingParams(bad_words=("a" * 256,) * 128, bad_words_ids=[[0] * 32] * 256),  # type: ignore[arg-type]
     ],
 )
 def test_the_most_extreme_values_allowed_pass(sampling: SamplingParams) -> None:

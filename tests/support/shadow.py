@@ -16,11 +16,12 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from quire.core.errors import ExecutionError
 from quire.core.kv_spec import KVCacheSpec
+from quire.core.logprobs import TokenLogprobs
 from quire.core.step import NO_BLOCK, StepPlan, StepResult
 
 _PRIME = 1099511628211
@@ -108,6 +109,7 @@ class _Row:
     request_id: str
     branch: int
     num_beams: int  # 1: no beam search
+    num_prompt_logits: int = 0
     failed: bool = False
 
 
@@ -163,7 +165,9 @@ class ShadowExecutor:
             tables: list[list[int]] = [[] for _ in self._spec.groups]
             num_beams = start.sampling.num_sequences if start.sampling.beam_search else 1
             tokens = array("i", start.tokens)
-            self._rows[start.row] = _Row(tokens, tables, digests, start.request_id, start.branch, num_beams)
+            self._rows[start.row] = _Row(
+                tokens, tables, digests, start.request_id, start.branch, num_beams, start.num_prompt_logits
+            )
         changes = plan.tables
         for row, group, index, block in zip(changes.rows, changes.groups, changes.indices, changes.blocks, strict=True):
             table = self._rows[row].tables[group]
@@ -182,7 +186,7 @@ class ShadowExecutor:
                 continue
             self._write(self._rows[row], start, count, plan.drafts.get(row, array("i")))
         beams = self._choose_beams({row: samples for row, _, _, samples in entries})
-        num_tokens, tokens, parents, failures = array("i"), array("i"), array("i"), {}
+        num_tokens, tokens, parents, failures, reported = array("i"), array("i"), array("i"), {}, {}
         for index, (row, start, count, samples) in enumerate(entries):
             drafts = plan.drafts.get(row, array("i"))
             parents.append(beams[row][0] if row in beams else row)
@@ -194,6 +198,9 @@ class ShadowExecutor:
             if index < plan.num_decodes and (count, samples, len(drafts)) != (1, 1, 0):
                 raise ShadowError("an entry among the plain decodes is none")
             self._read(self._rows[row], start, count, drafts)
+            wanted = range(start, min(start + count, self._rows[row].num_prompt_logits))
+            if wanted:
+                reported[row] = report_prompt(self._rows[row].tokens, self._rows[row].digests, wanted)
             if row in beams:
                 sampled = [beams[row][1]]
                 self._grow(self._rows[row], sampled)  # good only for a beam that continues itself
@@ -201,7 +208,9 @@ class ShadowExecutor:
                 sampled = self._sample(self._rows[row], samples, drafts)
             num_tokens.append(len(sampled))
             tokens.extend(sampled)
-        return StepResult(plan.step_id, num_tokens, tokens, parents if beams else array("i"), failures)
+        return StepResult(
+            plan.step_id, num_tokens, tokens, parents if beams else array("i"), failures, prompt_logprobs=reported
+        )
 
     def _choose_beams(self, samples: dict[int, int]) -> dict[int, tuple[int, int]]:
         """For each row that is a beam taking a step: the row that it continues, and its token."""
@@ -268,6 +277,22 @@ class ShadowExecutor:
         for token in tokens:
             row.tokens.append(token)
             row.digests.append(extend(row.digests[-1], token))
+
+
+def report_prompt(tokens: Sequence[int], digests: list[int], positions: range) -> tuple[TokenLogprobs, ...]:
+    """What stands for the log-probabilities of the tokens after these positions."""
+    return tuple(
+        TokenLogprobs(-float(digests[position + 1] % 1000), tokens[position + 1], array("i", [position]), array("d"))
+        for position in positions
+    )
+
+
+def expected_report(prompt: list[int], salt: str = "") -> list[TokenLogprobs]:
+    """What a `ShadowExecutor` must report of a prompt, whatever else runs."""
+    digests = [root_digest(salt)]
+    for token in prompt:
+        digests.append(extend(digests[-1], token))
+    return list(report_prompt(prompt, digests, range(len(prompt) - 1)))
 
 
 def draw(digest: int, vocab_size: int, branch: int = 0) -> int:

@@ -29,7 +29,7 @@ from quire.memory.block_pool import BlockPool
 from quire.memory.manager import KVCacheManager
 from quire.memory.sizing import max_sequence_tokens
 from quire.scheduler.scheduler import Drafter, Scheduler
-from support.shadow import ShadowExecutor, draw, expected_beams, expected_tokens, extend, root_digest
+from support.shadow import ShadowExecutor, draw, expected_beams, expected_report, expected_tokens, extend, root_digest
 
 VOCAB_SIZE = 50
 MAX_MODEL_LEN = 44
@@ -163,6 +163,7 @@ def _draw_jobs(rng: random.Random, max_num_seqs: int) -> list[Job]:
             min_tokens=rng.choice([0, 0, 1, 2, 5]),
             stop_token_ids=rng.choice([(), (), (3,), (1, 40, 41, 42, 43, 44), tuple(range(20, 40))]),
             ignore_eos=rng.random() < 0.3,
+            prompt_logprobs=0 if index % 3 == 2 else None,
         )
         if sampling.max_tokens is not None and sampling.min_tokens > sampling.max_tokens:
             sampling = replace(sampling, min_tokens=sampling.max_tokens)
@@ -406,9 +407,11 @@ class Simulation:
         members = request.group.members if request.group else [request]
         ends = expected_ends(job, request.max_total_tokens)
         is_search = job.sampling.beam_search and job.sampling.num_sequences > 1
+        report = [] if job.sampling.prompt_logprobs is None else expected_report(job.prompt, job.scope.salt)
         for member in members:
             assert member.tokens[: len(job.prompt)].tolist() == job.prompt
             output, end = member.output_token_ids, ends[member.branch]
+            assert member.prompt_logprobs == (report if output else report[: len(member.prompt_logprobs)])
             assert member.finish_reason is not None
             self.seen[member.finish_reason.value] += 1
             reason, name = member.finish_reason, (job.request_id, member.branch)

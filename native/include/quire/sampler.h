@@ -1,6 +1,8 @@
 // Choosing tokens from logits: greedy or drawn, with filters, free of the batch.
 //
-// A draw is a row of logits with its own settings. Tokens get the weight e^(logit / temperature);
+// A draw is a row of logits with its own settings. Its rules change the logits first: tokens are allowed
+// or banned, biases added, then come the penalties of repetition, frequency and presence, each number
+// rounded to float. Tokens get the weight e^(logit / temperature);
 // the filters take tokens away in this order: min_p (below that share of the highest weight), top_k
 // (all but the k likeliest), top_p (the likeliest that make up that share of what is left; the rest
 // goes). Tokens of equal weight are in the order of their ids. What is left is drawn by one uniform
@@ -17,6 +19,28 @@
 
 namespace quire {
 
+// A list of token ids per draw: those of draw i are ids[starts[i]] up to ids[starts[i + 1]].
+struct TokenLists {
+    const std::int64_t* starts = nullptr;  // [num_draws + 1]
+    const std::int64_t* ids = nullptr;
+
+    bool has_any(int draw) const { return starts[draw] < starts[draw + 1]; }
+};
+
+// What changes the logits of each draw. Biases and counts have an entry per id of `biased` and `seen`;
+// counts say how often a token stands in the output.
+struct RulesView {
+    TokenLists allowed;  // an empty list: every token
+    TokenLists banned;
+    TokenLists biased;
+    const float* biases = nullptr;
+    TokenLists seen;
+    const std::int64_t* counts = nullptr;
+    const float* repetition = nullptr;  // [num_draws]; 1: off
+    const float* frequency = nullptr;   // [num_draws]; 0: off
+    const float* presence = nullptr;    // [num_draws]; 0: off
+};
+
 // Columns of equal length, one entry per draw. Top_k 0: off.
 struct DrawsView {
     int num_draws = 0;
@@ -27,10 +51,8 @@ struct DrawsView {
     const float* min_p = nullptr;
     const std::int64_t* seeds = nullptr;
     const std::int64_t* positions = nullptr;
-    // Tokens that may not be chosen: those of draw i are banned_ids[banned_starts[i]] and following.
-    const std::int64_t* banned_starts = nullptr;  // [num_draws + 1]
-    const std::int64_t* banned_ids = nullptr;
     const std::int64_t* num_logprobs = nullptr;  // how many of the likeliest are reported; -1: nothing is
+    RulesView rules;
 };
 
 // Per draw; the columns of `top` hold `top_stride` entries per draw.
@@ -53,6 +75,12 @@ class Sampler {
     // Logits must be finite. Throws std::bad_alloc only.
     void sample(const Rows& logits, const DrawsView& draws, const ChoicesView& choices);
 
+    int vocab_size() const { return vocab_size_; }
+
+    // What `sample` would report if it had chosen the tokens that stand in `choices`.
+    void report(const Rows& logits, int count, const std::int64_t* logit_rows, const std::int64_t* num_logprobs,
+                const ChoicesView& choices);
+
   private:
     struct Candidate {
         float weight;
@@ -67,9 +95,10 @@ class Sampler {
 
     void draw(const float* logits, const DrawsView& draws, int index, const ChoicesView& choices,
               Scratch& scratch) const;
+    const float* change(const float* logits, const RulesView& rules, int index, Scratch& scratch) const;
     std::int64_t choose(const float* logits, const DrawsView& draws, int index, Scratch& scratch) const;
-    void report(const float* logits, const DrawsView& draws, int index, const ChoicesView& choices,
-                Scratch& scratch) const;
+    void report_one(const float* logits, std::int64_t count, int index, const ChoicesView& choices,
+                    Scratch& scratch) const;
 
     const Kernels& kernels_;
     ThreadTeam& team_;

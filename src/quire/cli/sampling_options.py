@@ -8,7 +8,8 @@ from typing import Any
 
 from quire.core.sampling_params import SamplingParams
 
-NAMES = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed")
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+NAMES = ("max_tokens", "temperature", "top_p", "top_k", "min_p", *PENALTIES, "seed")
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +21,9 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         ("top-p", float, "of the likeliest tokens, as many as have this probability together"),
         ("top-k", int, "so many of the likeliest tokens; 0: all"),
         ("min-p", float, "tokens at least so likely, compared with the likeliest"),
+        ("repetition-penalty", float, "above 1: tokens of prompt and text become less likely; 1: off"),
+        ("presence-penalty", float, "above 0: tokens of the text become less likely; 0: off"),
+        ("frequency-penalty", float, "above 0: the less likely, the more often they stand there; 0: off"),
         ("seed", int, "where random numbers come from: the same seed, the same text"),
     ):
         metavar = "N" if kind is int else "X"

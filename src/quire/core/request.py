@@ -121,6 +121,7 @@ class Request:
         "num_cached_tokens",
         "num_preemptions",
         "logprobs",
+        "prompt_logprobs",
     )
 
     def __init__(
@@ -160,6 +161,7 @@ class Request:
         self.num_cached_tokens = 0  # of the first admission: what the caller is told
         self.num_preemptions = 0
         self.logprobs: list[TokenLogprobs] = []  # of the tokens generated, where they were asked for
+        self.prompt_logprobs: list[TokenLogprobs] = []  # of the prompt's tokens but the first; one list for a group
 
     def open_branch(self, branch: int) -> Request:
         """Return a sibling at the same point of progress, with tokens of its own. Its memory is forked elsewhere."""
@@ -189,6 +191,15 @@ class Request:
     def is_finished(self) -> bool:
         """Whether the request has ended."""
         return self.status is RequestStatus.FINISHED
+
+    @property
+    def num_prompt_logits_wanted(self) -> int:
+        """Of how many leading positions the logits are wanted, because `prompt_logprobs` are and are not there yet.
+
+        As long as there are any, every position must be computed: nothing may come from the cache.
+        """
+        most = self.num_prompt_tokens - 1
+        return most if self.sampling.prompt_logprobs is not None and len(self.prompt_logprobs) < most else 0
 
     def become(self, status: RequestStatus) -> None:
         """Change the status; raises `RequestStateError` unless the table allows it. Mutates the request."""

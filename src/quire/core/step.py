@@ -23,7 +23,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple, TypedDict
 
 from quire.core.errors import InvariantError, StepLogError
 from quire.core.logprobs import TokenLogprobs, read_logprobs, write_logprobs
@@ -32,6 +32,9 @@ from quire.core.wire import WireReader, WireWriter
 
 NO_BLOCK = -1
 """Stands in a block table for a block that was given back behind a sliding window."""
+
+MAX_PROMPT_LOGITS: Final = 128
+"""Positions of prompts whose logits one step computes, for those who asked for `prompt_logprobs`."""
 
 
 class BlockCopy(NamedTuple):
@@ -50,7 +53,11 @@ class BlockMove(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowStart:
-    """A request takes a row: everything that the worker needs to know of it, its block tables aside."""
+    """A request takes a row: everything that the worker needs to know of it, its block tables aside.
+
+    Where `num_prompt_logits` is not 0, the result reports the log-probability of what follows each of so many leading
+    positions.
+    """
 
     row: int
     request_id: str
@@ -58,6 +65,7 @@ class RowStart:
     num_prompt_tokens: int
     sampling: SamplingParams
     branch: int = 0
+    num_prompt_logits: int = 0
 
 
 def column(*values: int) -> array[int]:
@@ -182,7 +190,9 @@ class StepResult:
     request still has tokens to compute, one as a rule, more where drafts were accepted or where the request opened
     into several sequences. `parents[i]` names the row whose sequence entry i continues (beam search picks survivors
     and their parents; everywhere else, and where the column is empty, a row continues itself). `failures` maps a
-    row to what went wrong with that request alone, `logprobs` a row that asked for them to one entry per token.
+    row to what went wrong with that request alone, `logprobs` a row that asked for them to one entry per token, and
+    `prompt_logprobs` a row that asked for them to one entry per token of the prompt that follows one computed in this
+    step.
     """
 
     step_id: int
@@ -191,6 +201,7 @@ class StepResult:
     parents: array[int] = field(default_factory=column)
     failures: dict[int, str] = field(default_factory=dict)
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """Return the compact binary form; equal results give equal bytes."""
@@ -202,12 +213,13 @@ class StepResult:
         for row, message in sorted(self.failures.items()):
             writer.integer(row)
             writer.text(message)
-        writer.integer(len(self.logprobs))
-        for row, entries in sorted(self.logprobs.items()):
-            writer.integer(row)
-            writer.integer(len(entries))
-            for entry in entries:
-                write_logprobs(writer, entry)
+        for reports in (self.logprobs, self.prompt_logprobs):
+            writer.integer(len(reports))
+            for row, entries in sorted(reports.items()):
+                writer.integer(row)
+                writer.integer(len(entries))
+                for entry in entries:
+                    write_logprobs(writer, entry)
         return writer.to_bytes()
 
     @classmethod
@@ -217,12 +229,15 @@ class StepResult:
         step_id = reader.integer()
         num_tokens, tokens, parents = (reader.column() for _ in range(3))
         failures = {reader.integer(): reader.text() for _ in range(reader.integer())}
-        logprobs = {
-            reader.integer(): tuple(read_logprobs(reader) for _ in range(reader.integer()))
-            for _ in range(reader.integer())
-        }
+        logprobs, prompt_logprobs = (
+            {
+                reader.integer(): tuple(read_logprobs(reader) for _ in range(reader.integer()))
+                for _ in range(reader.integer())
+            }
+            for _ in range(2)
+        )
         reader.finish()
-        return cls(step_id, num_tokens, tokens, parents, failures, logprobs)
+        return cls(step_id, num_tokens, tokens, parents, failures, logprobs, prompt_logprobs)
 
 
 def write_sampling(writer: WireWriter, sampling: SamplingParams) -> None:
@@ -234,9 +249,11 @@ def write_sampling(writer: WireWriter, sampling: SamplingParams) -> None:
     for number in (sampling.temperature, sampling.top_p, sampling.min_p):
         writer.number(number)
     writer.column(array("i", sampling.stop_token_ids))
-    writer.integer(len(sampling.stop))
-    for text in sampling.stop:
-        writer.text(text)
+    _write_texts(writer, sampling.stop)
+    has_rules = any(getattr(sampling, name) != default for name, default in NO_RULES.items())
+    writer.integer(int(has_rules))
+    if has_rules:
+        _write_rules(writer, sampling)
 
 
 def read_sampling(reader: WireReader) -> SamplingParams:
@@ -245,6 +262,8 @@ def read_sampling(reader: WireReader) -> SamplingParams:
     include_stop_str_in_output, skip_special_tokens = reader.column(2)
     best_of, seed, max_tokens, logprobs = (reader.optional_integer() for _ in range(4))
     temperature, top_p, min_p = (reader.number() for _ in range(3))
+    stop_token_ids, stop = tuple(reader.column()), _read_texts(reader)
+    rules = _read_rules(reader) if reader.integer() else NO_RULES
     return SamplingParams(
         n=n,
         best_of=best_of,
@@ -256,25 +275,97 @@ def read_sampling(reader: WireReader) -> SamplingParams:
         seed=seed,
         max_tokens=max_tokens,
         min_tokens=min_tokens,
-        stop_token_ids=tuple(reader.column()),
-        stop=tuple(reader.text() for _ in range(reader.integer())),
+        stop_token_ids=stop_token_ids,
+        stop=stop,
         ignore_eos=bool(ignore_eos),
         include_stop_str_in_output=bool(include_stop_str_in_output),
         skip_special_tokens=bool(skip_special_tokens),
         logprobs=logprobs,
+        **rules,
+    )
+
+
+class _Rules(TypedDict):
+    prompt_logprobs: int | None
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: tuple[tuple[int, float], ...]
+    bad_words: tuple[str, ...]
+    bad_words_ids: tuple[tuple[int, ...], ...]
+    allowed_token_ids: tuple[int, ...] | None
+
+
+# Most requests have none of these: then they are not written.
+NO_RULES: Final = _Rules(
+    prompt_logprobs=None,
+    repetition_penalty=1.0,
+    presence_penalty=0.0,
+    frequency_penalty=0.0,
+    logit_bias=(),
+    bad_words=(),
+    bad_words_ids=(),
+    allowed_token_ids=None,
+)
+
+
+def _write_texts(writer: WireWriter, texts: Sequence[str]) -> None:
+    writer.integer(len(texts))
+    for text in texts:
+        writer.text(text)
+
+
+def _read_texts(reader: WireReader) -> tuple[str, ...]:
+    return tuple(reader.text() for _ in range(reader.integer()))
+
+
+def _write_rules(writer: WireWriter, sampling: SamplingParams) -> None:
+    writer.optional_integer(sampling.prompt_logprobs)
+    for number in (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty):
+        writer.number(number)
+    writer.column(array("i", [token for token, _ in sampling.biases]))
+    writer.numbers(array("d", [bias for _, bias in sampling.biases]))
+    _write_texts(writer, sampling.bad_words)
+    writer.integer(len(sampling.bad_words_ids))
+    for word in sampling.bad_words_ids:
+        writer.column(array("i", word))
+    allowed = sampling.allowed_token_ids
+    writer.integer(0 if allowed is None else 1)
+    writer.column(array("i", allowed or ()))
+
+
+def _read_rules(reader: WireReader) -> _Rules:
+    prompt_logprobs = reader.optional_integer()
+    repetition, presence, frequency = (reader.number() for _ in range(3))
+    biased, biases = reader.column(), reader.numbers()
+    if len(biased) != len(biases):
+        raise StepLogError("the columns of a logit_bias differ in length")
+    bad_words = _read_texts(reader)
+    sequences = tuple(tuple(reader.column()) for _ in range(reader.integer()))
+    is_limited, allowed = reader.integer(), tuple(reader.column())
+    return _Rules(
+        prompt_logprobs=prompt_logprobs,
+        repetition_penalty=repetition,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+        logit_bias=tuple(zip(biased, biases, strict=True)),
+        bad_words=bad_words,
+        bad_words_ids=sequences,
+        allowed_token_ids=allowed if is_limited else None,
     )
 
 
 def _write_row_start(writer: WireWriter, start: RowStart) -> None:
-    writer.column(column(start.row, start.num_prompt_tokens, start.branch))
+    writer.column(column(start.row, start.num_prompt_tokens, start.branch, start.num_prompt_logits))
     writer.text(start.request_id)
     writer.column(start.tokens)
     write_sampling(writer, start.sampling)
 
 
 def _read_row_start(reader: WireReader) -> RowStart:
-    row, num_prompt_tokens, branch = reader.column(3)
-    return RowStart(row, reader.text(), reader.column(), num_prompt_tokens, read_sampling(reader), branch)
+    row, num_prompt_tokens, branch, num_prompt_logits = reader.column(4)
+    request_id, tokens, sampling = reader.text(), reader.column(), read_sampling(reader)
+    return RowStart(row, request_id, tokens, num_prompt_tokens, sampling, branch, num_prompt_logits)
 
 
 def _pairs(values: array[int]) -> list[tuple[int, int]]:

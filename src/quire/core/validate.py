@@ -21,6 +21,11 @@ MAX_STOP_TOKEN_IDS = 1024
 MAX_STOP_STRINGS = 64
 MAX_STOP_STRING_LENGTH = 1024
 MAX_LOGPROBS = 20
+MAX_BIASES = 1024
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_LENGTH = 256
+MAX_BAD_WORDS_IDS = 2 * MAX_BAD_WORDS
+MAX_BAD_WORD_TOKENS = 32
 MAX_PRIORITY = 1_000_000
 MAX_SEED = (1 << 63) - 1
 LARGEST = sys.float_info.max
@@ -32,6 +37,7 @@ class RequestLimits:
 
     `max_model_len` counts prompt and output together. `max_sequence_tokens` is the number of tokens of one sequence
     that the KV memory can hold when it holds nothing else. `beam_search`: whether the executor can score beams.
+    `eos_token_ids` end a text.
     """
 
     vocab_size: int
@@ -39,6 +45,7 @@ class RequestLimits:
     max_sequence_tokens: int
     max_num_seqs: int
     beam_search: bool = True
+    eos_token_ids: tuple[int, ...] = ()
 
 
 def validate(request: Request, limits: RequestLimits) -> None:
@@ -87,8 +94,10 @@ def validate_sampling(sampling: SamplingParams, limits: RequestLimits) -> None:
     _require_int("min_tokens", sampling.min_tokens, 0, longest)
     _validate_stop_token_ids(sampling, limits)
     _validate_stop_strings(sampling)
-    if sampling.logprobs is not None:
-        _require_int("logprobs", sampling.logprobs, 0, min(MAX_LOGPROBS, limits.vocab_size))
+    for field in ("logprobs", "prompt_logprobs"):
+        if getattr(sampling, field) is not None:
+            _require_int(field, getattr(sampling, field), 0, min(MAX_LOGPROBS, limits.vocab_size))
+    _validate_rules(sampling, limits)
 
 
 def max_total_tokens(request: Request, limits: RequestLimits) -> int:
@@ -164,6 +173,64 @@ def _validate_stop_strings(sampling: SamplingParams) -> None:
         raise InvalidRequestError("stop", sampling.stop, f"at most {MAX_STOP_STRINGS} strings")
     for text in sampling.stop:
         _require_text("stop", text, 1, MAX_STOP_STRING_LENGTH)
+
+
+def _validate_rules(sampling: SamplingParams, limits: RequestLimits) -> None:
+    _require_number("repetition_penalty", sampling.repetition_penalty, 0.01, 100.0)
+    _require_number("presence_penalty", sampling.presence_penalty, -2.0, 2.0)
+    _require_number("frequency_penalty", sampling.frequency_penalty, -2.0, 2.0)
+    _validate_biases(sampling, limits)
+    _validate_bad_words(sampling, limits)
+    allowed = sampling.allowed_token_ids
+    if allowed is not None:
+        if not isinstance(allowed, tuple) or not 1 <= len(allowed) <= limits.vocab_size:
+            fits = f"None, or a tuple of 1 to {limits.vocab_size} token ids"
+            raise InvalidRequestError("allowed_token_ids", allowed, fits)
+        for token in allowed:
+            _require_int("allowed_token_ids", token, 0, limits.vocab_size - 1)
+    _require_a_choice(sampling, limits)
+
+
+def _validate_biases(sampling: SamplingParams, limits: RequestLimits) -> None:
+    biases = sampling.biases
+    if not isinstance(biases, tuple) or len(biases) > MAX_BIASES:
+        raise InvalidRequestError("logit_bias", biases, f"a number for each of at most {MAX_BIASES} token ids")
+    for pair in biases:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise InvalidRequestError("logit_bias", pair, "pairs of a token id and a number")
+        _require_int("logit_bias", pair[0], 0, limits.vocab_size - 1)
+        _require_number(f"logit_bias[{pair[0]}]", pair[1], -100.0, 100.0)
+    if len({token for token, _ in biases}) < len(biases):
+        raise InvalidRequestError("logit_bias", biases, "each token id once")
+
+
+def _validate_bad_words(sampling: SamplingParams, limits: RequestLimits) -> None:
+    words, sequences = sampling.bad_words, sampling.bad_words_ids
+    if not isinstance(words, tuple) or len(words) > MAX_BAD_WORDS:
+        raise InvalidRequestError("bad_words", words, f"at most {MAX_BAD_WORDS} strings")
+    for word in words:
+        _require_text("bad_words", word, 1, MAX_BAD_WORD_LENGTH)
+    if not isinstance(sequences, tuple) or len(sequences) > MAX_BAD_WORDS_IDS:
+        raise InvalidRequestError("bad_words_ids", sequences, f"at most {MAX_BAD_WORDS_IDS} tuples of token ids")
+    for sequence in sequences:
+        if not isinstance(sequence, tuple) or not 1 <= len(sequence) <= MAX_BAD_WORD_TOKENS:
+            allowed = f"tuples of 1 to {MAX_BAD_WORD_TOKENS} token ids"
+            raise InvalidRequestError("bad_words_ids", sequence, allowed)
+        for token in sequence:
+            _require_int("bad_words_ids", token, 0, limits.vocab_size - 1)
+
+
+def _require_a_choice(sampling: SamplingParams, limits: RequestLimits) -> None:
+    """Whatever the text is, a token must be left that nothing bans."""
+    banned = {sequence[-1] for sequence in sampling.bad_words_ids}
+    if sampling.min_tokens:
+        banned |= {*sampling.stop_token_ids, *(() if sampling.ignore_eos else limits.eos_token_ids)}
+    allowed = sampling.allowed_token_ids
+    if allowed is not None and banned.issuperset(allowed):
+        raise InvalidRequestError("allowed_token_ids", allowed, "one that no bad word and no min_tokens may ban")
+    if sum(0 <= token < limits.vocab_size for token in banned) == limits.vocab_size:
+        field = "bad_words_ids" if sampling.bad_words_ids else "min_tokens"
+        raise InvalidRequestError(field, getattr(sampling, field), "what leaves a token that may be chosen")
 
 
 def _require_int(field: str, value: object, low: int, high: int) -> None:

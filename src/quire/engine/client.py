@@ -7,9 +7,9 @@
 
 Nothing of a message refers to an object of the other side, so the engine may as well run in another process:
 `InProcessClient` is the one that needs none. Token ids and log-probabilities of an update are new ones only; counts
-are totals. The update that brings a finish reason is the last one of its sequence, and every sequence of a request
-that was not aborted gets one. The beams of a search can still be replaced until it is over, so they are sent once,
-when they end.
+are totals. Those of the prompt come once, with the first update of the first sequence. The update that brings a finish
+reason is the last one of its sequence, and every sequence of a request that was not aborted gets one. The beams of a
+search can still be replaced until it is over, so they are sent once, when they end.
 
 A client belongs to one thread. An engine that fails is not used again: whatever is asked of it, `ExecutionError` says
 what happened.
@@ -57,6 +57,7 @@ class SequenceUpdate:
     num_cached_tokens: int
     finish_reason: FinishReason | None = None
     error: str = ""
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class EngineClient(Protocol):
@@ -195,6 +196,7 @@ class InProcessClient:
                 num_cached_tokens=request.num_cached_tokens,
                 finish_reason=request.finish_reason,
                 error=request.error,
+                prompt_logprobs=() if num_sent or branch else tuple(request.prompt_logprobs),
             )
             for branch in branches
         ]

@@ -21,7 +21,7 @@ from quire.core.validate import validate
 from quire.engine.client import EngineRequest, InProcessClient
 from quire.engine.core import EngineCore
 from quire.engine.output_processor import PreparedRequest
-from quire.engine.prompts import ChatOptions, Encoded, Prompt, encode_prompt, with_options
+from quire.engine.prompts import ChatOptions, Encoded, Prompt, encode_prompt, with_bad_words, with_options
 from quire.engine.report import EngineReport
 from quire.engine.seeds import SeedCounter
 from quire.engine.tokenizer import Tokenizer
@@ -76,8 +76,11 @@ class Door:
         request_id = str(self._num_prepared)
         request = EngineRequest(request_id, prompt.token_ids, wanted, ticket.scope, ticket.priority)
         validate(request.to_request(), self.client.limits)
+        if wanted.bad_words:
+            request = replace(request, sampling=with_bad_words(wanted, self.tokenizer))
+            validate(request.to_request(), self.client.limits)
         self._num_prepared += 1
-        request = replace(request, sampling=self._internal(wanted))
+        request = replace(request, sampling=self._internal(request.sampling))
         return PreparedRequest(request, ticket.request_id or request_id, prompt.text, wanted)
 
     def prepare_all(

@@ -26,6 +26,7 @@ from quire.core.executor import Executor
 from quire.core.granted import free_memory, resident_bytes, usable_cores
 from quire.core.kv_spec import KVCacheSpec
 from quire.core.sampling_params import SamplingParams
+from quire.core.step import MAX_PROMPT_LOGITS
 from quire.core.validate import RequestLimits
 from quire.engine.core import EngineCore
 from quire.engine.memory_plan import MemoryNeeds, MemoryPlan, plan_memory
@@ -76,7 +77,9 @@ class EngineBlueprint:
     def default_sampling(self) -> SamplingParams:
         """How the makers of the model want it sampled, for requests that do not say."""
         defaults = self.model.generation
-        said = {name: getattr(defaults, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+        said = {
+            name: getattr(defaults, name) for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        }
         return SamplingParams(**{name: value for name, value in said.items() if value is not None})
 
     def build(self, clock: Clock) -> EngineCore:
@@ -153,6 +156,7 @@ def _assemble(
         max_sequence_tokens=max_sequence_tokens(memory.num_blocks, backend.kv_spec, longest_chunk=chunk),
         max_num_seqs=scheduler.max_num_seqs,
         beam_search=False,
+        eos_token_ids=tuple(model.eos_token_ids),
     )
     manager = KVCacheManager(backend.kv_spec, memory)
     control = Scheduler(scheduler, manager, limits, eos_token_ids=frozenset(model.eos_token_ids))
@@ -214,7 +218,8 @@ def _reference_backend(config: EngineConfig, folder: Path, model: ModelDescripti
     spec = model.spec
     heads = spec.attention.num_heads * spec.attention.head_dim
     per_token = 6 * spec.hidden_size + 3 * spec.mlp.intermediate_size + 4 * heads
-    numbers = config.max_num_batched_tokens * per_token + 2 * config.max_num_seqs * spec.vocab_size
+    num_logits = config.max_num_seqs + MAX_PROMPT_LOGITS
+    numbers = config.max_num_batched_tokens * per_token + 2 * num_logits * spec.vocab_size
     return Backend(
         name="reference",
         dtype="float32",

@@ -10,7 +10,7 @@ say) ends that request with an error and touches no other.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -115,12 +115,18 @@ class SequenceText:
             self.cumulative_logprob += entry.logprob
             if self._wanted.logprobs is None:
                 continue
-            top = enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), start=1)
-            likeliest = {other: self._logprob(other, value, rank) for rank, (other, value) in top}
-            self._logprobs.append({token: self._logprob(token, entry.logprob, entry.rank)} | likeliest)
+            self._logprobs.append(token_and_likeliest(token, entry, self._tokenizer))
 
-    def _logprob(self, token: int, value: float, rank: int) -> Logprob:
-        return Logprob(value, rank, "" if self._tokenizer is None else self._tokenizer.token_text(token))
+
+def token_and_likeliest(token: int, entry: TokenLogprobs, tokenizer: Tokenizer | None) -> dict[int, Logprob]:
+    """Return how likely a token was, then the likeliest ones, by token id. Does not mutate."""
+    found = {token: (entry.logprob, entry.rank)}
+    for rank, (other, value) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), start=1):
+        found[other] = value, rank
+    return {
+        each: Logprob(value, rank, "" if tokenizer is None else tokenizer.token_text(each))
+        for each, (value, rank) in found.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +154,8 @@ class RequestText:
         self._prompt = prepared.prompt
         self._prompt_token_ids = prompt
         self._wanted = wanted
+        self._tokenizer = tokenizer
+        self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self.num_cached_tokens = 0
 
     @property
@@ -160,6 +168,13 @@ class RequestText:
         """The times so far."""
         count = sum(len(sequence.token_ids) for sequence in self.sequences)
         return RequestMetrics(self._arrival_s, self._first_token_s, self._finished_s, count)
+
+    def note_prompt(self, entries: Sequence[TokenLogprobs]) -> None:
+        """Keep the log-probabilities of the prompt, whose first token has none. Mutates."""
+        if self._wanted.prompt_logprobs is None or self._prompt_logprobs is not None:
+            return
+        told = zip(self._prompt_token_ids[1:], entries, strict=False)  # a prompt that failed is told in part
+        self._prompt_logprobs = [None, *(token_and_likeliest(token, each, self._tokenizer) for token, each in told)]
 
     def note_progress(self, now: float) -> None:
         """Keep the times. Mutates."""
@@ -185,6 +200,7 @@ class RequestText:
             finished=self.finished,
             num_cached_tokens=self.num_cached_tokens,
             metrics=self.metrics,
+            prompt_logprobs=self._prompt_logprobs,
         )
 
 
@@ -236,6 +252,8 @@ class OutputProcessor:
     def _extend(self, request: RequestText, update: SequenceUpdate) -> None:
         sequence = request.sequences[update.branch]
         try:
+            if update.prompt_logprobs or request.num_prompt_tokens == 1:
+                request.note_prompt(update.prompt_logprobs)
             sequence.extend(update)
         except Exception as error:  # whatever a tokenizer may raise, the others go on
             message = f"its text cannot be decoded: {type(error).__name__}: {error}"

@@ -83,6 +83,8 @@ class RequestOutput:
 
     `prompt` is the text, None where token ids were given. `num_cached_tokens` counts the tokens of the prompt whose
     keys and values were in the prefix cache. `error` says what went wrong with a request that failed.
+    `prompt_logprobs`, where they were asked for, are there with the first token: for each token of the prompt itself
+    and the likeliest ones, by token id; None for the first, before which nothing stands.
     """
 
     request_id: str
@@ -92,6 +94,7 @@ class RequestOutput:
     finished: bool
     num_cached_tokens: int
     metrics: RequestMetrics = field(repr=False)
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     @property
     def error(self) -> str:

@@ -20,6 +20,7 @@ from typing import Any, Final, cast
 from quire.core.errors import InvalidRequestError, QuireError
 from quire.core.request import token_array
 from quire.core.sampling_params import SamplingParams
+from quire.core.validate import MAX_BAD_WORD_TOKENS
 from quire.engine.tokenizer import Tokenizer
 
 Message = Mapping[str, object]
@@ -113,6 +114,27 @@ def with_options(sampling: SamplingParams, options: Mapping[str, Any]) -> Sampli
     return replace(sampling, **changes) if changes else sampling
 
 
+def with_bad_words(sampling: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
+    """Return the sampling parameters with the tokens of their bad words put in. Does not mutate.
+
+    A word is encoded as it begins a text and as it follows a space, because the two have other tokens as a rule.
+    """
+    if tokenizer is None:
+        allowed = "none: this engine was made without a tokenizer, see bad_words_ids"
+        raise InvalidRequestError("bad_words", sampling.bad_words, allowed)
+    found = dict.fromkeys(sampling.bad_words_ids)
+    for word in sampling.bad_words:
+        bare = word.lstrip()
+        if not bare:
+            raise InvalidRequestError("bad_words", word, "more than space")
+        for text in (bare, " " + bare):
+            sequence = _encode_word(text, tokenizer)
+            if not 1 <= len(sequence) <= MAX_BAD_WORD_TOKENS:
+                raise InvalidRequestError("bad_words", word, f"words of 1 to {MAX_BAD_WORD_TOKENS} tokens")
+            found[sequence] = None
+    return replace(sampling, bad_words_ids=tuple(found))
+
+
 def _required(tokenizer: Tokenizer | None, what: str) -> Tokenizer:
     if tokenizer is None:
         raise InvalidRequestError("prompt", what, "token ids: this engine was made without a tokenizer")
@@ -126,6 +148,15 @@ def _encode(text: str, tokenizer: Tokenizer) -> array[int]:
         raise
     except Exception as error:
         raise _not_encoded("prompt", error) from error
+
+
+def _encode_word(text: str, tokenizer: Tokenizer) -> tuple[int, ...]:
+    try:
+        return tuple(tokenizer.encode(text, add_special_tokens=False, field="bad_words"))
+    except QuireError:
+        raise
+    except Exception as error:
+        raise _not_encoded("bad_words", error) from error
 
 
 def _encode_chat(messages: Sequence[Any], tokenizer: Tokenizer, chat: ChatOptions) -> array[int]:

@@ -35,7 +35,7 @@ from quire.core.wire import WireReader, WireWriter
 from quire.memory.manager import KVCacheManager
 from quire.scheduler.scheduler import Drafter, Scheduler
 
-MAGIC = b"quire step log 2\n"
+MAGIC = b"quire step log 3\n"
 _HEAD = struct.Struct("<cII")
 SETTINGS, ADDED, ABORTED, FAILED, STOPPED, CLEARED, PLANNED, IDLED, COMPUTED, ABANDONED = (
     bytes([code]) for code in b"SAXFTCPIRL"
@@ -172,10 +172,12 @@ def read_scheduler(payload: bytes, drafter: Drafter) -> Scheduler:
         settings = json.loads(payload)
         spec = settings["spec"]
         spec["groups"] = tuple(KVGroup(tuple(group["layers"]), group["window"]) for group in spec["groups"])
+        limits = settings["limits"]
+        limits["eos_token_ids"] = tuple(limits["eos_token_ids"])
         return Scheduler(
             SchedulerConfig(**settings["scheduler"]),
             KVCacheManager(KVCacheSpec(**spec), MemoryConfig(**settings["memory"])),
-            RequestLimits(**settings["limits"]),
+            RequestLimits(**limits),
             eos_token_ids=frozenset(settings["eos"]),
             drafter=drafter if settings["drafts"] else None,
         )

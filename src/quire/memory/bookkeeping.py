@@ -59,6 +59,8 @@ class MemoryBooks:
         """Why the first block that was not hit was not."""
         if match.num_tokens == len(request.tokens) - 1:
             return MissReason.NONE
+        if request.num_prompt_logits_wanted:
+            return MissReason.NOT_ASKED
         if match.frontier is None:
             return MissReason.NOT_FULL
         if match.num_known_blocks > len(match.entries):

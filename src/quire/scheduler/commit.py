@@ -155,7 +155,10 @@ class StepCommitter:
                 continue
             if chunk.row in result.failures:
                 self._fail(request, result.failures[chunk.row], outcome)
-            elif chunk.generation != request.generation and request.sampling.beam_search:
+                continue
+            if chunk.row in result.prompt_logprobs:
+                note_prompt(request, chunk.start, result.prompt_logprobs[chunk.row])
+            if chunk.generation != request.generation and request.sampling.beam_search:
                 continue  # the search began again meanwhile
             elif is_beam(request) and chunk.samples:
                 parent = result.parents[index] if result.parents else chunk.row
@@ -247,3 +250,10 @@ class StepCommitter:
             beam.backlog = 1
             reason = self._append(beam, sampled)
             self._settle(beam, chunk.num_tokens, reason, outcome)
+
+
+def note_prompt(request: Request, start: int, entries: tuple[TokenLogprobs, ...]) -> None:
+    """Keep what was reported of the prompt, by position: after a preemption it is reported again."""
+    if start > len(request.prompt_logprobs):
+        raise InvariantError(f"request {request.request_id!r}: nothing was reported of its prompt before {start}")
+    request.prompt_logprobs[start : start + len(entries)] = entries

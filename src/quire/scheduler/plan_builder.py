@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quire.core.request import Request
-from quire.core.step import RowStart, StepPlan, TableChanges
+from quire.core.step import MAX_PROMPT_LOGITS, RowStart, StepPlan, TableChanges
 from quire.memory.changes import MemoryChanges
 
 
@@ -59,10 +59,11 @@ class StepRecord:
 class PlanBuilder:
     """The step in the making."""
 
-    __slots__ = ("decodes", "decode_starts", "chunks", "_budget")
+    __slots__ = ("decodes", "decode_starts", "chunks", "_budget", "_num_prompt_logits_left")
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
+        self._num_prompt_logits_left = MAX_PROMPT_LOGITS
         self.decodes: list[Request] = []
         self.decode_starts: list[int] = []
         self.chunks: list[Chunk] = []
@@ -72,6 +73,13 @@ class PlanBuilder:
         start = request.num_planned
         self.chunks.append(Chunk(request, request.row, start, count, samples, drafts, request.generation))
         self._budget -= count
+        self._num_prompt_logits_left -= max(0, min(start + count, request.num_prompt_logits_wanted) - start)
+
+    def most_tokens(self, request: Request, start: int, count: int) -> int:
+        """Return how many of `count` tokens from `start` may be computed, for the logits that are wanted of them."""
+        if request.num_prompt_logits_wanted - start <= self._num_prompt_logits_left:
+            return count
+        return min(count, self._num_prompt_logits_left)
 
     @property
     def num_tokens_left(self) -> int:
@@ -123,4 +131,5 @@ def _row_start(request: Request) -> RowStart:
         request.num_prompt_tokens,
         request.sampling,
         request.branch,
+        request.num_prompt_logits_wanted,
     )

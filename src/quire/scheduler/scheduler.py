@@ -201,6 +201,7 @@ class Scheduler:
         if is_beam(request):
             return self._plan_beams(step, request, place, left)
         count = min(request.backlog, left, request.max_total_tokens - 1 - request.num_planned)
+        count = step.most_tokens(request, request.num_planned, count)
         if count <= 0:
             return True
         drafts = self._draft(request, left - 1) if request.backlog == 1 else NO_DRAFTS
@@ -325,7 +326,9 @@ class Scheduler:
             self._short_of = (request, needed)
             return False
         start = request.num_planned if match is None else match.num_tokens
-        count = min(known - start, step.num_tokens_left)
+        count = step.most_tokens(request, start, min(known - start, step.num_tokens_left))
+        if not step.most_tokens(request, start, 1):
+            return False
         if match is None:
             if not memory.swap_in(request):
                 return False

@@ -20,6 +20,7 @@ from quire.compute.worker.cache_engine import CacheEngine
 from quire.compute.worker.worker import Worker
 from quire.core.errors import InvalidConfigError
 from quire.core.kv_spec import KVCacheSpec
+from quire.core.step import MAX_PROMPT_LOGITS
 
 BLOCK_SIZES: Final = (16, 32, 64, 128)
 DTYPES: Final = ("float32", "bfloat16")
@@ -59,7 +60,7 @@ def kv_cache_spec(spec: DecoderSpec, block_size: int, dtype: str) -> KVCacheSpec
 def activation_bytes(spec: DecoderSpec, settings: NativeSettings) -> int:
     """Return the bytes of activations and logits that steps of the settings' size take."""
     shape = decoder_shape(spec, kv_cache_spec(spec, settings.block_size, settings.dtype))
-    num_logits = settings.max_num_seqs
+    num_logits = settings.max_num_seqs + MAX_PROMPT_LOGITS
     logits = num_logits * -(-spec.vocab_size // PANEL_WIDTH) * PANEL_WIDTH * 4
     return logits + step_bytes(shape, settings.max_num_batched_tokens, num_logits, settings.num_threads)
 
@@ -95,7 +96,7 @@ def make_worker(
     team = _thread_team(settings.num_threads)
     decoder = Decoder(decoder_shape(spec, cache.spec), chosen, team)
     runner = NativeDecoder(spec, decoder, DecoderWeights.load(spec, checkpoint, settings.dtype))
-    decoder.reserve(settings.max_num_batched_tokens, settings.max_num_seqs)
+    decoder.reserve(settings.max_num_batched_tokens, settings.max_num_seqs + MAX_PROMPT_LOGITS)
     sampler = NativeSampler(chosen, team, spec.vocab_size)
     return Worker(runner, cache, sampler, eos_token_ids=eos_token_ids)
 

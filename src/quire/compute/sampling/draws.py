@@ -2,21 +2,28 @@
 
 A draw chooses one token from one row of logits, by settings of its own:
 
-1. Tokens that are banned (those that would end the text before `min_tokens`) are taken away.
+1. Rules change the logits, in this order. **Allowed**: where a draw has such a list, all other tokens are taken away.
+   **Banned** tokens are taken away too: those that would end the text before `min_tokens`, and those that would end a
+   bad word. **Biases** are added. **Repetition**: the logit of a token that stands in the text is divided by the
+   penalty if it is positive, else multiplied. **Frequency**, then **presence**: from the logit of a token that stands
+   c > 0 times in the output, c × frequency and then presence are taken.
 2. Temperature 0: the token of the highest logit, of equal ones the lowest id.
 3. Else every token has the weight e^(logit / temperature), and filters take tokens away, in this order: **min_p**,
    those below that share of the highest weight; **top_k**, all but the k likeliest; **top_p**, all but the likeliest
    that together make up that share of what is left, at least one. Of equal weights the lowest ids count as likelier.
 4. What is left, in the order of ids, is drawn by one uniform number, a function of (seed, position) alone.
 
-So a sampled token depends on the request's own logits, seed and position: not on the batch, on chunks, or on what was
-preempted. Log-probabilities are those of the model itself: of step 1's logits before anything was taken away.
+Each number of step 1 is rounded to float32, so that all samplers have the same logits, to the bit.
+
+So a sampled token depends on the request's own logits, text, seed and position: not on the batch, on chunks, or on what
+was preempted. Log-probabilities are those of the model itself: of the logits before step 1.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +32,68 @@ from quire.compute.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLists:
+    """A list of token ids per draw, none of them twice: those of draw i are ids[starts[i]] up to ids[starts[i + 1]]."""
+
+    starts: IntArray  # [num_draws + 1]
+    ids: IntArray
+
+    @classmethod
+    def of(cls, lists: Sequence[IntArray]) -> TokenLists:
+        """Return the lists one after another.
+
+        >>> TokenLists.of([np.array([5, 7]), np.array([7])]).starts.tolist()
+        [0, 2, 3]
+        """
+        return cls(np.cumsum([0, *map(len, lists)], dtype=np.int64), joined(lists, np.int64))
+
+    def span(self, index: int) -> slice:
+        """Return where the list of a draw lies."""
+        return slice(int(self.starts[index]), int(self.starts[index + 1]))
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRules:
+    """What changes the logits of each draw. `biases` and `counts` have an entry per id of `biased` and `seen`.
+
+    `seen` are the tokens of the text to which penalties apply, and `counts` how often they stand in the output.
+    """
+
+    allowed: TokenLists  # an empty list: every token
+    banned: TokenLists
+    biased: TokenLists
+    biases: FloatArray
+    seen: TokenLists
+    counts: IntArray
+    repetition: FloatArray  # [num_draws]; 1: off
+    frequency: FloatArray  # [num_draws]; 0: off
+    presence: FloatArray  # [num_draws]; 0: off
+
+    @classmethod
+    def none(cls, num_draws: int) -> TokenRules:
+        """Return the rules of draws that have none.
+
+        >>> TokenRules.none(2).repetition.tolist()
+        [1.0, 1.0]
+        """
+        lists = TokenLists(np.zeros(num_draws + 1, np.int64), np.zeros(0, np.int64))
+        zeros = np.zeros(num_draws, np.float32)
+        return cls(
+            allowed=lists,
+            banned=lists,
+            biased=lists,
+            biases=np.zeros(0, np.float32),
+            seen=lists,
+            counts=np.zeros(0, np.int64),
+            repetition=np.ones(num_draws, np.float32),
+            frequency=zeros,
+            presence=zeros,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Draws:
-    """Columns of equal length, an entry per draw. Draw i may not choose banned_ids[banned_starts[i]] … of its own."""
+    """Columns of equal length, an entry per draw."""
 
     logit_rows: IntArray
     temperatures: FloatArray
@@ -35,9 +102,8 @@ class Draws:
     min_p: FloatArray
     seeds: IntArray
     positions: IntArray
-    banned_starts: IntArray  # [num_draws + 1]
-    banned_ids: IntArray
     num_logprobs: IntArray  # of the likeliest tokens to report; -1: no log-probabilities at all
+    rules: TokenRules
 
     def __len__(self) -> int:
         """Return the number of draws."""
@@ -55,11 +121,11 @@ class Choices:
     top_logprobs: NDArray[np.float64]
 
     @classmethod
-    def empty(cls, draws: Draws) -> Choices:
-        """Return arrays of the right size for a sampler to fill."""
-        count, most = len(draws), max(0, int(draws.num_logprobs.max(initial=0)))
+    def of(cls, tokens: IntArray, num_logprobs: IntArray) -> Choices:
+        """Return so many tokens, with arrays of the right size for a sampler to fill; shares `tokens`."""
+        count, most = len(tokens), max(0, int(num_logprobs.max(initial=0)))
         return cls(
-            tokens=np.zeros(count, np.int64),
+            tokens=tokens,
             logprobs=np.zeros(count, np.float64),
             ranks=np.zeros(count, np.int64),
             top_ids=np.zeros((count, most), np.int64),
@@ -73,3 +139,12 @@ class Sampler(Protocol):
     def sample(self, logits: FloatArray, draws: Draws) -> Choices:
         """Return a choice per draw; logits `[num_logits, vocab_size]` are finite. Does not mutate them."""
         ...
+
+    def report(self, logits: FloatArray, logit_rows: IntArray, tokens: IntArray, num_logprobs: IntArray) -> Choices:
+        """Return the log-probabilities of given tokens, one a row, as if they had been drawn. Does not mutate."""
+        ...
+
+
+def joined(parts: Sequence[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
+    """Return arrays one after another; of no arrays, an empty one."""
+    return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from quire._native import Kernels, Sampler, ThreadTeam
-from quire.compute.arrays import FloatArray
+from quire.compute.arrays import FloatArray, IntArray
 from quire.compute.sampling.draws import Choices, Draws
 
 
@@ -15,23 +17,12 @@ class NativeSampler:
 
     def sample(self, logits: FloatArray, draws: Draws) -> Choices:
         """Return a choice per draw. Does not mutate the logits, whose rows may be padded."""
-        choices = Choices.empty(draws)
-        self._sampler.sample(
-            logits,
-            draws.logit_rows,
-            draws.temperatures,
-            draws.top_k,
-            draws.top_p,
-            draws.min_p,
-            draws.seeds,
-            draws.positions,
-            draws.banned_starts,
-            draws.banned_ids,
-            draws.num_logprobs,
-            choices.tokens,
-            choices.logprobs,
-            choices.ranks,
-            choices.top_ids,
-            choices.top_logprobs,
-        )
+        choices = Choices.of(np.zeros(len(draws), np.int64), draws.num_logprobs)
+        self._sampler.sample(logits, draws, choices)
+        return choices
+
+    def report(self, logits: FloatArray, logit_rows: IntArray, tokens: IntArray, num_logprobs: IntArray) -> Choices:
+        """Return the log-probabilities of given tokens. Does not mutate the logits, whose rows may be padded."""
+        choices = Choices.of(tokens, num_logprobs)
+        self._sampler.report(logits, logit_rows, num_logprobs, choices)
         return choices

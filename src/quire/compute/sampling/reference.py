@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.compute.arrays import FloatArray
-from quire.compute.sampling.draws import Choices, Draws
+from quire.compute.arrays import FloatArray, IntArray
+from quire.compute.sampling.draws import Choices, Draws, TokenRules
 
 Weights = NDArray[np.float64]
 
@@ -36,20 +36,36 @@ class ReferenceSampler:
 
     def sample(self, logits: FloatArray, draws: Draws) -> Choices:
         """Return a choice per draw. Does not mutate the logits."""
-        choices = Choices.empty(draws)
+        choices = Choices.of(np.zeros(len(draws), np.int64), draws.num_logprobs)
         for index in range(len(draws)):
             row = logits[draws.logit_rows[index]]
-            choices.tokens[index] = _choose(_allowed(row, draws, index), draws, index)
+            choices.tokens[index] = _choose(changed(row, draws.rules, index), draws, index)
             if draws.num_logprobs[index] >= 0:
-                _report(row, draws, index, choices)
+                _report(row, int(draws.num_logprobs[index]), index, choices)
+        return choices
+
+    def report(self, logits: FloatArray, logit_rows: IntArray, tokens: IntArray, num_logprobs: IntArray) -> Choices:
+        """Return the log-probabilities of given tokens. Does not mutate."""
+        choices = Choices.of(tokens, num_logprobs)
+        for index, row in enumerate(logit_rows):
+            _report(logits[row], int(num_logprobs[index]), index, choices)
         return choices
 
 
-def _allowed(row: FloatArray, draws: Draws, index: int) -> FloatArray:
-    banned = draws.banned_ids[draws.banned_starts[index] : draws.banned_starts[index + 1]]
-    allowed = row.copy()
-    allowed[banned] = -np.inf
-    return allowed
+def changed(row: FloatArray, rules: TokenRules, index: int) -> FloatArray:
+    """Return the logits of a draw as its rules leave them. Does not mutate."""
+    logits = row.copy()
+    allowed, seen = rules.allowed.ids[rules.allowed.span(index)], rules.seen.ids[rules.seen.span(index)]
+    if len(allowed):
+        logits[:] = -np.inf
+        logits[allowed] = row[allowed]
+    logits[rules.banned.ids[rules.banned.span(index)]] = -np.inf
+    logits[rules.biased.ids[rules.biased.span(index)]] += rules.biases[rules.biased.span(index)]
+    penalty, counts = rules.repetition[index], rules.counts[rules.seen.span(index)]
+    logits[seen] = np.where(logits[seen] < 0, logits[seen] * penalty, logits[seen] / penalty)
+    logits[seen] -= rules.frequency[index] * counts.astype(np.float32)
+    logits[seen[counts > 0]] -= rules.presence[index]
+    return logits
 
 
 def _choose(row: FloatArray, draws: Draws, index: int) -> int:
@@ -78,11 +94,11 @@ def token_weights(row: FloatArray, draws: Draws, index: int) -> Weights | None:
     return weights
 
 
-def _report(row: FloatArray, draws: Draws, index: int, choices: Choices) -> None:
+def _report(row: FloatArray, count: int, index: int, choices: Choices) -> None:
     exact = row.astype(np.float64)
     logprobs = exact - exact.max() - np.log(np.exp(exact - exact.max()).sum())
     order = np.argsort(-row, kind="stable")
-    token, count = choices.tokens[index], int(draws.num_logprobs[index])
+    token = choices.tokens[index]
     choices.logprobs[index] = logprobs[token]
     choices.ranks[index] = 1 + int(np.flatnonzero(order == token)[0])
     choices.top_ids[index, :count] = order[:count]

@@ -18,7 +18,7 @@ steps that were planned before the scheduler heard of it.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,14 +27,19 @@ from quire.compute.arrays import IntArray
 from quire.compute.worker.model_runner import StepInputs
 from quire.core.errors import ExecutionError
 from quire.core.kv_spec import KVCacheSpec
+from quire.core.sampling_params import SamplingParams
 from quire.core.step import NO_BLOCK, RowStart, StepPlan, TableChanges
 
 
 @dataclass(slots=True)
 class RowState:
-    """What is known of a row. `failure` says what went wrong with it, and stays."""
+    """What is known of a row. `failure` says what went wrong with it, and stays.
+
+    Of its first `num_prompt_logits` positions the logits are wanted whenever they are computed.
+    """
 
     tokens: array[int]
+    num_prompt_logits: int
     failure: str | None = None
 
 
@@ -56,6 +61,15 @@ class InputBatch:
             self._start_row(start)
         self._change_tables(plan.tables)
 
+    def tokens(self, row: int) -> array[int]:
+        """Return the tokens known of a row; not to be changed."""
+        return self._row(row).tokens
+
+    def num_prompt_logits(self, plan: StepPlan, entry: int) -> int:
+        """Return of how many of an entry's tokens, the first ones, the logits are wanted. Does not mutate."""
+        start, stop = plan.starts[entry], plan.starts[entry] + plan.counts[entry]
+        return max(0, min(stop, self._row(plan.rows[entry]).num_prompt_logits) - start)
+
     def append(self, row: int, tokens: Sequence[int]) -> None:
         """Make sampled tokens known. Mutates the row."""
         self._rows[row].tokens.extend(tokens)
@@ -74,7 +88,7 @@ class InputBatch:
         for entry in entries:
             self._check_entry(plan, entry)
         counts = [plan.counts[entry] for entry in entries]
-        wanted = [_num_logits(plan, entry) for entry in entries]
+        wanted = [self._num_logits(plan, entry) for entry in entries]
         query_starts, logit_starts = _running_sum(counts), _running_sum(wanted)
         positions = [_span(plan.starts[e], plan.starts[e] + plan.counts[e]) for e in entries]
         rows = np.array([plan.rows[entry] for entry in entries], np.int64)
@@ -97,7 +111,7 @@ class InputBatch:
         return state
 
     def _start_row(self, start: RowStart) -> None:
-        state = RowState(array("i", start.tokens), self._refusal(start))
+        state = RowState(array("i", start.tokens), start.num_prompt_logits, self._refusal(start))
         self._rows[start.row] = state
         self._tables = [_grown(table, start.row + 1, 1) for table in self._tables]
         for table in self._tables:
@@ -109,6 +123,8 @@ class InputBatch:
             return "beam_search is True; allowed: False, this worker scores no beams"
         if start.tokens and not 0 <= min(start.tokens) <= max(start.tokens) < self._vocab_size:
             return f"a token is out of range; allowed: a token id from 0 to {self._vocab_size - 1}"
+        if any(not 0 <= token < self._vocab_size for token in _named_tokens(start.sampling)):
+            return f"a rule is out of range; allowed: a token id from 0 to {self._vocab_size - 1}"
         return None
 
     def _change_tables(self, changes: TableChanges) -> None:
@@ -123,6 +139,10 @@ class InputBatch:
                 grown = _grown(table, int(rows[mine].max()) + 1, int(indices[mine].max()) + 1)
                 grown[rows[mine], indices[mine]] = blocks[mine]
                 self._tables[group] = grown
+
+    def _num_logits(self, plan: StepPlan, entry: int) -> int:
+        """Of how many of an entry's tokens, the last ones, the logits are computed."""
+        return plan.counts[entry] if self.num_prompt_logits(plan, entry) else num_sampled_logits(plan, entry)
 
     def _token_ids(self, plan: StepPlan, entry: int) -> IntArray:
         row, start = plan.rows[entry], plan.starts[entry]
@@ -159,7 +179,16 @@ def _drafts(plan: StepPlan, entry: int) -> Sequence[int]:
     return plan.drafts.get(plan.rows[entry], ())
 
 
-def _num_logits(plan: StepPlan, entry: int) -> int:
+def _named_tokens(sampling: SamplingParams) -> Iterator[int]:
+    """Yield the tokens that sampling parameters name, wherever they would be looked up."""
+    yield from sampling.stop_token_ids
+    yield from sampling.allowed_token_ids or ()
+    yield from (token for token, _ in sampling.biases)
+    yield from (token for word in sampling.bad_words_ids for token in word)
+
+
+def num_sampled_logits(plan: StepPlan, entry: int) -> int:
+    """Return of how many of an entry's tokens, the last ones, the logits are sampled from."""
     return 1 + len(_drafts(plan, entry)) if plan.samples[entry] else 0
 
 

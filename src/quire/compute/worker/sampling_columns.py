@@ -3,19 +3,23 @@
 The settings of a row are entered once, when a request takes it, into one array per setting; a step gathers them by row.
 A row makes one draw as a rule. A row that opens into k sequences makes k, all from the same logits, each with the seed
 of its sequence. A row with d drafts makes 1 + d, from the logits behind each of them: it will accept as many drafts as
-it would have drawn itself, so drafts change the number of steps and never the text.
+it would have drawn itself, so drafts change the number of steps and never the text. What changes logits by what stands
+in the text is in `row_rules`; rows without such rules pay nothing for those of others.
 """
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
 
 import numpy as np
 
-from quire.compute.arrays import IntArray
-from quire.compute.sampling.draws import Draws
+from quire.compute.arrays import FloatArray, IntArray
+from quire.compute.sampling.draws import Draws, TokenLists, TokenRules, joined
+from quire.compute.worker.row_rules import NO_RULES, DrawRules, RowRules
 from quire.core.step import RowStart
 
 NO_LOGPROBS: Final = -1
@@ -27,7 +31,7 @@ class Sampling:
     """The rows that sample in a step, one entry each.
 
     `next_positions` is where the first token drawn will stand; `num_draws` counts an entry's draws, and `drafted` tells
-    those that follow drafts from those that open sequences.
+    those that follow drafts from those that open sequences. `texts` are the known tokens of each row.
     """
 
     rows: IntArray
@@ -35,6 +39,8 @@ class Sampling:
     next_positions: IntArray
     num_draws: IntArray
     drafted: IntArray  # 1 or 0
+    texts: Sequence[array[int]]
+    drafts: Sequence[Sequence[int]]
 
 
 class SamplingColumns:
@@ -42,9 +48,9 @@ class SamplingColumns:
 
     def __init__(self, eos_token_ids: frozenset[int] = frozenset()) -> None:
         self._eos_token_ids = eos_token_ids
-        self._numbers = np.zeros((3, 1), np.float32)  # temperature, top_p, min_p: [3, num_rows]
-        self._integers = np.zeros((4, 1), np.int64)  # top_k, seed, logprobs, end of the ban: [4, num_rows]
-        self._banned: dict[int, list[int]] = {}
+        self._numbers = np.zeros((6, 1), np.float32)  # temperature, top_p, min_p, penalties: [6, num_rows]
+        self._integers = np.zeros((4, 1), np.int64)  # top_k, seed, logprobs, prompt_logprobs: [4, num_rows]
+        self._rules: dict[int, RowRules] = {}
 
     def start(self, start: RowStart) -> None:
         """Enter the settings of a request that takes a row. Mutates."""
@@ -54,26 +60,31 @@ class SamplingColumns:
             width = ((0, 0), (0, max(missing, self._numbers.shape[1])))
             self._numbers = np.pad(self._numbers, width)
             self._integers = np.pad(self._integers, width)
-        self._numbers[:, row] = sampling.temperature, sampling.top_p, sampling.min_p
-        logprobs = NO_LOGPROBS if sampling.logprobs is None else sampling.logprobs
-        ban_end = start.num_prompt_tokens + sampling.min_tokens
-        self._integers[:, row] = max(0, sampling.top_k), seed_of(start), logprobs, ban_end
-        self._banned.pop(row, None)
-        if sampling.min_tokens:
-            eos = frozenset() if sampling.ignore_eos else self._eos_token_ids
-            self._banned[row] = sorted(eos | set(sampling.stop_token_ids))
+        penalties = sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty
+        self._numbers[:, row] = sampling.temperature, sampling.top_p, sampling.min_p, *penalties
+        logprobs = [NO_LOGPROBS if k is None else k for k in (sampling.logprobs, sampling.prompt_logprobs)]
+        self._integers[:, row] = max(0, sampling.top_k), seed_of(start), *logprobs
+        self.release(row)
+        if sampling.has_rules:
+            self._rules[row] = RowRules(start, self._eos_token_ids)
+
+    def num_prompt_logprobs(self, row: int) -> int:
+        """Return how many of the likeliest tokens are reported at each place of a row's prompt. Does not mutate."""
+        return int(self._integers[3, row])
+
+    def release(self, row: int) -> None:
+        """Forget the rules of a row. Mutates."""
+        self._rules.pop(row, None)
 
     def draws(self, sampling: Sampling) -> Draws:
-        """Return the draws of a step, those of each entry one after another. Does not mutate."""
+        """Return the draws of a step, those of each entry one after another. Mutates only what is known of texts."""
         counts = sampling.num_draws
         entry = np.repeat(np.arange(len(counts)), counts)
         index = np.arange(len(entry)) - np.repeat(np.cumsum(counts) - counts, counts)  # within the entry
         along = index * sampling.drafted[entry]
         rows = sampling.rows[entry]
-        temperatures, top_p, min_p = self._numbers[:, rows]
-        top_k, seeds, logprobs, ban_ends = self._integers[:, rows]
-        positions = sampling.next_positions[entry] + along
-        starts, ids = self._banned_columns(rows, positions < ban_ends)
+        temperatures, top_p, min_p, *penalties = self._numbers[:, rows]
+        top_k, seeds, logprobs, _ = self._integers[:, rows]
         return Draws(
             logit_rows=sampling.logit_starts[entry] + along,
             temperatures=np.ascontiguousarray(temperatures),
@@ -81,20 +92,36 @@ class SamplingColumns:
             top_p=np.ascontiguousarray(top_p),
             min_p=np.ascontiguousarray(min_p),
             seeds=(seeds + index - along) & MAX_SEED,
-            positions=positions,
-            banned_starts=starts,
-            banned_ids=ids,
+            positions=sampling.next_positions[entry] + along,
             num_logprobs=np.ascontiguousarray(logprobs),
+            rules=self._token_rules(sampling, penalties),
         )
 
-    def _banned_columns(self, rows: IntArray, is_banned: np.ndarray) -> tuple[IntArray, IntArray]:
-        starts = np.zeros(len(rows) + 1, np.int64)
-        ids: list[int] = []
-        for draw in np.flatnonzero(is_banned):
-            banned = self._banned.get(int(rows[draw]), [])
-            ids += banned
-            starts[draw + 1] = len(banned)
-        return np.cumsum(starts), np.array(ids, np.int64)
+    def _token_rules(self, sampling: Sampling, penalties: list[FloatArray]) -> TokenRules:
+        if self._rules.keys().isdisjoint(sampling.rows.tolist()):
+            return TokenRules.none(int(sampling.num_draws.sum()))
+        found: list[DrawRules] = []
+        for index, row in enumerate(sampling.rows.tolist()):
+            rules, count = self._rules.get(row), int(sampling.num_draws[index])
+            if rules is None:
+                found += [NO_RULES] * count
+            elif sampling.drafted[index]:
+                found += rules.at(sampling.texts[index], sampling.drafts[index])
+            else:
+                found += rules.at(sampling.texts[index]) * count
+        allowed, banned, biased, biases, seen, counts = zip(*found, strict=True)
+        repetition, frequency, presence = map(np.ascontiguousarray, penalties)
+        return TokenRules(
+            allowed=TokenLists.of(allowed),
+            banned=TokenLists.of(banned),
+            biased=TokenLists.of(biased),
+            biases=joined(biases, np.float32),
+            seen=TokenLists.of(seen),
+            counts=joined(counts, np.int64),
+            repetition=repetition,
+            frequency=frequency,
+            presence=presence,
+        )
 
 
 def seed_of(start: RowStart) -> int:

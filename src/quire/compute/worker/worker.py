@@ -21,11 +21,12 @@ from typing import NamedTuple
 import numpy as np
 
 from quire.compute.arrays import IntArray
-from quire.compute.sampling.draws import Choices, Draws, Sampler
+from quire.compute.sampling.draws import Sampler
 from quire.compute.worker.cache_engine import CacheEngine
-from quire.compute.worker.input_batch import InputBatch
+from quire.compute.worker.input_batch import InputBatch, num_sampled_logits
 from quire.compute.worker.model_runner import ModelRunner, StepInputs, StepOutputs
-from quire.compute.worker.sampling_columns import NO_LOGPROBS, Sampling, SamplingColumns
+from quire.compute.worker.reports import reports
+from quire.compute.worker.sampling_columns import Sampling, SamplingColumns
 from quire.core.errors import ExecutionError
 from quire.core.logprobs import TokenLogprobs
 from quire.core.step import StepPlan, StepResult
@@ -90,14 +91,18 @@ class Worker:
     def _execute(self, plan: StepPlan, batch: InputBatch) -> StepResult:
         plan.check()
         batch.apply(plan)
+        for row in plan.released_rows:
+            self._columns.release(row)
         for start in plan.row_starts:
             self._columns.start(start)
         self.cache.apply(plan)
         inputs = batch.build(plan)
         sampled: dict[int, _Sampled] = {}
+        prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         if inputs.entries:
             outputs = self.runner.run(inputs, self.cache)
             _mark_failures(plan, inputs, outputs, batch)
+            prompt_logprobs = self._report_prompts(plan, inputs, outputs, batch)
             sampled = self._sample(plan, inputs, outputs, batch)
         failures = {row: batch.failure(row) for row in plan.rows}
         chosen = [sampled.get(entry, _NOTHING) for entry in range(len(plan.rows))]
@@ -107,7 +112,26 @@ class Worker:
             tokens=array("i", [token for one in chosen for token in one.tokens]),
             failures={row: message for row, message in failures.items() if message is not None},
             logprobs={plan.rows[entry]: one.logprobs for entry, one in sampled.items() if one.logprobs},
+            prompt_logprobs=prompt_logprobs,
         )
+
+    def _report_prompts(
+        self, plan: StepPlan, inputs: StepInputs, outputs: StepOutputs, batch: InputBatch
+    ) -> dict[int, tuple[TokenLogprobs, ...]]:
+        """Return, by row, how likely the tokens of prompts were that follow those computed. Does not mutate."""
+        found: dict[int, tuple[TokenLogprobs, ...]] = {}
+        for sequence, entry in enumerate(inputs.entries):
+            row, count = plan.rows[entry], batch.num_prompt_logits(plan, entry)
+            if not count or batch.failure(row) is not None:
+                continue
+            first, after = int(inputs.logit_starts[sequence]), plan.starts[entry] + 1
+            tokens = np.array(batch.tokens(row)[after : after + count], np.int64)
+            num_logprobs = self._columns.num_prompt_logprobs(row)
+            choices = self._sampler.report(
+                outputs.logits, np.arange(first, first + count), tokens, np.full(count, num_logprobs)
+            )
+            found[row] = reports(choices, 0, count, num_logprobs)
+        return found
 
     def _sample(
         self, plan: StepPlan, inputs: StepInputs, outputs: StepOutputs, batch: InputBatch
@@ -125,15 +149,19 @@ class Worker:
         num_draws = [
             1 + len(guesses) if guesses else plan.samples[entry] for entry, guesses in zip(entries, drafts, strict=True)
         ]
+        # What is sampled from stands last in the logits of an entry, behind those of its prompt that were wanted.
+        logit_ends = inputs.logit_starts[np.array(sequences) + 1]
         draws = self._columns.draws(
             Sampling(
                 rows=_integers([plan.rows[entry] for entry in entries]),
-                logit_starts=inputs.logit_starts[sequences],
+                logit_starts=logit_ends - _integers([num_sampled_logits(plan, entry) for entry in entries]),
                 next_positions=_integers(
                     [plan.starts[e] + plan.counts[e] - len(d) for e, d in zip(entries, drafts, strict=True)]
                 ),
                 num_draws=_integers(num_draws),
                 drafted=_integers([1 if guesses else 0 for guesses in drafts]),
+                texts=[batch.tokens(plan.rows[entry]) for entry in entries],
+                drafts=drafts,
             )
         )
         choices = self._sampler.sample(outputs.logits, draws)
@@ -143,7 +171,8 @@ class Worker:
             tokens = choices.tokens[first : first + count].tolist()
             if guesses:
                 tokens = accepted(tokens, guesses)
-            sampled[entry] = _Sampled(tokens, _logprobs(draws, choices, first, len(tokens)))
+            logprobs = reports(choices, first, len(tokens), int(draws.num_logprobs[first]))
+            sampled[entry] = _Sampled(tokens, logprobs)
             # A row that opens into several sequences goes on as the first of them.
             batch.append(plan.rows[entry], tokens if guesses else tokens[:1])
             first += count
@@ -168,21 +197,6 @@ def accepted(drawn: Sequence[int], drafts: Sequence[int]) -> list[int]:
     while count < len(drafts) and drafts[count] == drawn[count]:
         count += 1
     return list(drawn[: count + 1])
-
-
-def _logprobs(draws: Draws, choices: Choices, first: int, count: int) -> tuple[TokenLogprobs, ...]:
-    if draws.num_logprobs[first] == NO_LOGPROBS:
-        return ()
-    top = int(draws.num_logprobs[first])
-    return tuple(
-        TokenLogprobs(
-            logprob=float(choices.logprobs[draw]),
-            rank=int(choices.ranks[draw]),
-            top_ids=array("i", choices.top_ids[draw, :top].tolist()),
-            top_logprobs=array("d", choices.top_logprobs[draw, :top].tolist()),
-        )
-        for draw in range(first, first + count)
-    )
 
 
 def _mark_failures(plan: StepPlan, inputs: StepInputs, outputs: StepOutputs, batch: InputBatch) -> None:

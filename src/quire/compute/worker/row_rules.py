@@ -1,0 +1,158 @@
+"""RowRules: what changes the logits of one row, as its text grows. Only rows that ask for something have any.
+
+    known tokens ──► TokenCounts ──► seen, counts      penalties
+                 └─► BadWords    ──► banned            the last token of a bad word whose others have just been written
+    allowed, biases                                    the same at every place
+
+Everything is a function of the tokens that stand before the draw, never of the steps that brought them: `at` is given
+the text and catches up with it. So it is right after a preemption, in a branch that inherits its prompt, and behind
+drafts, where a draw sees those that stand before it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from quire.compute.arrays import FloatArray, IntArray
+from quire.core.sampling_params import SamplingParams
+from quire.core.step import RowStart
+
+
+class DrawRules(NamedTuple):
+    """The rules of one draw; see `TokenRules`."""
+
+    allowed: IntArray
+    banned: IntArray
+    biased: IntArray
+    biases: FloatArray
+    seen: IntArray
+    counts: IntArray
+
+
+NO_IDS = np.zeros(0, np.int64)
+NO_RULES = DrawRules(NO_IDS, NO_IDS, NO_IDS, np.zeros(0, np.float32), NO_IDS, NO_IDS)
+
+
+class RowRules:
+    """The rules of one row."""
+
+    def __init__(self, start: RowStart, eos_token_ids: frozenset[int]) -> None:
+        sampling = start.sampling
+        self._allowed = _distinct(sampling.allowed_token_ids or ())
+        self._biased = np.array([token for token, _ in sampling.biases], np.int64)
+        self._biases = np.array([bias for _, bias in sampling.biases], np.float32)
+        self._bad_words = BadWords(sampling.bad_words_ids)
+        self._counts: TokenCounts | None = None
+        if sampling.has_penalties:
+            self._counts = TokenCounts(start.num_prompt_tokens, with_prompt=sampling.repetition_penalty != 1)
+        self._min_length = start.num_prompt_tokens + sampling.min_tokens
+        self._ends = _ends(sampling, eos_token_ids)
+
+    def at(self, text: array[int], drafts: Sequence[int] = ()) -> list[DrawRules]:
+        """Return the rules of the draw behind a row's known tokens, and behind each of the drafts. Mutates.
+
+        O(new tokens), besides what is returned.
+        """
+        counts = self._counts
+        if counts is not None:
+            counts.follow(text)
+            counts = counts.copy() if drafts else counts
+        found = [self._rules(text, counts)]
+        if drafts:
+            text = text[:]
+        for draft in drafts:
+            text.append(draft)
+            if counts is not None:
+                counts.follow(text)
+            found.append(self._rules(text, counts))
+        return found
+
+    def _rules(self, text: array[int], counts: TokenCounts | None) -> DrawRules:
+        banned = self._bad_words.banned_after(text)
+        if len(text) < self._min_length:
+            banned |= self._ends
+        seen, numbers = (NO_IDS, NO_IDS) if counts is None else counts.columns()
+        return DrawRules(self._allowed, _distinct(banned), self._biased, self._biases, seen, numbers)
+
+
+def _ends(sampling: SamplingParams, eos_token_ids: frozenset[int]) -> frozenset[int]:
+    """Return the tokens that would end a text, which are not drawn before `min_tokens`."""
+    if not sampling.min_tokens:
+        return frozenset()
+    return frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else eos_token_ids)
+
+
+class BadWords:
+    """Sequences of tokens that may not be written.
+
+    >>> BadWords([(5,), (1, 2), (9, 1, 3)]).banned_after(array("i", [9, 1]))
+    {2, 3, 5}
+    """
+
+    def __init__(self, words: Iterable[tuple[int, ...]]) -> None:
+        self._always = {word[0] for word in words if len(word) == 1}
+        self._after: dict[int, list[tuple[array[int], int]]] = {}  # by the token before the last one
+        for word in words:
+            if len(word) > 1:
+                self._after.setdefault(word[-2], []).append((array("i", word[:-1]), word[-1]))
+
+    def banned_after(self, text: array[int]) -> set[int]:
+        """Return the tokens that would end a bad word. Does not mutate."""
+        banned = set(self._always)
+        for beginning, last in self._after.get(text[-1], ()):
+            if text[-len(beginning) :] == beginning:
+                banned.add(last)
+        return banned
+
+
+class TokenCounts:
+    """Which tokens stand in a text, and how often in its output; without its prompt: in the output alone.
+
+    >>> counts = TokenCounts(2, with_prompt=True)
+    >>> counts.follow(array("i", [7, 8, 9, 7, 9]))
+    >>> [column.tolist() for column in counts.columns()]
+    [[7, 8, 9], [1, 0, 2]]
+    """
+
+    def __init__(self, num_prompt_tokens: int, *, with_prompt: bool) -> None:
+        self._num_prompt_tokens = num_prompt_tokens
+        self._num_counted = 0 if with_prompt else num_prompt_tokens
+        self._places: dict[int, int] = {}
+        self._ids = np.zeros(16, np.int64)  # in the order in which they came
+        self._counts = np.zeros(16, np.int64)
+
+    def follow(self, text: array[int]) -> None:
+        """Count what has been added to the text since the last call. Mutates; O(new tokens)."""
+        for token in text[self._num_counted : self._num_prompt_tokens]:
+            self._place(token)
+        for token in text[max(self._num_counted, self._num_prompt_tokens) :]:
+            place = self._place(token)  # may move the columns
+            self._counts[place] += 1
+        self._num_counted = len(text)
+
+    def columns(self) -> tuple[IntArray, IntArray]:
+        """Return the tokens, and how often each stands in the output. Does not mutate."""
+        return self._ids[: len(self._places)].copy(), self._counts[: len(self._places)].copy()
+
+    def copy(self) -> TokenCounts:
+        """Return counts that go on by themselves. Does not mutate."""
+        other = TokenCounts(self._num_prompt_tokens, with_prompt=True)
+        other._num_counted, other._places = self._num_counted, self._places.copy()
+        other._ids, other._counts = self._ids.copy(), self._counts.copy()
+        return other
+
+    def _place(self, token: int) -> int:
+        place = self._places.setdefault(token, len(self._places))
+        if place == len(self._ids):
+            self._ids = np.pad(self._ids, (0, place))
+            self._counts = np.pad(self._counts, (0, place))
+        self._ids[place] = token
+        return place
+
+
+def _distinct(ids: Iterable[int]) -> IntArray:
+    return np.array(sorted(set(ids)), np.int64)
