@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def rules_of(tokens: Sequence[int], num_prompt: int, drafts: Sequence[int] = (), **wanted: Any) -> list[dict[str, Any]]:
     """Return the rules behind a text and its drafts, by name, as plain values."""
-    start = RowStart(0, "r", array("i", tokens), num_prompt, SamplingParams(**wanted))
+    start = RowStart(0, "r", array("i", tokens), num_prompt, SamplingParams(**wanted), 99)
     found = RowRules(start, EOS).at(array("i", tokens), drafts)
     return [
         {
@@ -74,7 +74,7 @@ def test_repetition_sees_prompt_and_output_the_others_the_output_only() -> None:
 def test_a_text_that_grows_is_counted_as_if_it_were_new() -> None:
     chance = random.Random(4)
     text = array("i", [chance.randrange(200) for _ in range(100)])
-    start = RowStart(0, "r", text[:], 30, SamplingParams(repetition_penalty=2.0, frequency_penalty=1.0))
+    start = RowStart(0, "r", text[:], 30, SamplingParams(repetition_penalty=2.0, frequency_penalty=1.0), 99)
     rules = RowRules(start, EOS)
     for _ in range(60):
         (found,) = rules.at(text)
@@ -124,7 +124,7 @@ def test_allowed_ids_and_biases_are_the_same_everywhere() -> None:
 def test_rows_without_rules_have_none_beside_rows_that_do() -> None:
     columns = SamplingColumns(EOS)
     for row, sampling in enumerate([GREEDY, VARIED, GREEDY]):
-        columns.start(RowStart(row, "r", array("i", [1, 2]), 2, sampling))
+        columns.start(RowStart(row, "r", array("i", [1, 2]), 2, sampling, 99))
     draws = columns.draws(
         Sampling(
             rows=np.array([0, 1, 2]),
@@ -174,7 +174,7 @@ def test_the_text_is_the_same_with_drafts_and_from_any_known_tokens(folder: Path
     # As after a preemption: the row is taken anew with everything known, in chunks.
     for known in (1, 5, 11):
         row = 10 + known
-        start = RowStart(row, f"r{row}", array("i", PROMPT + text[:known]), 40, VARIED)
+        start = RowStart(row, f"r{row}", array("i", PROMPT + text[:known]), 40, VARIED, 99)
         run.driver.open(row, PROMPT)
         run.driver._starts[-1] = start
         run.step(Work(row, 0, 23))
@@ -206,7 +206,7 @@ def test_a_rule_that_names_no_token_is_refused_by_the_worker_too(folder: Path) -
 def open_reported(run: ReferenceRun, row: int, k: int, count: int = 39) -> None:
     sampling = replace(GREEDY, prompt_logprobs=k)
     run.driver.open(row, PROMPT, sampling)
-    run.driver._starts[-1] = RowStart(row, f"r{row}", array("i", PROMPT), 40, sampling, num_prompt_logits=count)
+    run.driver._starts[-1] = RowStart(row, f"r{row}", array("i", PROMPT), 40, sampling, 99, num_prompt_logits=count)
 
 
 @pytest.mark.parametrize("kind", [ReferenceRun, NativeRun])

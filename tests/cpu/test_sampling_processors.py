@@ -24,7 +24,7 @@ Logits = NDArray[np.float32]
 def draw_of(tokens: list[int], num_prompt: int, **wanted: Any) -> Draws:
     """Return the draw of a row that knows these tokens."""
     columns = SamplingColumns(frozenset({EOS}))
-    columns.start(RowStart(0, "r", array("i", tokens), num_prompt, SamplingParams(**wanted)))
+    columns.start(RowStart(0, "r", array("i", tokens), num_prompt, SamplingParams(**wanted), 99))
     zero = np.zeros(1, np.int64)
     return columns.draws(Sampling(zero, zero, zero + len(tokens), zero + 1, zero, [array("i", tokens)], [()]))
 

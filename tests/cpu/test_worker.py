@@ -335,7 +335,6 @@ def test_logits_that_overflow_fail_the_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sampling", "tokens", "field"),
     [
-        (SamplingParams(temperature=0.0, beam_search=True), PROMPT, "beam_search is True"),
         (GREEDY, [1, 128], "allowed: a token id from 0 to 127"),
         (GREEDY, [-1, 3], "allowed: a token id from 0 to 127"),
     ],

@@ -17,6 +17,7 @@ FACTS = {
         "What is prefix caching?",
         "the same answers again, their prompts from the cache",
     ],
+    "beam_search.py": ["   A …'A block table'", "   B …'A layer with'"],
     "eviction_policy.py": ["hit rate with LRU: 4%, with the most hit kept: 25%"],
     "many_callers.py": ["7 callers have read all, 1 has left, 0 blocks in use"],
     "paging_by_hand.py": [
@@ -25,11 +26,13 @@ FACTS = {
         "table of b: [1, 3] reads b0 b1 b2 b3 b4 b5 b6",
         "5 blocks used, 3 of their slots empty, 3 free",
     ],
+    "parallel_sampling.py": ["the texts are the same"],
     "prefix_sharing.py": [
         "each for itself: 128 blocks at the most, 1664 prompt tokens computed",
         "sharing:         35 blocks at the most, 176 prompt tokens computed, 1488 taken from the cache (89%)",
         "the answers are the same, to the token",
     ],
+    "shared_chat.py": ["Ada: What is a block table?   (46 tokens, 0 of them from the cache)"],
 }
 
 

@@ -93,7 +93,7 @@ PLAN = StepPlan(
     counts=column(1, 3),
     samples=column(1, 0),
     num_decodes=1,
-    row_starts=(RowStart(1, "né", column(5, 6, 7), 3, RULED, branch=1),),
+    row_starts=(RowStart(1, "né", column(5, 6, 7), 3, RULED, 9, branch=1),),
     released_rows=column(2),
     tables=TableChanges(column(1), column(0), column(0), column(9)),
     drafts={1: column(8, 9)},
@@ -158,7 +158,7 @@ def test_equal_results_give_equal_bytes_whatever_the_order_of_their_failures() -
 
 @given(SAMPLINGS)
 def test_sampling_parameters_keep_their_place_beside_others(sampling: SamplingParams) -> None:
-    start = RowStart(0, "a", column(1), 1, sampling)
+    start = RowStart(0, "a", column(1), 1, sampling, 9)
     copy = StepPlan.from_bytes(replace(PLAN, row_starts=(start, PLAN.row_starts[0])).to_bytes())
     assert copy.row_starts == (start, PLAN.row_starts[0])
 

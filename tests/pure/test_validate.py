@@ -35,6 +35,9 @@ SAMPLING_CASES: list[tuple[str, list[Any], str]] = [
     ("n", [0, -1, 9, 1.0, True, "1", None, NAN, INFINITY], "an integer from 1 to 8"),
     ("best_of", [0, -1, 9, 2.0, True, "2", NAN], "an integer from 1 to 8"),
     ("beam_search", [1, 0, None, "yes", 1.0], "True or False"),
+    ("length_penalty", [NAN, INFINITY, True, "1", None], "a finite number"),
+    ("length_penalty", [-10.5, 11], "a number from -10 to 10"),
+    ("early_stopping", [1, 0, None, "yes", 1.0, "Never"], 'True, False or "never"'),
     ("ignore_eos", [1, 0, None, "no", NAN], "True or False"),
     ("temperature", [NAN, INFINITY, -INFINITY, True, "1", None], "a finite number"),
     ("temperature", [-0.1, -1, 1e6 + 1], "a number from 0 to 1e+06"),
@@ -348,10 +351,39 @@ def test_validate_does_not_mutate(prompt: list[int]) -> None:
     assert request.tokens == tokens
 
 
-def test_an_engine_that_scores_no_beams_says_so() -> None:
-    limits = replace(LIMITS, beam_search=False)
-    search = SamplingParams(temperature=0.0, beam_search=True)
-    with pytest.raises(InvalidRequestError, match=r"^beam_search is True; allowed: False: this engine does not score"):
-        validate(Request("r", [1], search), limits)
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [
+        ("stop", "END", r"\(\)"),
+        ("logprobs", 1, "None"),
+        ("repetition_penalty", 1.1, "1.0"),
+        ("presence_penalty", 0.5, "0.0"),
+        ("frequency_penalty", -0.5, "0.0"),
+        ("logit_bias", {3: 1.0}, r"\(\)"),
+        ("bad_words", "no", r"\(\)"),
+        ("bad_words_ids", [[1]], r"\(\)"),
+        ("allowed_token_ids", [1, 2], "None"),
+    ],
+)
+def test_a_search_ranks_and_ends_texts_by_itself(field: str, value: object, allowed: str) -> None:
+    search = SamplingParams(temperature=0.0, beam_search=True, n=2)
     validate(Request("r", [1], search), LIMITS)
-    validate(Request("r", [1], SamplingParams(n=8)), limits)
+    with pytest.raises(InvalidRequestError, match=rf"^{field} is .*; allowed: {allowed} where beam_search is on$"):
+        validate(Request("r", [1], replace(search, **{field: value})), LIMITS)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("field", "value"), [("length_penalty", 2.0), ("early_stopping", True)])
+def test_the_settings_of_a_search_need_one(field: str, value: object) -> None:
+    sampling = replace(SamplingParams(temperature=0.0), **{field: value})  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequestError, match=rf"^{field} is .* unless beam_search is on$"):
+        validate(Request("r", [1], sampling), LIMITS)
+    validate(Request("r", [1], replace(sampling, beam_search=True)), LIMITS)
+
+
+def test_each_beam_needs_a_token_that_does_not_end_it() -> None:
+    limits = replace(LIMITS, vocab_size=10, eos_token_ids=(9,))
+    search = SamplingParams(temperature=0.0, beam_search=True, n=4, stop_token_ids=(0, 1, 2, 3, 4))
+    validate(Request("r", [1], search), limits)
+    with pytest.raises(InvalidRequestError, match=r"^best_of is 4; allowed: at most 3 beams: each needs a token"):
+        validate(Request("r", [1], replace(search, stop_token_ids=(0, 1, 2, 3, 4, 5))), limits)
+    validate(Request("r", [1], replace(search, stop_token_ids=(0, 1, 2, 3, 4, 5), ignore_eos=True)), limits)

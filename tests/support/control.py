@@ -16,7 +16,7 @@ from quire.memory.manager import KVCacheManager
 from quire.memory.sizing import max_sequence_tokens
 from quire.scheduler.commit import StepOutcome
 from quire.scheduler.scheduler import Drafter, Scheduler
-from support.shadow import ShadowExecutor, expected_beams, expected_tokens
+from support.shadow import ShadowExecutor, expected_search, expected_tokens
 
 VOCAB_SIZE = 50
 MEMORY_SETTINGS = set(MemoryConfig.__dataclass_fields__)
@@ -157,7 +157,7 @@ class Control:
         counts = [member.num_output_tokens for member in members]
         if request.sampling.beam_search and len(members) > 1:
             assert len(set(counts)) == 1
-            return expected_beams(prompt, len(members), counts[0], self._vocab_size, salt=salt)
+            return expected_search(prompt, len(members), counts[0], self._vocab_size, salt=salt)[0]
         return [
             expected_tokens(prompt, count, self._vocab_size, salt=salt, branch=member.branch)
             for member, count in zip(members, counts, strict=True)

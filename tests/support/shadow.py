@@ -6,7 +6,8 @@ drawn from its own digest. So a wrong block, a stale slot, a missed copy or a hi
 once.
 
 Beams: which beam each one continues is drawn from the digests of all beams of the search, so it looks random, and yet
-`expected_beams` can say without any engine what must come out.
+`expected_search` can say without any engine what must come out. With `ends_searches`, some are over before their beams
+are as long as they may become; they have found the texts of their beams then, from the last to the first.
 
 A step that is told to fail is lost with all behind it. What these steps had computed is then spoilt, so that whoever
 reads it all the same is found out; copies and moves stay done, as the contract says.
@@ -20,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from quire.core.errors import ExecutionError
+from quire.core.hypothesis import Hypothesis
 from quire.core.kv_spec import KVCacheSpec
 from quire.core.logprobs import TokenLogprobs
 from quire.core.step import NO_BLOCK, StepPlan, StepResult
@@ -109,6 +111,7 @@ class _Row:
     request_id: str
     branch: int
     num_beams: int  # 1: no beam search
+    num_prompt_tokens: int
     num_prompt_logits: int = 0
     failed: bool = False
 
@@ -123,12 +126,14 @@ class ShadowExecutor:
         *,
         salt_of: Callable[[str], str] = lambda request_id: "",
         thorough: bool = True,
+        ends_searches: bool = False,
     ) -> None:
         self.cache = ShadowCache(spec.block_size)
         self._spec = spec
         self._vocab_size = vocab_size
         self._salt_of = salt_of
         self._thorough = thorough
+        self._ends_searches = ends_searches
         self._rows: dict[int, _Row] = {}
         self._results: deque[tuple[StepResult, list[tuple[int, int]]]] = deque()
         self.fail_next_collect = False
@@ -163,10 +168,16 @@ class ShadowExecutor:
             for token in start.tokens:
                 digests.append(extend(digests[-1], token))
             tables: list[list[int]] = [[] for _ in self._spec.groups]
-            num_beams = start.sampling.num_sequences if start.sampling.beam_search else 1
             tokens = array("i", start.tokens)
             self._rows[start.row] = _Row(
-                tokens, tables, digests, start.request_id, start.branch, num_beams, start.num_prompt_logits
+                tokens,
+                tables,
+                digests,
+                start.request_id,
+                start.branch,
+                start.sampling.num_beams,
+                start.num_prompt_tokens,
+                start.num_prompt_logits,
             )
         changes = plan.tables
         for row, group, index, block in zip(changes.rows, changes.groups, changes.indices, changes.blocks, strict=True):
@@ -185,7 +196,7 @@ class ShadowExecutor:
             if self._rows[row].failed:
                 continue
             self._write(self._rows[row], start, count, plan.drafts.get(row, array("i")))
-        beams = self._choose_beams({row: samples for row, _, _, samples in entries})
+        beams, searches = self._choose_beams({row: samples for row, _, _, samples in entries})
         num_tokens, tokens, parents, failures, reported = array("i"), array("i"), array("i"), {}, {}
         for index, (row, start, count, samples) in enumerate(entries):
             drafts = plan.drafts.get(row, array("i"))
@@ -201,7 +212,9 @@ class ShadowExecutor:
             wanted = range(start, min(start + count, self._rows[row].num_prompt_logits))
             if wanted:
                 reported[row] = report_prompt(self._rows[row].tokens, self._rows[row].digests, wanted)
-            if row in beams:
+            if any(row in rows for rows in searches.values()):
+                sampled = []
+            elif row in beams:
                 sampled = [beams[row][1]]
                 self._grow(self._rows[row], sampled)  # good only for a beam that continues itself
             else:
@@ -209,14 +222,35 @@ class ShadowExecutor:
             num_tokens.append(len(sampled))
             tokens.extend(sampled)
         return StepResult(
-            plan.step_id, num_tokens, tokens, parents if beams else array("i"), failures, prompt_logprobs=reported
+            plan.step_id,
+            num_tokens,
+            tokens,
+            parents if beams else array("i"),
+            failures,
+            prompt_logprobs=reported,
+            searches={rows[0]: self._found(rows) for rows in searches.values()},
         )
 
-    def _choose_beams(self, samples: dict[int, int]) -> dict[int, tuple[int, int]]:
-        """For each row that is a beam taking a step: the row that it continues, and its token."""
+    def _found(self, rows: list[int]) -> tuple[Hypothesis, ...]:
+        """What a search that is over has found, its rows given in the order of its branches."""
+        first = self._rows[rows[0]]
+        if len(rows) == 1:
+            texts = [[self._draw(first.digests[-1], branch)] for branch in range(first.num_beams)]
+        else:
+            texts = [self._rows[row].tokens[first.num_prompt_tokens :].tolist() for row in reversed(rows)]
+        return tuple(Hypothesis(tuple(text), -float(len(text)), -1.0) for text in texts)
+
+    def _choose_beams(self, samples: dict[int, int]) -> tuple[dict[int, tuple[int, int]], dict[str, list[int]]]:
+        """For each row that is a beam taking a step: the row that it continues, and its token.
+
+        Then, by request, the rows of searches that are over.
+        """
         searches: dict[str, list[tuple[int, int]]] = {}
+        over: dict[str, list[int]] = {}
         for row, wanted in samples.items():
             state = self._rows[row]
+            if wanted > 1 and state.num_beams > 1 and not state.failed and self._is_over(state.digests[-1:]):
+                over[state.request_id] = [row]
             if state.num_beams > 1 and wanted == 1:
                 searches.setdefault(state.request_id, []).append((state.branch, row))
         chosen: dict[int, tuple[int, int]] = {}
@@ -225,11 +259,17 @@ class ShadowExecutor:
             states = [self._rows[row] for row in rows]
             if len(rows) != states[0].num_beams or len({len(state.tokens) for state in states}) != 1:
                 raise ShadowError("the beams of a search do not move together")
-            choices = choose_beams([state.digests[-1] for state in states], self._vocab_size)
+            digests = [state.digests[-1] for state in states]
+            choices = choose_beams(digests, self._vocab_size)
             if any(state.failed for state in states):
                 choices = [(index, 0) for index in range(len(rows))]  # the search is about to end
+            elif self._is_over(digests):
+                over[states[0].request_id] = rows
             chosen |= {row: (rows[parent], token) for row, (parent, token) in zip(rows, choices, strict=True)}
-        return chosen
+        return chosen, over
+
+    def _is_over(self, digests: list[int]) -> bool:
+        return self._ends_searches and is_over(digests)
 
     def _context(self, row: _Row, drafts: array[int]) -> tuple[array[int], list[int]]:
         digests = list(row.digests)
@@ -313,6 +353,11 @@ def choose_beams(digests: list[int], vocab_size: int) -> list[tuple[int, int]]:
     return choices
 
 
+def is_over(digests: list[int]) -> bool:
+    """Whether a search ends, seen the digests of all its beams; of its prompt alone before it has opened."""
+    return extend(1, *digests) % 13 == 0
+
+
 def expected_tokens(
     prompt: list[int], num_tokens: int, vocab_size: int, *, salt: str = "", branch: int = 0
 ) -> list[int]:
@@ -325,13 +370,18 @@ def expected_tokens(
     return tokens
 
 
-def expected_beams(
-    prompt: list[int], num_beams: int, num_tokens: int, vocab_size: int, *, salt: str = ""
-) -> list[list[int]]:
-    """The beams of a search after so many tokens, in the order of their branches, whatever else runs."""
+def expected_search(
+    prompt: list[int], num_beams: int, num_tokens: int, vocab_size: int, *, salt: str = "", can_end: bool = False
+) -> tuple[list[list[int]], bool]:
+    """The beams of a search after so many tokens, by branch, whatever else runs; and whether it is over by then."""
     root = extend(root_digest(salt), *prompt)
     beams = [[draw(root, vocab_size, branch)] for branch in range(num_beams)]
+    if can_end and num_tokens and is_over([root]):
+        return beams, True
     for _ in range(num_tokens - 1):
-        choices = choose_beams([extend(root, *beam) for beam in beams], vocab_size)
+        digests = [extend(root, *beam) for beam in beams]
+        if can_end and is_over(digests):
+            return beams[::-1], True
+        choices = choose_beams(digests, vocab_size)
         beams = [[*beams[parent], token] for parent, token in choices]
-    return beams if num_tokens else [[] for _ in beams]
+    return (beams if num_tokens else [[] for _ in beams]), False

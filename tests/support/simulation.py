@@ -29,7 +29,7 @@ from quire.memory.block_pool import BlockPool
 from quire.memory.manager import KVCacheManager
 from quire.memory.sizing import max_sequence_tokens
 from quire.scheduler.scheduler import Drafter, Scheduler
-from support.shadow import ShadowExecutor, draw, expected_beams, expected_report, expected_tokens, extend, root_digest
+from support.shadow import ShadowExecutor, draw, expected_report, expected_search, expected_tokens, extend, root_digest
 
 VOCAB_SIZE = 50
 MAX_MODEL_LEN = 44
@@ -198,12 +198,15 @@ def _draw_num_blocks(rng: random.Random, spec: KVCacheSpec, jobs: list[Job]) -> 
     )
 
 
-def expected_ends(job: Job, max_total_tokens: int) -> list[list[int]]:
-    """The output tokens of each sequence of a request that nobody ends before its time, by branch."""
+def expected_ends(job: Job, max_total_tokens: int) -> tuple[list[list[int]], bool]:
+    """The output tokens of each sequence of a request that nobody ends before its time, by branch.
+
+    And whether a search is over before its beams are as long as they may become.
+    """
     sampling, salt = job.sampling, job.scope.salt
     most = max_total_tokens - len(job.prompt)
     if sampling.beam_search and sampling.num_sequences > 1:
-        return expected_beams(job.prompt, sampling.num_sequences, most, VOCAB_SIZE, salt=salt)
+        return expected_search(job.prompt, sampling.num_sequences, most, VOCAB_SIZE, salt=salt, can_end=True)
     stops = set() if sampling.beam_search else set(sampling.stop_token_ids)
     if not sampling.ignore_eos and not sampling.beam_search:
         stops.add(EOS)
@@ -213,7 +216,7 @@ def expected_ends(job: Job, max_total_tokens: int) -> list[list[int]]:
         earliest = max(1, sampling.min_tokens)
         end = next((at for at, token in enumerate(tokens, 1) if at >= earliest and token in stops), most)
         ends.append(tokens[:end])
-    return ends
+    return ends, False
 
 
 def make_drafter(accuracy: float, seed: int, salt_of: Callable[[str], str]) -> Drafter:
@@ -282,7 +285,7 @@ class Simulation:
         drafter = None if accuracy is None else make_drafter(accuracy, scenario.seed, self._salt_of)
         eos = frozenset([EOS])
         self.scheduler = Scheduler(scenario.scheduler, self.memory, limits, eos_token_ids=eos, drafter=drafter)
-        self.executor = ShadowExecutor(scenario.spec, VOCAB_SIZE, salt_of=self._salt_of)
+        self.executor = ShadowExecutor(scenario.spec, VOCAB_SIZE, salt_of=self._salt_of, ends_searches=True)
         self.requests: list[Request] = []
         self.refused: list[str] = []
         self._stopped: set[tuple[str, int]] = set()
@@ -405,7 +408,7 @@ class Simulation:
     def _check_outcome(self, request: Request) -> None:
         job = self._jobs[request.request_id]
         members = request.group.members if request.group else [request]
-        ends = expected_ends(job, request.max_total_tokens)
+        ends, is_over = expected_ends(job, request.max_total_tokens)
         is_search = job.sampling.beam_search and job.sampling.num_sequences > 1
         report = [] if job.sampling.prompt_logprobs is None else expected_report(job.prompt, job.scope.salt)
         for member in members:
@@ -418,14 +421,15 @@ class Simulation:
             if reason in (FinishReason.ABORT, FinishReason.ERROR) or name in self._stopped:
                 if is_search:
                     count, salt = len(output), job.scope.salt
-                    beams = expected_beams(job.prompt, len(ends), count, VOCAB_SIZE, salt=salt)
+                    beams, _ = expected_search(job.prompt, len(ends), count, VOCAB_SIZE, salt=salt)
                     assert output == beams[member.branch]
                 else:
                     assert output == end[: len(output)]
                 assert (reason is FinishReason.ERROR) == bool(member.error)
             else:
                 length = request.max_total_tokens - len(job.prompt)
-                stopped = not is_search and len(end) and _stops(job, end)
+                stopped = is_over and end[-1] in _stop_tokens(job) if is_search else len(end) and _stops(job, end)
+                self.seen["searches over"] += is_over
                 assert reason is (FinishReason.STOP if stopped else FinishReason.LENGTH), (reason, end, length)
                 assert output == end, f"{name}: {output} instead of {end}"
         if all(member.finish_reason in (FinishReason.STOP, FinishReason.LENGTH) for member in members):
@@ -433,7 +437,9 @@ class Simulation:
             assert len(members) == job.sampling.num_sequences or not opened
 
 
+def _stop_tokens(job: Job) -> set[int]:
+    return set(job.sampling.stop_token_ids) | (set() if job.sampling.ignore_eos else {EOS})
+
+
 def _stops(job: Job, output: list[int]) -> bool:
-    sampling = job.sampling
-    stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else {EOS})
-    return not sampling.beam_search and len(output) >= sampling.min_tokens and output[-1] in stops
+    return not job.sampling.beam_search and len(output) >= job.sampling.min_tokens and output[-1] in _stop_tokens(job)

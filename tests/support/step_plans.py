@@ -47,7 +47,7 @@ class PlanDriver:
 
     def open(self, row: int, tokens: Sequence[int], sampling: SamplingParams = GREEDY) -> None:
         """Let a request take a row, with empty tables."""
-        start = RowStart(row, f"r{row}", array("i", tokens), len(tokens), sampling)
+        start = RowStart(row, f"r{row}", array("i", tokens), len(tokens), sampling, 1 << 20)
         self._starts.append(start)
         for group in range(len(self.spec.groups)):
             self.tables[row, group] = []

@@ -9,7 +9,7 @@ import sys
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from quire.cli.engine_options import add_engine_options, engine_config
 from quire.cli.sampling_options import add_sampling_options, sampling_params
@@ -20,8 +20,10 @@ from quire.core.errors import ExecutionError, InvalidRequestError
 if TYPE_CHECKING:
     from quire.core.sampling_params import SamplingParams
     from quire.engine.llm import LLM
-    from quire.engine.outputs import RequestOutput
+    from quire.engine.outputs import CompletionOutput, RequestOutput
     from quire.engine.prompts import Prompt
+
+EARLY_STOPPING: Final[dict[str, bool | Literal["never"]]] = {"yes": True, "no": False, "never": "never"}
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -40,12 +42,47 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     form.add_argument("--raw", dest="chat", action="store_false", help="the prompt is a text to write on from")
     parser.add_argument("-n", type=int, default=1, metavar="N", help="how many texts to generate (default: 1)")
+    _add_search_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object when all is done")
     parser.add_argument("--quiet", "-q", action="store_true", help="print the text and errors only")
     add_sampling_options(parser)
     add_engine_options(parser)
     add_color_option(parser)
     parser.set_defaults(run=run)
+
+
+def _add_search_options(parser: argparse.ArgumentParser) -> None:
+    several = parser.add_mutually_exclusive_group()
+    several.add_argument("--best-of", type=int, metavar="N", help="generate so many texts and keep the likeliest")
+    several.add_argument("--beams", type=int, metavar="N", help="search for the likeliest texts with so many beams")
+    parser.add_argument(
+        "--length-penalty", type=float, metavar="X", help="of a beam search: above 0, longer texts rank higher; 0: off"
+    )
+    parser.add_argument(
+        "--early-stopping",
+        choices=EARLY_STOPPING,
+        help="end a beam search when enough texts have ended (yes), when a better one is unlikely (no, the default) or "
+        "cannot come (never)",
+    )
+
+
+def _searching(arguments: argparse.Namespace, sampling: SamplingParams) -> SamplingParams:
+    """Return the sampling parameters with what is said of how many texts there shall be. Does not mutate."""
+    sampling = replace(sampling, n=arguments.n, best_of=arguments.best_of)
+    if arguments.beams is not None:
+        given = vars(arguments)  # what the makers of the model recommend is for drawn texts
+        sampling = replace(
+            sampling,
+            best_of=arguments.beams,
+            beam_search=True,
+            temperature=given.get("temperature", 0.0),
+            repetition_penalty=given.get("repetition_penalty", 1.0),
+        )
+    if arguments.length_penalty is not None:
+        sampling = replace(sampling, length_penalty=arguments.length_penalty)
+    if arguments.early_stopping is not None:
+        sampling = replace(sampling, early_stopping=EARLY_STOPPING[arguments.early_stopping])
+    return sampling
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -58,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
     with LLM(config) as llm:
         if not arguments.quiet:
             remark(str(llm.report), terminal)
-        sampling = replace(sampling_params(arguments, llm.get_default_sampling_params()), n=arguments.n)
+        sampling = _searching(arguments, sampling_params(arguments, llm.get_default_sampling_params()))
         output = _generate(llm, _as_prompt(llm, text, arguments.chat), sampling, arguments.json)
         if not arguments.quiet:
             remark(describe(output), terminal)
@@ -92,12 +129,16 @@ def _generate(llm: LLM, prompt: Prompt, sampling: SamplingParams, as_json: bool)
         (output,) = llm.generate([prompt], sampling, use_tqdm=False)
         print(json.dumps(_plain(output), ensure_ascii=False))
         return output
-    if sampling.n > 1:
+    if sampling.num_sequences > 1:
         (output,) = llm.generate([prompt], sampling, use_tqdm=True)
         for each in output.outputs:
-            print(f"--- {each.index + 1} of {sampling.n}\n{each.text}")
+            print(f"--- {each.index + 1} of {sampling.n}{_score(each)}\n{each.text}" if sampling.n > 1 else each.text)
         return output
     return _stream(llm, prompt, sampling)
+
+
+def _score(output: CompletionOutput) -> str:
+    return "" if output.score is None else f", score {output.score:.4f}"
 
 
 def _stream(llm: LLM, prompt: Prompt, sampling: SamplingParams) -> RequestOutput:

@@ -122,6 +122,7 @@ class Request:
         "num_preemptions",
         "logprobs",
         "prompt_logprobs",
+        "cumulative_logprob",
     )
 
     def __init__(
@@ -162,6 +163,7 @@ class Request:
         self.num_preemptions = 0
         self.logprobs: list[TokenLogprobs] = []  # of the tokens generated, where they were asked for
         self.prompt_logprobs: list[TokenLogprobs] = []  # of the prompt's tokens but the first; one list for a group
+        self.cumulative_logprob: float | None = None  # of what a beam search has found, once it is over
 
     def open_branch(self, branch: int) -> Request:
         """Return a sibling at the same point of progress, with tokens of its own. Its memory is forked elsewhere."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,9 @@ class SamplingParams:
     """The sampling and stopping parameters of one request.
 
     `n` sequences are returned out of `best_of` (default: `n`) that are generated. With `beam_search` the
-    `best_of` sequences are the beams of one search. `max_tokens` None means: as many as fit.
+    `best_of` sequences are the beams of one search: the likeliest texts, by the sum of their log-probabilities over
+    length ^ `length_penalty`. `early_stopping` True ends it as soon as `best_of` texts have ended, "never" only when no
+    better one can come. `max_tokens` None means: as many as fit.
 
     Tokens are drawn from the softmax of logits / temperature, 0 meaning the likeliest token, after the filters in the
     order min_p, top_k (0 or -1: off), top_p. Sequence i of a request draws with seed + i, so that n sequences of one
@@ -41,6 +44,8 @@ class SamplingParams:
     n: int = 1
     best_of: int | None = None
     beam_search: bool = False
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
@@ -80,6 +85,16 @@ class SamplingParams:
     def num_sequences(self) -> int:
         """How many sequences are generated side by side."""
         return self.n if self.best_of is None else self.best_of
+
+    @property
+    def num_beams(self) -> int:
+        """How many beams move together; 1 where nothing is searched. A search of one beam is greedy decoding."""
+        return self.num_sequences if self.beam_search else 1
+
+    def ending_tokens(self, eos_token_ids: frozenset[int]) -> frozenset[int]:
+        """Return the tokens that end a text, as soon as `min_tokens` are there."""
+        ends = frozenset(self.stop_token_ids)
+        return ends if self.ignore_eos else ends | eos_token_ids
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:

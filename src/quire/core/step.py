@@ -23,11 +23,13 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypedDict
+from typing import Final, NamedTuple
 
 from quire.core.errors import InvariantError, StepLogError
+from quire.core.hypothesis import Hypothesis, read_hypothesis, write_hypothesis
 from quire.core.logprobs import TokenLogprobs, read_logprobs, write_logprobs
 from quire.core.sampling_params import SamplingParams
+from quire.core.sampling_wire import read_sampling, write_sampling
 from quire.core.wire import WireReader, WireWriter
 
 NO_BLOCK = -1
@@ -55,8 +57,8 @@ class BlockMove(NamedTuple):
 class RowStart:
     """A request takes a row: everything that the worker needs to know of it, its block tables aside.
 
-    Where `num_prompt_logits` is not 0, the result reports the log-probability of what follows each of so many leading
-    positions.
+    `max_total_tokens` is how long it may grow, prompt and output together. Where `num_prompt_logits` is not 0, the
+    result reports the log-probability of what follows each of so many leading positions.
     """
 
     row: int
@@ -64,6 +66,7 @@ class RowStart:
     tokens: array[int]
     num_prompt_tokens: int
     sampling: SamplingParams
+    max_total_tokens: int
     branch: int = 0
     num_prompt_logits: int = 0
 
@@ -189,7 +192,9 @@ class StepResult:
     `num_tokens[i]` tokens came back for entry i of the plan, `tokens` holds them one after another: none while the
     request still has tokens to compute, one as a rule, more where drafts were accepted or where the request opened
     into several sequences. `parents[i]` names the row whose sequence entry i continues (beam search picks survivors
-    and their parents; everywhere else, and where the column is empty, a row continues itself). `failures` maps a
+    and their parents; everywhere else, and where the column is empty, a row continues itself). `searches` maps the
+    row of the first beam to what a search that is over has found, best first: as many texts as it has beams, none of
+    which brings a token in that step. `failures` maps a
     row to what went wrong with that request alone, `logprobs` a row that asked for them to one entry per token, and
     `prompt_logprobs` a row that asked for them to one entry per token of the prompt that follows one computed in this
     step.
@@ -202,6 +207,7 @@ class StepResult:
     failures: dict[int, str] = field(default_factory=dict)
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
+    searches: dict[int, tuple[Hypothesis, ...]] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """Return the compact binary form; equal results give equal bytes."""
@@ -220,6 +226,12 @@ class StepResult:
                 writer.integer(len(entries))
                 for entry in entries:
                     write_logprobs(writer, entry)
+        writer.integer(len(self.searches))
+        for row, found in sorted(self.searches.items()):
+            writer.integer(row)
+            writer.integer(len(found))
+            for hypothesis in found:
+                write_hypothesis(writer, hypothesis)
         return writer.to_bytes()
 
     @classmethod
@@ -236,136 +248,26 @@ class StepResult:
             }
             for _ in range(2)
         )
+        searches = {
+            reader.integer(): tuple(read_hypothesis(reader) for _ in range(reader.integer()))
+            for _ in range(reader.integer())
+        }
         reader.finish()
-        return cls(step_id, num_tokens, tokens, parents, failures, logprobs, prompt_logprobs)
-
-
-def write_sampling(writer: WireWriter, sampling: SamplingParams) -> None:
-    """Write sampling parameters."""
-    writer.column(column(sampling.n, sampling.beam_search, sampling.top_k, sampling.min_tokens, sampling.ignore_eos))
-    writer.column(column(sampling.include_stop_str_in_output, sampling.skip_special_tokens))
-    for value in (sampling.best_of, sampling.seed, sampling.max_tokens, sampling.logprobs):
-        writer.optional_integer(value)
-    for number in (sampling.temperature, sampling.top_p, sampling.min_p):
-        writer.number(number)
-    writer.column(array("i", sampling.stop_token_ids))
-    _write_texts(writer, sampling.stop)
-    has_rules = any(getattr(sampling, name) != default for name, default in NO_RULES.items())
-    writer.integer(int(has_rules))
-    if has_rules:
-        _write_rules(writer, sampling)
-
-
-def read_sampling(reader: WireReader) -> SamplingParams:
-    """Read sampling parameters."""
-    n, beam_search, top_k, min_tokens, ignore_eos = reader.column(5)
-    include_stop_str_in_output, skip_special_tokens = reader.column(2)
-    best_of, seed, max_tokens, logprobs = (reader.optional_integer() for _ in range(4))
-    temperature, top_p, min_p = (reader.number() for _ in range(3))
-    stop_token_ids, stop = tuple(reader.column()), _read_texts(reader)
-    rules = _read_rules(reader) if reader.integer() else NO_RULES
-    return SamplingParams(
-        n=n,
-        best_of=best_of,
-        beam_search=bool(beam_search),
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        min_p=min_p,
-        seed=seed,
-        max_tokens=max_tokens,
-        min_tokens=min_tokens,
-        stop_token_ids=stop_token_ids,
-        stop=stop,
-        ignore_eos=bool(ignore_eos),
-        include_stop_str_in_output=bool(include_stop_str_in_output),
-        skip_special_tokens=bool(skip_special_tokens),
-        logprobs=logprobs,
-        **rules,
-    )
-
-
-class _Rules(TypedDict):
-    prompt_logprobs: int | None
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: tuple[tuple[int, float], ...]
-    bad_words: tuple[str, ...]
-    bad_words_ids: tuple[tuple[int, ...], ...]
-    allowed_token_ids: tuple[int, ...] | None
-
-
-# Most requests have none of these: then they are not written.
-NO_RULES: Final = _Rules(
-    prompt_logprobs=None,
-    repetition_penalty=1.0,
-    presence_penalty=0.0,
-    frequency_penalty=0.0,
-    logit_bias=(),
-    bad_words=(),
-    bad_words_ids=(),
-    allowed_token_ids=None,
-)
-
-
-def _write_texts(writer: WireWriter, texts: Sequence[str]) -> None:
-    writer.integer(len(texts))
-    for text in texts:
-        writer.text(text)
-
-
-def _read_texts(reader: WireReader) -> tuple[str, ...]:
-    return tuple(reader.text() for _ in range(reader.integer()))
-
-
-def _write_rules(writer: WireWriter, sampling: SamplingParams) -> None:
-    writer.optional_integer(sampling.prompt_logprobs)
-    for number in (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty):
-        writer.number(number)
-    writer.column(array("i", [token for token, _ in sampling.biases]))
-    writer.numbers(array("d", [bias for _, bias in sampling.biases]))
-    _write_texts(writer, sampling.bad_words)
-    writer.integer(len(sampling.bad_words_ids))
-    for word in sampling.bad_words_ids:
-        writer.column(array("i", word))
-    allowed = sampling.allowed_token_ids
-    writer.integer(0 if allowed is None else 1)
-    writer.column(array("i", allowed or ()))
-
-
-def _read_rules(reader: WireReader) -> _Rules:
-    prompt_logprobs = reader.optional_integer()
-    repetition, presence, frequency = (reader.number() for _ in range(3))
-    biased, biases = reader.column(), reader.numbers()
-    if len(biased) != len(biases):
-        raise StepLogError("the columns of a logit_bias differ in length")
-    bad_words = _read_texts(reader)
-    sequences = tuple(tuple(reader.column()) for _ in range(reader.integer()))
-    is_limited, allowed = reader.integer(), tuple(reader.column())
-    return _Rules(
-        prompt_logprobs=prompt_logprobs,
-        repetition_penalty=repetition,
-        presence_penalty=presence,
-        frequency_penalty=frequency,
-        logit_bias=tuple(zip(biased, biases, strict=True)),
-        bad_words=bad_words,
-        bad_words_ids=sequences,
-        allowed_token_ids=allowed if is_limited else None,
-    )
+        return cls(step_id, num_tokens, tokens, parents, failures, logprobs, prompt_logprobs, searches)
 
 
 def _write_row_start(writer: WireWriter, start: RowStart) -> None:
-    writer.column(column(start.row, start.num_prompt_tokens, start.branch, start.num_prompt_logits))
+    numbers = start.row, start.num_prompt_tokens, start.max_total_tokens, start.branch, start.num_prompt_logits
+    writer.column(column(*numbers))
     writer.text(start.request_id)
     writer.column(start.tokens)
     write_sampling(writer, start.sampling)
 
 
 def _read_row_start(reader: WireReader) -> RowStart:
-    row, num_prompt_tokens, branch, num_prompt_logits = reader.column(4)
+    row, num_prompt_tokens, max_total_tokens, branch, num_prompt_logits = reader.column(5)
     request_id, tokens, sampling = reader.text(), reader.column(), read_sampling(reader)
-    return RowStart(row, request_id, tokens, num_prompt_tokens, sampling, branch, num_prompt_logits)
+    return RowStart(row, request_id, tokens, num_prompt_tokens, sampling, max_total_tokens, branch, num_prompt_logits)
 
 
 def _pairs(values: array[int]) -> list[tuple[int, int]]:

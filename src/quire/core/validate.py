@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from quire.core.errors import InvalidRequestError, RequestTooLargeError
 from quire.core.request import CacheScope, Request
@@ -29,6 +31,20 @@ MAX_BAD_WORD_TOKENS = 32
 MAX_PRIORITY = 1_000_000
 MAX_SEED = (1 << 63) - 1
 LARGEST = sys.float_info.max
+# A search ranks texts by what the model says of them, and ends them by itself.
+NOT_IN_A_SEARCH: Final = MappingProxyType(
+    {
+        "stop": (),
+        "logprobs": None,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "logit_bias": (),
+        "bad_words": (),
+        "bad_words_ids": (),
+        "allowed_token_ids": None,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +52,13 @@ class RequestLimits:
     """What the engine at hand can take.
 
     `max_model_len` counts prompt and output together. `max_sequence_tokens` is the number of tokens of one sequence
-    that the KV memory can hold when it holds nothing else. `beam_search`: whether the executor can score beams.
-    `eos_token_ids` end a text.
+    that the KV memory can hold when it holds nothing else. `eos_token_ids` end a text.
     """
 
     vocab_size: int
     max_model_len: int
     max_sequence_tokens: int
     max_num_seqs: int
-    beam_search: bool = True
     eos_token_ids: tuple[int, ...] = ()
 
 
@@ -77,10 +91,6 @@ def validate_sampling(sampling: SamplingParams, limits: RequestLimits) -> None:
     _require_bool("beam_search", sampling.beam_search)
     _require_bool("ignore_eos", sampling.ignore_eos)
     _require_number("temperature", sampling.temperature, 0.0, 1e6)
-    if sampling.beam_search and not limits.beam_search:
-        raise InvalidRequestError("beam_search", True, "False: this engine does not score beams")
-    if sampling.beam_search and sampling.temperature != 0:
-        raise InvalidRequestError("temperature", sampling.temperature, "0 where beam_search is on")
     _require_number("top_p", sampling.top_p, 0.0, 1.0)
     if sampling.top_p == 0:
         raise InvalidRequestError("top_p", sampling.top_p, "a number above 0, at most 1")
@@ -98,6 +108,29 @@ def validate_sampling(sampling: SamplingParams, limits: RequestLimits) -> None:
         if getattr(sampling, field) is not None:
             _require_int(field, getattr(sampling, field), 0, min(MAX_LOGPROBS, limits.vocab_size))
     _validate_rules(sampling, limits)
+    _validate_search(sampling, limits)
+
+
+def _validate_search(sampling: SamplingParams, limits: RequestLimits) -> None:
+    _require_number("length_penalty", sampling.length_penalty, -10.0, 10.0)
+    if not isinstance(sampling.early_stopping, bool) and sampling.early_stopping != "never":
+        raise InvalidRequestError("early_stopping", sampling.early_stopping, 'True, False or "never"')
+    if not sampling.beam_search:
+        for field, unset in (("length_penalty", 1.0), ("early_stopping", False)):
+            if getattr(sampling, field) != unset:
+                raise InvalidRequestError(field, getattr(sampling, field), f"{unset} unless beam_search is on")
+        return
+    if sampling.temperature != 0:
+        raise InvalidRequestError("temperature", sampling.temperature, "0 where beam_search is on")
+    if sampling.num_beams == 1:
+        return
+    for field, default in NOT_IN_A_SEARCH.items():
+        if getattr(sampling, field) != default:
+            raise InvalidRequestError(field, getattr(sampling, field), f"{default!r} where beam_search is on")
+    num_ends = len(sampling.ending_tokens(frozenset(limits.eos_token_ids)))
+    if sampling.num_beams + num_ends > limits.vocab_size:
+        allowed = f"at most {max(1, limits.vocab_size - num_ends)} beams: each needs a token that does not end it"
+        raise InvalidRequestError("best_of", sampling.num_beams, allowed)
 
 
 def max_total_tokens(request: Request, limits: RequestLimits) -> int:
@@ -165,8 +198,6 @@ def _validate_stop_token_ids(sampling: SamplingParams, limits: RequestLimits) ->
 
 
 def _validate_stop_strings(sampling: SamplingParams) -> None:
-    if sampling.stop and sampling.beam_search:
-        raise InvalidRequestError("stop", sampling.stop, "none where beam_search is on: what ends a beam is part of it")
     _require_bool("include_stop_str_in_output", sampling.include_stop_str_in_output)
     _require_bool("skip_special_tokens", sampling.skip_special_tokens)
     if not isinstance(sampling.stop, tuple) or len(sampling.stop) > MAX_STOP_STRINGS:
@@ -224,7 +255,7 @@ def _require_a_choice(sampling: SamplingParams, limits: RequestLimits) -> None:
     """Whatever the text is, a token must be left that nothing bans."""
     banned = {sequence[-1] for sequence in sampling.bad_words_ids}
     if sampling.min_tokens:
-        banned |= {*sampling.stop_token_ids, *(() if sampling.ignore_eos else limits.eos_token_ids)}
+        banned |= sampling.ending_tokens(frozenset(limits.eos_token_ids))
     allowed = sampling.allowed_token_ids
     if allowed is not None and banned.issuperset(allowed):
         raise InvalidRequestError("allowed_token_ids", allowed, "one that no bad word and no min_tokens may ban")

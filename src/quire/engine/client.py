@@ -58,6 +58,7 @@ class SequenceUpdate:
     finish_reason: FinishReason | None = None
     error: str = ""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    cumulative_logprob: float | None = None  # of a text that a beam search has found
 
 
 class EngineClient(Protocol):
@@ -121,7 +122,7 @@ class InProcessClient:
         self._require_engine()
         added = request.to_request()
         self._core.add_request(added)
-        if not added.sampling.beam_search:
+        if added.sampling.num_beams == 1:
             self._num_sent[added] = 0
 
     def abort(self, request_id: str) -> None:
@@ -167,10 +168,10 @@ class InProcessClient:
             return [] if outcome is None else self._updates(outcome)
 
     def _updates(self, outcome: StepOutcome) -> list[SequenceUpdate]:
-        samples = [request for request in outcome.opened if not request.sampling.beam_search]
+        samples = [request for request in outcome.opened if request.sampling.num_beams == 1]
         self._num_sent.update(dict.fromkeys(samples, 0))
         grown = [request for request in outcome.advanced if request in self._num_sent]
-        ended = [request for request in outcome.finished if request in self._num_sent or request.sampling.beam_search]
+        ended = [request for request in outcome.finished if request in self._num_sent or request.sampling.num_beams > 1]
         updates: list[SequenceUpdate] = []
         for request in dict.fromkeys([*grown, *samples, *ended]):
             updates += self._update(request, self._num_sent.get(request, 0))
@@ -197,6 +198,7 @@ class InProcessClient:
                 finish_reason=request.finish_reason,
                 error=request.error,
                 prompt_logprobs=() if num_sent or branch else tuple(request.prompt_logprobs),
+                cumulative_logprob=request.cumulative_logprob,
             )
             for branch in branches
         ]

@@ -110,7 +110,8 @@ class Door:
         """Return the parameters with a seed, and with log-probabilities where sequences are chosen by them."""
         if wanted.seed is None:
             wanted = replace(wanted, seed=self._seeds.take())
-        if wanted.num_sequences > wanted.n and wanted.logprobs is None and not wanted.beam_search:
+        is_ranked = wanted.beam_search or wanted.num_sequences > wanted.n
+        if is_ranked and wanted.num_beams == 1 and wanted.logprobs is None:
             wanted = replace(wanted, logprobs=0)
         return wanted
 

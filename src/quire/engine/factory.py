@@ -155,7 +155,6 @@ def _assemble(
         max_model_len=min(scheduler.max_model_len, model.spec.context_length),
         max_sequence_tokens=max_sequence_tokens(memory.num_blocks, backend.kv_spec, longest_chunk=chunk),
         max_num_seqs=scheduler.max_num_seqs,
-        beam_search=False,
         eos_token_ids=tuple(model.eos_token_ids),
     )
     manager = KVCacheManager(backend.kv_spec, memory)

@@ -64,6 +64,8 @@ class SequenceText:
 
     def extend(self, update: SequenceUpdate) -> None:
         """Take an update in; at a stop string the sequence ends, and what comes after it is dropped. Mutates."""
+        if update.cumulative_logprob is not None:
+            self.cumulative_logprob = update.cumulative_logprob
         ends_by_token = update.finish_reason is FinishReason.STOP
         last = len(update.token_ids) - 1
         for position, token in enumerate(update.token_ids):
@@ -79,18 +81,27 @@ class SequenceText:
         """End it with an error. Mutates."""
         self.finish_reason, self.error = FinishReason.ERROR, message
 
+    @property
+    def score(self) -> float:
+        """By what the sequences of a request are ranked."""
+        if not self._wanted.beam_search or not self.token_ids:
+            return self.cumulative_logprob
+        length: float = len(self.token_ids) ** self._wanted.length_penalty
+        return self.cumulative_logprob / length
+
     def output(self) -> CompletionOutput:
         """Return it as the caller sees it. Does not mutate."""
-        asked = self._wanted.logprobs is not None
+        asked, is_found = self._wanted.logprobs is not None, self._wanted.beam_search
         return CompletionOutput(
             index=self.index,
             text="".join(self._pieces),
             token_ids=list(self.token_ids),
-            cumulative_logprob=self.cumulative_logprob if asked else None,
+            cumulative_logprob=self.cumulative_logprob if asked or is_found else None,
             logprobs=list(self._logprobs) if asked else None,
             finish_reason=None if self.finish_reason is None else self.finish_reason.value,
             stop_reason=self.stop_reason,
             error=self.error,
+            score=self.score if is_found else None,
         )
 
     def _show(self, text: str) -> bool:
@@ -184,10 +195,10 @@ class RequestText:
             self._finished_s = now
 
     def output(self) -> RequestOutput:
-        """Return everything so far; of `best_of` sequences the n most likely, once all have ended. Does not mutate."""
+        """Return everything so far; of `best_of` sequences the n best, once all have ended. Does not mutate."""
         chosen = self.sequences
         if len(chosen) > self._wanted.n:
-            good_first = sorted(chosen, key=lambda text: (bool(text.error), -text.cumulative_logprob, text.index))
+            good_first = sorted(chosen, key=lambda text: (bool(text.error), -text.score, text.index))
             chosen = good_first[: self._wanted.n] if self.finished else chosen[: self._wanted.n]
         outputs = [sequence.output() for sequence in chosen]
         if len(self.sequences) > self._wanted.n:

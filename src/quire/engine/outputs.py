@@ -27,7 +27,8 @@ class CompletionOutput:
 
     `finish_reason` is "stop", "length", "abort", "error", or None while it is growing. `stop_reason` says what stopped
     it: one of the stop strings, one of the stop tokens asked for, or None for the end of text. `logprobs` has an entry
-    for each token: the token itself and the likeliest ones, by token id.
+    for each token: the token itself and the likeliest ones, by token id. `score` is by what a beam search has ranked
+    the text: `cumulative_logprob` / length ^ length_penalty.
     """
 
     index: int
@@ -38,6 +39,7 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     error: str = ""
+    score: float | None = None
 
     @property
     def finished(self) -> bool:

@@ -29,7 +29,8 @@ from quire.core.config import MemoryConfig, SchedulerConfig
 from quire.core.errors import StepLogError
 from quire.core.kv_spec import KVCacheSpec, KVGroup
 from quire.core.request import CacheScope, Request
-from quire.core.step import StepPlan, StepResult, read_sampling, write_sampling
+from quire.core.sampling_wire import read_sampling, write_sampling
+from quire.core.step import StepPlan, StepResult
 from quire.core.validate import RequestLimits
 from quire.core.wire import WireReader, WireWriter
 from quire.memory.manager import KVCacheManager

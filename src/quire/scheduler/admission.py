@@ -33,7 +33,7 @@ class Admission:
     def limits_for(self, request: Request, limits: RequestLimits) -> RequestLimits:
         """Return the limits narrowed to what surely fits into the memory. Does not mutate."""
         num_blocks, spec, sampling = self._memory.pool.num_blocks, self._memory.spec, request.sampling
-        if sampling.beam_search:
+        if sampling.num_beams > 1:
             longest = max_beam_tokens(num_blocks, spec, sampling.num_sequences, request.num_prompt_tokens)
         else:
             longest = max_sequence_tokens(num_blocks, spec)

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from quire.core.errors import InvariantError
+from quire.core.hypothesis import Hypothesis
 from quire.core.logprobs import TokenLogprobs
 from quire.core.request import FinishReason, Request
 from quire.core.step import StepResult
@@ -158,17 +159,17 @@ class StepCommitter:
                 continue
             if chunk.row in result.prompt_logprobs:
                 note_prompt(request, chunk.start, result.prompt_logprobs[chunk.row])
-            if chunk.generation != request.generation and request.sampling.beam_search:
+            if chunk.generation != request.generation and request.sampling.num_beams > 1:
                 continue  # the search began again meanwhile
             elif is_beam(request) and chunk.samples:
                 parent = result.parents[index] if result.parents else chunk.row
                 searches.setdefault(request.request_id, []).append((chunk, parent, sampled))
             elif chunk.samples > 1:
-                self._open(chunk, sampled, outcome)
+                self._open(chunk, sampled, result.searches.get(chunk.row), outcome)
             else:
                 self._commit_chunk(chunk, sampled, outcome)
         for steps in searches.values():
-            self._commit_beams(steps, outcome)
+            self._commit_beams(steps, result.searches, outcome)
 
     def _commit_chunk(self, chunk: Chunk, sampled: Sampled, outcome: StepOutcome) -> None:
         request = chunk.request
@@ -221,25 +222,43 @@ class StepCommitter:
             request.num_planned = request.num_computed
             request.backlog = 1
 
-    def _open(self, chunk: Chunk, sampled: Sampled, outcome: StepOutcome) -> None:
+    def _open(self, chunk: Chunk, sampled: Sampled, found: tuple[Hypothesis, ...] | None, outcome: StepOutcome) -> None:
         leader = chunk.request
         if leader.row < 0 or chunk.generation != leader.generation:
             self._undo(chunk)
             return
+        if found is None and len(sampled.tokens) != chunk.samples:
+            raise InvariantError(f"request {leader.request_id!r} opened into {len(sampled.tokens)} sequences")
         leader.num_computed += chunk.num_tokens
-        opened = open_group(leader, sampled.tokens, self._memory, self._running)
+        opened = open_group(leader, self._memory, self._running)
         outcome.opened += opened
+        if found is not None:
+            self._policy.charge(leader, chunk.num_tokens)
+            self._end_search([leader, *opened], found, outcome)
+            return
         for index, request in enumerate([leader, *opened]):
             request.backlog = 1
             reason = self._append(request, sampled.one(index))
             self._settle(request, chunk.num_tokens if request is leader else 0, reason, outcome)
 
-    def _commit_beams(self, steps: list[tuple[Chunk, int, Sampled]], outcome: StepOutcome) -> None:
+    def _commit_beams(
+        self,
+        steps: list[tuple[Chunk, int, Sampled]],
+        searches: dict[int, tuple[Hypothesis, ...]],
+        outcome: StepOutcome,
+    ) -> None:
         chunks = [chunk for chunk, _, _ in steps]
         if chunks[0].request.is_finished:  # another beam of the search failed in this very step
             return
         for chunk in chunks:
             chunk.request.num_computed += chunk.num_tokens
+        found = next((searches[chunk.row] for chunk in chunks if chunk.row in searches), None)
+        if found is not None:
+            for chunk in chunks:
+                self._memory.commit(chunk.request, chunk.request.num_computed)
+                self._policy.charge(chunk.request, chunk.num_tokens)
+            self._end_search([chunk.request for chunk in chunks], found, outcome)
+            return
         before = {chunk.row: chunk.request for chunk in chunks}
         parents = {chunk.row: parent for chunk, parent, _ in steps}
         beams = choose_beams(chunks, parents, self._memory, self._running)
@@ -250,6 +269,16 @@ class StepCommitter:
             beam.backlog = 1
             reason = self._append(beam, sampled)
             self._settle(beam, chunk.num_tokens, reason, outcome)
+
+    def _end_search(self, beams: list[Request], found: tuple[Hypothesis, ...], outcome: StepOutcome) -> None:
+        """A search is over: its beams end, as the texts that it has found, best first by branch."""
+        if len(found) != len(beams):
+            raise InvariantError(f"request {beams[0].request_id!r}: {len(beams)} beams found {len(found)} texts")
+        for beam, text in zip(sorted(beams, key=lambda beam: beam.branch), found, strict=True):
+            self._finish(beam, self._stopping.reason_of_text(beam, text.token_ids))
+            beam.tokens[beam.num_prompt_tokens :] = array("i", text.token_ids)
+            beam.cumulative_logprob = text.cumulative_logprob
+            outcome.finished.append(beam)
 
 
 def note_prompt(request: Request, start: int, entries: tuple[TokenLogprobs, ...]) -> None:

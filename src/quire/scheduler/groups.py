@@ -14,8 +14,6 @@ before, fits wherever it fitted, and finds the same beams.
 
 from __future__ import annotations
 
-from array import array
-
 from quire.core.errors import InvariantError
 from quire.core.request import Request, RequestGroup, RequestStatus
 from quire.memory.manager import KVCacheManager
@@ -37,15 +35,12 @@ def moving_together(request: Request) -> list[Request]:
     return [member for member in group.members if not member.is_finished]
 
 
-def open_group(leader: Request, tokens: array[int], memory: KVCacheManager, running: RunningSet) -> list[Request]:
-    """Fork the leader, whose prompt is computed, into the sequences of its group, one per token after the first.
+def open_group(leader: Request, memory: KVCacheManager, running: RunningSet) -> list[Request]:
+    """Fork the leader, whose prompt is computed, into the sequences of its group.
 
-    Mutates all of them; returns the new ones. The leader's own token is the first and is left to the caller.
+    Mutates all of them; returns the new ones. Tokens are left to the caller.
     """
-    group = leader.group
-    if group is None or len(tokens) != group.num_sequences:
-        raise InvariantError(f"request {leader.request_id!r} opened into {len(tokens)} sequences")
-    opened = []
+    group, opened = _group_of(leader), []
     for branch in range(1, group.num_sequences):
         sibling = leader.open_branch(branch)
         group.members.append(sibling)

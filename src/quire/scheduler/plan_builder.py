@@ -130,6 +130,7 @@ def _row_start(request: Request) -> RowStart:
         request.tokens[:],
         request.num_prompt_tokens,
         request.sampling,
+        request.max_total_tokens,
         request.branch,
         request.num_prompt_logits_wanted,
     )

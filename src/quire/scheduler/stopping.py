@@ -8,6 +8,8 @@ are prepared here, so that length, the border of a block and `min_tokens` cost n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from quire.core.request import FinishReason, Request
 
 
@@ -23,16 +25,19 @@ class Stopping:
         next_event = (request.num_computed // self._block_size + 1) * self._block_size
         next_event = min(next_event, request.max_total_tokens - 1)
         sampling = request.sampling
-        if sampling.beam_search:
+        if sampling.num_beams > 1:
             request.stop_ids = frozenset()  # what ends a beam is part of the search
         elif request.num_output_tokens + 1 >= sampling.min_tokens:
-            request.stop_ids = frozenset(sampling.stop_token_ids)
-            if not sampling.ignore_eos:
-                request.stop_ids |= self._eos_token_ids
+            request.stop_ids = sampling.ending_tokens(self._eos_token_ids)
         else:
             request.stop_ids = frozenset()
             next_event = min(next_event, request.num_prompt_tokens + sampling.min_tokens - 2)
         request.next_event = next_event
+
+    def reason_of_text(self, request: Request, token_ids: Sequence[int]) -> FinishReason:
+        """Return why a beam search has ended a text of a request. Does not mutate."""
+        ends = request.sampling.ending_tokens(self._eos_token_ids)
+        return FinishReason.STOP if token_ids[-1] in ends else FinishReason.LENGTH
 
     def reason(self, request: Request) -> FinishReason | None:
         """Return why the request ends with its last token, or None if it goes on. Does not mutate."""

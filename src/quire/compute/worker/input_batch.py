@@ -119,8 +119,6 @@ class InputBatch:
 
     def _refusal(self, start: RowStart) -> str | None:
         """Return why this worker cannot serve the request, None where it can."""
-        if start.sampling.beam_search:
-            return "beam_search is True; allowed: False, this worker scores no beams"
         if start.tokens and not 0 <= min(start.tokens) <= max(start.tokens) < self._vocab_size:
             return f"a token is out of range; allowed: a token id from 0 to {self._vocab_size - 1}"
         if any(not 0 <= token < self._vocab_size for token in _named_tokens(start.sampling)):

@@ -18,7 +18,6 @@ from typing import NamedTuple
 import numpy as np
 
 from quire.compute.arrays import FloatArray, IntArray
-from quire.core.sampling_params import SamplingParams
 from quire.core.step import RowStart
 
 
@@ -50,7 +49,7 @@ class RowRules:
         if sampling.has_penalties:
             self._counts = TokenCounts(start.num_prompt_tokens, with_prompt=sampling.repetition_penalty != 1)
         self._min_length = start.num_prompt_tokens + sampling.min_tokens
-        self._ends = _ends(sampling, eos_token_ids)
+        self._ends = sampling.ending_tokens(eos_token_ids) if sampling.min_tokens else frozenset[int]()
 
     def at(self, text: array[int], drafts: Sequence[int] = ()) -> list[DrawRules]:
         """Return the rules of the draw behind a row's known tokens, and behind each of the drafts. Mutates.
@@ -77,13 +76,6 @@ class RowRules:
             banned |= self._ends
         seen, numbers = (NO_IDS, NO_IDS) if counts is None else counts.columns()
         return DrawRules(self._allowed, _distinct(banned), self._biased, self._biases, seen, numbers)
-
-
-def _ends(sampling: SamplingParams, eos_token_ids: frozenset[int]) -> frozenset[int]:
-    """Return the tokens that would end a text, which are not drawn before `min_tokens`."""
-    if not sampling.min_tokens:
-        return frozenset()
-    return frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else eos_token_ids)
 
 
 class BadWords:

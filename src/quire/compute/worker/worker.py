@@ -22,12 +22,14 @@ import numpy as np
 
 from quire.compute.arrays import IntArray
 from quire.compute.sampling.draws import Sampler
+from quire.compute.worker.beam_rows import BeamRows
 from quire.compute.worker.cache_engine import CacheEngine
 from quire.compute.worker.input_batch import InputBatch, num_sampled_logits
 from quire.compute.worker.model_runner import ModelRunner, StepInputs, StepOutputs
 from quire.compute.worker.reports import reports
 from quire.compute.worker.sampling_columns import Sampling, SamplingColumns
 from quire.core.errors import ExecutionError
+from quire.core.hypothesis import Hypothesis
 from quire.core.logprobs import TokenLogprobs
 from quire.core.step import StepPlan, StepResult
 
@@ -47,6 +49,7 @@ class Worker:
         self.cache = cache
         self._sampler = sampler
         self._columns = SamplingColumns(eos_token_ids)
+        self._beams = BeamRows(eos_token_ids)
         self._batch: InputBatch | None = None
         self._results: deque[StepResult | ExecutionError] = deque()
 
@@ -95,15 +98,17 @@ class Worker:
             self._columns.release(row)
         for start in plan.row_starts:
             self._columns.start(start)
+        self._beams.apply(plan)
         self.cache.apply(plan)
         inputs = batch.build(plan)
         sampled: dict[int, _Sampled] = {}
+        searches: dict[int, tuple[Hypothesis, ...]] = {}
         prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         if inputs.entries:
             outputs = self.runner.run(inputs, self.cache)
             _mark_failures(plan, inputs, outputs, batch)
             prompt_logprobs = self._report_prompts(plan, inputs, outputs, batch)
-            sampled = self._sample(plan, inputs, outputs, batch)
+            sampled, searches = self._choose(plan, inputs, outputs, batch)
         failures = {row: batch.failure(row) for row in plan.rows}
         chosen = [sampled.get(entry, _NOTHING) for entry in range(len(plan.rows))]
         return StepResult(
@@ -111,8 +116,10 @@ class Worker:
             num_tokens=array("i", [len(one.tokens) for one in chosen]),
             tokens=array("i", [token for one in chosen for token in one.tokens]),
             failures={row: message for row, message in failures.items() if message is not None},
+            parents=_parents(plan, sampled),
             logprobs={plan.rows[entry]: one.logprobs for entry, one in sampled.items() if one.logprobs},
             prompt_logprobs=prompt_logprobs,
+            searches=searches,
         )
 
     def _report_prompts(
@@ -133,15 +140,25 @@ class Worker:
             found[row] = reports(choices, 0, count, num_logprobs)
         return found
 
-    def _sample(
+    def _choose(
         self, plan: StepPlan, inputs: StepInputs, outputs: StepOutputs, batch: InputBatch
+    ) -> tuple[dict[int, _Sampled], dict[int, tuple[Hypothesis, ...]]]:
+        """Return what comes next in each entry that samples, and what the searches that are over have found."""
+        sequences: list[int] = []
+        searching: list[int] = []
+        for sequence, entry in enumerate(inputs.entries):
+            if plan.samples[entry] and batch.failure(plan.rows[entry]) is None:
+                (searching if plan.rows[entry] in self._beams else sequences).append(sequence)
+        sampled = self._sample(plan, inputs, outputs, batch, sequences)
+        if not searching:
+            return sampled, {}
+        beams, searches = self._search(plan, inputs, outputs, batch, searching)
+        return sampled | beams, searches
+
+    def _sample(
+        self, plan: StepPlan, inputs: StepInputs, outputs: StepOutputs, batch: InputBatch, sequences: list[int]
     ) -> dict[int, _Sampled]:
-        """Return each sampling entry's tokens and make them known."""
-        sequences = [
-            sequence
-            for sequence, entry in enumerate(inputs.entries)
-            if plan.samples[entry] and batch.failure(plan.rows[entry]) is None
-        ]
+        """Return the tokens of sampling entries and make them known."""
         if not sequences:
             return {}
         entries = [inputs.entries[sequence] for sequence in sequences]
@@ -178,10 +195,39 @@ class Worker:
             first += count
         return sampled
 
+    def _search(
+        self, plan: StepPlan, inputs: StepInputs, outputs: StepOutputs, batch: InputBatch, sequences: list[int]
+    ) -> tuple[dict[int, _Sampled], dict[int, tuple[Hypothesis, ...]]]:
+        """Return what the searches of some entries bring, and what those that are over have found; make it known."""
+        places = {plan.rows[inputs.entries[sequence]]: sequence for sequence in sequences}
+        opening = [row for row, sequence in places.items() if plan.samples[inputs.entries[sequence]] > 1]
+        moving = [row for row in places if row not in opening]
+        sampled: dict[int, _Sampled] = {}
+        searches: dict[int, tuple[Hypothesis, ...]] = {}
+        for request_id, rows in self._beams.searches_in(opening, moving).items():
+            logit_rows = inputs.logit_starts[_integers([places[row] for row in rows]) + 1] - 1
+            count = self._beams.num_candidates(request_id, self.runner.vocab_size)
+            likeliest = self._sampler.report(
+                outputs.logits, logit_rows, np.zeros(len(rows), np.int64), np.full(len(rows), count)
+            )
+            candidates = [
+                list(zip(ids, logprobs, strict=True))
+                for ids, logprobs in zip(likeliest.top_ids.tolist(), likeliest.top_logprobs.tolist(), strict=True)
+            ]
+            steps, found = self._beams.advance(request_id, rows, candidates)
+            if found:
+                searches[rows[0]] = found
+            for row, step in steps.items():
+                sampled[inputs.entries[places[row]]] = _Sampled(step.token_ids, parent=step.parent)
+                if step.parent == row:  # another row is started anew, with the text that it continues
+                    batch.append(row, step.token_ids[:1])
+        return sampled, searches
+
 
 class _Sampled(NamedTuple):
     tokens: list[int]
     logprobs: tuple[TokenLogprobs, ...] = ()
+    parent: int = -1  # the row that it continues; -1: its own
 
 
 _NOTHING = _Sampled([])
@@ -208,6 +254,15 @@ def _mark_failures(plan: StepPlan, inputs: StepInputs, outputs: StepOutputs, bat
             batch.fail(plan.rows[entry], "the model's output is not finite")
         elif not outputs.finite_logits[inputs.logits_of(sequence)].all():
             batch.fail(plan.rows[entry], "the logits are not finite")
+
+
+def _parents(plan: StepPlan, sampled: dict[int, _Sampled]) -> array[int]:
+    """Return the row that each entry continues; nothing where each continues itself."""
+    parents = plan.rows[:]
+    for entry, one in sampled.items():
+        if one.parent >= 0:
+            parents[entry] = one.parent
+    return parents if parents != plan.rows else array("i")
 
 
 def _integers(values: list[int]) -> IntArray:

@@ -1,0 +1,138 @@
+"""BeamSearch: the width likeliest continuations of a prompt, by the sums of their log-probabilities.
+
+    running   width texts that go on, best first; each step extends them all and keeps the best extensions
+    finished  at most width texts that have ended, by score: sum of log-probabilities / length ^ length_penalty
+
+One step looks at the best extensions of all running texts together. Those that end (an end token, or the longest
+length) finish if they are among the first `width`; the best `width` of the others go on. There are always enough of
+them, because each text brings as many candidates as there are end tokens, and one more, for each beam.
+
+The search is over when nothing can go on, or when nothing better can be expected. What may be expected of the best
+running text is its score at its present length; with `early_stopping` "never" and a positive penalty, at the longest
+length. `early_stopping` True ends the search as soon as `width` texts have finished. The rules are those of
+transformers, whose texts and scores these are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from quire.core.hypothesis import Hypothesis
+
+
+@dataclass(frozen=True, slots=True)
+class SearchRules:
+    """What a search is asked for. Lengths count generated tokens; none ends by a token before `min_length`."""
+
+    width: int
+    max_length: int
+    eos_token_ids: frozenset[int] = frozenset()
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    min_length: int = 0
+
+    @property
+    def num_candidates(self) -> int:
+        """How many extensions of each running text a step must see, if there are so many."""
+        num_ends = len(self.eos_token_ids)
+        return self.width * (1 + max(1, num_ends)) + (num_ends if self.min_length else 0)
+
+
+class Extension(NamedTuple):
+    """A running text goes on: which one, by its place, and with which token."""
+
+    parent: int
+    token: int
+
+
+class RunningText(NamedTuple):
+    """A text that goes on: its generated tokens, and the sum of their log-probabilities."""
+
+    token_ids: tuple[int, ...]
+    total: float
+
+
+Candidates = Sequence[tuple[int, float]]
+"""The likeliest next tokens of one running text, with their log-probabilities."""
+
+
+class BeamSearch:
+    """One search.
+
+    >>> search = BeamSearch(SearchRules(width=2, max_length=2))
+    >>> search.advance([[(7, -0.5), (8, -1.0), (9, -2.0)]])
+    [Extension(parent=0, token=7), Extension(parent=0, token=8)]
+    >>> search.advance([[(1, -2.0), (2, -3.0)], [(1, -0.1), (2, -4.0)]]), search.is_over
+    ([], True)
+    >>> [(each.token_ids, round(each.score, 2)) for each in search.finished]
+    [((8, 1), -0.55), ((7, 1), -1.25)]
+    """
+
+    def __init__(self, rules: SearchRules) -> None:
+        self.rules = rules
+        self.finished: list[Hypothesis] = []  # best first
+        self.is_over = False
+        self._running = [RunningText((), 0.0)]
+        self._may_improve = True
+
+    def advance(self, candidates: Sequence[Candidates]) -> list[Extension]:
+        """Take the candidates of every running text, in their order; return what goes on, best first. Mutates.
+
+        Empty once the search is over: `finished` is what it found.
+        """
+        width = self.rules.width
+        best = self._best_extensions(candidates)
+        ends = [self._ends(extension) for extension, _ in best]
+        self._finish([found for found, end in zip(best[:width], ends, strict=False) if end])
+        going_on = [found for found, end in zip(best, ends, strict=True) if not end][:width]
+        self._running = [self._extended(*found) for found in going_on]
+        self.is_over = not going_on or not self._is_worth_going_on()
+        return [] if self.is_over else [extension for extension, _ in going_on]
+
+    def _best_extensions(self, candidates: Sequence[Candidates]) -> list[tuple[Extension, float]]:
+        is_long_enough = len(self._running[0].token_ids) >= self.rules.min_length
+        banned = frozenset[int]() if is_long_enough else self.rules.eos_token_ids
+        found = [
+            (Extension(parent, token), self._running[parent].total + logprob)
+            for parent, tokens in enumerate(candidates)
+            for token, logprob in tokens
+            if token not in banned
+        ]
+        found.sort(key=lambda each: (-each[1], each[0]))
+        return found[: self.rules.num_candidates]
+
+    def _ends(self, extension: Extension) -> bool:
+        length = len(self._running[extension.parent].token_ids) + 1
+        return extension.token in self.rules.eos_token_ids or length >= self.rules.max_length
+
+    def _extended(self, extension: Extension, total: float) -> RunningText:
+        return RunningText((*self._running[extension.parent].token_ids, extension.token), total)
+
+    def _finish(self, ended: Sequence[tuple[Extension, float]]) -> None:
+        if not self._may_improve or (self._is_full and self.rules.early_stopping is True):
+            return
+        for found in ended:
+            text = self._extended(*found)
+            score = text.total / len(text.token_ids) ** self.rules.length_penalty
+            self.finished.append(Hypothesis(text.token_ids, text.total, score))
+        self.finished.sort(key=lambda each: -each.score)
+        del self.finished[self.rules.width :]
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self.finished) == self.rules.width
+
+    def _is_worth_going_on(self) -> bool:
+        """Whether a running text may still get among the finished ones; once it may not, it never may. Mutates."""
+        rules = self.rules
+        if self._is_full and rules.early_stopping is True:
+            return False
+        best = self._running[0]
+        to_the_end = rules.early_stopping == "never" and rules.length_penalty > 0.0
+        length = rules.max_length if to_the_end else len(best.token_ids)
+        worst = self.finished[-1].score if self._is_full else -math.inf
+        self._may_improve = best.total / length**rules.length_penalty > worst
+        return self._may_improve

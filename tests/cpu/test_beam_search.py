@@ -1,0 +1,123 @@
+"""BeamSearch: exact where it is wide enough to see everything, and the texts and scores of transformers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from quire.compute.sampling.beam_search import BeamSearch, Hypothesis, SearchRules
+
+LogProbabilities = Callable[[tuple[int, ...]], NDArray[np.float64]]
+
+
+def search(rules: SearchRules, logprobs_after: LogProbabilities) -> list[Hypothesis]:
+    """Run a whole search over a function of the text so far."""
+    beams, texts = BeamSearch(rules), [()]
+    while not beams.is_over:
+        candidates = []
+        for text in texts:
+            logprobs = logprobs_after(text)
+            order = np.argsort(-logprobs, kind="stable")[: rules.num_candidates]
+            candidates.append([(int(token), float(logprobs[token])) for token in order])
+        texts = [(*texts[parent], token) for parent, token in beams.advance(candidates)]
+    return beams.finished
+
+
+def random_model(seed: int, vocab_size: int) -> LogProbabilities:
+    def logprobs_after(text: tuple[int, ...]) -> NDArray[np.float64]:
+        logits = np.random.default_rng([seed, 77, *text]).standard_normal(vocab_size) * 2
+        exact: NDArray[np.float64] = logits - np.log(np.exp(logits).sum())
+        return exact
+
+    return logprobs_after
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("length_penalty", [0.0, 0.7, 1.0, 2.0])
+def test_a_search_that_is_wide_enough_finds_the_best_of_all_texts(seed: int, length_penalty: float) -> None:
+    vocab_size, max_length, eos = 4, 4, 3
+    model = random_model(seed, vocab_size)
+    rules = SearchRules(vocab_size**max_length, max_length, frozenset({eos}), length_penalty, "never")
+    scores = {}
+    for length in range(1, max_length + 1):
+        for text in itertools.product(range(vocab_size), repeat=length):
+            if eos in text[:-1] or (length < max_length and text[-1] != eos):
+                continue
+            total = sum(model(text[:place])[token] for place, token in enumerate(text))
+            scores[text] = total / length**length_penalty
+    best = sorted(scores, key=lambda text: -scores[text])[:5]
+    found = search(rules, model)[:5]
+    assert [each.token_ids for each in found] == best
+    assert [each.score for each in found] == pytest.approx([scores[text] for text in best])
+
+
+def test_a_width_of_one_is_greedy() -> None:
+    model = random_model(5, 10)
+    text: tuple[int, ...] = ()
+    for _ in range(12):
+        text = (*text, int(model(text).argmax()))
+    assert search(SearchRules(1, 12), model)[0].token_ids == text
+
+
+def num_steps(early_stopping: Any) -> int:
+    model, lengths = random_model(2, 6), []
+
+    def watched(text: tuple[int, ...]) -> NDArray[np.float64]:
+        lengths.append(len(text))
+        return model(text)
+
+    search(SearchRules(3, 30, frozenset({0}), 1.0, early_stopping), watched)
+    return max(lengths)
+
+
+def test_early_stopping_ends_as_soon_as_enough_have_finished() -> None:
+    assert num_steps(True) <= num_steps(False) <= num_steps("never")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("width", [1, 2, 3, 5])
+@pytest.mark.parametrize("length_penalty", [-0.5, 0.0, 1.0, 1.7])
+@pytest.mark.parametrize("early_stopping", [True, False, "never"])
+def test_texts_and_scores_are_those_of_transformers(
+    width: int, length_penalty: float, early_stopping: Any, tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from support import transformers_models
+
+    model = transformers_models.tiny_qwen3_model(tie_word_embeddings=True)
+    eos = [5, 17]  # of 128: some texts end early
+    for prompt in ([1, 2, 3], [9, 8, 7, 6, 50], [100]):
+        output = model.generate(
+            torch.tensor([prompt]),
+            num_beams=width,
+            num_return_sequences=width,
+            do_sample=False,
+            max_new_tokens=12,
+            length_penalty=length_penalty,
+            early_stopping=early_stopping,
+            eos_token_id=eos,
+            pad_token_id=120,  # in no prompt, where it would be masked
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+
+        def logprobs_after(text: Sequence[int], prompt: list[int] = prompt) -> NDArray[np.float64]:
+            logits = torch.tensor(transformers_models.all_logits(model, [*prompt, *text])[-1])
+            exact: NDArray[np.float64] = torch.log_softmax(logits, 0).double().numpy()
+            return exact
+
+        found = search(SearchRules(width, 12, frozenset(eos), length_penalty, early_stopping), logprobs_after)
+        theirs = [row[len(prompt) :].tolist() for row in output.sequences]
+        for ours, row in zip(found, theirs, strict=True):
+            assert list(ours.token_ids) == row[: len(ours.token_ids)]
+            assert set(row[len(ours.token_ids) :]) <= {120}
+        if width > 1:
+            scores = output.sequences_scores.tolist()
+            assert [each.score for each in found] == pytest.approx(scores, abs=1e-4)
