@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
+from quire.cli.engine_options import add_engine_options
+from quire.core.byte_sizes import parse_bytes
+from quire.core.errors import InvalidConfigError
+
 PARTS = ("decode", "growth", "prefix", "pool", "caching")
+KERNEL_PARTS = ("limits", "products", "attention")
+KERNEL_SHAPES = ("0.6b", "1b", "tiny")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -15,40 +23,140 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.set_defaults(run=lambda _: _show_help(parser))
     benchmarks = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK")
-    control = benchmarks.add_parser(
-        "control",
-        help="the control plane: a step of decodes, prefix lookup, the block pool; beside vLLM's, where it is there",
-        description="Measure the control plane: scheduling, memory management and prefix caching, without a model. "
-        "Every number is a median over runs, with its spread. Needs a machine where nothing else runs.",
+    for name, add_options, module, text, description in (
+        ("throughput", _add_throughput_options, "throughput", "whole workloads", THROUGHPUT),
+        ("latency", _add_latency_options, "latency", "single steps and prompts, beside their bounds", LATENCY),
+        ("memory", _add_memory_options, "memory_use", "where the memory goes, planned and held", MEMORY),
+        ("kernels", _add_kernel_options, "kernels", "products and attention, beside the machine's limits", KERNELS),
+        ("sharing", _add_sharing_options, "sharing", "blocks saved by several texts of one prompt", SHARING),
+        ("control", _add_control_options, "control", "the control plane, beside vLLM's, where it is there", CONTROL),
+    ):
+        benchmark = benchmarks.add_parser(name, help=text, description=description)
+        add_options(benchmark)
+        _add_output_options(benchmark)
+        benchmark.set_defaults(run=_runner(module))
+
+
+THROUGHPUT = (
+    "Run workloads from files, one JSON request a line, and measure tokens per second, times to first tokens and "
+    "between tokens, cached tokens, preemptions, memory and the time to load."
+)
+LATENCY = (
+    "Measure steps of decodes for contexts and numbers of sequences, beside the time to read weights and KV memory "
+    "once, and the time to the first token of prompts."
+)
+MEMORY = (
+    "Compare the memory that was planned with what the process holds, at the peak of loading and in service, and "
+    "measure how much of the KV memory in use holds nothing."
+)
+KERNELS = (
+    "Measure the bandwidth and the arithmetic of the machine, and products and paged attention beside them, without a "
+    "model."
+)
+SHARING = (
+    "Measure the share of blocks that samples and beams of one prompt save by sharing them, for lengths like those of "
+    "the traces in the paper."
+)
+CONTROL = (
+    "Measure the control plane: scheduling, memory management and prefix caching, without a model. Every number is a "
+    "median over runs, with its spread. Needs a machine where nothing else runs."
+)
+
+
+def _add_output_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", metavar="FILE", help="write everything, all samples included")
+    parser.add_argument("--markdown", metavar="FILE", help="write the report, that is printed, to a file as well")
+
+
+def _add_throughput_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workload", metavar="FILE", nargs="+", required=True, help="workloads, run one after another")
+    parser.add_argument("--limit", metavar="N", type=_count, default=0, help="only the first N requests of each")
+    _add_count(parser, "repeat", 5, "runs of every workload")
+    add_engine_options(parser)
+
+
+def _add_latency_options(parser: argparse.ArgumentParser) -> None:
+    _add_counts(parser, "contexts", (256,), "tokens of the context that a step of decodes sees")
+    _add_counts(parser, "sequences", (1, 4, 16, 32, 64), "sequences that decode side by side")
+    _add_counts(parser, "prompts", (1024, 2048, 4096), "tokens of prompts, for the time to the first token")
+    _add_count(parser, "chats", 16, "chats that run beside the longest of the prompts")
+    _add_count(parser, "steps", 32, "decode steps in a run")
+    _add_count(parser, "repeat", 5, "runs of every measurement")
+    _add_size(parser, "read-size", "1GiB", "memory that is read for the bandwidth")
+    add_engine_options(parser)
+
+
+def _add_memory_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workload", metavar="FILE", help="what is run; default: requests of mixed lengths")
+    parser.add_argument("--limit", metavar="N", type=_count, default=0, help="only the first N requests")
+    add_engine_options(parser)
+
+
+def _add_kernel_options(parser: argparse.ArgumentParser) -> None:
+    _add_choices(parser, "only", KERNEL_PARTS, KERNEL_PARTS, "measure only these parts")
+    _add_choices(parser, "shapes", KERNEL_SHAPES, KERNEL_SHAPES[:2], "whose matrices and heads")
+    _add_counts(parser, "rows", (1, 4, 16, 32, 64, 256, 1024), "rows of the products")
+    _add_counts(parser, "block-sizes", (16, 32, 64, 128), "tokens in a block of attention")
+    parser.add_argument(
+        "--decodes",
+        metavar="NxTOKENS",
+        nargs="+",
+        type=_decodes,
+        default=((1, 8192), (8, 2048), (32, 512)),
+        help="sequences and their tokens, of attention; default: 1x8192 8x2048 32x512",
     )
-    _add_control_options(control)
-    control.set_defaults(run=_run_control)
+    _add_count(parser, "repeat", 5, "runs of every measurement")
+    parser.add_argument("--num-threads", metavar="N", type=_count, help="default: as many as the system grants cores")
+    _add_size(parser, "read-size", "1GiB", "memory that is read for the bandwidth")
+    _add_size(parser, "working-set", "512MiB", "memory that is gone through in turn, more than the caches hold")
+
+
+def _add_sharing_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", default="guide", metavar="MODEL", help="model folder; default: the guide")
+    _add_count(parser, "requests", 100, "requests for each of the lengths")
 
 
 def _add_control_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", metavar="FILE", help="write everything, all samples included")
-    parser.add_argument("--markdown", metavar="FILE", help="write the report, that is printed, to a file as well")
     parser.add_argument("--peer-python", metavar="PATH", help="interpreter that has vLLM; none: only quire is measured")
     parser.add_argument(
         "--peer-script",
         metavar="FILE",
         help="measures the peer; default: ../shared/bench/bench_control_vllm.py, seen from the root of the repository",
     )
-    for name, default, text in (
-        ("running", 256, "decode requests that run at once"),
-        ("prompt", 512, "tokens of a prompt"),
-        ("blocks", 100_000, "blocks of the pool"),
-        ("steps", 300, "decode steps in a run, 17 or more"),
-        ("repeat", 5, "runs of every measurement"),
-    ):
-        parser.add_argument(f"--{name}", metavar="N", type=_count, default=default, help=f"{text}; default: {default}")
+    _add_count(parser, "running", 256, "decode requests that run at once")
+    _add_count(parser, "prompt", 512, "tokens of a prompt")
+    _add_count(parser, "blocks", 100_000, "blocks of the pool")
+    _add_count(parser, "steps", 300, "decode steps in a run, 17 or more")
+    _add_count(parser, "repeat", 5, "runs of every measurement")
+    _add_choices(parser, "only", PARTS, PARTS, "measure only these parts")
+
+
+# ---- options --------------------------------------------------------------------------------------------------------
+
+
+def _add_count(parser: argparse.ArgumentParser, name: str, default: int, text: str) -> None:
+    parser.add_argument(f"--{name}", metavar="N", type=_count, default=default, help=f"{text}; default: {default}")
+
+
+def _add_counts(parser: argparse.ArgumentParser, name: str, default: tuple[int, ...], text: str) -> None:
+    shown = " ".join(map(str, default))
     parser.add_argument(
-        "--only",
-        metavar="PART",
-        nargs="+",
-        choices=PARTS,
-        default=PARTS,
-        help=f"measure only these parts: {', '.join(PARTS)}",
+        f"--{name}", metavar="N", type=_count, nargs="+", default=default, help=f"{text}; default: {shown}"
+    )
+
+
+def _add_size(parser: argparse.ArgumentParser, name: str, default: str, text: str) -> None:
+    parser.add_argument(
+        f"--{name}", metavar="SIZE", type=_size, default=_size(default), help=f"{text}; default: {default}"
+    )
+
+
+def _add_choices(
+    parser: argparse.ArgumentParser, name: str, choices: tuple[str, ...], default: tuple[str, ...], text: str
+) -> None:
+    shown = ", ".join(choices)
+    parser.add_argument(
+        f"--{name}", metavar="NAME", nargs="+", choices=choices, default=default, help=f"{text}: {shown}"
     )
 
 
@@ -59,10 +167,27 @@ def _count(text: str) -> int:
     return value
 
 
-def _run_control(options: argparse.Namespace) -> int:
-    from quire.cli.bench.control import run
+def _size(text: str) -> int:
+    try:
+        size = parse_bytes(text)
+    except InvalidConfigError as error:
+        raise argparse.ArgumentTypeError(f"must be {error.allowed}") from None
+    if size < 1 << 10:
+        raise argparse.ArgumentTypeError("must be 1KiB or more")
+    return size
 
-    return run(options)
+
+def _decodes(text: str) -> tuple[int, int]:
+    sequences, _, tokens = text.partition("x")
+    return _count(sequences), _count(tokens)
+
+
+def _runner(module: str) -> Callable[[argparse.Namespace], int]:
+    def run(options: argparse.Namespace) -> int:
+        status: int = import_module(f"quire.cli.bench.{module}").run(options)
+        return status
+
+    return run
 
 
 def _show_help(parser: argparse.ArgumentParser) -> int:

@@ -1,0 +1,142 @@
+"""What a comparison found: from the lines of the runners to sections of a page, and to a plot.
+
+Every repeat runs all engines one after another. A ratio is taken within each repeat, between quire and the best of the
+peers in that repeat, and only then summed up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bar_plot import Bar, Panel
+
+from quire.cli.bench.report import Goal, Section, cell
+from quire.cli.bench.samples import Summary, summarize
+
+QUIRE = "quire"
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One row of the table: a field of the lines of a workload; `less` is better, or more."""
+
+    workload: str
+    field: str
+    text: str
+    less: bool = False
+    goal: float | None = None
+    against: tuple[str, ...] = ("vLLM", "OpenVINO")
+
+
+MEASURES = (
+    Measure("single", "decode_tok_s", "single: decode, tok/s", goal=1.2),
+    Measure("mixed", "out_tok_s", "mixed: output, tok/s", goal=1.7),
+    Measure("prefix", "out_tok_s", "prefix: output, tok/s", goal=2.0),
+    Measure("parallel", "out_tok_s", "parallel: output, tok/s", goal=1.5),
+    Measure("ttft512", "wall_s", "time to first token, 512 in, s", less=True, goal=0.55),
+    Measure("", "load_s", "load to ready, s", less=True, goal=1.0, against=("OpenVINO",)),
+    Measure("", "peak_rss_gib", "peak memory, pool included, GiB", less=True),
+)
+"""An empty workload: any of them, the largest of its values."""
+
+
+@dataclass(slots=True)
+class Comparison:
+    """The lines of every engine, repeat by repeat; None where it did not run."""
+
+    engines: dict[str, str] = field(default_factory=dict)  # how each was run: KV type, pool
+    repeats: list[dict[str, list[Line] | None]] = field(default_factory=list)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def values(self, engine: str, measure: Measure) -> list[float | None]:
+        """Return the value of each repeat."""
+        return [_value(repeat.get(engine), measure) for repeat in self.repeats]
+
+    def summary(self, engine: str, measure: Measure) -> Summary | None:
+        """Return median and spread; None where it was never measured."""
+        values = _known(self.values(engine, measure))
+        return summarize(values) if values else None
+
+    def ratios(self, engine: str, measure: Measure, peers: Sequence[str]) -> list[float]:
+        """Return the ratio of an engine to the best of the peers, of each repeat that has both."""
+        found = []
+        for repeat in self.repeats:
+            own = _value(repeat.get(engine), measure)
+            others = _known(_value(repeat.get(peer), measure) for peer in peers)
+            if own is not None and others:
+                found.append(own / (min(others) if measure.less else max(others)))
+        return found
+
+    def measures(self) -> list[Measure]:
+        """Return what was measured of anything: the known rows, then the output of other workloads."""
+        workloads = dict.fromkeys(
+            line["workload"] for repeat in self.repeats for lines in repeat.values() for line in lines or ()
+        )
+        known = {measure.workload for measure in MEASURES}
+        others = [Measure(name, "out_tok_s", f"{name}: output, tok/s") for name in workloads if name not in known]
+        every = [*MEASURES[:5], *others, *MEASURES[5:]]
+        return [each for each in every if any(self.summary(engine, each) for engine in self.engines)]
+
+    def sections(self) -> list[Section]:
+        """Return the sections of the page."""
+        return [self._engines_section(), self._results_section()]
+
+    def _engines_section(self) -> Section:
+        rows = []
+        for name, how in self.engines.items():
+            line = next((lines[0] for repeat in self.repeats if (lines := repeat.get(name))), None)
+            version = self.failures.get(name, "did not run") if line is None else str(line["version"])
+            rows.append((name, version, "–" if line is None else str(line["dtype"]), how))
+        text = "What ran, and with which KV memory. An engine that is not here was not named."
+        return Section(
+            "Engines", text, ("engine", "version", "weights", "KV memory"), rows, {"failures": self.failures}
+        )
+
+    def _results_section(self) -> Section:
+        peers = [name for name in self.engines if not name.startswith(QUIRE)]
+        rows, goals = [], []
+        for measure in self.measures():
+            best = self.ratios(QUIRE, measure, peers)
+            shown = [cell(self.summary(engine, measure)) for engine in self.engines]
+            rows.append((measure.text, *shown, cell(summarize(best), "×") if best else "–"))
+            against = [peer for peer in peers if peer in measure.against]
+            held = self.ratios(QUIRE, measure, against)
+            if measure.goal is not None and held:
+                text = f"{measure.text}: quire to the best of {', '.join(against)}"
+                goals.append(Goal(text, summarize(held).median, measure.goal, at_least=not measure.less))
+        text = (
+            f"Median of {len(self.repeats)} repeats (min–max); every repeat runs all engines, each in a process of its "
+            "own, in turning order. The ratio is that of quire to the best peer of the same repeat."
+        )
+        header = ("what", *self.engines, "ratio")
+        return Section("Results", text, header, rows, {"repeats": self.repeats}, goals)
+
+    def panels(self) -> list[Panel]:
+        """Return the panels of the plot."""
+        return [
+            Panel(
+                measure.text,
+                [
+                    Bar(engine, found.median, found.low, found.high)
+                    for engine in self.engines
+                    if (found := self.summary(engine, measure))
+                ],
+            )
+            for measure in self.measures()
+        ]
+
+
+def _value(lines: list[Line] | None, measure: Measure) -> float | None:
+    values = [
+        float(line[measure.field])
+        for line in lines or ()
+        if measure.workload in ("", line["workload"]) and line.get(measure.field) is not None
+    ]
+    return max(values) if values else None
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]

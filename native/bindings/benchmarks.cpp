@@ -1,0 +1,131 @@
+// quire._native: parts of a step timed by themselves; see native/include/quire/benchmarks.h.
+#include "quire/benchmarks.h"
+
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <tuple>
+
+#include "bindings.h"
+#include "quire/decoder.h"
+
+namespace quire::bindings {
+namespace {
+
+using Bytes = Array<const std::uint8_t, 1>;
+using Words = nb::ndarray<const std::uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Blocks = nb::ndarray<const std::uint16_t, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
+using Column = Array<const std::int64_t, 1>;
+using Table = Array<const std::int64_t, 2>;
+
+std::vector<double> read_seconds(ThreadTeam& team, const Bytes& data, int num_passes) {
+    nb::gil_scoped_release release;
+    return time_reading(team, reinterpret_cast<const std::byte*>(data.data()), data.shape(0), num_passes);
+}
+
+double rate(const Kernels& kernels, ThreadTeam& team, double seconds) {
+    nb::gil_scoped_release release;
+    return arithmetic_rate(kernels.name, team, seconds);
+}
+
+// Copies of one matrix, packed one by one, so that together they do not fit into the caches.
+class ProductBenchmark {
+  public:
+    ProductBenchmark(const Kernels& kernels, ThreadTeam& team, const Words& rows, int num_copies)
+        : kernels_(kernels), team_(team), matrices_(num_copies) {
+        if (num_copies < 1) throw std::invalid_argument("at least one copy of the matrix is wanted");
+        for (PackedMatrix& matrix : matrices_) {
+            matrix.pack(kernels, team, rows.data(), NumberType::kBfloat16, static_cast<int>(rows.shape(0)),
+                        static_cast<int>(rows.shape(1)));
+        }
+    }
+
+    ProductBenchmark(const ProductBenchmark&) = delete;
+    ProductBenchmark& operator=(const ProductBenchmark&) = delete;
+
+    std::size_t num_bytes() const { return matrices_.front().num_bytes(); }
+
+    std::vector<double> run(int num_rows, int num_calls) const {
+        if (num_rows < 1) throw std::invalid_argument("at least one row is wanted");
+        std::vector<MatrixView> views;
+        for (const PackedMatrix& matrix : matrices_) views.push_back(matrix.view());
+        const int from = round_up(views.front().num_inputs, kPanelWidth);
+        const int to = round_up(views.front().num_outputs, kPanelWidth);
+        Buffer<float> input(static_cast<std::size_t>(num_rows) * from), output(static_cast<std::size_t>(num_rows) * to);
+        std::fill_n(input.data(), input.size(), 0.5F);
+        std::fill_n(output.data(), output.size(), 0.0F);
+        nb::gil_scoped_release release;
+        return time_products(kernels_, team_, views, {input.data(), from}, {output.data(), to}, num_rows, num_calls);
+    }
+
+  private:
+    const Kernels& kernels_;
+    ThreadTeam& team_;
+    std::vector<PackedMatrix> matrices_;
+};
+
+PagedKv layer_of(const Blocks& keys, const Blocks& values, int head_dim) {
+    // The kernels of attention only read; decoding does not write either.
+    PagedKv kv = {.keys = const_cast<std::uint16_t*>(keys.data()),
+                  .values = const_cast<std::uint16_t*>(values.data()),
+                  .type = NumberType::kBfloat16,
+                  .num_kv_heads = static_cast<int>(keys.shape(2)),
+                  .block_size = static_cast<int>(keys.shape(1)),
+                  .head_dim = head_dim};
+    if (kv.block_size % kPanelWidth != 0 || static_cast<int>(keys.shape(3)) != kv.value_stride() ||
+        keys.size() != values.size()) {
+        throw std::invalid_argument("the KV memory does not have the shape that is said");
+    }
+    return kv;
+}
+
+std::vector<double> attention_seconds(const Kernels& kernels, ThreadTeam& team,
+                                      const std::vector<std::tuple<Blocks, Blocks>>& layers, const Table& tables,
+                                      const Column& lengths, int num_heads, int head_dim, int num_passes) {
+    if (layers.empty()) throw std::invalid_argument("at least one layer is wanted");
+    std::vector<PagedKv> views;
+    std::size_t num_blocks = 0;
+    for (const auto& [keys, values] : layers) {
+        views.push_back(layer_of(keys, values, head_dim));
+        num_blocks = views.size() == 1 ? keys.shape(0) : std::min(num_blocks, keys.shape(0));
+    }
+    const auto is_block = [&](std::int64_t block) {
+        return block >= 0 && block < static_cast<std::int64_t>(num_blocks);
+    };
+    const std::int64_t most = static_cast<std::int64_t>(tables.shape(1)) * views.front().block_size;
+    const auto is_length = [&](std::int64_t length) { return length >= 1 && length <= most; };
+    if (lengths.shape(0) != tables.shape(0) || num_heads % views.front().num_kv_heads != 0 ||
+        !std::all_of(tables.data(), tables.data() + tables.size(), is_block) ||
+        !std::all_of(lengths.data(), lengths.data() + lengths.size(), is_length)) {
+        throw std::invalid_argument("the sequences do not fit into the KV memory");
+    }
+    const DecodingSequences sequences = {.block_tables = tables.data(),
+                                         .table_stride = static_cast<std::int64_t>(tables.shape(1)),
+                                         .lengths = lengths.data(),
+                                         .num_sequences = static_cast<int>(tables.shape(0)),
+                                         .num_heads = num_heads};
+    nb::gil_scoped_release release;
+    return time_attention(kernels, team, views, sequences, num_passes);
+}
+
+}  // namespace
+
+void bind_benchmarks(nb::module_& module) {
+    module.def("read_seconds", &read_seconds, nb::arg("team"), nb::arg("data"), nb::arg("num_passes"),
+               "Seconds of each pass in which the team reads the bytes once.");
+    module.def("arithmetic_rate", &rate, nb::arg("kernels"), nb::arg("team"), nb::arg("seconds"),
+               "Additions and multiplications per second on registers, as the kernels do them; 0: not known.");
+    nb::class_<ProductBenchmark>(module, "ProductBenchmark", "Copies of a packed matrix, and products with them.")
+        .def(nb::init<const Kernels&, ThreadTeam&, const Words&, int>(), nb::arg("kernels"), nb::arg("team"),
+             nb::arg("rows"), nb::arg("num_copies"), nb::keep_alive<1, 3>())
+        .def_prop_ro("num_bytes", &ProductBenchmark::num_bytes, "Bytes of one copy.")
+        .def("run", &ProductBenchmark::run, nb::arg("num_rows"), nb::arg("num_calls"),
+             "Seconds of each product; every call takes the next copy.");
+    module.def("attention_seconds", &attention_seconds, nb::arg("kernels"), nb::arg("team"), nb::arg("layers"),
+               nb::arg("tables"), nb::arg("lengths"), nb::arg("num_heads"), nb::arg("head_dim"), nb::arg("num_passes"),
+               "Seconds of each pass of decodes over all layers, each given by its keys and values.");
+}
+
+}  // namespace quire::bindings

@@ -1,0 +1,264 @@
+#include "quire/benchmarks.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <string_view>
+
+#include "quire/buffers.h"
+#include "quire/cpu_features.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace quire {
+namespace {
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+template <typename Call>
+std::vector<double> time_calls(int num_calls, Call call) {
+    std::vector<double> seconds;
+    for (int index = 0; index < num_calls; ++index) {
+        const double start = now();
+        call(index);
+        seconds.push_back(now() - start);
+    }
+    return seconds;
+}
+
+// Keeps a number from being computed in vain.
+template <typename T>
+void keep(const T& value) {
+    asm volatile("" : : "g"(&value) : "memory");
+}
+
+// ---- reading --------------------------------------------------------------------------------------------------------
+
+using Reader = std::uint64_t (*)(const std::byte* data, std::size_t num_bytes);
+
+constexpr std::size_t kLine = 64;
+constexpr std::size_t kBytesPerPiece = std::size_t{1} << 20;
+
+typedef std::uint64_t Words16 __attribute__((vector_size(16)));
+
+std::uint64_t read_portable(const std::byte* data, std::size_t num_bytes) {
+    Words16 sums[4] = {};
+    for (std::size_t at = 0; at + kLine <= num_bytes; at += kLine) {
+        Words16 line[4];
+        std::memcpy(line, data + at, kLine);
+        for (int i = 0; i < 4; ++i) sums[i] += line[i];
+    }
+    const Words16 sum = sums[0] + sums[1] + sums[2] + sums[3];
+    return sum[0] + sum[1];
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx512f"))) std::uint64_t read_avx512(const std::byte* data, std::size_t num_bytes) {
+    __m512i sums[4] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
+    for (std::size_t at = 0; at + 4 * kLine <= num_bytes; at += 4 * kLine) {
+        // The pages that the hardware's own prefetch stops at are not far apart.
+        _mm_prefetch(reinterpret_cast<const char*>(data + at + 32 * kLine), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(data + at + 33 * kLine), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(data + at + 34 * kLine), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(data + at + 35 * kLine), _MM_HINT_T0);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; ++i) sums[i] = _mm512_add_epi64(sums[i], _mm512_loadu_si512(data + at + i * kLine));
+    }
+    alignas(64) std::uint64_t words[8], total = 0;
+    _mm512_store_si512(words, _mm512_add_epi64(_mm512_add_epi64(sums[0], sums[1]), _mm512_add_epi64(sums[2], sums[3])));
+    for (const std::uint64_t word : words) total += word;
+    return total;
+}
+#endif
+
+Reader best_reader() {
+#if defined(__x86_64__)
+    if (cpu_features().avx512f) return read_avx512;
+#endif
+    return read_portable;
+}
+
+// ---- arithmetic -----------------------------------------------------------------------------------------------------
+
+// Does `num_rounds` rounds on registers and returns a number that depends on all of them.
+using Arithmetic = float (*)(std::int64_t num_rounds, float start);
+
+// So many sums at a time, in the registers: enough to hide how long one addition takes.
+constexpr int kSums = 12;
+
+typedef float Floats4 __attribute__((vector_size(16)));
+
+float compute_portable(std::int64_t num_rounds, float start) {
+    Floats4 sums[kSums];
+    const Floats4 factor = Floats4{} + start;
+    for (Floats4& sum : sums) sum = factor;
+    for (std::int64_t round = 0; round < num_rounds; ++round) {
+#pragma GCC unroll 12
+        for (int i = 0; i < kSums; ++i) sums[i] = sums[i] * factor + factor;
+    }
+    for (int i = 1; i < kSums; ++i) sums[0] += sums[i];
+    return sums[0][0] + sums[0][3];
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2,fma"))) float compute_avx2(std::int64_t num_rounds, float start) {
+    __m256 sums[kSums];
+    const __m256 factor = _mm256_set1_ps(start);
+    for (__m256& sum : sums) sum = factor;
+    for (std::int64_t round = 0; round < num_rounds; ++round) {
+#pragma GCC unroll 12
+        for (int i = 0; i < kSums; ++i) sums[i] = _mm256_fmadd_ps(sums[i], factor, factor);
+    }
+    for (int i = 1; i < kSums; ++i) sums[0] = _mm256_add_ps(sums[0], sums[i]);
+    return sums[0][0] + sums[0][7];
+}
+
+__attribute__((target("avx512f"))) float compute_avx512(std::int64_t num_rounds, float start) {
+    __m512 sums[kSums];
+    const __m512 factor = _mm512_set1_ps(start);
+    for (__m512& sum : sums) sum = factor;
+    for (std::int64_t round = 0; round < num_rounds; ++round) {
+#pragma GCC unroll 12
+        for (int i = 0; i < kSums; ++i) sums[i] = _mm512_fmadd_ps(sums[i], factor, factor);
+    }
+    for (int i = 1; i < kSums; ++i) sums[0] = _mm512_add_ps(sums[0], sums[i]);
+    return sums[0][0] + sums[0][15];
+}
+
+__attribute__((target("avx512f,avx512bf16"))) float compute_avx512_bf16(std::int64_t num_rounds, float start) {
+    __m512 sums[kSums];
+    const __m512i pairs = _mm512_set1_epi32(0x3c003c00);  // small numbers in bfloat16
+    for (__m512& sum : sums) sum = _mm512_set1_ps(start);
+    for (std::int64_t round = 0; round < num_rounds; ++round) {
+#pragma GCC unroll 12
+        for (int i = 0; i < kSums; ++i) sums[i] = _mm512_dpbf16_ps(sums[i], (__m512bh)pairs, (__m512bh)pairs);
+    }
+    for (int i = 1; i < kSums; ++i) sums[0] = _mm512_add_ps(sums[0], sums[i]);
+    return sums[0][0] + sums[0][15];
+}
+#endif
+
+// The arithmetic of a set, and how many additions and multiplications one sum takes in a round.
+struct SetArithmetic {
+    Arithmetic compute;
+    int operations;
+};
+
+SetArithmetic arithmetic_of(std::string_view set_name) {
+    if (set_name == "portable") return {compute_portable, 2 * 4};
+#if defined(__x86_64__)
+    const CpuFeatures& features = cpu_features();
+    if (set_name == "avx2" && features.avx2 && features.fma) return {compute_avx2, 2 * 8};
+    if (set_name == "avx512" && features.avx512f) return {compute_avx512, 2 * 16};
+    if (set_name == "avx512_bf16" && features.avx512_bf16) return {compute_avx512_bf16, 2 * 32};
+#endif
+    return {nullptr, 0};
+}
+
+// ---- products -------------------------------------------------------------------------------------------------------
+
+// How a step cuts a product into pieces (Decoder::Step in decoder.cpp): keep them alike.
+constexpr int kPanelsPerPiece = 4;
+constexpr int kRowsPerPiece = 96;
+
+int pieces_of(int count, int per_piece) { return (count + per_piece - 1) / per_piece; }
+
+void compute_product(const Kernels& kernels, ThreadTeam& team, const MatrixView& matrix, const Rows& input,
+                     const Rows& output, int num_rows) {
+    const int row_pieces = pieces_of(num_rows, kRowsPerPiece);
+    const int num_pieces = pieces_of(matrix.num_panels(), kPanelsPerPiece) * row_pieces;
+    team.run([&kernels, matrix, input, output, num_rows, row_pieces, num_pieces](ThreadTeam::Member& member) {
+        member.for_pieces(num_pieces, [&](int piece) {
+            const int row = piece % row_pieces * kRowsPerPiece, panel = piece / row_pieces * kPanelsPerPiece;
+            const LinearTile tile = {.first_row = row,
+                                     .num_rows = std::min(kRowsPerPiece, num_rows - row),
+                                     .first_panel = panel,
+                                     .num_panels = std::min(kPanelsPerPiece, matrix.num_panels() - panel)};
+            kernels.linear(matrix, input, output, tile, false);
+        });
+    });
+}
+
+}  // namespace
+
+std::vector<double> time_reading(ThreadTeam& team, const std::byte* data, std::size_t num_bytes, int num_passes) {
+    const Reader read = best_reader();
+    const int num_pieces = static_cast<int>((num_bytes + kBytesPerPiece - 1) / kBytesPerPiece);
+    return time_calls(num_passes, [&](int) {
+        team.run([read, data, num_bytes, num_pieces](ThreadTeam::Member& member) {
+            member.for_pieces(num_pieces, [&](int piece) {
+                const std::size_t start = piece * kBytesPerPiece;
+                keep(read(data + start, std::min(kBytesPerPiece, num_bytes - start)));
+            });
+        });
+    });
+}
+
+double arithmetic_rate(const char* set_name, ThreadTeam& team, double seconds) {
+    const SetArithmetic set = arithmetic_of(set_name);
+    if (set.compute == nullptr) return 0.0;
+    // Pieces are short, so that a member that loses its core for a while does not hold up the others.
+    constexpr std::int64_t kRoundsPerPiece = 100'000;
+    constexpr int kPiecesPerMember = 8;
+    const int num_pieces = kPiecesPerMember * team.size();
+    double best = 0.0;
+    for (const double end = now() + seconds; now() < end || best == 0.0;) {
+        const double start = now();
+        team.run([set, num_pieces](ThreadTeam::Member& member) {
+            member.for_pieces(num_pieces, [&](int) { keep(set.compute(kRoundsPerPiece, 0.5F)); });
+        });
+        const double num_operations = 1.0 * num_pieces * kRoundsPerPiece * kSums * set.operations;
+        best = std::max(best, num_operations / (now() - start));
+    }
+    return best;
+}
+
+std::vector<double> time_products(const Kernels& kernels, ThreadTeam& team, const std::vector<MatrixView>& matrices,
+                                  const Rows& input, const Rows& output, int num_rows, int num_calls) {
+    std::vector<double> seconds = time_calls(num_calls, [&](int index) {
+        compute_product(kernels, team, matrices[index % matrices.size()], input, output, num_rows);
+    });
+    team.quiesce();
+    return seconds;
+}
+
+std::vector<double> time_attention(const Kernels& kernels, ThreadTeam& team, const std::vector<PagedKv>& layers,
+                                   const DecodingSequences& sequences, int num_passes) {
+    const int num_heads = sequences.num_heads, num_kv_heads = layers.front().num_kv_heads;
+    const int head_dim = layers.front().head_dim, stride = round_up(num_heads * head_dim, kPanelWidth);
+    const std::size_t count = static_cast<std::size_t>(sequences.num_sequences) * stride;
+    Buffer<float> query(count), output(count), scratch(team.size() * attention_scratch(head_dim));
+    for (std::size_t i = 0; i < count; ++i) query.data()[i] = static_cast<float>(i % 7) - 3.0F;
+    const Rows from{query.data(), stride}, to{output.data(), stride};
+    const int num_pieces = sequences.num_sequences * num_kv_heads;
+    std::vector<double> seconds = time_calls(num_passes, [&](int) {
+        team.run([&kernels, &layers, sequences, from, to, scratch = scratch.data(), num_pieces, num_kv_heads,
+                  head_dim](ThreadTeam::Member& member) {
+            float* own_scratch = scratch + member.index() * attention_scratch(head_dim);
+            for (const PagedKv& kv : layers) {
+                member.for_pieces(num_pieces, [&](int piece) {
+                    const int sequence = piece / num_kv_heads;
+                    const AttentionTask task = {
+                        .kv = kv,
+                        .block_table = sequences.block_tables + sequence * sequences.table_stride,
+                        .query = from,
+                        .output = to,
+                        .first_token = sequence,
+                        .num_tokens = 1,
+                        .first_position = sequences.lengths[sequence] - 1,
+                        .kv_head = piece % num_kv_heads,
+                        .group = sequences.num_heads / num_kv_heads,
+                        .scale = 1.0F / std::sqrt(static_cast<float>(head_dim))};
+                    kernels.attention(task, own_scratch);
+                });
+            }
+        });
+    });
+    team.quiesce();
+    return seconds;
+}
+
+}  // namespace quire

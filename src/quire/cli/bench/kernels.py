@@ -1,0 +1,285 @@
+"""`quire bench kernels`: the loops of a step by themselves, beside what the machine can do at most.
+
+Memory is read from beyond the caches, as in a step: products go through many copies of a matrix, attention through
+many layers. A time is the median of its calls; bandwidth and arithmetic are measured anew before each measurement that
+is held to them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from quire.cli.bench.attention_layout import PagedLayers
+from quire.cli.bench.limits import MachineLimits
+from quire.cli.bench.page import Tell, run_page
+from quire.cli.bench.report import Goal, Section, cell
+from quire.cli.bench.samples import ratios, summarize
+from quire.core.granted import usable_cores
+
+MIN_CALLS = 3
+MAX_CALLS = 200
+SECONDS_PER_RUN = 0.5
+ATTENTION_PASSES = 5
+
+MIN_READ_SHARE = {rows: 88.0 for rows in (1, 2, 4, 8, 16, 32)} | {64: 75.0}
+MIN_ARITHMETIC_SHARE = 60.0
+MIN_ATTENTION_SHARE = 80.0
+MAX_SHUFFLED = {16: 1.03, 32: 1.01, 64: 1.01, 128: 1.01}
+GOAL_BYTES = 256 << 20
+"""With less memory in turn, caches serve it, and there are no goals."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The matrices of one layer and the head, [outputs, inputs], and the heads of attention."""
+
+    name: str
+    matrices: dict[str, tuple[int, int]]
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+SHAPES = {
+    "0.6b": ModelShape(
+        "Qwen3-0.6B",
+        {
+            "query, key, value": (4096, 1024),
+            "output": (1024, 2048),
+            "gate, up": (6144, 1024),
+            "down": (1024, 3072),
+            "head": (151_936, 1024),
+        },
+        16,
+        8,
+        128,
+    ),
+    "1b": ModelShape(
+        "Llama-3.2-1B",
+        {
+            "query, key, value": (3072, 2048),
+            "output": (2048, 2048),
+            "gate, up": (16_384, 2048),
+            "down": (2048, 8192),
+            "head": (128_256, 2048),
+        },
+        32,
+        8,
+        64,
+    ),
+    "tiny": ModelShape("a tiny shape", {"gate, up": (96, 64), "down": (64, 48)}, 4, 2, 32),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ProductRun:
+    """Products with one matrix: median seconds, and the machine's limits right before."""
+
+    seconds: float
+    num_bytes: int
+    num_operations: int
+    bandwidth: float
+    arithmetic: float | None
+
+    @property
+    def read_share(self) -> float:
+        """Percent of the bandwidth."""
+        return 100 * self.num_bytes / self.seconds / self.bandwidth
+
+    @property
+    def arithmetic_share(self) -> float | None:
+        """Percent of the arithmetic."""
+        return None if self.arithmetic is None else 100 * self.num_operations / self.seconds / self.arithmetic
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, print, and write what was asked for; returns the exit status."""
+
+    def measure(tell: Tell) -> Iterator[Section]:
+        num_threads = options.num_threads or usable_cores()
+        bench = KernelBench(MachineLimits(num_threads, options.read_size), options, tell)
+        if "limits" in options.only:
+            yield bench.measure_limits()
+        for name in options.shapes:
+            if "products" in options.only:
+                yield bench.measure_products(SHAPES[name])
+            if "attention" in options.only:
+                yield bench.measure_attention(SHAPES[name])
+
+    return run_page(options, "Kernels", measure)
+
+
+class KernelBench:
+    """Measures kernels; `options` are those of the command."""
+
+    def __init__(self, limits: MachineLimits, options: argparse.Namespace, tell: Tell) -> None:
+        self._limits = limits
+        self._options = options
+        self._tell = tell
+        self._repeat: int = options.repeat
+
+    # ---- limits -----------------------------------------------------------------------------------------------
+
+    def measure_limits(self) -> Section:
+        """Measure what the machine can do with one thread and with all."""
+        options, num_threads = self._options, self._limits.team.size
+        found: dict[int, tuple[list[float], list[float]]] = {}
+        teams = {1: MachineLimits(1, options.read_size), num_threads: self._limits}
+        for index in range(self._repeat):
+            self._tell(f"limits: run {index + 1} of {self._repeat}")
+            for size, limits in teams.items():
+                bandwidth, arithmetic = found.setdefault(size, ([], []))
+                bandwidth.append(limits.bandwidth() / 1e9)
+                arithmetic.append((limits.arithmetic() or 0.0) / 1e9)
+        rows = [
+            (str(size), cell(summarize(bandwidth)), cell(summarize(arithmetic)) if all(arithmetic) else "not known")
+            for size, (bandwidth, arithmetic) in found.items()
+        ]
+        text = (
+            f"Reading {options.read_size / 2**20:,.0f} MiB, and {self._limits.kernels.name} multiplying and adding on "
+            f"registers. Median of {self._repeat} runs (min–max), of each the best pass."
+        )
+        samples: dict[str, object] = {
+            f"{size} threads": {"read_gb_s": bandwidth, "gflop_s": arithmetic}
+            for size, (bandwidth, arithmetic) in found.items()
+        }
+        return Section("Limits of the machine", text, ("threads", "read, GB/s", "GFLOP/s"), rows, samples)
+
+    # ---- products ---------------------------------------------------------------------------------------------
+
+    def measure_products(self, shape: ModelShape) -> Section:
+        """Measure the products of a model's matrices with 1 row and more."""
+        runs: dict[tuple[str, int], list[ProductRun]] = {}
+        for matrix, (num_outputs, num_inputs) in shape.matrices.items():
+            self._tell(f"products of {shape.name}: {matrix}")
+            for num_rows, found in self._products(num_outputs, num_inputs).items():
+                runs[matrix, num_rows] = found
+        rows = [self._product_row(matrix, num_rows, found) for (matrix, num_rows), found in runs.items()]
+        text = (
+            f"{self._limits.kernels.name}, bfloat16 weights, {self._limits.team.size} threads; copies of each matrix "
+            f"in turn, {self._options.working_set / 2**20:,.0f} MiB together. Median of {self._repeat} runs (min–max)."
+        )
+        header = ("matrix", "rows", "ms", "GB/s", "% of the bandwidth", "GFLOP/s", "% of the arithmetic")
+        samples: dict[str, object] = {
+            f"{matrix}, {n} rows": [asdict(run) for run in f] for (matrix, n), f in runs.items()
+        }
+        goals = [goal for (matrix, n), found in runs.items() for goal in self._product_goals(shape, matrix, n, found)]
+        return Section(f"Products: {shape.name}", text, header, rows, samples, goals)
+
+    def _products(self, num_outputs: int, num_inputs: int) -> dict[int, list[ProductRun]]:
+        from quire._native import ProductBenchmark
+
+        limits = self._limits
+        num_bytes = 2 * num_outputs * num_inputs
+        num_copies = max(1, -(-self._options.working_set // num_bytes))
+        # 0.0078 in bfloat16: what is multiplied does not matter, as long as it is a common number.
+        rows = np.full((num_outputs, num_inputs), 0x3C00, np.uint16)
+        product = ProductBenchmark(limits.kernels, limits.team, rows, num_copies)
+        runs: dict[int, list[ProductRun]] = {num_rows: [] for num_rows in self._options.rows}
+        for _ in range(self._repeat):
+            for num_rows, found in runs.items():
+                bandwidth, arithmetic = limits.bandwidth(), limits.arithmetic()
+                first = product.run(num_rows, 1)[0]
+                num_calls = min(max(round(SECONDS_PER_RUN / max(first, 1e-9)), MIN_CALLS), MAX_CALLS)
+                seconds = summarize(product.run(num_rows, num_calls)).median
+                operations = 2 * num_rows * num_outputs * num_inputs
+                found.append(ProductRun(seconds, product.num_bytes, operations, bandwidth, arithmetic))
+        return runs
+
+    def _product_row(self, matrix: str, num_rows: int, runs: list[ProductRun]) -> tuple[str, ...]:
+        shares = [run.arithmetic_share for run in runs if run.arithmetic_share is not None]
+        return (
+            matrix,
+            str(num_rows),
+            cell(summarize([1e3 * run.seconds for run in runs])),
+            cell(summarize([run.num_bytes / run.seconds / 1e9 for run in runs])),
+            cell(summarize([run.read_share for run in runs])),
+            cell(summarize([run.num_operations / run.seconds / 1e9 for run in runs])),
+            cell(summarize(shares) if shares else None),
+        )
+
+    def _product_goals(self, shape: ModelShape, matrix: str, num_rows: int, runs: list[ProductRun]) -> list[Goal]:
+        if self._options.working_set < GOAL_BYTES:
+            return []
+        what = f"{shape.name}, {matrix}, {num_rows} rows"
+        if num_rows in MIN_READ_SHARE:
+            share = summarize([run.read_share for run in runs]).median
+            return [Goal(f"{what}: % of the bandwidth", share, MIN_READ_SHARE[num_rows], at_least=True)]
+        shares = [run.arithmetic_share for run in runs if run.arithmetic_share is not None]
+        if num_rows < 256 or not shares:
+            return []
+        share = summarize(shares).median
+        return [Goal(f"{what}: % of the arithmetic", share, MIN_ARITHMETIC_SHARE, at_least=True)]
+
+    # ---- attention --------------------------------------------------------------------------------------------
+
+    def measure_attention(self, shape: ModelShape) -> Section:
+        """Measure steps of decodes over blocks in order and shuffled, for every size of blocks."""
+        rows: list[tuple[str, ...]] = []
+        samples: dict[str, object] = {}
+        goals: list[Goal] = []
+        for num_sequences, num_tokens in self._options.decodes:
+            self._tell(f"attention of {shape.name}: {num_sequences} × {num_tokens}")
+            for block_size in self._options.block_sizes:
+                found = self._attention(shape, num_sequences, num_tokens, block_size)
+                what = f"{num_sequences} × {num_tokens:,}"
+                shuffled = ratios(found.shuffled_s, found.in_order_s)
+                speeds = [found.num_bytes / seconds / 1e9 for seconds in found.shuffled_s]
+                shares = [100 * 1e9 * s / bandwidth for s, bandwidth in zip(speeds, found.bandwidth, strict=True)]
+                rows.append(
+                    (
+                        what,
+                        str(block_size),
+                        cell(summarize([1e3 * seconds / found.num_layers for seconds in found.shuffled_s])),
+                        cell(summarize(speeds)),
+                        cell(summarize(shares)),
+                        cell(summarize(shuffled)),
+                    )
+                )
+                samples[f"{what}, blocks of {block_size}"] = asdict(found)
+                if self._options.working_set >= GOAL_BYTES:
+                    label = f"{shape.name}, {what}, blocks of {block_size}"
+                    goals += _attention_goals(label, block_size, summarize(shares).median, summarize(shuffled).median)
+        text = (
+            f"{shape.num_heads} heads over {shape.num_kv_heads}, head_dim {shape.head_dim}, bfloat16, a decode of "
+            f"every sequence; times of one layer, blocks shuffled. Median of {self._repeat} runs (min–max); the ratio "
+            "to blocks in order is taken within each run."
+        )
+        header = ("decodes", "block", "ms", "GB/s", "% of the bandwidth", "shuffled to in order")
+        return Section(f"Paged attention: {shape.name}", text, header, rows, samples, goals)
+
+    def _attention(self, shape: ModelShape, num_sequences: int, num_tokens: int, block_size: int) -> AttentionRuns:
+        limits = self._limits
+        heads = shape.num_heads, shape.num_kv_heads, shape.head_dim
+        layers = PagedLayers(
+            heads, num_sequences, num_tokens, block_size=block_size, num_bytes=self._options.working_set
+        )
+        runs = AttentionRuns(layers.num_layers, layers.num_bytes, [], [], [])
+        for _ in range(self._repeat):
+            runs.bandwidth.append(limits.bandwidth())
+            for tables, seconds in ((layers.in_order, runs.in_order_s), (layers.shuffled, runs.shuffled_s)):
+                passes = layers.attend(limits.kernels, limits.team, tables, ATTENTION_PASSES)
+                seconds.append(summarize(passes).median)
+        return runs
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRuns:
+    """Seconds of attention over all layers, one entry a run."""
+
+    num_layers: int
+    num_bytes: int
+    bandwidth: list[float]
+    in_order_s: list[float]
+    shuffled_s: list[float]
+
+
+def _attention_goals(label: str, block_size: int, share: float, shuffled: float) -> list[Goal]:
+    return [
+        Goal(f"{label}: % of the bandwidth", share, MIN_ATTENTION_SHARE, at_least=True),
+        Goal(f"{label}: shuffled to in order", shuffled, MAX_SHUFFLED.get(block_size, 1.01)),
+    ]

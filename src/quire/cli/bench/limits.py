@@ -1,0 +1,46 @@
+"""What the machine can do at most: read memory, and multiply and add. Measured in the same run as what is held to it.
+
+The bandwidth is the best of a few passes over memory that no cache holds: a bound is what was reached once. The
+arithmetic is that of the instruction set which runs, on registers alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire.core.errors import InvalidConfigError
+
+if TYPE_CHECKING:
+    from quire._native import Kernels, ThreadTeam
+
+NUM_PASSES = 5
+ARITHMETIC_S = 0.2
+
+
+class MachineLimits:
+    """The limits for a number of threads; `read_bytes` is the memory that is read for the bandwidth."""
+
+    def __init__(self, num_threads: int, read_bytes: int) -> None:
+        try:
+            from quire import _native
+            from quire.compute.native.load import kernels_for
+        except ImportError as error:
+            allowed = "one of the compiled core, which cannot be imported; see quire doctor"
+            raise InvalidConfigError("benchmark", "of the machine's limits", allowed) from error
+        self._native = _native
+        self.team: ThreadTeam = _native.ThreadTeam(num_threads)
+        self.kernels: Kernels = kernels_for(None)
+        try:
+            self._memory = np.ones(read_bytes, np.uint8)
+        except MemoryError as error:
+            raise InvalidConfigError("read size", read_bytes, "bytes that fit into memory") from error
+
+    def bandwidth(self) -> float:
+        """Return bytes read per second, all threads together."""
+        return self._memory.nbytes / min(self._native.read_seconds(self.team, self._memory, NUM_PASSES))
+
+    def arithmetic(self) -> float | None:
+        """Return additions and multiplications per second, all threads together; None where it is not known."""
+        return self._native.arithmetic_rate(self.kernels, self.team, ARITHMETIC_S) or None

@@ -1,0 +1,209 @@
+"""MeasuredEngine: an engine as `LLM` runs it, with a watch at its seams.
+
+    client.receive ── scheduler, memory, commit ──► executor.submit ── batch, sampling ──► runner.run
+    └─ wall time                                    └─ in the executor                     └─ in the decoder
+
+What is outside of the executor is the engine's own share of a step. There is no tokenizer, and no text is made: token
+ids go in, token ids come out.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+
+from quire.cli.bench.workload_file import WorkloadRequest
+from quire.compute.worker.cache_engine import CacheEngine
+from quire.compute.worker.model_runner import ModelRunner, StepInputs, StepOutputs
+from quire.compute.worker.worker import Worker
+from quire.core.clock import SystemClock
+from quire.core.config import EngineConfig
+from quire.core.errors import ExecutionError
+from quire.core.executor import Executor
+from quire.core.step import NO_BLOCK, StepPlan, StepResult
+from quire.engine.client import EngineRequest, InProcessClient, SequenceUpdate
+from quire.engine.core import EngineCore
+from quire.engine.factory import EngineBlueprint, plan_engine
+
+
+@dataclass(slots=True)
+class StepWatch:
+    """Seconds in the executor and in the decoder, and the plans that were submitted. All grow until `reset`.
+
+    `blocks`, where it is a set, takes every block of KV memory that a plan writes to or reads.
+    """
+
+    executor_s: float = 0.0
+    decoder_s: float = 0.0
+    num_steps: int = 0
+    last_plan: StepPlan | None = None
+    blocks: set[int] | None = None
+
+    def reset(self) -> None:
+        """Begin anew. Mutates."""
+        self.executor_s = self.decoder_s = 0.0
+        self.num_steps = 0
+
+
+class WatchedRunner:
+    """A model runner, and how long it runs."""
+
+    def __init__(self, runner: ModelRunner, watch: StepWatch) -> None:
+        self._runner = runner
+        self._watch = watch
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens the model knows."""
+        return self._runner.vocab_size
+
+    def run(self, inputs: StepInputs, cache: CacheEngine) -> StepOutputs:
+        """Compute one step."""
+        started = time.perf_counter()
+        outputs = self._runner.run(inputs, cache)
+        self._watch.decoder_s += time.perf_counter() - started
+        return outputs
+
+
+class WatchedExecutor:
+    """An executor, and how long it computes."""
+
+    def __init__(self, executor: Executor, watch: StepWatch) -> None:
+        self._executor = executor
+        self._watch = watch
+        if isinstance(executor, Worker):
+            executor.runner = WatchedRunner(executor.runner, watch)
+
+    def start(self) -> None:
+        """Get ready to take plans."""
+        self._executor.start()
+
+    def submit(self, plan: StepPlan) -> None:
+        """Take a plan."""
+        started = time.perf_counter()
+        self._executor.submit(plan)
+        self._watch.executor_s += time.perf_counter() - started
+        self._watch.num_steps += 1
+        self._watch.last_plan = plan
+        if self._watch.blocks is not None:
+            self._watch.blocks.update(block for block in plan.tables.blocks if block != NO_BLOCK)
+
+    def collect(self) -> StepResult:
+        """Return the result of the oldest plan."""
+        started = time.perf_counter()
+        result = self._executor.collect()
+        self._watch.executor_s += time.perf_counter() - started
+        return result
+
+    def shutdown(self) -> None:
+        """Let go of everything."""
+        self._executor.shutdown()
+
+
+@dataclass(slots=True)
+class Run:
+    """How the requests of a workload went: all times in seconds, of the run's own clock."""
+
+    wall_s: float = 0.0
+    executor_s: float = 0.0
+    decoder_s: float = 0.0
+    num_steps: int = 0
+    num_preemptions: int = 0
+    num_output_tokens: int = 0
+    cached_tokens: dict[str, int] = field(default_factory=dict)  # by request
+    first_token_s: dict[str, float] = field(default_factory=dict)  # by request
+    gaps_s: list[float] = field(default_factory=list)  # between two tokens of one sequence
+
+
+class MeasuredEngine:
+    """An engine that runs token ids, and says how long what took."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.watch = StepWatch()
+        self.load_s = 0.0
+        started = time.perf_counter()
+        self.blueprint = _watched(plan_engine(replace(config, skip_tokenizer_init=True)), self.watch)
+        self.plan_s = time.perf_counter() - started
+
+    def load(self) -> MeasuredEngine:
+        """Load the weights and take the memory; `load_s` is then the time to ready. Mutates."""
+        started = time.perf_counter()
+        self.core: EngineCore = self.blueprint.build(SystemClock())
+        self.client = InProcessClient(self.core)
+        self.load_s = self.plan_s + time.perf_counter() - started
+        return self
+
+    @property
+    def vocab_size(self) -> int:
+        """How many token ids the model knows."""
+        return self.blueprint.vocab_size
+
+    def add(self, request_id: str, request: WorkloadRequest, *, seed: int = 0) -> None:
+        """Hand a request over; raises `InvalidRequestError` for what can never be served. Mutates."""
+        sampling = replace(request.sampling, seed=seed)
+        self.client.add(EngineRequest(request_id, array("i", request.prompt_token_ids), sampling))
+
+    def run(self, requests: Sequence[WorkloadRequest], watch_step: Callable[[], None] | None = None) -> Run:
+        """Run requests to their end; `watch_step` is called whenever tokens have come. Mutates the engine."""
+        run, last_s = Run(), dict[tuple[str, int], float]()
+        self.watch.reset()
+        preemptions = self.core.scheduler.num_preemptions
+        started = time.perf_counter()
+        for index, request in enumerate(requests):
+            self.add(str(index), request, seed=index)
+        while not self.client.is_idle:
+            updates = self.client.receive()
+            now = time.perf_counter() - started
+            for update in updates:
+                _note(run, last_s, update, now)
+            if watch_step is not None:
+                watch_step()
+        run.wall_s = time.perf_counter() - started
+        run.executor_s, run.decoder_s = self.watch.executor_s, self.watch.decoder_s
+        run.num_steps = self.watch.num_steps
+        run.num_preemptions = self.core.scheduler.num_preemptions - preemptions
+        return run
+
+    def warm_up(self) -> None:
+        """Run two short requests, as the runners of the peers do. Mutates."""
+        tokens = [(7 * index) % self.vocab_size for index in range(25)]
+        self.run([WorkloadRequest(tuple(tokens[:count]), 4) for count in (24, 25)])
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self.client.close()
+
+    def __enter__(self) -> MeasuredEngine:
+        return self.load()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _note(run: Run, last_s: dict[tuple[str, int], float], update: SequenceUpdate, now: float) -> None:
+    """Take an update into the run. Mutates both."""
+    if update.error:
+        raise ExecutionError(f"request {update.request_id} has failed: {update.error}")
+    run.cached_tokens[update.request_id] = update.num_cached_tokens
+    if not update.token_ids:
+        return
+    count, sequence = len(update.token_ids), (update.request_id, update.branch)
+    run.num_output_tokens += count
+    run.first_token_s.setdefault(update.request_id, now)
+    if sequence in last_s:
+        run.gaps_s += [(now - last_s[sequence]) / count] * count
+    last_s[sequence] = now
+
+
+def _watched(blueprint: EngineBlueprint, watch: StepWatch) -> EngineBlueprint:
+    load = blueprint.backend.load
+
+    def load_watched(num_blocks: int, num_host_blocks: int) -> Executor:
+        return WatchedExecutor(load(num_blocks, num_host_blocks), watch)
+
+    return replace(blueprint, backend=replace(blueprint.backend, load=load_watched))

@@ -1,0 +1,131 @@
+"""`quire bench sharing`: how many blocks several texts of one prompt share, and how many they would take apart.
+
+Prompts and lengths are drawn once and are the same for every way of going on. A prompt is a piece of a text that the
+model itself has written, so that it goes on as it does for its users. Shared among requests is nothing: the prefix
+cache is off. In every step the ledger says how many blocks are in use and how many more it would take if each sequence
+had its own; the share saved is taken over all steps, so a long request counts for as long as it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from quire.cli.bench.page import Tell, run_page
+from quire.cli.bench.report import Section
+from quire.core.config import EngineConfig
+from quire.core.request import Request
+from quire.core.sampling_params import SamplingParams
+from quire.engine.llm import LLM
+
+BLOCK_SIZE = 16
+SPREAD = 0.7  # of the logarithm of a length
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Lengths like those of a trace: log-normal, with the means that the paper names for it.
+
+    `samples` and `beams` are the paper's ranges of the share saved, for two to six sequences of OPT-13B.
+    """
+
+    name: str
+    prompt: float
+    output: float
+    samples: str
+    beams: str
+
+    def draw(self, rng: random.Random, longest: int) -> tuple[int, int]:
+        """Return the tokens of a prompt and of an output that fit together into `longest`."""
+        while True:
+            prompt, output = (
+                max(1, round(rng.lognormvariate(math.log(mean) - SPREAD**2 / 2, SPREAD)))
+                for mean in (self.prompt, self.output)
+            )
+            if prompt + output <= longest:
+                return prompt, output
+
+
+TRACES = (
+    Lengths("Alpaca", 19.31, 58.45, "6.1–9.8 %", "37.6–55.2 %"),
+    Lengths("ShareGPT", 161.31, 337.99, "16.2–30.5 %", "44.3–66.3 %"),
+)
+NUM_SEQUENCES = (2, 4, 6)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, print, and write what was asked for; returns the exit status."""
+    return run_page(options, "Sharing", lambda tell: [measure_sharing(options.model, options.requests, tell)])
+
+
+def measure_sharing(model: str, num_requests: int, tell: Tell) -> Section:
+    """Measure both traces, for samples and for beams."""
+    config = EngineConfig(model=model, kv_memory="512MiB", block_size=BLOCK_SIZE, enable_prefix_caching=False)
+    rows: list[tuple[str, ...]] = []
+    shares: dict[str, float] = {}
+    with LLM(config) as llm:
+        text = _text_of(llm)
+        for trace in TRACES:
+            jobs = list(_jobs(trace, num_requests, text, llm.engine.scheduler.limits.max_model_len))
+            for kind, papers in (("samples", trace.samples), ("beams", trace.beams)):
+                found = []
+                for count in NUM_SEQUENCES:
+                    tell(f"sharing: {trace.name}, {count} {kind}")
+                    found.append(_share_saved(llm, jobs, count, beam_search=kind == "beams"))
+                    shares[f"{trace.name}, {count} {kind}"] = found[-1]
+                prompt, output = (sum(lengths) / len(jobs) for lengths in zip(*_sizes(jobs), strict=True))
+                lengths = f"{prompt:.0f} + {output:.0f}"
+                rows.append((trace.name, lengths, kind, *(f"{100 * share:.1f} %" for share in found), papers))
+    header = ("lengths like", "mean tokens", "side by side", *map(str, NUM_SEQUENCES), "the paper's range")
+    title = "Blocks saved"
+    about = (
+        f"Share of blocks that {num_requests} requests save because the sequences of each share theirs, from the "
+        f"ledger, over all steps; blocks of {BLOCK_SIZE}, model `{model}`. Lengths are log-normal with the means that "
+        f"the paper names and a standard deviation of {SPREAD} of their logarithm (the traces themselves are not "
+        "there); samples at temperature 1, no end before the length drawn. The paper's figures are for 2 to 6 "
+        "sequences of OPT-13B on the traces."
+    )
+    return Section(title, about, header, rows, {"share_saved": shares})
+
+
+def _text_of(llm: LLM) -> list[int]:
+    """Return a long text that the model has written."""
+    length = llm.engine.scheduler.limits.max_model_len - 1
+    sampling = SamplingParams(seed=0, max_tokens=length, ignore_eos=True)
+    (output,) = llm.generate([{"prompt_token_ids": [1]}], sampling, use_tqdm=False)
+    return output.outputs[0].token_ids
+
+
+def _jobs(trace: Lengths, num_requests: int, text: list[int], longest: int) -> Iterator[tuple[list[int], int]]:
+    rng = random.Random(trace.name)
+    for _ in range(num_requests):
+        prompt, output = trace.draw(rng, min(longest, len(text)))
+        start = rng.randrange(len(text) - prompt + 1)
+        yield text[start : start + prompt], output
+
+
+def _sizes(jobs: list[tuple[list[int], int]]) -> list[tuple[int, int]]:
+    return [(len(prompt), output) for prompt, output in jobs]
+
+
+def _share_saved(llm: LLM, jobs: list[tuple[list[int], int]], count: int, *, beam_search: bool) -> float:
+    engine = llm.engine
+    for number, (prompt, output) in enumerate(jobs):
+        sampling = SamplingParams(
+            n=count,
+            beam_search=beam_search,
+            temperature=0.0 if beam_search else 1.0,
+            seed=1000 * number,
+            max_tokens=output,
+            ignore_eos=True,
+        )
+        engine.add_request(Request(f"{number}", prompt, sampling))
+    saved = total = 0
+    while engine.step() is not None:
+        ledger = engine.scheduler.memory.ledger()
+        saved += ledger.blocks_saved_by_sharing
+        total += ledger.blocks_saved_by_sharing + ledger.used_blocks
+    return saved / total

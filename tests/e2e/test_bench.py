@@ -1,0 +1,388 @@
+"""The benchmarks with tiny sizes: what they print and write. No time is looked at."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from quire import cli
+from quire.cli.bench.measured_engine import MeasuredEngine, WatchedRunner
+from quire.cli.bench.model_costs import model_costs
+from quire.cli.bench.workload_file import WorkloadRequest
+from quire.core.config import EngineConfig
+from quire.core.errors import ExecutionError
+from quire.engine.factory import plan_engine
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+SMALL = ["--kv-memory", "8MiB", "--num-threads", "1"]
+
+
+@pytest.fixture
+def workload(tmp_path: Path) -> Path:
+    """Three requests: two that begin alike, one with two outputs."""
+    prompt = list(range(300, 348))
+    requests = [(prompt, 4, 1), ([*prompt, 7], 3, 1), ([5, 6, 7], 5, 2)]
+    path = tmp_path / "workload_tiny.jsonl"
+    path.write_text(
+        "".join(
+            json.dumps({"id": index, "prompt_token_ids": ids, "max_tokens": most, "n": n}) + "\n"
+            for index, (ids, most, n) in enumerate(requests)
+        ),
+        encoding="utf-8",
+    )
+    return path
+
+
+@pytest.fixture
+def single(tmp_path: Path) -> Path:
+    """One request: what the time to the first token and the speed of decoding are measured with."""
+    path = tmp_path / "workload_single.jsonl"
+    path.write_text('{"id": 0, "prompt_token_ids": [5, 6, 7], "max_tokens": 4, "n": 1}\n', encoding="utf-8")
+    return path
+
+
+def run_script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(BENCHMARKS / name), *arguments],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env={**os.environ, "PYTHONUTF8": "1"},
+        timeout=120,
+        check=False,
+    )
+
+
+# ---- commands -------------------------------------------------------------------------------------------------------
+
+
+def bench(*arguments: str | Path, folder: Path) -> dict[str, Any]:
+    """Run a benchmark; return what it wrote as JSON."""
+    path = folder / "found.json"
+    assert cli.main(["bench", *map(str, arguments), "--json", str(path)]) == 0
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    assert {"command", "date", "machine", "versions", "load_average", "processors_busy_with_others"} <= set(found)
+    return found["samples"]  # type: ignore[no-any-return]
+
+
+def test_throughput(workload: Path, single: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    samples = bench("throughput", "guide", *SMALL, "--repeat", "2", "--workload", workload, single, folder=tmp_path)
+    printed = capsys.readouterr().out
+    for text in ("## Engine", "load to ready", "KV pool", "## Workload tiny", "## Workload single", "decode, tok/s"):
+        assert text in printed
+    for text in ("output, tok/s", "time to first token, p99, ms", "between tokens, median, ms", "preemptions"):
+        assert text in printed
+    assert samples["Engine"]["load_s"] > 0
+    runs = samples["Workload tiny"]["runs"]
+    assert [run["num_output_tokens"] for run in runs] == [4 + 3 + 2 * 5] * 2
+    assert [len(run["first_token_s"]) for run in runs] == [3, 3]
+    assert [len(run["gaps_s"]) for run in runs] == [3 + 2 + 2 * 4] * 2
+    # The second request begins as the first, whose three blocks it takes; nothing comes from the run before.
+    assert [sum(run["cached_tokens"].values()) for run in runs] == [48, 48]
+    assert all(0 < run["decoder_s"] <= run["executor_s"] <= run["wall_s"] for run in runs)
+
+
+def test_latency(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = [
+        "--contexts",
+        "24",
+        "--sequences",
+        "1",
+        "3",
+        "--prompts",
+        "40",
+        "99999",
+        "--steps",
+        "4",
+        "--repeat",
+        "2",
+        "--chats",
+        "2",
+    ]
+    samples = bench("latency", "guide", *SMALL, *sizes, "--read-size", "1MiB", folder=tmp_path)
+    printed = capsys.readouterr()
+    assert "left out: a prompt that takes 100,000 tokens" in printed.err
+    assert "% of bound" in printed.out
+    assert "% of the arithmetic" in printed.out
+    assert list(samples["Decode"]) == ["24 tokens, 1 sequences", "24 tokens, 3 sequences"]
+    one, three = samples["Decode"].values()
+    assert [len(run["step_s"]) for run in one + three] == [4] * 4
+    # The newest token of three sequences attends to about three times as many as that of one.
+    assert 2.5 < three[0]["kv_bytes"] / one[0]["kv_bytes"] < 4
+    assert all(run["bound_s"] > 0 for run in one)
+    assert list(samples["Prefill"]) == ["40 tokens"]
+    for run in samples["Chats beside a prompt"]["runs"]:
+        assert len(run["quiet_s"]) == 2 * 4  # two chats, four steps
+        assert len(run["disturbed_s"]) >= 2
+
+
+def test_latency_makes_room_for_the_sequences(tmp_path: Path) -> None:
+    sizes = ["--contexts", "8", "--sequences", "5", "--prompts", "8", "--steps", "2", "--repeat", "1"]
+    room = ["--max-num-seqs", "2", "--max-num-batched-tokens", "4"]
+    samples = bench("latency", "guide", *SMALL, *room, *sizes, "--read-size", "1MiB", folder=tmp_path)
+    assert list(samples["Decode"]) == ["8 tokens, 5 sequences"]
+
+
+def test_latency_says_where_sequences_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--kv-memory", "256KiB", "--num-threads", "1", "--read-size", "1MiB", "--repeat", "1"]
+    sizes = ["--contexts", "120", "--sequences", "8", "--prompts", "8", "--steps", "2"]
+    assert cli.main(["bench", "latency", "guide", *small, *sizes]) == cli.MISUSED
+    assert "for 8 sequences that decode side by side at a context of 120" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_memory(workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    samples = bench("memory", "guide", *SMALL, "--workload", workload, folder=tmp_path)
+    printed = capsys.readouterr().out
+    assert "peak until ready" in printed
+    assert "slots that hold a token" in printed
+    waste = samples["KV waste"]
+    assert waste["stored_slots"] + waste["reserved_slots"] + waste["fragmented_slots"] == waste["used_slots"] > 0
+    held = samples["Where the memory goes"]
+    # 48 tokens in three blocks that two requests share, an end each, and two outputs of a third request.
+    assert 6 <= held["num_written_blocks"] <= 10
+    assert held["planned"]["weights"] > 0
+
+
+def test_memory_brings_a_workload_of_its_own(tmp_path: Path) -> None:
+    samples = bench("memory", "guide", *SMALL, "--limit", "2", folder=tmp_path)
+    assert samples["KV waste"]["num_steps"] > 0
+
+
+def test_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--rows", "1", "3", "--block-sizes", "16", "32", "--decodes", "2x40", "--repeat", "1"]
+    memory = ["--read-size", "1MiB", "--working-set", "100KiB", "--num-threads", "2"]
+    samples = bench("kernels", "--shapes", "tiny", *sizes, *memory, folder=tmp_path)
+    printed = capsys.readouterr().out
+    assert "## Limits of the machine" in printed
+    assert "## Goals" not in printed  # what caches serve is held to nothing
+    assert list(samples["Products: a tiny shape"]) == [
+        "gate, up, 1 rows", "gate, up, 3 rows", "down, 1 rows", "down, 3 rows"
+    ]  # fmt: skip
+    assert list(samples["Paged attention: a tiny shape"]) == ["2 × 40, blocks of 16", "2 × 40, blocks of 32"]
+    (product,) = samples["Products: a tiny shape"]["gate, up, 3 rows"]
+    assert product["num_operations"] == 2 * 3 * 96 * 64
+    assert product["num_bytes"] == 2 * 96 * 64
+
+
+def test_sharing_writes_its_part_of_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "RESULTS.md"
+    page.write_text("# Results\n\nAbout.\n\n## Control plane\n\nold\n\n## Sharing\n\nold\n\n## Other\n\nold\n")
+    samples = bench("sharing", "--requests", "2", "--markdown", page, folder=tmp_path)
+    shares = samples["Blocks saved"]["share_saved"]
+    assert len(shares) == 12
+    assert all(0 < share < 1 for share in shares.values())
+    parts = [line for line in page.read_text(encoding="utf-8").splitlines() if line.startswith("## ")]
+    assert parts == ["## Control plane", "## Sharing", "## Other"]
+    assert page.read_text(encoding="utf-8").count("old") == 2
+    assert "the paper's range" in capsys.readouterr().out
+
+
+def test_parts_of_kernels_can_be_measured_alone(tmp_path: Path) -> None:
+    samples = bench("kernels", "--only", "limits", "--repeat", "1", "--read-size", "1MiB", folder=tmp_path)
+    assert list(samples) == ["Limits of the machine"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["throughput", "guide"], 2, "the following arguments are required: --workload"),
+        (["throughput", "guide", "--workload", "missing.jsonl"], 1, "missing.jsonl: No such file or directory"),
+        (["throughput", "no/such/folder", "--workload", "{workload}"], 2, "no/such/folder"),
+        (["kernels", "--decodes", "3"], 2, "--decodes"),
+        (["kernels", "--working-set", "lots"], 2, "a number of bytes"),
+        (["latency", "guide", "--steps", "0"], 2, "must be 1 or more"),
+        (["memory", "guide", "--block-size", "17"], 2, "block_size is 17"),
+    ],
+)
+def test_misuse_is_one_line(
+    arguments: list[str], status: int, message: str, workload: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["bench", *(text.format(workload=workload) for text in arguments)]) == status
+    printed = capsys.readouterr()
+    *progress, last = printed.err.splitlines()
+    assert printed.out == ""
+    assert message in last
+    assert all(line.startswith("quire bench: ") for line in progress)
+
+
+def test_a_broken_line_is_named_before_anything_is_loaded(workload: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    workload.write_text(workload.read_text(encoding="utf-8") + '{"prompt_token_ids": [1]}\n', encoding="utf-8")
+    assert cli.main(["bench", "throughput", "no/such/folder", "--workload", str(workload)]) == cli.MISUSED
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"quire: error: {workload}, line 4: max_tokens is None")
+
+
+def test_a_request_that_cannot_be_served_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "long.jsonl"
+    path.write_text(json.dumps({"prompt_token_ids": [1] * 3000, "max_tokens": 1}) + "\n", encoding="utf-8")
+    assert cli.main(["bench", "throughput", "guide", *SMALL, "--workload", str(path)]) == cli.MISUSED
+    assert "prompt" in capsys.readouterr().err.splitlines()[-1]
+
+
+# ---- what they stand on ---------------------------------------------------------------------------------------------
+
+
+def test_a_request_that_fails_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("broken")
+
+    with MeasuredEngine(EngineConfig(kv_memory="4MiB", num_threads=1)) as engine:
+        monkeypatch.setattr(WatchedRunner, "run", fail)
+        with pytest.raises(ExecutionError, match="request 0 has failed: step 0 failed: ValueError: broken"):
+            engine.run([WorkloadRequest((1, 2, 3), 4)])
+
+
+def test_costs_of_the_guide() -> None:
+    blueprint = plan_engine(EngineConfig(kv_memory="4MiB"))
+    spec, backend = blueprint.model.spec, blueprint.backend
+    costs = model_costs(spec, backend)
+    assert costs is not None
+    assert spec.tied_head
+    assert costs.step_bytes == backend.weight_bytes  # the embedding is the head, so all is read
+    assert costs.kv_bytes([3, 5]) == 8 * backend.kv_spec.bytes_per_token
+    heads = spec.attention.num_heads * spec.attention.head_dim
+    weights = costs.numbers_per_token * 2 + costs.numbers_of_head
+    attended = (1 + 2) * len(spec.layers)
+    assert costs.prompt_operations(2) == 2 * (weights + 2 * heads * attended)
+
+
+def test_native_measurements_refuse_what_does_not_fit() -> None:
+    native = pytest.importorskip("quire._native")
+    kernels, team = native.kernels("portable"), native.ThreadTeam(2)
+    assert len(native.read_seconds(team, np.ones(3 << 20, np.uint8), 2)) == 2
+    assert all(native.arithmetic_rate(native.kernels(name), team, 0.001) > 0 for name in native.kernel_names())
+    with pytest.raises(ValueError, match="copy"):
+        native.ProductBenchmark(kernels, team, np.zeros((16, 8), np.uint16), 0)
+    product = native.ProductBenchmark(kernels, team, np.zeros((20, 8), np.uint16), 2)
+    assert len(product.run(3, 5)) == 5
+    with pytest.raises(ValueError, match="row"):
+        product.run(0, 1)
+    layer = (np.zeros((2, 16, 1, 32), np.uint16), np.zeros((2, 16, 1, 32), np.uint16))
+    table, lengths = np.array([[0, 1]]), np.array([20])
+
+    def attend(table: Any, lengths: Any, num_heads: int = 2, head_dim: int = 32) -> list[float]:
+        seconds: list[float] = native.attention_seconds(kernels, team, [layer], table, lengths, num_heads, head_dim, 3)
+        return seconds
+
+    assert len(attend(table, lengths)) == 3
+    for arguments in (
+        (np.array([[0, 2]]), lengths),
+        (table, np.array([33])),
+        (table, np.array([0])),
+        (table, np.array([1, 1])),
+        (table, lengths, 2, 48),
+    ):
+        with pytest.raises(ValueError, match=r"do(es)? not"):
+            attend(*arguments)
+
+
+# ---- beside the peers -----------------------------------------------------------------------------------------------
+
+LINE_FIELDS = {
+    "peer", "version", "label", "dtype", "threads", "workload", "rep", "requests", "prompt_tokens", "output_tokens",
+    "wall_s", "out_tok_s", "total_tok_s", "peak_rss_gib", "load_s", "warmup_s", "python",
+}  # fmt: skip
+"""Of every line that a runner writes."""
+
+FAKE_RUNNER = """
+import argparse, json
+parser = argparse.ArgumentParser()
+for name in ("--model", "--out", "--repeat", "--threads", "--limit"):
+    parser.add_argument(name)
+parser.add_argument("--workload", nargs="+")
+parser.add_argument("--eager", action="store_true")
+options = parser.parse_args()
+if options.eager:
+    raise SystemExit("no eager mode")
+for workload in options.workload:
+    name = workload.split("workload_")[-1].removesuffix(".jsonl")
+    line = {"peer": "fake", "version": "fake 1", "label": "", "dtype": "bfloat16", "workload": name, "load_s": 9.0,
+            "requests": 1, "wall_s": 1.0, "out_tok_s": 2.0, "total_tok_s": 3.0, "peak_rss_gib": 1.0}
+    if name == "single":
+        line |= {"decode_tok_s": 2.0, "ttft_s": 0.5}
+    with open(options.out, "a") as out:
+        out.write(json.dumps(line) + "\\n")
+"""
+
+
+def test_bench_quire_writes_the_lines_of_the_runners(workload: Path, single: Path, tmp_path: Path) -> None:
+    out = tmp_path / "lines.jsonl"
+    arguments = ["--model", "guide", "--repeat", "2", "--threads", "1", "--kv-memory", "8MiB", "--block", "32"]
+    done = run_script("bench_quire.py", *arguments, "--out", str(out), "--workload", str(workload), str(single))
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [(line["workload"], line["rep"]) for line in lines] == [
+        ("tiny", 0),
+        ("tiny", 1),
+        ("single", 0),
+        ("single", 1),
+    ]
+    assert all(set(line) >= LINE_FIELDS and line["peer"] == "quire" for line in lines)
+    assert [set(line) - LINE_FIELDS for line in lines] == [set(), set()] + [{"ttft_s", "decode_tok_s"}] * 2
+    assert (lines[0]["requests"], lines[0]["prompt_tokens"], lines[0]["output_tokens"]) == (3, 48 + 49 + 3, 17)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["--set", "no_such_setting=1"], 2, "no_such_setting"),
+        (["--kv-memory", "lots"], 2, "kv_memory"),
+        (["--model", "no/such/folder"], 2, "no/such/folder"),
+    ],
+)
+def test_bench_quire_says_what_is_wrong(workload: Path, arguments: list[str], status: int, message: str) -> None:
+    done = run_script("bench_quire.py", "--model", "guide", "--workload", str(workload), *arguments)
+    (line,) = done.stderr.splitlines()
+    assert (done.returncode, done.stdout) == (status, "")
+    assert message in line
+
+
+def compare(folder: Path, single: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "bench_vllm.py").write_text(FAKE_RUNNER, encoding="utf-8")
+    return run_script(
+        "compare.py", "--model", "guide", "--runners", str(folder), "--workload", str(single), "--kv-gib", "1",
+        "--threads", "1", "--repeat", "2", "--page", str(folder / "PAGE.md"), "--results", str(folder / "results"),
+        *arguments,
+    )  # fmt: skip
+
+
+def test_a_comparison_writes_a_page_samples_and_a_plot(single: Path, tmp_path: Path) -> None:
+    done = compare(tmp_path, single, "--vllm-python", sys.executable, "--variant", "small=--block 32")
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "PAGE.md").read_text(encoding="utf-8")
+    assert page.startswith("# Results\n")
+    assert "\n## Throughput beside the peers\n" in page
+    assert "| quire small" in page
+    assert "| fake 1" in page
+    assert "single: decode, tok/s: quire to the best of vLLM" in page
+    (samples,) = (tmp_path / "results").glob("*.json")
+    repeats = json.loads(samples.read_text(encoding="utf-8"))["samples"]["Results"]["repeats"]
+    assert [list(repeat) for repeat in repeats] == [["quire", "quire small", "vLLM"], ["quire small", "vLLM", "quire"]]
+    (plot,) = (tmp_path / "results").glob("*.svg")
+    assert f"](results/{plot.name})" in page
+    texts = [element.text for element in ElementTree.parse(plot).iter() if element.tag.endswith("text")]
+    assert {"quire", "quire small", "vLLM", "single: decode, tok/s"} <= set(texts)
+
+
+def test_a_peer_that_fails_is_left_out(single: Path, tmp_path: Path) -> None:
+    done = compare(tmp_path, single, "--vllm-python", sys.executable, "--vllm-args=--eager")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("vLLM is left out: it ended with status 1: no eager mode") == 1
+    page = (tmp_path / "PAGE.md").read_text(encoding="utf-8")
+    assert "it ended with status 1: no eager mode" in page
+    assert "# Goals" not in page
+
+
+def test_a_comparison_without_quire_is_none(single: Path, tmp_path: Path) -> None:
+    done = compare(tmp_path, single, "--quire-args=--set x=1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1].startswith("compare: error: quire did not run: it ended with status 2: bench")
+    assert not (tmp_path / "PAGE.md").exists()
