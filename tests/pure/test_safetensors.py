@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,7 +151,7 @@ LIES: dict[str, tuple[object, str]] = {
 def test_a_header_that_lies_is_refused(lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     header, message = LIES[lie]
     path = write_file(tmp_path, header, bytes(16))
-    monkeypatch.setattr(np, "memmap", forbidden)
+    monkeypatch.setattr(mmap, "mmap", forbidden)
     with pytest.raises(CheckpointError) as refused:
         Checkpoint.open(tmp_path)
     assert message in str(refused.value)
@@ -284,7 +285,7 @@ def test_an_index_that_lies_is_refused(lie: str, tmp_path: Path, monkeypatch: py
     change, message = SHARD_LIES[lie]
     write_model_weights(tmp_path, TENSORS, num_shards=2)
     change(tmp_path)
-    monkeypatch.setattr(np, "memmap", forbidden)
+    monkeypatch.setattr(mmap, "mmap", forbidden)
     with pytest.raises(CheckpointError) as refused:
         Checkpoint.open(tmp_path)
     assert message in str(refused.value)

@@ -7,7 +7,7 @@ import numpy as np
 from quire._native import Decoder
 from quire.compute.arrays import FloatArray
 from quire.compute.models.base import DecoderSpec, Part
-from quire.compute.weights.decoder_weights import DecoderWeights, Parts
+from quire.compute.weights.decoder_weights import Parts, WeightReader
 from quire.compute.worker.cache_engine import CacheArray, CacheEngine
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
 
@@ -30,22 +30,22 @@ NORMS = frozenset(
 class NativeDecoder:
     """A decoder in the compiled core; implements `ModelRunner`.
 
-    The weights are packed when it is made, and what they were packed from is not needed any more, but for the rows of
-    an embedding that is not the head too: those stay where they are.
+    The weights are packed when it is made, a layer at a time, and what they were packed from is let go right after; but
+    for the rows of an embedding that is not the head too: those stay where they are.
     """
 
-    def __init__(self, spec: DecoderSpec, decoder: Decoder, weights: DecoderWeights) -> None:
+    def __init__(self, spec: DecoderSpec, decoder: Decoder, weights: WeightReader) -> None:
         self.spec = spec
         self._decoder = decoder
         self._cache: list[tuple[CacheArray, CacheArray]] = []
         self._logits = np.zeros((0, -(-spec.vocab_size // PANEL_WIDTH) * PANEL_WIDTH), np.float32)
-        self._set_model(weights.parts)
-        for layer, parts in enumerate(weights.layers):
-            self._set_parts(parts, layer)
-        for layer, experts in enumerate(weights.experts):
-            for expert, parts in enumerate(experts):
+        self._set_model(weights.model())
+        for layer in range(len(spec.layers)):
+            self._set_parts(weights.layer(layer), layer)
+            for expert, parts in enumerate(weights.experts(layer)):
                 for part, piece in parts.items():
                     decoder.set_matrix(part.value, layer, expert, np.ascontiguousarray(piece.weight))
+            weights.release()
 
     @property
     def vocab_size(self) -> int:

@@ -15,7 +15,7 @@ from quire.compute.native.decoder import PANEL_WIDTH, NativeDecoder
 from quire.compute.native.shape import decoder_shape
 from quire.compute.sampling.native import NativeSampler
 from quire.compute.weights.checkpoint import Checkpoint
-from quire.compute.weights.decoder_weights import DecoderWeights
+from quire.compute.weights.decoder_weights import WeightReader
 from quire.compute.worker.cache_engine import CacheEngine
 from quire.compute.worker.worker import Worker
 from quire.core.errors import InvalidConfigError
@@ -95,7 +95,7 @@ def make_worker(
     chosen = kernels_for(settings.instruction_set)
     team = _thread_team(settings.num_threads)
     decoder = Decoder(decoder_shape(spec, cache.spec), chosen, team)
-    runner = NativeDecoder(spec, decoder, DecoderWeights.load(spec, checkpoint, settings.dtype))
+    runner = NativeDecoder(spec, decoder, WeightReader(spec, checkpoint, settings.dtype))
     decoder.reserve(settings.max_num_batched_tokens, settings.max_num_seqs + MAX_PROMPT_LOGITS)
     sampler = NativeSampler(chosen, team, spec.vocab_size)
     return Worker(runner, cache, sampler, eos_token_ids=eos_token_ids)

@@ -17,6 +17,7 @@ folder's listing.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, TypeVar
@@ -45,7 +46,7 @@ class Checkpoint:
     def __init__(self, folder: Path, entries: Mapping[str, TensorEntry]) -> None:
         self.folder = folder
         self.entries = entries
-        self._mappings: dict[Path, ByteArray] = {}
+        self._mappings: dict[Path, mmap.mmap] = {}
 
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
@@ -77,6 +78,12 @@ class Checkpoint:
             found = narrowed(data.view("<f4" if dtype == "F32" else "<f2"))
         return _read_only(found, shape)
 
+    def release(self) -> None:
+        """Let go of the memory that the mapped files take up; views stay good, and are read again when used."""
+        for mapping in self._mappings.values():
+            if hasattr(mmap, "MADV_DONTNEED"):
+                mapping.madvise(mmap.MADV_DONTNEED)
+
     def _rows(self, name: str, rows: slice) -> tuple[ByteArray, str, tuple[int, ...]]:
         """Return bytes, dtype and shape of the rows of a tensor."""
         entry = self.entries[name]
@@ -84,13 +91,14 @@ class Checkpoint:
             where = f"{entry.file}: tensor {name!r}: dtype"
             raise CheckpointError(where, entry.dtype, f"one of {', '.join(FLOAT_DTYPES)}")
         if entry.file not in self._mappings:
-            self._mappings[entry.file] = np.memmap(entry.file, dtype=np.uint8, mode="r").view(np.ndarray)
+            with entry.file.open("rb") as file:
+                self._mappings[entry.file] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         start, stop, shape = entry.start, entry.stop, entry.shape
         if rows != EVERYTHING:
             row_bytes = (stop - start) // shape[0]
             start, stop = start + rows.start * row_bytes, start + rows.stop * row_bytes
             shape = (rows.stop - rows.start, *shape[1:])
-        return self._mappings[entry.file][start:stop], entry.dtype, shape
+        return np.frombuffer(self._mappings[entry.file], np.uint8, stop - start, start), entry.dtype, shape
 
 
 Array = TypeVar("Array", FloatArray, HalfArray)

@@ -51,15 +51,10 @@ class DecoderWeights:
     @classmethod
     def load(cls, spec: DecoderSpec, checkpoint: Checkpoint, dtype: str = "float32") -> DecoderWeights:
         """Check the checkpoint against the spec, then take its tensors, matrices in `dtype`."""
-        _check_dtype(dtype)
-        reader = _Reader(spec, checkpoint, dtype)
-        reader.check()
-        layers = tuple(reader.take(spec.layer_parts(layer), index) for index, layer in enumerate(spec.layers))
-        experts = tuple(
-            tuple(reader.take(spec.expert_parts(), index, expert) for expert in range(_num_experts(spec, index)))
-            for index in range(len(spec.layers))
-        )
-        return cls(reader.take(spec.model_parts()), layers, experts)
+        reader = WeightReader(spec, checkpoint, dtype)
+        layers = tuple(reader.layer(index) for index in range(len(spec.layers)))
+        experts = tuple(tuple(reader.experts(index)) for index in range(len(spec.layers)))
+        return cls(reader.model(), layers, experts)
 
 
 def weight_bytes(spec: DecoderSpec, dtype: str = "float32") -> int:
@@ -140,19 +135,37 @@ def _check_dtype(dtype: str) -> None:
         raise CheckpointError("dtype", dtype, f"one of {', '.join(MATRIX_BYTES)}")
 
 
-class _Reader:
-    """Takes the parts of a spec out of a checkpoint."""
+class WeightReader:
+    """Takes the parts of a spec out of a checkpoint, which is checked first. Matrices are of `dtype`."""
 
     def __init__(self, spec: DecoderSpec, checkpoint: Checkpoint, dtype: str) -> None:
+        _check_dtype(dtype)
         self._spec = spec
         self._checkpoint = checkpoint
         self._dtype = dtype
         # A checkpoint of the bare decoder has the prefix in none of its names.
         prefixed = any(name.startswith(spec.optional_prefix) for name in checkpoint.entries)
         self._absent_prefix = "" if prefixed else spec.optional_prefix
+        self._check()
 
-    def take(self, parts: Mapping[Part, PartShape], layer: int = 0, expert: int = 0) -> dict[Part, PartWeights]:
-        """Return the weights of parts of one layer or expert."""
+    def model(self) -> Parts:
+        """Return the parts that stand once."""
+        return self._take_all(self._spec.model_parts())
+
+    def layer(self, index: int) -> Parts:
+        """Return the parts of a layer, its experts aside."""
+        return self._take_all(self._spec.layer_parts(self._spec.layers[index]), index)
+
+    def experts(self, layer: int) -> Iterator[Parts]:
+        """Yield the parts of each expert of a layer; of one that is not sparse, nothing."""
+        for expert in range(_num_experts(self._spec, layer)):
+            yield self._take_all(self._spec.expert_parts(), layer, expert)
+
+    def release(self) -> None:
+        """Let go of the memory that mapped files take up; what is a view of them is read again when it is used."""
+        self._checkpoint.release()
+
+    def _take_all(self, parts: Mapping[Part, PartShape], layer: int = 0, expert: int = 0) -> dict[Part, PartWeights]:
         return {part: self._take(_Place.of(self._spec, part, shape, layer, expert)) for part, shape in parts.items()}
 
     def _take(self, place: _Place) -> PartWeights:
@@ -178,7 +191,7 @@ class _Reader:
     def _named(self, name: str) -> str:
         return name.removeprefix(self._absent_prefix)
 
-    def check(self) -> None:
+    def _check(self) -> None:
         """Raise unless the checkpoint holds the tensors of the spec, all with their shapes."""
         found = self._checkpoint.entries
         expected = {self._named(name): shape for name, shape in expected_tensors(self._spec).items()}

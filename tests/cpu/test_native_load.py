@@ -1,0 +1,44 @@
+"""Loading takes the memory of the weights, and little besides for a moment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.tiny_checkpoint import write_tiny_qwen3
+
+LOAD = """
+import sys
+from pathlib import Path
+from quire.compute.models import read_model
+from quire.compute.native.load import NativeSettings, kv_cache_spec, load_worker
+from quire.compute.weights.decoder_weights import weight_bytes
+
+def in_memory(name):
+    (line,) = (line for line in open("/proc/self/status") if line.startswith(name))
+    return int(line.split()[1]) * 1024
+
+folder = Path(sys.argv[1])
+model = read_model(folder)
+settings = NativeSettings(dtype=sys.argv[2], max_num_seqs=1, max_num_batched_tokens=8, num_threads=1)
+before = in_memory("VmRSS")
+worker = load_worker(folder, model, settings, num_blocks=1)
+print(weight_bytes(model.spec, sys.argv[2]), in_memory("VmHWM") - before, in_memory("VmRSS") - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(("stored", "dtype"), [("BF16", "bfloat16"), ("F32", "bfloat16"), ("F32", "float32")])
+def test_what_was_packed_is_let_go(stored: str, dtype: str, tmp_path: Path) -> None:
+    settings = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 24}
+    write_tiny_qwen3(tmp_path, settings=settings, dtype=stored, num_shards=2)
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, tmp_path, dtype], capture_output=True, text=True, check=True, timeout=60
+    )
+    weights, peak, held = map(int, done.stdout.split())
+    assert weights > 75 << 20
+    assert peak < weights + (48 << 20)
+    assert held < weights + (24 << 20)
