@@ -207,21 +207,15 @@ void run(Decoder& decoder, const Column& query_starts, const Column& token_ids, 
 }
 
 const Kernels& kernels_named(const std::string& name) {
-    const InstructionSet best = best_instruction_set(cpu_features());
-    for (const InstructionSet set : {InstructionSet::kPortable, InstructionSet::kAvx2, InstructionSet::kAvx512}) {
-        if (set <= best && name == kernels_for(set).name) return kernels_for(set);
+    for (const Kernels* kernels : usable_kernels()) {
+        if (name == kernels->name) return *kernels;
     }
     throw std::invalid_argument("this machine has no kernels named " + name);
 }
 
 std::vector<std::string> kernel_names() {
     std::vector<std::string> names;
-    const InstructionSet best = best_instruction_set(cpu_features());
-    for (const InstructionSet set : {InstructionSet::kPortable, InstructionSet::kAvx2, InstructionSet::kAvx512}) {
-        if (set <= best && (names.empty() || names.back() != kernels_for(set).name)) {
-            names.emplace_back(kernels_for(set).name);
-        }
-    }
+    for (const Kernels* kernels : usable_kernels()) names.emplace_back(kernels->name);
     return names;
 }
 

@@ -33,7 +33,7 @@ NB_MODULE(_native, module) {
     module.doc() = "The compiled core of quire.";
     module.def("cpu_features", &cpu_features, "What the processor and the operating system let a kernel use, by name.");
     module.def("instruction_set", &instruction_set,
-               "The best form of the kernels here: portable, avx2, avx512 or amx.");
+               "The best form of the kernels here: portable, avx2, avx512, avx512_bf16 or amx.");
     quire::bindings::bind_decoder(module);
     quire::bindings::bind_sampler(module);
     quire::bindings::bind_benchmarks(module);

@@ -8,6 +8,7 @@
 
 #include "quire/buffers.h"
 #include "quire/cpu_features.h"
+#include "quire/linear_pieces.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -160,25 +161,12 @@ SetArithmetic arithmetic_of(std::string_view set_name) {
 
 // ---- products -------------------------------------------------------------------------------------------------------
 
-// How a step cuts a product into pieces (Decoder::Step in decoder.cpp): keep them alike.
-constexpr int kPanelsPerPiece = 4;
-constexpr int kRowsPerPiece = 96;
-
-int pieces_of(int count, int per_piece) { return (count + per_piece - 1) / per_piece; }
-
 void compute_product(const Kernels& kernels, ThreadTeam& team, const MatrixView& matrix, const Rows& input,
                      const Rows& output, int num_rows) {
-    const int row_pieces = pieces_of(num_rows, kRowsPerPiece);
-    const int num_pieces = pieces_of(matrix.num_panels(), kPanelsPerPiece) * row_pieces;
-    team.run([&kernels, matrix, input, output, num_rows, row_pieces, num_pieces](ThreadTeam::Member& member) {
-        member.for_pieces(num_pieces, [&](int piece) {
-            const int row = piece % row_pieces * kRowsPerPiece, panel = piece / row_pieces * kPanelsPerPiece;
-            const LinearTile tile = {.first_row = row,
-                                     .num_rows = std::min(kRowsPerPiece, num_rows - row),
-                                     .first_panel = panel,
-                                     .num_panels = std::min(kPanelsPerPiece, matrix.num_panels() - panel)};
-            kernels.linear(matrix, input, output, tile, false);
-        });
+    const LinearPieces pieces(matrix, num_rows, team.size());
+    team.run([&kernels, matrix, input, output, pieces](ThreadTeam::Member& member) {
+        member.for_pieces(pieces.count(),
+                          [&](int piece) { kernels.linear(matrix, input, output, pieces.tile(piece), false); });
     });
 }
 

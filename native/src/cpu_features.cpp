@@ -107,10 +107,11 @@ const CpuFeatures& cpu_features() {
 
 InstructionSet best_instruction_set(const CpuFeatures& features) {
     const bool avx2 = features.avx2 && features.fma && features.f16c;
-    const bool avx512 = avx2 && features.avx512f && features.avx512bw && features.avx512vl && features.avx512dq &&
-                        features.avx512_bf16 && features.avx512_vnni;
-    const bool amx = avx512 && features.amx_tile && features.amx_bf16 && features.amx_int8;
+    const bool avx512 = avx2 && features.avx512f && features.avx512bw && features.avx512vl && features.avx512dq;
+    const bool avx512_bf16 = avx512 && features.avx512_bf16 && features.avx512_vnni;
+    const bool amx = avx512_bf16 && features.amx_tile && features.amx_bf16 && features.amx_int8;
     if (amx) return InstructionSet::kAmx;
+    if (avx512_bf16) return InstructionSet::kAvx512Bf16;
     if (avx512) return InstructionSet::kAvx512;
     if (avx2) return InstructionSet::kAvx2;
     return InstructionSet::kPortable;
@@ -120,6 +121,8 @@ const char* name_of(InstructionSet instruction_set) {
     switch (instruction_set) {
         case InstructionSet::kAmx:
             return "amx";
+        case InstructionSet::kAvx512Bf16:
+            return "avx512_bf16";
         case InstructionSet::kAvx512:
             return "avx512";
         case InstructionSet::kAvx2:

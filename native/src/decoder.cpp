@@ -5,13 +5,13 @@
 #include <cmath>
 #include <cstring>
 
+#include "quire/linear_pieces.h"
+
 namespace quire {
 namespace {
 
-// Sizes of the pieces that members claim. They shape no sum.
-constexpr int kRowsPerPiece = 4;         // where a row is little work
-constexpr int kPanelsPerPiece = 4;       // of a product: 64 outputs …
-constexpr int kLinearRowsPerPiece = 96;  // … of so many rows
+// Where a row is little work, members claim so many at a time.
+constexpr int kRowsPerPiece = 4;
 
 int pieces_of(int count, int per_piece) { return (count + per_piece - 1) / per_piece; }
 
@@ -165,9 +165,9 @@ void Decoder::reserve(int num_tokens, int num_logits) {
             a.chosen_weight.resize(assignments);
             a.place_of.resize(assignments);
             a.expert_starts.resize(shape_.num_experts + 1);
-            const std::size_t row_pieces = assignments / kLinearRowsPerPiece + shape_.num_experts;
-            a.expert_up_pieces.reserve(row_pieces * pieces_of(sizes.inner / kPanelWidth, kPanelsPerPiece));
-            a.expert_down_pieces.reserve(row_pieces * pieces_of(sizes.hidden / kPanelWidth, kPanelsPerPiece));
+            const std::size_t row_pieces = assignments / LinearPieces::kMostRows + shape_.num_experts;
+            a.expert_up_pieces.reserve(row_pieces * LinearPieces::most_panel_pieces(sizes.inner / kPanelWidth));
+            a.expert_down_pieces.reserve(row_pieces * LinearPieces::most_panel_pieces(sizes.hidden / kPanelWidth));
         }
         a.attention_pieces.reserve(tokens);
         a.num_tokens = num_tokens;
@@ -194,6 +194,7 @@ class Decoder::Step {
           view_(call),
           results_(call.results),
           member_(member),
+          num_threads_(decoder.team_.size()),
           sizes_(decoder.shape_),
           hidden_{a_.hidden.data(), sizes_.hidden},
           normed_{a_.normed.data(), sizes_.hidden},
@@ -223,24 +224,15 @@ class Decoder::Step {
         });
     }
 
-    static int linear_pieces(const MatrixView& matrix, int num_rows) {
-        return pieces_of(matrix.num_panels(), kPanelsPerPiece) * pieces_of(num_rows, kLinearRowsPerPiece);
-    }
-
-    static LinearTile tile_of(const MatrixView& matrix, int first_row, int num_rows, int piece) {
-        const int row_pieces = pieces_of(num_rows, kLinearRowsPerPiece);
-        const int row = piece % row_pieces * kLinearRowsPerPiece, panel = piece / row_pieces * kPanelsPerPiece;
-        return {.first_row = first_row + row,
-                .num_rows = std::min(kLinearRowsPerPiece, num_rows - row),
-                .first_panel = panel,
-                .num_panels = std::min(kPanelsPerPiece, matrix.num_panels() - panel)};
+    LinearPieces pieces_for(const MatrixView& matrix, int num_rows) const {
+        return LinearPieces(matrix, num_rows, num_threads_);
     }
 
     void linear(const PackedMatrix& packed, const Rows& input, const Rows& output, int num_rows, bool accumulate) {
         const MatrixView matrix = packed.view();
-        member_.for_pieces(linear_pieces(matrix, num_rows), [&](int piece) {
-            kernels_.linear(matrix, input, output, tile_of(matrix, 0, num_rows, piece), accumulate);
-        });
+        const LinearPieces pieces = pieces_for(matrix, num_rows);
+        member_.for_pieces(pieces.count(),
+                           [&](int piece) { kernels_.linear(matrix, input, output, pieces.tile(piece), accumulate); });
     }
 
     // Norms rows of `input` into `output`, or only leaves them where the model has no norm here.
@@ -341,13 +333,15 @@ class Decoder::Step {
     void project(const LayerWeights& weights, const Rows& input) {
         const MatrixView matrices[] = {weights.query.view(), weights.key.view(), weights.value.view()};
         const Rows outputs[] = {query_, key_, value_};
+        const LinearPieces pieces[] = {pieces_for(matrices[0], view_.num_tokens),
+                                       pieces_for(matrices[1], view_.num_tokens),
+                                       pieces_for(matrices[2], view_.num_tokens)};
         int ends[3], total = 0;
-        for (int i = 0; i < 3; ++i) ends[i] = total += linear_pieces(matrices[i], view_.num_tokens);
+        for (int i = 0; i < 3; ++i) ends[i] = total += pieces[i].count();
         member_.for_pieces(total, [&](int piece) {
             const int which = piece < ends[0] ? 0 : piece < ends[1] ? 1 : 2;
             const int own = which == 0 ? piece : piece - ends[which - 1];
-            const LinearTile tile = tile_of(matrices[which], 0, view_.num_tokens, own);
-            kernels_.linear(matrices[which], input, outputs[which], tile, false);
+            kernels_.linear(matrices[which], input, outputs[which], pieces[which].tile(own), false);
         });
     }
 
@@ -404,8 +398,8 @@ class Decoder::Step {
             return;
         }
         const MatrixView up = weights.up.view(), gate = weights.gate.view();
-        member_.for_pieces(linear_pieces(up, view_.num_tokens),
-                           [&](int piece) { expand(gate, up, input, tile_of(up, 0, view_.num_tokens, piece)); });
+        const LinearPieces pieces = pieces_for(up, view_.num_tokens);
+        member_.for_pieces(pieces.count(), [&](int piece) { expand(gate, up, input, pieces.tile(piece)); });
         join(weights.down, inner_, weights.after_mlp_norm, weights.joined_mlp_norm);
     }
 
@@ -500,9 +494,11 @@ class Decoder::Step {
         pieces.clear();
         for (int expert = 0; expert < shape_.num_experts; ++expert) {
             const int first = a_.expert_starts[expert], count = a_.expert_starts[expert + 1] - first;
-            const MatrixView matrix = (weights.experts[expert].*which).view();
-            for (int piece = 0; piece < linear_pieces(matrix, count); ++piece) {
-                pieces.push_back({expert, tile_of(matrix, first, count, piece)});
+            const LinearPieces cut = pieces_for((weights.experts[expert].*which).view(), count);
+            for (int piece = 0; piece < cut.count(); ++piece) {
+                LinearTile tile = cut.tile(piece);
+                tile.first_row += first;
+                pieces.push_back({expert, tile});
             }
         }
         return static_cast<int>(pieces.size());
@@ -541,6 +537,7 @@ class Decoder::Step {
     const StepCall& view_;
     const StepResultView& results_;
     ThreadTeam::Member& member_;
+    const int num_threads_;
     const ActivationSizes sizes_;
     const Rows hidden_, normed_, update_, query_, attended_, key_, value_, inner_;
 };

@@ -12,12 +12,17 @@ const Kernels& kernels();
 namespace avx512 {
 const Kernels& kernels();
 }
+namespace avx512_bf16 {
+const Kernels& kernels();
+}
 #endif
 
 const Kernels& kernels_for(InstructionSet instruction_set) {
 #if defined(__x86_64__)
     switch (instruction_set) {
         case InstructionSet::kAmx:
+        case InstructionSet::kAvx512Bf16:
+            return avx512_bf16::kernels();
         case InstructionSet::kAvx512:
             return avx512::kernels();
         case InstructionSet::kAvx2:
@@ -28,6 +33,17 @@ const Kernels& kernels_for(InstructionSet instruction_set) {
 #endif
     static_cast<void>(instruction_set);
     return portable::kernels();
+}
+
+std::vector<const Kernels*> usable_kernels() {
+    std::vector<const Kernels*> result;
+    const InstructionSet best = best_instruction_set(cpu_features());
+    for (const InstructionSet set : {InstructionSet::kPortable, InstructionSet::kAvx2, InstructionSet::kAvx512,
+                                     InstructionSet::kAvx512Bf16, InstructionSet::kAmx}) {
+        const Kernels& kernels = kernels_for(set);
+        if (set <= best && (result.empty() || result.back() != &kernels)) result.push_back(&kernels);
+    }
+    return result;
 }
 
 }  // namespace quire

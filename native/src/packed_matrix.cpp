@@ -10,7 +10,7 @@ void PackedMatrix::pack(const Kernels& kernels, ThreadTeam& team, const void* ro
     shape_.num_outputs = num_outputs;
     shape_.num_inputs = num_inputs;
     const int num_panels = shape_.num_panels();
-    panels_.allocate(static_cast<std::size_t>(num_panels) * kPanelWidth * num_inputs * bytes_of(type));
+    panels_.allocate(kernels.packed_bytes(shape_));
     constexpr int kPanelsPerPiece = 16;
     const int num_pieces = (num_panels + kPanelsPerPiece - 1) / kPanelsPerPiece;
     team.run([&kernels, rows, shape = shape_, panels = panels_.data(), num_panels, num_pieces](auto& member) {

@@ -39,7 +39,7 @@ void test_instructions_decide() {
     for (const int bit : {22, 24, 25}) {
         quire::CpuidWords words = full_machine();
         words.leaf7_edx &= ~(1u << bit);
-        expect_set(words, "avx512", "one AMX feature is missing");
+        expect_set(words, "avx512_bf16", "one AMX feature is missing");
     }
     for (const int bit : {16, 17, 30, 31}) {
         quire::CpuidWords words = full_machine();
@@ -48,10 +48,10 @@ void test_instructions_decide() {
     }
     quire::CpuidWords no_vnni = full_machine();
     no_vnni.leaf7_ecx = 0;
-    expect_set(no_vnni, "avx2", "AVX-512 VNNI is missing");
+    expect_set(no_vnni, "avx512", "AVX-512 VNNI is missing");
     quire::CpuidWords no_bf16 = full_machine();
     no_bf16.leaf7_1_eax = 0;
-    expect_set(no_bf16, "avx2", "AVX-512 BF16 is missing");
+    expect_set(no_bf16, "avx512", "AVX-512 BF16 is missing");
     for (const int bit : {12, 28, 29}) {
         quire::CpuidWords words = full_machine();
         words.leaf1_ecx &= ~(1u << bit);
@@ -65,12 +65,12 @@ void test_instructions_decide() {
 void test_operating_system_decides() {
     quire::CpuidWords words = full_machine();
     words.tiles_granted = false;
-    expect_set(words, "avx512", "the operating system keeps the tiles");
+    expect_set(words, "avx512_bf16", "the operating system keeps the tiles");
     words = full_machine();
     words.xcr0 = 0x200e7;
-    expect_set(words, "avx512", "tile data is not saved");
+    expect_set(words, "avx512_bf16", "tile data is not saved");
     words.xcr0 = 0xe7;
-    expect_set(words, "avx512", "no tile state is saved");
+    expect_set(words, "avx512_bf16", "no tile state is saved");
     for (const std::uint64_t missing : {0x20u, 0x40u, 0x80u}) {
         words.xcr0 = 0x600e7 & ~missing;
         expect_set(words, "avx2", "AVX-512 state is not saved whole");

@@ -1,9 +1,11 @@
-// Packs matrices and multiplies rows with them, against sums in double precision; then cuts the work
-// in every way and compares bits. Prints each failure and exits with 1 if there was any.
+// Packs matrices and multiplies rows with them, against sums in double precision and against plain sums
+// with the roundings of the instruction set; then cuts the work in every way and compares bits. Prints each failure and
+// exits with 1 if there was any.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <numbers>
 #include <vector>
@@ -28,11 +30,30 @@ constexpr float kUntouched = 12345.0F;  // where nothing may be written
 constexpr double kRounding = 0x1.0p-24;
 constexpr int kMostRows = 13;
 
+// How a set of kernels multiplies numbers of a type.
+struct Arithmetic {
+    Arithmetic(const Kernels& kernels, NumberType type)
+        : pairs(type == NumberType::kBfloat16 && std::strcmp(kernels.name, "avx512_bf16") == 0),
+          fused(std::strcmp(kernels.name, "portable") != 0) {}
+
+    // What becomes of a number of a row.
+    float taken(float input) const {
+        return pairs ? quire::testing::from_bfloat16(quire::testing::nearest_bfloat16(input)) : input;
+    }
+    float add(float sum, float input, float weight) const {
+        return fused ? std::fma(input, weight, sum) : sum + input * weight;
+    }
+
+    bool pairs;  // rows are rounded to bfloat16, and of two inputs the second one is added first
+    bool fused;  // a product is not rounded before it is added
+};
+
 // A random matrix: as numbers, as rows of its type, and packed. Each lies in memory of exactly its
 // size, so that the address sanitizer sees a read beyond it.
 struct Matrix {
     Matrix(const Kernels& kernels, NumberType type, int num_outputs, int num_inputs, bool with_bias, Random& random)
-        : values(random.numbers(static_cast<std::size_t>(num_outputs) * num_inputs)),
+        : arithmetic(kernels, type),
+          values(random.numbers(static_cast<std::size_t>(num_outputs) * num_inputs)),
           words(type == NumberType::kFloat32 ? 0 : values.size()) {
         for (std::size_t i = 0; i < words.size(); ++i) {
             words[i] = quire::testing::nearest_bfloat16(values[i]);
@@ -41,7 +62,7 @@ struct Matrix {
         view.type = type;
         view.num_outputs = num_outputs;
         view.num_inputs = num_inputs;
-        panels.resize(view.num_panels() * quire::kPanelWidth * num_inputs * quire::bytes_of(type), std::byte{0xff});
+        panels.resize(kernels.packed_bytes(view), std::byte{0xff});
         kernels.pack_panels(rows(), view, panels.data(), 0, view.num_panels());
         view.panels = panels.data();
         if (!with_bias) return;
@@ -60,8 +81,7 @@ struct Matrix {
     double product(const float* row, int output, double* bound) const {
         double total = view.bias == nullptr ? 0.0 : bias[output], size = std::fabs(total);
         for (int i = 0; i < view.num_inputs; ++i) {
-            const double term =
-                static_cast<double>(row[i]) * values[static_cast<std::size_t>(output) * view.num_inputs + i];
+            const double term = static_cast<double>(arithmetic.taken(row[i])) * value(output, i);
             total += term;
             size += std::fabs(term);
         }
@@ -69,6 +89,22 @@ struct Matrix {
         return total;
     }
 
+    // The product as the kernels add it up.
+    float exact_product(const float* row, int output) const {
+        float sum = 0.0F;
+        const auto add = [&](int i) { sum = arithmetic.add(sum, arithmetic.taken(row[i]), value(output, i)); };
+        const int together = arithmetic.pairs ? 2 : 1;
+        for (int start = 0; start < view.num_inputs; start += together) {
+            for (int i = std::min(start + together, view.num_inputs) - 1; i >= start; --i) add(i);
+        }
+        return view.bias == nullptr ? sum : sum + bias[output];
+    }
+
+    float value(int output, int input) const {
+        return values[static_cast<std::size_t>(output) * view.num_inputs + input];
+    }
+
+    Arithmetic arithmetic;
     std::vector<float> values;
     std::vector<std::uint16_t> words;
     std::vector<std::byte> panels;
@@ -96,15 +132,22 @@ void test_packing(const Kernels& kernels, NumberType type) {
             if (type == NumberType::kFloat32) return reinterpret_cast<const float*>(matrix.panels.data())[place];
             return quire::testing::from_bfloat16(reinterpret_cast<const std::uint16_t*>(matrix.panels.data())[place]);
         };
+        // [out / 64][in / together][4 panels][16 outputs][together]
+        const int together = matrix.arithmetic.pairs ? 2 : 1, num_panels = matrix.view.num_panels();
+        const int padded_inputs = quire::round_up(shape.num_inputs, together);
         bool as_described = true;
-        for (int output = 0; output < matrix.view.num_panels() * 16; ++output) {
-            for (int i = 0; i < shape.num_inputs; ++i) {
-                const float packed =
-                    value_at((static_cast<std::size_t>(output / 16) * shape.num_inputs + i) * 16 + output % 16);
-                const std::size_t place = static_cast<std::size_t>(output) * shape.num_inputs + i;
-                as_described &= packed == (output < shape.num_outputs ? matrix.values[place] : 0.0F);
+        for (int output = 0; output < num_panels * 16; ++output) {
+            const int panel = output / 16, first = panel / 4 * 4, in_group = std::min(4, num_panels - first);
+            for (int i = 0; i < padded_inputs; ++i) {
+                const int step = i / together * in_group + panel - first;
+                const float packed = value_at(static_cast<std::size_t>(first) * 16 * padded_inputs +
+                                              (step * 16 + output % 16) * together + i % together);
+                const bool filled = output < shape.num_outputs && i < shape.num_inputs;
+                as_described &= packed == (filled ? matrix.value(output, i) : 0.0F);
             }
         }
+        expect(matrix.panels.size() == static_cast<std::size_t>(num_panels) * 16 * padded_inputs * bytes_of(type),
+               "%s: size of %d x %d", kernels.name, shape.num_outputs, shape.num_inputs);
         expect(as_described, "%s: layout of %d x %d", kernels.name, shape.num_outputs, shape.num_inputs);
 
         std::vector<std::byte> piecewise(matrix.panels.size(), std::byte{0xee});
@@ -167,6 +210,30 @@ void test_linear(const Kernels& kernels, NumberType type) {
                         expect(to_twice.row(row)[column] == 2 * once, "%s: accumulated row %d column %d", kernels.name,
                                row, column);
                     }
+                }
+            }
+        }
+    }
+}
+
+// Every sum is the plain one, to the bit: with rows and inputs for several blocks, spans and chunks.
+void test_order_of_sums(const Kernels& kernels, NumberType type) {
+    Random random(6);
+    for (const Shape& shape : {Shape{70, 1}, Shape{37, 255}, Shape{150, 256}, Shape{270, 257}, Shape{21, 1100}}) {
+        const Matrix matrix(kernels, type, shape.num_outputs, shape.num_inputs, true, random);
+        const int stride = stride_of(matrix);
+        for (const int num_rows : {1, 2, 6, 7, 17, 33, 64, 65, 131}) {
+            std::vector<float> input = random.numbers(static_cast<std::size_t>(num_rows) * shape.num_inputs);
+            std::vector<float> output(static_cast<std::size_t>(num_rows) * stride, kUntouched);
+            const Rows from{input.data(), shape.num_inputs}, to{output.data(), stride};
+            kernels.linear(matrix.view, from, to, whole(matrix, num_rows), false);
+            expect_edges(kernels, matrix, output, num_rows, 0.0F);
+            for (int row = 0; row < num_rows; ++row) {
+                for (int column = 0; column < shape.num_outputs; ++column) {
+                    const float expected = matrix.exact_product(from.row(row), column);
+                    expect(to.row(row)[column] == expected, "%s %s: %d x %d, row %d of %d, column %d: %g, not %g",
+                           kernels.name, quire::testing::name_of(type), shape.num_outputs, shape.num_inputs, row,
+                           num_rows, column, to.row(row)[column], expected);
                 }
             }
         }
@@ -339,6 +406,7 @@ int main() {
         for (const NumberType type : {NumberType::kFloat32, NumberType::kBfloat16}) {
             test_packing(kernels, type);
             test_linear(kernels, type);
+            test_order_of_sums(kernels, type);
             test_gated_linear(kernels, type);
             test_same_bits(kernels, type);
             test_padding_is_harmless(kernels, type);

@@ -63,10 +63,7 @@ class Random {
 // Calls test(kernels) for each set of kernels that this machine can run.
 template <typename Test>
 void for_each_kernels(Test test) {
-    const InstructionSet best = best_instruction_set(cpu_features());
-    for (const InstructionSet set : {InstructionSet::kPortable, InstructionSet::kAvx2, InstructionSet::kAvx512}) {
-        if (set <= best) test(kernels_for(set));
-    }
+    for (const Kernels* kernels : usable_kernels()) test(*kernels);
 }
 
 inline bool same_bits(const float* one, const float* other, std::size_t count) {

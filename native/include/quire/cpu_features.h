@@ -32,12 +32,13 @@ struct CpuFeatures {
     bool amx_int8 = false;
 };
 
-// The kernels come in these four forms; each needs all of the one before it.
+// The kernels come in these five forms; each needs all of the one before it.
 enum class InstructionSet {
-    kPortable,  // plain C++
-    kAvx2,      // avx2, fma, f16c
-    kAvx512,    // and avx512 f, bw, vl, dq, bf16, vnni
-    kAmx,       // and amx tile, bf16, int8
+    kPortable,    // plain C++
+    kAvx2,        // avx2, fma, f16c
+    kAvx512,      // and avx512 f, bw, vl, dq
+    kAvx512Bf16,  // and avx512 bf16, vnni
+    kAmx,         // and amx tile, bf16, int8
 };
 
 // The raw words that decide. All zero on a machine that is not x86-64.
@@ -62,7 +63,7 @@ const CpuFeatures& cpu_features();
 
 InstructionSet best_instruction_set(const CpuFeatures& features);
 
-// "portable", "avx2", "avx512" or "amx".
+// "portable", "avx2", "avx512", "avx512_bf16" or "amx".
 const char* name_of(InstructionSet instruction_set);
 
 }  // namespace quire

@@ -4,7 +4,9 @@
 // knows no threads and no models. Who calls it hands out the pieces. Whatever the pieces are, a
 // number comes out with the same bits: the order of each sum depends on the row alone.
 //
-//     layout of a matrix [out, in]     panels of 16 outputs: [out / 16][in][16], the last one padded
+//     layout of a matrix [out, in]     panels of 16 outputs, the last one padded, and four panels beside each
+//                                      other: [out / 64][in][4][16]; where a set of kernels multiplies
+//                                      bfloat16 in pairs of inputs: [out / 64][in / 2][4][16][2]
 //     layout of keys, one head         groups of 16 tokens:  [block_size / 16][head_dim][16]
 //     layout of values, one head       [block_size][value_stride], value_stride = head_dim up to a
 //                                      multiple of 16
@@ -106,6 +108,8 @@ constexpr int kAttentionTokens = 16;
 struct Kernels {
     const char* name;
 
+    // Bytes of a matrix in panels.
+    std::size_t (*packed_bytes)(const MatrixView& matrix);
     // matrix [out, in] row by row -> panels first_panel … ; type says what `rows` and panels hold.
     void (*pack_panels)(const void* rows, const MatrixView& matrix, void* panels, int first_panel, int num_panels);
     // One row of a packed matrix as floats: what an embedding needs.

@@ -23,7 +23,7 @@
 #endif
 
 #ifndef QUIRE_ISA
-#error "kernels are compiled with QUIRE_ISA=portable, avx2 or avx512"
+#error "kernels are compiled with QUIRE_ISA=portable, avx2, avx512 or avx512_bf16"
 #endif
 
 namespace quire::QUIRE_ISA {

@@ -8,6 +8,7 @@ namespace quire::QUIRE_ISA {
 const Kernels& kernels() {
     static constexpr Kernels kKernels = {
         .name = QUIRE_NAME(QUIRE_ISA),
+        .packed_bytes = packed_bytes,
         .pack_panels = pack_panels,
         .unpack_row = unpack_row,
         .linear = linear,

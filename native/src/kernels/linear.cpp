@@ -1,198 +1,302 @@
 // Products of rows with a matrix in panels.
 //
-// A panel holds 16 outputs, and for each input the 16 weights beside each other. So a lane is an
-// output, and its sum runs over the inputs in order: one chain of additions per (row, output),
-// whatever the number of rows, and however rows and panels are cut into tiles. A tile of registers
-// takes several rows and panels at once, only to load each weight once for several rows.
+// A panel holds 16 outputs, and for each step of the sum the weights of all 16 beside each other (see
+// panels.h). So a lane is an output, and its sum runs over the inputs in order: one chain of additions
+// per (row, output), whatever the number of rows, and however rows and panels are cut. What is cut,
+// from the outside in, is only about which memory the numbers come from:
+//
+//     block    up to 64 rows and 16 panels; their sums stand in scratch memory
+//     span     so many inputs of a block that its rows, as a step wants them, fit into scratch memory
+//     chunk    256 inputs of a span, of up to four panels
+//     tile     some rows and panels of a chunk: sums in registers, each weight is loaded once for all rows
+//
+// The weights of a chunk stay in the nearest cache while all rows of the block go over them, and
+// meanwhile those of the next chunk are fetched, spread evenly over that time. So weights come from
+// memory once for up to 64 rows, and neither memory nor arithmetic waits for the other.
 #include <cstring>
 
 #include "kernels_of_set.h"
+#include "panels.h"
 #include "quire/simd.h"
 
 namespace quire::QUIRE_ISA {
 namespace {
 
-// Registers for the sums of a tile: rows * panels * kParts, of 32 (AVX-512) or 16.
+constexpr int kBlockRows = 64, kBlockPanels = 16;
+// The panels of a block stand in so many groups at most, of one matrix or two.
+constexpr int kBlockGroups = kBlockPanels / kGroupPanels + 2;
+constexpr int kChunkInputs = 256;
+constexpr int kSpanNumbers = kBlockRows * kChunkInputs;
+// The sums of a tile, rows * panels, each of kParts registers of 32 (AVX-512) or 16; the rows of most
+// tiles, and how many rows at most go through a chunk in a single tile.
 #if defined(__AVX512F__)
-constexpr int kTileRows = 6, kTilePanels = 4;
+constexpr int kTileSums = 24, kTileRows = 6, kMostTileRows = 8;
 #elif defined(__AVX2__)
-constexpr int kTileRows = 3, kTilePanels = 2;
+constexpr int kTileSums = 4, kTileRows = 2, kMostTileRows = 2;
 #else
-constexpr int kTileRows = 3, kTilePanels = 1;
+constexpr int kTileSums = 3, kTileRows = 3, kMostTileRows = 3;
 #endif
 
-template <typename Number>
-const Number* panel_at(const MatrixView& matrix, int panel) {
-    return static_cast<const Number*>(matrix.panels) +
-           static_cast<std::size_t>(panel) * matrix.num_inputs * kPanelWidth;
-}
+typedef Floats BlockSums[kBlockRows][kBlockPanels];
 
-// sums[r][p] = the product of row r with the 16 outputs of panel p
+// What is fetched while a tile is computed: places in 1/256 bytes.
+struct Fetch {
+    const char* from;
+    std::size_t offset;
+    std::size_t pace;  // for each step and panel
+};
+
+template <typename Number>
+struct Tile {
+    const typename Step<Number>::Input* rows;
+    std::size_t row_stride;
+    const Number* weights;
+    std::size_t weight_step;
+    int num_steps;
+    Floats (*sums)[kBlockPanels];
+    Fetch fetch;
+};
+
 template <int kRows, int kPanels, typename Number>
-void multiply(const float* const* rows, const Number* const* panels, int num_inputs, Floats (*sums)[kTilePanels]) {
-    Floats sum[kRows][kPanels];
+void multiply(const Tile<Number>& tile) {
+    using Each = Step<Number>;
+    Floats sums[kRows][kPanels];
     for (int r = 0; r < kRows; ++r) {
-        for (int p = 0; p < kPanels; ++p) sum[r][p] = broadcast(0.0F);
+        for (int p = 0; p < kPanels; ++p) sums[r][p] = tile.sums[r][p];
     }
-    for (int i = 0; i < num_inputs; ++i) {
-        Floats weights[kPanels];
-        for (int p = 0; p < kPanels; ++p) weights[p] = load(panels[p] + static_cast<std::size_t>(i) * kPanelWidth);
+    const Number* from = tile.weights;
+    std::size_t fetched = tile.fetch.offset;
+    for (int i = 0; i < tile.num_steps; ++i) {
+        typename Each::Vector weights[kPanels];
+        for (int p = 0; p < kPanels; ++p) {
+            weights[p] = Each::weights(from + p * kPanelWidth * Each::kInputs);
+            __builtin_prefetch(tile.fetch.from + (fetched >> 8), 0, 3);
+            fetched += tile.fetch.pace;
+        }
+        from += tile.weight_step;
         for (int r = 0; r < kRows; ++r) {
-            const Floats input = broadcast(rows[r][i]);
-            for (int p = 0; p < kPanels; ++p) sum[r][p] = fma(input, weights[p], sum[r][p]);
+            const auto input = Each::input(tile.rows + r * tile.row_stride + i);
+            for (int p = 0; p < kPanels; ++p) sums[r][p] = Each::add(sums[r][p], input, weights[p]);
         }
     }
     for (int r = 0; r < kRows; ++r) {
-        for (int p = 0; p < kPanels; ++p) sums[r][p] = sum[r][p];
+        for (int p = 0; p < kPanels; ++p) tile.sums[r][p] = sums[r][p];
     }
 }
 
-template <int kPanels, typename Number>
-void multiply_rows(int num_rows, const float* const* rows, const Number* const* panels, int num_inputs,
-                   Floats (*sums)[kTilePanels]) {
-    static_assert(kTileRows == 3 || kTileRows == 6);
-    switch (num_rows) {
-        case 1:
-            return multiply<1, kPanels>(rows, panels, num_inputs, sums);
-        case 2:
-            return multiply<2, kPanels>(rows, panels, num_inputs, sums);
-        case 3:
-            return multiply<3, kPanels>(rows, panels, num_inputs, sums);
-#if defined(__AVX512F__)
-        case 4:
-            return multiply<4, kPanels>(rows, panels, num_inputs, sums);
-        case 5:
-            return multiply<5, kPanels>(rows, panels, num_inputs, sums);
-        case 6:
-            return multiply<6, kPanels>(rows, panels, num_inputs, sums);
-#endif
-        default:
-            return;
+template <int kRows, int kPanels, typename Number>
+void multiply_tile(const Tile<Number>& tile, int num_rows, int num_panels) {
+    if (num_rows < kRows) {
+        if constexpr (kRows > 1) multiply_tile<kRows - 1, kPanels>(tile, num_rows, num_panels);
+    } else if (num_panels < kPanels) {
+        if constexpr (kPanels > 1) multiply_tile<kRows, kPanels - 1>(tile, num_rows, num_panels);
+    } else if constexpr (kRows * kPanels <= kTileSums) {
+        multiply<kRows, kPanels>(tile);
     }
 }
 
+// The rows of a span as a step wants them: floats as they are …
 template <typename Number>
-void multiply_tile(int num_rows, int num_panels, const float* const* rows, const Number* const* panels, int num_inputs,
-                   Floats (*sums)[kTilePanels]) {
-    switch (num_panels) {
-        case 1:
-            return multiply_rows<1>(num_rows, rows, panels, num_inputs, sums);
-#if defined(__AVX2__)
-        case 2:
-            return multiply_rows<2>(num_rows, rows, panels, num_inputs, sums);
+class SpanRows {
+  public:
+    // How many inputs go into a span.
+    static int num_inputs(const MatrixView& matrix, int) { return matrix.num_inputs; }
+
+    void take(const Rows& input, int first_input, int, int) {
+        first_ = input.data + first_input;
+        stride_ = input.stride;
+    }
+    const float* first() const { return first_; }
+    std::size_t stride() const { return stride_; }
+
+  private:
+    const float* first_;
+    std::size_t stride_;
+};
+
+#if defined(__AVX512BF16__)
+// … or rounded to bfloat16, to the nearest even, an odd last one beside a zero.
+template <>
+class SpanRows<std::uint16_t> {
+  public:
+    static int num_inputs(const MatrixView&, int num_rows) {
+        return kSpanNumbers / num_rows / kChunkInputs * kChunkInputs;
+    }
+
+    void take(const Rows& input, int first_input, int num_inputs, int num_rows) {
+        constexpr int kAtOnce = 2 * kLanes;
+        const auto first_lanes = [](int count) {
+            return static_cast<__mmask16>(count >= kLanes ? 0xffff : (1 << (count < 0 ? 0 : count)) - 1);
+        };
+        stride_ = round_up(num_inputs, kAtOnce) / 2;
+        for (int r = 0; r < num_rows; ++r) {
+            const float* from = input.row(r) + first_input;
+            for (int i = 0; i < num_inputs; i += kAtOnce) {
+                const __m512 low = _mm512_maskz_loadu_ps(first_lanes(num_inputs - i), from + i);
+                const __m512 high = _mm512_maskz_loadu_ps(first_lanes(num_inputs - i - kLanes), from + i + kLanes);
+                _mm512_store_si512(pairs_ + r * stride_ + i / 2, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+            }
+        }
+    }
+    const std::uint32_t* first() const { return pairs_; }
+    std::size_t stride() const { return stride_; }
+
+  private:
+    alignas(64) std::uint32_t pairs_[kSpanNumbers / 2];
+    std::size_t stride_ = 0;
+};
 #endif
-#if defined(__AVX512F__)
-        case 3:
-            return multiply_rows<3>(num_rows, rows, panels, num_inputs, sums);
-        case 4:
-            return multiply_rows<4>(num_rows, rows, panels, num_inputs, sums);
-#endif
-        default:
-            return;
+
+// The panels of a block, of one matrix or of two.
+template <typename Number>
+struct BlockPanels {
+    Panels<Number> groups[kBlockGroups];
+    int num_groups = 0;
+
+    void add(const MatrixView& matrix, int panel, int count) {
+        for (const int end = panel + count; panel < end; panel += groups[num_groups++].count) {
+            groups[num_groups] = panels_from<Number>(matrix, panel, end - panel);
+        }
+    }
+};
+
+// sums[r][p] = the products of the first rows of `input` with the 16 outputs of each panel
+template <typename Number>
+class BlockProduct {
+  public:
+    BlockProduct(const MatrixView& matrix, const BlockPanels<Number>& panels, const Rows& input, int num_rows,
+                 BlockSums& sums)
+        : panels_(panels),
+          num_rows_(num_rows),
+          num_tiles_(num_rows <= kMostTileRows ? 1 : pieces_of(num_rows, kTileRows)),
+          sums_(sums) {
+        for (int r = 0; r < num_rows; ++r) {
+            for (Floats& sum : sums[r]) sum = broadcast(0.0F);
+        }
+        const int span = SpanRows<Number>::num_inputs(matrix, num_rows);
+        for (int start = 0; start < matrix.num_inputs; start += span) {
+            const int end = least(matrix.num_inputs, start + span);
+            rows_.take(input, start, end - start, num_rows);
+            add_span(start, end, end < matrix.num_inputs);
+        }
+    }
+
+  private:
+    void add_span(int start, int end, bool more) {
+        int panel = 0;
+        for (int g = 0; g < panels_.num_groups; ++g) {
+            const Panels<Number>& group = panels_.groups[g];
+            for (int input = start; input < end; input += kChunkInputs) {
+                const int steps = num_steps<Number>(least(kChunkInputs, end - input));
+                // The chunk that comes next: of this group, of the next one, of the next span; or none, and what
+                // is here already is fetched.
+                const char* next = bytes_at(group, input);
+                if (input + kChunkInputs < end) {
+                    next = bytes_at(group, input + kChunkInputs);
+                } else if (g + 1 < panels_.num_groups) {
+                    next = bytes_at(panels_.groups[g + 1], start);
+                } else if (more) {
+                    next = bytes_at(panels_.groups[0], end);
+                }
+                add_chunk(group, panel, input, input - start, steps, next);
+            }
+            panel += group.count;
+        }
+    }
+
+    static const char* bytes_at(const Panels<Number>& group, int input) {
+        return reinterpret_cast<const char*>(group.at(input / Step<Number>::kInputs));
+    }
+
+    void add_chunk(const Panels<Number>& group, int panel, int input, int input_of_span, int steps, const char* next) {
+        constexpr int kInputs = Step<Number>::kInputs;
+        const int most_panels = kTileSums / pieces_of(num_rows_, num_tiles_);
+        const int tile_panels = pieces_of(group.count, pieces_of(group.count, most_panels));
+        std::size_t offset = 0;
+        const std::size_t pace = (group.step * sizeof(Number) << 8) / (num_tiles_ * group.count);
+        for (int t = 0; t < num_tiles_; ++t) {
+            const int row = num_rows_ * t / num_tiles_, end = num_rows_ * (t + 1) / num_tiles_;
+            for (int p = 0; p < group.count; p += tile_panels) {
+                const int num_panels = least(tile_panels, group.count - p);
+                multiply_tile<kMostTileRows, kGroupPanels>(
+                    Tile<Number>{.rows = rows_.first() + row * rows_.stride() + input_of_span / kInputs,
+                                 .row_stride = rows_.stride(),
+                                 .weights = group.at(input / kInputs) + p * kPanelWidth * kInputs,
+                                 .weight_step = group.step,
+                                 .num_steps = steps,
+                                 .sums = reinterpret_cast<Floats(*)[kBlockPanels]>(&sums_[row][panel + p]),
+                                 .fetch = {next, offset, pace}},
+                    end - row, num_panels);
+                offset += pace * steps * num_panels;
+            }
+        }
+    }
+
+    const BlockPanels<Number>& panels_;
+    const int num_rows_, num_tiles_;
+    BlockSums& sums_;
+    SpanRows<Number> rows_;
+};
+
+// Calls work(row, num_rows, panel, num_panels) for the blocks of a tile, rows shared out evenly.
+template <typename Work>
+void for_blocks(const LinearTile& tile, int block_panels, Work work) {
+    const int row_blocks = pieces_of(tile.num_rows, kBlockRows);
+    const int end_panel = tile.first_panel + tile.num_panels;
+    for (int panel = tile.first_panel; panel < end_panel; panel += block_panels) {
+        for (int block = 0; block < row_blocks; ++block) {
+            const int first = tile.num_rows * block / row_blocks, end = tile.num_rows * (block + 1) / row_blocks;
+            work(tile.first_row + first, end - first, panel, least(block_panels, end_panel - panel));
+        }
     }
 }
 
-int least(int a, int b) { return a < b ? a : b; }
+Floats with_bias(const Floats& value, const MatrixView& matrix, int column) {
+    return matrix.bias == nullptr ? value : value + load(matrix.bias + column);
+}
 
 template <typename Number>
 void linear_of(const MatrixView& matrix, const Rows& input, const Rows& output, const LinearTile& tile,
                bool accumulate) {
-    const int end_row = tile.first_row + tile.num_rows, end_panel = tile.first_panel + tile.num_panels;
-    for (int panel = tile.first_panel; panel < end_panel; panel += kTilePanels) {
-        const int num_panels = least(kTilePanels, end_panel - panel);
-        const Number* panels[kTilePanels];
-        for (int p = 0; p < num_panels; ++p) panels[p] = panel_at<Number>(matrix, panel + p);
-        for (int row = tile.first_row; row < end_row; row += kTileRows) {
-            const int num_rows = least(kTileRows, end_row - row);
-            const float* rows[kTileRows];
-            for (int r = 0; r < num_rows; ++r) rows[r] = input.row(row + r);
-            Floats sums[kTileRows][kTilePanels];
-            multiply_tile(num_rows, num_panels, rows, panels, matrix.num_inputs, sums);
-            for (int r = 0; r < num_rows; ++r) {
-                for (int p = 0; p < num_panels; ++p) {
-                    float* to = output.row(row + r) + (panel + p) * kPanelWidth;
-                    Floats value = sums[r][p];
-                    if (matrix.bias != nullptr) value = value + load(matrix.bias + (panel + p) * kPanelWidth);
-                    if (accumulate) value = load(to) + value;
-                    store(to, value);
-                }
+    for_blocks(tile, kBlockPanels, [&](int row, int num_rows, int panel, int num_panels) {
+        BlockPanels<Number> panels;
+        panels.add(matrix, panel, num_panels);
+        BlockSums sums;
+        BlockProduct<Number>(matrix, panels, {input.row(row), input.stride}, num_rows, sums);
+        for (int r = 0; r < num_rows; ++r) {
+            for (int p = 0; p < num_panels; ++p) {
+                const int column = (panel + p) * kPanelWidth;
+                float* to = output.row(row + r) + column;
+                const Floats value = with_bias(sums[r][p], matrix, column);
+                store(to, accumulate ? load(to) + value : value);
             }
         }
-    }
+    });
 }
 
+// The panels of the gate and those of the other matrix go through a block together.
 template <typename Number>
 void gated_of(const MatrixView& gate, const MatrixView& up, const Rows& input, const Rows& output,
               const LinearTile& tile, Activation activation) {
-    const int end_row = tile.first_row + tile.num_rows, end_panel = tile.first_panel + tile.num_panels;
-    for (int panel = tile.first_panel; panel < end_panel; ++panel) {
-        const Number* gate_panel = panel_at<Number>(gate, panel);
-        const Number* up_panel = panel_at<Number>(up, panel);
-        const int column = panel * kPanelWidth;
-        for (int row = tile.first_row; row < end_row; row += kTileRows) {
-            const int num_rows = least(kTileRows, end_row - row);
-            const float* rows[kTileRows];
-            for (int r = 0; r < num_rows; ++r) rows[r] = input.row(row + r);
-            Floats gates[kTileRows][kTilePanels], ups[kTileRows][kTilePanels];
-            multiply_tile(num_rows, 1, rows, &gate_panel, gate.num_inputs, gates);
-            multiply_tile(num_rows, 1, rows, &up_panel, up.num_inputs, ups);
-            for (int r = 0; r < num_rows; ++r) {
-                Floats value = gates[r][0];
-                if (gate.bias != nullptr) value = value + load(gate.bias + column);
+    for_blocks(tile, kBlockPanels / 2, [&](int row, int num_rows, int panel, int num_panels) {
+        BlockPanels<Number> panels;
+        panels.add(gate, panel, num_panels);
+        panels.add(up, panel, num_panels);
+        BlockSums sums;
+        BlockProduct<Number>(gate, panels, {input.row(row), input.stride}, num_rows, sums);
+        for (int r = 0; r < num_rows; ++r) {
+            for (int p = 0; p < num_panels; ++p) {
+                const int column = (panel + p) * kPanelWidth;
                 float active[kPanelWidth];
-                store(active, value);
+                store(active, with_bias(sums[r][p], gate, column));
                 activate(active, kPanelWidth, activation);
-                value = ups[r][0];
-                if (up.bias != nullptr) value = value + load(up.bias + column);
-                store(output.row(row + r) + column, load(active) * value);
+                store(output.row(row + r) + column, load(active) * with_bias(sums[r][num_panels + p], up, column));
             }
         }
-    }
-}
-
-// Goes through 32 inputs of all 16 rows before the next 32, so that what is written stays close.
-template <typename Number>
-void pack_of(const Number* rows, const MatrixView& matrix, Number* panels, int first_panel, int num_panels) {
-    constexpr int kInputsAtOnce = 32;
-    const std::size_t num_inputs = matrix.num_inputs;
-    for (int panel = first_panel; panel < first_panel + num_panels; ++panel) {
-        Number* to = panels + panel * num_inputs * kPanelWidth;
-        const Number* from = rows + panel * num_inputs * kPanelWidth;
-        const int num_rows = least(kPanelWidth, matrix.num_outputs - panel * kPanelWidth);
-        for (int start = 0; start < matrix.num_inputs; start += kInputsAtOnce) {
-            const int end = least(matrix.num_inputs, start + kInputsAtOnce);
-            for (int lane = 0; lane < kPanelWidth; ++lane) {
-                for (int i = start; i < end; ++i) {
-                    to[i * kPanelWidth + lane] = lane < num_rows ? from[lane * num_inputs + i] : Number(0);
-                }
-            }
-        }
-    }
+    });
 }
 
 }  // namespace
-
-void pack_panels(const void* rows, const MatrixView& matrix, void* panels, int first_panel, int num_panels) {
-    if (matrix.type == NumberType::kFloat32) {
-        pack_of(static_cast<const float*>(rows), matrix, static_cast<float*>(panels), first_panel, num_panels);
-    } else {
-        pack_of(static_cast<const std::uint16_t*>(rows), matrix, static_cast<std::uint16_t*>(panels), first_panel,
-                num_panels);
-    }
-}
-
-void unpack_row(const MatrixView& matrix, int row, float* output) {
-    const int panel = row / kPanelWidth, lane = row % kPanelWidth;
-    for (int i = 0; i < matrix.num_inputs; ++i) {
-        const std::size_t at = static_cast<std::size_t>(i) * kPanelWidth + lane;
-        if (matrix.type == NumberType::kFloat32) {
-            output[i] = panel_at<float>(matrix, panel)[at];
-        } else {
-            const std::uint32_t bits = static_cast<std::uint32_t>(panel_at<std::uint16_t>(matrix, panel)[at]) << 16;
-            std::memcpy(output + i, &bits, sizeof bits);
-        }
-    }
-}
 
 void linear(const MatrixView& matrix, const Rows& input, const Rows& output, const LinearTile& tile, bool accumulate) {
     if (matrix.type == NumberType::kFloat32) {
