@@ -33,8 +33,7 @@ constexpr int kMostRows = 13;
 // How a set of kernels multiplies numbers of a type.
 struct Arithmetic {
     Arithmetic(const Kernels& kernels, NumberType type)
-        : pairs(type == NumberType::kBfloat16 && std::strcmp(kernels.name, "avx512_bf16") == 0),
-          fused(std::strcmp(kernels.name, "portable") != 0) {}
+        : pairs(quire::testing::multiplies_pairs(kernels, type)), fused(std::strcmp(kernels.name, "portable") != 0) {}
 
     // What becomes of a number of a row.
     float taken(float input) const {

@@ -98,4 +98,9 @@ inline std::uint16_t nearest_bfloat16(float value) {
     return toward_zero % 2 == 0 ? toward_zero : away;
 }
 
+// Whether a set multiplies pairs of bfloat16, so that the other factor is rounded to bfloat16 too.
+inline bool multiplies_pairs(const Kernels& kernels, NumberType type) {
+    return type == NumberType::kBfloat16 && std::strcmp(kernels.name, "avx512_bf16") == 0;
+}
+
 }  // namespace quire::testing

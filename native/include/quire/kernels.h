@@ -7,7 +7,7 @@
 //     layout of a matrix [out, in]     panels of 16 outputs, the last one padded, and four panels beside each
 //                                      other: [out / 64][in][4][16]; where a set of kernels multiplies
 //                                      bfloat16 in pairs of inputs: [out / 64][in / 2][4][16][2]
-//     layout of keys, one head         groups of 16 tokens:  [block_size / 16][head_dim][16]
+//     layout of keys, one head         groups of 16 tokens:  [block_size / 16][steps][16][inputs of a step]
 //     layout of values, one head       [block_size][value_stride], value_stride = head_dim up to a
 //                                      multiple of 16
 #pragma once
@@ -71,7 +71,8 @@ struct NormView {
 
 // The paged keys and values of one layer, borrowed.
 struct PagedKv {
-    void* keys = nullptr;    // [num_blocks][num_kv_heads], each of head_size: [block_size / 16][head_dim][16]
+    void* keys =
+        nullptr;  // [num_blocks][num_kv_heads], each of head_size: [block_size / 16][steps][16][inputs of a step]
     void* values = nullptr;  // [num_blocks][num_kv_heads], each of head_size: [block_size][value_stride]
     NumberType type = NumberType::kFloat32;
     int num_kv_heads = 0;
@@ -147,7 +148,7 @@ constexpr int kAttentionQueries = 64;
 
 // Floats of scratch that `attention` needs.
 QUIRE_INLINE constexpr std::size_t attention_scratch(int head_dim) {
-    return static_cast<std::size_t>(kAttentionQueries) * (round_up(head_dim, kPanelWidth) + kAttentionTile);
+    return static_cast<std::size_t>(kAttentionQueries) * (2 * round_up(head_dim, kPanelWidth) + kAttentionTile);
 }
 
 }  // namespace quire

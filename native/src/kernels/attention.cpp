@@ -19,6 +19,7 @@
 
 #include "kernels_of_set.h"
 #include "quire/simd.h"
+#include "steps.h"
 
 namespace quire::QUIRE_ISA {
 namespace {
@@ -29,10 +30,10 @@ constexpr float kNothing = -std::numeric_limits<float>::infinity();
 // One query head of one token, with its running softmax. `first` and `end` bound what it sees of
 // the tile at hand, as places in the tile.
 struct Query {
-    const float* vector;  // [head_dim]
-    float* scores;        // [64], then weights
-    float* sums;          // [value_stride]
-    float* output;        // [head_dim]
+    const void* vector;  // [head_dim], as steps want it
+    float* scores;       // [64], then weights
+    float* sums;         // [value_stride]
+    float* output;       // [head_dim]
     std::int64_t position;
     float highest;
     float total;
@@ -40,39 +41,111 @@ struct Query {
     int end;
 };
 
-// Where the tokens of a tile lie: the keys of each 16, and the value of each. Only groups and
-// tokens between first and end are looked up.
+// Where the tokens of a tile lie: the keys and the values of each group of 16. Only groups that have
+// a token between first and end are looked up. They are read one after another, and while one is read,
+// the one two places on is fetched:
+//
+//     keys 0, 1, 2, 3, values 0, 1, 2, 3, keys of the next tile 0, 1, …
+//
+// So little is on its way that it stays in the nearest cache until it is needed.
 template <typename Number>
 struct Tile {
     const Number* keys[kGroups];
-    const Number* values[kAttentionTile];
+    const Number* values[kGroups];
+    const Number* after_keys[kGroups];
+    const Number* after_values[kGroups];
 };
 
+// Numbers of a key, a last half step included.
 template <typename Number>
-void locate(const AttentionTask& task, std::int64_t tile_start, int first, int end, Tile<Number>* tile) {
+int key_stride(int head_dim) {
+    return num_steps<Number>(head_dim) * Step<Number>::kInputs;
+}
+
+template <typename Number>
+void locate(const AttentionTask& task, std::int64_t tile_start, int first, int end, const Number** keys,
+            const Number** values) {
     const PagedKv& kv = task.kv;
-    const std::size_t stride = kv.value_stride();
-    for (int place = first / kLanes * kLanes; place < end; place += kLanes) {
-        const std::int64_t position = tile_start + place;
+    for (int group = first / kLanes; group * kLanes < end; ++group) {
+        const std::int64_t position = tile_start + group * kLanes;
         const std::int64_t block = task.block_table[position / kv.block_size];
         const std::size_t in_block = position % kv.block_size;
         const std::size_t head = kv.head_offset(block, task.kv_head);
-        tile->keys[place / kLanes] = static_cast<const Number*>(kv.keys) + head + in_block * kv.head_dim;
-        const Number* values = static_cast<const Number*>(kv.values) + head + in_block * stride;
-        for (int i = 0; i < kLanes; ++i) tile->values[place + i] = values + i * stride;
+        keys[group] = static_cast<const Number*>(kv.keys) + head + in_block * key_stride<Number>(kv.head_dim);
+        values[group] = static_cast<const Number*>(kv.values) + head + in_block * kv.value_stride();
     }
 }
 
-// Scores of kCount queries with the tokens of one group of 16.
-template <int kCount, typename Number>
-void score(Query* queries, const Number* keys, int head_dim, float scale, int group) {
-    Floats sums[kCount];
-    for (int q = 0; q < kCount; ++q) sums[q] = broadcast(0.0F);
-    for (int d = 0; d < head_dim; ++d) {
-        const Floats key = load(keys + static_cast<std::size_t>(d) * kLanes);
-        for (int q = 0; q < kCount; ++q) sums[q] = fma(broadcast(queries[q].vector[d]), key, sums[q]);
+constexpr int kAhead = 2;  // groups that are on their way
+
+// Sets what is fetched while each group of a tile is read: where nothing comes, the group itself.
+template <typename Number>
+void look_ahead(int first, int end, const Tile<Number>& coming, int num_coming, Tile<Number>* tile) {
+    for (int group = first; group < end; ++group) {
+        const int place = group + kAhead, after = place - end;
+        tile->after_keys[group] = after < 0 ? tile->keys[place] : tile->values[least(first + after, end - 1)];
+        tile->after_values[group] = after < 0            ? tile->values[place]
+                                    : after < num_coming ? coming.keys[after]
+                                                         : tile->values[group];
     }
-    for (int q = 0; q < kCount; ++q) store(queries[q].scores + group * kLanes, sums[q] * broadcast(scale));
+}
+
+constexpr int kLineBytes = 64;
+
+// A cache line that will be read soon.
+inline void fetch(const void* place) { __builtin_prefetch(place, 0, 3); }
+
+// Scores of kCount queries with the tokens of kAtOnce groups of 16.
+template <int kCount, int kAtOnce, typename Number>
+void score_groups(Query* queries, const Tile<Number>& tile, int head_dim, float scale, int group) {
+    using Each = Step<Number>;
+    const typename Each::Input* vectors[kCount];
+    for (int q = 0; q < kCount; ++q) vectors[q] = static_cast<const typename Each::Input*>(queries[q].vector);
+    Floats sums[kCount][kAtOnce];
+    for (int q = 0; q < kCount; ++q) {
+        for (int g = 0; g < kAtOnce; ++g) sums[q][g] = broadcast(0.0F);
+    }
+    constexpr int kStepNumbers = kLanes * Each::kInputs;
+    const int steps = num_steps<Number>(head_dim);
+    for (int part = 0; part < kAtOnce; ++part) {  // in each of which one of the groups is fetched, from end to end
+        const char* next = reinterpret_cast<const char*>(tile.after_keys[group + part]);
+        for (int i = steps * part / kAtOnce, end = steps * (part + 1) / kAtOnce; i < end; ++i) {
+            typename Each::Vector keys[kAtOnce];
+            for (int g = 0; g < kAtOnce; ++g) {
+                keys[g] = Each::weights(tile.keys[group + g] + static_cast<std::size_t>(i) * kStepNumbers);
+            }
+            for (std::size_t line = 0; line < kAtOnce * kStepNumbers * sizeof(Number); line += kLineBytes) {
+                fetch(next + line);
+            }
+            next += kAtOnce * kStepNumbers * sizeof(Number);
+            for (int q = 0; q < kCount; ++q) {
+                const auto input = Each::input(vectors[q] + i);
+                for (int g = 0; g < kAtOnce; ++g) sums[q][g] = Each::add(sums[q][g], input, keys[g]);
+            }
+        }
+    }
+    for (int q = 0; q < kCount; ++q) {
+        for (int g = 0; g < kAtOnce; ++g) {
+            store(queries[q].scores + (group + g) * kLanes, sums[q][g] * broadcast(scale));
+        }
+    }
+}
+
+// As many sums side by side as there are registers for: enough to hide how long one addition takes.
+#if defined(__AVX512F__)
+constexpr int kSums = 16;
+#else
+constexpr int kSums = 4;
+#endif
+
+// Scores of kCount queries with the tokens of some groups.
+template <int kCount, typename Number>
+void score(Query* queries, const Tile<Number>& tile, int head_dim, float scale, int group, int end_group) {
+    constexpr int kAtOnce = least(kSums / kCount, 2);
+    for (; group + kAtOnce <= end_group; group += kAtOnce) {
+        score_groups<kCount, kAtOnce>(queries, tile, head_dim, scale, group);
+    }
+    for (; group < end_group; ++group) score_groups<kCount, 1>(queries, tile, head_dim, scale, group);
 }
 
 // Turns the scores of what the query sees into weights and rescales what it has summed up.
@@ -105,37 +178,41 @@ void weigh(Query* query, float soft_cap, int value_stride) {
     for (int d = 0; d < value_stride; d += kLanes) store(query->sums + d, load(query->sums + d) * rescale);
 }
 
+// Adds kWide vectors of the values of places first … end - 1, weighted, to the sums of kCount queries.
+template <int kCount, int kWide, typename Number>
+void add_wide(Query* queries, const Tile<Number>& tile, int first, int end, int value_stride, int d) {
+    constexpr int kLineNumbers = kLineBytes / sizeof(Number);
+    Floats sums[kCount][kWide];
+    for (int q = 0; q < kCount; ++q) {
+        for (int w = 0; w < kWide; ++w) sums[q][w] = load(queries[q].sums + d + w * kLanes);
+    }
+    for (int place = first; place < end;) {
+        const int group = place / kLanes, end_of_group = (group + 1) * kLanes < end ? (group + 1) * kLanes : end;
+        std::size_t at = static_cast<std::size_t>(place % kLanes) * value_stride + d;
+        for (; place < end_of_group; ++place, at += value_stride) {
+            Floats values[kWide];
+            for (int w = 0; w < kWide; ++w) values[w] = load(tile.values[group] + at + w * kLanes);
+            for (int i = 0; i < kWide * kLanes; i += kLineNumbers) fetch(tile.after_values[group] + at + i);
+            for (int q = 0; q < kCount; ++q) {
+                const Floats weight = broadcast(queries[q].scores[place]);
+                for (int w = 0; w < kWide; ++w) sums[q][w] = fma(weight, values[w], sums[q][w]);
+            }
+        }
+    }
+    for (int q = 0; q < kCount; ++q) {
+        for (int w = 0; w < kWide; ++w) store(queries[q].sums + d + w * kLanes, sums[q][w]);
+    }
+}
+
 // Adds the values of places first … end - 1, weighted, to the sums of kCount queries.
 template <int kCount, typename Number>
 void add_values(Query* queries, const Tile<Number>& tile, int first, int end, int value_stride) {
-    constexpr int kWide = 2;  // vectors of dimensions at a time
+    constexpr int kWide = least(kSums / kCount, 8);
     int d = 0;
     for (; d + kWide * kLanes <= value_stride; d += kWide * kLanes) {
-        Floats sums[kCount][kWide];
-        for (int q = 0; q < kCount; ++q) {
-            for (int w = 0; w < kWide; ++w) sums[q][w] = load(queries[q].sums + d + w * kLanes);
-        }
-        for (int place = first; place < end; ++place) {
-            Floats value[kWide];
-            for (int w = 0; w < kWide; ++w) value[w] = load(tile.values[place] + d + w * kLanes);
-            for (int q = 0; q < kCount; ++q) {
-                const Floats weight = broadcast(queries[q].scores[place]);
-                for (int w = 0; w < kWide; ++w) sums[q][w] = fma(weight, value[w], sums[q][w]);
-            }
-        }
-        for (int q = 0; q < kCount; ++q) {
-            for (int w = 0; w < kWide; ++w) store(queries[q].sums + d + w * kLanes, sums[q][w]);
-        }
+        add_wide<kCount, kWide>(queries, tile, first, end, value_stride, d);
     }
-    for (; d < value_stride; d += kLanes) {
-        for (int q = 0; q < kCount; ++q) {
-            Floats sums = load(queries[q].sums + d);
-            for (int place = first; place < end; ++place) {
-                sums = fma(broadcast(queries[q].scores[place]), load(tile.values[place] + d), sums);
-            }
-            store(queries[q].sums + d, sums);
-        }
-    }
+    for (; d < value_stride; d += kLanes) add_wide<kCount, 1>(queries, tile, first, end, value_stride, d);
 }
 
 // One tile for kCount queries that all see some of it. They stand in the order of their positions,
@@ -145,9 +222,7 @@ template <int kCount, typename Number>
 void attend_tile(const AttentionTask& task, Query* queries, const Tile<Number>& tile) {
     const int head_dim = task.kv.head_dim, value_stride = task.kv.value_stride();
     const int first = queries[0].first, end = queries[kCount - 1].end;
-    for (int g = first / kLanes; g * kLanes < end; ++g) {
-        score<kCount>(queries, tile.keys[g], head_dim, task.scale, g);
-    }
+    score<kCount>(queries, tile, head_dim, task.scale, first / kLanes, (end + kLanes - 1) / kLanes);
     for (int q = 0; q < kCount; ++q) weigh(queries + q, task.soft_cap, value_stride);
     const int all_first = queries[kCount - 1].first, all_end = queries[0].end;
     if (kCount == 1 || all_first >= all_end) {
@@ -192,7 +267,13 @@ void attend(const AttentionTask& task, Query* queries, int count) {
         }
         if (low >= high) continue;
         Tile<Number> tile;
-        locate(task, start, queries[low].first, queries[high - 1].end, &tile);
+        const int first = queries[low].first, end = queries[high - 1].end;
+        locate(task, start, first, end, tile.keys, tile.values);
+        const std::int64_t next = start + kAttentionTile;
+        Tile<Number> coming;
+        const int num_coming = next > last ? 0 : last + 1 - next < kAttentionTile ? last + 1 - next : kAttentionTile;
+        locate(task, next, 0, num_coming, coming.keys, coming.values);
+        look_ahead(first / kLanes, pieces_of(end, kLanes), coming, pieces_of(num_coming, kLanes), &tile);
         attend_some(task, queries + low, high - low, tile);
     }
 }
@@ -212,27 +293,24 @@ template <typename Number>
 void write_of(const PagedKv& kv, std::int64_t slot, int kv_head, const float* key, const float* value) {
     const std::size_t head = kv.head_offset(slot / kv.block_size, kv_head);
     const int in_block = static_cast<int>(slot % kv.block_size), stride = kv.value_stride();
+    constexpr int kInputs = Step<Number>::kInputs;
+    const int key_numbers = key_stride<Number>(kv.head_dim);
     Number* keys = static_cast<Number*>(kv.keys) + head +
-                   static_cast<std::size_t>(in_block / kLanes) * kLanes * kv.head_dim + in_block % kLanes;
+                   static_cast<std::size_t>(in_block / kLanes) * kLanes * key_numbers + in_block % kLanes * kInputs;
     Number* values = static_cast<Number*>(kv.values) + head + static_cast<std::size_t>(in_block) * stride;
     for (int d = 0; d < kv.head_dim; ++d) {
-        put(keys + static_cast<std::size_t>(d) * kLanes, key[d]);
+        put(keys + static_cast<std::size_t>(d / kInputs) * kLanes * kInputs + d % kInputs, key[d]);
         put(values + d, value[d]);
+    }
+    for (int d = kv.head_dim; d < key_numbers; ++d) {
+        keys[static_cast<std::size_t>(d / kInputs) * kLanes * kInputs + d % kInputs] = Number(0);
     }
     for (int d = kv.head_dim; d < stride; ++d) values[d] = Number(0);
 }
 
-}  // namespace
-
-void write_kv(const PagedKv& kv, std::int64_t slot, int kv_head, const float* key, const float* value) {
-    if (kv.type == NumberType::kFloat32) {
-        write_of<float>(kv, slot, kv_head, key, value);
-    } else {
-        write_of<std::uint16_t>(kv, slot, kv_head, key, value);
-    }
-}
-
-void attention(const AttentionTask& task, float* scratch) {
+template <typename Number>
+void attention_of(const AttentionTask& task, float* scratch) {
+    using Input = typename Step<Number>::Input;
     const int head_dim = task.kv.head_dim, value_stride = task.kv.value_stride();
     Query queries[kAttentionQueries];
     // Whole tokens at a time, as many as fit into the room for queries; heads of a wide group in parts.
@@ -247,8 +325,10 @@ void attention(const AttentionTask& task, float* scratch) {
                 for (int h = 0; h < num_heads; ++h, ++count) {
                     const std::size_t column =
                         static_cast<std::size_t>(task.kv_head * task.group + head + h) * head_dim;
-                    float* own = scratch + static_cast<std::size_t>(count) * (value_stride + kAttentionTile);
-                    queries[count] = {.vector = task.query.row(task.first_token + token + t) + column,
+                    float* own = scratch + static_cast<std::size_t>(count) * (2 * value_stride + kAttentionTile);
+                    const float* query = task.query.row(task.first_token + token + t) + column;
+                    Input* rounded = reinterpret_cast<Input*>(own + value_stride + kAttentionTile);
+                    queries[count] = {.vector = Step<Number>::inputs(query, head_dim, rounded),
                                       .scores = own + value_stride,
                                       .sums = own,
                                       .output = task.output.row(task.first_token + token + t) + column,
@@ -260,15 +340,29 @@ void attention(const AttentionTask& task, float* scratch) {
                     for (int d = 0; d < value_stride; ++d) own[d] = 0.0F;
                 }
             }
-            if (task.kv.type == NumberType::kFloat32) {
-                attend<float>(task, queries, count);
-            } else {
-                attend<std::uint16_t>(task, queries, count);
-            }
+            attend<Number>(task, queries, count);
             for (int q = 0; q < count; ++q) {
                 for (int d = 0; d < head_dim; ++d) queries[q].output[d] = queries[q].sums[d] / queries[q].total;
             }
         }
+    }
+}
+
+}  // namespace
+
+void write_kv(const PagedKv& kv, std::int64_t slot, int kv_head, const float* key, const float* value) {
+    if (kv.type == NumberType::kFloat32) {
+        write_of<float>(kv, slot, kv_head, key, value);
+    } else {
+        write_of<std::uint16_t>(kv, slot, kv_head, key, value);
+    }
+}
+
+void attention(const AttentionTask& task, float* scratch) {
+    if (task.kv.type == NumberType::kFloat32) {
+        attention_of<float>(task, scratch);
+    } else {
+        attention_of<std::uint16_t>(task, scratch);
     }
 }
 

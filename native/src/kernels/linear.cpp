@@ -124,18 +124,9 @@ class SpanRows<std::uint16_t> {
     }
 
     void take(const Rows& input, int first_input, int num_inputs, int num_rows) {
-        constexpr int kAtOnce = 2 * kLanes;
-        const auto first_lanes = [](int count) {
-            return static_cast<__mmask16>(count >= kLanes ? 0xffff : (1 << (count < 0 ? 0 : count)) - 1);
-        };
-        stride_ = round_up(num_inputs, kAtOnce) / 2;
+        stride_ = round_up(num_inputs, 2 * kLanes) / 2;
         for (int r = 0; r < num_rows; ++r) {
-            const float* from = input.row(r) + first_input;
-            for (int i = 0; i < num_inputs; i += kAtOnce) {
-                const __m512 low = _mm512_maskz_loadu_ps(first_lanes(num_inputs - i), from + i);
-                const __m512 high = _mm512_maskz_loadu_ps(first_lanes(num_inputs - i - kLanes), from + i + kLanes);
-                _mm512_store_si512(pairs_ + r * stride_ + i / 2, (__m512i)_mm512_cvtne2ps_pbh(high, low));
-            }
+            Step<std::uint16_t>::inputs(input.row(r) + first_input, num_inputs, pairs_ + r * stride_);
         }
     }
     const std::uint32_t* first() const { return pairs_; }

@@ -4,12 +4,13 @@ A checkpoint must hold exactly the tensors of the spec, each of its shape: a mis
 wrong-shaped tensor means that the settings and the weights are of two models, and every one of them
 is found before the first is mapped. Parts that a checkpoint keeps in one fused tensor must fill it.
 
-Matrices are float32, or bfloat16 as uint16; norms and biases are float32 always. What the file
+Matrices are float32, or bfloat16 as uint16; norms, biases and routers are float32 always. What the file
 holds in the same dtype and not transposed is a view of the mapping, fused or not.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -22,8 +23,7 @@ from quire.compute.weights.checkpoint import EVERYTHING, Checkpoint
 from quire.core.errors import CheckpointError, InvariantError
 
 MAX_TENSORS_NAMED: Final = 3
-MATRIX_BYTES: Final = {"float32": 4, "bfloat16": 2}
-VECTOR_BYTES: Final = 4
+NUMBER_BYTES: Final = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ def weight_bytes(spec: DecoderSpec, dtype: str = "float32") -> int:
     A checkpoint that holds `dtype` is mapped: these bytes are then pages of its files.
     """
     _check_dtype(dtype)
-    return sum(_part_bytes(place.shape, dtype) for place in _places(spec))
+    return sum(place.num_bytes(dtype) for place in _places(spec))
 
 
 def expected_tensors(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
@@ -97,6 +97,19 @@ class _Place:
         source = spec.sources[part]
         return cls(part, shape, source, source.stem_of(layer, expert))
 
+    def dtype(self, matrices: str) -> str:
+        """Return the dtype of the weight, where matrices have the one given.
+
+        Which experts a token goes to changes by leaps, so the matrix that decides it is not rounded, as no norm is.
+        """
+        is_matrix = len(self.shape.weight) > 1 and self.part is not Part.ROUTER
+        return matrices if is_matrix else "float32"
+
+    def num_bytes(self, matrices: str) -> int:
+        """Return the bytes of the weight and its bias."""
+        weight = math.prod(self.shape.weight) * NUMBER_BYTES[self.dtype(matrices)]
+        return weight + (self.shape.weight[0] * NUMBER_BYTES["float32"] if self.shape.bias else 0)
+
     @property
     def rows(self) -> slice:
         """The rows of the tensor that are this part's."""
@@ -124,15 +137,9 @@ def _fills(ranges: list[tuple[int, int]]) -> bool:
     return all(start == end for (start, _), end in zip(ranges, [0, *(stop for _, stop in ranges)], strict=False))
 
 
-def _part_bytes(shape: PartShape, dtype: str) -> int:
-    rows, *columns = shape.weight
-    weight = rows * columns[0] * MATRIX_BYTES[dtype] if columns else rows * VECTOR_BYTES
-    return weight + (rows * VECTOR_BYTES if shape.bias else 0)
-
-
 def _check_dtype(dtype: str) -> None:
-    if dtype not in MATRIX_BYTES:
-        raise CheckpointError("dtype", dtype, f"one of {', '.join(MATRIX_BYTES)}")
+    if dtype not in NUMBER_BYTES:
+        raise CheckpointError("dtype", dtype, f"one of {', '.join(NUMBER_BYTES)}")
 
 
 class WeightReader:
@@ -171,17 +178,17 @@ class WeightReader:
     def _take(self, place: _Place) -> PartWeights:
         name = self._named(f"{place.stem}.weight")
         if place.source.transposed:
-            weight = np.ascontiguousarray(self._read(name, place.shape)[:, place.rows].T)
+            weight = np.ascontiguousarray(self._read(name, place)[:, place.rows].T)
             weight.flags.writeable = False
         else:
-            weight = self._read(name, place.shape, self._rows(name, place))
+            weight = self._read(name, place, self._rows(name, place))
         if not place.shape.bias:
             return PartWeights(weight)
         name = self._named(f"{place.stem}.bias")
         return PartWeights(weight, self._checkpoint.tensor(name, self._rows(name, place)))
 
-    def _read(self, name: str, shape: PartShape, rows: slice = EVERYTHING) -> WeightArray:
-        half = self._dtype == "bfloat16" and len(shape.weight) > 1
+    def _read(self, name: str, place: _Place, rows: slice = EVERYTHING) -> WeightArray:
+        half = place.dtype(self._dtype) == "bfloat16"
         return self._checkpoint.bfloat16_bits(name, rows) if half else self._checkpoint.tensor(name, rows)
 
     def _rows(self, name: str, place: _Place) -> slice:
