@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "attention_pieces.h"
 #include "quire/linear_pieces.h"
 
 namespace quire {
@@ -14,14 +15,6 @@ namespace {
 constexpr int kRowsPerPiece = 4;
 
 int pieces_of(int count, int per_piece) { return (count + per_piece - 1) / per_piece; }
-
-// Consecutive tokens of one sequence that attend in one piece.
-struct AttentionPiece {
-    int sequence;
-    int first_token;
-    int num_tokens;
-    std::int64_t first_position;
-};
 
 NormView view_of(const NormShape& shape, const NormWeights& weights) {
     return {.weight = weights.weight.data(),
@@ -39,11 +32,10 @@ struct ExpertPiece {
 
 // What a member holds of a step by value, because it may be late (see ThreadTeam::run).
 struct StepCall : StepView {
-    StepCall(const StepView& view, const StepResultView& results, int num_attention_pieces)
-        : StepView(view), results(results), num_attention_pieces(num_attention_pieces) {}
+    StepCall(const StepView& view, const StepResultView& results) : StepView(view), results(results) {}
 
     StepResultView results;
-    int num_attention_pieces;
+    std::vector<int> num_attention_pieces;  // per KV group
 };
 
 // How many floats each token and each logit of a step takes, besides what is fixed.
@@ -88,7 +80,7 @@ struct Decoder::Activations {
     // Their number, for members that ask while another one is counting.
     std::atomic<int> num_expert_up_pieces{0};
     std::atomic<int> num_expert_down_pieces{0};
-    std::vector<AttentionPiece> attention_pieces;
+    std::vector<AttentionPieces> attention_pieces;  // per KV group
 };
 
 std::size_t activation_bytes(const DecoderShape& shape, int num_tokens, int num_logits, int num_threads) {
@@ -104,6 +96,9 @@ std::size_t activation_bytes(const DecoderShape& shape, int num_tokens, int num_
 
 Decoder::Decoder(DecoderShape shape, const Kernels& kernels, ThreadTeam& team)
     : shape_(std::move(shape)), kernels_(kernels), team_(team), activations_(std::make_unique<Activations>()) {
+    int num_groups = 0;
+    for (const LayerShape& layer : shape_.layers) num_groups = std::max(num_groups, layer.kv_group + 1);
+    activations_->attention_pieces.resize(num_groups);
     weights.layers.resize(shape_.layers.size());
     for (std::size_t i = 0; i < shape_.layers.size(); ++i) {
         if (shape_.layers[i].sparse) weights.layers[i].experts.resize(shape_.num_experts);
@@ -169,7 +164,7 @@ void Decoder::reserve(int num_tokens, int num_logits) {
             a.expert_up_pieces.reserve(row_pieces * LinearPieces::most_panel_pieces(sizes.inner / kPanelWidth));
             a.expert_down_pieces.reserve(row_pieces * LinearPieces::most_panel_pieces(sizes.hidden / kPanelWidth));
         }
-        a.attention_pieces.reserve(tokens);
+        for (AttentionPieces& pieces : a.attention_pieces) pieces.reserve(num_tokens);
         a.num_tokens = num_tokens;
     }
     if (num_logits > a.num_logits) {
@@ -323,8 +318,8 @@ class Decoder::Step {
         const Rows& input = normed(weights.attention_norm);
         project(weights, input);
         prepare_heads(layer, weights);
-        member_.for_pieces(view_.num_attention_pieces * shape_.num_kv_heads, [&](int piece) {
-            attend_piece(layer, a_.attention_pieces[piece / shape_.num_kv_heads], piece % shape_.num_kv_heads);
+        member_.for_pieces(view_.num_attention_pieces[layer.kv_group] * shape_.num_kv_heads, [&](int piece) {
+            attend_piece(layer, piece / shape_.num_kv_heads, piece % shape_.num_kv_heads);
         });
         join(weights.output, attended_, weights.after_attention_norm, weights.joined_attention_norm);
     }
@@ -370,20 +365,34 @@ class Decoder::Step {
         });
     }
 
-    void attend_piece(const LayerShape& layer, const AttentionPiece& piece, int kv_head) const {
+    void attend_piece(const LayerShape& layer, int index, int kv_head) const {
         const int group = layer.kv_group;
-        const AttentionTask task = {.kv = cache_[layer.kv_place],
-                                    .block_table = view_.tables[group] + piece.sequence * view_.table_strides[group],
-                                    .query = query_,
-                                    .output = attended_,
-                                    .first_token = piece.first_token,
-                                    .num_tokens = piece.num_tokens,
-                                    .first_position = piece.first_position,
-                                    .kv_head = kv_head,
-                                    .group = shape_.num_heads / shape_.num_kv_heads,
-                                    .scale = shape_.attention_scale,
-                                    .window = layer.window,
-                                    .soft_cap = shape_.score_soft_cap};
+        const AttentionPieces& pieces = a_.attention_pieces[group];
+        const AttentionPiece& piece = pieces.piece(index);
+        const AttentionRun* runs = pieces.runs_of(piece);
+        const auto table = [&](int run) {
+            return view_.tables[group] + runs[run].sequence * view_.table_strides[group];
+        };
+        AttentionTask task = {.kv = cache_[layer.kv_place],
+                              .block_table = table(0),
+                              .query = query_,
+                              .output = attended_,
+                              .first_token = runs->first_token,
+                              .num_tokens = runs->num_tokens,
+                              .first_position = runs->first_position,
+                              .kv_head = kv_head,
+                              .group = shape_.num_heads / shape_.num_kv_heads,
+                              .scale = shape_.attention_scale,
+                              .window = layer.window,
+                              .soft_cap = shape_.score_soft_cap};
+        AttentionMember members[kAttentionQueries];
+        if (piece.num_runs > 1) {
+            for (int i = 0; i < piece.num_runs; ++i)
+                members[i] = {table(i), runs[i].first_token, runs[i].first_position};
+            task.members = members;
+            task.num_members = piece.num_runs;
+            task.shared = piece.shared;
+        }
         kernels_.attention(task, a_.scratch.data() + member_.index() * attention_scratch(shape_.head_dim));
     }
 
@@ -543,19 +552,16 @@ class Decoder::Step {
 };
 
 void Decoder::run(const StepView& step, const StepResultView& results) {
-    std::vector<AttentionPiece>& pieces = activations_->attention_pieces;
-    pieces.clear();
-    for (int sequence = 0; sequence < step.num_sequences; ++sequence) {
-        const int end = static_cast<int>(step.query_starts[sequence + 1]);
-        for (int token = static_cast<int>(step.query_starts[sequence]); token < end; token += kAttentionTokens) {
-            pieces.push_back({sequence, token, std::min(kAttentionTokens, end - token), step.positions[token]});
-        }
+    StepCall call(step, results);
+    std::vector<AttentionPieces>& pieces = activations_->attention_pieces;
+    for (std::size_t group = 0; group < pieces.size(); ++group) {
+        const LayerShape& layer =
+            *std::find_if(shape_.layers.begin(), shape_.layers.end(),
+                          [&](const LayerShape& layer) { return layer.kv_group == static_cast<int>(group); });
+        pieces[group].plan(step, static_cast<int>(group), shape_, cache_[layer.kv_place].block_size, layer.window == 0,
+                           team_.size());
+        call.num_attention_pieces.push_back(pieces[group].count());
     }
-    // The longest first, so that the last pieces to be claimed are short.
-    std::stable_sort(pieces.begin(), pieces.end(), [](const AttentionPiece& one, const AttentionPiece& other) {
-        return one.num_tokens * (one.first_position + 1) > other.num_tokens * (other.first_position + 1);
-    });
-    StepCall call(step, results, static_cast<int>(pieces.size()));
     team_.run([this, call = std::move(call)](ThreadTeam::Member& member) { Step(*this, call, member).run(); });
 }
 

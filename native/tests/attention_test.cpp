@@ -278,6 +278,48 @@ void test_cuts(const Kernels& kernels, NumberType type, int group) {
     }
 }
 
+// Sequences that begin in the same blocks have the same bits together as each alone. Those here go on
+// in the same blocks too, and end at different positions.
+void test_members(const Kernels& kernels, NumberType type, int group) {
+    const Sequence sequence({.head_dim = 24, .group = group, .type = type}, 9);
+    const Cache cache(kernels, sequence, 16, kLongest);
+    const int width = sequence.query_width();
+    for (const Bend& bend : {kBends[0], kBends[5]}) {
+        const std::vector<float> alone = attend(kernels, sequence, cache, bend, 0, kLongest, 1);
+        std::vector<quire::AttentionMember> members;
+        for (const int position : {127, 128, 63, 100, 129, 64, 127}) {
+            members.push_back({cache.table(), position, position});
+            const int num_members = static_cast<int>(members.size());
+            for (const std::int64_t shared : {64, 128}) {
+                if (shared == 128 && num_members > 2) continue;  // the third has not come so far
+                std::vector<float> output(alone.size(), kNan), scratch(quire::attention_scratch(24), kNan);
+                for (int head = 0; head < kNumKvHeads; ++head) {
+                    AttentionTask task;
+                    task.kv = cache.kv();
+                    task.block_table = cache.table();
+                    task.query = {const_cast<float*>(sequence.queries.data()), width};
+                    task.output = {output.data(), width};
+                    task.members = members.data();
+                    task.num_members = num_members;
+                    task.shared = shared;
+                    task.kv_head = head;
+                    task.group = group;
+                    task.scale = scale_of(sequence.shape);
+                    task.soft_cap = bend.soft_cap;
+                    kernels.attention(task, scratch.data());
+                }
+                for (const quire::AttentionMember& member : members) {
+                    const std::size_t row = static_cast<std::size_t>(member.token) * width;
+                    expect(same_bits(output.data() + row, alone.data() + row, width),
+                           "%s %s: group %d, cap %g: %d sequences that share %d positions: bits change at %d",
+                           kernels.name, quire::testing::name_of(type), group, bend.soft_cap, num_members,
+                           static_cast<int>(shared), member.token);
+                }
+            }
+        }
+    }
+}
+
 // A head has the same bits whether its group attends with it or not, and a group may be wider than
 // what goes through a tile side by side.
 void test_groups(const Kernels& kernels, NumberType type) {
@@ -504,6 +546,7 @@ int main() {
         for (const NumberType type : {NumberType::kFloat32, NumberType::kBfloat16}) {
             for (const int group : {1, 3}) test_cuts(kernels, type, group);
             test_groups(kernels, type);
+            for (const int group : {1, 2, 8}) test_members(kernels, type, group);
             for (const Bend& bend : kBends) test_nan_shows(kernels, type, bend);
         }
     });

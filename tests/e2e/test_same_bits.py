@@ -18,9 +18,9 @@ from quire import LLM, KVCacheManager, Request, RequestOutput, SamplingParams, _
 from quire.engine.outputs import Logprob
 from support.tiny_checkpoint import write_tiny_llama, write_tiny_qwen3
 
-SHARED = [(5 * i * i + 3 * i + 1) % 120 for i in range(70)]
+SHARED = [(5 * i * i + 3 * i + 1) % 120 for i in range(140)]
 WINDOWS = {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1}
-LONGEST = 220
+LONGEST = 300
 
 Entry = list[tuple[int, float, int]]
 Text = tuple[list[int], list[Entry], list[Entry]]
@@ -40,7 +40,7 @@ def workload() -> list[tuple[list[int], SamplingParams]]:
     chance = random.Random(3)
     found = []
     for index in range(14):
-        prompt = SHARED[: chance.choice([0, 16, 40, 64, 70])] + [chance.randrange(120) for _ in range(1 + 7 * index)]
+        prompt = SHARED[: chance.choice([0, 16, 64, 100, 140, 140])] + [chance.randrange(120) for _ in range(1 + 7 * index)]
         sampling = SamplingParams(
             temperature=chance.choice([0.0, 0.8, 1.5]),
             top_k=chance.choice([0, 5]),

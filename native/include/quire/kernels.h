@@ -86,14 +86,26 @@ struct PagedKv {
     }
 };
 
-// Attention of consecutive tokens of one sequence, over one key-value head and the `group` query
-// heads that read it.
+// One of several sequences that attend together, with one token.
+struct AttentionMember {
+    const std::int64_t* block_table = nullptr;
+    int token = 0;  // index of its row
+    std::int64_t position = 0;
+};
+
+// Attention of consecutive tokens of one sequence, or of several sequences with a token each, over one
+// key-value head and the `group` query heads that read it.
 struct AttentionTask {
     PagedKv kv;
-    const std::int64_t* block_table = nullptr;  // of the sequence
+    const std::int64_t* block_table = nullptr;  // of the sequence; of several, of any of them
     Rows query;                                 // row: [num_heads * head_dim]
     Rows output;                                // row: [num_heads * head_dim]
-    int first_token = 0;                        // index of the first row
+    // Several sequences see all of their first `shared` positions, whole tiles that lie in the same
+    // blocks. They and their heads fit into kAttentionQueries.
+    const AttentionMember* members = nullptr;
+    int num_members = 0;  // 0: one sequence
+    std::int64_t shared = 0;
+    int first_token = 0;  // index of the first row
     int num_tokens = 0;
     std::int64_t first_position = 0;  // of the first row in its sequence
     int kv_head = 0;

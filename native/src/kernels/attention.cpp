@@ -244,14 +244,14 @@ void attend_some(const AttentionTask& task, Query* queries, int count, const Til
     if (q < count) attend_tile<1>(task, queries + q, tile);
 }
 
+// The tiles of positions `begin` … `limit` - 1; begin is that of a tile.
 template <typename Number>
-void attend(const AttentionTask& task, Query* queries, int count) {
+void attend(const AttentionTask& task, Query* queries, int count, std::int64_t begin, std::int64_t limit) {
     const auto first_seen = [&](std::int64_t position) -> std::int64_t {
         return task.window == 0 || position < task.window ? 0 : position - task.window + 1;
     };
-    const std::int64_t last = queries[count - 1].position;
     std::int64_t start = first_seen(queries[0].position) / kAttentionTile * kAttentionTile;
-    for (; start <= last; start += kAttentionTile) {
+    for (start = start < begin ? begin : start; start < limit; start += kAttentionTile) {
         int low = count, high = 0;  // the queries that see some of this tile
         for (int q = 0; q < count; ++q) {
             Query& query = queries[q];
@@ -271,7 +271,7 @@ void attend(const AttentionTask& task, Query* queries, int count) {
         locate(task, start, first, end, tile.keys, tile.values);
         const std::int64_t next = start + kAttentionTile;
         Tile<Number> coming;
-        const int num_coming = next > last ? 0 : last + 1 - next < kAttentionTile ? last + 1 - next : kAttentionTile;
+        const int num_coming = next >= limit ? 0 : limit - next < kAttentionTile ? limit - next : kAttentionTile;
         locate(task, next, 0, num_coming, coming.keys, coming.values);
         look_ahead(first / kLanes, pieces_of(end, kLanes), coming, pieces_of(num_coming, kLanes), &tile);
         attend_some(task, queries + low, high - low, tile);
@@ -308,43 +308,92 @@ void write_of(const PagedKv& kv, std::int64_t slot, int kv_head, const float* ke
     for (int d = kv.head_dim; d < stride; ++d) values[d] = Number(0);
 }
 
+// The queries of a task, as they are when they have seen nothing yet.
 template <typename Number>
-void attention_of(const AttentionTask& task, float* scratch) {
-    using Input = typename Step<Number>::Input;
-    const int head_dim = task.kv.head_dim, value_stride = task.kv.value_stride();
-    Query queries[kAttentionQueries];
-    // Whole tokens at a time, as many as fit into the room for queries; heads of a wide group in parts.
-    const int heads_at_once = task.group < kAttentionQueries ? task.group : kAttentionQueries;
+class Queries {
+  public:
+    Queries(const AttentionTask& task, float* scratch) : task_(task), scratch_(scratch) {}
+
+    // Some heads of one token.
+    void add(int token, std::int64_t position, int first_head, int num_heads) {
+        using Input = typename Step<Number>::Input;
+        const int head_dim = task_.kv.head_dim, value_stride = task_.kv.value_stride();
+        for (int head = first_head; head < first_head + num_heads; ++head, ++count_) {
+            const std::size_t column = static_cast<std::size_t>(task_.kv_head * task_.group + head) * head_dim;
+            float* own = scratch_ + static_cast<std::size_t>(count_) * (2 * value_stride + kAttentionTile);
+            Input* rounded = reinterpret_cast<Input*>(own + value_stride + kAttentionTile);
+            queries_[count_] = {.vector = Step<Number>::inputs(task_.query.row(token) + column, head_dim, rounded),
+                                .scores = own + value_stride,
+                                .sums = own,
+                                .output = task_.output.row(token) + column,
+                                .position = position,
+                                .highest = kNothing,
+                                .total = 0.0F,
+                                .first = 0,
+                                .end = 0};
+            for (int d = 0; d < value_stride; ++d) own[d] = 0.0F;
+        }
+    }
+
+    void finish() {
+        for (int q = 0; q < count_; ++q) {
+            const Query& query = queries_[q];
+            for (int d = 0; d < task_.kv.head_dim; ++d) query.output[d] = query.sums[d] / query.total;
+        }
+        count_ = 0;
+    }
+
+    Query* all() { return queries_; }
+    int count() const { return count_; }
+
+  private:
+    const AttentionTask& task_;
+    float* scratch_;
+    Query queries_[kAttentionQueries];
+    int count_ = 0;
+};
+
+// Whole tokens at a time, as many as fit into the room for queries; heads of a wide group in parts.
+template <typename Number>
+void attend_sequence(const AttentionTask& task, float* scratch) {
+    Queries<Number> queries(task, scratch);
+    const int heads_at_once = least(task.group, kAttentionQueries);
     const int tokens_at_once = kAttentionQueries / heads_at_once;
     for (int token = 0; token < task.num_tokens; token += tokens_at_once) {
-        const int num_tokens = task.num_tokens - token < tokens_at_once ? task.num_tokens - token : tokens_at_once;
+        const int end = least(task.num_tokens, token + tokens_at_once);
         for (int head = 0; head < task.group; head += heads_at_once) {
-            const int num_heads = task.group - head < heads_at_once ? task.group - head : heads_at_once;
-            int count = 0;
-            for (int t = 0; t < num_tokens; ++t) {
-                for (int h = 0; h < num_heads; ++h, ++count) {
-                    const std::size_t column =
-                        static_cast<std::size_t>(task.kv_head * task.group + head + h) * head_dim;
-                    float* own = scratch + static_cast<std::size_t>(count) * (2 * value_stride + kAttentionTile);
-                    const float* query = task.query.row(task.first_token + token + t) + column;
-                    Input* rounded = reinterpret_cast<Input*>(own + value_stride + kAttentionTile);
-                    queries[count] = {.vector = Step<Number>::inputs(query, head_dim, rounded),
-                                      .scores = own + value_stride,
-                                      .sums = own,
-                                      .output = task.output.row(task.first_token + token + t) + column,
-                                      .position = task.first_position + token + t,
-                                      .highest = kNothing,
-                                      .total = 0.0F,
-                                      .first = 0,
-                                      .end = 0};
-                    for (int d = 0; d < value_stride; ++d) own[d] = 0.0F;
-                }
+            for (int t = token; t < end; ++t) {
+                queries.add(task.first_token + t, task.first_position + t, head,
+                            least(heads_at_once, task.group - head));
             }
-            attend<Number>(task, queries, count);
-            for (int q = 0; q < count; ++q) {
-                for (int d = 0; d < head_dim; ++d) queries[q].output[d] = queries[q].sums[d] / queries[q].total;
-            }
+            attend<Number>(task, queries.all(), queries.count(), 0, task.first_position + end);
+            queries.finish();
         }
+    }
+}
+
+// What the sequences share goes first, for all of them; then each goes on by itself where it was.
+template <typename Number>
+void attend_members(const AttentionTask& task, float* scratch) {
+    Queries<Number> queries(task, scratch);
+    for (int m = 0; m < task.num_members; ++m) {
+        queries.add(task.members[m].token, task.members[m].position, 0, task.group);
+    }
+    attend<Number>(task, queries.all(), queries.count(), 0, task.shared);
+    AttentionTask own = task;
+    for (int m = 0; m < task.num_members; ++m) {
+        own.block_table = task.members[m].block_table;
+        attend<Number>(own, queries.all() + m * task.group, task.group, task.shared, task.members[m].position + 1);
+    }
+    queries.finish();
+}
+
+template <typename Number>
+void attention_of(const AttentionTask& task, float* scratch) {
+    if (task.num_members > 0) {
+        attend_members<Number>(task, scratch);
+    } else {
+        attend_sequence<Number>(task, scratch);
     }
 }
 

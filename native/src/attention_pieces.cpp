@@ -1,0 +1,77 @@
+#include "attention_pieces.h"
+
+#include <algorithm>
+
+namespace quire {
+
+void AttentionPieces::reserve(int num_tokens) {
+    runs_.reserve(num_tokens);
+    pieces_.reserve(num_tokens);
+}
+
+void AttentionPieces::plan(const StepView& step, int group, const DecoderShape& shape, int block_size, bool can_share,
+                           int num_threads) {
+    runs_.clear();
+    pieces_.clear();
+    for (int sequence = 0; sequence < step.num_sequences; ++sequence) {
+        const int end = static_cast<int>(step.query_starts[sequence + 1]);
+        for (int token = static_cast<int>(step.query_starts[sequence]); token < end; token += kAttentionTokens) {
+            runs_.push_back({sequence, token, std::min(kAttentionTokens, end - token), step.positions[token]});
+        }
+    }
+    const auto singles =
+        std::stable_partition(runs_.begin(), runs_.end(), [](const AttentionRun& run) { return run.num_tokens == 1; });
+    const int num_singles = static_cast<int>(singles - runs_.begin()), num_runs = static_cast<int>(runs_.size());
+    if (can_share && num_singles > 1) {
+        // As many as fit beside each other, but every thread wants some pieces.
+        const int fit = kAttentionQueries / (shape.num_heads / shape.num_kv_heads);
+        const int fair = num_singles * shape.num_kv_heads / (2 * num_threads);
+        join_beginnings(step, group, num_singles, block_size, std::clamp(fair, 1, std::max(1, fit)));
+    } else {
+        for (int run = 0; run < num_singles; ++run) pieces_.push_back({run, 1, 0});
+    }
+    for (int run = num_singles; run < num_runs; ++run) pieces_.push_back({run, 1, 0});
+    // The longest first, so that the last pieces to be claimed are short.
+    std::stable_sort(pieces_.begin(), pieces_.end(), [this](const AttentionPiece& one, const AttentionPiece& other) {
+        return work_of(one) > work_of(other);
+    });
+}
+
+void AttentionPieces::join_beginnings(const StepView& step, int group, int num_singles, int block_size, int most_runs) {
+    const std::int64_t stride = step.table_strides[group];
+    const auto table = [&](const AttentionRun& run) { return step.tables[group] + run.sequence * stride; };
+    const auto num_blocks = [&](const AttentionRun& run) { return (run.first_position + block_size) / block_size; };
+    std::sort(runs_.begin(), runs_.begin() + num_singles, [&](const AttentionRun& one, const AttentionRun& other) {
+        const std::int64_t *a = table(one), *b = table(other);
+        return std::lexicographical_compare(a, a + num_blocks(one), b, b + num_blocks(other));
+    });
+    // Positions that two runs share, in whole tiles.
+    const auto shared_by = [&](const AttentionRun& one, const AttentionRun& other) {
+        const std::int64_t most = std::min(one.first_position, other.first_position) + 1;
+        const std::int64_t *a = table(one), *b = table(other);
+        const std::int64_t* parted = std::mismatch(a, a + (most + block_size - 1) / block_size, b).first;
+        return std::min(most, (parted - a) * block_size) / kAttentionTile * kAttentionTile;
+    };
+    for (int first = 0; first < num_singles;) {
+        std::int64_t shared = 0;
+        int end = first + 1;
+        for (; end < num_singles && end - first < most_runs; ++end) {
+            const std::int64_t with_next = shared_by(runs_[end - 1], runs_[end]);
+            // Who shares much less than the others is left to those that come after.
+            if (with_next == 0 || with_next < shared / 2) break;
+            shared = end == first + 1 ? with_next : std::min(shared, with_next);
+        }
+        pieces_.push_back({first, end - first, end - first > 1 ? shared : 0});
+        first = end;
+    }
+}
+
+std::int64_t AttentionPieces::work_of(const AttentionPiece& piece) const {
+    std::int64_t work = 0;
+    for (int run = piece.first_run; run < piece.first_run + piece.num_runs; ++run) {
+        work += runs_[run].num_tokens * (runs_[run].first_position + 1 - piece.shared);
+    }
+    return work + piece.shared;
+}
+
+}  // namespace quire

@@ -1,0 +1,57 @@
+// How the attention of a step is cut into pieces for the team of threads.
+//
+// A run is some consecutive tokens of one sequence. A piece is a run, or several runs of one token
+// each whose sequences begin in the same blocks: those blocks are then read once for all of them.
+// With a window nothing is shared, because what lies behind it is given back.
+//
+//     block tables   7 3 9 4        sequences 0, 1 and 2 share two blocks: one piece
+//                    7 3 5
+//                    7 3 8 2        the tokens of sequence 3 are pieces of their own
+//                    6 1
+//
+// What a piece holds shapes no sum.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "quire/decoder.h"
+
+namespace quire {
+
+struct AttentionRun {
+    int sequence;
+    int first_token;
+    int num_tokens;
+    std::int64_t first_position;
+};
+
+// Runs first_run … of a KV group, the first `shared` positions of which lie in the same blocks.
+struct AttentionPiece {
+    int first_run;
+    int num_runs;
+    std::int64_t shared;
+};
+
+// The pieces of one KV group.
+class AttentionPieces {
+  public:
+    // Room for steps of so many tokens.
+    void reserve(int num_tokens);
+    // Cuts a step. With `can_share`, sequences that begin alike go together.
+    void plan(const StepView& step, int group, const DecoderShape& shape, int block_size, bool can_share,
+              int num_threads);
+
+    int count() const { return static_cast<int>(pieces_.size()); }
+    const AttentionPiece& piece(int index) const { return pieces_[index]; }
+    const AttentionRun* runs_of(const AttentionPiece& piece) const { return runs_.data() + piece.first_run; }
+
+  private:
+    void join_beginnings(const StepView& step, int group, int num_singles, int block_size, int most_runs);
+    std::int64_t work_of(const AttentionPiece& piece) const;
+
+    std::vector<AttentionRun> runs_;  // those of one token first
+    std::vector<AttentionPiece> pieces_;
+};
+
+}  // namespace quire
