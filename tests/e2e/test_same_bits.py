@@ -40,7 +40,9 @@ def workload() -> list[tuple[list[int], SamplingParams]]:
     chance = random.Random(3)
     found = []
     for index in range(14):
-        prompt = SHARED[: chance.choice([0, 16, 64, 100, 140, 140])] + [chance.randrange(120) for _ in range(1 + 7 * index)]
+        prompt = SHARED[: chance.choice([0, 16, 64, 100, 140, 140])] + [
+            chance.randrange(120) for _ in range(1 + 7 * index)
+        ]
         sampling = SamplingParams(
             temperature=chance.choice([0.0, 0.8, 1.5]),
             top_k=chance.choice([0, 5]),
