@@ -141,7 +141,7 @@ constexpr int kSums = 4;
 // Scores of kCount queries with the tokens of some groups.
 template <int kCount, typename Number>
 void score(Query* queries, const Tile<Number>& tile, int head_dim, float scale, int group, int end_group) {
-    constexpr int kAtOnce = least(kSums / kCount, 2);
+    constexpr int kAtOnce = kCount < 4 ? least(kSums / kCount, 2) : least(kSums / kCount, kGroups);
     for (; group + kAtOnce <= end_group; group += kAtOnce) {
         score_groups<kCount, kAtOnce>(queries, tile, head_dim, scale, group);
     }
@@ -239,6 +239,9 @@ void attend_tile(const AttentionTask& task, Query* queries, const Tile<Number>& 
 template <typename Number>
 void attend_some(const AttentionTask& task, Query* queries, int count, const Tile<Number>& tile) {
     int q = 0;
+    if constexpr (kSums >= 16) {
+        for (; q + 8 <= count; q += 8) attend_tile<8>(task, queries + q, tile);
+    }
     for (; q + 4 <= count; q += 4) attend_tile<4>(task, queries + q, tile);
     for (; q + 2 <= count; q += 2) attend_tile<2>(task, queries + q, tile);
     if (q < count) attend_tile<1>(task, queries + q, tile);
