@@ -32,9 +32,14 @@ HEAD = "# Results\n\nEach part is written by the command that it names; see [REA
 NOT_CLAIMED = "**The machine was busy. Neither numbers nor ratios are a claim: two processes suffer differently.**"
 
 
-def run_page(options: argparse.Namespace, title: str, measure: Callable[[Tell], Iterable[Section]]) -> int:
-    """Measure, print, and write what was asked for (`json`, `markdown`); returns the exit status."""
-    facts, others = start_facts(), OthersMeter()
+def run_page(
+    options: argparse.Namespace, title: str, measure: Callable[[Tell], Iterable[Section]], *, timed: bool = True
+) -> int:
+    """Measure, print, and write what was asked for (`json`, `markdown`); returns the exit status.
+
+    What is counted and not `timed` is the same on a busy machine.
+    """
+    facts, others = {**start_facts(), "timed": timed}, OthersMeter()
     tell(f"load average {_number(facts['load_average'])}")
     if is_loaded(facts):
         tell(f"warning: above {MAX_IDLE_LOAD}, so something else is running: these numbers are no claim")
@@ -67,13 +72,13 @@ def start_facts() -> dict[str, Any]:
 
 
 def is_loaded(facts: dict[str, Any]) -> bool:
-    """Whether something else was running when the facts were taken."""
-    return (facts["load_average"] or 0.0) > MAX_IDLE_LOAD
+    """Whether something else was running when the facts were taken, and matters."""
+    return facts["timed"] and (facts["load_average"] or 0.0) > MAX_IDLE_LOAD
 
 
 def is_busy(facts: dict[str, Any]) -> bool:
-    """Whether something else ran, before or meanwhile."""
-    return is_loaded(facts) or (facts["processors_busy_with_others"] or 0.0) > MAX_OTHERS
+    """Whether something else ran, before or meanwhile, and matters."""
+    return is_loaded(facts) or (facts["timed"] and (facts["processors_busy_with_others"] or 0.0) > MAX_OTHERS)
 
 
 def render_page(facts: dict[str, Any], title: str, sections: list[Section]) -> str:
