@@ -9,7 +9,8 @@
 //                                      bfloat16 in pairs of inputs: [out / 64][in / 2][4][16][2]
 //     layout of keys, one head         groups of 16 tokens:  [block_size / 16][steps][16][inputs of a step]
 //     layout of values, one head       [block_size][value_stride], value_stride = head_dim up to a
-//                                      multiple of 16
+//                                      multiple of 16; where a set multiplies pairs of tokens:
+//                                      [block_size / 2][value_stride][2]
 #pragma once
 
 #include <cstddef>
@@ -71,9 +72,9 @@ struct NormView {
 
 // The paged keys and values of one layer, borrowed.
 struct PagedKv {
-    void* keys =
-        nullptr;  // [num_blocks][num_kv_heads], each of head_size: [block_size / 16][steps][16][inputs of a step]
-    void* values = nullptr;  // [num_blocks][num_kv_heads], each of head_size: [block_size][value_stride]
+    // [num_blocks][num_kv_heads], each of head_size, laid out as above.
+    void* keys = nullptr;
+    void* values = nullptr;
     NumberType type = NumberType::kFloat32;
     int num_kv_heads = 0;
     int block_size = 0;

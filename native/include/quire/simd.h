@@ -47,12 +47,10 @@ struct Floats {
     FloatPart part[kParts];
 };
 
-// A lane is all ones or all zeros.
-struct Mask {
-    IntPart part[kParts];
-};
-
 #define QUIRE_FOR_PARTS(i) _Pragma("GCC unroll 4") for (int i = 0; i < kParts; ++i)
+
+// Before a loop over an array of registers, which gcc else puts into memory.
+#define QUIRE_UNROLLED _Pragma("GCC unroll 32")
 
 inline Floats broadcast(float value) {
     Floats result;
@@ -129,6 +127,33 @@ inline Floats fma(const Floats& a, const Floats& b, const Floats& c) {
     return result;
 }
 
+#if defined(__AVX512F__)
+struct Mask {
+    __mmask16 lanes;
+};
+
+inline Mask operator<(const Floats& a, const Floats& b) {
+    return {_mm512_cmp_ps_mask(a.part[0], b.part[0], _CMP_LT_OQ)};
+}
+
+// Where the mask is set `yes`, elsewhere `no`.
+inline Floats select(const Mask& mask, const Floats& yes, const Floats& no) {
+    Floats result;
+    result.part[0] = _mm512_mask_blend_ps(mask.lanes, no.part[0], yes.part[0]);
+    return result;
+}
+
+// Lane i of the mask is set where first <= i < end.
+inline Mask lanes_between(int first, int end) {
+    const auto below = [](int lane) { return lane <= 0 ? 0U : lane < kLanes ? (1U << lane) - 1 : 0xffffU; };
+    return {static_cast<__mmask16>(below(end) & ~below(first))};
+}
+#else
+// A lane is all ones or all zeros.
+struct Mask {
+    IntPart part[kParts];
+};
+
 inline Mask operator<(const Floats& a, const Floats& b) {
     Mask result;
     QUIRE_FOR_PARTS(i) result.part[i] = a.part[i] < b.part[i];
@@ -142,8 +167,6 @@ inline Floats select(const Mask& mask, const Floats& yes, const Floats& no) {
     return result;
 }
 
-inline Floats max(const Floats& a, const Floats& b) { return select(a < b, b, a); }
-
 // Lane i of the mask is set where first <= i < end.
 inline Mask lanes_between(int first, int end) {
     static constexpr std::int32_t kIndex[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -155,24 +178,58 @@ inline Mask lanes_between(int first, int end) {
     }
     return result;
 }
+#endif
 
-// The sum of the lanes: halves added to halves.
+inline Floats max(const Floats& a, const Floats& b) { return select(a < b, b, a); }
+
+// The upper half of the lanes onto the lower one, until one is left.
+template <typename Join>
+float fold(const Floats& value, Join join) {
+    FloatPart part = value.part[0];
+#if defined(__AVX512F__)
+    part = join(part, __builtin_shufflevector(part, part, 8, 9, 10, 11, 12, 13, 14, 15, 0, 0, 0, 0, 0, 0, 0, 0));
+    part = join(part, __builtin_shufflevector(part, part, 4, 5, 6, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0));
+    part = join(part, __builtin_shufflevector(part, part, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0));
+    part = join(part, __builtin_shufflevector(part, part, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0));
+#elif defined(__AVX2__)
+    part = join(part, value.part[1]);
+    part = join(part, __builtin_shufflevector(part, part, 4, 5, 6, 7, 0, 0, 0, 0));
+    part = join(part, __builtin_shufflevector(part, part, 2, 3, 0, 0, 0, 0, 0, 0));
+    part = join(part, __builtin_shufflevector(part, part, 1, 0, 0, 0, 0, 0, 0, 0));
+#else
+    part = join(join(part, value.part[2]), join(value.part[1], value.part[3]));
+    part = join(part, __builtin_shufflevector(part, part, 2, 3, 0, 0));
+    part = join(part, __builtin_shufflevector(part, part, 1, 0, 0, 0));
+#endif
+    return part[0];
+}
+
 inline float sum(const Floats& value) {
-    float lane[kLanes];
-    store(lane, value);
-    for (int width = kLanes / 2; width > 0; width /= 2) {
-        for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
-    }
-    return lane[0];
+    return fold(value, [](FloatPart a, FloatPart b) { return a + b; });
 }
 
 inline float highest(const Floats& value) {
-    float lane[kLanes];
-    store(lane, value);
-    for (int width = kLanes / 2; width > 0; width /= 2) {
-        for (int i = 0; i < width; ++i) lane[i] = lane[i] < lane[i + width] ? lane[i + width] : lane[i];
+    return fold(value, [](FloatPart a, FloatPart b) { return a < b ? b : a; });
+}
+
+// value * 2^n for a whole n from -127 to 128; else it is anything.
+inline Floats times_power_of_two(const Floats& value, const Floats& n) {
+    Floats result;
+#if defined(__AVX512F__)
+    result.part[0] = _mm512_maskz_scalef_ps(0xffff, value.part[0], n.part[0]);
+#else
+    // In two factors, because 2^128 is no float. What cannot be turned into an integer must not be.
+    const Floats below = broadcast(-127.0F), above = broadcast(128.0F);
+    const Floats inside = select(n < below, below, select(above < n, above, n));
+    QUIRE_FOR_PARTS(i) {
+        const IntPart exponent = __builtin_convertvector(inside.part[i], IntPart);
+        const IntPart half = exponent >> 1;
+        const FloatPart first = (FloatPart)((half + 127) << 23);
+        const FloatPart second = (FloatPart)((exponent - half + 127) << 23);
+        result.part[i] = value.part[i] * first * second;
     }
-    return lane[0];
+#endif
+    return result;
 }
 
 // e to the x, to about one unit in the last place; 0 below -87.3, infinity above 88.7, NaN for NaN.
@@ -181,10 +238,8 @@ inline float highest(const Floats& value) {
 inline Floats exp(const Floats& x) {
     constexpr float kRounding = 12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer
     const Floats lowest = broadcast(-87.33654F), largest = broadcast(88.72283F);
-    const Floats below = broadcast(-127.0F), above = broadcast(128.0F);
     const Floats shifted = fma(x, broadcast(1.44269504F), broadcast(kRounding));
-    Floats n = shifted - broadcast(kRounding);
-    n = select(n < below, below, select(above < n, above, n));
+    const Floats n = shifted - broadcast(kRounding);
     Floats f = fma(n, broadcast(-0.693359375F), x);
     f = fma(n, broadcast(2.12194440e-4F), f);
     Floats p = broadcast(1.9875691500e-4F);
@@ -194,16 +249,7 @@ inline Floats exp(const Floats& x) {
     p = fma(p, f, broadcast(1.6666665459e-1F));
     p = fma(p, f, broadcast(5.0000001201e-1F));
     p = fma(p, f * f, f + broadcast(1.0F));
-    // 2^n in two factors, because 2^128 is no float.
-    Floats result;
-    QUIRE_FOR_PARTS(i) {
-        const IntPart exponent = __builtin_convertvector(n.part[i], IntPart);
-        const IntPart half = exponent >> 1;
-        const FloatPart first = (FloatPart)((half + 127) << 23);
-        const FloatPart second = (FloatPart)((exponent - half + 127) << 23);
-        result.part[i] = p.part[i] * first * second;
-    }
-    result = select(x < lowest, broadcast(0.0F), result);
+    const Floats result = select(x < lowest, broadcast(0.0F), times_power_of_two(p, n));
     return select(largest < x, broadcast(std::numeric_limits<float>::infinity()), result);
 }
 

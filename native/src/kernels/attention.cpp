@@ -9,11 +9,12 @@
 // A tile begins at a multiple of 64 whatever the block size is, so which numbers are added to which
 // depends on the query's own position and window: not on blocks, chunks, neighbours or threads.
 // Scores have a token in each lane, hence their sums run over the head's dimensions in order;
-// outputs have a dimension in each lane, and their sums run over the tokens in order. Several
-// queries go through a tile side by side, each as if it were alone.
+// outputs have a dimension in each lane, and their sums run over the tokens in order, so many of
+// them in a step as steps.h says. Several queries go through a tile side by side, each as if it
+// were alone.
 //
 // Nothing that the sequence did not write is used: scores of unwritten tokens are replaced before
-// they count, values of unwritten tokens are not read.
+// they count, values of unwritten tokens are not read, or as zeros where they share a step.
 #include <cstring>
 #include <limits>
 
@@ -31,7 +32,7 @@ constexpr float kNothing = -std::numeric_limits<float>::infinity();
 // the tile at hand, as places in the tile.
 struct Query {
     const void* vector;  // [head_dim], as steps want it
-    float* scores;       // [64], then weights
+    float* scores;       // [64], then weights, as steps want them
     float* sums;         // [value_stride]
     float* output;       // [head_dim]
     std::int64_t position;
@@ -100,10 +101,11 @@ template <int kCount, int kAtOnce, typename Number>
 void score_groups(Query* queries, const Tile<Number>& tile, int head_dim, float scale, int group) {
     using Each = Step<Number>;
     const typename Each::Input* vectors[kCount];
-    for (int q = 0; q < kCount; ++q) vectors[q] = static_cast<const typename Each::Input*>(queries[q].vector);
+    QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) vectors[q] =
+        static_cast<const typename Each::Input*>(queries[q].vector);
     Floats sums[kCount][kAtOnce];
-    for (int q = 0; q < kCount; ++q) {
-        for (int g = 0; g < kAtOnce; ++g) sums[q][g] = broadcast(0.0F);
+    QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {
+        QUIRE_UNROLLED for (int g = 0; g < kAtOnce; ++g) sums[q][g] = broadcast(0.0F);
     }
     constexpr int kStepNumbers = kLanes * Each::kInputs;
     const int steps = num_steps<Number>(head_dim);
@@ -111,21 +113,21 @@ void score_groups(Query* queries, const Tile<Number>& tile, int head_dim, float 
         const char* next = reinterpret_cast<const char*>(tile.after_keys[group + part]);
         for (int i = steps * part / kAtOnce, end = steps * (part + 1) / kAtOnce; i < end; ++i) {
             typename Each::Vector keys[kAtOnce];
-            for (int g = 0; g < kAtOnce; ++g) {
+            QUIRE_UNROLLED for (int g = 0; g < kAtOnce; ++g) {
                 keys[g] = Each::weights(tile.keys[group + g] + static_cast<std::size_t>(i) * kStepNumbers);
             }
             for (std::size_t line = 0; line < kAtOnce * kStepNumbers * sizeof(Number); line += kLineBytes) {
                 fetch(next + line);
             }
             next += kAtOnce * kStepNumbers * sizeof(Number);
-            for (int q = 0; q < kCount; ++q) {
+            QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {
                 const auto input = Each::input(vectors[q] + i);
-                for (int g = 0; g < kAtOnce; ++g) sums[q][g] = Each::add(sums[q][g], input, keys[g]);
+                QUIRE_UNROLLED for (int g = 0; g < kAtOnce; ++g) sums[q][g] = Each::add(sums[q][g], input, keys[g]);
             }
         }
     }
-    for (int q = 0; q < kCount; ++q) {
-        for (int g = 0; g < kAtOnce; ++g) {
+    QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {
+        QUIRE_UNROLLED for (int g = 0; g < kAtOnce; ++g) {
             store(queries[q].scores + (group + g) * kLanes, sums[q][g] * broadcast(scale));
         }
     }
@@ -149,7 +151,9 @@ void score(Query* queries, const Tile<Number>& tile, int head_dim, float scale, 
 }
 
 // Turns the scores of what the query sees into weights and rescales what it has summed up.
+template <typename Number>
 void weigh(Query* query, float soft_cap, int value_stride) {
+    using Each = Step<Number>;
     const int first_group = query->first / kLanes, end_group = (query->end + kLanes - 1) / kLanes;
     Floats highest = broadcast(kNothing);
     for (int g = first_group; g < end_group; ++g) {
@@ -166,74 +170,100 @@ void weigh(Query* query, float soft_cap, int value_stride) {
     Floats total = broadcast(0.0F);
     for (int g = first_group; g < end_group; ++g) {
         float* scores = query->scores + g * kLanes;
-        const Floats weights = exp(load(scores) - broadcast(now));
+        const Floats weights = Each::rounded(exp(load(scores) - broadcast(now)));
         store(scores, weights);
         total = total + weights;
     }
-    const Floats rescale = exp(broadcast(query->highest - now));
-    float factor[kLanes];
-    store(factor, rescale);
-    query->total = query->total * factor[0] + sum(total);
-    query->highest = now;
-    for (int d = 0; d < value_stride; d += kLanes) store(query->sums + d, load(query->sums + d) * rescale);
+    float* weights = query->scores + first_group * kLanes;
+    Each::inputs(weights, (end_group - first_group) * kLanes, reinterpret_cast<typename Each::Input*>(weights));
+    if (query->highest != now) {  // else it would be multiplied by 1
+        const Floats rescale = exp(broadcast(query->highest - now));
+        query->total *= rescale.part[0][0];
+        query->highest = now;
+        for (int d = 0; d < value_stride; d += kLanes) store(query->sums + d, load(query->sums + d) * rescale);
+    }
+    query->total = query->total + sum(total);
 }
 
-// Adds kWide vectors of the values of places first … end - 1, weighted, to the sums of kCount queries.
+// The weights of a query's tokens, by step of the tile.
+template <typename Number>
+const typename Step<Number>::Input* weights_of(const Query& query) {
+    // Rounded numbers begin where the scores of the first group did.
+    const int first_place = query.first / kLanes * kLanes;
+    return reinterpret_cast<const typename Step<Number>::Input*>(query.scores + first_place) -
+           first_place / Step<Number>::kInputs;
+}
+
+// Adds kWide vectors of the values of some steps of tokens, weighted, to the sums of kCount queries. Of
+// steps that a query sees only partly it is alone to be added to.
 template <int kCount, int kWide, typename Number>
-void add_wide(Query* queries, const Tile<Number>& tile, int first, int end, int value_stride, int d) {
-    constexpr int kLineNumbers = kLineBytes / sizeof(Number);
+void add_wide(Query* queries, const Tile<Number>& tile, int first_step, int end_step, int value_stride, int d) {
+    using Each = Step<Number>;
+    constexpr int kLineNumbers = kLineBytes / sizeof(Number), kStepNumbers = kLanes * Each::kInputs;
+    constexpr int kGroupSteps = kLanes / Each::kInputs;
+    const typename Each::Input* weights[kCount];
     Floats sums[kCount][kWide];
-    for (int q = 0; q < kCount; ++q) {
-        for (int w = 0; w < kWide; ++w) sums[q][w] = load(queries[q].sums + d + w * kLanes);
+    QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {
+        weights[q] = weights_of<Number>(queries[q]);
+        QUIRE_UNROLLED for (int w = 0; w < kWide; ++w) sums[q][w] = load(queries[q].sums + d + w * kLanes);
     }
-    for (int place = first; place < end;) {
-        const int group = place / kLanes, end_of_group = (group + 1) * kLanes < end ? (group + 1) * kLanes : end;
-        std::size_t at = static_cast<std::size_t>(place % kLanes) * value_stride + d;
-        for (; place < end_of_group; ++place, at += value_stride) {
-            Floats values[kWide];
-            for (int w = 0; w < kWide; ++w) values[w] = load(tile.values[group] + at + w * kLanes);
-            for (int i = 0; i < kWide * kLanes; i += kLineNumbers) fetch(tile.after_values[group] + at + i);
-            for (int q = 0; q < kCount; ++q) {
-                const Floats weight = broadcast(queries[q].scores[place]);
-                for (int w = 0; w < kWide; ++w) sums[q][w] = fma(weight, values[w], sums[q][w]);
+    for (int step = first_step; step < end_step;) {
+        const int group = step / kGroupSteps, end_of_group = least((group + 1) * kGroupSteps, end_step);
+        std::size_t at = (static_cast<std::size_t>(step % kGroupSteps) * value_stride + d) * Each::kInputs;
+        for (; step < end_of_group; ++step, at += static_cast<std::size_t>(value_stride) * Each::kInputs) {
+            typename Each::Vector values[kWide];
+            QUIRE_UNROLLED for (int w = 0; w < kWide; ++w) {
+                values[w] = Each::weights(tile.values[group] + at + w * kStepNumbers);
+                if constexpr (kCount == 1) {
+                    const int place = step * Each::kInputs;
+                    values[w] = Each::between(values[w], queries[0].first - place, queries[0].end - place);
+                }
+            }
+            for (int i = 0; i < kWide * kStepNumbers; i += kLineNumbers) fetch(tile.after_values[group] + at + i);
+            QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {
+                const auto weight = Each::input(weights[q] + step);
+                QUIRE_UNROLLED for (int w = 0; w < kWide; ++w) sums[q][w] = Each::add(sums[q][w], weight, values[w]);
             }
         }
     }
-    for (int q = 0; q < kCount; ++q) {
-        for (int w = 0; w < kWide; ++w) store(queries[q].sums + d + w * kLanes, sums[q][w]);
+    QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {
+        QUIRE_UNROLLED for (int w = 0; w < kWide; ++w) store(queries[q].sums + d + w * kLanes, sums[q][w]);
     }
 }
 
-// Adds the values of places first … end - 1, weighted, to the sums of kCount queries.
+// Adds the values of some steps of tokens, weighted, to the sums of kCount queries.
 template <int kCount, typename Number>
-void add_values(Query* queries, const Tile<Number>& tile, int first, int end, int value_stride) {
+void add_values(Query* queries, const Tile<Number>& tile, int first_step, int end_step, int value_stride) {
+    if (first_step >= end_step) return;
     constexpr int kWide = least(kSums / kCount, 8);
     int d = 0;
     for (; d + kWide * kLanes <= value_stride; d += kWide * kLanes) {
-        add_wide<kCount, kWide>(queries, tile, first, end, value_stride, d);
+        add_wide<kCount, kWide>(queries, tile, first_step, end_step, value_stride, d);
     }
-    for (; d < value_stride; d += kLanes) add_wide<kCount, 1>(queries, tile, first, end, value_stride, d);
+    for (; d < value_stride; d += kLanes) {
+        add_wide<kCount, 1>(queries, tile, first_step, end_step, value_stride, d);
+    }
 }
 
 // One tile for kCount queries that all see some of it. They stand in the order of their positions,
-// so what they see begins and ends in that order: the places that all of them see go together, the
+// so what they see begins and ends in that order: the steps that all of them see whole go together, the
 // ones before and after one query at a time.
 template <int kCount, typename Number>
 void attend_tile(const AttentionTask& task, Query* queries, const Tile<Number>& tile) {
+    constexpr int kInputs = Step<Number>::kInputs;
     const int head_dim = task.kv.head_dim, value_stride = task.kv.value_stride();
     const int first = queries[0].first, end = queries[kCount - 1].end;
-    score<kCount>(queries, tile, head_dim, task.scale, first / kLanes, (end + kLanes - 1) / kLanes);
-    for (int q = 0; q < kCount; ++q) weigh(queries + q, task.soft_cap, value_stride);
-    const int all_first = queries[kCount - 1].first, all_end = queries[0].end;
-    if (kCount == 1 || all_first >= all_end) {
-        for (int q = 0; q < kCount; ++q) {
-            add_values<1>(queries + q, tile, queries[q].first, queries[q].end, value_stride);
-        }
-        return;
-    }
-    for (int q = 0; q < kCount; ++q) add_values<1>(queries + q, tile, queries[q].first, all_first, value_stride);
+    score<kCount>(queries, tile, head_dim, task.scale, first / kLanes, pieces_of(end, kLanes));
+    for (int q = 0; q < kCount; ++q) weigh<Number>(queries + q, task.soft_cap, value_stride);
+    int all_first = pieces_of(queries[kCount - 1].first, kInputs), all_end = queries[0].end / kInputs;
+    if (kCount == 1 || all_first >= all_end) all_first = all_end = kAttentionTile / kInputs;
+    const auto add_alone = [&](int q, int from, int to) {
+        from = from < queries[q].first / kInputs ? queries[q].first / kInputs : from;
+        add_values<1>(queries + q, tile, from, least(to, pieces_of(queries[q].end, kInputs)), value_stride);
+    };
+    for (int q = 0; q < kCount; ++q) add_alone(q, 0, all_first);
     add_values<kCount>(queries, tile, all_first, all_end, value_stride);
-    for (int q = 0; q < kCount; ++q) add_values<1>(queries + q, tile, all_end, queries[q].end, value_stride);
+    for (int q = 0; q < kCount; ++q) add_alone(q, all_end, kAttentionTile / kInputs);
 }
 
 template <typename Number>
@@ -281,34 +311,38 @@ void attend(const AttentionTask& task, Query* queries, int count, std::int64_t b
     }
 }
 
-std::uint16_t to_bfloat16(float value) {
-    std::uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    if ((bits & 0x7fffffffU) > 0x7f800000U) return static_cast<std::uint16_t>((bits >> 16) | 0x40U);  // NaN stays one
-    bits += 0x7fffU + ((bits >> 16) & 1U);  // to nearest, ties to even
-    return static_cast<std::uint16_t>(bits >> 16);
-}
+void round_to(float* to, const float* from, int count) { std::memcpy(to, from, count * sizeof(float)); }
 
-void put(float* to, float value) { *to = value; }
-void put(std::uint16_t* to, float value) { *to = to_bfloat16(value); }
+void round_to(std::uint16_t* to, const float* from, int count) {
+    for (int i = 0; i < count; ++i) {
+        std::uint32_t bits;
+        std::memcpy(&bits, from + i, sizeof bits);
+        const std::uint32_t nearest = bits + 0x7fffU + ((bits >> 16) & 1U);  // ties to even
+        const bool is_nan = (bits & 0x7fffffffU) > 0x7f800000U;              // stays one
+        to[i] = static_cast<std::uint16_t>((is_nan ? bits | 0x400000U : nearest) >> 16);
+    }
+}
 
 template <typename Number>
 void write_of(const PagedKv& kv, std::int64_t slot, int kv_head, const float* key, const float* value) {
+    constexpr int kInputs = Step<Number>::kInputs;
     const std::size_t head = kv.head_offset(slot / kv.block_size, kv_head);
     const int in_block = static_cast<int>(slot % kv.block_size), stride = kv.value_stride();
-    constexpr int kInputs = Step<Number>::kInputs;
     const int key_numbers = key_stride<Number>(kv.head_dim);
     Number* keys = static_cast<Number*>(kv.keys) + head +
                    static_cast<std::size_t>(in_block / kLanes) * kLanes * key_numbers + in_block % kLanes * kInputs;
-    Number* values = static_cast<Number*>(kv.values) + head + static_cast<std::size_t>(in_block) * stride;
-    for (int d = 0; d < kv.head_dim; ++d) {
-        put(keys + static_cast<std::size_t>(d / kInputs) * kLanes * kInputs + d % kInputs, key[d]);
-        put(values + d, value[d]);
+    Number* values = static_cast<Number*>(kv.values) + head +
+                     static_cast<std::size_t>(in_block / kInputs) * stride * kInputs + in_block % kInputs;
+    for (int start = 0; start < stride; start += kLanes) {
+        const int count = least(kLanes, kv.head_dim - start);
+        Number rounded[kLanes] = {};
+        round_to(rounded, key + start, count);
+        for (int i = 0; i < least(kLanes, key_numbers - start); ++i) {
+            keys[static_cast<std::size_t>((start + i) / kInputs) * kLanes * kInputs + i % kInputs] = rounded[i];
+        }
+        round_to(rounded, value + start, count);
+        for (int i = 0; i < kLanes; ++i) values[static_cast<std::size_t>(start + i) * kInputs] = rounded[i];
     }
-    for (int d = kv.head_dim; d < key_numbers; ++d) {
-        keys[static_cast<std::size_t>(d / kInputs) * kLanes * kInputs + d % kInputs] = Number(0);
-    }
-    for (int d = kv.head_dim; d < stride; ++d) values[d] = Number(0);
 }
 
 // The queries of a task, as they are when they have seen nothing yet.

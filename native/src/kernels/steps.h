@@ -25,6 +25,10 @@ struct Step {
     static Vector input(const Input* from) { return broadcast(*from); }
     // The inputs of a row as steps want them: where they are, or in `scratch`.
     static const Input* inputs(const float* row, int, Input*) { return row; }
+    // What inputs make of numbers, as floats.
+    static Floats rounded(const Floats& values) { return values; }
+    // The weights of the inputs first … end - 1 of a step, zeros for others.
+    static Vector between(const Vector& weights, int, int) { return weights; }
     static Floats add(const Floats& sum, const Vector& input, const Vector& weights) {
         return fma(input, weights, sum);
     }
@@ -38,7 +42,8 @@ struct Step<std::uint16_t> {
     static constexpr int kInputs = 2;
 
     static Vector weights(const std::uint16_t* from) { return _mm512_loadu_si512(from); }
-    // Rounded to the nearest, ties to even, an odd last one beside a zero; whole vectors are written.
+    // Rounded to the nearest, ties to even, an odd last one beside a zero; whole vectors are written, and
+    // may be written over what has been read.
     static const Input* inputs(const float* row, int count, Input* scratch) {
         constexpr int kAtOnce = 2 * kLanes;
         const auto first_lanes = [](int left) {
@@ -50,6 +55,17 @@ struct Step<std::uint16_t> {
             _mm512_storeu_si512(scratch + i / 2, (__m512i)_mm512_cvtne2ps_pbh(high, low));
         }
         return scratch;
+    }
+    static Floats rounded(const Floats& values) {
+        Floats result;
+        // The masked form, as in simd.h.
+        const __m256i halves = (__m256i)_mm512_cvtneps_pbh(values.part[0]);
+        result.part[0] = (FloatPart)((IntPart)_mm512_maskz_cvtepu16_epi32(0xffff, halves) << 16);
+        return result;
+    }
+    static Vector between(const Vector& weights, int first, int end) {
+        const std::uint32_t low = first <= 0 && end > 0 ? 0xffffU : 0, high = first <= 1 && end > 1 ? 0xffff0000U : 0;
+        return _mm512_and_si512(weights, _mm512_set1_epi32(static_cast<int>(low | high)));
     }
     static Vector input(const Input* from) { return _mm512_set1_epi32(static_cast<int>(*from)); }
     // Multiplies and adds the second input of the pair, then the first, each with one rounding.

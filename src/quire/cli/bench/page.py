@@ -39,7 +39,7 @@ def run_page(
 
     What is counted and not `timed` is the same on a busy machine.
     """
-    facts, others = {**start_facts(), "timed": timed}, OthersMeter()
+    facts, others = start_facts(timed=timed), OthersMeter()
     tell(f"load average {_number(facts['load_average'])}")
     if is_loaded(facts):
         tell(f"warning: above {MAX_IDLE_LOAD}, so something else is running: these numbers are no claim")
@@ -60,9 +60,10 @@ def tell(text: str) -> None:
     print(f"quire bench: {text}", file=sys.stderr, flush=True)
 
 
-def start_facts() -> dict[str, Any]:
+def start_facts(*, timed: bool = True) -> dict[str, Any]:
     """Return what is known before anything is measured."""
     return {
+        "timed": timed,
         "command": shlex.join(["quire", *sys.argv[1:]]),
         "date": datetime.now(UTC).isoformat(timespec="minutes"),
         "machine": describe_machine(),
