@@ -47,6 +47,10 @@ struct Floats {
     FloatPart part[kParts];
 };
 
+struct Ints {
+    IntPart part[kParts];
+};
+
 // A lane is all ones or all zeros.
 struct Mask {
     IntPart part[kParts];
@@ -173,6 +177,18 @@ inline float highest(const Floats& value) {
         for (int i = 0; i < width; ++i) lane[i] = lane[i] < lane[i + width] ? lane[i + width] : lane[i];
     }
     return lane[0];
+}
+
+inline Ints broadcast_int(std::int32_t value) {
+    Ints result;
+    QUIRE_FOR_PARTS(i) result.part[i] = value - IntPart{};
+    return result;
+}
+
+inline Floats to_floats(const Ints& value) {
+    Floats result;
+    QUIRE_FOR_PARTS(i) result.part[i] = __builtin_convertvector(value.part[i], FloatPart);
+    return result;
 }
 
 // e to the x, to about one unit in the last place; 0 below -87.3, infinity above 88.7, NaN for NaN.
