@@ -33,12 +33,15 @@ double rate(const Kernels& kernels, ThreadTeam& team, double seconds) {
 // Copies of one matrix, packed one by one, so that together they do not fit into the caches.
 class ProductBenchmark {
   public:
-    ProductBenchmark(const Kernels& kernels, ThreadTeam& team, const Words& rows, int num_copies)
+    ProductBenchmark(const Kernels& kernels, ThreadTeam& team, const Words& rows, int num_copies, bool as_int8)
         : kernels_(kernels), team_(team), matrices_(num_copies) {
         if (num_copies < 1) throw std::invalid_argument("at least one copy of the matrix is wanted");
+        const MatrixRows from = {.data = rows.data(),
+                                 .type = NumberType::kBfloat16,
+                                 .num_outputs = static_cast<int>(rows.shape(0)),
+                                 .num_inputs = static_cast<int>(rows.shape(1))};
         for (PackedMatrix& matrix : matrices_) {
-            matrix.pack(kernels, team, rows.data(), NumberType::kBfloat16, static_cast<int>(rows.shape(0)),
-                        static_cast<int>(rows.shape(1)));
+            matrix.pack(kernels, team, from, as_int8 ? NumberType::kInt8 : from.type);
         }
     }
 
@@ -118,8 +121,8 @@ void bind_benchmarks(nb::module_& module) {
     module.def("arithmetic_rate", &rate, nb::arg("kernels"), nb::arg("team"), nb::arg("seconds"),
                "Additions and multiplications per second on registers, as the kernels do them; 0: not known.");
     nb::class_<ProductBenchmark>(module, "ProductBenchmark", "Copies of a packed matrix, and products with them.")
-        .def(nb::init<const Kernels&, ThreadTeam&, const Words&, int>(), nb::arg("kernels"), nb::arg("team"),
-             nb::arg("rows"), nb::arg("num_copies"), nb::keep_alive<1, 3>())
+        .def(nb::init<const Kernels&, ThreadTeam&, const Words&, int, bool>(), nb::arg("kernels"), nb::arg("team"),
+             nb::arg("rows"), nb::arg("num_copies"), nb::kw_only(), nb::arg("as_int8") = false, nb::keep_alive<1, 3>())
         .def_prop_ro("num_bytes", &ProductBenchmark::num_bytes, "Bytes of one copy.")
         .def("run", &ProductBenchmark::run, nb::arg("num_rows"), nb::arg("num_calls"),
              "Seconds of each product; every call takes the next copy.");

@@ -120,12 +120,14 @@ std::vector<float> vector_of(const Array<const float, 1>& array) {
     return std::vector<float>(array.data(), array.data() + array.shape(0));
 }
 
-void set_matrix(Decoder& decoder, const std::string& part, int layer, int expert, const Matrix& rows) {
+void set_matrix(Decoder& decoder, const std::string& part, int layer, int expert, const Matrix& rows, bool as_int8) {
     PackedMatrix& matrix = matrix_named(decoder.weights, part, layer, expert);
-    const NumberType type = type_of(rows);
-    const int num_outputs = static_cast<int>(rows.shape(0)), num_inputs = static_cast<int>(rows.shape(1));
+    const MatrixRows from = {.data = rows.data(),
+                             .type = type_of(rows),
+                             .num_outputs = static_cast<int>(rows.shape(0)),
+                             .num_inputs = static_cast<int>(rows.shape(1))};
     nb::gil_scoped_release release;
-    matrix.pack(decoder.kernels(), decoder.team(), rows.data(), type, num_outputs, num_inputs);
+    matrix.pack(decoder.kernels(), decoder.team(), from, as_int8 ? NumberType::kInt8 : from.type);
 }
 
 void set_bias(Decoder& decoder, const std::string& part, int layer, const Array<const float, 1>& bias) {
@@ -245,6 +247,7 @@ void bind_decoder(nb::module_& module) {
             },
             nb::arg("shape"), nb::arg("kernels"), nb::arg("team"), nb::keep_alive<1, 4>())
         .def("set_matrix", &set_matrix, nb::arg("part"), nb::arg("layer"), nb::arg("expert"), nb::arg("rows"),
+             nb::kw_only(), nb::arg("as_int8") = false,
              "Pack the rows of a matrix, [out, in]; layer and expert are -1 where they do not apply.")
         .def("set_bias", &set_bias, nb::arg("part"), nb::arg("layer"), nb::arg("bias"))
         .def("set_norm", &set_norm, nb::arg("part"), nb::arg("layer"), nb::arg("weight"))

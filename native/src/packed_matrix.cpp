@@ -4,11 +4,10 @@
 
 namespace quire {
 
-void PackedMatrix::pack(const Kernels& kernels, ThreadTeam& team, const void* rows, NumberType type, int num_outputs,
-                        int num_inputs) {
+void PackedMatrix::pack(const Kernels& kernels, ThreadTeam& team, const MatrixRows& rows, NumberType type) {
     shape_.type = type;
-    shape_.num_outputs = num_outputs;
-    shape_.num_inputs = num_inputs;
+    shape_.num_outputs = rows.num_outputs;
+    shape_.num_inputs = rows.num_inputs;
     const int num_panels = shape_.num_panels();
     panels_.allocate(kernels.packed_bytes(shape_));
     constexpr int kPanelsPerPiece = 16;

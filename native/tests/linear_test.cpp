@@ -8,6 +8,7 @@
 #include <cstring>
 #include <limits>
 #include <numbers>
+#include <utility>
 #include <vector>
 
 #include "quire/kernels.h"
@@ -33,7 +34,10 @@ constexpr int kMostRows = 13;
 // How a set of kernels multiplies numbers of a type.
 struct Arithmetic {
     Arithmetic(const Kernels& kernels, NumberType type)
-        : pairs(quire::testing::multiplies_pairs(kernels, type)), fused(std::strcmp(kernels.name, "portable") != 0) {}
+        : pairs(quire::testing::multiplies_pairs(kernels, type)),
+          fused(std::strcmp(kernels.name, "portable") != 0),
+          together(type == NumberType::kInt8 ? (std::strcmp(kernels.name, "avx512_bf16") == 0 ? 4 : 2)
+                                             : (pairs ? 2 : 1)) {}
 
     // What becomes of a number of a row.
     float taken(float input) const {
@@ -43,17 +47,28 @@ struct Arithmetic {
         return fused ? std::fma(input, weight, sum) : sum + input * weight;
     }
 
-    bool pairs;  // rows are rounded to bfloat16, and of two inputs the second one is added first
-    bool fused;  // a product is not rounded before it is added
+    bool pairs;    // rows are rounded to bfloat16, and of two inputs the second one is added first
+    bool fused;    // a product is not rounded before it is added
+    int together;  // inputs that lie beside each other
 };
 
-// A random matrix: as numbers, as rows of its type, and packed. Each lies in memory of exactly its
-// size, so that the address sanitizer sees a read beyond it.
+// A random matrix: as numbers, as rows of its type, and packed; of int8, from rows of bfloat16 where it has
+// a bias. Each lies in memory of exactly its size, so that the address sanitizer sees a read beyond it.
 struct Matrix {
     Matrix(const Kernels& kernels, NumberType type, int num_outputs, int num_inputs, bool with_bias, Random& random)
+        : Matrix(kernels, type, num_outputs, num_inputs,
+                 random.numbers(static_cast<std::size_t>(num_outputs) * num_inputs),
+                 type == NumberType::kInt8 && !with_bias ? NumberType::kFloat32 : type) {
+        if (!with_bias) return;
+        bias = random.numbers(num_outputs);
+        bias.resize(view.num_panels() * quire::kPanelWidth, 0.0F);
+        view.bias = bias.data();
+    }
+    Matrix(const Kernels& kernels, NumberType type, int num_outputs, int num_inputs, std::vector<float> numbers,
+           NumberType row_type)
         : arithmetic(kernels, type),
-          values(random.numbers(static_cast<std::size_t>(num_outputs) * num_inputs)),
-          words(type == NumberType::kFloat32 ? 0 : values.size()) {
+          values(std::move(numbers)),
+          words(row_type == NumberType::kFloat32 ? 0 : values.size()) {
         for (std::size_t i = 0; i < words.size(); ++i) {
             words[i] = quire::testing::nearest_bfloat16(values[i]);
             values[i] = quire::testing::from_bfloat16(words[i]);
@@ -61,24 +76,54 @@ struct Matrix {
         view.type = type;
         view.num_outputs = num_outputs;
         view.num_inputs = num_inputs;
+        given = values;
+        for (int output = 0; type == NumberType::kInt8 && output < num_outputs; ++output) {
+            const auto first = given.begin() + static_cast<std::ptrdiff_t>(output) * num_inputs;
+            quantized.emplace_back(std::vector<float>(first, first + num_inputs));
+            for (int i = 0; i < num_inputs; ++i) {
+                const auto q = static_cast<float>(quantized[output].q[i]);
+                values[static_cast<std::size_t>(output) * num_inputs + i] = q * quantized[output].scale;
+            }
+        }
         panels.resize(kernels.packed_bytes(view), std::byte{0xff});
         kernels.pack_panels(rows(), view, panels.data(), 0, view.num_panels());
         view.panels = panels.data();
-        if (!with_bias) return;
-        bias = random.numbers(num_outputs);
-        bias.resize(view.num_panels() * quire::kPanelWidth, 0.0F);
-        view.bias = bias.data();
     }
     Matrix(const Matrix&) = delete;
     Matrix& operator=(const Matrix&) = delete;
 
-    const void* rows() const {
-        return words.empty() ? static_cast<const void*>(values.data()) : static_cast<const void*>(words.data());
+    quire::MatrixRows rows() const {
+        const bool half = !words.empty();
+        return {.data = half ? static_cast<const void*>(words.data()) : static_cast<const void*>(given.data()),
+                .type = half ? NumberType::kBfloat16 : NumberType::kFloat32,
+                .num_outputs = view.num_outputs,
+                .num_inputs = view.num_inputs};
+    }
+
+    // Calls work(scale, sum of the integers) for each group of inputs that a row of int8 is multiplied in.
+    template <typename Work>
+    void for_groups(const float* row, int output, Work work) const {
+        for (int start = 0; start < view.num_inputs; start += quire::kInt8Group) {
+            const int end = std::min(start + quire::kInt8Group, view.num_inputs);
+            const quire::testing::Quantized group(std::vector<float>(row + start, row + end));
+            std::int64_t sum = 0;
+            for (int i = start; i < end; ++i) sum += std::int64_t{group.q[i - start]} * quantized[output].q[i];
+            work(group.scale, sum);
+        }
     }
 
     // The product with a row, and how far float sums may be from it.
     double product(const float* row, int output, double* bound) const {
         double total = view.bias == nullptr ? 0.0 : bias[output], size = std::fabs(total);
+        if (view.type == NumberType::kInt8) {
+            for_groups(row, output, [&](float scale, std::int64_t sum) {
+                const double term = static_cast<double>(sum) * scale * quantized[output].scale;
+                total += term;
+                size += std::fabs(term);
+            });
+            *bound = size * (view.num_inputs + 4) * kRounding;
+            return total;
+        }
         for (int i = 0; i < view.num_inputs; ++i) {
             const double term = static_cast<double>(arithmetic.taken(row[i])) * value(output, i);
             total += term;
@@ -91,8 +136,15 @@ struct Matrix {
     // The product as the kernels add it up.
     float exact_product(const float* row, int output) const {
         float sum = 0.0F;
+        if (view.type == NumberType::kInt8) {
+            for_groups(row, output, [&](float scale, std::int64_t integers) {
+                sum = arithmetic.add(sum, static_cast<float>(integers), scale);
+            });
+            sum *= quantized[output].scale;
+            return view.bias == nullptr ? sum : sum + bias[output];
+        }
         const auto add = [&](int i) { sum = arithmetic.add(sum, arithmetic.taken(row[i]), value(output, i)); };
-        const int together = arithmetic.pairs ? 2 : 1;
+        const int together = arithmetic.together;
         for (int start = 0; start < view.num_inputs; start += together) {
             for (int i = std::min(start + together, view.num_inputs) - 1; i >= start; --i) add(i);
         }
@@ -104,8 +156,9 @@ struct Matrix {
     }
 
     Arithmetic arithmetic;
-    std::vector<float> values;
+    std::vector<float> values, given;  // given: before they were rounded to int8
     std::vector<std::uint16_t> words;
+    std::vector<quire::testing::Quantized> quantized;  // of int8: each output
     std::vector<std::byte> panels;
     std::vector<float> bias;
     MatrixView view;
@@ -129,10 +182,15 @@ void test_packing(const Kernels& kernels, NumberType type) {
         const Matrix matrix(kernels, type, shape.num_outputs, shape.num_inputs, false, random);
         const auto value_at = [&](std::size_t place) {
             if (type == NumberType::kFloat32) return reinterpret_cast<const float*>(matrix.panels.data())[place];
+            if (type == NumberType::kInt8) {
+                const auto byte = std::to_integer<int>(matrix.panels[place]);
+                return static_cast<float>(matrix.arithmetic.together == 4 ? byte - 128
+                                                                          : static_cast<std::int8_t>(byte));
+            }
             return quire::testing::from_bfloat16(reinterpret_cast<const std::uint16_t*>(matrix.panels.data())[place]);
         };
-        // [out / 64][in / together][4 panels][16 outputs][together]
-        const int together = matrix.arithmetic.pairs ? 2 : 1, num_panels = matrix.view.num_panels();
+        // [out / 64][in / together][4 panels][16 outputs][together], and of int8 the scales of the outputs
+        const int together = matrix.arithmetic.together, num_panels = matrix.view.num_panels();
         const int padded_inputs = quire::round_up(shape.num_inputs, together);
         bool as_described = true;
         for (int output = 0; output < num_panels * 16; ++output) {
@@ -142,11 +200,23 @@ void test_packing(const Kernels& kernels, NumberType type) {
                 const float packed = value_at(static_cast<std::size_t>(first) * 16 * padded_inputs +
                                               (step * 16 + output % 16) * together + i % together);
                 const bool filled = output < shape.num_outputs && i < shape.num_inputs;
-                as_described &= packed == (filled ? matrix.value(output, i) : 0.0F);
+                const float number = !filled                     ? 0.0F
+                                     : type == NumberType::kInt8 ? static_cast<float>(matrix.quantized[output].q[i])
+                                                                 : matrix.value(output, i);
+                as_described &= packed == number;
             }
         }
-        expect(matrix.panels.size() == static_cast<std::size_t>(num_panels) * 16 * padded_inputs * bytes_of(type),
-               "%s: size of %d x %d", kernels.name, shape.num_outputs, shape.num_inputs);
+        std::size_t num_bytes = static_cast<std::size_t>(num_panels) * 16 * padded_inputs * bytes_of(type);
+        if (type == NumberType::kInt8) {
+            const auto* scales = reinterpret_cast<const float*>(matrix.panels.data() + num_bytes);
+            num_bytes += num_panels * 16 * sizeof(float);
+            for (int output = 0; output < num_panels * 16; ++output) {
+                const bool filled = output < shape.num_outputs;
+                as_described &= scales[output] == (filled ? matrix.quantized[output].scale : 0.0F);
+            }
+        }
+        expect(matrix.panels.size() == num_bytes, "%s: size of %d x %d", kernels.name, shape.num_outputs,
+               shape.num_inputs);
         expect(as_described, "%s: layout of %d x %d", kernels.name, shape.num_outputs, shape.num_inputs);
 
         std::vector<std::byte> piecewise(matrix.panels.size(), std::byte{0xee});
@@ -394,7 +464,48 @@ void test_padding_is_harmless(const Kernels& kernels, NumberType type) {
     input[3] = std::numeric_limits<float>::infinity();
     kernels.linear(matrix.view, {input.data(), 30}, {clean.data(), stride}, whole(matrix, 1), false);
     for (int column = 0; column < 21; ++column) {
-        expect(std::isinf(clean[column]), "%s: an infinite input shows in column %d", kernels.name, column);
+        expect(!std::isfinite(clean[column]), "%s %s: an infinite input shows in column %d", kernels.name,
+               quire::testing::name_of(type), column);
+    }
+}
+
+// Rows of int8 that need care: zeros, numbers too small or too large for a factor, ties, and what is not finite.
+void test_int8_edges(const Kernels& kernels) {
+    constexpr float kInfinity = std::numeric_limits<float>::infinity(), kMost = 1e36F;
+    constexpr int kNumInputs = 5;
+    // 127 gives a factor of 1, so that halves are ties, and go to the even.
+    const std::vector<float> rows = {0,      0,         0, 0, 0, 127,   0.5F,   1.5F, -2.5F, -0.5F,
+                                     1e-42F, -1e-42F,   0, 0, 0, kMost, -kMost, 0,    1,     0,
+                                     1,      kInfinity, 0, 0, 0, 1,     2,      kNan, 0,     0};
+    const Matrix matrix(kernels, NumberType::kInt8, 6, kNumInputs, rows, NumberType::kFloat32);
+    const float expected[][kNumInputs] = {
+        {0, 0, 0, 0, 0}, {127, 0, 2, -2, 0}, {0, 0, 0, 0, 0}, {kMost, -kMost, 0, 0, 0}};
+    float row[kNumInputs];
+    for (int output = 0; output < 6; ++output) {
+        kernels.unpack_row(matrix.view, output, row);
+        for (int i = 0; i < kNumInputs; ++i) {
+            if (output >= 4) {
+                expect(std::isnan(row[i]), "%s: row %d holds %g at %d, not NaN", kernels.name, output, row[i], i);
+            } else {
+                expect(std::fabs(row[i] - expected[output][i]) <= 1e-6F * std::fabs(expected[output][i]),
+                       "%s: row %d holds %g at %d, not %g", kernels.name, output, row[i], i, expected[output][i]);
+            }
+        }
+    }
+    // The same as inputs of a product: a row that is not finite has no finite output, and no other row has a part in
+    // it.
+    std::vector<float> identity(static_cast<std::size_t>(kNumInputs) * kNumInputs, 0.0F);
+    for (int i = 0; i < kNumInputs; ++i) identity[i * (kNumInputs + 1)] = 1.0F;
+    const Matrix one(kernels, NumberType::kInt8, kNumInputs, kNumInputs, identity, NumberType::kFloat32);
+    std::vector<float> input = rows, output(static_cast<std::size_t>(6) * 16);
+    kernels.linear(one.view, {input.data(), kNumInputs}, {output.data(), 16}, whole(one, 6), false);
+    for (int r = 0; r < 6; ++r) {
+        for (int i = 0; i < kNumInputs; ++i) {
+            const float value = output[r * 16 + i];
+            const bool right =
+                r >= 4 ? !std::isfinite(value) : std::fabs(value - expected[r][i]) <= 1e-6F * std::fabs(expected[r][i]);
+            expect(right, "%s: row %d times one holds %g at %d", kernels.name, r, value, i);
+        }
     }
 }
 
@@ -402,7 +513,7 @@ void test_padding_is_harmless(const Kernels& kernels, NumberType type) {
 
 int main() {
     quire::testing::for_each_kernels([](const Kernels& kernels) {
-        for (const NumberType type : {NumberType::kFloat32, NumberType::kBfloat16}) {
+        for (const NumberType type : {NumberType::kFloat32, NumberType::kBfloat16, NumberType::kInt8}) {
             test_packing(kernels, type);
             test_linear(kernels, type);
             test_order_of_sums(kernels, type);
@@ -410,6 +521,7 @@ int main() {
             test_same_bits(kernels, type);
             test_padding_is_harmless(kernels, type);
         }
+        test_int8_edges(kernels);
     });
     return quire::testing::exit_status();
 }

@@ -1,6 +1,7 @@
 // What the test programs share: counting failures, seeded numbers, the kernels that this machine runs.
 #pragma once
 
+#include <cmath>
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
@@ -74,7 +75,9 @@ inline bool same_bits(const std::vector<float>& one, const std::vector<float>& o
     return one.size() == other.size() && same_bits(one.data(), other.data(), one.size());
 }
 
-inline const char* name_of(NumberType type) { return type == NumberType::kFloat32 ? "float32" : "bfloat16"; }
+inline const char* name_of(NumberType type) {
+    return type == NumberType::kFloat32 ? "float32" : type == NumberType::kBfloat16 ? "bfloat16" : "int8";
+}
 
 inline float from_bfloat16(std::uint16_t half) {
     const std::uint32_t bits = static_cast<std::uint32_t>(half) << 16;
@@ -97,6 +100,20 @@ inline std::uint16_t nearest_bfloat16(float value) {
     if (share != 0.5) return share < 0.5 ? toward_zero : away;
     return toward_zero % 2 == 0 ? toward_zero : away;
 }
+
+// Numbers as int8, the plain way: each is near q * scale, q from -127 to 127.
+struct Quantized {
+    explicit Quantized(const std::vector<float>& numbers) {
+        float highest = 0.0F;
+        for (const float number : numbers) highest = std::fmax(highest, std::fabs(number));
+        scale = highest / 127.0F;
+        const float factor = highest > 0.0F ? 127.0F / highest : 0.0F;
+        for (const float number : numbers) q.push_back(static_cast<int>(std::nearbyint(number * factor)));
+    }
+
+    std::vector<int> q;
+    float scale;
+};
 
 // Whether a set multiplies pairs of bfloat16, so that the other factor is rounded to bfloat16 too.
 inline bool multiplies_pairs(const Kernels& kernels, NumberType type) {

@@ -41,7 +41,13 @@ class Decoder:
 
     def __init__(self, shape: Mapping[str, object], kernels: Kernels, team: ThreadTeam) -> None: ...
     def set_matrix(
-        self, part: str, layer: int, expert: int, rows: NDArray[np.float32] | NDArray[np.uint16]
+        self,
+        part: str,
+        layer: int,
+        expert: int,
+        rows: NDArray[np.float32] | NDArray[np.uint16],
+        *,
+        as_int8: bool = False,
     ) -> None: ...
     def set_bias(self, part: str, layer: int, bias: NDArray[np.float32]) -> None: ...
     def set_norm(self, part: str, layer: int, weight: NDArray[np.float32]) -> None: ...
@@ -89,7 +95,9 @@ def arithmetic_rate(kernels: Kernels, team: ThreadTeam, seconds: float) -> float
 class ProductBenchmark:
     """Copies of a packed matrix, and products with them."""
 
-    def __init__(self, kernels: Kernels, team: ThreadTeam, rows: NDArray[np.uint16], num_copies: int) -> None: ...
+    def __init__(
+        self, kernels: Kernels, team: ThreadTeam, rows: NDArray[np.uint16], num_copies: int, *, as_int8: bool = False
+    ) -> None: ...
     @property
     def num_bytes(self) -> int:
         """Bytes of one copy."""

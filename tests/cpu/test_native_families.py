@@ -16,7 +16,7 @@ import pytest
 from quire import LLM, Request, SamplingParams, _native
 from quire.compute.models import FAMILIES, read_model
 from quire.compute.native import NativeSettings
-from support.native_runs import NativeRun
+from support.native_runs import FLOAT32, NativeRun
 from support.reference_runs import ReferenceRun
 from support.spec_models import write_spec_model
 from support.step_plans import Work
@@ -41,10 +41,14 @@ def golden_models() -> dict[str, tuple[dict[str, Any], Path]]:
 
 MODELS = golden_models()
 MACHINES = [
-    NativeSettings(dtype=dtype, num_threads=1, max_num_batched_tokens=256, instruction_set=name)
+    NativeSettings(dtype=dtype, weights=weights, num_threads=1, max_num_batched_tokens=256, instruction_set=name)
     for name in _native.kernel_names()
-    for dtype in ("float32", "bfloat16")
+    for dtype, weights in (("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", "int8"))
 ]
+
+
+def name_of(machine: NativeSettings) -> str:
+    return f"{machine.instruction_set}-{machine.dtype}-{machine.weights}"
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -65,7 +69,7 @@ def test_every_family_is_here() -> None:
     assert {config["architectures"][0] for config, _ in MODELS.values()} == set(FAMILIES) - eye
 
 
-@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: f"{machine.instruction_set}-{machine.dtype}")
+@pytest.mark.parametrize("machine", MACHINES, ids=name_of)
 def test_chunks_batches_blocks_and_threads_leave_the_bits_alone(folder: Path, machine: NativeSettings) -> None:
     tokens = tokens_of(folder)
     whole = NativeRun(folder, settings=machine)
@@ -82,9 +86,10 @@ def test_chunks_batches_blocks_and_threads_leave_the_bits_alone(folder: Path, ma
     assert batched.bits(0, LENGTH) == batched.bits(1, LENGTH) == expected
 
 
-def test_the_reference_gives_the_same_text(folder: Path) -> None:
+@pytest.mark.parametrize("weights", ["auto", "int8"])
+def test_the_reference_gives_the_same_text(folder: Path, weights: str) -> None:
     texts = []
-    for run in (ReferenceRun(folder), NativeRun(folder)):
+    for run in (ReferenceRun(folder, weights=weights), NativeRun(folder, settings=replace(FLOAT32, weights=weights))):
         first = run.prefill(0, tokens_of(folder), chunks=[30])
         texts.append([first, *run.decode(0, LENGTH, 4)])
     assert texts[0] == texts[1]

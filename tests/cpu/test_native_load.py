@@ -23,22 +23,35 @@ def in_memory(name):
 
 folder = Path(sys.argv[1])
 model = read_model(folder)
-settings = NativeSettings(dtype=sys.argv[2], max_num_seqs=1, max_num_batched_tokens=8, num_threads=1)
+dtype, weights = sys.argv[2:]
+settings = NativeSettings(dtype=dtype, weights=weights, max_num_seqs=1, max_num_batched_tokens=8, num_threads=1)
 before = in_memory("VmRSS")
 worker = load_worker(folder, model, settings, num_blocks=1)
-print(weight_bytes(model.spec, sys.argv[2]), in_memory("VmHWM") - before, in_memory("VmRSS") - before)
+print(weight_bytes(model.spec, dtype, weights), worker.runner.weight_bytes)
+print(in_memory("VmHWM") - before, in_memory("VmRSS") - before)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize(("stored", "dtype"), [("BF16", "bfloat16"), ("F32", "bfloat16"), ("F32", "float32")])
-def test_what_was_packed_is_let_go(stored: str, dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("stored", "dtype", "weights"),
+    [
+        ("BF16", "bfloat16", "auto"),
+        ("F32", "bfloat16", "auto"),
+        ("F32", "float32", "auto"),
+        ("BF16", "bfloat16", "int8"),
+        ("F16", "bfloat16", "int8"),
+        ("F32", "float32", "int8"),
+    ],
+)
+def test_what_was_packed_is_let_go(stored: str, dtype: str, weights: str, tmp_path: Path) -> None:
     settings = {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 24}
     write_tiny_qwen3(tmp_path, settings=settings, dtype=stored, num_shards=2)
     done = subprocess.run(
-        [sys.executable, "-c", LOAD, tmp_path, dtype], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", LOAD, tmp_path, dtype, weights], capture_output=True, text=True, check=True, timeout=60
     )
-    weights, peak, held = map(int, done.stdout.split())
-    assert weights > 75 << 20
-    assert peak < weights + (48 << 20)
-    assert held < weights + (24 << 20)
+    planned, packed, peak, held = map(int, done.stdout.split())
+    assert planned > (38 if weights == "int8" else 75) << 20
+    assert planned <= packed < 1.01 * planned
+    assert peak < planned + (48 << 20)
+    assert held < planned + (24 << 20)

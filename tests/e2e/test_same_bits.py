@@ -108,6 +108,11 @@ def forced(instruction_set: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUIRE_ISA", instruction_set)
 
 
+NUMBERS: dict[str, dict[str, Any]] = {
+    "float32": {"dtype": "float32"},
+    "bfloat16": {"dtype": "bfloat16"},
+    "int8": {"dtype": "bfloat16", "weights": "int8"},
+}
 ALONE: dict[tuple[Path, str, str], list[Text]] = {}
 
 
@@ -115,11 +120,11 @@ def make(folder: Path, **settings: Any) -> LLM:
     return LLM(folder, skip_tokenizer_init=True, **{"kv_memory": "8MiB", "max_model_len": LONGEST, **settings})
 
 
-def alone(folder: Path, instruction_set: str, dtype: str) -> list[Text]:
+def alone(folder: Path, instruction_set: str, numbers: str) -> list[Text]:
     """Return each request's text when nothing else runs, nothing is cached, and its prompt is computed whole."""
-    key = folder, instruction_set, dtype
+    key = folder, instruction_set, numbers
     if key not in ALONE:
-        with make(folder, dtype=dtype, num_threads=1, enable_prefix_caching=False) as llm:
+        with make(folder, **NUMBERS[numbers], num_threads=1, enable_prefix_caching=False) as llm:
             ALONE[key] = [run(llm, [each])[0] for each in WORKLOAD]
     return ALONE[key]
 
@@ -137,16 +142,22 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("numbers", NUMBERS)
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_any_schedule_is_as_alone(folder: Path, instruction_set: str, name: str, dtype: str) -> None:
-    with make(folder, dtype=dtype, **{"num_threads": 2, **SCHEDULES[name]}) as llm:
-        assert run(llm, WORKLOAD) == alone(folder, instruction_set, dtype)
+def test_any_schedule_is_as_alone(folder: Path, instruction_set: str, name: str, numbers: str) -> None:
+    with make(folder, **{"num_threads": 2, **NUMBERS[numbers], **SCHEDULES[name]}) as llm:
+        assert run(llm, WORKLOAD) == alone(folder, instruction_set, numbers)
 
 
-def test_from_the_cache_and_in_any_order_is_as_alone(folder: Path, instruction_set: str) -> None:
-    expected = alone(folder, instruction_set, "bfloat16")
-    with make(folder, dtype="bfloat16") as llm:
+def test_the_numbers_are_part_of_the_comparison(folder: Path, instruction_set: str) -> None:
+    texts = [alone(folder, instruction_set, numbers) for numbers in NUMBERS]
+    assert all(one != other for index, one in enumerate(texts) for other in texts[:index])
+
+
+@pytest.mark.parametrize("numbers", ["bfloat16", "int8"])
+def test_from_the_cache_and_in_any_order_is_as_alone(folder: Path, instruction_set: str, numbers: str) -> None:
+    expected = alone(folder, instruction_set, numbers)
+    with make(folder, **NUMBERS[numbers]) as llm:
         assert run(llm, WORKLOAD) == expected
         order = random.Random(1).sample(range(len(WORKLOAD)), len(WORKLOAD))
         again = llm.generate(
@@ -157,9 +168,10 @@ def test_from_the_cache_and_in_any_order_is_as_alone(folder: Path, instruction_s
         assert any(hits.values())
 
 
+@pytest.mark.parametrize("numbers", ["bfloat16", "int8"])
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 def test_preempted_is_as_alone(
-    folder: Path, instruction_set: str, preemption: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path, instruction_set: str, preemption: str, numbers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     swapped: list[bool] = []
     swap_out = KVCacheManager.swap_out
@@ -169,16 +181,16 @@ def test_preempted_is_as_alone(
         return swapped[-1]
 
     monkeypatch.setattr(KVCacheManager, "swap_out", counted)
-    settings: dict[str, Any] = {"swap_space": "4MiB"} if preemption == "swap" else {}
-    with make(folder, dtype="bfloat16", kv_memory="600KiB", preemption=preemption, **settings) as llm:
+    settings: dict[str, Any] = NUMBERS[numbers] | ({"swap_space": "4MiB"} if preemption == "swap" else {})
+    with make(folder, kv_memory="600KiB", preemption=preemption, **settings) as llm:
         longer = [(prompt, replace(sampling, max_tokens=LONGEST - len(prompt) - 10)) for prompt, sampling in WORKLOAD]
         texts = run(llm, longer)
         assert llm.engine.scheduler.num_preemptions > 0
         assert any(swapped) == (preemption == "swap")
-    for (tokens, entries, prompt), expected in zip(texts, alone(folder, instruction_set, "bfloat16"), strict=True):
+    for (tokens, entries, prompt), expected in zip(texts, alone(folder, instruction_set, numbers), strict=True):
         count = len(expected[0])
         assert (tokens[:count], entries[:count], prompt) == expected
-    with make(folder, dtype="bfloat16", num_threads=1, enable_prefix_caching=False) as llm:
+    with make(folder, **NUMBERS[numbers], num_threads=1, enable_prefix_caching=False) as llm:
         assert texts == [run(llm, [each])[0] for each in longer]
 
 

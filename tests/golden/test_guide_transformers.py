@@ -42,13 +42,13 @@ def their_prompt(tokenizer: Any, conversation: list[dict[str, str]]) -> list[int
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_greedy_answers_are_those_of_transformers(theirs: tuple[Any, Any], dtype: str) -> None:
+@pytest.mark.parametrize(("dtype", "weights"), [("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", "int8")])
+def test_greedy_answers_are_those_of_transformers(theirs: tuple[Any, Any], dtype: str, weights: str) -> None:
     import torch
 
     tokenizer, model = theirs
     eos = json.loads((GUIDE_FOLDER / "generation_config.json").read_text())["eos_token_id"]
-    with LLM("guide", dtype=dtype, kv_memory="32MiB") as llm:
+    with LLM("guide", dtype=dtype, weights=weights, kv_memory="32MiB") as llm:
         outputs = llm.chat(CONVERSATIONS, SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS), use_tqdm=False)
     for conversation, output in zip(CONVERSATIONS, outputs, strict=True):
         prompt = their_prompt(tokenizer, conversation)

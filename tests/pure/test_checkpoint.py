@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from quire.compute.models import read_model
 from quire.compute.models.base import Part
 from quire.compute.models.hub import resolve_model
+from quire.compute.reference.operations import linear
 from quire.compute.weights.bfloat16 import narrowed, widened
 from quire.compute.weights.checkpoint import Checkpoint
-from quire.compute.weights.decoder_weights import DecoderWeights, weight_bytes
+from quire.compute.weights.decoder_weights import DecoderWeights, Parts, PartWeights, weight_bytes
+from quire.compute.weights.quantize import quantized
 from quire.core.errors import CheckpointError
 from support.spec_models import PLAIN, SPECS, write_spec_model
 from support.tiny_checkpoint import write_model_weights, write_tiny_llama
@@ -80,17 +82,21 @@ def test_parts_come_out_of_the_tensors_that_hold_them(tmp_path: Path) -> None:
         assert np.array_equal(weights.bias, bias[rows])
 
 
+def pairs_of(one: DecoderWeights, other: DecoderWeights) -> list[tuple[Parts, Parts]]:
+    pairs = list(zip([one.parts, *one.layers], [other.parts, *other.layers], strict=True))
+    for ours, theirs in zip(one.experts, other.experts, strict=True):
+        pairs += zip(ours, theirs, strict=True)
+    return pairs
+
+
 @pytest.mark.parametrize("name", SPECS)
 def test_bfloat16_parts_are_the_rounded_float32_parts(name: str, tmp_path: Path) -> None:
     spec = SPECS[name]
     write_spec_model(tmp_path, spec)
     exact = DecoderWeights.load(spec, Checkpoint.open(tmp_path))
     half = DecoderWeights.load(spec, Checkpoint.open(tmp_path), "bfloat16")
-    pairs = list(zip([exact.parts, *exact.layers], [half.parts, *half.layers], strict=True))
-    for ours, theirs in zip(exact.experts, half.experts, strict=True):
-        pairs += zip(ours, theirs, strict=True)
     num_bytes = 0
-    for wide, narrow in pairs:
+    for wide, narrow in pairs_of(exact, half):
         for part, weights in wide.items():
             rounded = narrow[part].weight
             num_bytes += rounded.nbytes + (0 if weights.bias is None else weights.bias.nbytes)
@@ -99,6 +105,59 @@ def test_bfloat16_parts_are_the_rounded_float32_parts(name: str, tmp_path: Path)
             expected = weights.weight if is_exact else narrowed(weights.weight.ravel())
             assert rounded.tobytes() == expected.tobytes()
     assert num_bytes == weight_bytes(spec, "bfloat16")
+
+
+@pytest.mark.parametrize("stored", ["F32", "F16", "BF16"])
+@pytest.mark.parametrize("name", SPECS)
+def test_int8_parts_are_within_half_a_scale_of_what_the_file_holds(name: str, stored: str, tmp_path: Path) -> None:
+    spec = SPECS[name]
+    write_model_weights(tmp_path, write_spec_model(tmp_path, spec), dtype=stored)
+    exact = DecoderWeights.load(spec, Checkpoint.open(tmp_path))
+    made = DecoderWeights.load(spec, Checkpoint.open(tmp_path), "bfloat16", "int8")
+    as_they_are = {Part.ROUTER, Part.POSITIONS} | (set() if spec.tied_head else {Part.EMBEDDING})
+    num_bytes = 0
+    for wide, narrow in pairs_of(exact, made):
+        for part, weights in wide.items():
+            found = narrow[part]
+            num_bytes += sum(array.nbytes for array in (found.weight, found.bias, found.scales) if array is not None)
+            assert np.array_equal(weights.bias, found.bias)  # type: ignore[arg-type]
+            assert (found.scales is None) == (weights.weight.ndim == 1 or part in as_they_are)
+            if found.scales is not None:
+                assert found.weight.dtype == np.int8
+                assert np.array_equal(np.abs(found.weight).max(axis=1), np.full(len(found.weight), 127))
+                error = np.abs(found.weight * found.scales[:, None] - weights.weight)
+                assert (error <= 0.5001 * found.scales[:, None]).all()
+    assert num_bytes == weight_bytes(spec, "bfloat16", "int8")
+
+
+def test_numbers_become_int8_by_a_scale_of_their_row() -> None:
+    halves = [127, 0.5, 1.5, -2.5, -0.5]  # a factor of 1: ties go to the even
+    rows = np.array([halves, [0] * 5, [1e-42, 0, 0, 0, 0], [-2e38, 1e38, 0, 0, 1]], np.float32)
+    numbers, scales = quantized(rows)
+    assert numbers.tolist() == [[127, 0, 2, -2, 0], [0] * 5, [0] * 5, [-127, 64, 0, 0, 0]]
+    assert scales.tolist() == [1, 0, 0, pytest.approx(2e38 / 127)]
+    with np.errstate(invalid="raise"):
+        _, scales = quantized(np.array([[1, np.inf], [np.nan, 1], [-np.inf, np.nan], [1, 1]], np.float32))
+    assert np.isnan(scales).tolist() == [True, True, True, False]
+
+
+def test_a_row_times_int8_is_the_sum_of_its_groups() -> None:
+    random = np.random.default_rng(0)
+    rows, weight = random.normal(size=(3, 300)).astype(np.float32), random.normal(size=(5, 300)).astype(np.float32)
+    rows[0, :128] *= 1000  # of one group only: the others keep their precision
+    q, scales = quantized(weight)
+    found = linear(rows, PartWeights(q, np.ones(5, np.float32), scales))
+    for row in range(3):
+        for output in range(5):
+            total = 0.0
+            for start in range(0, 300, 128):
+                group, step = quantized(rows[row, start : start + 128])
+                total += float(step) * sum(int(a) * int(b) for a, b in zip(group, q[output, start:], strict=False))
+            assert found[row, output] == pytest.approx(total * scales[output] + 1, rel=1e-5, abs=1e-5)
+    rows[1, 200] = np.nan
+    broken = linear(rows, PartWeights(q, None, scales))
+    assert np.isnan(broken[1]).all()
+    assert np.isfinite(broken[[0, 2]]).all()
 
 
 @pytest.mark.parametrize(("dtype", "stored"), [("float32", "F32"), ("bfloat16", "BF16")])

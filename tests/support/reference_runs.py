@@ -52,12 +52,13 @@ class ReferenceRun:
         num_blocks: int = 256,
         num_host_blocks: int = 4,
         spec: DecoderSpec | None = None,
+        weights: str = "auto",
     ) -> None:
         spec = spec or read_model(folder).spec
-        weights = DecoderWeights.load(spec, Checkpoint.open(folder))
+        loaded = DecoderWeights.load(spec, Checkpoint.open(folder), weights=weights)
         kv_spec = spec.kv_cache_spec(block_size)
         cache = CacheEngine(kv_spec, num_blocks=num_blocks, num_host_blocks=num_host_blocks, poison=True)
-        self.runner = AllLogits(ReferenceDecoder(spec, weights))
+        self.runner = AllLogits(ReferenceDecoder(spec, loaded))
         self.worker = Worker(self.runner, cache, ReferenceSampler())
         self.worker.start()
         self.driver = PlanDriver.over(kv_spec, range(num_blocks) if blocks is None else blocks)

@@ -72,9 +72,8 @@ struct DecoderShape {
 // A matrix in panels, with its bias.
 class PackedMatrix {
   public:
-    // `rows` is [num_outputs, num_inputs] of the type. Throws std::bad_alloc.
-    void pack(const Kernels& kernels, ThreadTeam& team, const void* rows, NumberType type, int num_outputs,
-              int num_inputs);
+    // `type` is that of the rows, or int8. Throws std::bad_alloc.
+    void pack(const Kernels& kernels, ThreadTeam& team, const MatrixRows& rows, NumberType type);
     void set_bias(const float* bias, int count);
     bool empty() const { return panels_.size() == 0; }
     MatrixView view() const;

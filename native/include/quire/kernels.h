@@ -6,7 +6,8 @@
 //
 //     layout of a matrix [out, in]     panels of 16 outputs, the last one padded, and four panels beside each
 //                                      other: [out / 64][in][4][16]; where a set of kernels multiplies
-//                                      bfloat16 in pairs of inputs: [out / 64][in / 2][4][16][2]
+//                                      bfloat16 in pairs of inputs: [out / 64][in / 2][4][16][2]; and of
+//                                      int8: [out / 64][in / n][4][16][n], then the scales of the outputs, [out]
 //     layout of keys, one head         groups of 16 tokens:  [block_size / 16][steps][16][inputs of a step]
 //     layout of values, one head       [block_size][value_stride], value_stride = head_dim up to a
 //                                      multiple of 16; where a set multiplies pairs of tokens:
@@ -28,11 +29,25 @@ constexpr int kAttentionTile = 64;
 
 QUIRE_INLINE constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-enum class NumberType { kFloat32, kBfloat16 };
+enum class NumberType { kFloat32, kBfloat16, kInt8 };
 
-QUIRE_INLINE constexpr std::size_t bytes_of(NumberType type) { return type == NumberType::kFloat32 ? 4 : 2; }
+QUIRE_INLINE constexpr std::size_t bytes_of(NumberType type) {
+    return type == NumberType::kFloat32 ? 4 : type == NumberType::kBfloat16 ? 2 : 1;
+}
+
+// A product with weights of int8 takes the inputs of a row in so many at a time: each such group is
+// rounded to int8 by a scale of its own.
+constexpr int kInt8Group = 128;
 
 enum class Activation { kSilu, kGeluTanh, kGelu, kRelu };
+
+// A matrix [num_outputs, num_inputs] as a checkpoint holds it, row by row, of float32 or bfloat16; borrowed.
+struct MatrixRows {
+    const void* data = nullptr;
+    NumberType type = NumberType::kFloat32;
+    int num_outputs = 0;
+    int num_inputs = 0;
+};
 
 // A matrix in panels, borrowed.
 struct MatrixView {
@@ -124,8 +139,9 @@ struct Kernels {
 
     // Bytes of a matrix in panels.
     std::size_t (*packed_bytes)(const MatrixView& matrix);
-    // matrix [out, in] row by row -> panels first_panel … ; type says what `rows` and panels hold.
-    void (*pack_panels)(const void* rows, const MatrixView& matrix, void* panels, int first_panel, int num_panels);
+    // Rows -> panels first_panel … of the matrix, which has the shape of the rows, and their type or int8.
+    void (*pack_panels)(const MatrixRows& rows, const MatrixView& matrix, void* panels, int first_panel,
+                        int num_panels);
     // One row of a packed matrix as floats: what an embedding needs.
     void (*unpack_row)(const MatrixView& matrix, int row, float* output);
 

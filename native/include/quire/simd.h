@@ -47,6 +47,10 @@ struct Floats {
     FloatPart part[kParts];
 };
 
+struct Ints {
+    IntPart part[kParts];
+};
+
 #define QUIRE_FOR_PARTS(i) _Pragma("GCC unroll 4") for (int i = 0; i < kParts; ++i)
 
 // Before a loop over an array of registers, which gcc else puts into memory.
@@ -229,6 +233,18 @@ inline Floats times_power_of_two(const Floats& value, const Floats& n) {
         result.part[i] = value.part[i] * first * second;
     }
 #endif
+    return result;
+}
+
+inline Ints broadcast_int(std::int32_t value) {
+    Ints result;
+    QUIRE_FOR_PARTS(i) result.part[i] = value - IntPart{};
+    return result;
+}
+
+inline Floats to_floats(const Ints& value) {
+    Floats result;
+    QUIRE_FOR_PARTS(i) result.part[i] = __builtin_convertvector(value.part[i], FloatPart);
     return result;
 }
 

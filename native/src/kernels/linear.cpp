@@ -13,10 +13,15 @@
 // The weights of a chunk stay in the nearest cache while all rows of the block go over them, and
 // meanwhile those of the next chunk are fetched, spread evenly over that time. So weights come from
 // memory once for up to 64 rows, and neither memory nor arithmetic waits for the other.
+//
+// With weights of int8 a row is rounded to int8 too, 128 inputs at a time. The products of such a group are added as
+// integers, exactly; then the groups are added as floats, in their order: sum = fma(integers, scale of the group, sum).
+// The scale of an output comes last.
 #include <cstring>
 
 #include "kernels_of_set.h"
 #include "panels.h"
+#include "quantize.h"
 #include "quire/simd.h"
 
 namespace quire::QUIRE_ISA {
@@ -57,30 +62,73 @@ struct Tile {
     Fetch fetch;
 };
 
+// What is added in registers before it goes back to memory: of floats the steps of a whole chunk, …
+template <typename Number>
+struct Group {
+    using Input = typename Step<Number>::Input;
+    using Sum = Floats;
+    static constexpr int kSteps = kChunkInputs, kStride = 0;
+
+    static Floats start(const Input*, const Floats& before) { return before; }
+    static Floats end(const Input*, const Floats& sum, const Floats&) { return sum; }
+};
+
+// … of int8 the integers of a group. Behind its numbers stand its scale and the integer that sums start from.
+template <>
+struct Group<std::int8_t> {
+    using Input = typename Step<std::int8_t>::Input;
+    using Sum = Ints;
+    static constexpr int kSteps = kInt8Group / Step<std::int8_t>::kInputs, kStride = kSteps + 2;
+
+    static void take(const float* inputs, int count, Input* group) {
+        const Quantizer quantizer = quantizer_of(highest_size(inputs, count));
+        auto* numbers = reinterpret_cast<Step<std::int8_t>::Stored*>(group);
+        const std::int32_t total = quantize(inputs, count, quantizer.factor, numbers);
+        const std::int32_t start = -Step<std::int8_t>::kFlip * total;
+        std::memcpy(group + kSteps, &quantizer.scale, sizeof(float));
+        std::memcpy(group + kSteps + 1, &start, sizeof start);
+    }
+    static Ints start(const Input* group, const Floats&) {
+        return broadcast_int(static_cast<std::int32_t>(group[kSteps + 1]));
+    }
+    static Floats end(const Input* group, const Ints& sum, const Floats& before) {
+        float scale;
+        std::memcpy(&scale, group + kSteps, sizeof scale);
+        return fma(to_floats(sum), broadcast(scale), before);
+    }
+};
+
 template <int kRows, int kPanels, typename Number>
 void multiply(const Tile<Number>& tile) {
     using Each = Step<Number>;
-    Floats sums[kRows][kPanels];
-    for (int r = 0; r < kRows; ++r) {
-        for (int p = 0; p < kPanels; ++p) sums[r][p] = tile.sums[r][p];
-    }
+    using Sums = Group<Number>;
     const Number* from = tile.weights;
+    const auto* rows = tile.rows;
     std::size_t fetched = tile.fetch.offset;
-    for (int i = 0; i < tile.num_steps; ++i) {
-        typename Each::Vector weights[kPanels];
-        for (int p = 0; p < kPanels; ++p) {
-            weights[p] = Each::weights(from + p * kPanelWidth * Each::kInputs);
-            __builtin_prefetch(tile.fetch.from + (fetched >> 8), 0, 3);
-            fetched += tile.fetch.pace;
-        }
-        from += tile.weight_step;
+    for (int left = tile.num_steps; left > 0; left -= Sums::kSteps, rows += Sums::kStride) {
+        typename Sums::Sum sums[kRows][kPanels];
         for (int r = 0; r < kRows; ++r) {
-            const auto input = Each::input(tile.rows + r * tile.row_stride + i);
-            for (int p = 0; p < kPanels; ++p) sums[r][p] = Each::add(sums[r][p], input, weights[p]);
+            for (int p = 0; p < kPanels; ++p) sums[r][p] = Sums::start(rows + r * tile.row_stride, tile.sums[r][p]);
         }
-    }
-    for (int r = 0; r < kRows; ++r) {
-        for (int p = 0; p < kPanels; ++p) tile.sums[r][p] = sums[r][p];
+        const int num_steps = least(left, Sums::kSteps);
+        for (int i = 0; i < num_steps; ++i) {
+            typename Each::Vector weights[kPanels];
+            for (int p = 0; p < kPanels; ++p) {
+                weights[p] = Each::weights(from + p * kPanelWidth * Each::kInputs);
+                __builtin_prefetch(tile.fetch.from + (fetched >> 8), 0, 3);
+                fetched += tile.fetch.pace;
+            }
+            from += tile.weight_step;
+            for (int r = 0; r < kRows; ++r) {
+                const auto input = Each::input(rows + r * tile.row_stride + i);
+                for (int p = 0; p < kPanels; ++p) sums[r][p] = Each::add(sums[r][p], input, weights[p]);
+            }
+        }
+        for (int r = 0; r < kRows; ++r) {
+            for (int p = 0; p < kPanels; ++p) {
+                tile.sums[r][p] = Sums::end(rows + r * tile.row_stride, sums[r][p], tile.sums[r][p]);
+            }
+        }
     }
 }
 
@@ -106,7 +154,7 @@ class SpanRows {
         first_ = input.data + first_input;
         stride_ = input.stride;
     }
-    const float* first() const { return first_; }
+    const float* at(int row, int input) const { return first_ + row * stride_ + input; }
     std::size_t stride() const { return stride_; }
 
   private:
@@ -115,7 +163,7 @@ class SpanRows {
 };
 
 #if defined(__AVX512BF16__)
-// … or rounded to bfloat16, to the nearest even, an odd last one beside a zero.
+// … or rounded to bfloat16, to the nearest even, an odd last one beside a zero …
 template <>
 class SpanRows<std::uint16_t> {
   public:
@@ -129,7 +177,7 @@ class SpanRows<std::uint16_t> {
             Step<std::uint16_t>::inputs(input.row(r) + first_input, num_inputs, pairs_ + r * stride_);
         }
     }
-    const std::uint32_t* first() const { return pairs_; }
+    const std::uint32_t* at(int row, int input) const { return pairs_ + row * stride_ + input / 2; }
     std::size_t stride() const { return stride_; }
 
   private:
@@ -137,6 +185,34 @@ class SpanRows<std::uint16_t> {
     std::size_t stride_ = 0;
 };
 #endif
+
+// … or rounded to int8, group by group.
+template <>
+class SpanRows<std::int8_t> {
+  public:
+    static int num_inputs(const MatrixView&, int num_rows) {
+        return kSpanNumbers / num_rows / kChunkInputs * kChunkInputs;
+    }
+
+    void take(const Rows& input, int first_input, int num_inputs, int num_rows) {
+        stride_ = pieces_of(num_inputs, kInt8Group) * Numbers::kStride;
+        for (int r = 0; r < num_rows; ++r) {
+            for (int i = 0; i < num_inputs; i += kInt8Group) {
+                Numbers::take(input.row(r) + first_input + i, least(kInt8Group, num_inputs - i), words_ + place(r, i));
+            }
+        }
+    }
+    const std::uint32_t* at(int row, int input) const { return words_ + place(row, input); }
+    std::size_t stride() const { return stride_; }
+
+  private:
+    using Numbers = Group<std::int8_t>;
+
+    std::size_t place(int row, int input) const { return row * stride_ + input / kInt8Group * Numbers::kStride; }
+
+    alignas(64) std::uint32_t words_[kSpanNumbers / kInt8Group * Numbers::kStride];
+    std::size_t stride_ = 0;
+};
 
 // The panels of a block, of one matrix or of two.
 template <typename Number>
@@ -210,7 +286,7 @@ class BlockProduct {
             for (int p = 0; p < group.count; p += tile_panels) {
                 const int num_panels = least(tile_panels, group.count - p);
                 multiply_tile<kMostTileRows, kGroupPanels>(
-                    Tile<Number>{.rows = rows_.first() + row * rows_.stride() + input_of_span / kInputs,
+                    Tile<Number>{.rows = rows_.at(row, input_of_span),
                                  .row_stride = rows_.stride(),
                                  .weights = group.at(input / kInputs) + p * kPanelWidth * kInputs,
                                  .weight_step = group.step,
@@ -242,7 +318,11 @@ void for_blocks(const LinearTile& tile, int block_panels, Work work) {
     }
 }
 
-Floats with_bias(const Floats& value, const MatrixView& matrix, int column) {
+// An output: its sum, by the scale where it has one, and its bias.
+template <typename Number>
+Floats output_of(const Floats& sum, const MatrixView& matrix, int column) {
+    Floats value = sum;
+    if constexpr (sizeof(Number) == 1) value = value * load(scales_of(matrix) + column);
     return matrix.bias == nullptr ? value : value + load(matrix.bias + column);
 }
 
@@ -258,7 +338,7 @@ void linear_of(const MatrixView& matrix, const Rows& input, const Rows& output, 
             for (int p = 0; p < num_panels; ++p) {
                 const int column = (panel + p) * kPanelWidth;
                 float* to = output.row(row + r) + column;
-                const Floats value = with_bias(sums[r][p], matrix, column);
+                const Floats value = output_of<Number>(sums[r][p], matrix, column);
                 store(to, accumulate ? load(to) + value : value);
             }
         }
@@ -279,9 +359,10 @@ void gated_of(const MatrixView& gate, const MatrixView& up, const Rows& input, c
             for (int p = 0; p < num_panels; ++p) {
                 const int column = (panel + p) * kPanelWidth;
                 float active[kPanelWidth];
-                store(active, with_bias(sums[r][p], gate, column));
+                store(active, output_of<Number>(sums[r][p], gate, column));
                 activate(active, kPanelWidth, activation);
-                store(output.row(row + r) + column, load(active) * with_bias(sums[r][num_panels + p], up, column));
+                store(output.row(row + r) + column,
+                      load(active) * output_of<Number>(sums[r][num_panels + p], up, column));
             }
         }
     });
@@ -290,19 +371,25 @@ void gated_of(const MatrixView& gate, const MatrixView& up, const Rows& input, c
 }  // namespace
 
 void linear(const MatrixView& matrix, const Rows& input, const Rows& output, const LinearTile& tile, bool accumulate) {
-    if (matrix.type == NumberType::kFloat32) {
-        linear_of<float>(matrix, input, output, tile, accumulate);
-    } else {
-        linear_of<std::uint16_t>(matrix, input, output, tile, accumulate);
+    switch (matrix.type) {
+        case NumberType::kFloat32:
+            return linear_of<float>(matrix, input, output, tile, accumulate);
+        case NumberType::kBfloat16:
+            return linear_of<std::uint16_t>(matrix, input, output, tile, accumulate);
+        case NumberType::kInt8:
+            return linear_of<std::int8_t>(matrix, input, output, tile, accumulate);
     }
 }
 
 void gated_linear(const MatrixView& gate, const MatrixView& up, const Rows& input, const Rows& output,
                   const LinearTile& tile, Activation activation) {
-    if (gate.type == NumberType::kFloat32) {
-        gated_of<float>(gate, up, input, output, tile, activation);
-    } else {
-        gated_of<std::uint16_t>(gate, up, input, output, tile, activation);
+    switch (gate.type) {
+        case NumberType::kFloat32:
+            return gated_of<float>(gate, up, input, output, tile, activation);
+        case NumberType::kBfloat16:
+            return gated_of<std::uint16_t>(gate, up, input, output, tile, activation);
+        case NumberType::kInt8:
+            return gated_of<std::int8_t>(gate, up, input, output, tile, activation);
     }
 }
 

@@ -3,75 +3,144 @@
 
 #include "kernels_of_set.h"
 #include "panels.h"
+#include "quantize.h"
 #include "quire/simd.h"
 
 namespace quire::QUIRE_ISA {
 namespace {
 
-template <typename Number>
-std::size_t packed_numbers(const MatrixView& matrix) {
-    return static_cast<std::size_t>(matrix.num_panels()) * kPanelWidth * num_steps<Number>(matrix.num_inputs) *
-           Step<Number>::kInputs;
-}
+// Inputs of all 16 rows that are packed before the next ones, so that what is written stays close.
+constexpr int kInputsAtOnce = 256;
 
-// Goes through 32 inputs of all 16 rows before the next 32, so that what is written stays close.
+// Rows of numbers for the lanes of a panel, from an input on; lanes that have no row are zero.
 template <typename Number>
-void pack_of(const Number* rows, const MatrixView& matrix, int first_panel, int num_panels) {
-    constexpr int kInputsAtOnce = 32;
-    const std::size_t num_inputs = matrix.num_inputs;
-    const int padded_inputs = round_up(matrix.num_inputs, Step<Number>::kInputs);
-    for (int panel = first_panel; panel < first_panel + num_panels; ++panel) {
-        const Panels<Number> place = panels_from<Number>(matrix, panel, 1);
-        const auto to = [&](int input, int lane) { return const_cast<Number*>(weight_at(place, input, lane)); };
-        const Number* from = rows + panel * num_inputs * kPanelWidth;
-        const int num_rows = least(kPanelWidth, matrix.num_outputs - panel * kPanelWidth);
-        for (int start = 0; start < padded_inputs; start += kInputsAtOnce) {
-            const int end = least(padded_inputs, start + kInputsAtOnce);
+struct Lanes {
+    const Number* first;
+    std::size_t stride;
+    int count;
+    Number zero;
+};
+
+// Inputs `start` to `end` - 1 of a panel; `start` is the first of a step. A step of a lane is moved as one word.
+template <typename Number>
+void fill_panel(const Panels<Number>& place, const Lanes<Number>& lanes, int start, int end) {
+    constexpr int kInputs = Step<Number>::kInputs;
+    for (int input = start; input < end; input += kInputs) {
+        auto* to = const_cast<Number*>(place.at(input / kInputs));
+        const Number* from = lanes.first + (input - start);
+        if (lanes.count == kPanelWidth && input + kInputs <= end) {
             for (int lane = 0; lane < kPanelWidth; ++lane) {
-                const int filled = lane < num_rows ? least(matrix.num_inputs, end) : start;
-                for (int i = start; i < filled; ++i) *to(i, lane) = from[lane * num_inputs + i];
-                for (int i = filled; i < end; ++i) *to(i, lane) = Number(0);
+                std::memcpy(to + lane * kInputs, from + lane * lanes.stride, kInputs * sizeof(Number));
+            }
+            continue;
+        }
+        for (int lane = 0; lane < kPanelWidth; ++lane) {
+            for (int i = 0; i < kInputs; ++i) {
+                const bool filled = lane < lanes.count && input + i < end;
+                to[lane * kInputs + i] = filled ? from[lane * lanes.stride + i] : lanes.zero;
             }
         }
     }
 }
 
 template <typename Number>
-void unpack_of(const MatrixView& matrix, int row, float* output) {
-    const Panels<Number> place = panels_from<Number>(matrix, row / kPanelWidth, 1);
-    for (int i = 0; i < matrix.num_inputs; ++i) {
-        const Number weight = *weight_at(place, i, row % kPanelWidth);
-        if constexpr (sizeof(Number) == sizeof(float)) {
-            output[i] = weight;
-        } else {
-            const std::uint32_t bits = static_cast<std::uint32_t>(weight) << 16;
-            std::memcpy(output + i, &bits, sizeof bits);
+void pack_of(const Number* rows, const MatrixView& matrix, int first_panel, int num_panels) {
+    const std::size_t num_inputs = matrix.num_inputs;
+    for (int panel = first_panel; panel < first_panel + num_panels; ++panel) {
+        const Panels<Number> place = panels_from<Number>(matrix, panel, 1);
+        const int num_rows = least(kPanelWidth, matrix.num_outputs - panel * kPanelWidth);
+        for (int start = 0; start < matrix.num_inputs; start += kInputsAtOnce) {
+            const Number* from = rows + panel * num_inputs * kPanelWidth + start;
+            fill_panel<Number>(place, {from, num_inputs, num_rows, Number(0)}, start,
+                               least(matrix.num_inputs, start + kInputsAtOnce));
         }
     }
+}
+
+// Each row of a panel is gone through twice, for its scale and for its numbers; it stays in a near cache.
+template <typename Number>
+void pack_int8_of(const Number* rows, const MatrixView& matrix, int first_panel, int num_panels) {
+    constexpr auto kFlip = static_cast<std::int8_t>(Step<std::int8_t>::kFlip);
+    auto* scales = const_cast<float*>(scales_of(matrix));
+    for (int panel = first_panel; panel < first_panel + num_panels; ++panel) {
+        const Panels<std::int8_t> place = panels_from<std::int8_t>(matrix, panel, 1);
+        const int first_row = panel * kPanelWidth, num_rows = least(kPanelWidth, matrix.num_outputs - first_row);
+        const auto row = [&](int lane) {
+            return rows + static_cast<std::size_t>(first_row + lane) * matrix.num_inputs;
+        };
+        Quantizer quantizers[kPanelWidth] = {};
+        for (int lane = 0; lane < num_rows; ++lane) {
+            quantizers[lane] = quantizer_of(highest_size(row(lane), matrix.num_inputs));
+        }
+        for (int lane = 0; lane < kPanelWidth; ++lane) scales[first_row + lane] = quantizers[lane].scale;
+        for (int start = 0; start < matrix.num_inputs; start += kInputsAtOnce) {
+            alignas(64) std::int8_t numbers[kPanelWidth][kInputsAtOnce];
+            const int end = least(matrix.num_inputs, start + kInputsAtOnce);
+            for (int lane = 0; lane < num_rows; ++lane) {
+                quantize(row(lane) + start, end - start, quantizers[lane].factor, numbers[lane]);
+                for (std::int8_t& q : numbers[lane]) q ^= kFlip;
+            }
+            fill_panel<std::int8_t>(place, {numbers[0], kInputsAtOnce, num_rows, kFlip}, start, end);
+        }
+    }
+}
+
+float as_float(float weight) { return weight; }
+
+float as_float(std::uint16_t weight) {
+    const std::uint32_t bits = static_cast<std::uint32_t>(weight) << 16;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+float as_float(std::int8_t weight) { return static_cast<std::int8_t>(weight ^ Step<std::int8_t>::kFlip); }
+
+template <typename Number>
+void unpack_of(const MatrixView& matrix, int row, float scale, float* output) {
+    const Panels<Number> place = panels_from<Number>(matrix, row / kPanelWidth, 1);
+    for (int i = 0; i < matrix.num_inputs; ++i) output[i] = as_float(*weight_at(place, i, row % kPanelWidth)) * scale;
 }
 
 }  // namespace
 
 std::size_t packed_bytes(const MatrixView& matrix) {
-    return matrix.type == NumberType::kFloat32 ? packed_numbers<float>(matrix) * sizeof(float)
-                                               : packed_numbers<std::uint16_t>(matrix) * sizeof(std::uint16_t);
+    switch (matrix.type) {
+        case NumberType::kFloat32:
+            return panel_bytes<float>(matrix);
+        case NumberType::kBfloat16:
+            return panel_bytes<std::uint16_t>(matrix);
+        case NumberType::kInt8:
+            return panel_bytes<std::int8_t>(matrix) + matrix.num_panels() * kPanelWidth * sizeof(float);
+    }
+    return 0;
 }
 
-void pack_panels(const void* rows, const MatrixView& matrix, void* panels, int first_panel, int num_panels) {
+void pack_panels(const MatrixRows& rows, const MatrixView& matrix, void* panels, int first_panel, int num_panels) {
     MatrixView packed = matrix;
     packed.panels = panels;
-    if (matrix.type == NumberType::kFloat32) {
-        pack_of(static_cast<const float*>(rows), packed, first_panel, num_panels);
+    const auto pack = [&](const auto* numbers) {
+        if (matrix.type == NumberType::kInt8) {
+            pack_int8_of(numbers, packed, first_panel, num_panels);
+        } else {
+            pack_of(numbers, packed, first_panel, num_panels);
+        }
+    };
+    if (rows.type == NumberType::kFloat32) {
+        pack(static_cast<const float*>(rows.data));
     } else {
-        pack_of(static_cast<const std::uint16_t*>(rows), packed, first_panel, num_panels);
+        pack(static_cast<const std::uint16_t*>(rows.data));
     }
 }
 
 void unpack_row(const MatrixView& matrix, int row, float* output) {
-    if (matrix.type == NumberType::kFloat32) {
-        unpack_of<float>(matrix, row, output);
-    } else {
-        unpack_of<std::uint16_t>(matrix, row, output);
+    switch (matrix.type) {
+        case NumberType::kFloat32:
+            return unpack_of<float>(matrix, row, 1.0F, output);
+        case NumberType::kBfloat16:
+            return unpack_of<std::uint16_t>(matrix, row, 1.0F, output);
+        case NumberType::kInt8:
+            return unpack_of<std::int8_t>(matrix, row, scales_of(matrix)[row], output);
     }
 }
 

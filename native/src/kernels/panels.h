@@ -5,6 +5,8 @@
 // The panels of a group of four go through the steps together, so that a product reads one stream of
 // memory. The last group has as many panels as are left; an odd number of inputs is filled up to whole
 // steps with zeros.
+//
+// A matrix of int8 has a scale for each output, and weight = scale * q.
 #pragma once
 
 #include "steps.h"
@@ -32,6 +34,18 @@ Panels<Number> panels_from(const MatrixView& matrix, int panel, int most) {
     return {.first = static_cast<const Number*>(matrix.panels) + (group + place) * kNumbers,
             .step = static_cast<std::size_t>(in_group) * kNumbers,
             .count = least(most, in_group - place)};
+}
+
+template <typename Number>
+std::size_t panel_bytes(const MatrixView& matrix) {
+    return static_cast<std::size_t>(matrix.num_panels()) * kPanelWidth * num_steps<Number>(matrix.num_inputs) *
+           Step<Number>::kInputs * sizeof(Number);
+}
+
+// The scales of the outputs of a matrix of int8, behind its panels; those of padding are 0.
+inline const float* scales_of(const MatrixView& matrix) {
+    const auto* panels = static_cast<const std::byte*>(matrix.panels);
+    return reinterpret_cast<const float*>(panels + panel_bytes<std::int8_t>(matrix));
 }
 
 // The weight of an input and an output in the first of the panels.

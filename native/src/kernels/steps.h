@@ -3,6 +3,9 @@
 //     float32, and bfloat16 in general    a step: one input, multiplied and added
 //     bfloat16 with AVX-512 BF16          a step: two inputs beside each other, of a row that has been
 //                                         rounded to bfloat16
+//     int8 in general                     a step: two inputs, of a row that has been rounded to int8; sums are
+//                                         integers, exact
+//     int8 with AVX-512 VNNI              a step: four inputs
 //
 // Sixteen sums go side by side, and the weights of a step lie as [16][inputs of a step].
 #pragma once
@@ -74,6 +77,77 @@ struct Step<std::uint16_t> {
         result.part[0] = _mm512_dpbf16_ps(sum.part[0], (__m512bh)input, (__m512bh)weights);
         return result;
     }
+};
+#endif
+
+// Of int8: `Stored` is what a number of a row is stored as; a weight q is stored as q ^ kFlip.
+#if defined(__AVX512VNNI__)
+// The instruction takes weights without a sign, q + 128, and what it adds too much, 128 times the sum of
+// the inputs, stands in the sum before the first step.
+template <>
+struct Step<std::int8_t> {
+    using Input = std::uint32_t;  // four numbers, the first one in the lowest byte
+    using Vector = __m512i;
+    using Stored = std::int8_t;
+    static constexpr int kInputs = 4, kFlip = 128;
+
+    static Vector weights(const std::int8_t* from) { return _mm512_loadu_si512(from); }
+    static Vector input(const Input* from) { return _mm512_set1_epi32(static_cast<int>(*from)); }
+    static Ints add(const Ints& sum, const Vector& input, const Vector& weights) {
+        return {{(IntPart)_mm512_dpbusd_epi32((__m512i)sum.part[0], weights, input)}};
+    }
+};
+#else
+// Weights are widened to 16 bits, two products and their sum are one instruction where there is one.
+template <>
+struct Step<std::int8_t> {
+    using Input = std::uint32_t;  // two numbers of 16 bits, the first one in the lower half
+    using Stored = std::int16_t;
+    static constexpr int kInputs = 2, kFlip = 0;
+
+#if defined(__AVX512BW__)
+    using Vector = __m512i;
+    static Vector weights(const std::int8_t* from) {
+        return _mm512_maskz_cvtepi8_epi16(0xffffffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+    }
+    static Vector input(const Input* from) { return _mm512_set1_epi32(static_cast<int>(*from)); }
+    static Ints add(const Ints& sum, const Vector& input, const Vector& weights) {
+        return {{ sum.part[0] + (IntPart)_mm512_madd_epi16(weights, input) }};
+    }
+#elif defined(__AVX2__)
+    struct Vector {
+        __m256i part[kParts];
+    };
+    static Vector weights(const std::int8_t* from) {
+        Vector result;
+        QUIRE_FOR_PARTS(i) {
+            const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + i);
+            result.part[i] = _mm256_cvtepi8_epi16(bytes);
+        }
+        return result;
+    }
+    static __m256i input(const Input* from) { return _mm256_set1_epi32(static_cast<int>(*from)); }
+    static Ints add(const Ints& sum, const __m256i& input, const Vector& weights) {
+        Ints result;
+        QUIRE_FOR_PARTS(i) result.part[i] = sum.part[i] + (IntPart)_mm256_madd_epi16(weights.part[i], input);
+        return result;
+    }
+#else
+    using Vector = const std::int8_t*;
+    static Vector weights(const std::int8_t* from) { return from; }
+    static Input input(const Input* from) { return *from; }
+    static Ints add(const Ints& sum, Input input, Vector weights) {
+        const int first = static_cast<std::int16_t>(input), second = static_cast<std::int16_t>(input >> 16);
+        Ints result;
+        QUIRE_FOR_PARTS(i) {
+            for (int lane = 0; lane < kPartLanes; ++lane) {
+                const std::int8_t* pair = weights + (i * kPartLanes + lane) * kInputs;
+                result.part[i][lane] = sum.part[i][lane] + first * pair[0] + second * pair[1];
+            }
+        }
+        return result;
+    }
+#endif
 };
 #endif
 

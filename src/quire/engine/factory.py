@@ -45,6 +45,7 @@ class Backend:
 
     name: str
     dtype: str
+    weights: str
     instruction_set: str
     num_threads: int
     kv_spec: KVCacheSpec
@@ -115,6 +116,7 @@ def _report(config: EngineConfig, model: ModelDescription, backend: Backend, pla
         num_layers=len(model.spec.layers),
         backend=backend.name,
         dtype=backend.dtype,
+        weights=backend.weights,
         instruction_set=backend.instruction_set,
         num_threads=backend.num_threads,
         block_size=config.block_size,
@@ -186,6 +188,7 @@ def _native_backend(config: EngineConfig, folder: Path, model: ModelDescription)
         dtype = "float32" if model.dtype == "float32" else "bfloat16"
     settings = NativeSettings(
         dtype=dtype,
+        weights=config.weights,
         block_size=config.block_size,
         num_threads=config.num_threads or usable_cores(),
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -198,10 +201,11 @@ def _native_backend(config: EngineConfig, folder: Path, model: ModelDescription)
     return Backend(
         name="native",
         dtype=dtype,
+        weights=config.weights,
         instruction_set=kernels_for(None).name,
         num_threads=settings.num_threads,
         kv_spec=kv_cache_spec(model.spec, config.block_size, dtype),
-        weight_bytes=weight_bytes(model.spec, dtype),
+        weight_bytes=weight_bytes(model.spec, dtype, config.weights),
         activation_bytes=activation_bytes(model.spec, settings),
         load=load,
     )
@@ -212,7 +216,13 @@ def _reference_backend(config: EngineConfig, folder: Path, model: ModelDescripti
         raise InvalidConfigError("dtype", config.dtype, "float32 or auto: the reference backend knows no other")
 
     def load(num_blocks: int, num_host_blocks: int) -> Executor:
-        return load_worker(folder, block_size=config.block_size, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
+        return load_worker(
+            folder,
+            block_size=config.block_size,
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            weights=config.weights,
+        )
 
     spec = model.spec
     heads = spec.attention.num_heads * spec.attention.head_dim
@@ -222,10 +232,11 @@ def _reference_backend(config: EngineConfig, folder: Path, model: ModelDescripti
     return Backend(
         name="reference",
         dtype="float32",
+        weights=config.weights,
         instruction_set="numpy",
         num_threads=1,
         kv_spec=spec.kv_cache_spec(config.block_size),
-        weight_bytes=weight_bytes(spec),
+        weight_bytes=weight_bytes(spec, weights=config.weights),
         activation_bytes=4 * numbers,
         load=load,
     )

@@ -19,6 +19,7 @@ class EngineReport:
     num_layers: int
     backend: str
     dtype: str
+    weights: str
     instruction_set: str
     num_threads: int
     block_size: int
@@ -32,9 +33,10 @@ class EngineReport:
         """Return labels and texts, without the memory. Does not mutate."""
         plan = self.plan
         threads = f"{self.num_threads} thread{'s' * (self.num_threads > 1)}"
+        numbers = self.dtype if self.weights == "auto" else f"{self.dtype}, weights {self.weights}"
         cut = f" of the model's {self.context_length:,}" if plan.max_model_len < self.context_length else ""
         return [
-            ("model", f"{self.model}: {self.architecture}, {self.num_layers} layers, {self.dtype}"),
+            ("model", f"{self.model}: {self.architecture}, {self.num_layers} layers, {numbers}"),
             ("runs on", f"{self.backend} backend, {self.instruction_set}, {threads}"),
             ("context", f"{plan.max_model_len:,} tokens{cut}"),
             (

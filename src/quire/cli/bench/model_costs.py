@@ -56,7 +56,7 @@ def model_costs(spec: DecoderSpec, backend: Backend) -> ModelCosts | None:
     step_bytes = backend.weight_bytes - looked_up * width
     return ModelCosts(
         step_bytes=step_bytes,
-        numbers_per_token=step_bytes // width - embedding,
+        numbers_per_token=step_bytes // (1 if backend.weights == "int8" else width) - embedding,
         numbers_of_head=embedding,
         attention_size=spec.attention.num_heads * spec.attention.head_dim,
         kv_spec=backend.kv_spec,

@@ -7,7 +7,7 @@ import numpy as np
 from quire._native import Decoder
 from quire.compute.arrays import FloatArray
 from quire.compute.models.base import DecoderSpec, Part
-from quire.compute.weights.decoder_weights import Parts, WeightReader
+from quire.compute.weights.decoder_weights import Parts, PartWeights, WeightReader
 from quire.compute.worker.cache_engine import CacheArray, CacheEngine
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
 
@@ -39,12 +39,13 @@ class NativeDecoder:
         self._decoder = decoder
         self._cache: list[tuple[CacheArray, CacheArray]] = []
         self._logits = np.zeros((0, -(-spec.vocab_size // PANEL_WIDTH) * PANEL_WIDTH), np.float32)
+        self._int8_parts = frozenset(filter(weights.makes_int8, Part))
         self._set_model(weights.model())
         for layer in range(len(spec.layers)):
             self._set_parts(weights.layer(layer), layer)
             for expert, parts in enumerate(weights.experts(layer)):
                 for part, piece in parts.items():
-                    decoder.set_matrix(part.value, layer, expert, np.ascontiguousarray(piece.weight))
+                    self._set_matrix(part, piece, layer, expert)
             weights.release()
 
     @property
@@ -91,7 +92,7 @@ class NativeDecoder:
 
     def _set_model(self, parts: Parts) -> None:
         head = Part.EMBEDDING if self.spec.tied_head else Part.HEAD
-        self._decoder.set_matrix("head", -1, -1, np.ascontiguousarray(parts[head].weight))
+        self._set_matrix(head, parts[head], -1)
         if not self.spec.tied_head:
             self._decoder.set_embedding(np.ascontiguousarray(parts[Part.EMBEDDING].weight))
         if Part.POSITIONS in parts:
@@ -106,9 +107,15 @@ class NativeDecoder:
                 if piece.bias is not None:
                     self._decoder.set_norm_bias(part.value, layer, np.ascontiguousarray(piece.bias))
             else:
-                self._decoder.set_matrix(part.value, layer, -1, np.ascontiguousarray(piece.weight))
+                self._set_matrix(part, piece, layer)
                 if piece.bias is not None:
                     self._decoder.set_bias(part.value, layer, np.ascontiguousarray(piece.bias))
+
+    def _set_matrix(self, part: Part, piece: PartWeights, layer: int, expert: int = -1) -> None:
+        # An embedding gets here only where it is the head too.
+        name = (Part.HEAD if part is Part.EMBEDDING else part).value
+        rows = np.ascontiguousarray(piece.weight)
+        self._decoder.set_matrix(name, layer, expert, rows, as_int8=part in self._int8_parts)
 
 
 def _as_float32(rows: np.ndarray) -> FloatArray:

@@ -31,6 +31,7 @@ class NativeSettings:
     """How the compiled core runs a model; `instruction_set` None: as QUIRE_ISA says, else the best of the machine."""
 
     dtype: str = "bfloat16"
+    weights: str = "auto"
     block_size: int = 16
     num_threads: int = 1
     max_num_batched_tokens: int = 2048
@@ -95,7 +96,7 @@ def make_worker(
     chosen = kernels_for(settings.instruction_set)
     team = _thread_team(settings.num_threads)
     decoder = Decoder(decoder_shape(spec, cache.spec), chosen, team)
-    runner = NativeDecoder(spec, decoder, WeightReader(spec, checkpoint, settings.dtype))
+    runner = NativeDecoder(spec, decoder, WeightReader(spec, checkpoint, settings.dtype, settings.weights))
     decoder.reserve(settings.max_num_batched_tokens, settings.max_num_seqs + MAX_PROMPT_LOGITS)
     sampler = NativeSampler(chosen, team, spec.vocab_size)
     return Worker(runner, cache, sampler, eos_token_ids=eos_token_ids)

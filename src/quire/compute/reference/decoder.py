@@ -21,6 +21,7 @@ from quire.compute.reference.attention import AttentionRule, paged_attention, wr
 from quire.compute.reference.mlp import DENSE, experts_output, mlp_output
 from quire.compute.reference.operations import (
     linear,
+    looked_up,
     normalize,
     rope_angles,
     rotate,
@@ -59,7 +60,7 @@ class ReferenceDecoder:
         return StepOutputs(logits, finite, np.all(np.isfinite(logits), axis=1))
 
     def _embed(self, inputs: StepInputs) -> FloatArray:
-        hidden = self.weights.parts[Part.EMBEDDING].weight[inputs.token_ids]
+        hidden = looked_up(self.weights.parts[Part.EMBEDDING], inputs.token_ids)
         hidden = hidden * np.float32(self.spec.embedding_scale)
         if self.spec.embedding_size is not None:
             hidden = linear(hidden, self.weights.parts[Part.EMBEDDING_IN])

@@ -19,16 +19,17 @@ def load_worker(
     block_size: int,
     num_blocks: int,
     num_host_blocks: int = 0,
+    weights: str = "auto",
     poison: bool = False,
 ) -> Worker:
     """Return a worker for a model folder; `start` it to allocate its KV memory.
 
-    Everything in the folder is checked here: a `CheckpointError` says what is wrong with it. With
-    `poison` the KV memory starts as NaN, so that reading a slot that was never written is seen.
+    Everything in the folder is checked here: a `CheckpointError` says what is wrong with it. Weights are
+    float32, or int8. With `poison` the KV memory starts as NaN, so that reading a slot that was never written is seen.
     """
     model = read_model(model_folder)
     spec = model.spec
-    weights = DecoderWeights.load(spec, Checkpoint.open(model_folder))
+    loaded = DecoderWeights.load(spec, Checkpoint.open(model_folder), weights=weights)
     cache = CacheEngine(
         spec.kv_cache_spec(block_size),
         num_blocks=num_blocks,
@@ -36,5 +37,5 @@ def load_worker(
         poison=poison,
     )
     return Worker(
-        ReferenceDecoder(spec, weights), cache, ReferenceSampler(), eos_token_ids=frozenset(model.eos_token_ids)
+        ReferenceDecoder(spec, loaded), cache, ReferenceSampler(), eos_token_ids=frozenset(model.eos_token_ids)
     )

@@ -15,10 +15,12 @@ import math
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quire.compute.arrays import FloatArray, IntArray
 from quire.compute.models.base import Activation, NormKind, NormSpec, RopeSpec
 from quire.compute.weights.decoder_weights import PartWeights
+from quire.compute.weights.quantize import GROUP, quantized
 
 GELU_FACTOR: Final = np.float32(math.sqrt(2 / math.pi))
 ERF: Final = np.vectorize(math.erf, otypes=[np.float64])
@@ -27,8 +29,31 @@ ERF: Final = np.vectorize(math.erf, otypes=[np.float64])
 def linear(rows: FloatArray, part: PartWeights) -> FloatArray:
     """Return weight @ row + bias for each row: `[num_rows, in]` to `[num_rows, out]`."""
     # A stack of products [1, in] @ [in, out]: numpy computes each alone, as matrix times vector.
-    product: FloatArray = np.matmul(rows[:, None, :], part.weight.T)[:, 0, :]
+    product: FloatArray
+    if part.scales is None:
+        product = np.matmul(rows[:, None, :], part.weight.T)[:, 0, :]
+    else:
+        product = _int8_product(rows, part.weight) * part.scales
     return product if part.bias is None else product + part.bias
+
+
+def _int8_product(rows: FloatArray, weight: NDArray[np.int8]) -> FloatArray:
+    """Return weight @ row with each group of a row as int8, the groups added in their order.
+
+    The products within a group are added as floats, exactly: every sum of 128 of them is an integer below 2^24.
+    """
+    total = np.zeros((len(rows), len(weight)), np.float32)
+    for start in range(0, rows.shape[1], GROUP):
+        numbers, scales = quantized(rows[:, start : start + GROUP])
+        columns = weight[:, start : start + GROUP].astype(np.float32)
+        total += np.matmul(numbers.astype(np.float32), columns.T) * scales[:, None]
+    return total
+
+
+def looked_up(part: PartWeights, ids: IntArray) -> FloatArray:
+    """Return the rows of an embedding: `[num_rows, size]`."""
+    rows: FloatArray = part.weight[ids]
+    return rows if part.scales is None else rows * part.scales[ids, None]
 
 
 def normalize(rows: FloatArray, part: PartWeights, spec: NormSpec) -> FloatArray:

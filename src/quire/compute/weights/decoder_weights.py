@@ -5,7 +5,8 @@ wrong-shaped tensor means that the settings and the weights are of two models, a
 is found before the first is mapped. Parts that a checkpoint keeps in one fused tensor must fill it.
 
 Matrices are float32, or bfloat16 as uint16; norms, biases and routers are float32 always. What the file
-holds in the same dtype and not transposed is a view of the mapping, fused or not.
+holds in the same dtype and not transposed is a view of the mapping, fused or not. With int8 weights,
+matrices that rows are multiplied with are made int8 from the very numbers of the checkpoint.
 """
 
 from __future__ import annotations
@@ -19,19 +20,28 @@ import numpy as np
 
 from quire.compute.arrays import FloatArray, WeightArray
 from quire.compute.models.base import DecoderSpec, Part, PartShape, WeightSource
+from quire.compute.weights.bfloat16 import widened
 from quire.compute.weights.checkpoint import EVERYTHING, Checkpoint
+from quire.compute.weights.quantize import quantized
 from quire.core.errors import CheckpointError, InvariantError
 
 MAX_TENSORS_NAMED: Final = 3
-NUMBER_BYTES: Final = {"float32": 4, "bfloat16": 2}
+NUMBER_BYTES: Final = {"float32": 4, "bfloat16": 2, "int8": 1}
+DTYPES: Final = ("float32", "bfloat16")
+PRODUCTS: Final = frozenset(
+    {Part.EMBEDDING_IN, Part.QUERY, Part.KEY, Part.VALUE, Part.OUTPUT, Part.GATE, Part.UP, Part.DOWN}
+    | {Part.EXPERT_GATE, Part.EXPERT_UP, Part.EXPERT_DOWN, Part.EMBEDDING_OUT, Part.HEAD}
+)
+"""Matrices that rows are multiplied with, but the router; an embedding that is the head too is one more."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartWeights:
-    """The weights of one part: a matrix `[out, in]` or a norm `[size]`, and its bias `[out]`."""
+    """The weights of one part: a matrix `[out, in]` or a norm `[size]`, its bias `[out]`; of int8, scales `[out]`."""
 
     weight: WeightArray
     bias: FloatArray | None = None
+    scales: FloatArray | None = None
 
 
 Parts = Mapping[Part, PartWeights]
@@ -49,21 +59,38 @@ class DecoderWeights:
     experts: tuple[tuple[Parts, ...], ...] = ()
 
     @classmethod
-    def load(cls, spec: DecoderSpec, checkpoint: Checkpoint, dtype: str = "float32") -> DecoderWeights:
-        """Check the checkpoint against the spec, then take its tensors, matrices in `dtype`."""
-        reader = WeightReader(spec, checkpoint, dtype)
-        layers = tuple(reader.layer(index) for index in range(len(spec.layers)))
-        experts = tuple(tuple(reader.experts(index)) for index in range(len(spec.layers)))
-        return cls(reader.model(), layers, experts)
+    def load(
+        cls, spec: DecoderSpec, checkpoint: Checkpoint, dtype: str = "float32", weights: str = "auto"
+    ) -> DecoderWeights:
+        """Check the checkpoint against the spec, then take its tensors, matrices in `dtype` or as int8."""
+        reader = WeightReader(spec, checkpoint, dtype, weights)
+
+        def taken(parts: Parts) -> Parts:
+            return {part: _quantized(piece) if reader.makes_int8(part) else piece for part, piece in parts.items()}
+
+        layers = tuple(taken(reader.layer(index)) for index in range(len(spec.layers)))
+        experts = tuple(tuple(map(taken, reader.experts(index))) for index in range(len(spec.layers)))
+        return cls(taken(reader.model()), layers, experts)
 
 
-def weight_bytes(spec: DecoderSpec, dtype: str = "float32") -> int:
+def _quantized(part: PartWeights) -> PartWeights:
+    weight = widened(part.weight) if part.weight.dtype == np.uint16 else part.weight
+    numbers, scales = quantized(weight)
+    return PartWeights(numbers, part.bias, scales)
+
+
+def weight_bytes(spec: DecoderSpec, dtype: str = "float32", weights: str = "auto") -> int:
     """Return how many bytes the weights of a model take in memory; O(number of parts).
 
     A checkpoint that holds `dtype` is mapped: these bytes are then pages of its files.
     """
     _check_dtype(dtype)
-    return sum(place.num_bytes(dtype) for place in _places(spec))
+    return sum(place.num_bytes(dtype, weights) for place in _places(spec))
+
+
+def is_made_int8(spec: DecoderSpec, part: Part) -> bool:
+    """Return whether a part is int8 where weights are: a matrix that rows are multiplied with, but the router."""
+    return part in PRODUCTS or (part is Part.EMBEDDING and spec.tied_head)
 
 
 def expected_tensors(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
@@ -90,12 +117,13 @@ class _Place:
     shape: PartShape
     source: WeightSource
     stem: str
+    is_made_int8: bool
 
     @classmethod
     def of(cls, spec: DecoderSpec, part: Part, shape: PartShape, layer: int = 0, expert: int = 0) -> _Place:
         """Return the place of a part."""
         source = spec.sources[part]
-        return cls(part, shape, source, source.stem_of(layer, expert))
+        return cls(part, shape, source, source.stem_of(layer, expert), is_made_int8(spec, part))
 
     def dtype(self, matrices: str) -> str:
         """Return the dtype of the weight, where matrices have the one given.
@@ -105,10 +133,12 @@ class _Place:
         is_matrix = len(self.shape.weight) > 1 and self.part is not Part.ROUTER
         return matrices if is_matrix else "float32"
 
-    def num_bytes(self, matrices: str) -> int:
-        """Return the bytes of the weight and its bias."""
-        weight = math.prod(self.shape.weight) * NUMBER_BYTES[self.dtype(matrices)]
-        return weight + (self.shape.weight[0] * NUMBER_BYTES["float32"] if self.shape.bias else 0)
+    def num_bytes(self, matrices: str, weights: str) -> int:
+        """Return the bytes of the weight, its bias and, of int8, its scales."""
+        as_int8 = weights == "int8" and self.is_made_int8
+        width = NUMBER_BYTES["int8" if as_int8 else self.dtype(matrices)]
+        num_floats = self.shape.weight[0] * (self.shape.bias + as_int8)
+        return math.prod(self.shape.weight) * width + num_floats * NUMBER_BYTES["float32"]
 
     @property
     def rows(self) -> slice:
@@ -138,18 +168,22 @@ def _fills(ranges: list[tuple[int, int]]) -> bool:
 
 
 def _check_dtype(dtype: str) -> None:
-    if dtype not in NUMBER_BYTES:
-        raise CheckpointError("dtype", dtype, f"one of {', '.join(NUMBER_BYTES)}")
+    if dtype not in DTYPES:
+        raise CheckpointError("dtype", dtype, f"one of {', '.join(DTYPES)}")
 
 
 class WeightReader:
-    """Takes the parts of a spec out of a checkpoint, which is checked first. Matrices are of `dtype`."""
+    """Takes the parts of a spec out of a checkpoint, which is checked first. Matrices are of `dtype`.
 
-    def __init__(self, spec: DecoderSpec, checkpoint: Checkpoint, dtype: str) -> None:
+    Those that are made int8 come as the checkpoint holds them, bfloat16 or float32.
+    """
+
+    def __init__(self, spec: DecoderSpec, checkpoint: Checkpoint, dtype: str, weights: str = "auto") -> None:
         _check_dtype(dtype)
         self._spec = spec
         self._checkpoint = checkpoint
         self._dtype = dtype
+        self._weights = weights
         # A checkpoint of the bare decoder has the prefix in none of its names.
         prefixed = any(name.startswith(spec.optional_prefix) for name in checkpoint.entries)
         self._absent_prefix = "" if prefixed else spec.optional_prefix
@@ -167,6 +201,10 @@ class WeightReader:
         """Yield the parts of each expert of a layer; of one that is not sparse, nothing."""
         for expert in range(_num_experts(self._spec, layer)):
             yield self._take_all(self._spec.expert_parts(), layer, expert)
+
+    def makes_int8(self, part: Part) -> bool:
+        """Return whether a part is to be made int8."""
+        return self._weights == "int8" and is_made_int8(self._spec, part)
 
     def release(self) -> None:
         """Let go of the memory that mapped files take up; what is a view of them is read again when it is used."""
@@ -189,6 +227,8 @@ class WeightReader:
 
     def _read(self, name: str, place: _Place, rows: slice = EVERYTHING) -> WeightArray:
         half = place.dtype(self._dtype) == "bfloat16"
+        if self.makes_int8(place.part):
+            half = self._checkpoint.entries[name].dtype == "BF16"
         return self._checkpoint.bfloat16_bits(name, rows) if half else self._checkpoint.tensor(name, rows)
 
     def _rows(self, name: str, place: _Place) -> slice:

@@ -1,0 +1,82 @@
+// Numbers as int8: x = scale * q with q from -127 to 127, rounded to the nearest, ties to even.
+//
+// The scale is 1/127 of the highest size among the numbers that share it, so the highest comes out as it
+// was. Where all are zero, or too small for 127 over the highest to be a float, the scale is 0. Where one
+// is not finite the scale is NaN, and so is every product with them: what is broken is seen.
+#pragma once
+
+#include <limits>
+
+#include "steps.h"
+
+namespace quire::QUIRE_ISA {
+
+struct Quantizer {
+    float scale, factor;  // q = round(x * factor)
+};
+
+inline Quantizer quantizer_of(float highest) {
+    constexpr float kMostQ = 127.0F, kSmallest = 1e-30F;
+    if (!(highest <= std::numeric_limits<float>::max())) return {std::numeric_limits<float>::quiet_NaN(), 0.0F};
+    if (highest < kSmallest) return {0.0F, 0.0F};
+    return {highest / kMostQ, kMostQ / highest};
+}
+
+// Calls work(place, 16 numbers as floats); behind the last one stand zeros.
+template <typename Number, typename Work>
+inline void for_sixteens(const Number* numbers, int count, Work work) {
+    int i = 0;
+    for (; i + kLanes <= count; i += kLanes) work(i, load(numbers + i));
+    if (i == count) return;
+    Number rest[kLanes] = {};
+    std::memcpy(rest, numbers + i, (count - i) * sizeof(Number));
+    work(i, load(rest));
+}
+
+// The highest size, infinite or NaN where one of the numbers is. Sizes are compared as the integers that
+// their bits are: NaN goes above infinity.
+template <typename Number>
+inline float highest_size(const Number* numbers, int count) {
+    Ints highest = broadcast_int(0);
+    for_sixteens(numbers, count, [&](int, const Floats& x) {
+        QUIRE_FOR_PARTS(i) {
+            const IntPart size = (IntPart)x.part[i] & 0x7fffffff;
+            highest.part[i] = highest.part[i] < size ? size : highest.part[i];
+        }
+    });
+    std::int32_t lane[kLanes];
+    std::memcpy(lane, &highest, sizeof lane);
+    for (int width = kLanes / 2; width > 0; width /= 2) {
+        for (int i = 0; i < width; ++i) lane[i] = lane[i] < lane[i + width] ? lane[i + width] : lane[i];
+    }
+    float size;
+    std::memcpy(&size, lane, sizeof size);
+    return size;
+}
+
+// Writes each q, sixteen at a time, and returns their sum.
+template <typename Stored, typename Number>
+inline std::int32_t quantize(const Number* numbers, int count, float factor, Stored* to) {
+    typedef Stored StoredPart __attribute__((vector_size(kPartLanes * sizeof(Stored))));
+    constexpr float kRounding = 12582912.0F;  // 1.5 * 2^23: adding it leaves the rounded number in the lowest bits
+    constexpr std::int32_t kRoundingBits = 0x4b400000;
+    const Floats scale = broadcast(factor), rounding = broadcast(kRounding);
+    Ints total = broadcast_int(0);
+    for_sixteens(numbers, count, [&](int place, const Floats& x) {
+        const Floats shifted = x * scale + rounding;
+        QUIRE_FOR_PARTS(i) {
+            const IntPart q = (IntPart)shifted.part[i] - kRoundingBits;
+            const StoredPart narrow = __builtin_convertvector(q, StoredPart);
+            std::memcpy(to + place + i * kPartLanes, &narrow, sizeof narrow);
+            total.part[i] += q;
+        }
+    });
+    std::int32_t lane[kLanes];
+    std::memcpy(lane, &total, sizeof lane);
+    for (int width = kLanes / 2; width > 0; width /= 2) {
+        for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
+    }
+    return lane[0];
+}
+
+}  // namespace quire::QUIRE_ISA

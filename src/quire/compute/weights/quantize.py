@@ -1,0 +1,38 @@
+"""Numbers as int8, the plain way: x is near q × scale, with q from -127 to 127.
+
+    weights     a scale for each row of a matrix, an output
+    inputs      a scale for each group of 128 numbers of a row, counted from the first: a few large numbers take
+                the precision of their own group only
+
+The scale is 1/127 of the highest size among the numbers that share it, and q = x × (127 / highest) is rounded to the
+nearest, ties to even. Numbers all below 1e-30 count as zero. Where one is not finite, the scale is NaN, and so is all
+that is made of it: what is broken is seen.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.compute.arrays import FloatArray
+
+GROUP: Final = 128
+MOST: Final = np.float32(127)
+SMALLEST: Final = np.float32(1e-30)
+
+
+def quantized(numbers: FloatArray) -> tuple[NDArray[np.int8], FloatArray]:
+    """Return numbers as int8, and the scale of each row of the last dimension.
+
+    >>> q, scales = quantized(np.array([[1.0, -0.5, 0.25], [0.0, 0.0, 0.0]], np.float32))
+    >>> q.tolist(), (scales * 127).tolist()
+    ([[127, -64, 32], [0, 0, 0]], [1.0, 0.0])
+    """
+    highest = np.abs(numbers).max(axis=-1, keepdims=True)
+    usable = np.isfinite(highest) & (highest >= SMALLEST)
+    factor = np.divide(MOST, highest, out=np.zeros_like(highest), where=usable)
+    scales = np.where(usable, highest / MOST, np.where(highest < SMALLEST, np.float32(0), np.float32(np.nan)))
+    rounded = np.rint(np.where(usable, numbers, np.float32(0)) * factor)
+    return rounded.astype(np.int8), scales[..., 0]
