@@ -33,7 +33,9 @@ constexpr int kMostRows = 13;
 // How a set of kernels multiplies numbers of a type.
 struct Arithmetic {
     Arithmetic(const Kernels& kernels, NumberType type)
-        : pairs(quire::testing::multiplies_pairs(kernels, type)), fused(std::strcmp(kernels.name, "portable") != 0) {}
+        : pairs(quire::testing::multiplies_pairs(kernels, type)),
+          tiles(quire::testing::multiplies_tiles(kernels, type)),
+          fused(std::strcmp(kernels.name, "portable") != 0) {}
 
     // What becomes of a number of a row.
     float taken(float input) const {
@@ -44,6 +46,7 @@ struct Arithmetic {
     }
 
     bool pairs;  // rows are rounded to bfloat16, and of two inputs the second one is added first
+    bool tiles;  // of 32 inputs the even ones and the odd ones are added up, then both onto the sum
     bool fused;  // a product is not rounded before it is added
 };
 
@@ -91,10 +94,17 @@ struct Matrix {
     // The product as the kernels add it up.
     float exact_product(const float* row, int output) const {
         float sum = 0.0F;
-        const auto add = [&](int i) { sum = arithmetic.add(sum, arithmetic.taken(row[i]), value(output, i)); };
-        const int together = arithmetic.pairs ? 2 : 1;
+        const auto add = [&](float& to, int i) { to = arithmetic.add(to, arithmetic.taken(row[i]), value(output, i)); };
+        const int together = arithmetic.tiles ? 32 : arithmetic.pairs ? 2 : 1;
         for (int start = 0; start < view.num_inputs; start += together) {
-            for (int i = std::min(start + together, view.num_inputs) - 1; i >= start; --i) add(i);
+            const int end = std::min(start + together, view.num_inputs);
+            if (arithmetic.tiles) {
+                float parts[2] = {};
+                for (int i = start; i < end; ++i) add(parts[i % 2], i);
+                sum += parts[0] + parts[1];
+            } else {
+                for (int i = end - 1; i >= start; --i) add(sum, i);
+            }
         }
         return view.bias == nullptr ? sum : sum + bias[output];
     }
@@ -221,7 +231,7 @@ void test_order_of_sums(const Kernels& kernels, NumberType type) {
     for (const Shape& shape : {Shape{70, 1}, Shape{37, 255}, Shape{150, 256}, Shape{270, 257}, Shape{21, 1100}}) {
         const Matrix matrix(kernels, type, shape.num_outputs, shape.num_inputs, true, random);
         const int stride = stride_of(matrix);
-        for (const int num_rows : {1, 2, 6, 7, 17, 33, 64, 65, 131}) {
+        for (const int num_rows : {1, 2, 6, 7, 16, 17, 21, 33, 35, 61, 64, 65, 131}) {
             std::vector<float> input = random.numbers(static_cast<std::size_t>(num_rows) * shape.num_inputs);
             std::vector<float> output(static_cast<std::size_t>(num_rows) * stride, kUntouched);
             const Rows from{input.data(), shape.num_inputs}, to{output.data(), stride};
