@@ -153,7 +153,7 @@ __attribute__((target("amx-tile,amx-bf16"))) float compute_amx(std::int64_t num_
     float sums[16][16];
     std::fill_n(&sums[0][0], 16 * 16, start);
     // The tile instructions do not tell the compiler what they read.
-    asm volatile("" : : "g"(&configuration), "g"(pairs), "g"(sums) : "memory");
+    asm volatile("" : : "g"(&configuration), "g"(&pairs), "g"(&sums) : "memory");
     _tile_loadconfig(&configuration);
     _tile_loadd(0, sums, 64);
     _tile_loadd(1, sums, 64);

@@ -346,7 +346,7 @@ void test_cuts(const Products& multiply, const std::vector<float>& input, const 
 void test_neighbours(const Products& multiply, const std::vector<float>& input, const std::vector<float>& before,
                      const std::vector<float>& expected) {
     const int num_inputs = multiply.matrix.view.num_inputs, stride = stride_of(multiply.matrix);
-    for (int num_rows = 1; num_rows <= kMostRows; ++num_rows) {
+    for (const int num_rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 17, 35, 49, 64}) {
         for (int place = 0; place < num_rows; ++place) {
             const int source = (place * 5 + num_rows) % kMostRows;
             std::vector<float> among(static_cast<std::size_t>(num_rows) * num_inputs, kNan);
@@ -408,6 +408,38 @@ void test_padding_is_harmless(const Kernels& kernels, NumberType type) {
     }
 }
 
+// Weights that are NaN, behind the first group of panels and beside a panel of it, show in their own
+// outputs alone: where inputs are filled up, the zeros meet no weights of others.
+void test_weights_stay_apart(const Kernels& kernels, NumberType type) {
+    Random random(7);
+    const Matrix matrix(kernels, type, 150, 37, false, random);
+    const std::size_t row_bytes = 37 * bytes_of(type);
+    std::vector<std::byte> rows(150 * row_bytes), panels(matrix.panels.size());
+    std::memcpy(rows.data(), matrix.rows(), rows.size());
+    const auto is_nan = [](int output) { return output / 16 == 2 || output >= 64; };
+    for (int output = 0; output < 150; ++output) {
+        if (is_nan(output)) std::memset(rows.data() + output * row_bytes, 0xff, row_bytes);
+    }
+    MatrixView view = matrix.view;
+    kernels.pack_panels(rows.data(), view, panels.data(), 0, view.num_panels());
+    view.panels = panels.data();
+    const int stride = stride_of(matrix);
+    for (const int num_rows : {1, 20}) {
+        std::vector<float> input = random.numbers(static_cast<std::size_t>(num_rows) * 37);
+        std::vector<float> expected(static_cast<std::size_t>(num_rows) * stride), output = expected;
+        kernels.linear(matrix.view, {input.data(), 37}, {expected.data(), stride}, whole(matrix, num_rows), false);
+        kernels.linear(view, {input.data(), 37}, {output.data(), stride}, whole(matrix, num_rows), false);
+        for (int row = 0; row < num_rows; ++row) {
+            for (int column = 0; column < 150; ++column) {
+                const std::size_t place = static_cast<std::size_t>(row) * stride + column;
+                const bool right = is_nan(column) ? std::isnan(output[place]) : output[place] == expected[place];
+                expect(right, "%s %s: row %d of %d, column %d beside weights that are NaN: %g", kernels.name,
+                       quire::testing::name_of(type), row, num_rows, column, output[place]);
+            }
+        }
+    }
+}
+
 }  // namespace
 
 int main() {
@@ -419,6 +451,7 @@ int main() {
             test_gated_linear(kernels, type);
             test_same_bits(kernels, type);
             test_padding_is_harmless(kernels, type);
+            test_weights_stay_apart(kernels, type);
         }
     });
     return quire::testing::exit_status();

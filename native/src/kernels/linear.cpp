@@ -13,6 +13,8 @@
 // The weights of a chunk stay in the nearest cache while all rows of the block go over them, and
 // meanwhile those of the next chunk are fetched, spread evenly over that time. So weights come from
 // memory once for up to 64 rows, and neither memory nor arithmetic waits for the other.
+//
+// Where there is a matrix unit, the tiles of bfloat16 are its own: see tile_product.h.
 #include <cstring>
 
 #include "kernels_of_set.h"
@@ -233,6 +235,7 @@ class BlockProduct {
 };
 
 #if QUIRE_HAS_TILES
+// Whatever the number of rows: this unit adds in an order of its own.
 template <>
 void BlockProduct<std::uint16_t>::add_chunk(const Panels<std::uint16_t>& group, int panel, int input, int input_of_span,
                                             int steps, const char* next) {

@@ -25,7 +25,8 @@ namespace quire::QUIRE_ISA {
 
 // What a block of rows needs besides ordinary registers: for most numbers nothing.
 template <typename Number>
-struct BlockTiles {
+class BlockTiles {
+  public:
     explicit BlockTiles(int) {}
     // Rows of scratch memory that so many rows take.
     static int rows_taken(int num_rows) { return num_rows; }
@@ -50,63 +51,84 @@ constexpr int kTileOfRows = 4, kTileOfWeights = 6;
 constexpr int kTileSteps = tiles::kMostRows, kLineNumbers = kPanelWidth * Step<std::uint16_t>::kInputs;
 static_assert(kLineNumbers * sizeof(std::uint16_t) == tiles::kRowBytes);
 
-template <int kIndex>
-struct TileIndex {
-    static constexpr int value = kIndex;
-};
-
-template <int kCount, typename Work>
-QUIRE_INLINE void for_tiles(Work work) {
-    [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) {
-        (work(TileIndex<kIndex>()), ...);
-    }(std::make_integer_sequence<int, kCount>());
-}
-
 // One or two tiles of rows times up to four or two of weights.
 template <int kRowTiles, int kPanels>
 class TileProduct {
   public:
     // Fetches `lines` of what comes next for each product of tiles; returns where that ends.
-    static const char* add(TileChunk chunk, int tile_rows, int lines) {
-        const std::size_t rows_apart = tile_rows * chunk.row_stride, sums_apart = tile_rows * chunk.sums_stride;
-        const std::size_t sums_stride = chunk.sums_stride * sizeof(float);
-        const auto sums_of = [&](int sum) {
-            return chunk.sums + sum / kPanels * sums_apart + sum % kPanels * kPanelWidth;
-        };
-        for_tiles<kRowTiles * kPanels>([&](auto sum) { tiles::load<sum.value>(sums_of(sum.value), sums_stride); });
-        for (; chunk.num_steps >= kTileSteps; chunk.num_steps -= kTileSteps) {
-            add_steps(chunk, rows_apart, lines);
-            chunk.rows += kTileSteps;
-            chunk.weights.first += kTileSteps * chunk.weights.step;
+    static const char* add(const TileChunk& chunk, int tile_rows, int lines) {
+        constexpr auto kAllPanels = std::make_integer_sequence<int, kPanels>();
+        constexpr auto kAllSums = std::make_integer_sequence<int, kRowTiles * kPanels>();
+        const std::size_t row_stride = chunk.row_stride, rows_apart = tile_rows * row_stride, step = chunk.weights.step;
+        const std::uint32_t* rows = chunk.rows;
+        const std::uint16_t* weights = chunk.weights.first;
+        const char* next = chunk.next;
+        load_sums(kAllSums, chunk, tile_rows);
+        int left = chunk.num_steps;
+        for (; left >= kTileSteps; left -= kTileSteps, rows += kTileSteps, weights += kTileSteps * step) {
+            load_rows(rows, row_stride, rows_apart);
+            next = add_panels(kAllPanels, weights, step, next, lines);
         }
-        if (chunk.num_steps > 0) {
+        if (left > 0) {
             // The last steps of a matrix, beside zeros: behind them lies what must not be read.
             alignas(tiles::kRowBytes) std::uint16_t filled[kTileSteps][kPanels * kLineNumbers] = {};
-            for (int i = 0; i < chunk.num_steps; ++i) std::memcpy(filled[i], chunk.weights.at(i), sizeof filled[i]);
-            chunk.weights = {.first = filled[0], .step = kPanels * kLineNumbers, .count = kPanels};
-            add_steps(chunk, rows_apart, lines);
+            for (int i = 0; i < left; ++i) std::memcpy(filled[i], weights + i * step, sizeof filled[i]);
+            load_rows(rows, row_stride, rows_apart);
+            next = add_panels(kAllPanels, filled[0], kPanels * kLineNumbers, next, lines);
         }
-        for_tiles<kRowTiles * kPanels>([&](auto sum) { tiles::store<sum.value>(sums_of(sum.value), sums_stride); });
-        return chunk.next;
+        store_sums(kAllSums, chunk, tile_rows);
+        return next;
     }
 
   private:
-    QUIRE_INLINE static void add_steps(TileChunk& chunk, std::size_t rows_apart, int lines) {
-        for_tiles<kRowTiles>([&](auto tile) {
-            tiles::load<kTileOfRows + tile.value>(chunk.rows + tile.value * rows_apart,
-                                                  chunk.row_stride * sizeof(std::uint32_t));
-        });
-        for_tiles<kPanels>([&](auto panel) {
-            constexpr int kWeights = kTileOfWeights + panel.value % 2;
-            tiles::load<kWeights>(chunk.weights.first + panel.value * kLineNumbers,
-                                  chunk.weights.step * sizeof(std::uint16_t));
-            for_tiles<kRowTiles>([&](auto tile) {
-                tiles::multiply<tile.value * kPanels + panel.value, kTileOfRows + tile.value, kWeights>();
-                for (int line = 0; line < lines; ++line, chunk.next += tiles::kRowBytes) {
-                    __builtin_prefetch(chunk.next, 0, 3);
-                }
-            });
-        });
+    template <int... kSum>
+    QUIRE_INLINE static void load_sums(std::integer_sequence<int, kSum...>, const TileChunk& chunk, int tile_rows) {
+        (tiles::load<kSum>(sums_at<kSum>(chunk, tile_rows), chunk.sums_stride * sizeof(float)), ...);
+    }
+
+    template <int... kSum>
+    QUIRE_INLINE static void store_sums(std::integer_sequence<int, kSum...>, const TileChunk& chunk, int tile_rows) {
+        (tiles::store<kSum>(sums_at<kSum>(chunk, tile_rows), chunk.sums_stride * sizeof(float)), ...);
+    }
+
+    template <int kSum>
+    QUIRE_INLINE static float* sums_at(const TileChunk& chunk, int tile_rows) {
+        return chunk.sums + kSum / kPanels * tile_rows * chunk.sums_stride + kSum % kPanels * kPanelWidth;
+    }
+
+    QUIRE_INLINE static void load_rows(const std::uint32_t* rows, std::size_t stride, std::size_t rows_apart) {
+        tiles::load<kTileOfRows>(rows, stride * sizeof *rows);
+        if constexpr (kRowTiles == 2) tiles::load<kTileOfRows + 1>(rows + rows_apart, stride * sizeof *rows);
+    }
+
+    template <int... kPanel>
+    QUIRE_INLINE static const char* add_panels(std::integer_sequence<int, kPanel...>, const std::uint16_t* weights,
+                                               std::size_t step, const char* next, int lines) {
+        ((next = add_panel<kPanel>(weights + kPanel * kLineNumbers, step, next, lines)), ...);
+        return next;
+    }
+
+    // A tile of weights, times those of the rows.
+    template <int kPanel>
+    QUIRE_INLINE static const char* add_panel(const std::uint16_t* weights, std::size_t step, const char* next,
+                                              int lines) {
+        constexpr int kWeights = kTileOfWeights + kPanel % 2;
+        tiles::load<kWeights>(weights, step * sizeof *weights);
+        tiles::multiply<kPanel, kTileOfRows, kWeights>();
+        next = fetch(next, lines);
+        if constexpr (kRowTiles == 2) {
+            tiles::multiply<kPanels + kPanel, kTileOfRows + 1, kWeights>();
+            next = fetch(next, lines);
+        }
+        return next;
+    }
+
+    QUIRE_INLINE static const char* fetch(const char* next, int lines) {
+        for (const char* end = next + static_cast<std::ptrdiff_t>(lines) * tiles::kRowBytes; next != end;
+             next += tiles::kRowBytes) {
+            __builtin_prefetch(next, 0, 3);
+        }
+        return next;
     }
 };
 
