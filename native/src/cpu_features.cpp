@@ -41,8 +41,8 @@ std::uint64_t read_xcr0() {
 // 5.16, a filter of system calls, a thread whose signal stack is too small to save them.
 bool request_tiles() {
 #if defined(__linux__) && defined(SYS_arch_prctl)
-    constexpr int kRequestState = 0x1023;  // ARCH_REQ_XCOMP_PERM
-    constexpr int kTileData = 18;
+    constexpr long kRequestState = 0x1023;  // ARCH_REQ_XCOMP_PERM
+    constexpr long kTileData = 18;
     return syscall(SYS_arch_prctl, kRequestState, kTileData) == 0;
 #else
     return true;
