@@ -140,6 +140,43 @@ __attribute__((target("avx512f,avx512bf16"))) float compute_avx512_bf16(std::int
     for (int i = 1; i < kSums; ++i) sums[0] = _mm512_add_ps(sums[0], sums[i]);
     return sums[0][0] + sums[0][15];
 }
+
+// Tiles 0 … 5 are sums; 6 and 7 are multiplied, 16 rows x 32 inputs x 16 outputs.
+__attribute__((target("amx-tile,amx-bf16"))) float compute_amx(std::int64_t num_rounds, float start) {
+    struct alignas(64) {
+        std::uint8_t palette = 1, unused[15] = {};
+        std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+        std::uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+    } configuration;
+    std::uint16_t pairs[16][32];
+    std::fill_n(&pairs[0][0], 16 * 32, std::uint16_t{0x3c00});  // small numbers in bfloat16
+    float sums[16][16];
+    std::fill_n(&sums[0][0], 16 * 16, start);
+    // The tile instructions do not tell the compiler what they read.
+    asm volatile("" : : "g"(&configuration), "g"(&pairs), "g"(&sums) : "memory");
+    _tile_loadconfig(&configuration);
+    _tile_loadd(0, sums, 64);
+    _tile_loadd(1, sums, 64);
+    _tile_loadd(2, sums, 64);
+    _tile_loadd(3, sums, 64);
+    _tile_loadd(4, sums, 64);
+    _tile_loadd(5, sums, 64);
+    _tile_loadd(6, pairs, 64);
+    _tile_loadd(7, pairs, 64);
+    for (std::int64_t round = 0; round < num_rounds; ++round) {
+        for (int i = 0; i < kSums; i += 6) {
+            _tile_dpbf16ps(0, 6, 7);
+            _tile_dpbf16ps(1, 6, 7);
+            _tile_dpbf16ps(2, 6, 7);
+            _tile_dpbf16ps(3, 6, 7);
+            _tile_dpbf16ps(4, 6, 7);
+            _tile_dpbf16ps(5, 6, 7);
+        }
+    }
+    _tile_stored(5, sums, 64);
+    _tile_release();
+    return sums[0][0] + sums[15][15];
+}
 #endif
 
 // The arithmetic of a set, and how many additions and multiplications one sum takes in a round.
@@ -155,6 +192,7 @@ SetArithmetic arithmetic_of(std::string_view set_name) {
     if (set_name == "avx2" && features.avx2 && features.fma) return {compute_avx2, 2 * 8};
     if (set_name == "avx512" && features.avx512f) return {compute_avx512, 2 * 16};
     if (set_name == "avx512_bf16" && features.avx512_bf16) return {compute_avx512_bf16, 2 * 32};
+    if (set_name == "amx" && features.amx_bf16) return {compute_amx, 2 * 16 * 16 * 32};
 #endif
     return {nullptr, 0};
 }

@@ -24,6 +24,10 @@ constexpr std::uint64_t kAvxState = (1u << 1) | (1u << 2);                 // xm
 constexpr std::uint64_t kAvx512State = (1u << 5) | (1u << 6) | (1u << 7);  // k, zmm
 constexpr std::uint64_t kTileState = (1u << 17) | (1u << 18);              // tilecfg, tiledata
 
+constexpr bool has_tiles(const CpuidWords& words) {
+    return has_all(words.xcr0, kTileState) && has_bit(words.leaf7_edx, 24);
+}
+
 #if QUIRE_X86_64
 
 std::uint64_t read_xcr0() {
@@ -33,14 +37,13 @@ std::uint64_t read_xcr0() {
     return (static_cast<std::uint64_t>(high) << 32) | low;
 }
 
-// Linux keeps the tile registers from a process until it asks, and may refuse. Whether it would
-// refuse can be read without asking.
-bool read_tiles_granted() {
+// Linux keeps the tile registers from a process until it asks, and may refuse: a kernel from before
+// 5.16, a filter of system calls, a thread whose signal stack is too small to save them.
+bool request_tiles() {
 #if defined(__linux__) && defined(SYS_arch_prctl)
-    constexpr int kGetSupportedState = 0x1021;  // ARCH_GET_XCOMP_SUPP
-    constexpr int kTileData = 18;
-    std::uint64_t supported = 0;
-    return syscall(SYS_arch_prctl, kGetSupportedState, &supported) == 0 && has_bit(supported, kTileData);
+    constexpr long kRequestState = 0x1023;  // ARCH_REQ_XCOMP_PERM
+    constexpr long kTileData = 18;
+    return syscall(SYS_arch_prctl, kRequestState, kTileData) == 0;
 #else
     return true;
 #endif
@@ -74,7 +77,9 @@ CpuidWords read_cpuid_words() {
     if (has_bit(words.leaf1_ecx, kOsxsave)) {
         words.xcr0 = read_xcr0();
     }
-    words.tiles_granted = read_tiles_granted();
+    if (has_tiles(words)) {
+        words.tiles_granted = request_tiles();
+    }
 #endif
     return words;
 }
@@ -82,7 +87,7 @@ CpuidWords read_cpuid_words() {
 CpuFeatures decode_cpu_features(const CpuidWords& words) {
     const bool avx = has_all(words.xcr0, kAvxState) && has_bit(words.leaf1_ecx, 28);
     const bool avx512f = avx && has_all(words.xcr0, kAvx512State) && has_bit(words.leaf7_ebx, 16);
-    const bool tile = has_all(words.xcr0, kTileState) && words.tiles_granted && has_bit(words.leaf7_edx, 24);
+    const bool tile = has_tiles(words) && words.tiles_granted;
 
     CpuFeatures features;
     features.avx2 = avx && has_bit(words.leaf7_ebx, 5);

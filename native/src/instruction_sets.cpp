@@ -15,12 +15,16 @@ const Kernels& kernels();
 namespace avx512_bf16 {
 const Kernels& kernels();
 }
+namespace amx {
+const Kernels& kernels();
+}
 #endif
 
 const Kernels& kernels_for(InstructionSet instruction_set) {
 #if defined(__x86_64__)
     switch (instruction_set) {
         case InstructionSet::kAmx:
+            return amx::kernels();
         case InstructionSet::kAvx512Bf16:
             return avx512_bf16::kernels();
         case InstructionSet::kAvx512:

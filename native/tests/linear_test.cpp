@@ -31,13 +31,20 @@ constexpr float kUntouched = 12345.0F;  // where nothing may be written
 constexpr double kRounding = 0x1.0p-24;
 constexpr int kMostRows = 13;
 
+// How many inputs lie beside each other.
+int together_of(const Kernels& kernels, NumberType type) {
+    const bool pairs = quire::testing::multiplies_pairs(kernels, NumberType::kBfloat16);
+    if (type == NumberType::kInt8) return pairs ? 4 : 2;
+    return pairs && type == NumberType::kBfloat16 ? 2 : 1;
+}
+
 // How a set of kernels multiplies numbers of a type.
 struct Arithmetic {
     Arithmetic(const Kernels& kernels, NumberType type)
         : pairs(quire::testing::multiplies_pairs(kernels, type)),
+          tiles(quire::testing::multiplies_tiles(kernels, type)),
           fused(std::strcmp(kernels.name, "portable") != 0),
-          together(type == NumberType::kInt8 ? (std::strcmp(kernels.name, "avx512_bf16") == 0 ? 4 : 2)
-                                             : (pairs ? 2 : 1)) {}
+          together(together_of(kernels, type)) {}
 
     // What becomes of a number of a row.
     float taken(float input) const {
@@ -48,6 +55,7 @@ struct Arithmetic {
     }
 
     bool pairs;    // rows are rounded to bfloat16, and of two inputs the second one is added first
+    bool tiles;    // of 32 inputs the even ones and the odd ones are added up, then both onto the sum
     bool fused;    // a product is not rounded before it is added
     int together;  // inputs that lie beside each other
 };
@@ -143,10 +151,17 @@ struct Matrix {
             sum *= quantized[output].scale;
             return view.bias == nullptr ? sum : sum + bias[output];
         }
-        const auto add = [&](int i) { sum = arithmetic.add(sum, arithmetic.taken(row[i]), value(output, i)); };
-        const int together = arithmetic.together;
+        const auto add = [&](float& to, int i) { to = arithmetic.add(to, arithmetic.taken(row[i]), value(output, i)); };
+        const int together = arithmetic.tiles ? 32 : arithmetic.together;
         for (int start = 0; start < view.num_inputs; start += together) {
-            for (int i = std::min(start + together, view.num_inputs) - 1; i >= start; --i) add(i);
+            const int end = std::min(start + together, view.num_inputs);
+            if (arithmetic.tiles) {
+                float parts[2] = {};
+                for (int i = start; i < end; ++i) add(parts[i % 2], i);
+                sum += parts[0] + parts[1];
+            } else {
+                for (int i = end - 1; i >= start; --i) add(sum, i);
+            }
         }
         return view.bias == nullptr ? sum : sum + bias[output];
     }
@@ -291,7 +306,7 @@ void test_order_of_sums(const Kernels& kernels, NumberType type) {
     for (const Shape& shape : {Shape{70, 1}, Shape{37, 255}, Shape{150, 256}, Shape{270, 257}, Shape{21, 1100}}) {
         const Matrix matrix(kernels, type, shape.num_outputs, shape.num_inputs, true, random);
         const int stride = stride_of(matrix);
-        for (const int num_rows : {1, 2, 6, 7, 17, 33, 64, 65, 131}) {
+        for (const int num_rows : {1, 2, 6, 7, 16, 17, 21, 33, 35, 61, 64, 65, 131}) {
             std::vector<float> input = random.numbers(static_cast<std::size_t>(num_rows) * shape.num_inputs);
             std::vector<float> output(static_cast<std::size_t>(num_rows) * stride, kUntouched);
             const Rows from{input.data(), shape.num_inputs}, to{output.data(), stride};
@@ -406,7 +421,7 @@ void test_cuts(const Products& multiply, const std::vector<float>& input, const 
 void test_neighbours(const Products& multiply, const std::vector<float>& input, const std::vector<float>& before,
                      const std::vector<float>& expected) {
     const int num_inputs = multiply.matrix.view.num_inputs, stride = stride_of(multiply.matrix);
-    for (int num_rows = 1; num_rows <= kMostRows; ++num_rows) {
+    for (const int num_rows : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 17, 35, 49, 64}) {
         for (int place = 0; place < num_rows; ++place) {
             const int source = (place * 5 + num_rows) % kMostRows;
             std::vector<float> among(static_cast<std::size_t>(num_rows) * num_inputs, kNan);
@@ -509,6 +524,40 @@ void test_int8_edges(const Kernels& kernels) {
     }
 }
 
+// Weights that are NaN, behind the first group of panels and beside a panel of it, show in their own
+// outputs alone: where inputs are filled up, the zeros meet no weights of others.
+void test_weights_stay_apart(const Kernels& kernels, NumberType type) {
+    Random random(7);
+    const Matrix matrix(kernels, type, 150, 37, false, random);
+    quire::MatrixRows from = matrix.rows();
+    const std::size_t row_bytes = 37 * bytes_of(from.type);
+    std::vector<std::byte> rows(150 * row_bytes), panels(matrix.panels.size());
+    std::memcpy(rows.data(), from.data, rows.size());
+    from.data = rows.data();
+    const auto is_nan = [](int output) { return output / 16 == 2 || output >= 64; };
+    for (int output = 0; output < 150; ++output) {
+        if (is_nan(output)) std::memset(rows.data() + output * row_bytes, 0xff, row_bytes);
+    }
+    MatrixView view = matrix.view;
+    kernels.pack_panels(from, view, panels.data(), 0, view.num_panels());
+    view.panels = panels.data();
+    const int stride = stride_of(matrix);
+    for (const int num_rows : {1, 20}) {
+        std::vector<float> input = random.numbers(static_cast<std::size_t>(num_rows) * 37);
+        std::vector<float> expected(static_cast<std::size_t>(num_rows) * stride), output = expected;
+        kernels.linear(matrix.view, {input.data(), 37}, {expected.data(), stride}, whole(matrix, num_rows), false);
+        kernels.linear(view, {input.data(), 37}, {output.data(), stride}, whole(matrix, num_rows), false);
+        for (int row = 0; row < num_rows; ++row) {
+            for (int column = 0; column < 150; ++column) {
+                const std::size_t place = static_cast<std::size_t>(row) * stride + column;
+                const bool right = is_nan(column) ? std::isnan(output[place]) : output[place] == expected[place];
+                expect(right, "%s %s: row %d of %d, column %d beside weights that are NaN: %g", kernels.name,
+                       quire::testing::name_of(type), row, num_rows, column, output[place]);
+            }
+        }
+    }
+}
+
 }  // namespace
 
 int main() {
@@ -520,6 +569,7 @@ int main() {
             test_gated_linear(kernels, type);
             test_same_bits(kernels, type);
             test_padding_is_harmless(kernels, type);
+            test_weights_stay_apart(kernels, type);
         }
         test_int8_edges(kernels);
     });

@@ -7,12 +7,20 @@
 #include <cstdio>
 #include <cstring>
 #include <random>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "quire/cpu_features.h"
 #include "quire/decoder.h"
 #include "quire/kernels.h"
+
+#if defined(__x86_64__)
+// The kernels of amx over tiles in plain C++; see emulated_tiles.h.
+namespace quire::amx_emulated {
+const Kernels& kernels();
+}
+#endif
 
 namespace quire::testing {
 
@@ -61,10 +69,14 @@ class Random {
     std::mt19937_64 engine_;
 };
 
-// Calls test(kernels) for each set of kernels that this machine can run.
+// Calls test(kernels) for each set of kernels that this machine can run; an emulated one needs of it
+// what it does not emulate.
 template <typename Test>
 void for_each_kernels(Test test) {
     for (const Kernels* kernels : usable_kernels()) test(*kernels);
+#if defined(__x86_64__)
+    if (best_instruction_set(cpu_features()) >= InstructionSet::kAvx512Bf16) test(amx_emulated::kernels());
+#endif
 }
 
 inline bool same_bits(const float* one, const float* other, std::size_t count) {
@@ -115,9 +127,16 @@ struct Quantized {
     float scale;
 };
 
+// Whether a set multiplies matrices of a type in tiles.
+inline bool multiplies_tiles(const Kernels& kernels, NumberType type) {
+    const std::string_view name = kernels.name;
+    return type == NumberType::kBfloat16 && (name == "amx" || name == "amx_emulated");
+}
+
 // Whether a set multiplies pairs of bfloat16, so that the other factor is rounded to bfloat16 too.
 inline bool multiplies_pairs(const Kernels& kernels, NumberType type) {
-    return type == NumberType::kBfloat16 && std::strcmp(kernels.name, "avx512_bf16") == 0;
+    return multiplies_tiles(kernels, type) ||
+           (type == NumberType::kBfloat16 && std::string_view(kernels.name) == "avx512_bf16");
 }
 
 }  // namespace quire::testing

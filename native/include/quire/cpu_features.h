@@ -49,16 +49,16 @@ struct CpuidWords {
     std::uint32_t leaf7_edx = 0;
     std::uint32_t leaf7_1_eax = 0;
     std::uint64_t xcr0 = 0;      // 0 where the operating system does not use xsave
-    bool tiles_granted = false;  // the operating system gives AMX tile registers to who asks
+    bool tiles_granted = false;  // the operating system gives this process AMX tile registers
 };
 
-// Reads the machine. Changes nothing: a process that will use AMX still has to ask Linux for the
-// tile registers (arch_prctl ARCH_REQ_XCOMP_PERM) before its first tile instruction.
+// Reads the machine. Where it has tile registers, Linux is asked for them, for the whole process: it
+// keeps them until then, and only its answer says whether they may be used.
 CpuidWords read_cpuid_words();
 
 CpuFeatures decode_cpu_features(const CpuidWords& words);
 
-// Of this machine, decided once.
+// Of this machine, decided once. No tile instruction runs before.
 const CpuFeatures& cpu_features();
 
 InstructionSet best_instruction_set(const CpuFeatures& features);

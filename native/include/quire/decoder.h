@@ -170,7 +170,8 @@ class Decoder {
 // Bytes of activations that a decoder allocates for steps of so many tokens and logits.
 std::size_t activation_bytes(const DecoderShape& shape, int num_tokens, int num_logits, int num_threads);
 
-// The kernels compiled for an instruction set; AMX has no kernels of its own yet and takes AVX-512 with BF16.
+// The kernels compiled for an instruction set. They run where cpu_features() has found it: the tile registers of
+// AMX are asked for there.
 const Kernels& kernels_for(InstructionSet instruction_set);
 
 // The kernels that this machine can run, best last.

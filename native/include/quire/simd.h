@@ -23,7 +23,7 @@
 #endif
 
 #ifndef QUIRE_ISA
-#error "kernels are compiled with QUIRE_ISA=portable, avx2, avx512 or avx512_bf16"
+#error "kernels are compiled with QUIRE_ISA=portable, avx2, avx512, avx512_bf16 or amx"
 #endif
 
 namespace quire::QUIRE_ISA {

@@ -17,12 +17,15 @@
 // With weights of int8 a row is rounded to int8 too, 128 inputs at a time. The products of such a group are added as
 // integers, exactly; then the groups are added as floats, in their order: sum = fma(integers, scale of the group, sum).
 // The scale of an output comes last.
+//
+// Where there is a matrix unit, the tiles of bfloat16 are its own: see tile_product.h.
 #include <cstring>
 
 #include "kernels_of_set.h"
 #include "panels.h"
 #include "quantize.h"
 #include "quire/simd.h"
+#include "tile_product.h"
 
 namespace quire::QUIRE_ISA {
 namespace {
@@ -168,7 +171,7 @@ template <>
 class SpanRows<std::uint16_t> {
   public:
     static int num_inputs(const MatrixView&, int num_rows) {
-        return kSpanNumbers / num_rows / kChunkInputs * kChunkInputs;
+        return kSpanNumbers / BlockTiles<std::uint16_t>::rows_taken(num_rows) / kChunkInputs * kChunkInputs;
     }
 
     void take(const Rows& input, int first_input, int num_inputs, int num_rows) {
@@ -233,7 +236,8 @@ class BlockProduct {
   public:
     BlockProduct(const MatrixView& matrix, const BlockPanels<Number>& panels, const Rows& input, int num_rows,
                  BlockSums& sums)
-        : panels_(panels),
+        : tiles_(num_rows),
+          panels_(panels),
           num_rows_(num_rows),
           num_tiles_(num_rows <= kMostTileRows ? 1 : pieces_of(num_rows, kTileRows)),
           sums_(sums) {
@@ -299,11 +303,29 @@ class BlockProduct {
         }
     }
 
+    const BlockTiles<Number> tiles_;
     const BlockPanels<Number>& panels_;
     const int num_rows_, num_tiles_;
     BlockSums& sums_;
     SpanRows<Number> rows_;
 };
+
+#if QUIRE_HAS_TILES
+// Whatever the number of rows: this unit adds in an order of its own.
+template <>
+void BlockProduct<std::uint16_t>::add_chunk(const Panels<std::uint16_t>& group, int panel, int input, int input_of_span,
+                                            int steps, const char* next) {
+    constexpr int kInputs = Step<std::uint16_t>::kInputs;
+    static_assert(kChunkInputs % (kTileSteps * kInputs) == 0);
+    tiles_.add({.rows = rows_.at(0, input_of_span),
+                .row_stride = rows_.stride(),
+                .weights = {.first = group.at(input / kInputs), .step = group.step, .count = group.count},
+                .num_steps = steps,
+                .sums = reinterpret_cast<float*>(&sums_[0][panel]),
+                .sums_stride = kBlockPanels * kPanelWidth,
+                .next = next});
+}
+#endif
 
 // Calls work(row, num_rows, panel, num_panels) for the blocks of a tile, rows shared out evenly.
 template <typename Work>
