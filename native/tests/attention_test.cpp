@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <vector>
 
@@ -53,10 +54,22 @@ struct Sequence {
     int query_width() const { return kNumKvHeads * shape.group * shape.head_dim; }
     int kv_width() const { return kNumKvHeads * shape.head_dim; }
 
-    // What the KV memory makes of a number.
-    float stored(float value) const {
-        if (shape.type == NumberType::kFloat32) return value;
-        return quire::testing::from_bfloat16(quire::testing::nearest_bfloat16(value));
+    // What the KV memory makes of keys or values.
+    std::vector<double> stored(const std::vector<float>& numbers) const {
+        std::vector<double> result(numbers.begin(), numbers.end());
+        if (shape.type == NumberType::kBfloat16) {
+            for (double& number : result) {
+                number = quire::testing::from_bfloat16(quire::testing::nearest_bfloat16(static_cast<float>(number)));
+            }
+        } else if (shape.type == NumberType::kInt8) {
+            for (std::size_t start = 0; start < numbers.size(); start += shape.head_dim) {
+                const quire::testing::Quantized head(
+                    {numbers.begin() + start, numbers.begin() + start + shape.head_dim});
+                for (int d = 0; d < shape.head_dim; ++d)
+                    result[start + d] = head.q[d] * static_cast<double>(head.scale);
+            }
+        }
+        return result;
     }
 
     Shape shape;
@@ -75,7 +88,7 @@ class Cache {
         kv_.num_kv_heads = kNumKvHeads;
         kv_.block_size = block_size;
         kv_.head_dim = shape.head_dim;
-        // Bytes of ones are NaN in both types.
+        // Bytes of ones are NaN in both types of floats, and in the scales of int8.
         const std::size_t size = num_blocks * kNumKvHeads * kv_.head_size() * quire::bytes_of(shape.type);
         keys_.assign(size, 0xff);
         values_.assign(size, 0xff);
@@ -143,10 +156,12 @@ std::vector<float> attend(const Kernels& kernels, const Sequence& sequence, cons
 class Oracle {
   public:
     // With `rounds`, queries are rounded as keys are.
-    Oracle(const Sequence& sequence, bool rounds) : sequence_(sequence) {
-        for (const float query : sequence.queries) queries_.push_back(rounds ? sequence.stored(query) : query);
-        for (const float key : sequence.keys) keys_.push_back(sequence.stored(key));
-        for (const float value : sequence.values) values_.push_back(sequence.stored(value));
+    Oracle(const Sequence& sequence, bool rounds)
+        : sequence_(sequence),
+          queries_(sequence.queries.begin(), sequence.queries.end()),
+          keys_(sequence.stored(sequence.keys)),
+          values_(sequence.stored(sequence.values)) {
+        if (rounds) queries_ = sequence.stored(sequence.queries);
     }
 
     // The output of one query head at one position, [head_dim].
@@ -194,13 +209,15 @@ std::vector<double> oracle_rows(const Oracle& oracle, const Shape& shape, const 
 }
 
 // Values are at most 1, so the error is that of the scores, which are below 30, and of one sum. Where
-// pairs are multiplied, each weight is rounded by up to 1 / 512 of itself, and so is their sum.
+// pairs are multiplied, each weight is rounded by up to 1 / 512 of itself, and so is their sum. Beside
+// int8, queries and weights are rounded to 1 / 16383 of the highest.
 struct Tolerance {
     double worst, mean;
 };
 
 Tolerance tolerance_of(const Kernels& kernels, NumberType type) {
     if (quire::testing::multiplies_pairs(kernels, type)) return {2.0 / 512, 0.25 / 512};
+    if (type == NumberType::kInt8) return {8.0 / 16383, 1.0 / 16383};
     return {1e-5, 1e-5};
 }
 
@@ -422,7 +439,7 @@ void test_nan_shows(const Kernels& kernels, NumberType type, const Bend& bend) {
                 bool right = same_bits(row, clean_row, half);
                 if (!sees) {
                     right &= same_bits(row, clean_row, width);
-                } else if (in_key) {
+                } else if (in_key || type == NumberType::kInt8) {  // whose scale is NaN then
                     right &= all_nan(row + half, half);
                 } else {
                     for (int i = half; i < width; ++i) right &= std::isnan(row[i]) == (i % 24 == 5);
@@ -476,6 +493,45 @@ void test_layout(const Kernels& kernels, NumberType type, int head_dim, int bloc
            quire::testing::name_of(type), head_dim, block_size);
     expect(values == expected_values, "%s %s: where values lie, head_dim %d, blocks of %d", kernels.name,
            quire::testing::name_of(type), head_dim, block_size);
+}
+
+// The same of int8, with the scales behind the numbers.
+void test_int8_layout(const Kernels& kernels, int head_dim, int block_size) {
+    const int num_blocks = 3, block = 1, place = block_size - 3, head = 1;
+    const std::uint8_t untouched = 77;
+    PagedKv kv;
+    kv.type = NumberType::kInt8;
+    kv.num_kv_heads = kNumKvHeads;
+    kv.block_size = block_size;
+    kv.head_dim = head_dim;
+    const int stride = quire::round_up(head_dim, 16);
+    const std::size_t head_size = static_cast<std::size_t>(block_size) * (stride + sizeof(float));
+    std::vector<std::uint8_t> keys(num_blocks * kNumKvHeads * head_size, untouched), values = keys;
+    std::vector<std::uint8_t> expected_keys = keys, expected_values = values;
+    kv.keys = keys.data();
+    kv.values = values.data();
+    Random random(head_dim);
+    const std::vector<float> key = random.numbers(head_dim), value = random.numbers(head_dim, -30.0F, 30.0F);
+    const quire::testing::Quantized stored_key(key), stored_value(value);
+    const std::size_t start = (block * kNumKvHeads + head) * head_size;
+    const auto byte = [&](const quire::testing::Quantized& row, int d) {
+        return static_cast<std::uint8_t>(d < head_dim ? row.q[d] : 0);
+    };
+    for (int d = 0; d < stride; ++d) {
+        const int group = place / 16 * ((head_dim + 1) / 2) + d / 2;
+        if (d < (head_dim + 1) / 2 * 2)
+            expected_keys[start + (group * 16 + place % 16) * 2 + d % 2] = byte(stored_key, d);
+        expected_values[start + static_cast<std::size_t>(place / 2 * stride + d) * 2 + place % 2] =
+            byte(stored_value, d);
+    }
+    const std::size_t scale = start + static_cast<std::size_t>(block_size) * stride + place * sizeof(float);
+    std::memcpy(expected_keys.data() + scale, &stored_key.scale, sizeof(float));
+    std::memcpy(expected_values.data() + scale, &stored_value.scale, sizeof(float));
+    kernels.write_kv(kv, block * block_size + place, head, key.data(), value.data());
+    expect(keys == expected_keys, "%s int8: where keys lie, head_dim %d, blocks of %d", kernels.name, head_dim,
+           block_size);
+    expect(values == expected_values, "%s int8: where values lie, head_dim %d, blocks of %d", kernels.name, head_dim,
+           block_size);
 }
 
 // The bfloat16 that write_kv makes of a number.
@@ -544,6 +600,7 @@ void test_write_kv(const Kernels& kernels) {
         for (const int block_size : kBlockSizes) {
             test_layout<float>(kernels, NumberType::kFloat32, head_dim, block_size, 777.0F);
             test_layout<std::uint16_t>(kernels, NumberType::kBfloat16, head_dim, block_size, 777);
+            test_int8_layout(kernels, head_dim, block_size);
         }
     }
     test_rounding(kernels);
@@ -552,7 +609,7 @@ void test_write_kv(const Kernels& kernels) {
 }  // namespace
 
 int main() {
-    for (const NumberType type : {NumberType::kFloat32, NumberType::kBfloat16}) {
+    for (const NumberType type : {NumberType::kFloat32, NumberType::kBfloat16, NumberType::kInt8}) {
         for (const int head_dim : {8, 16, 24, 64, 128}) {
             for (const int group : {1, 2, 3, 8}) test_shape({.head_dim = head_dim, .group = group, .type = type});
         }
@@ -560,7 +617,7 @@ int main() {
     quire::testing::for_each_kernels([](const Kernels& kernels) {
         test_write_kv(kernels);
         test_steep_scores(kernels);
-        for (const NumberType type : {NumberType::kFloat32, NumberType::kBfloat16}) {
+        for (const NumberType type : {NumberType::kFloat32, NumberType::kBfloat16, NumberType::kInt8}) {
             for (const int group : {1, 3}) test_cuts(kernels, type, group);
             test_groups(kernels, type);
             for (const int group : {1, 2, 8}) test_members(kernels, type, group);

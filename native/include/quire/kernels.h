@@ -10,8 +10,9 @@
 //                                      int8: [out / 64][in / n][4][16][n], then the scales of the outputs, [out]
 //     layout of keys, one head         groups of 16 tokens:  [block_size / 16][steps][16][inputs of a step]
 //     layout of values, one head       [block_size][value_stride], value_stride = head_dim up to a
-//                                      multiple of 16; where a set multiplies pairs of tokens:
-//                                      [block_size / 2][value_stride][2]
+//                                      multiple of 16; where a set multiplies pairs of tokens, and of
+//                                      int8: [block_size / 2][value_stride][2]
+//     of int8 both end with the scales of the tokens, [block_size] floats: number = scale * q
 #pragma once
 
 #include <cstddef>
@@ -96,7 +97,10 @@ struct PagedKv {
     int head_dim = 0;
 
     QUIRE_INLINE int value_stride() const { return round_up(head_dim, kPanelWidth); }
-    QUIRE_INLINE std::size_t head_size() const { return static_cast<std::size_t>(block_size) * value_stride(); }
+    // In numbers; of int8, a scale is as large as four.
+    QUIRE_INLINE std::size_t head_size() const {
+        return static_cast<std::size_t>(block_size) * (value_stride() + (type == NumberType::kInt8 ? 4 : 0));
+    }
     QUIRE_INLINE std::size_t head_offset(std::int64_t block, int kv_head) const {
         return (static_cast<std::size_t>(block) * num_kv_heads + kv_head) * head_size();
     }

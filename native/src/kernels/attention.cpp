@@ -15,18 +15,27 @@
 //
 // Nothing that the sequence did not write is used: scores of unwritten tokens are replaced before
 // they count, values of unwritten tokens are not read, or as zeros where they share a step.
+//
+// Keys and values of int8 are not unpacked. A query is rounded to 16 bits, with a scale of its own, and
+// so are its weights of a tile, times the scales of the values: sums of products are integers then, exact
+// in any order, and become floats once for each tile. A weight of zero keeps out what was not written.
 #include <cstring>
 #include <limits>
 
 #include "kernels_of_set.h"
+#include "kv_layout.h"
+#include "quantize.h"
 #include "quire/simd.h"
-#include "steps.h"
 
 namespace quire::QUIRE_ISA {
 namespace {
 
 constexpr int kGroups = kAttentionTile / kLanes;  // of 16 tokens, in a tile
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
+
+// What a query and weights are rounded to beside int8: so much that a sum over 1024 dimensions, or over
+// the 64 tokens of a tile, fits into 32 bits.
+constexpr float kMostInput = 16383.0F;
 
 // One query head of one token, with its running softmax. `first` and `end` bound what it sees of
 // the tile at hand, as places in the tile.
@@ -36,6 +45,8 @@ struct Query {
     float* sums;         // [value_stride]
     float* output;       // [head_dim]
     std::int64_t position;
+    float score_scale;
+    float weight_scale;  // of int8, in the tile at hand
     float highest;
     float total;
     int first;
@@ -55,27 +66,31 @@ struct Tile {
     const Number* values[kGroups];
     const Number* after_keys[kGroups];
     const Number* after_values[kGroups];
+    const float* key_scales[kGroups];  // of int8
+    const float* value_scales[kGroups];
 };
 
-// Numbers of a key, a last half step included.
 template <typename Number>
-int key_stride(int head_dim) {
-    return num_steps<Number>(head_dim) * Step<Number>::kInputs;
-}
-
-template <typename Number>
-void locate(const AttentionTask& task, std::int64_t tile_start, int first, int end, const Number** keys,
-            const Number** values) {
+void locate(const AttentionTask& task, std::int64_t tile_start, int first, int end, Tile<Number>* tile) {
     const PagedKv& kv = task.kv;
     for (int group = first / kLanes; group * kLanes < end; ++group) {
         const std::int64_t position = tile_start + group * kLanes;
         const std::int64_t block = task.block_table[position / kv.block_size];
         const std::size_t in_block = position % kv.block_size;
         const std::size_t head = kv.head_offset(block, task.kv_head);
-        keys[group] = static_cast<const Number*>(kv.keys) + head + in_block * key_stride<Number>(kv.head_dim);
-        values[group] = static_cast<const Number*>(kv.values) + head + in_block * kv.value_stride();
+        const Number* keys = static_cast<const Number*>(kv.keys) + head;
+        const Number* values = static_cast<const Number*>(kv.values) + head;
+        tile->keys[group] = keys + in_block * key_stride<Number>(kv.head_dim);
+        tile->values[group] = values + in_block * kv.value_stride();
+        if constexpr (kIsInt8<Number>) {
+            tile->key_scales[group] = scales_of(kv, keys) + in_block;
+            tile->value_scales[group] = scales_of(kv, values) + in_block;
+        }
     }
 }
+
+// A cache line that will be read soon.
+inline void fetch(const void* place) { __builtin_prefetch(place, 0, 3); }
 
 constexpr int kAhead = 2;  // groups that are on their way
 
@@ -89,23 +104,26 @@ void look_ahead(int first, int end, const Tile<Number>& coming, int num_coming, 
                                     : after < num_coming ? coming.keys[after]
                                                          : tile->values[group];
     }
+    if constexpr (kIsInt8<Number>) {  // a line of each group
+        for (int group = 0; group < num_coming; ++group) {
+            fetch(coming.key_scales[group]);
+            fetch(coming.value_scales[group]);
+        }
+    }
 }
 
 constexpr int kLineBytes = 64;
 
-// A cache line that will be read soon.
-inline void fetch(const void* place) { __builtin_prefetch(place, 0, 3); }
-
 // Scores of kCount queries with the tokens of kAtOnce groups of 16.
 template <int kCount, int kAtOnce, typename Number>
-void score_groups(Query* queries, const Tile<Number>& tile, int head_dim, float scale, int group) {
+void score_groups(Query* queries, const Tile<Number>& tile, int head_dim, int group) {
     using Each = Step<Number>;
     const typename Each::Input* vectors[kCount];
     QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) vectors[q] =
         static_cast<const typename Each::Input*>(queries[q].vector);
-    Floats sums[kCount][kAtOnce];
+    typename Each::Sum sums[kCount][kAtOnce];
     QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {
-        QUIRE_UNROLLED for (int g = 0; g < kAtOnce; ++g) sums[q][g] = broadcast(0.0F);
+        QUIRE_UNROLLED for (int g = 0; g < kAtOnce; ++g) sums[q][g] = {};
     }
     constexpr int kStepNumbers = kLanes * Each::kInputs;
     const int steps = num_steps<Number>(head_dim);
@@ -128,7 +146,9 @@ void score_groups(Query* queries, const Tile<Number>& tile, int head_dim, float 
     }
     QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {
         QUIRE_UNROLLED for (int g = 0; g < kAtOnce; ++g) {
-            store(queries[q].scores + (group + g) * kLanes, sums[q][g] * broadcast(scale));
+            Floats scores = to_floats(sums[q][g]) * broadcast(queries[q].score_scale);
+            if constexpr (kIsInt8<Number>) scores = scores * load(tile.key_scales[group + g]);
+            store(queries[q].scores + (group + g) * kLanes, scores);
         }
     }
 }
@@ -142,21 +162,38 @@ constexpr int kSums = 4;
 
 // Scores of kCount queries with the tokens of some groups.
 template <int kCount, typename Number>
-void score(Query* queries, const Tile<Number>& tile, int head_dim, float scale, int group, int end_group) {
+void score(Query* queries, const Tile<Number>& tile, int head_dim, int group, int end_group) {
     constexpr int kAtOnce = kCount < 4 ? least(kSums / kCount, 2) : least(kSums / kCount, kGroups);
     for (; group + kAtOnce <= end_group; group += kAtOnce) {
-        score_groups<kCount, kAtOnce>(queries, tile, head_dim, scale, group);
+        score_groups<kCount, kAtOnce>(queries, tile, head_dim, group);
     }
-    for (; group < end_group; ++group) score_groups<kCount, 1>(queries, tile, head_dim, scale, group);
+    for (; group < end_group; ++group) score_groups<kCount, 1>(queries, tile, head_dim, group);
 }
 
-// Turns the scores of what the query sees into weights and rescales what it has summed up.
+// Rounds the weights of some groups of a tile to 16 bits, each times the scale of its value. Those of
+// unseen tokens are zero, whatever their scales are.
+void round_weights(Query* query, const Tile<CachedInt8>& tile, int group, int end_group) {
+    Floats total = broadcast(0.0F);
+    for (int g = group; g < end_group; ++g) {
+        float* weights = query->scores + g * kLanes;
+        const Mask seen = lanes_between(query->first - g * kLanes, query->end - g * kLanes);
+        const Floats scaled = select(seen, load(weights) * load(tile.value_scales[g]), broadcast(0.0F));
+        store(weights, scaled);
+        total = total + scaled;
+    }
+    const float* weights = query->scores + group * kLanes;
+    const int count = (end_group - group) * kLanes;
+    const Quantizer quantizer = quantizer_of(highest_size(weights, count), kMostInput);
+    query->weight_scale = quantizer.scale;
+    quantize(weights, count, quantizer.factor, reinterpret_cast<std::int16_t*>(query->scores) + group * kLanes);
+}
+
+// Turns the scores of some groups of a tile into weights and rescales what the query has summed up.
 template <typename Number>
-void weigh(Query* query, float soft_cap, int value_stride) {
+void weigh(Query* query, const Tile<Number>& tile, float soft_cap, int value_stride, int group, int end_group) {
     using Each = Step<Number>;
-    const int first_group = query->first / kLanes, end_group = (query->end + kLanes - 1) / kLanes;
     Floats highest = broadcast(kNothing);
-    for (int g = first_group; g < end_group; ++g) {
+    for (int g = group; g < end_group; ++g) {
         float* scores = query->scores + g * kLanes;
         Floats score = load(scores);
         if (soft_cap > 0.0F) score = broadcast(soft_cap) * tanh(score / broadcast(soft_cap));
@@ -168,14 +205,13 @@ void weigh(Query* query, float soft_cap, int value_stride) {
     const float in_tile = quire::QUIRE_ISA::highest(highest);
     const float now = query->highest < in_tile ? in_tile : query->highest;
     Floats total = broadcast(0.0F);
-    for (int g = first_group; g < end_group; ++g) {
+    for (int g = group; g < end_group; ++g) {
         float* scores = query->scores + g * kLanes;
-        const Floats weights = Each::rounded(exp(load(scores) - broadcast(now)));
+        Floats weights = exp(load(scores) - broadcast(now));
+        if constexpr (!kIsInt8<Number>) weights = Each::rounded(weights);
         store(scores, weights);
         total = total + weights;
     }
-    float* weights = query->scores + first_group * kLanes;
-    Each::inputs(weights, (end_group - first_group) * kLanes, reinterpret_cast<typename Each::Input*>(weights));
     if (query->highest != now) {  // else it would be multiplied by 1
         const Floats rescale = exp(broadcast(query->highest - now));
         query->total *= rescale.part[0][0];
@@ -183,15 +219,12 @@ void weigh(Query* query, float soft_cap, int value_stride) {
         for (int d = 0; d < value_stride; d += kLanes) store(query->sums + d, load(query->sums + d) * rescale);
     }
     query->total = query->total + sum(total);
-}
-
-// The weights of a query's tokens, by step of the tile.
-template <typename Number>
-const typename Step<Number>::Input* weights_of(const Query& query) {
-    // Rounded numbers begin where the scores of the first group did.
-    const int first_place = query.first / kLanes * kLanes;
-    return reinterpret_cast<const typename Step<Number>::Input*>(query.scores + first_place) -
-           first_place / Step<Number>::kInputs;
+    if constexpr (kIsInt8<Number>) {
+        round_weights(query, tile, group, end_group);
+    } else {
+        auto* weights = reinterpret_cast<typename Each::Input*>(query->scores) + group * kLanes / Each::kInputs;
+        Each::inputs(query->scores + group * kLanes, (end_group - group) * kLanes, weights);
+    }
 }
 
 // Adds kWide vectors of the values of some steps of tokens, weighted, to the sums of kCount queries. Of
@@ -202,10 +235,16 @@ void add_wide(Query* queries, const Tile<Number>& tile, int first_step, int end_
     constexpr int kLineNumbers = kLineBytes / sizeof(Number), kStepNumbers = kLanes * Each::kInputs;
     constexpr int kGroupSteps = kLanes / Each::kInputs;
     const typename Each::Input* weights[kCount];
-    Floats sums[kCount][kWide];
+    typename Each::Sum sums[kCount][kWide];
     QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {
-        weights[q] = weights_of<Number>(queries[q]);
-        QUIRE_UNROLLED for (int w = 0; w < kWide; ++w) sums[q][w] = load(queries[q].sums + d + w * kLanes);
+        weights[q] = reinterpret_cast<const typename Each::Input*>(queries[q].scores);
+        QUIRE_UNROLLED for (int w = 0; w < kWide; ++w) {
+            if constexpr (kIsInt8<Number>) {
+                sums[q][w] = {};
+            } else {
+                sums[q][w] = load(queries[q].sums + d + w * kLanes);
+            }
+        }
     }
     for (int step = first_step; step < end_step;) {
         const int group = step / kGroupSteps, end_of_group = least((group + 1) * kGroupSteps, end_step);
@@ -214,7 +253,7 @@ void add_wide(Query* queries, const Tile<Number>& tile, int first_step, int end_
             typename Each::Vector values[kWide];
             QUIRE_UNROLLED for (int w = 0; w < kWide; ++w) {
                 values[w] = Each::weights(tile.values[group] + at + w * kStepNumbers);
-                if constexpr (kCount == 1) {
+                if constexpr (kCount == 1 && !kIsInt8<Number>) {
                     const int place = step * Each::kInputs;
                     values[w] = Each::between(values[w], queries[0].first - place, queries[0].end - place);
                 }
@@ -227,7 +266,14 @@ void add_wide(Query* queries, const Tile<Number>& tile, int first_step, int end_
         }
     }
     QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {
-        QUIRE_UNROLLED for (int w = 0; w < kWide; ++w) store(queries[q].sums + d + w * kLanes, sums[q][w]);
+        QUIRE_UNROLLED for (int w = 0; w < kWide; ++w) {
+            float* to = queries[q].sums + d + w * kLanes;
+            if constexpr (kIsInt8<Number>) {
+                store(to, fma(to_floats(sums[q][w]), broadcast(queries[q].weight_scale), load(to)));
+            } else {
+                store(to, sums[q][w]);
+            }
+        }
     }
 }
 
@@ -247,14 +293,20 @@ void add_values(Query* queries, const Tile<Number>& tile, int first_step, int en
 
 // One tile for kCount queries that all see some of it. They stand in the order of their positions,
 // so what they see begins and ends in that order: the steps that all of them see whole go together, the
-// ones before and after one query at a time.
+// ones before and after one query at a time. Of int8 all go together, whose sums must become floats at
+// once, and to which a weight of zero adds nothing.
 template <int kCount, typename Number>
 void attend_tile(const AttentionTask& task, Query* queries, const Tile<Number>& tile) {
     constexpr int kInputs = Step<Number>::kInputs;
     const int head_dim = task.kv.head_dim, value_stride = task.kv.value_stride();
     const int first = queries[0].first, end = queries[kCount - 1].end;
-    score<kCount>(queries, tile, head_dim, task.scale, first / kLanes, pieces_of(end, kLanes));
-    for (int q = 0; q < kCount; ++q) weigh<Number>(queries + q, task.soft_cap, value_stride);
+    const int group = first / kLanes, end_group = pieces_of(end, kLanes);
+    score<kCount>(queries, tile, head_dim, group, end_group);
+    for (int q = 0; q < kCount; ++q) weigh(queries + q, tile, task.soft_cap, value_stride, group, end_group);
+    if constexpr (kIsInt8<Number>) {
+        add_values<kCount>(queries, tile, first / kInputs, pieces_of(end, kInputs), value_stride);
+        return;
+    }
     int all_first = pieces_of(queries[kCount - 1].first, kInputs), all_end = queries[0].end / kInputs;
     if (kCount == 1 || all_first >= all_end) all_first = all_end = kAttentionTile / kInputs;
     const auto add_alone = [&](int q, int from, int to) {
@@ -301,47 +353,13 @@ void attend(const AttentionTask& task, Query* queries, int count, std::int64_t b
         if (low >= high) continue;
         Tile<Number> tile;
         const int first = queries[low].first, end = queries[high - 1].end;
-        locate(task, start, first, end, tile.keys, tile.values);
+        locate(task, start, first, end, &tile);
         const std::int64_t next = start + kAttentionTile;
         Tile<Number> coming;
         const int num_coming = next >= limit ? 0 : limit - next < kAttentionTile ? limit - next : kAttentionTile;
-        locate(task, next, 0, num_coming, coming.keys, coming.values);
+        locate(task, next, 0, num_coming, &coming);
         look_ahead(first / kLanes, pieces_of(end, kLanes), coming, pieces_of(num_coming, kLanes), &tile);
         attend_some(task, queries + low, high - low, tile);
-    }
-}
-
-void round_to(float* to, const float* from, int count) { std::memcpy(to, from, count * sizeof(float)); }
-
-void round_to(std::uint16_t* to, const float* from, int count) {
-    for (int i = 0; i < count; ++i) {
-        std::uint32_t bits;
-        std::memcpy(&bits, from + i, sizeof bits);
-        const std::uint32_t nearest = bits + 0x7fffU + ((bits >> 16) & 1U);  // ties to even
-        const bool is_nan = (bits & 0x7fffffffU) > 0x7f800000U;              // stays one
-        to[i] = static_cast<std::uint16_t>((is_nan ? bits | 0x400000U : nearest) >> 16);
-    }
-}
-
-template <typename Number>
-void write_of(const PagedKv& kv, std::int64_t slot, int kv_head, const float* key, const float* value) {
-    constexpr int kInputs = Step<Number>::kInputs;
-    const std::size_t head = kv.head_offset(slot / kv.block_size, kv_head);
-    const int in_block = static_cast<int>(slot % kv.block_size), stride = kv.value_stride();
-    const int key_numbers = key_stride<Number>(kv.head_dim);
-    Number* keys = static_cast<Number*>(kv.keys) + head +
-                   static_cast<std::size_t>(in_block / kLanes) * kLanes * key_numbers + in_block % kLanes * kInputs;
-    Number* values = static_cast<Number*>(kv.values) + head +
-                     static_cast<std::size_t>(in_block / kInputs) * stride * kInputs + in_block % kInputs;
-    for (int start = 0; start < stride; start += kLanes) {
-        const int count = least(kLanes, kv.head_dim - start);
-        Number rounded[kLanes] = {};
-        round_to(rounded, key + start, count);
-        for (int i = 0; i < least(kLanes, key_numbers - start); ++i) {
-            keys[static_cast<std::size_t>((start + i) / kInputs) * kLanes * kInputs + i % kInputs] = rounded[i];
-        }
-        round_to(rounded, value + start, count);
-        for (int i = 0; i < kLanes; ++i) values[static_cast<std::size_t>(start + i) * kInputs] = rounded[i];
     }
 }
 
@@ -353,17 +371,19 @@ class Queries {
 
     // Some heads of one token.
     void add(int token, std::int64_t position, int first_head, int num_heads) {
-        using Input = typename Step<Number>::Input;
         const int head_dim = task_.kv.head_dim, value_stride = task_.kv.value_stride();
         for (int head = first_head; head < first_head + num_heads; ++head, ++count_) {
             const std::size_t column = static_cast<std::size_t>(task_.kv_head * task_.group + head) * head_dim;
             float* own = scratch_ + static_cast<std::size_t>(count_) * (2 * value_stride + kAttentionTile);
             Input* rounded = reinterpret_cast<Input*>(own + value_stride + kAttentionTile);
-            queries_[count_] = {.vector = Step<Number>::inputs(task_.query.row(token) + column, head_dim, rounded),
+            float scale = task_.scale;
+            queries_[count_] = {.vector = rounded_vector(task_.query.row(token) + column, head_dim, rounded, &scale),
                                 .scores = own + value_stride,
                                 .sums = own,
                                 .output = task_.output.row(token) + column,
                                 .position = position,
+                                .score_scale = scale,
+                                .weight_scale = 0.0F,
                                 .highest = kNothing,
                                 .total = 0.0F,
                                 .first = 0,
@@ -384,6 +404,20 @@ class Queries {
     int count() const { return count_; }
 
   private:
+    using Input = typename Step<Number>::Input;
+
+    // A query as steps want it; what it is to be multiplied with goes into the scale.
+    static const Input* rounded_vector(const float* row, int head_dim, Input* scratch, float* scale) {
+        if constexpr (kIsInt8<Number>) {
+            const Quantizer quantizer = quantizer_of(highest_size(row, head_dim), kMostInput);
+            quantize(row, head_dim, quantizer.factor, reinterpret_cast<std::int16_t*>(scratch));
+            *scale *= quantizer.scale;
+            return scratch;
+        } else {
+            return Step<Number>::inputs(row, head_dim, scratch);
+        }
+    }
+
     const AttentionTask& task_;
     float* scratch_;
     Query queries_[kAttentionQueries];
@@ -436,19 +470,14 @@ void attention_of(const AttentionTask& task, float* scratch) {
 
 }  // namespace
 
-void write_kv(const PagedKv& kv, std::int64_t slot, int kv_head, const float* key, const float* value) {
-    if (kv.type == NumberType::kFloat32) {
-        write_of<float>(kv, slot, kv_head, key, value);
-    } else {
-        write_of<std::uint16_t>(kv, slot, kv_head, key, value);
-    }
-}
-
 void attention(const AttentionTask& task, float* scratch) {
-    if (task.kv.type == NumberType::kFloat32) {
-        attention_of<float>(task, scratch);
-    } else {
-        attention_of<std::uint16_t>(task, scratch);
+    switch (task.kv.type) {
+        case NumberType::kFloat32:
+            return attention_of<float>(task, scratch);
+        case NumberType::kBfloat16:
+            return attention_of<std::uint16_t>(task, scratch);
+        case NumberType::kInt8:
+            return attention_of<CachedInt8>(task, scratch);
     }
 }
 

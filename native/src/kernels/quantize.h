@@ -15,11 +15,11 @@ struct Quantizer {
     float scale, factor;  // q = round(x * factor)
 };
 
-inline Quantizer quantizer_of(float highest) {
-    constexpr float kMostQ = 127.0F, kSmallest = 1e-30F;
+inline Quantizer quantizer_of(float highest, float most = 127.0F) {
+    constexpr float kSmallest = 1e-30F;
     if (!(highest <= std::numeric_limits<float>::max())) return {std::numeric_limits<float>::quiet_NaN(), 0.0F};
     if (highest < kSmallest) return {0.0F, 0.0F};
-    return {highest / kMostQ, kMostQ / highest};
+    return {highest / most, most / highest};
 }
 
 // Calls work(place, 16 numbers as floats); behind the last one stand zeros.

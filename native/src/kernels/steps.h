@@ -22,6 +22,7 @@ template <typename Number>
 struct Step {
     using Input = float;
     using Vector = Floats;
+    using Sum = Floats;
     static constexpr int kInputs = 1;
 
     static Vector weights(const Number* from) { return load(from); }
@@ -42,6 +43,7 @@ template <>
 struct Step<std::uint16_t> {
     using Input = std::uint32_t;  // two bfloat16, the first one in the lower half
     using Vector = __m512i;
+    using Sum = Floats;
     static constexpr int kInputs = 2;
 
     static Vector weights(const std::uint16_t* from) { return _mm512_loadu_si512(from); }
@@ -81,6 +83,64 @@ struct Step<std::uint16_t> {
 #endif
 
 // Of int8: `Stored` is what a number of a row is stored as; a weight q is stored as q ^ kFlip.
+//
+// In general weights are widened to 16 bits, as the numbers of a row are; two products and their sum are
+// one instruction where there is one.
+struct WidenedInt8 {
+    using Input = std::uint32_t;  // two numbers of 16 bits, the first one in the lower half
+    using Stored = std::int16_t;
+    using Sum = Ints;
+    static constexpr int kInputs = 2, kFlip = 0;
+
+#if defined(__AVX512BW__)
+    using Vector = __m512i;
+    static Vector weights(const void* from) {
+        return _mm512_maskz_cvtepi8_epi16(0xffffffff, _mm256_loadu_si256(static_cast<const __m256i*>(from)));
+    }
+    static Vector input(const Input* from) { return _mm512_set1_epi32(static_cast<int>(*from)); }
+    static Ints add(const Ints& sum, const Vector& input, const Vector& weights) {
+#if defined(__AVX512VNNI__)
+        return {{(IntPart)_mm512_dpwssd_epi32((__m512i)sum.part[0], weights, input)}};
+#else
+        return {{sum.part[0] + (IntPart)_mm512_madd_epi16(weights, input)}};
+#endif
+    }
+#elif defined(__AVX2__)
+    struct Vector {
+        __m256i part[kParts];
+    };
+    static Vector weights(const void* from) {
+        Vector result;
+        QUIRE_FOR_PARTS(i) {
+            const __m128i bytes = _mm_loadu_si128(static_cast<const __m128i*>(from) + i);
+            result.part[i] = _mm256_cvtepi8_epi16(bytes);
+        }
+        return result;
+    }
+    static __m256i input(const Input* from) { return _mm256_set1_epi32(static_cast<int>(*from)); }
+    static Ints add(const Ints& sum, const __m256i& input, const Vector& weights) {
+        Ints result;
+        QUIRE_FOR_PARTS(i) result.part[i] = sum.part[i] + (IntPart)_mm256_madd_epi16(weights.part[i], input);
+        return result;
+    }
+#else
+    using Vector = const std::int8_t*;
+    static Vector weights(const void* from) { return static_cast<const std::int8_t*>(from); }
+    static Input input(const Input* from) { return *from; }
+    static Ints add(const Ints& sum, Input input, Vector weights) {
+        const int first = static_cast<std::int16_t>(input), second = static_cast<std::int16_t>(input >> 16);
+        Ints result;
+        QUIRE_FOR_PARTS(i) {
+            for (int lane = 0; lane < kPartLanes; ++lane) {
+                const std::int8_t* pair = weights + (i * kPartLanes + lane) * kInputs;
+                result.part[i][lane] = sum.part[i][lane] + first * pair[0] + second * pair[1];
+            }
+        }
+        return result;
+    }
+#endif
+};
+
 #if defined(__AVX512VNNI__)
 // The instruction takes weights without a sign, q + 128, and what it adds too much, 128 times the sum of
 // the inputs, stands in the sum before the first step.
@@ -98,58 +158,17 @@ struct Step<std::int8_t> {
     }
 };
 #else
-// Weights are widened to 16 bits, two products and their sum are one instruction where there is one.
 template <>
-struct Step<std::int8_t> {
-    using Input = std::uint32_t;  // two numbers of 16 bits, the first one in the lower half
-    using Stored = std::int16_t;
-    static constexpr int kInputs = 2, kFlip = 0;
+struct Step<std::int8_t> : WidenedInt8 {};
+#endif
 
-#if defined(__AVX512BW__)
-    using Vector = __m512i;
-    static Vector weights(const std::int8_t* from) {
-        return _mm512_maskz_cvtepi8_epi16(0xffffffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-    }
-    static Vector input(const Input* from) { return _mm512_set1_epi32(static_cast<int>(*from)); }
-    static Ints add(const Ints& sum, const Vector& input, const Vector& weights) {
-        return {{ sum.part[0] + (IntPart)_mm512_madd_epi16(weights, input) }};
-    }
-#elif defined(__AVX2__)
-    struct Vector {
-        __m256i part[kParts];
-    };
-    static Vector weights(const std::int8_t* from) {
-        Vector result;
-        QUIRE_FOR_PARTS(i) {
-            const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + i);
-            result.part[i] = _mm256_cvtepi8_epi16(bytes);
-        }
-        return result;
-    }
-    static __m256i input(const Input* from) { return _mm256_set1_epi32(static_cast<int>(*from)); }
-    static Ints add(const Ints& sum, const __m256i& input, const Vector& weights) {
-        Ints result;
-        QUIRE_FOR_PARTS(i) result.part[i] = sum.part[i] + (IntPart)_mm256_madd_epi16(weights.part[i], input);
-        return result;
-    }
-#else
-    using Vector = const std::int8_t*;
-    static Vector weights(const std::int8_t* from) { return from; }
-    static Input input(const Input* from) { return *from; }
-    static Ints add(const Ints& sum, Input input, Vector weights) {
-        const int first = static_cast<std::int16_t>(input), second = static_cast<std::int16_t>(input >> 16);
-        Ints result;
-        QUIRE_FOR_PARTS(i) {
-            for (int lane = 0; lane < kPartLanes; ++lane) {
-                const std::int8_t* pair = weights + (i * kPartLanes + lane) * kInputs;
-                result.part[i][lane] = sum.part[i][lane] + first * pair[0] + second * pair[1];
-            }
-        }
-        return result;
-    }
-#endif
-};
-#endif
+// A number of a key or a value that is stored as int8. What it is multiplied with has 16 bits everywhere.
+enum class CachedInt8 : std::int8_t {};
+
+template <>
+struct Step<CachedInt8> : WidenedInt8 {};
+
+inline Floats to_floats(const Floats& value) { return value; }
 
 template <typename Number>
 int num_steps(int num_inputs) {
