@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import random
 import time
 from collections.abc import Iterator
@@ -21,9 +20,9 @@ from quire.cli.bench.model_costs import ModelCosts, model_costs
 from quire.cli.bench.page import Tell, run_page
 from quire.cli.bench.report import Goal, Section, cell
 from quire.cli.bench.samples import percentile, summarize
+from quire.cli.bench.shapes import measured_config
 from quire.cli.bench.throughput import describe_engine
 from quire.cli.bench.workload_file import WorkloadRequest
-from quire.cli.engine_options import engine_config
 from quire.core.byte_sizes import format_bytes
 from quire.core.config import EngineConfig
 from quire.core.errors import ExecutionError, InvalidConfigError
@@ -51,6 +50,11 @@ class DecodeRun:
     bound_s: float | None
 
     @property
+    def outside_share(self) -> float:
+        """What is spent outside of the decoder, in percent: sampling, the arrays of a step, and the engine itself."""
+        return 100 * (1 - self.decoder_s / sum(self.step_s))
+
+    @property
     def bound_share(self) -> float:
         """The bound in percent of the median step."""
         return 100 * (self.bound_s or 0.0) / summarize(self.step_s).median
@@ -74,16 +78,17 @@ class PrefillRun:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, print, and write what was asked for; returns the exit status."""
-    config = with_room(engine_config(options, os.environ), max(*options.sequences, options.chats + 1))
 
     def measure(tell: Tell) -> Iterator[Section]:
-        tell(f"loading {config.model}")
-        with MeasuredEngine(config) as engine:
-            engine.warm_up()
-            bench = LatencyBench(engine, options, tell)
-            sections = [bench.measure_decode(), bench.measure_prefill(), *bench.measure_disturbance()]
-            yield describe_engine(engine)
-            yield from sections
+        with measured_config(options) as settings:
+            config = with_room(settings, max(*options.sequences, options.chats + 1))
+            tell(f"loading {config.model}")
+            with MeasuredEngine(config) as engine:
+                engine.warm_up()
+                bench = LatencyBench(engine, options, tell)
+                sections = [bench.measure_decode(), bench.measure_prefill(), *bench.measure_disturbance()]
+                yield describe_engine(engine)
+                yield from sections
 
     return run_page(options, "Latency", measure)
 
@@ -131,7 +136,7 @@ class LatencyBench:
             "time to read the weights and the keys and values once, at the bandwidth measured right before."
         )
         header = ("context", "sequences", "step, ms", "p99, ms", "tok/s", "bound, ms", "% of bound", "GB/s read")
-        shares = ("outside of the executor, %", "in the decoder, %")
+        shares = ("outside of the decoder, %", "… of it outside of the executor, %")
         rows = [self._decode_row(case, found) for case, found in runs.items()]
         samples: dict[str, object] = {
             f"{c} tokens, {n} sequences": [asdict(r) for r in f] for (c, n), f in runs.items()
@@ -184,8 +189,8 @@ class LatencyBench:
             cell(summarize([1e3 * bound for bound in bounds]) if bounds else None),
             cell(summarize([run.bound_share for run in runs]) if bounds else None),
             cell(summarize([size / step / 1e9 for size, step in zip(read, medians, strict=True)]) if read else None),
+            cell(summarize([run.outside_share for run in runs])),
             cell(summarize([100 * run.engine_s / sum(run.step_s) for run in runs])),
-            cell(summarize([100 * run.decoder_s / sum(run.step_s) for run in runs])),
         )
 
     def _decode_goals(self, runs: dict[tuple[int, int], list[DecodeRun]]) -> list[Goal]:
@@ -196,8 +201,8 @@ class LatencyBench:
                 share = summarize([run.bound_share for run in found]).median
                 goals.append(Goal(f"{what}: % of the bound", share, MIN_DECODE_SHARE[count], at_least=True))
             if count in MAX_ENGINE_SHARE:
-                share = summarize([100 * run.engine_s / sum(run.step_s) for run in found]).median
-                goals.append(Goal(f"{what}: outside of the executor, %", share, MAX_ENGINE_SHARE[count]))
+                share = summarize([run.outside_share for run in found]).median
+                goals.append(Goal(f"{what}: outside of the decoder, %", share, MAX_ENGINE_SHARE[count]))
         return goals
 
     # ---- prefill ----------------------------------------------------------------------------------------------
@@ -251,7 +256,8 @@ class LatencyBench:
         if fitting:
             sizes = options.chats, max(fitting), options.steps
             self._require_room(CHAT_TOKENS + max(fitting) // options.chats, options.chats + 1)
-            yield measure_disturbance(self._engine, sizes, options.repeat, self._prompt, self._tell)
+            section = measure_disturbance(self._engine, sizes, options.repeat, self._prompt, self._tell)
+            yield section if self._has_goals else replace(section, goals=[])
 
     # ---- prompts ----------------------------------------------------------------------------------------------
 

@@ -33,14 +33,14 @@ NOT_CLAIMED = "**The machine was busy. Neither numbers nor ratios are a claim: t
 
 
 def run_page(options: argparse.Namespace, title: str, measure: Callable[[Tell], Iterable[Section]]) -> int:
-    """Measure, print, and write what was asked for (`json`, `markdown`); returns the exit status."""
+    """Measure, print, and write what was asked for (`json`, `markdown`, `title`); returns the exit status."""
     facts, others = start_facts(), OthersMeter()
     tell(f"load average {_number(facts['load_average'])}")
     if is_loaded(facts):
         tell(f"warning: above {MAX_IDLE_LOAD}, so something else is running: these numbers are no claim")
     sections = list(measure(tell))
     facts["processors_busy_with_others"] = others.num_busy()
-    report = render_page(facts, title, sections)
+    report = render_page(facts, options.title or title, sections)
     print(report)
     if options.markdown:
         write_part(options.markdown, report)
