@@ -124,6 +124,7 @@ def test_latency(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # The newest token of three sequences attends to about three times as many as that of one.
     assert 2.5 < three[0]["kv_bytes"] / one[0]["kv_bytes"] < 4
     assert all(run["bound_s"] > 0 for run in one)
+    assert 2.5 < three[0]["num_operations"] / one[0]["num_operations"] < 4
     assert list(samples["Prefill"]) == ["40 tokens"]
     for run in samples["Chats beside a prompt"]["runs"]:
         assert len(run["quiet_s"]) == 2 * 4  # two chats, four steps
@@ -358,6 +359,7 @@ def test_costs_of_the_guide() -> None:
     weights = costs.numbers_per_token * 2 + costs.numbers_of_head
     attended = (1 + 2) * len(spec.layers)
     assert costs.prompt_operations(2) == 2 * (weights + 2 * heads * attended)
+    assert costs.decode_operations([1, 2]) == costs.prompt_operations(2) + 2 * costs.numbers_of_head
 
 
 def test_native_measurements_refuse_what_does_not_fit() -> None:

@@ -1,7 +1,8 @@
 """`quire bench latency`: single steps, and what a step should take at the least.
 
 A step of decodes must read the weights and the keys and values of its sequences. Their bytes, divided by the bandwidth
-that was measured right before, are its bound. A prompt is held to the arithmetic of the instruction set.
+that was measured right before, are its bound. A prompt is held to the arithmetic of the instruction set, which bounds
+steps of many decodes, too.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class DecodeRun:
     engine_s: float
     decoder_s: float
     kv_bytes: float  # mean over the steps
+    num_operations: float  # likewise
     bandwidth: float
+    arithmetic: float | None
     bound_s: float | None
 
     @property
@@ -58,6 +61,13 @@ class DecodeRun:
     def bound_share(self) -> float:
         """The bound in percent of the median step."""
         return 100 * (self.bound_s or 0.0) / summarize(self.step_s).median
+
+    @property
+    def arithmetic_share(self) -> float | None:
+        """Percent of the machine's arithmetic that the median step reached."""
+        if not self.num_operations or self.arithmetic is None:
+            return None
+        return 100 * self.num_operations / summarize(self.step_s).median / self.arithmetic
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +146,7 @@ class LatencyBench:
             "time to read the weights and the keys and values once, at the bandwidth measured right before."
         )
         header = ("context", "sequences", "step, ms", "p99, ms", "tok/s", "bound, ms", "% of bound", "GB/s read")
-        shares = ("outside of the decoder, %", "… of it outside of the executor, %")
+        shares = ("% of the arithmetic", "outside of the decoder, %", "… of it outside of the executor, %")
         rows = [self._decode_row(case, found) for case, found in runs.items()]
         samples: dict[str, object] = {
             f"{c} tokens, {n} sequences": [asdict(r) for r in f] for (c, n), f in runs.items()
@@ -146,7 +156,7 @@ class LatencyBench:
     def _decode(self, context: int, num_sequences: int) -> DecodeRun:
         """Run prompts until all sequences decode, then time so many steps; the context is reached in their middle."""
         engine, num_steps = self._engine, self._options.steps
-        bandwidth = self._limits.bandwidth()
+        bandwidth, arithmetic = self._limits.bandwidth(), self._limits.arithmetic()
         started = set[str]()
         length = max(1, context - num_steps // 2)
         for index in range(num_sequences):
@@ -154,31 +164,42 @@ class LatencyBench:
         while len(started) < num_sequences:
             started.update(update.request_id for update in engine.client.receive() if update.token_ids)
         engine.watch.reset()
-        step_s, kv_bytes = [], []
+        step_s, kv_bytes, operations = [], [], []
         for _ in range(num_steps):
             begun = time.perf_counter()
             engine.client.receive()
             step_s.append(time.perf_counter() - begun)
-            kv_bytes.append(self._check_step(num_sequences))
+            lengths = self._check_step(num_sequences)
+            kv_bytes.append(0 if self._costs is None else self._costs.kv_bytes(lengths))
+            operations.append(0 if self._costs is None else self._costs.decode_operations(lengths))
         for request_id in started:
             engine.client.abort(request_id)
         mean_kv_bytes = sum(kv_bytes) / num_steps
         bound_s = None if self._costs is None else (self._costs.step_bytes + mean_kv_bytes) / bandwidth
         engine_s, decoder_s = sum(step_s) - engine.watch.executor_s, engine.watch.decoder_s
-        return DecodeRun(step_s, engine_s, decoder_s, mean_kv_bytes, bandwidth, bound_s)
+        return DecodeRun(
+            step_s=step_s,
+            engine_s=engine_s,
+            decoder_s=decoder_s,
+            kv_bytes=mean_kv_bytes,
+            num_operations=sum(operations) / num_steps,
+            bandwidth=bandwidth,
+            arithmetic=arithmetic,
+            bound_s=bound_s,
+        )
 
-    def _check_step(self, num_sequences: int) -> int:
-        """Return the bytes of keys and values that the last step had to read; raises if it was no step of decodes."""
+    def _check_step(self, num_sequences: int) -> list[int]:
+        """Return how many tokens each of the last step's attended to; raises if it was no step of decodes."""
         plan = self._engine.watch.last_plan
         if plan is None or len(plan.rows) != num_sequences or plan.num_tokens != num_sequences:
             raise ExecutionError(f"{num_sequences} sequences do not decode side by side")
-        lengths = [start + count for start, count in zip(plan.starts, plan.counts, strict=True)]
-        return 0 if self._costs is None else self._costs.kv_bytes(lengths)
+        return [start + count for start, count in zip(plan.starts, plan.counts, strict=True)]
 
     def _decode_row(self, case: tuple[int, int], runs: list[DecodeRun]) -> tuple[str, ...]:
         context, count = case
         medians = [summarize(run.step_s).median for run in runs]
         bounds = [run.bound_s for run in runs if run.bound_s is not None]
+        arithmetic = [run.arithmetic_share for run in runs if run.arithmetic_share is not None]
         read = [] if self._costs is None else [self._costs.step_bytes + run.kv_bytes for run in runs]
         return (
             f"{context:,}",
@@ -189,6 +210,7 @@ class LatencyBench:
             cell(summarize([1e3 * bound for bound in bounds]) if bounds else None),
             cell(summarize([run.bound_share for run in runs]) if bounds else None),
             cell(summarize([size / step / 1e9 for size, step in zip(read, medians, strict=True)]) if read else None),
+            cell(summarize(arithmetic) if arithmetic else None),
             cell(summarize([run.outside_share for run in runs])),
             cell(summarize([100 * run.engine_s / sum(run.step_s) for run in runs])),
         )
