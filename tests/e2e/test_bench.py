@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -471,6 +473,7 @@ def test_a_comparison_writes_a_page_samples_and_a_plot(single: Path, tmp_path: P
     assert "| quire small" in page
     assert "| fake 1" in page
     assert "single: decode, tok/s: quire to the best of vLLM" in page
+    assert re.search(r"\| ratio of quire +\| ratio of quire small +\|", page)
     (samples,) = (tmp_path / "results").glob("*.json")
     repeats = json.loads(samples.read_text(encoding="utf-8"))["samples"]["Results"]["repeats"]
     assert [list(repeat) for repeat in repeats] == [["quire", "quire small", "vLLM"], ["quire small", "vLLM", "quire"]]
@@ -478,6 +481,32 @@ def test_a_comparison_writes_a_page_samples_and_a_plot(single: Path, tmp_path: P
     assert f"](results/{plot.name})" in page
     texts = [element.text for element in ElementTree.parse(plot).iter() if element.tag.endswith("text")]
     assert {"quire", "quire small", "vLLM", "single: decode, tok/s"} <= set(texts)
+
+
+def test_every_variant_is_held_to_the_bounds_that_bear_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    comparison = importlib.import_module("comparison")
+
+    def lines(decode: float, output: float) -> list[dict[str, Any]]:
+        return [
+            {"workload": "single", "decode_tok_s": decode, "version": "1", "dtype": "x"},
+            {"workload": "mixed", "out_tok_s": output, "version": "1", "dtype": "x"},
+        ]
+
+    repeat = {
+        "quire": lines(20, 340), "quire int8": lines(60, 360), "vLLM": lines(10, 140), "OpenVINO": lines(16, 200),
+        "llama.cpp": lines(40, 30),
+    }  # fmt: skip
+    found = comparison.Comparison(dict.fromkeys(repeat, ""), [repeat])
+    (_, results) = found.sections()
+    assert [(goal.text, round(goal.measured, 3), goal.bound, goal.is_met) for goal in results.goals] == [
+        ("single: decode, tok/s: quire to the best of vLLM, OpenVINO", 1.25, 1.2, True),
+        ("mixed: output, tok/s: quire to the best of vLLM, OpenVINO", 1.7, 1.7, True),
+        ("mixed: output, tok/s: quire int8 to the best of vLLM, OpenVINO", 1.8, 2.4, False),
+        ("single: decode, tok/s: quire int8 to the best of llama.cpp", 1.5, 1.2, True),
+    ]
+    single = results.rows[0]
+    assert single[-2:] == ("0.500× (0.500–0.500)", "1.50× (1.50–1.50)")
 
 
 def test_a_peer_that_fails_is_left_out(single: Path, tmp_path: Path) -> None:
