@@ -1,9 +1,10 @@
 """Keys and values of many layers in paged memory, for attention to be timed over them.
 
 shuffled     ├ block ┼ block ┼ block ┼ block ┼ …    the blocks of all sequences, dealt out at random
+in order     ├ block ┼ block ┼ block ┼ block ┼ …    those of sequence 0, then those of sequence 1
 contiguous   ├ sequence 0 ───┼ sequence 1 ───┼ …    the same memory, a sequence in one block of its own
 
-Both are read by the same kernel, and both are the same bytes: where the system has put them decides nothing.
+All are read by the same kernel, and all are the same bytes: where the system has put them decides nothing.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
 PANEL_WIDTH = 16
 BFLOAT16_BYTES = 2
+SHUFFLED, IN_ORDER, CONTIGUOUS = "shuffled", "in order", "contiguous"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +56,15 @@ class PagedLayers:
             ]
         except MemoryError as error:
             raise InvalidConfigError("working set", num_bytes, "bytes that fit into memory") from error
-        blocks = np.random.default_rng(0).permutation(np.arange(num_blocks, dtype=np.int64))
-        self.shuffled = Layout(layers, blocks.reshape(num_sequences, blocks_each))
+        blocks = np.arange(num_blocks, dtype=np.int64).reshape(num_sequences, blocks_each)
+        shuffled = np.random.default_rng(0).permutation(blocks.ravel()).reshape(blocks.shape)
         whole = (num_sequences, blocks_each * block_size, num_kv_heads, stored_dim)
-        self.contiguous = Layout(
-            [(keys.reshape(whole), values.reshape(whole)) for keys, values in layers],
-            np.arange(num_sequences, dtype=np.int64).reshape(num_sequences, 1),
-        )
+        pieces = [(keys.reshape(whole), values.reshape(whole)) for keys, values in layers]
+        self.layouts = {
+            SHUFFLED: Layout(layers, shuffled),
+            IN_ORDER: Layout(layers, blocks),
+            CONTIGUOUS: Layout(pieces, np.arange(num_sequences, dtype=np.int64).reshape(num_sequences, 1)),
+        }
         self._lengths = np.full(num_sequences, num_tokens, np.int64)
 
     def attend(self, kernels: Kernels, team: ThreadTeam, layout: Layout) -> float:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from quire.cli.bench.attention_layout import PagedLayers
+from quire.cli.bench.attention_layout import CONTIGUOUS, IN_ORDER, SHUFFLED, PagedLayers
 from quire.cli.bench.limits import MachineLimits
 from quire.cli.bench.page import Tell, run_page
 from quire.cli.bench.report import Goal, Section, cell
@@ -218,29 +218,32 @@ class KernelBench:
             for block_size in self._options.block_sizes:
                 found = self._attention(shape, num_sequences, num_tokens, block_size)
                 what = f"{num_sequences} × {num_tokens:,}"
-                paged = ratios(found.shuffled_s, found.contiguous_s)
-                speeds = [found.num_bytes / seconds / 1e9 for seconds in found.shuffled_s]
+                shuffled_s = found.seconds[SHUFFLED]
+                paged = summarize(ratios(shuffled_s, found.seconds[CONTIGUOUS]))
+                speeds = [found.num_bytes / seconds / 1e9 for seconds in shuffled_s]
                 shares = [100 * 1e9 * s / bandwidth for s, bandwidth in zip(speeds, found.bandwidth, strict=True)]
                 rows.append(
                     (
                         what,
                         str(block_size),
-                        cell(summarize([1e3 * seconds / found.num_layers for seconds in found.shuffled_s])),
+                        cell(summarize([1e3 * seconds / found.num_layers for seconds in shuffled_s])),
                         cell(summarize(speeds)),
                         cell(summarize(shares)),
-                        cell(summarize(paged)),
+                        cell(summarize(ratios(shuffled_s, found.seconds[IN_ORDER]))),
+                        cell(paged),
                     )
                 )
                 samples[f"{what}, blocks of {block_size}"] = asdict(found)
                 if self._options.working_set >= GOAL_BYTES:
                     label = f"{shape.name}, {what}, blocks of {block_size}"
-                    goals += _attention_goals(label, block_size, summarize(shares).median, summarize(paged).median)
+                    goals += _attention_goals(label, block_size, summarize(shares).median, paged.median)
         text = (
             f"{shape.num_heads} heads over {shape.num_kv_heads}, head_dim {shape.head_dim}, bfloat16, a decode of "
-            f"every sequence; times of one layer, blocks shuffled. Median of {self._repeat} runs (min–max); contiguous "
-            f"is the same kernel over the same memory, a sequence in one piece, {ATTENTION_PASSES} passes each in turn."
+            f"every sequence; times of one layer, blocks shuffled. Median of {self._repeat} runs (min–max). The same "
+            f"kernel reads the same memory as blocks in order, and contiguous, a sequence in one piece; "
+            f"{ATTENTION_PASSES} passes each, in turn."
         )
-        header = ("decodes", "block", "ms", "GB/s", "% of the bandwidth", "paged to contiguous")
+        header = ("decodes", "block", "ms", "GB/s", "% of the bandwidth", "to in order", "to contiguous")
         return Section(f"Paged attention: {shape.name}", text, header, rows, samples, goals)
 
     def _attention(self, shape: KernelShape, num_sequences: int, num_tokens: int, block_size: int) -> AttentionRuns:
@@ -249,28 +252,27 @@ class KernelBench:
         layers = PagedLayers(
             heads, num_sequences, num_tokens, block_size=block_size, num_bytes=self._options.working_set
         )
-        runs = AttentionRuns(layers.num_layers, layers.num_bytes, [], [], [])
+        runs = AttentionRuns(layers.num_layers, layers.num_bytes, [], {name: [] for name in layers.layouts})
         for _ in range(self._repeat):
             runs.bandwidth.append(limits.bandwidth())
-            shuffled, contiguous = list[float](), list[float]()
+            passes: dict[str, list[float]] = {name: [] for name in layers.layouts}
             for index in range(ATTENTION_PASSES):
-                turns = [(layers.shuffled, shuffled), (layers.contiguous, contiguous)]
-                for layout, seconds in turns if index % 2 else reversed(turns):
-                    seconds.append(layers.attend(limits.kernels, limits.team, layout))
-            runs.shuffled_s.append(summarize(shuffled).median)
-            runs.contiguous_s.append(summarize(contiguous).median)
+                names = list(layers.layouts)
+                for name in names if index % 2 else reversed(names):
+                    passes[name].append(layers.attend(limits.kernels, limits.team, layers.layouts[name]))
+            for name, seconds in passes.items():
+                runs.seconds[name].append(summarize(seconds).median)
         return runs
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionRuns:
-    """Seconds of attention over all layers, one entry a run."""
+    """Seconds of attention over all layers, by the name of the layout, one entry a run."""
 
     num_layers: int
     num_bytes: int
     bandwidth: list[float]
-    shuffled_s: list[float]
-    contiguous_s: list[float]
+    seconds: dict[str, list[float]]
 
 
 def _attention_goals(label: str, block_size: int, share: float, paged: float) -> list[Goal]:
