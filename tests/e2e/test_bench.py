@@ -25,6 +25,7 @@ from quire.cli.bench.measured_engine import MeasuredEngine, WatchedRunner
 from quire.cli.bench.model_costs import model_costs
 from quire.cli.bench.shapes import CONFIGS, kernel_shape, write_random_checkpoint
 from quire.cli.bench.workload_file import WorkloadRequest
+from quire.compute.weights.decoder_weights import weight_bytes
 from quire.core.config import EngineConfig
 from quire.core.errors import CheckpointError, ExecutionError
 from quire.engine.factory import plan_engine
@@ -360,6 +361,8 @@ def test_costs_of_the_guide() -> None:
     assert costs.step_bytes == backend.weight_bytes  # the embedding is the head, so all is read
     assert costs.kv_bytes([3, 5]) == 8 * backend.kv_spec.bytes_per_token
     heads = spec.attention.num_heads * spec.attention.head_dim
+    assert costs.numbers_of_head == spec.vocab_size * spec.hidden_size
+    assert costs.numbers_per_token == weight_bytes(spec, "float32") // 4 - costs.numbers_of_head
     weights = costs.numbers_per_token * 2 + costs.numbers_of_head
     attended = (1 + 2) * len(spec.layers)
     assert costs.prompt_operations(2) == 2 * (weights + 2 * heads * attended)

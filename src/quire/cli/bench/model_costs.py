@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from quire.compute.models.base import DecoderSpec
+from quire.compute.weights.decoder_weights import weight_bytes
 from quire.core.kv_spec import DTYPE_BYTES, KVCacheSpec
 from quire.engine.factory import Backend
 
@@ -61,10 +62,11 @@ def model_costs(spec: DecoderSpec, backend: Backend) -> ModelCosts | None:
         positions = (spec.context_length + spec.learned_positions) * spec.hidden_size
     # Rows of an embedding and of positions are looked up, but the head is read whole; norms are too small to matter.
     looked_up = (0 if spec.tied_head else embedding) + positions
-    step_bytes = backend.weight_bytes - looked_up * width
+    # How many numbers there are is asked of the spec: weights may be stored in fewer bytes than activations.
+    num_numbers = weight_bytes(spec, "float32") // DTYPE_BYTES["float32"]
     return ModelCosts(
-        step_bytes=step_bytes,
-        numbers_per_token=step_bytes // width - embedding,
+        step_bytes=backend.weight_bytes - looked_up * width,
+        numbers_per_token=num_numbers - looked_up - embedding,
         numbers_of_head=embedding,
         attention_size=spec.attention.num_heads * spec.attention.head_dim,
         kv_spec=backend.kv_spec,
