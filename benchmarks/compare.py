@@ -80,7 +80,8 @@ def engines_of(options: argparse.Namespace) -> Iterator[Engine]:
     }
     for name, arguments in variants.items():
         command = [sys.executable, str(HERE / "bench_quire.py"), "--model", options.model, "--kv-memory", f"{gib}GiB"]
-        yield Engine(name, [*command, *shlex.split(arguments)], with_options(f"bfloat16, {gib} GiB", arguments))
+        how = f"{gib} GiB" if "--kv-dtype" in arguments else f"bfloat16, {gib} GiB"
+        yield Engine(name, [*command, *shlex.split(arguments)], with_options(how, arguments))
     if options.vllm_python:
         command = [options.vllm_python, str(runners / "bench_vllm.py"), "--model", options.model]
         how = f"as the weights (bfloat16), {gib} GiB"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,11 +17,17 @@ import numpy as np
 import pytest
 
 from quire import cli
+from quire.cli.bench import SHAPES
+from quire.cli.bench.attention_layout import PagedLayers
+from quire.cli.bench.installation import installed_bytes
+from quire.cli.bench.kernels import ProductRun, together
 from quire.cli.bench.measured_engine import MeasuredEngine, WatchedRunner
 from quire.cli.bench.model_costs import model_costs
+from quire.cli.bench.shapes import CONFIGS, kernel_shape, write_random_checkpoint
 from quire.cli.bench.workload_file import WorkloadRequest
+from quire.compute.weights.decoder_weights import weight_bytes
 from quire.core.config import EngineConfig
-from quire.core.errors import ExecutionError
+from quire.core.errors import CheckpointError, ExecutionError
 from quire.engine.factory import plan_engine
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -118,6 +127,7 @@ def test_latency(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # The newest token of three sequences attends to about three times as many as that of one.
     assert 2.5 < three[0]["kv_bytes"] / one[0]["kv_bytes"] < 4
     assert all(run["bound_s"] > 0 for run in one)
+    assert 2.5 < three[0]["num_operations"] / one[0]["num_operations"] < 4
     assert list(samples["Prefill"]) == ["40 tokens"]
     for run in samples["Chats beside a prompt"]["runs"]:
         assert len(run["quiet_s"]) == 2 * 4  # two chats, four steps
@@ -151,6 +161,34 @@ def test_memory(workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert held["planned"]["weights"] > 0
 
 
+def test_startup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    samples = bench("startup", "guide", *SMALL, "--repeat", "1", "--read-size", "1MiB", folder=tmp_path)
+    printed = capsys.readouterr().out
+    assert "process start to the first token, s" in printed
+    assert "installed beside numpy, MB" in printed
+    guide, (load,) = samples["The guide"], samples["Loading"]["runs"]
+    assert 0 < guide["first_token_s"][0] <= guide["end_s"][0]
+    assert 0 < load["load_s"] < load["ready_s"]
+    assert load["weight_bytes"] > 1_000_000
+    assert load["peak_bytes"] is None or load["peak_bytes"] > load["weight_bytes"]
+
+
+def test_startup_says_what_a_process_has_said(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["guide", "--kv-memory", "1KiB", "--repeat", "1", "--read-size", "1MiB"]
+    assert cli.main(["bench", "startup", *arguments]) == cli.FAILED
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("quire: error: a process ended with status 1: ")
+    assert "kv_memory" in last
+
+
+def test_an_installation_is_counted_without_numpy() -> None:
+    found = installed_bytes()
+    assert {"quire", "tokenizers", "jinja2", "markupsafe"} <= set(found)
+    assert "numpy" not in found
+    assert found["quire"] > 1_000_000  # the guide's weights, if nothing else
+    assert all(size > 0 for size in found.values())
+
+
 def test_memory_brings_a_workload_of_its_own(tmp_path: Path) -> None:
     samples = bench("memory", "guide", *SMALL, "--limit", "2", folder=tmp_path)
     assert samples["KV waste"]["num_steps"] > 0
@@ -159,17 +197,52 @@ def test_memory_brings_a_workload_of_its_own(tmp_path: Path) -> None:
 def test_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--rows", "1", "3", "--block-sizes", "16", "32", "--decodes", "2x40", "--repeat", "1"]
     memory = ["--read-size", "1MiB", "--working-set", "100KiB", "--num-threads", "2"]
-    samples = bench("kernels", "--shapes", "tiny", *sizes, *memory, folder=tmp_path)
+    samples = bench("kernels", "--shape", "tiny", *sizes, *memory, folder=tmp_path)
     printed = capsys.readouterr().out
     assert "## Limits of the machine" in printed
     assert "## Goals" not in printed  # what caches serve is held to nothing
-    assert list(samples["Products: a tiny shape"]) == [
-        "gate, up, 1 rows", "gate, up, 3 rows", "down, 1 rows", "down, 3 rows"
-    ]  # fmt: skip
-    assert list(samples["Paged attention: a tiny shape"]) == ["2 × 40, blocks of 16", "2 × 40, blocks of 32"]
-    (product,) = samples["Products: a tiny shape"]["gate, up, 3 rows"]
+    matrices = ("query, key, value", "output", "gate, up", "down", "head", "all of a step")
+    products = samples["Products: tiny"]
+    assert set(products) == {f"{name}, {rows} rows" for name in matrices for rows in (1, 3)}
+    (product,), (step,) = products["gate, up, 3 rows"], products["all of a step, 3 rows"]
     assert product["num_operations"] == 2 * 3 * 96 * 64
     assert product["num_bytes"] == 2 * 96 * 64
+    numbers = 2 * (8 * 32 * 64 + 64 * 128 + 96 * 64 + 64 * 48) + 256 * 64  # two layers and the head
+    assert (step["num_operations"], step["num_bytes"]) == (2 * 3 * numbers, 2 * numbers)
+    assert list(samples["Paged attention: tiny"]) == ["2 × 40, blocks of 16", "2 × 40, blocks of 32"]
+    runs = samples["Paged attention: tiny"]["2 × 40, blocks of 16"]
+    assert {name: len(seconds) for name, seconds in runs["seconds"].items()} == {
+        "shuffled": 1, "in order": 1, "contiguous": 1
+    }  # fmt: skip
+
+
+def test_products_of_prompts_are_without_the_head(tmp_path: Path) -> None:
+    memory = ["--read-size", "1MiB", "--working-set", "1KiB", "--num-threads", "1", "--repeat", "1"]
+    samples = bench("kernels", "--only", "products", "--shape", "tiny", "--rows", "65", *memory, folder=tmp_path)
+    (step,), (head,) = (samples["Products: tiny"][f"{name}, 65 rows"] for name in ("all of a step", "head"))
+    assert step["num_bytes"] == 2 * 2 * (8 * 32 * 64 + 64 * 128 + 96 * 64 + 64 * 48)
+    assert head["num_bytes"] == 2 * 256 * 64
+
+
+def test_the_products_of_a_step_are_held_to_the_bounds_of_each() -> None:
+    first, second = ProductRun(2.0, 10, 100, 5.0, 50.0), ProductRun(8.0, 20, 200, 10.0, 100.0)
+    step = together([(3, first), (1, second)])
+    assert (step.seconds, step.num_bytes, step.num_operations) == (14.0, 50, 500)
+    assert step.read_share == pytest.approx(100 * (3 * 2.0 + 2.0) / 14.0)
+    assert step.arithmetic_share == pytest.approx(100 * (3 * 2.0 + 2.0) / 14.0)
+    assert together([(1, replace(first, arithmetic=None))]).arithmetic is None
+
+
+def test_shuffled_and_contiguous_memory_are_the_same_bytes() -> None:
+    layers = PagedLayers((4, 2, 32), 3, 40, block_size=16, num_bytes=100_000)
+    shuffled, in_order, contiguous = layers.layouts.values()
+    assert sorted(shuffled.tables.ravel()) == list(in_order.tables.ravel()) == list(range(9))
+    assert list(contiguous.tables.ravel()) == [0, 1, 2]
+    assert not np.array_equal(shuffled.tables.ravel(), np.arange(9))
+    for (keys, values), (whole_keys, whole_values) in zip(shuffled.layers, contiguous.layers, strict=True):
+        assert np.shares_memory(keys, whole_keys)
+        assert np.shares_memory(values, whole_values)
+        assert (keys.shape, whole_keys.shape) == ((9, 16, 2, 32), (3, 48, 2, 32))
 
 
 def test_sharing_writes_its_part_of_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -227,6 +300,45 @@ def test_a_request_that_cannot_be_served_is_an_error(tmp_path: Path, capsys: pyt
     assert "prompt" in capsys.readouterr().err.splitlines()[-1]
 
 
+# ---- shapes ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_shape_needs_no_checkpoint(tmp_path: Path) -> None:
+    sizes = ["--contexts", "8", "--sequences", "2", "--prompts", "8", "--steps", "2", "--repeat", "1", "--chats", "1"]
+    page = tmp_path / "RESULTS.md"
+    arguments = ["--shape", "tiny", *SMALL, *sizes, "--read-size", "1MiB", "--title", "Tiny", "--markdown", page]
+    samples = bench("latency", *arguments, folder=tmp_path)
+    assert list(samples["Decode"]) == ["8 tokens, 2 sequences"]
+    assert "\n## Tiny\n" in page.read_text(encoding="utf-8")
+
+
+def test_a_shape_is_no_model_beside_another(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "memory", "guide", "--shape", "tiny"]) == cli.MISUSED
+    assert "model is 'guide'; allowed: none beside --shape" in capsys.readouterr().err
+
+
+def test_named_shapes_are_those_that_the_options_name() -> None:
+    assert set(SHAPES) == set(CONFIGS)
+    shape = kernel_shape("llama-3.2-1b")
+    assert (shape.num_heads, shape.num_kv_heads, shape.head_dim) == (32, 8, 64)
+    sizes = {name: (each.num_outputs, each.num_inputs, each.count) for name, each in shape.matrices.items()}
+    assert sizes == {
+        "query, key, value": (3072, 2048, 16),
+        "output": (2048, 2048, 16),
+        "gate, up": (16_384, 2048, 16),
+        "down": (2048, 8192, 16),
+        "head": (128_256, 2048, 1),
+    }
+
+
+def test_the_shape_of_a_folder_is_that_of_its_settings(tmp_path: Path) -> None:
+    write_random_checkpoint(tmp_path / "model", "tiny")
+    folder = str(tmp_path / "model")
+    assert kernel_shape(folder) == replace(kernel_shape("tiny"), name=folder)
+    with pytest.raises(CheckpointError, match="not there"):
+        kernel_shape(str(tmp_path / "other"))
+
+
 # ---- what they stand on ---------------------------------------------------------------------------------------------
 
 
@@ -249,9 +361,12 @@ def test_costs_of_the_guide() -> None:
     assert costs.step_bytes == backend.weight_bytes  # the embedding is the head, so all is read
     assert costs.kv_bytes([3, 5]) == 8 * backend.kv_spec.bytes_per_token
     heads = spec.attention.num_heads * spec.attention.head_dim
+    assert costs.numbers_of_head == spec.vocab_size * spec.hidden_size
+    assert costs.numbers_per_token == weight_bytes(spec, "float32") // 4 - costs.numbers_of_head
     weights = costs.numbers_per_token * 2 + costs.numbers_of_head
     attended = (1 + 2) * len(spec.layers)
     assert costs.prompt_operations(2) == 2 * (weights + 2 * heads * attended)
+    assert costs.decode_operations([1, 2]) == costs.prompt_operations(2) + 2 * costs.numbers_of_head
 
 
 def test_native_measurements_refuse_what_does_not_fit() -> None:
@@ -363,6 +478,7 @@ def test_a_comparison_writes_a_page_samples_and_a_plot(single: Path, tmp_path: P
     assert "| quire small" in page
     assert "| fake 1" in page
     assert "single: decode, tok/s: quire to the best of vLLM" in page
+    assert re.search(r"\| ratio of quire +\| ratio of quire small +\|", page)
     (samples,) = (tmp_path / "results").glob("*.json")
     repeats = json.loads(samples.read_text(encoding="utf-8"))["samples"]["Results"]["repeats"]
     assert [list(repeat) for repeat in repeats] == [["quire", "quire small", "vLLM"], ["quire small", "vLLM", "quire"]]
@@ -370,6 +486,32 @@ def test_a_comparison_writes_a_page_samples_and_a_plot(single: Path, tmp_path: P
     assert f"](results/{plot.name})" in page
     texts = [element.text for element in ElementTree.parse(plot).iter() if element.tag.endswith("text")]
     assert {"quire", "quire small", "vLLM", "single: decode, tok/s"} <= set(texts)
+
+
+def test_every_variant_is_held_to_the_bounds_that_bear_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    comparison = importlib.import_module("comparison")
+
+    def lines(decode: float, output: float) -> list[dict[str, Any]]:
+        return [
+            {"workload": "single", "decode_tok_s": decode, "version": "1", "dtype": "x"},
+            {"workload": "mixed", "out_tok_s": output, "version": "1", "dtype": "x"},
+        ]
+
+    repeat = {
+        "quire": lines(20, 340), "quire int8": lines(60, 360), "vLLM": lines(10, 140), "OpenVINO": lines(16, 200),
+        "llama.cpp": lines(40, 30),
+    }  # fmt: skip
+    found = comparison.Comparison(dict.fromkeys(repeat, ""), [repeat])
+    (_, results) = found.sections()
+    assert [(goal.text, round(goal.measured, 3), goal.bound, goal.is_met) for goal in results.goals] == [
+        ("single: decode, tok/s: quire to the best of vLLM, OpenVINO", 1.25, 1.2, True),
+        ("mixed: output, tok/s: quire to the best of vLLM, OpenVINO", 1.7, 1.7, True),
+        ("mixed: output, tok/s: quire int8 to the best of vLLM, OpenVINO", 1.8, 2.4, False),
+        ("single: decode, tok/s: quire int8 to the best of llama.cpp", 1.5, 1.2, True),
+    ]
+    single = results.rows[0]
+    assert single[-2:] == ("0.500× (0.500–0.500)", "1.50× (1.50–1.50)")
 
 
 def test_a_peer_that_fails_is_left_out(single: Path, tmp_path: Path) -> None:

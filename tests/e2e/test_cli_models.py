@@ -309,6 +309,44 @@ def test_on_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(session: tuple[
     assert process.wait(60) == 0
 
 
+LOAD_SLOWLY = """
+import sys
+from quire import cli
+from quire.engine import progress
+progress.SHOWN_AFTER_S = 0.0
+sys.exit(cli.main(["generate", *sys.argv[1:]]))
+"""
+"""A command for which every load takes long enough to be shown."""
+
+
+def test_a_terminal_shows_how_far_the_loading_is_and_then_no_more(folder: str) -> None:
+    def seen(*arguments: str, term: str = "xterm") -> str:
+        ours, theirs = pty.openpty()
+        command = [sys.executable, "-c", LOAD_SLOWLY, folder, *QUICK, "-p", "hello", *arguments]
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, stderr=theirs, env={**os.environ, "TERM": term}, timeout=120, check=True
+        )
+        assert b"loading" not in done.stdout
+        os.write(theirs, b"<end>")
+        os.close(theirs)
+        text = read_until(ours, "<end>")
+        os.close(ours)
+        return text
+
+    text = seen()
+    assert re.match(r"\rloading 0 B of [\d.]+ \w+, 0 %\x1b\[K", text)
+    loading, model = text.rindex("loading"), text.index("Qwen3ForCausalLM")
+    assert loading < text.index("\r\x1b[K", loading) < model
+    assert "loading" not in seen("--quiet")
+    assert "loading" not in seen(term="dumb")
+
+
+def test_a_pipe_shows_nothing_of_the_loading(folder: str) -> None:
+    command = [sys.executable, "-c", LOAD_SLOWLY, folder, *QUICK, "-p", "hello"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "loading" not in done.stdout + done.stderr
+
+
 # ---- doctor ----------------------------------------------------------------------------------------------------------
 
 

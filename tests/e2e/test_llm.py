@@ -624,3 +624,12 @@ def test_the_table_at_the_start_adds_up(llm: LLM) -> None:
     table = str(llm.report)
     for fact in ("Qwen3ForCausalLM, 3 layers", "weights", "KV blocks", "activations", "rest of the process", "in all"):
         assert fact in table
+
+
+def test_who_asks_is_told_how_far_the_weights_are(capfd: pytest.CaptureFixture[str]) -> None:
+    noted: list[tuple[int, int]] = []
+    with LLM("guide", kv_memory="4MiB", note_loaded=lambda *found: noted.append(found)):
+        pass
+    assert noted[0][0] == 0
+    assert noted[-1][0] == noted[-1][1] > 0
+    assert capfd.readouterr() == ("", "")

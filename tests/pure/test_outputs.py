@@ -15,7 +15,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine.client import EngineRequest, SequenceUpdate
 from quire.engine.output_processor import OutputProcessor, PreparedRequest, RequestText
 from quire.engine.outputs import Logprob, RequestMetrics, RequestOutput
-from quire.engine.progress import ProgressBar
+from quire.engine.progress import LoadingLine, ProgressBar
 from quire.engine.prompts import encode_prompt, split_prompts, with_options
 from quire.engine.tokenizer import Tokenizer
 from support.tiny_tokenizer import byte_level
@@ -308,6 +308,32 @@ def test_progress_is_one_line_on_a_terminal_and_nothing_elsewhere(tokenizer: Tok
             assert stream.written.count("\n") == 1
         else:
             assert stream.written == ""
+
+
+def test_loading_is_shown_on_a_terminal_once_it_takes_long_and_cleared_at_the_end() -> None:
+    stream, clock = FakeTerminal(is_terminal=True), ManualClock()
+    line = LoadingLine(stream, clock)  # type: ignore[arg-type]
+    line.note(1 << 20, 3 << 20)
+    assert stream.written == ""
+    clock.advance(0.5)
+    line.note(2 << 20, 3 << 20)
+    drawn = "\rloading 2.0 MiB of 3.0 MiB, 66 %\x1b[K"
+    assert stream.written == drawn
+    clock.advance(0.05)
+    line.note(3 << 20, 3 << 20)  # too soon to be drawn again
+    line.close()
+    line.close()
+    assert stream.written == drawn + "\r\x1b[K"
+
+
+def test_loading_is_not_shown_where_nobody_watches_or_nobody_waits() -> None:
+    for is_terminal, waited_s in ((False, 10.0), (True, 0.25)):
+        stream, clock = FakeTerminal(is_terminal), ManualClock()
+        line = LoadingLine(stream, clock)  # type: ignore[arg-type]
+        clock.advance(waited_s)
+        line.note(1, 0)
+        line.close()
+        assert stream.written == ""
 
 
 def test_metrics_say_nothing_where_nothing_is_known() -> None:

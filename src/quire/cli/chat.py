@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from quire.cli.engine_options import add_engine_options, engine_config
 from quire.cli.sampling_options import add_sampling_options, sampling_params
-from quire.cli.session import describe, remark, stderr_terminal, stream_text
+from quire.cli.session import describe, load, remark, stderr_terminal, stream_text
 from quire.cli.terminal import Terminal, add_color_option
 from quire.core.errors import InvalidRequestError
 
@@ -45,10 +45,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(arguments: argparse.Namespace) -> int:
     """Talk until there is nothing more to say. Returns the exit status."""
     config = engine_config(arguments, os.environ)
-    from quire.engine.llm import LLM
-
     terminal = stderr_terminal(arguments.color)
-    with LLM(config) as llm:
+    with load(config, None if arguments.quiet else terminal) as llm:
         if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
             raise InvalidRequestError("model", config.model, "one with a chat template; or quire generate --raw")
         is_watched = sys.stdin.isatty()

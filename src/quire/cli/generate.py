@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from quire.cli.engine_options import add_engine_options, engine_config
 from quire.cli.sampling_options import add_sampling_options, sampling_params
-from quire.cli.session import describe, remark, stderr_terminal, stream_text
+from quire.cli.session import describe, load, remark, stderr_terminal, stream_text
 from quire.cli.terminal import add_color_option
 from quire.core.errors import ExecutionError, InvalidRequestError
 
@@ -89,10 +89,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Generate. Returns the exit status."""
     config = engine_config(arguments, os.environ)
     text = _read_prompt(arguments)
-    from quire.engine.llm import LLM
-
     terminal = stderr_terminal(arguments.color)
-    with LLM(config) as llm:
+    with load(config, None if arguments.quiet else terminal) as llm:
         if not arguments.quiet:
             remark(str(llm.report), terminal)
         sampling = _searching(arguments, sampling_params(arguments, llm.get_default_sampling_params()))

@@ -1,17 +1,33 @@
-"""What `quire generate` and `quire chat` share: remarks on stderr, text streamed to stdout, the count of an answer."""
+"""What `quire generate` and `quire chat` share: loading a model, remarks on stderr, text streamed to stdout."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from quire.cli.terminal import Terminal, detect
 from quire.cli.text import FAINT, line, span
 
 if TYPE_CHECKING:
+    from quire.core.config import EngineConfig
+    from quire.engine.llm import LLM
     from quire.engine.outputs import RequestOutput
+
+
+def load(config: EngineConfig, terminal: Terminal | None) -> LLM:
+    """Return a model; the terminal of stderr shows meanwhile how far it is. `terminal` None: it shows nothing."""
+    from quire.core.clock import SystemClock
+    from quire.engine.llm import LLM
+    from quire.engine.progress import LoadingLine
+
+    if terminal is None or not terminal.interactive:
+        return LLM(config)
+    clock = SystemClock()
+    with closing(LoadingLine(sys.stderr, clock)) as progress:
+        return LLM(config, clock=clock, note_loaded=progress.note)
 
 
 def stderr_terminal(color: str) -> Terminal:

@@ -16,9 +16,13 @@ Contract, relied on by the memory manager:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from quire.core.step import StepPlan, StepResult
+
+NoteLoaded = Callable[[int, int], None]
+"""Told how many bytes of the weights are loaded, of how many, again and again while they are."""
 
 
 class Executor(Protocol):

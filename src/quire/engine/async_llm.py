@@ -22,6 +22,7 @@ from typing import Unpack
 from quire.core.clock import Clock, SystemClock
 from quire.core.config import EngineConfig, EngineSettings
 from quire.core.errors import ExecutionError, RequestStateError
+from quire.core.executor import NoteLoaded
 from quire.core.request import DEFAULT_SCOPE, CacheScope
 from quire.core.sampling_params import SamplingParams
 from quire.engine.client import SequenceUpdate
@@ -40,7 +41,7 @@ LONG_TEXT = 10_000
 class AsyncLLM(OpenModel):
     """A model in this process for many callers at once. Settings are the fields of `EngineConfig`, as keywords.
 
-    Its requests belong to one event loop at a time.
+    Its requests belong to one event loop at a time. `note_loaded`: as for `LLM`.
 
     >>> async def read() -> list[int]:
     ...     async with AsyncLLM("guide", kv_memory="4MiB") as llm:
@@ -55,9 +56,10 @@ class AsyncLLM(OpenModel):
         model: str | os.PathLike[str] | EngineConfig = "guide",
         *,
         clock: Clock | None = None,
+        note_loaded: NoteLoaded | None = None,
         **settings: Unpack[EngineSettings],
     ) -> None:
-        super().__init__(Door(make_config(model, settings), clock or SystemClock()))
+        super().__init__(Door(make_config(model, settings), clock or SystemClock(), note_loaded))
         self._thread = EngineThread(self._door.client, self._receive, self._lose)
         self._processor = OutputProcessor(self._thread, self._door.tokenizer, clock or SystemClock())
         self._streams: dict[str, tuple[str, asyncio.Event]] = {}

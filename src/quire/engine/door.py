@@ -15,6 +15,7 @@ from typing import Any, cast
 from quire.core.clock import Clock
 from quire.core.config import EngineConfig, EngineSettings
 from quire.core.errors import InvalidConfigError, InvalidRequestError
+from quire.core.executor import NoteLoaded
 from quire.core.request import DEFAULT_SCOPE, CacheScope
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import validate
@@ -44,7 +45,7 @@ NO_TICKET = Ticket()
 class Door:
     """An engine in this process, its tokenizer, and the defaults and seeds of requests."""
 
-    def __init__(self, config: EngineConfig, clock: Clock) -> None:
+    def __init__(self, config: EngineConfig, clock: Clock, note_loaded: NoteLoaded | None = None) -> None:
         from quire.engine.factory import plan_engine  # it brings in arrays, which a mere import must not
 
         blueprint = plan_engine(config)
@@ -54,7 +55,7 @@ class Door:
         self.tokenizer: Tokenizer | None = None
         if not config.skip_tokenizer_init:
             self.tokenizer = Tokenizer.open(blueprint.tokenizer_folder, vocab_size=blueprint.vocab_size)
-        self.core = blueprint.build(clock)
+        self.core = blueprint.build(clock, note_loaded)
         self.client = InProcessClient(self.core)
         self._seeds = SeedCounter(config.seed)
         self._num_prepared = 0

@@ -11,9 +11,10 @@ Everything that can be refused is refused by `plan_engine`, from settings alone.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.hub import resolve_model
@@ -22,7 +23,7 @@ from quire.compute.weights.decoder_weights import weight_bytes
 from quire.core.clock import Clock, SystemClock
 from quire.core.config import EngineConfig, MemoryConfig, SchedulerConfig
 from quire.core.errors import InvalidConfigError
-from quire.core.executor import Executor
+from quire.core.executor import Executor, NoteLoaded
 from quire.core.granted import free_memory, resident_bytes, usable_cores
 from quire.core.kv_spec import KVCacheSpec
 from quire.core.sampling_params import SamplingParams
@@ -39,9 +40,17 @@ from quire.scheduler.scheduler import Scheduler
 GUIDE = "guide"
 
 
+class Load(Protocol):
+    """Loads the weights and takes the memory of so many blocks; tells how far the weights are, where it can."""
+
+    def __call__(self, num_blocks: int, num_host_blocks: int, note_loaded: NoteLoaded | None = None) -> Executor:
+        """Return what computes."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What computes, and what it needs. `load` takes the number of blocks on the device and on the host."""
+    """What computes, and what it needs."""
 
     name: str
     dtype: str
@@ -51,7 +60,7 @@ class Backend:
     kv_spec: KVCacheSpec
     weight_bytes: int
     activation_bytes: int
-    load: Callable[[int, int], Executor]
+    load: Load
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +92,15 @@ class EngineBlueprint:
         }
         return SamplingParams(**{name: value for name, value in said.items() if value is not None})
 
-    def build(self, clock: Clock) -> EngineCore:
-        """Load the weights, allocate the memory, and return the engine. Does not mutate the blueprint."""
+    def build(self, clock: Clock, note_loaded: NoteLoaded | None = None) -> EngineCore:
+        """Load the weights, allocate the memory, and return the engine. Does not mutate the blueprint.
+
+        `note_loaded` is told how far the weights are, where the backend says so: the native one does.
+        """
         plan = self.report.plan
         memory = self.config.memory_config(plan.num_blocks, plan.num_host_blocks, secrets.token_bytes(32))
-        return _assemble(self.backend, self.model, memory, self.config.scheduler_config(plan.max_model_len), clock)
+        backend = replace(self.backend, load=partial(self.backend.load, note_loaded=note_loaded))
+        return _assemble(backend, self.model, memory, self.config.scheduler_config(plan.max_model_len), clock)
 
 
 def plan_engine(config: EngineConfig) -> EngineBlueprint:
@@ -195,8 +208,15 @@ def _native_backend(config: EngineConfig, folder: Path, model: ModelDescription)
         max_num_seqs=config.max_num_seqs,
     )
 
-    def load(num_blocks: int, num_host_blocks: int) -> Executor:
-        return load_native_worker(folder, model, settings, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
+    def load(num_blocks: int, num_host_blocks: int, note_loaded: NoteLoaded | None = None) -> Executor:
+        return load_native_worker(
+            folder,
+            model,
+            settings,
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            note_loaded=note_loaded,
+        )
 
     return Backend(
         name="native",
@@ -215,7 +235,7 @@ def _reference_backend(config: EngineConfig, folder: Path, model: ModelDescripti
     if config.dtype not in ("auto", "float32"):
         raise InvalidConfigError("dtype", config.dtype, "float32 or auto: the reference backend knows no other")
 
-    def load(num_blocks: int, num_host_blocks: int) -> Executor:
+    def load(num_blocks: int, num_host_blocks: int, note_loaded: NoteLoaded | None = None) -> Executor:
         return load_worker(
             folder,
             block_size=config.block_size,

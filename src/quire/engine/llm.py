@@ -12,6 +12,7 @@ from typing import Any, Unpack
 
 from quire.core.clock import Clock, SystemClock
 from quire.core.config import EngineConfig, EngineSettings
+from quire.core.executor import NoteLoaded
 from quire.core.sampling_params import SamplingParams
 from quire.engine.door import Door, OpenModel, make_config
 from quire.engine.output_processor import OutputProcessor, PreparedRequest, RequestText
@@ -25,7 +26,8 @@ class LLM(OpenModel):
 
     Prompts are texts, lists of token ids, `{"prompt_token_ids": […]}` or conversations. What cannot be served raises
     before anything is enqueued; a request that fails on its way is an output with `finish_reason` "error", and the
-    others go on. One thread may use it at a time.
+    others go on. One thread may use it at a time. `note_loaded` is called with the bytes of the weights that are loaded
+    and with those of all, while they are.
 
     >>> from quire import LLM, SamplingParams
     >>> with LLM("guide", kv_memory="4MiB") as llm:
@@ -42,10 +44,11 @@ class LLM(OpenModel):
         model: str | os.PathLike[str] | EngineConfig = "guide",
         *,
         clock: Clock | None = None,
+        note_loaded: NoteLoaded | None = None,
         **settings: Unpack[EngineSettings],
     ) -> None:
         self._clock = clock or SystemClock()
-        super().__init__(Door(make_config(model, settings), self._clock))
+        super().__init__(Door(make_config(model, settings), self._clock, note_loaded))
         self._client = self._door.client
         self._processor = OutputProcessor(self._client, self._door.tokenizer, self._clock)
 

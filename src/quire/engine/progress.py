@@ -1,14 +1,49 @@
-"""One line on a terminal that says how far many prompts have got, and how fast."""
+"""One line on a terminal that says how far something has got: the weights of a model, or many prompts."""
 
 from __future__ import annotations
 
 from typing import TextIO
 
+from quire.core.byte_sizes import format_bytes
 from quire.core.clock import Clock
 from quire.engine.output_processor import RequestText
 
 REDRAWN_AFTER_S = 0.1
+SHOWN_AFTER_S = 0.5
 BEGIN_OF_LINE, ERASE_REST = "\r", "\x1b[K"
+
+
+class LoadingLine:
+    """Says how far the weights are, once that has taken half a second, and only where a terminal shows it.
+
+    loading 512 MiB of 1.1 GiB, 45 %
+    """
+
+    def __init__(self, stream: TextIO, clock: Clock) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._is_shown = stream.isatty()
+        self._is_drawn = False
+        self._next_s = clock.now() + SHOWN_AFTER_S
+
+    def note(self, num_bytes: int, total: int) -> None:
+        """Draw now and then. Mutates the stream."""
+        now = self._clock.now()
+        if not self._is_shown or now < self._next_s:
+            return
+        self._is_drawn = True
+        self._next_s = now + REDRAWN_AFTER_S
+        share = 100 * num_bytes // max(total, 1)
+        text = f"loading {format_bytes(num_bytes)} of {format_bytes(total)}, {share} %"
+        self._stream.write(BEGIN_OF_LINE + text + ERASE_REST)
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Clear the line. Mutates the stream."""
+        if self._is_drawn:
+            self._stream.write(BEGIN_OF_LINE + ERASE_REST)
+            self._stream.flush()
+            self._is_drawn = False
 
 
 class ProgressBar:

@@ -13,7 +13,7 @@ from quire.core.errors import InvalidConfigError
 
 PARTS = ("decode", "growth", "prefix", "pool", "caching")
 KERNEL_PARTS = ("limits", "products", "attention")
-KERNEL_SHAPES = ("0.6b", "1b", "tiny")
+SHAPES = ("qwen3-0.6b", "llama-3.2-1b", "tiny")
 
 
 def add_parser(subparsers: Any) -> None:
@@ -26,6 +26,7 @@ def add_parser(subparsers: Any) -> None:
     for name, add_options, module, text, description in (
         ("throughput", _add_throughput_options, "throughput", "whole workloads", THROUGHPUT),
         ("latency", _add_latency_options, "latency", "single steps and prompts, beside their bounds", LATENCY),
+        ("startup", _add_startup_options, "startup", "first token, load and installation", STARTUP),
         ("memory", _add_memory_options, "memory_use", "where the memory goes, planned and held", MEMORY),
         ("kernels", _add_kernel_options, "kernels", "products and attention, beside the machine's limits", KERNELS),
         ("sharing", _add_sharing_options, "sharing", "blocks saved by several texts of one prompt", SHARING),
@@ -44,6 +45,10 @@ THROUGHPUT = (
 LATENCY = (
     "Measure steps of decodes for contexts and numbers of sequences, beside the time to read weights and KV memory "
     "once, and the time to the first token of prompts."
+)
+STARTUP = (
+    "Measure, each time in a process of its own, how long the guide takes to its first token and a model to be ready; "
+    "and add up what an installation brings."
 )
 MEMORY = (
     "Compare the memory that was planned with what the process holds, at the peak of loading and in service, and "
@@ -66,36 +71,49 @@ CONTROL = (
 def _add_output_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="write everything, all samples included")
     parser.add_argument("--markdown", metavar="FILE", help="write the report, that is printed, to a file as well")
+    parser.add_argument("--title", metavar="TEXT", help="of the report; it takes the place of one with the same title")
 
 
 def _add_throughput_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workload", metavar="FILE", nargs="+", required=True, help="workloads, run one after another")
     parser.add_argument("--limit", metavar="N", type=_count, default=0, help="only the first N requests of each")
     _add_count(parser, "repeat", 5, "runs of every workload")
-    add_engine_options(parser)
+    _add_model_options(parser)
 
 
 def _add_latency_options(parser: argparse.ArgumentParser) -> None:
     _add_counts(parser, "contexts", (256,), "tokens of the context that a step of decodes sees")
     _add_counts(parser, "sequences", (1, 4, 16, 32, 64), "sequences that decode side by side")
-    _add_counts(parser, "prompts", (1024, 2048, 4096), "tokens of prompts, for the time to the first token")
+    _add_counts(parser, "prompts", (512, 1024, 2048, 4096), "tokens of prompts, for the time to the first token")
     _add_count(parser, "chats", 16, "chats that run beside the longest of the prompts")
     _add_count(parser, "steps", 32, "decode steps in a run")
     _add_count(parser, "repeat", 5, "runs of every measurement")
     _add_size(parser, "read-size", "1GiB", "memory that is read for the bandwidth")
-    add_engine_options(parser)
+    _add_model_options(parser)
+
+
+def _add_startup_options(parser: argparse.ArgumentParser) -> None:
+    _add_count(parser, "repeat", 5, "processes of each kind")
+    _add_size(parser, "read-size", "1GiB", "memory that is read for the bandwidth")
+    _add_model_options(parser)
 
 
 def _add_memory_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workload", metavar="FILE", help="what is run; default: requests of mixed lengths")
     parser.add_argument("--limit", metavar="N", type=_count, default=0, help="only the first N requests")
-    add_engine_options(parser)
+    _add_model_options(parser)
 
 
 def _add_kernel_options(parser: argparse.ArgumentParser) -> None:
     _add_choices(parser, "only", KERNEL_PARTS, KERNEL_PARTS, "measure only these parts")
-    _add_choices(parser, "shapes", KERNEL_SHAPES, KERNEL_SHAPES[:2], "whose matrices and heads")
-    _add_counts(parser, "rows", (1, 4, 16, 32, 64, 256, 1024), "rows of the products")
+    parser.add_argument(
+        "--shape",
+        metavar="NAME",
+        nargs="+",
+        default=SHAPES[:2],
+        help=f"whose matrices and heads: {', '.join(SHAPES)}, or a model folder; default: {' '.join(SHAPES[:2])}",
+    )
+    _add_counts(parser, "rows", (1, 2, 4, 8, 16, 32, 64, 256, 512, 2048), "rows of the products")
     _add_counts(parser, "block-sizes", (16, 32, 64, 128), "tokens in a block of attention")
     parser.add_argument(
         "--decodes",
@@ -132,6 +150,13 @@ def _add_control_options(parser: argparse.ArgumentParser) -> None:
 
 
 # ---- options --------------------------------------------------------------------------------------------------------
+
+
+def _add_model_options(parser: argparse.ArgumentParser) -> None:
+    add_engine_options(parser)
+    parser.add_argument(
+        "--shape", metavar="NAME", choices=SHAPES, help=f"in place of MODEL, random weights: {', '.join(SHAPES)}"
+    )
 
 
 def _add_count(parser: argparse.ArgumentParser, name: str, default: int, text: str) -> None:

@@ -1,16 +1,20 @@
 """Keys and values of many layers in paged memory, for attention to be timed over them.
 
-layer 0   ├ block ┼ block ┼ block ┼ …        in order:   sequence 0 has blocks 0, 1, 2, …, sequence 1 the next ones
-layer 1   ├ block ┼ block ┼ block ┼ …        shuffled:   the same blocks, dealt out at random
+shuffled     ├ block ┼ block ┼ block ┼ block ┼ …    the blocks of all sequences, dealt out at random
+in order     ├ block ┼ block ┼ block ┼ block ┼ …    those of sequence 0, then those of sequence 1
+contiguous   ├ sequence 0 ───┼ sequence 1 ───┼ …    the same memory, a sequence in one block of its own
+
+All are read by the same kernel, and all are the same bytes: where the system has put them decides nothing.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire.compute.arrays import IntArray
+from quire.compute.arrays import HalfArray, IntArray
 from quire.core.errors import InvalidConfigError
 
 if TYPE_CHECKING:
@@ -18,6 +22,15 @@ if TYPE_CHECKING:
 
 PANEL_WIDTH = 16
 BFLOAT16_BYTES = 2
+SHUFFLED, IN_ORDER, CONTIGUOUS = "shuffled", "in order", "contiguous"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Keys and values of each layer, [num_blocks, block_size, num_kv_heads, stored_dim], and where sequences lie."""
+
+    layers: list[tuple[HalfArray, HalfArray]]
+    tables: IntArray
 
 
 class PagedLayers:
@@ -38,20 +51,27 @@ class PagedLayers:
         )
         try:
             # 0.0078 in bfloat16; written, so that the memory is there.
-            self._layers = [
+            layers = [
                 (np.full(shape, 0x3C00, np.uint16), np.full(shape, 0x3C00, np.uint16)) for _ in range(self.num_layers)
             ]
         except MemoryError as error:
             raise InvalidConfigError("working set", num_bytes, "bytes that fit into memory") from error
-        order = np.arange(num_blocks, dtype=np.int64)
-        self.in_order: IntArray = order.reshape(num_sequences, blocks_each)
-        self.shuffled: IntArray = np.random.default_rng(0).permutation(order).reshape(num_sequences, blocks_each)
+        blocks = np.arange(num_blocks, dtype=np.int64).reshape(num_sequences, blocks_each)
+        shuffled = np.random.default_rng(0).permutation(blocks.ravel()).reshape(blocks.shape)
+        whole = (num_sequences, blocks_each * block_size, num_kv_heads, stored_dim)
+        pieces = [(keys.reshape(whole), values.reshape(whole)) for keys, values in layers]
+        self.layouts = {
+            SHUFFLED: Layout(layers, shuffled),
+            IN_ORDER: Layout(layers, blocks),
+            CONTIGUOUS: Layout(pieces, np.arange(num_sequences, dtype=np.int64).reshape(num_sequences, 1)),
+        }
         self._lengths = np.full(num_sequences, num_tokens, np.int64)
 
-    def attend(self, kernels: Kernels, team: ThreadTeam, tables: IntArray, num_passes: int) -> list[float]:
-        """Return the seconds of each pass over all layers. Does not mutate."""
+    def attend(self, kernels: Kernels, team: ThreadTeam, layout: Layout) -> float:
+        """Return the seconds of one pass over all layers. Does not mutate."""
         from quire._native import attention_seconds
 
-        return attention_seconds(
-            kernels, team, self._layers, tables, self._lengths, self._num_heads, self._head_dim, num_passes
+        (seconds,) = attention_seconds(
+            kernels, team, layout.layers, layout.tables, self._lengths, self._num_heads, self._head_dim, 1
         )
+        return seconds

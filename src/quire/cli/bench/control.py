@@ -21,7 +21,7 @@ PEER_SCRIPT = Path(quire.__file__).parents[2] / "../shared/bench/bench_control_v
 
 def run(options: argparse.Namespace) -> int:
     """Measure, print, and write what was asked for; returns the exit status."""
-    return run_page(options, "Control plane: results", lambda tell: _measure(options, tell))
+    return run_page(options, "Control plane", lambda tell: _measure(options, tell))
 
 
 def _measure(options: argparse.Namespace, tell: Tell) -> Iterator[Section]:

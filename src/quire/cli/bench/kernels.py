@@ -2,82 +2,45 @@
 
 Memory is read from beyond the caches, as in a step: products go through many copies of a matrix, attention through
 many layers. A time is the median of its calls; bandwidth and arithmetic are measured anew before each measurement that
-is held to them.
+is held to them. What is to be compared with each other takes turns.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from quire.cli.bench.attention_layout import PagedLayers
+from quire.cli.bench.attention_layout import CONTIGUOUS, IN_ORDER, SHUFFLED, PagedLayers
 from quire.cli.bench.limits import MachineLimits
 from quire.cli.bench.page import Tell, run_page
 from quire.cli.bench.report import Goal, Section, cell
 from quire.cli.bench.samples import ratios, summarize
+from quire.cli.bench.shapes import HEAD, KernelShape, Matrix, kernel_shape
 from quire.core.granted import usable_cores
 
 MIN_CALLS = 3
 MAX_CALLS = 200
 SECONDS_PER_RUN = 0.5
-ATTENTION_PASSES = 5
+ATTENTION_PASSES = 10
 
 MIN_READ_SHARE = {rows: 88.0 for rows in (1, 2, 4, 8, 16, 32)} | {64: 75.0}
 MIN_ARITHMETIC_SHARE = 60.0
 MIN_ATTENTION_SHARE = 80.0
-MAX_SHUFFLED = {16: 1.03, 32: 1.01, 64: 1.01, 128: 1.01}
+MAX_PAGED = {16: 1.03, 32: 1.01, 64: 1.01, 128: 1.01}
+MAX_HEAD_ROWS = 64
+"""Steps of more rows are those of prompts, and the head sees the last token of a prompt alone."""
+
+STEP = "all of a step"
 GOAL_BYTES = 256 << 20
 """With less memory in turn, caches serve it, and there are no goals."""
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
-    """The matrices of one layer and the head, [outputs, inputs], and the heads of attention."""
-
-    name: str
-    matrices: dict[str, tuple[int, int]]
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-
-
-SHAPES = {
-    "0.6b": ModelShape(
-        "Qwen3-0.6B",
-        {
-            "query, key, value": (4096, 1024),
-            "output": (1024, 2048),
-            "gate, up": (6144, 1024),
-            "down": (1024, 3072),
-            "head": (151_936, 1024),
-        },
-        16,
-        8,
-        128,
-    ),
-    "1b": ModelShape(
-        "Llama-3.2-1B",
-        {
-            "query, key, value": (3072, 2048),
-            "output": (2048, 2048),
-            "gate, up": (16_384, 2048),
-            "down": (2048, 8192),
-            "head": (128_256, 2048),
-        },
-        32,
-        8,
-        64,
-    ),
-    "tiny": ModelShape("a tiny shape", {"gate, up": (96, 64), "down": (64, 48)}, 4, 2, 32),
-}
-
-
-@dataclass(frozen=True, slots=True)
 class ProductRun:
-    """Products with one matrix: median seconds, and the machine's limits right before."""
+    """Products with one matrix, or those of a step: median seconds, and the machine's limits right before."""
 
     seconds: float
     num_bytes: int
@@ -96,19 +59,34 @@ class ProductRun:
         return None if self.arithmetic is None else 100 * self.num_operations / self.seconds / self.arithmetic
 
 
+def together(runs: Sequence[tuple[int, ProductRun]]) -> ProductRun:
+    """Return several products, each so many times, as one: its shares are those of the bounds of all."""
+    num_bytes = sum(count * run.num_bytes for count, run in runs)
+    num_operations = sum(count * run.num_operations for count, run in runs)
+    rates = [(count * run.num_operations, run.arithmetic) for count, run in runs if run.arithmetic is not None]
+    return ProductRun(
+        seconds=sum(count * run.seconds for count, run in runs),
+        num_bytes=num_bytes,
+        num_operations=num_operations,
+        bandwidth=num_bytes / sum(count * run.num_bytes / run.bandwidth for count, run in runs),
+        arithmetic=num_operations / sum(done / rate for done, rate in rates) if rates else None,
+    )
+
+
 def run(options: argparse.Namespace) -> int:
     """Measure, print, and write what was asked for; returns the exit status."""
+    shapes = [kernel_shape(name) for name in options.shape]
 
     def measure(tell: Tell) -> Iterator[Section]:
         num_threads = options.num_threads or usable_cores()
         bench = KernelBench(MachineLimits(num_threads, options.read_size), options, tell)
         if "limits" in options.only:
             yield bench.measure_limits()
-        for name in options.shapes:
+        for shape in shapes:
             if "products" in options.only:
-                yield bench.measure_products(SHAPES[name])
+                yield bench.measure_products(shape)
             if "attention" in options.only:
-                yield bench.measure_attention(SHAPES[name])
+                yield bench.measure_attention(shape)
 
     return run_page(options, "Kernels", measure)
 
@@ -151,29 +129,42 @@ class KernelBench:
 
     # ---- products ---------------------------------------------------------------------------------------------
 
-    def measure_products(self, shape: ModelShape) -> Section:
+    def measure_products(self, shape: KernelShape) -> Section:
         """Measure the products of a model's matrices with 1 row and more."""
         runs: dict[tuple[str, int], list[ProductRun]] = {}
-        for matrix, (num_outputs, num_inputs) in shape.matrices.items():
-            self._tell(f"products of {shape.name}: {matrix}")
-            for num_rows, found in self._products(num_outputs, num_inputs).items():
-                runs[matrix, num_rows] = found
+        for name, matrix in shape.matrices.items():
+            self._tell(f"products of {shape.name}: {name}")
+            runs |= {(name, num_rows): found for num_rows, found in self._products(matrix).items()}
+        steps = {num_rows: self._steps(shape, runs, num_rows) for num_rows in self._options.rows}
+        runs |= {(STEP, num_rows): found for num_rows, found in steps.items()}
         rows = [self._product_row(matrix, num_rows, found) for (matrix, num_rows), found in runs.items()]
         text = (
             f"{self._limits.kernels.name}, bfloat16 weights, {self._limits.team.size} threads; copies of each matrix "
-            f"in turn, {self._options.working_set / 2**20:,.0f} MiB together. Median of {self._repeat} runs (min–max)."
+            f"in turn, {self._options.working_set / 2**20:,.0f} MiB together. Median of {self._repeat} runs (min–max). "
+            f"“{STEP}” is every matrix as often as a step needs it, the head up to {MAX_HEAD_ROWS} rows."
         )
         header = ("matrix", "rows", "ms", "GB/s", "% of the bandwidth", "GFLOP/s", "% of the arithmetic")
         samples: dict[str, object] = {
             f"{matrix}, {n} rows": [asdict(run) for run in f] for (matrix, n), f in runs.items()
         }
-        goals = [goal for (matrix, n), found in runs.items() for goal in self._product_goals(shape, matrix, n, found)]
+        goals = [goal for num_rows, found in steps.items() for goal in self._product_goals(shape, num_rows, found)]
         return Section(f"Products: {shape.name}", text, header, rows, samples, goals)
 
-    def _products(self, num_outputs: int, num_inputs: int) -> dict[int, list[ProductRun]]:
+    def _steps(
+        self, shape: KernelShape, runs: dict[tuple[str, int], list[ProductRun]], num_rows: int
+    ) -> list[ProductRun]:
+        """Return the products of a whole step, one entry a run."""
+        found = [
+            (matrix.count, runs[name, num_rows])
+            for name, matrix in shape.matrices.items()
+            if name != HEAD or num_rows <= MAX_HEAD_ROWS
+        ]
+        return [together([(count, each[index]) for count, each in found]) for index in range(self._repeat)]
+
+    def _products(self, matrix: Matrix) -> dict[int, list[ProductRun]]:
         from quire._native import ProductBenchmark
 
-        limits = self._limits
+        limits, num_outputs, num_inputs = self._limits, matrix.num_outputs, matrix.num_inputs
         num_bytes = 2 * num_outputs * num_inputs
         num_copies = max(1, -(-self._options.working_set // num_bytes))
         # 0.0078 in bfloat16: what is multiplied does not matter, as long as it is a common number.
@@ -202,10 +193,10 @@ class KernelBench:
             cell(summarize(shares) if shares else None),
         )
 
-    def _product_goals(self, shape: ModelShape, matrix: str, num_rows: int, runs: list[ProductRun]) -> list[Goal]:
+    def _product_goals(self, shape: KernelShape, num_rows: int, runs: list[ProductRun]) -> list[Goal]:
         if self._options.working_set < GOAL_BYTES:
             return []
-        what = f"{shape.name}, {matrix}, {num_rows} rows"
+        what = f"{shape.name}, products of {num_rows} rows"
         if num_rows in MIN_READ_SHARE:
             share = summarize([run.read_share for run in runs]).median
             return [Goal(f"{what}: % of the bandwidth", share, MIN_READ_SHARE[num_rows], at_least=True)]
@@ -217,8 +208,8 @@ class KernelBench:
 
     # ---- attention --------------------------------------------------------------------------------------------
 
-    def measure_attention(self, shape: ModelShape) -> Section:
-        """Measure steps of decodes over blocks in order and shuffled, for every size of blocks."""
+    def measure_attention(self, shape: KernelShape) -> Section:
+        """Measure steps of decodes over shuffled blocks and over contiguous memory, for every size of blocks."""
         rows: list[tuple[str, ...]] = []
         samples: dict[str, object] = {}
         goals: list[Goal] = []
@@ -227,59 +218,65 @@ class KernelBench:
             for block_size in self._options.block_sizes:
                 found = self._attention(shape, num_sequences, num_tokens, block_size)
                 what = f"{num_sequences} × {num_tokens:,}"
-                shuffled = ratios(found.shuffled_s, found.in_order_s)
-                speeds = [found.num_bytes / seconds / 1e9 for seconds in found.shuffled_s]
+                shuffled_s = found.seconds[SHUFFLED]
+                paged = summarize(ratios(shuffled_s, found.seconds[CONTIGUOUS]))
+                speeds = [found.num_bytes / seconds / 1e9 for seconds in shuffled_s]
                 shares = [100 * 1e9 * s / bandwidth for s, bandwidth in zip(speeds, found.bandwidth, strict=True)]
                 rows.append(
                     (
                         what,
                         str(block_size),
-                        cell(summarize([1e3 * seconds / found.num_layers for seconds in found.shuffled_s])),
+                        cell(summarize([1e3 * seconds / found.num_layers for seconds in shuffled_s])),
                         cell(summarize(speeds)),
                         cell(summarize(shares)),
-                        cell(summarize(shuffled)),
+                        cell(summarize(ratios(shuffled_s, found.seconds[IN_ORDER]))),
+                        cell(paged),
                     )
                 )
                 samples[f"{what}, blocks of {block_size}"] = asdict(found)
                 if self._options.working_set >= GOAL_BYTES:
                     label = f"{shape.name}, {what}, blocks of {block_size}"
-                    goals += _attention_goals(label, block_size, summarize(shares).median, summarize(shuffled).median)
+                    goals += _attention_goals(label, block_size, summarize(shares).median, paged.median)
         text = (
             f"{shape.num_heads} heads over {shape.num_kv_heads}, head_dim {shape.head_dim}, bfloat16, a decode of "
-            f"every sequence; times of one layer, blocks shuffled. Median of {self._repeat} runs (min–max); the ratio "
-            "to blocks in order is taken within each run."
+            f"every sequence; times of one layer, blocks shuffled. Median of {self._repeat} runs (min–max). The same "
+            f"kernel reads the same memory as blocks in order, and contiguous, a sequence in one piece; "
+            f"{ATTENTION_PASSES} passes each, in turn."
         )
-        header = ("decodes", "block", "ms", "GB/s", "% of the bandwidth", "shuffled to in order")
+        header = ("decodes", "block", "ms", "GB/s", "% of the bandwidth", "to in order", "to contiguous")
         return Section(f"Paged attention: {shape.name}", text, header, rows, samples, goals)
 
-    def _attention(self, shape: ModelShape, num_sequences: int, num_tokens: int, block_size: int) -> AttentionRuns:
+    def _attention(self, shape: KernelShape, num_sequences: int, num_tokens: int, block_size: int) -> AttentionRuns:
         limits = self._limits
         heads = shape.num_heads, shape.num_kv_heads, shape.head_dim
         layers = PagedLayers(
             heads, num_sequences, num_tokens, block_size=block_size, num_bytes=self._options.working_set
         )
-        runs = AttentionRuns(layers.num_layers, layers.num_bytes, [], [], [])
+        runs = AttentionRuns(layers.num_layers, layers.num_bytes, [], {name: [] for name in layers.layouts})
         for _ in range(self._repeat):
             runs.bandwidth.append(limits.bandwidth())
-            for tables, seconds in ((layers.in_order, runs.in_order_s), (layers.shuffled, runs.shuffled_s)):
-                passes = layers.attend(limits.kernels, limits.team, tables, ATTENTION_PASSES)
-                seconds.append(summarize(passes).median)
+            passes: dict[str, list[float]] = {name: [] for name in layers.layouts}
+            for index in range(ATTENTION_PASSES):
+                names = list(layers.layouts)
+                for name in names if index % 2 else reversed(names):
+                    passes[name].append(layers.attend(limits.kernels, limits.team, layers.layouts[name]))
+            for name, seconds in passes.items():
+                runs.seconds[name].append(summarize(seconds).median)
         return runs
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionRuns:
-    """Seconds of attention over all layers, one entry a run."""
+    """Seconds of attention over all layers, by the name of the layout, one entry a run."""
 
     num_layers: int
     num_bytes: int
     bandwidth: list[float]
-    in_order_s: list[float]
-    shuffled_s: list[float]
+    seconds: dict[str, list[float]]
 
 
-def _attention_goals(label: str, block_size: int, share: float, shuffled: float) -> list[Goal]:
+def _attention_goals(label: str, block_size: int, share: float, paged: float) -> list[Goal]:
     return [
         Goal(f"{label}: % of the bandwidth", share, MIN_ATTENTION_SHARE, at_least=True),
-        Goal(f"{label}: shuffled to in order", shuffled, MAX_SHUFFLED.get(block_size, 1.01)),
+        Goal(f"{label}: paged to contiguous", paged, MAX_PAGED.get(block_size, 1.01)),
     ]

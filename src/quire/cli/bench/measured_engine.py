@@ -9,9 +9,11 @@ ids go in, token ids come out.
 
 from __future__ import annotations
 
+import sys
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 
@@ -22,11 +24,12 @@ from quire.compute.worker.worker import Worker
 from quire.core.clock import SystemClock
 from quire.core.config import EngineConfig
 from quire.core.errors import ExecutionError
-from quire.core.executor import Executor
+from quire.core.executor import Executor, NoteLoaded
 from quire.core.step import NO_BLOCK, StepPlan, StepResult
 from quire.engine.client import EngineRequest, InProcessClient, SequenceUpdate
 from quire.engine.core import EngineCore
 from quire.engine.factory import EngineBlueprint, plan_engine
+from quire.engine.progress import LoadingLine
 
 
 @dataclass(slots=True)
@@ -131,7 +134,9 @@ class MeasuredEngine:
     def load(self) -> MeasuredEngine:
         """Load the weights and take the memory; `load_s` is then the time to ready. Mutates."""
         started = time.perf_counter()
-        self.core: EngineCore = self.blueprint.build(SystemClock())
+        clock = SystemClock()
+        with closing(LoadingLine(sys.stderr, clock)) as progress:
+            self.core: EngineCore = self.blueprint.build(clock, progress.note)
         self.client = InProcessClient(self.core)
         self.load_s = self.plan_s + time.perf_counter() - started
         return self
@@ -203,7 +208,7 @@ def _note(run: Run, last_s: dict[tuple[str, int], float], update: SequenceUpdate
 def _watched(blueprint: EngineBlueprint, watch: StepWatch) -> EngineBlueprint:
     load = blueprint.backend.load
 
-    def load_watched(num_blocks: int, num_host_blocks: int) -> Executor:
-        return WatchedExecutor(load(num_blocks, num_host_blocks), watch)
+    def load_watched(num_blocks: int, num_host_blocks: int, note_loaded: NoteLoaded | None = None) -> Executor:
+        return WatchedExecutor(load(num_blocks, num_host_blocks, note_loaded), watch)
 
     return replace(blueprint, backend=replace(blueprint.backend, load=load_watched))

@@ -10,7 +10,6 @@ blocks that were ever used, up to the whole pool of the plan.
 from __future__ import annotations
 
 import argparse
-import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -20,8 +19,8 @@ from quire.cli.bench.page import Tell, run_page
 from quire.cli.bench.process_memory import ProcessMemory, process_memory, reset_peak
 from quire.cli.bench.report import Goal, Section
 from quire.cli.bench.samples import show
+from quire.cli.bench.shapes import measured_config
 from quire.cli.bench.workload_file import Workload, WorkloadRequest, read_workload
-from quire.cli.engine_options import engine_config
 from quire.core.byte_sizes import format_bytes
 from quire.memory.ledger import MemoryLedger
 
@@ -69,25 +68,30 @@ class Stages:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, print, and write what was asked for; returns the exit status."""
-    config = engine_config(options, os.environ)
     read = read_workload(options.workload, options.limit) if options.workload else None
 
     def measure(tell: Tell) -> Iterator[Section]:
-        engine, stages, waste = MeasuredEngine(config), Stages(), KVWaste()
-        stages.start, stages.peaks_are_of_stages = process_memory(), reset_peak()
-        engine.watch.blocks = written = set[int]()
-        tell(f"loading {config.model}")
-        with engine:
-            stages.ready = process_memory()
-            reset_peak()
-            workload = _default_workload(engine, options.limit) if read is None else read.shifted(2, engine.vocab_size)
-            tell(f"running {len(workload.requests)} requests")
-            engine.run(workload.requests, lambda: waste.note(engine.core.scheduler.memory.ledger()))
-            stages.done, stages.num_written_blocks = process_memory(), len(written)
-            yield _memory_section(engine, stages)
-            yield _waste_section(engine, workload, waste)
+        with measured_config(options) as config:
+            tell(f"loading {config.model}")
+            yield from measure_memory(MeasuredEngine(config), read, options.limit, tell)
 
     return run_page(options, "Memory", measure)
+
+
+def measure_memory(engine: MeasuredEngine, read: Workload | None, limit: int, tell: Tell) -> Iterator[Section]:
+    """Load an engine and run a workload, one of its own where none was read. Mutates the engine."""
+    stages, waste = Stages(), KVWaste()
+    stages.start, stages.peaks_are_of_stages = process_memory(), reset_peak()
+    engine.watch.blocks = written = set[int]()
+    with engine:
+        stages.ready = process_memory()
+        reset_peak()
+        workload = _default_workload(engine, limit) if read is None else read.shifted(2, engine.vocab_size)
+        tell(f"running {len(workload.requests)} requests")
+        engine.run(workload.requests, lambda: waste.note(engine.core.scheduler.memory.ledger()))
+        stages.done, stages.num_written_blocks = process_memory(), len(written)
+        yield _memory_section(engine, stages)
+        yield _waste_section(engine, workload, waste)
 
 
 def _default_workload(engine: MeasuredEngine, limit: int) -> Workload:

@@ -35,7 +35,7 @@ NOT_CLAIMED = "**The machine was busy. Neither numbers nor ratios are a claim: t
 def run_page(
     options: argparse.Namespace, title: str, measure: Callable[[Tell], Iterable[Section]], *, timed: bool = True
 ) -> int:
-    """Measure, print, and write what was asked for (`json`, `markdown`); returns the exit status.
+    """Measure, print, and write what was asked for (`json`, `markdown`, `title`); returns the exit status.
 
     What is counted and not `timed` is the same on a busy machine.
     """
@@ -45,7 +45,7 @@ def run_page(
         tell(f"warning: above {MAX_IDLE_LOAD}, so something else is running: these numbers are no claim")
     sections = list(measure(tell))
     facts["processors_busy_with_others"] = others.num_busy()
-    report = render_page(facts, title, sections)
+    report = render_page(facts, options.title or title, sections)
     print(report)
     if options.markdown:
         write_part(options.markdown, report)

@@ -16,27 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from quire.cli.bench import peer_probe
+from quire.cli.bench.shapes import QWEN3
 from quire.core.errors import QuireError
 
 TIMEOUT_S = 600
-
-MODEL_CONFIG: dict[str, object] = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "hidden_size": 1024,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "intermediate_size": 3072,
-    "vocab_size": 151_936,
-    "max_position_embeddings": 40_960,
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1_000_000,
-    "tie_word_embeddings": True,
-    "torch_dtype": "bfloat16",
-}
 
 
 class PeerError(QuireError):
@@ -80,7 +63,7 @@ def peer_at(python: str, script: str | Path, options: dict[str, int]) -> Iterato
     if not Path(script).is_file():
         raise PeerError(f"there is no peer script {script}; name it with --peer-script")
     with tempfile.TemporaryDirectory(prefix="quire-bench-") as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(MODEL_CONFIG), encoding="utf-8")
+        (Path(folder) / "config.json").write_text(json.dumps(QWEN3), encoding="utf-8")
         arguments = ["--model", folder]
         for name, value in options.items():
             arguments += [f"--{name}", str(value)]

@@ -7,7 +7,6 @@ time to a first token counts from there too, the wait for a place among the runn
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -17,8 +16,8 @@ from quire.cli.bench.page import Tell, run_page
 from quire.cli.bench.process_memory import process_memory
 from quire.cli.bench.report import Section, cell
 from quire.cli.bench.samples import percentile, summarize
+from quire.cli.bench.shapes import measured_config
 from quire.cli.bench.workload_file import Workload, read_workload, single_request
-from quire.cli.engine_options import engine_config
 from quire.core.byte_sizes import format_bytes
 
 TEXT = (
@@ -29,16 +28,16 @@ TEXT = (
 
 def run(options: argparse.Namespace) -> int:
     """Measure, print, and write what was asked for; returns the exit status."""
-    config = engine_config(options, os.environ)
     workloads = [read_workload(path, options.limit) for path in options.workload]
 
     def measure(tell: Tell) -> Iterator[Section]:
-        tell(f"loading {config.model}")
-        with MeasuredEngine(config) as engine:
-            engine.warm_up()
-            sections = list(measure_workloads(engine, workloads, options.repeat, tell))
-            yield describe_engine(engine)
-            yield from sections
+        with measured_config(options) as config:
+            tell(f"loading {config.model}")
+            with MeasuredEngine(config) as engine:
+                engine.warm_up()
+                sections = list(measure_workloads(engine, workloads, options.repeat, tell))
+                yield describe_engine(engine)
+                yield from sections
 
     return run_page(options, "Throughput", measure)
 

@@ -19,6 +19,7 @@ from quire.compute.weights.decoder_weights import WeightReader
 from quire.compute.worker.cache_engine import CacheEngine
 from quire.compute.worker.worker import Worker
 from quire.core.errors import InvalidConfigError
+from quire.core.executor import NoteLoaded
 from quire.core.kv_spec import KVCacheSpec
 from quire.core.step import MAX_PROMPT_LOGITS
 
@@ -73,15 +74,17 @@ def load_worker(
     *,
     num_blocks: int,
     num_host_blocks: int = 0,
+    note_loaded: NoteLoaded | None = None,
 ) -> Worker:
     """Return a worker for a model folder; `start` it to allocate its KV memory.
 
-    The checkpoint is checked whole before a weight is read.
+    The checkpoint is checked whole before a weight is read; then `note_loaded` is told how far that is.
     """
     kv_spec = kv_cache_spec(model.spec, settings.block_size, settings.dtype)
     checkpoint = Checkpoint.open(model_folder)
     cache = CacheEngine(kv_spec, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
-    return make_worker(model.spec, checkpoint, settings, cache, eos_token_ids=frozenset(model.eos_token_ids))
+    eos_token_ids = frozenset(model.eos_token_ids)
+    return make_worker(model.spec, checkpoint, settings, cache, eos_token_ids=eos_token_ids, note_loaded=note_loaded)
 
 
 def make_worker(
@@ -91,12 +94,14 @@ def make_worker(
     cache: CacheEngine,
     *,
     eos_token_ids: frozenset[int] = frozenset(),
+    note_loaded: NoteLoaded | None = None,
 ) -> Worker:
     """Return a worker for a spec and a checkpoint of it, over KV memory of `kv_cache_spec`."""
     chosen = kernels_for(settings.instruction_set)
     team = _thread_team(settings.num_threads)
     decoder = Decoder(decoder_shape(spec, cache.spec), chosen, team)
-    runner = NativeDecoder(spec, decoder, WeightReader(spec, checkpoint, settings.dtype, settings.weights))
+    reader = WeightReader(spec, checkpoint, settings.dtype, settings.weights, note_loaded)
+    runner = NativeDecoder(spec, decoder, reader)
     decoder.reserve(settings.max_num_batched_tokens, settings.max_num_seqs + MAX_PROMPT_LOGITS)
     sampler = NativeSampler(chosen, team, spec.vocab_size)
     return Worker(runner, cache, sampler, eos_token_ids=eos_token_ids)

@@ -24,6 +24,7 @@ from quire.compute.weights.bfloat16 import widened
 from quire.compute.weights.checkpoint import EVERYTHING, Checkpoint
 from quire.compute.weights.quantize import quantized
 from quire.core.errors import CheckpointError, InvariantError
+from quire.core.executor import NoteLoaded
 
 MAX_TENSORS_NAMED: Final = 3
 NUMBER_BYTES: Final = {"float32": 4, "bfloat16": 2, "int8": 1}
@@ -175,11 +176,21 @@ def _check_dtype(dtype: str) -> None:
 class WeightReader:
     """Takes the parts of a spec out of a checkpoint, which is checked first. Matrices are of `dtype`.
 
-    Those that are made int8 come as the checkpoint holds them, bfloat16 or float32.
+    Those that are made int8 come as the checkpoint holds them, bfloat16 or float32. What was taken counts as loaded
+    when the next parts are asked for, or it is let go of: a view of a file is only read by whoever uses it.
     """
 
-    def __init__(self, spec: DecoderSpec, checkpoint: Checkpoint, dtype: str, weights: str = "auto") -> None:
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        checkpoint: Checkpoint,
+        dtype: str,
+        weights: str = "auto",
+        note_loaded: NoteLoaded | None = None,
+    ) -> None:
         _check_dtype(dtype)
+        self._note_loaded = note_loaded
+        self._taken_bytes, self._total_bytes = 0, weight_bytes(spec, dtype, weights)
         self._spec = spec
         self._checkpoint = checkpoint
         self._dtype = dtype
@@ -209,9 +220,17 @@ class WeightReader:
     def release(self) -> None:
         """Let go of the memory that mapped files take up; what is a view of them is read again when it is used."""
         self._checkpoint.release()
+        self._note()
 
     def _take_all(self, parts: Mapping[Part, PartShape], layer: int = 0, expert: int = 0) -> dict[Part, PartWeights]:
-        return {part: self._take(_Place.of(self._spec, part, shape, layer, expert)) for part, shape in parts.items()}
+        self._note()
+        places = [_Place.of(self._spec, part, shape, layer, expert) for part, shape in parts.items()]
+        self._taken_bytes += sum(place.num_bytes(self._dtype, self._weights) for place in places)
+        return {place.part: self._take(place) for place in places}
+
+    def _note(self) -> None:
+        if self._note_loaded is not None:
+            self._note_loaded(self._taken_bytes, self._total_bytes)
 
     def _take(self, place: _Place) -> PartWeights:
         name = self._named(f"{place.stem}.weight")

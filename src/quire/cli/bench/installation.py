@@ -1,0 +1,52 @@
+"""What pip installs with quire: the bytes of its files and of those that it requires, as this environment has them."""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata, util
+from pathlib import Path
+
+import quire
+
+BESIDE = "numpy"
+"""Counted apart: whoever computes in Python has it."""
+
+NAME = re.compile(r"[A-Za-z0-9._-]+")
+
+
+def installed_bytes() -> dict[str, int]:
+    """Return the bytes of quire, and of every distribution that it needs beside numpy, by name."""
+    needed = _requirements("quire", {"quire", BESIDE}) - {"quire", BESIDE}
+    return {"quire": _own_bytes()} | {name: _bytes_of(metadata.distribution(name)) for name in sorted(needed)}
+
+
+def _own_bytes() -> int:
+    """The package as it is imported, and the compiled core, which may lie elsewhere where the sources are used."""
+    package = Path(quire.__file__).resolve().parent
+    files = {path.resolve() for path in package.rglob("*") if path.is_file()}
+    core = util.find_spec("quire._native")
+    if core is not None and core.origin is not None:
+        files.add(Path(core.origin).resolve())
+    return sum(path.stat().st_size for path in files)
+
+
+def _requirements(name: str, seen: set[str]) -> set[str]:
+    """Return the names of all that a distribution needs here; extras are not followed. Mutates `seen`."""
+    try:
+        lines = metadata.requires(name) or []
+    except metadata.PackageNotFoundError:  # for other systems or versions of Python
+        return set()
+    found = {name}
+    for line in lines:
+        requirement, _, marker = line.partition(";")
+        match = NAME.match(requirement)
+        wanted = "" if match is None else re.sub(r"[-_.]+", "-", match[0]).lower()
+        if wanted and "extra" not in marker and wanted not in seen:
+            seen.add(wanted)
+            found |= _requirements(wanted, seen)
+    return found
+
+
+def _bytes_of(distribution: metadata.Distribution) -> int:
+    files = (Path(str(file.locate())) for file in distribution.files or ())
+    return sum(path.stat().st_size for path in files if path.is_file())

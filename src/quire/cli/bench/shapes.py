@@ -1,0 +1,166 @@
+"""Shapes: what a model multiplies and attends with, without its weights.
+
+A named shape is a `config.json` and nothing else. Kernels are measured from it alone; for whole steps a checkpoint of
+that shape is written, whose weights are a few random numbers over and over: how long a step takes does not depend on
+them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from quire.cli.engine_options import engine_config
+from quire.compute.models import read_model
+from quire.compute.models.base import DecoderSpec
+from quire.compute.models.config_file import CONFIG_FILE
+from quire.compute.weights.checkpoint import SINGLE_FILE
+from quire.compute.weights.decoder_weights import expected_tensors
+from quire.core.config import EngineConfig
+from quire.core.errors import InvalidConfigError
+
+QWEN3: dict[str, object] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "attention_bias": False,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 40_960,
+    "model_type": "qwen3",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 28,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1_000_000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 151_936,
+}
+LLAMA3: dict[str, object] = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 131_072,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 16,
+    "num_key_value_heads": 8,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000.0,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 128_256,
+}
+TINY: dict[str, object] = QWEN3 | {
+    "head_dim": 32,
+    "hidden_size": 64,
+    "intermediate_size": 48,
+    "max_position_embeddings": 512,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+}
+CONFIGS = {"qwen3-0.6b": QWEN3, "llama-3.2-1b": LLAMA3, "tiny": TINY}
+
+HEAD = "head"
+RANDOM_NUMBERS = 1_000_003
+"""So many before they repeat: a prime, so that no two rows of a matrix are alike."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A matrix [outputs, inputs], and how often a step multiplies with one of its shape."""
+
+    num_outputs: int
+    num_inputs: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class KernelShape:
+    """The matrices of a step, the head last, and the heads of attention."""
+
+    name: str
+    matrices: dict[str, Matrix]
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @classmethod
+    def of(cls, name: str, spec: DecoderSpec) -> KernelShape:
+        """Return the shape of a model. Matrices that are multiplied with the same input count as one."""
+        if spec.experts is not None:
+            raise InvalidConfigError("shape", name, "a model without experts: which of them are read depends on tokens")
+        attention, hidden, mlp = spec.attention, spec.hidden_size, spec.mlp
+        num_layers = len(spec.layers)
+        joined = attention.num_heads + 2 * attention.num_kv_heads
+        rows = (2 if mlp.gated else 1) * mlp.intermediate_size
+        matrices = {
+            "query, key, value": Matrix(joined * attention.head_dim, hidden, num_layers),
+            "output": Matrix(hidden, attention.num_heads * attention.head_dim, num_layers),
+            "gate, up" if mlp.gated else "up": Matrix(rows, hidden, num_layers),
+            "down": Matrix(hidden, mlp.intermediate_size, num_layers),
+            HEAD: Matrix(spec.vocab_size, spec.embedding_size or hidden, 1),
+        }
+        return cls(name, matrices, attention.num_heads, attention.num_kv_heads, attention.head_dim)
+
+
+def kernel_shape(name: str) -> KernelShape:
+    """Return a named shape, or that of a model folder, whose settings alone are read."""
+    if name not in CONFIGS:
+        return KernelShape.of(name, read_model(Path(name)).spec)
+    with tempfile.TemporaryDirectory(prefix="quire-bench-") as folder:
+        _write_config(Path(folder), name)
+        return KernelShape.of(name, read_model(Path(folder)).spec)
+
+
+@contextmanager
+def measured_config(options: argparse.Namespace) -> Iterator[EngineConfig]:
+    """Return the settings of an engine; with `--shape` that of a checkpoint that lasts as long as the context."""
+    config = engine_config(options, os.environ)
+    if options.shape is None:
+        yield config
+        return
+    if "model" in options:
+        raise InvalidConfigError("model", config.model, "none beside --shape")
+    with tempfile.TemporaryDirectory(prefix="quire-bench-") as parent:
+        folder = Path(parent) / options.shape
+        write_random_checkpoint(folder, options.shape)
+        yield replace(config, model=str(folder))
+
+
+def write_random_checkpoint(folder: Path, name: str) -> None:
+    """Write a model folder of a named shape: settings, and random weights in bfloat16."""
+    folder.mkdir()
+    _write_config(folder, name)
+    random = np.random.default_rng(0).normal(0.0, 0.02, RANDOM_NUMBERS).astype("<f4")
+    numbers = (random.view("<u4") >> 16).astype("<u2").tobytes()
+    header: dict[str, object] = {}
+    end = 0
+    for tensor, shape in expected_tensors(read_model(folder).spec).items():
+        start, end = end, end + 2 * math.prod(shape)
+        header[tensor] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header).encode()
+    with (folder / SINGLE_FILE).open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        while end > 0:
+            file.write(numbers[:end])
+            end -= len(numbers)
+
+
+def _write_config(folder: Path, name: str) -> None:
+    (folder / CONFIG_FILE).write_text(json.dumps(CONFIGS[name]), encoding="utf-8")
