@@ -154,7 +154,7 @@ void set_positions(Decoder& decoder, const Array<const float, 2>& rows) {
 using Blocks = nb::ndarray<nb::ndim<4>, nb::c_contig, nb::device::cpu>;
 
 // An array of keys and one of values per place: [num_blocks, block_size, num_kv_heads, head_dim up
-// to a multiple of 16]. Only their size is taken from that shape; the layout within a block is the
+// to a multiple of 16, and of int8 the four bytes of a scale]. Only their size is taken from that shape; the layout within a block is the
 // decoder's own.
 void set_cache(Decoder& decoder, const std::vector<std::tuple<Blocks, Blocks>>& places) {
     const DecoderShape& shape = decoder.shape();
@@ -163,12 +163,12 @@ void set_cache(Decoder& decoder, const std::vector<std::tuple<Blocks, Blocks>>& 
         PagedKv kv;
         kv.keys = keys.data();
         kv.values = values.data();
-        kv.type = type_of(keys);
+        kv.type = keys.dtype() == nb::dtype<std::int8_t>() ? NumberType::kInt8 : type_of(keys);
         kv.block_size = static_cast<int>(keys.shape(1));
         kv.num_kv_heads = shape.num_kv_heads;
         kv.head_dim = shape.head_dim;
         if (kv.block_size % kPanelWidth != 0 || static_cast<int>(keys.shape(2)) != kv.num_kv_heads ||
-            static_cast<int>(keys.shape(3)) != kv.value_stride() || keys.size() != values.size()) {
+            keys.shape(1) * keys.shape(3) != kv.head_size() || keys.size() != values.size()) {
             throw std::invalid_argument("the KV memory does not have the shape of the decoder");
         }
         cache.push_back(kv);

@@ -486,7 +486,7 @@ def test_memory_that_cannot_be_had_is_a_setting_that_is_not_allowed(folder: Path
         worker.start()
 
 
-def test_only_float32_and_bfloat16_are_cached() -> None:
-    spec = KVCacheSpec(2, 1, 2, "int8", (KVGroup((0,)),))
-    with pytest.raises(InvalidConfigError, match="dtype of the KV cache is 'int8'"):
+def test_what_nothing_computes_with_is_not_cached() -> None:
+    spec = KVCacheSpec(2, 1, 2, "float16", (KVGroup((0,)),))
+    with pytest.raises(InvalidConfigError, match="dtype of the KV cache is 'float16'"):
         CacheEngine(spec, num_blocks=1)

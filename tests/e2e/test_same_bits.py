@@ -112,6 +112,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"dtype": "bfloat16", "weights": "int8"},
+    "int8_kv": {"dtype": "bfloat16", "kv_dtype": "int8"},
 }
 ALONE: dict[tuple[Path, str, str], list[Text]] = {}
 

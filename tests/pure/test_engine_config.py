@@ -96,6 +96,8 @@ def test_paths_are_kept_as_text_and_nothing_changes_a_config() -> None:
         ("dtype", "float16"),
         ("dtype", "int3"),
         ("weights", "int3"),
+        ("kv_dtype", "int4"),
+        ("kv_dtype", None),
         ("weights", "bfloat16"),
         ("weights", None),
         ("dtype", None),

@@ -53,7 +53,7 @@ class NativeRun(ReferenceRun):
         spec: DecoderSpec | None = None,
     ) -> None:
         spec = spec or read_model(folder).spec
-        kv_spec = kv_cache_spec(spec, block_size, settings.dtype)
+        kv_spec = kv_cache_spec(spec, block_size, settings.stored_kv_dtype)
         cache = CacheEngine(kv_spec, num_blocks=num_blocks, num_host_blocks=num_host_blocks, poison=True)
         self.worker = make_worker(spec, Checkpoint.open(folder), settings, cache)
         self.runner = self.worker.runner = EveryLogit(self.worker.runner)  # type: ignore[assignment]

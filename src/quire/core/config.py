@@ -21,6 +21,7 @@ POLICIES = ("fcfs", "priority", "fair_share")
 PREEMPTIONS = ("recompute", "swap", "auto")
 DTYPES = ("auto", "bfloat16", "float32")
 WEIGHTS = ("auto", "int8")
+KV_DTYPES = ("auto", "bfloat16", "float32", "int8")
 BACKENDS = ("auto", "native", "reference")
 
 
@@ -102,6 +103,7 @@ class EngineConfig:
     skip_tokenizer_init: bool = setting(False, "token ids in, token ids out: no tokenizer is read")
     dtype: str = setting("auto", "numbers of weights and KV memory: bfloat16, float32, or auto (as the checkpoint)")
     weights: str = setting("auto", "numbers of the weights: auto (as dtype), or int8 (made when they are read)")
+    kv_dtype: str = setting("auto", "numbers of the KV memory: auto (as dtype), bfloat16, float32, or int8")
     backend: str = setting("auto", "what computes: native, reference, or auto (native where it can)")
     num_threads: int | None = setting(None, "threads that compute; none: as many as the system grants cores")
     block_size: int = setting(16, "tokens in one block of KV memory")
@@ -126,6 +128,7 @@ class EngineConfig:
         object.__setattr__(self, "swap_space", parse_bytes(self.swap_space, "swap_space"))
         _require_one_of("dtype", self.dtype, DTYPES)
         _require_one_of("weights", self.weights, WEIGHTS)
+        _require_one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
         _require_one_of("backend", self.backend, BACKENDS)
         _require_one_of("prefix_index", self.prefix_index, PREFIX_INDEXES)
         _require_one_of("eviction", self.eviction, EVICTIONS)
@@ -177,6 +180,7 @@ class EngineSettings(TypedDict, total=False):
     skip_tokenizer_init: bool
     dtype: str
     weights: str
+    kv_dtype: str
     backend: str
     num_threads: int | None
     block_size: int

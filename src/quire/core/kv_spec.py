@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from quire.core.errors import InvalidConfigError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+INT8_SCALE_BYTES = 4
 MAX_BLOCK_SIZE = 4096
 MAX_PADDING_FRACTION = 0.10
 
@@ -95,9 +96,14 @@ class KVCacheSpec:
         return max(len(group.layers) for group in self.groups)
 
     @property
+    def numbers_per_head(self) -> int:
+        """Numbers that a head of a key or a value takes; of int8 its scale is as large as four."""
+        return self.head_dim + (INT8_SCALE_BYTES if self.dtype == "int8" else 0)
+
+    @property
     def bytes_per_layer_token(self) -> int:
         """Bytes of the key and the value of one token in one layer."""
-        return 2 * self.num_kv_heads * self.head_dim * DTYPE_BYTES[self.dtype]
+        return 2 * self.num_kv_heads * self.numbers_per_head * DTYPE_BYTES[self.dtype]
 
     @property
     def bytes_per_block(self) -> int:

@@ -130,6 +130,7 @@ def _report(config: EngineConfig, model: ModelDescription, backend: Backend, pla
         backend=backend.name,
         dtype=backend.dtype,
         weights=backend.weights,
+        kv_dtype=config.kv_dtype,
         instruction_set=backend.instruction_set,
         num_threads=backend.num_threads,
         block_size=config.block_size,
@@ -202,6 +203,7 @@ def _native_backend(config: EngineConfig, folder: Path, model: ModelDescription)
     settings = NativeSettings(
         dtype=dtype,
         weights=config.weights,
+        kv_dtype=config.kv_dtype,
         block_size=config.block_size,
         num_threads=config.num_threads or usable_cores(),
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -224,7 +226,7 @@ def _native_backend(config: EngineConfig, folder: Path, model: ModelDescription)
         weights=config.weights,
         instruction_set=kernels_for(None).name,
         num_threads=settings.num_threads,
-        kv_spec=kv_cache_spec(model.spec, config.block_size, dtype),
+        kv_spec=kv_cache_spec(model.spec, config.block_size, settings.stored_kv_dtype),
         weight_bytes=weight_bytes(model.spec, dtype, config.weights),
         activation_bytes=activation_bytes(model.spec, settings),
         load=load,
@@ -234,6 +236,9 @@ def _native_backend(config: EngineConfig, folder: Path, model: ModelDescription)
 def _reference_backend(config: EngineConfig, folder: Path, model: ModelDescription) -> Backend:
     if config.dtype not in ("auto", "float32"):
         raise InvalidConfigError("dtype", config.dtype, "float32 or auto: the reference backend knows no other")
+    if config.kv_dtype == "bfloat16":
+        allowed = "float32, int8 or auto: the reference backend knows no other"
+        raise InvalidConfigError("kv_dtype", config.kv_dtype, allowed)
 
     def load(num_blocks: int, num_host_blocks: int, note_loaded: NoteLoaded | None = None) -> Executor:
         return load_worker(
@@ -242,6 +247,7 @@ def _reference_backend(config: EngineConfig, folder: Path, model: ModelDescripti
             num_blocks=num_blocks,
             num_host_blocks=num_host_blocks,
             weights=config.weights,
+            kv_dtype=config.kv_dtype,
         )
 
     spec = model.spec

@@ -20,6 +20,7 @@ class EngineReport:
     backend: str
     dtype: str
     weights: str
+    kv_dtype: str
     instruction_set: str
     num_threads: int
     block_size: int
@@ -33,7 +34,10 @@ class EngineReport:
         """Return labels and texts, without the memory. Does not mutate."""
         plan = self.plan
         threads = f"{self.num_threads} thread{'s' * (self.num_threads > 1)}"
-        numbers = self.dtype if self.weights == "auto" else f"{self.dtype}, weights {self.weights}"
+        others = [
+            (name, dtype) for name, dtype in (("weights", self.weights), ("KV", self.kv_dtype)) if dtype != "auto"
+        ]
+        numbers = ", ".join([self.dtype, *(f"{name} {dtype}" for name, dtype in others)])
         cut = f" of the model's {self.context_length:,}" if plan.max_model_len < self.context_length else ""
         return [
             ("model", f"{self.model}: {self.architecture}, {self.num_layers} layers, {numbers}"),

@@ -24,7 +24,7 @@ from quire.core.kv_spec import KVCacheSpec
 from quire.core.step import MAX_PROMPT_LOGITS
 
 BLOCK_SIZES: Final = (16, 32, 64, 128)
-DTYPES: Final = ("float32", "bfloat16")
+KV_DTYPES: Final = ("float32", "bfloat16", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,17 @@ class NativeSettings:
 
     dtype: str = "bfloat16"
     weights: str = "auto"
+    kv_dtype: str = "auto"
     block_size: int = 16
     num_threads: int = 1
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 256
     instruction_set: str | None = None
+
+    @property
+    def stored_kv_dtype(self) -> str:
+        """The numbers of keys and values: those of the weights, where nothing else was said."""
+        return self.dtype if self.kv_dtype == "auto" else self.kv_dtype
 
 
 def kernels_for(instruction_set: str | None) -> Kernels:
@@ -53,15 +59,15 @@ def kv_cache_spec(spec: DecoderSpec, block_size: int, dtype: str) -> KVCacheSpec
     """Return what a block holds natively: heads are stored up to a multiple of 16 numbers."""
     if block_size not in BLOCK_SIZES:
         raise InvalidConfigError("block_size", block_size, f"one of {', '.join(map(str, BLOCK_SIZES))}")
-    if dtype not in DTYPES:
-        raise InvalidConfigError("dtype", dtype, f"one of {', '.join(DTYPES)}")
+    if dtype not in KV_DTYPES:
+        raise InvalidConfigError("kv_dtype", dtype, f"one of {', '.join(KV_DTYPES)}")
     head_dim = -(-spec.attention.head_dim // PANEL_WIDTH) * PANEL_WIDTH
     return replace(spec.kv_cache_spec(block_size, dtype), head_dim=head_dim)
 
 
 def activation_bytes(spec: DecoderSpec, settings: NativeSettings) -> int:
     """Return the bytes of activations and logits that steps of the settings' size take."""
-    shape = decoder_shape(spec, kv_cache_spec(spec, settings.block_size, settings.dtype))
+    shape = decoder_shape(spec, kv_cache_spec(spec, settings.block_size, settings.stored_kv_dtype))
     num_logits = settings.max_num_seqs + MAX_PROMPT_LOGITS
     logits = num_logits * -(-spec.vocab_size // PANEL_WIDTH) * PANEL_WIDTH * 4
     return logits + step_bytes(shape, settings.max_num_batched_tokens, num_logits, settings.num_threads)
@@ -80,7 +86,7 @@ def load_worker(
 
     The checkpoint is checked whole before a weight is read; then `note_loaded` is told how far that is.
     """
-    kv_spec = kv_cache_spec(model.spec, settings.block_size, settings.dtype)
+    kv_spec = kv_cache_spec(model.spec, settings.block_size, settings.stored_kv_dtype)
     checkpoint = Checkpoint.open(model_folder)
     cache = CacheEngine(kv_spec, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
     eos_token_ids = frozenset(model.eos_token_ids)

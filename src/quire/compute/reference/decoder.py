@@ -28,16 +28,21 @@ from quire.compute.reference.operations import (
     soft_cap,
 )
 from quire.compute.weights.decoder_weights import DecoderWeights, Parts
+from quire.compute.weights.quantize import rounded_to_int8
 from quire.compute.worker.cache_engine import CacheEngine, LayerCache
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
 
 
 class ReferenceDecoder:
-    """A decoder over numpy arrays; implements `ModelRunner`. Immutable."""
+    """A decoder over numpy arrays; implements `ModelRunner`. Immutable.
 
-    def __init__(self, spec: DecoderSpec, weights: DecoderWeights) -> None:
+    With `rounds_kv` keys and values are what int8 makes of them; they are stored as floats all the same.
+    """
+
+    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, *, rounds_kv: bool = False) -> None:
         self.spec = spec
         self.weights = weights
+        self.rounds_kv = rounds_kv
 
     @property
     def vocab_size(self) -> int:
@@ -51,7 +56,7 @@ class ReferenceDecoder:
             hidden = self._embed(inputs)  # [num_tokens, hidden_size]
             angles = self._angles(inputs.positions)
             for index, layer in enumerate(self.spec.layers):
-                attention = _Attention(self.spec, layer, self.weights.layers[index], angles)
+                attention = _Attention(self.spec, layer, self.weights.layers[index], angles, self.rounds_kv)
                 hidden = self._attend(hidden, attention, cache.layer(index), inputs)
                 hidden = self._transform(hidden, index)
             hidden = self._norm(hidden, self.weights.parts, Part.FINAL_NORM)
@@ -112,8 +117,10 @@ class _Attention:
         layer: LayerSpec,
         parts: Parts,
         angles: Mapping[RopeSpec, tuple[FloatArray, FloatArray]],
+        rounds_kv: bool,
     ) -> None:
         self.parts = parts
+        self._rounds_kv = rounds_kv
         self._shape = spec.attention
         self._angles = None if layer.rope is None else angles[layer.rope]
         self._rule = AttentionRule(self._shape.scale, layer.window, self._shape.score_soft_cap)
@@ -123,6 +130,8 @@ class _Attention:
         query = self._heads(hidden, Part.QUERY, Part.QUERY_NORM)
         keys = self._heads(hidden, Part.KEY, Part.KEY_NORM)
         values = linear(hidden, self.parts[Part.VALUE]).reshape(keys.shape)
+        if self._rounds_kv:
+            keys, values = rounded_to_int8(keys), rounded_to_int8(values)
         write_kv(cache, inputs.slots[cache.group], keys, values)
         output = paged_attention(query, cache, inputs, self._rule)
         return linear(output.reshape(len(hidden), -1), self.parts[Part.OUTPUT])

@@ -20,12 +20,14 @@ def load_worker(
     num_blocks: int,
     num_host_blocks: int = 0,
     weights: str = "auto",
+    kv_dtype: str = "auto",
     poison: bool = False,
 ) -> Worker:
     """Return a worker for a model folder; `start` it to allocate its KV memory.
 
-    Everything in the folder is checked here: a `CheckpointError` says what is wrong with it. Weights are
-    float32, or int8. With `poison` the KV memory starts as NaN, so that reading a slot that was never written is seen.
+    Everything in the folder is checked here: a `CheckpointError` says what is wrong with it. Weights, keys
+    and values are float32, or int8. With `poison` the KV memory starts as NaN, so that reading a slot that was never
+    written is seen.
     """
     model = read_model(model_folder)
     spec = model.spec
@@ -37,5 +39,8 @@ def load_worker(
         poison=poison,
     )
     return Worker(
-        ReferenceDecoder(spec, loaded), cache, ReferenceSampler(), eos_token_ids=frozenset(model.eos_token_ids)
+        ReferenceDecoder(spec, loaded, rounds_kv=kv_dtype == "int8"),
+        cache,
+        ReferenceSampler(),
+        eos_token_ids=frozenset(model.eos_token_ids),
     )

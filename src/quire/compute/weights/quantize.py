@@ -3,6 +3,7 @@
     weights     a scale for each row of a matrix, an output
     inputs      a scale for each group of 128 numbers of a row, counted from the first: a few large numbers take
                 the precision of their own group only
+    KV memory   a scale for each key and each value of a token and head, made when it is written
 
 The scale is 1/127 of the highest size among the numbers that share it, and q = x × (127 / highest) is rounded to the
 nearest, ties to even. Numbers all below 1e-30 count as zero. Where one is not finite, the scale is NaN, and so is all
@@ -36,3 +37,13 @@ def quantized(numbers: FloatArray) -> tuple[NDArray[np.int8], FloatArray]:
     scales = np.where(usable, highest / MOST, np.where(highest < SMALLEST, np.float32(0), np.float32(np.nan)))
     rounded = np.rint(np.where(usable, numbers, np.float32(0)) * factor)
     return rounded.astype(np.int8), scales[..., 0]
+
+
+def rounded_to_int8(numbers: FloatArray) -> FloatArray:
+    """Return numbers as int8 makes them, rows of the last dimension each with their scale.
+
+    >>> (rounded_to_int8(np.array([1.0, -0.5], np.float32)) * 127).tolist()
+    [127.0, -64.0]
+    """
+    q, scales = quantized(numbers)
+    return q * scales[..., None]

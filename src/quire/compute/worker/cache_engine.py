@@ -31,10 +31,10 @@ from quire.core.kv_spec import KVCacheSpec
 from quire.core.step import StepPlan
 
 CacheArray: TypeAlias = NDArray[Any]
-"""Keys or values of one place: float32, or uint16 that holds bfloat16."""
+"""Keys or values of one place: float32, uint16 that holds bfloat16, or int8 with a scale behind each head."""
 
-STORED_AS: Final = MappingProxyType({"float32": np.float32, "bfloat16": np.uint16})
-BFLOAT16_NAN: Final = 0x7FC0
+STORED_AS: Final = MappingProxyType({"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8})
+POISON: Final = MappingProxyType({"float32": math.nan, "bfloat16": 0x7FC0, "int8": -1})  # NaN, of int8 as a scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class _Tier:
 
     def allocate(self, spec: KVCacheSpec, poison: bool) -> None:
         """Allocate every array. Mutates."""
-        shape = (self.num_blocks, spec.block_size, spec.num_kv_heads, spec.head_dim)
+        shape = (self.num_blocks, spec.block_size, spec.num_kv_heads, spec.numbers_per_head)
         try:
             self.arrays = [_new_array(shape, spec.dtype, poison) for _ in range(2 * spec.layers_per_group)]
         except (MemoryError, ValueError) as error:
@@ -125,5 +125,5 @@ def _new_array(shape: tuple[int, ...], dtype: str, poison: bool) -> CacheArray:
     # Zeros come from the system untouched: memory is taken only as blocks are written.
     array: CacheArray = np.zeros(shape, STORED_AS[dtype])
     if poison:
-        array[...] = BFLOAT16_NAN if dtype == "bfloat16" else math.nan
+        array[...] = POISON[dtype]
     return array
