@@ -36,8 +36,8 @@ struct Arithmetic {
     Arithmetic(const Kernels& kernels, NumberType type)
         : pairs(quire::testing::multiplies_pairs(kernels, type)),
           fused(std::strcmp(kernels.name, "portable") != 0),
-          together(type == NumberType::kInt8 ? (std::strcmp(kernels.name, "avx512_bf16") == 0 ? 4 : 2)
-                                             : (pairs ? 2 : 1)) {}
+          together(type == NumberType::kInt8 && fused ? (std::strcmp(kernels.name, "avx512_bf16") == 0 ? 4 : 2)
+                                                      : (pairs ? 2 : 1)) {}
 
     // What becomes of a number of a row.
     float taken(float input) const {

@@ -96,6 +96,18 @@ inline Floats load(const std::uint16_t* from) {
     return result;
 }
 
+// int8, widened.
+inline Floats load(const std::int8_t* from) {
+    typedef std::int8_t BytePart __attribute__((vector_size(kPartLanes)));
+    Floats result;
+    QUIRE_FOR_PARTS(i) {
+        BytePart bytes;
+        std::memcpy(&bytes, from + i * kPartLanes, sizeof bytes);
+        result.part[i] = __builtin_convertvector(__builtin_convertvector(bytes, IntPart), FloatPart);
+    }
+    return result;
+}
+
 inline Floats operator+(const Floats& a, const Floats& b) {
     Floats result;
     QUIRE_FOR_PARTS(i) result.part[i] = a.part[i] + b.part[i];
@@ -185,10 +197,41 @@ inline Ints broadcast_int(std::int32_t value) {
     return result;
 }
 
+inline Floats to_floats(const Floats& value) { return value; }
+
 inline Floats to_floats(const Ints& value) {
     Floats result;
     QUIRE_FOR_PARTS(i) result.part[i] = __builtin_convertvector(value.part[i], FloatPart);
     return result;
+}
+
+// The lanes joined to one, halves to halves, in registers where they are wide; `join` takes vectors or numbers.
+template <typename Join>
+std::int32_t joined(const Ints& value, Join join) {
+#if defined(__AVX2__)
+    typedef std::int32_t Ints8 __attribute__((vector_size(32)));
+    typedef std::int32_t Ints4 __attribute__((vector_size(16)));
+    Ints8 half[2];
+    std::memcpy(half, &value, sizeof half);
+    const Ints8 eight = join(half[0], half[1]);
+    Ints4 four =
+        join((Ints4)_mm256_castsi256_si128((__m256i)eight), (Ints4)_mm256_extracti128_si256((__m256i)eight, 1));
+    four = join(four, (Ints4)_mm_shuffle_epi32((__m128i)four, 0x4e));
+    four = join(four, (Ints4)_mm_shuffle_epi32((__m128i)four, 0xb1));
+    return four[0];
+#else
+    std::int32_t result = value.part[0][0];
+    for (int lane = 1; lane < kLanes; ++lane) result = join(result, value.part[lane / kPartLanes][lane % kPartLanes]);
+    return result;
+#endif
+}
+
+inline std::int32_t sum_int(const Ints& value) {
+    return joined(value, [](const auto& a, const auto& b) { return a + b; });
+}
+
+inline std::int32_t highest_int(const Ints& value) {
+    return joined(value, [](const auto& a, const auto& b) { return a < b ? b : a; });
 }
 
 // e to the x, to about one unit in the last place; 0 below -87.3, infinity above 88.7, NaN for NaN.

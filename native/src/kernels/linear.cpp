@@ -77,7 +77,7 @@ struct Group {
 template <>
 struct Group<std::int8_t> {
     using Input = typename Step<std::int8_t>::Input;
-    using Sum = Ints;
+    using Sum = typename Step<std::int8_t>::Sum;
     static constexpr int kSteps = kInt8Group / Step<std::int8_t>::kInputs, kStride = kSteps + 2;
 
     static void take(const float* inputs, int count, Input* group) {
@@ -88,10 +88,8 @@ struct Group<std::int8_t> {
         std::memcpy(group + kSteps, &quantizer.scale, sizeof(float));
         std::memcpy(group + kSteps + 1, &start, sizeof start);
     }
-    static Ints start(const Input* group, const Floats&) {
-        return broadcast_int(static_cast<std::int32_t>(group[kSteps + 1]));
-    }
-    static Floats end(const Input* group, const Ints& sum, const Floats& before) {
+    static Sum start(const Input* group, const Floats&) { return Step<std::int8_t>::start(group + kSteps + 1); }
+    static Floats end(const Input* group, const Sum& sum, const Floats& before) {
         float scale;
         std::memcpy(&scale, group + kSteps, sizeof scale);
         return fma(to_floats(sum), broadcast(scale), before);
@@ -189,6 +187,8 @@ class SpanRows<std::uint16_t> {
 // … or rounded to int8, group by group.
 template <>
 class SpanRows<std::int8_t> {
+    using Numbers = Group<std::int8_t>;
+
   public:
     static int num_inputs(const MatrixView&, int num_rows) {
         return kSpanNumbers / num_rows / kChunkInputs * kChunkInputs;
@@ -202,15 +202,13 @@ class SpanRows<std::int8_t> {
             }
         }
     }
-    const std::uint32_t* at(int row, int input) const { return words_ + place(row, input); }
+    const Numbers::Input* at(int row, int input) const { return words_ + place(row, input); }
     std::size_t stride() const { return stride_; }
 
   private:
-    using Numbers = Group<std::int8_t>;
-
     std::size_t place(int row, int input) const { return row * stride_ + input / kInt8Group * Numbers::kStride; }
 
-    alignas(64) std::uint32_t words_[kSpanNumbers / kInt8Group * Numbers::kStride];
+    alignas(64) Numbers::Input words_[kSpanNumbers / kInt8Group * Numbers::kStride];
     std::size_t stride_ = 0;
 };
 

@@ -44,13 +44,9 @@ inline float highest_size(const Number* numbers, int count) {
             highest.part[i] = highest.part[i] < size ? size : highest.part[i];
         }
     });
-    std::int32_t lane[kLanes];
-    std::memcpy(lane, &highest, sizeof lane);
-    for (int width = kLanes / 2; width > 0; width /= 2) {
-        for (int i = 0; i < width; ++i) lane[i] = lane[i] < lane[i + width] ? lane[i + width] : lane[i];
-    }
+    const std::int32_t bits = highest_int(highest);
     float size;
-    std::memcpy(&size, lane, sizeof size);
+    std::memcpy(&size, &bits, sizeof size);
     return size;
 }
 
@@ -71,12 +67,7 @@ inline std::int32_t quantize(const Number* numbers, int count, float factor, Sto
             total.part[i] += q;
         }
     });
-    std::int32_t lane[kLanes];
-    std::memcpy(lane, &total, sizeof lane);
-    for (int width = kLanes / 2; width > 0; width /= 2) {
-        for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
-    }
-    return lane[0];
+    return sum_int(total);
 }
 
 }  // namespace quire::QUIRE_ISA
