@@ -19,9 +19,9 @@
 // The scale of an output comes last.
 #include <cstring>
 
+#include "groups.h"
 #include "kernels_of_set.h"
 #include "panels.h"
-#include "quantize.h"
 #include "quire/simd.h"
 
 namespace quire::QUIRE_ISA {
@@ -60,40 +60,6 @@ struct Tile {
     int num_steps;
     Floats (*sums)[kBlockPanels];
     Fetch fetch;
-};
-
-// What is added in registers before it goes back to memory: of floats the steps of a whole chunk, …
-template <typename Number>
-struct Group {
-    using Input = typename Step<Number>::Input;
-    using Sum = Floats;
-    static constexpr int kSteps = kChunkInputs, kStride = 0;
-
-    static Floats start(const Input*, const Floats& before) { return before; }
-    static Floats end(const Input*, const Floats& sum, const Floats&) { return sum; }
-};
-
-// … of int8 the integers of a group. Behind its numbers stand its scale and the integer that sums start from.
-template <>
-struct Group<std::int8_t> {
-    using Input = typename Step<std::int8_t>::Input;
-    using Sum = typename Step<std::int8_t>::Sum;
-    static constexpr int kSteps = kInt8Group / Step<std::int8_t>::kInputs, kStride = kSteps + 2;
-
-    static void take(const float* inputs, int count, Input* group) {
-        const Quantizer quantizer = quantizer_of(highest_size(inputs, count));
-        auto* numbers = reinterpret_cast<Step<std::int8_t>::Stored*>(group);
-        const std::int32_t total = quantize(inputs, count, quantizer.factor, numbers);
-        const std::int32_t start = -Step<std::int8_t>::kFlip * total;
-        std::memcpy(group + kSteps, &quantizer.scale, sizeof(float));
-        std::memcpy(group + kSteps + 1, &start, sizeof start);
-    }
-    static Sum start(const Input* group, const Floats&) { return Step<std::int8_t>::start(group + kSteps + 1); }
-    static Floats end(const Input* group, const Sum& sum, const Floats& before) {
-        float scale;
-        std::memcpy(&scale, group + kSteps, sizeof scale);
-        return fma(to_floats(sum), broadcast(scale), before);
-    }
 };
 
 template <int kRows, int kPanels, typename Number>

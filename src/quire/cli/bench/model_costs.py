@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from quire.compute.models.base import DecoderSpec
+from quire.compute.weights.decoder_weights import weight_bytes
 from quire.core.kv_spec import DTYPE_BYTES, KVCacheSpec
 from quire.engine.factory import Backend
 
@@ -46,17 +47,16 @@ def model_costs(spec: DecoderSpec, backend: Backend) -> ModelCosts | None:
     """Return the costs of a model; None where they depend on the tokens."""
     if spec.experts is not None:
         return None
-    width = DTYPE_BYTES[backend.dtype]
     embedding = spec.vocab_size * (spec.embedding_size or spec.hidden_size)
     positions = 0
     if spec.learned_positions is not None:
         positions = (spec.context_length + spec.learned_positions) * spec.hidden_size
     # Rows of an embedding and of positions are looked up, but the head is read whole; norms are too small to matter.
     looked_up = (0 if spec.tied_head else embedding) + positions
-    step_bytes = backend.weight_bytes - looked_up * width
+    step_bytes = backend.weight_bytes - looked_up * DTYPE_BYTES[backend.dtype]
     return ModelCosts(
         step_bytes=step_bytes,
-        numbers_per_token=step_bytes // (1 if backend.weights == "int8" else width) - embedding,
+        numbers_per_token=weight_bytes(spec, "bfloat16") // DTYPE_BYTES["bfloat16"] - looked_up - embedding,
         numbers_of_head=embedding,
         attention_size=spec.attention.num_heads * spec.attention.head_dim,
         kv_spec=backend.kv_spec,

@@ -32,15 +32,20 @@ HEAD = "# Results\n\nEach part is written by the command that it names; see [REA
 NOT_CLAIMED = "**The machine was busy. Neither numbers nor ratios are a claim: two processes suffer differently.**"
 
 
-def run_page(options: argparse.Namespace, title: str, measure: Callable[[Tell], Iterable[Section]]) -> int:
-    """Measure, print, and write what was asked for (`json`, `markdown`); returns the exit status."""
+def run_page(
+    options: argparse.Namespace, title: str, measure: Callable[[Tell], Iterable[Section]], *, is_timed: bool = True
+) -> int:
+    """Measure, print, and write what was asked for (`json`, `markdown`); returns the exit status.
+
+    What is not timed is the same on a busy machine.
+    """
     facts, others = start_facts(), OthersMeter()
     tell(f"load average {_number(facts['load_average'])}")
-    if is_loaded(facts):
+    if is_timed and is_loaded(facts):
         tell(f"warning: above {MAX_IDLE_LOAD}, so something else is running: these numbers are no claim")
     sections = list(measure(tell))
     facts["processors_busy_with_others"] = others.num_busy()
-    report = render_page(facts, title, sections)
+    report = render_page(facts, title, sections, is_timed=is_timed)
     print(report)
     if options.markdown:
         write_part(options.markdown, report)
@@ -76,7 +81,7 @@ def is_busy(facts: dict[str, Any]) -> bool:
     return is_loaded(facts) or (facts["processors_busy_with_others"] or 0.0) > MAX_OTHERS
 
 
-def render_page(facts: dict[str, Any], title: str, sections: list[Section]) -> str:
+def render_page(facts: dict[str, Any], title: str, sections: list[Section], *, is_timed: bool = True) -> str:
     """Return the report as Markdown."""
     lines = [
         f"# {title}",
@@ -86,7 +91,7 @@ def render_page(facts: dict[str, Any], title: str, sections: list[Section]) -> s
         + f"\n- load average at the start: {_number(facts['load_average'])}; processors that other processes kept busy "
         f"meanwhile: {_number(facts['processors_busy_with_others'])}",
     ]
-    if is_busy(facts):
+    if is_timed and is_busy(facts):
         lines.append(NOT_CLAIMED)
     goals = [goal for section in sections for goal in section.goals]
     if goals:
