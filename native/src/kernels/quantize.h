@@ -55,13 +55,12 @@ template <typename Stored, typename Number>
 inline std::int32_t quantize(const Number* numbers, int count, float factor, Stored* to) {
     typedef Stored StoredPart __attribute__((vector_size(kPartLanes * sizeof(Stored))));
     constexpr float kRounding = 12582912.0F;  // 1.5 * 2^23: adding it leaves the rounded number in the lowest bits
-    constexpr std::int32_t kRoundingBits = 0x4b400000;
     const Floats scale = broadcast(factor), rounding = broadcast(kRounding);
     Ints total = broadcast_int(0);
     for_sixteens(numbers, count, [&](int place, const Floats& x) {
         const Floats shifted = x * scale + rounding;
         QUIRE_FOR_PARTS(i) {
-            const IntPart q = (IntPart)shifted.part[i] - kRoundingBits;
+            const IntPart q = (IntPart)shifted.part[i] << 24 >> 24;  // some byte, where x is not finite
             const StoredPart narrow = __builtin_convertvector(q, StoredPart);
             std::memcpy(to + place + i * kPartLanes, &narrow, sizeof narrow);
             total.part[i] += q;
