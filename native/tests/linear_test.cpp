@@ -34,7 +34,7 @@ constexpr int kMostRows = 13;
 // How many inputs lie beside each other.
 int together_of(const Kernels& kernels, NumberType type) {
     const bool pairs = quire::testing::multiplies_pairs(kernels, NumberType::kBfloat16);
-    if (type == NumberType::kInt8) return pairs ? 4 : 2;
+    if (type == NumberType::kInt8) return pairs ? 4 : std::strcmp(kernels.name, "portable") == 0 ? 1 : 2;
     return pairs && type == NumberType::kBfloat16 ? 2 : 1;
 }
 

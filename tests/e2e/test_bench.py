@@ -16,7 +16,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from quire import cli
+from quire import LLM, SamplingParams, cli
 from quire.cli.bench import SHAPES
 from quire.cli.bench.attention_layout import PagedLayers
 from quire.cli.bench.installation import installed_bytes
@@ -58,6 +58,15 @@ def single(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """Texts of the guide, and one that is too short to foretell anything."""
+    held_out = (BENCHMARKS / "workload_guide_held_out.jsonl").read_text(encoding="utf-8").splitlines()[:3]
+    path = tmp_path / "workload_texts.jsonl"
+    path.write_text("\n".join([*held_out, '{"prompt_token_ids": [5], "max_tokens": 1}']) + "\n", encoding="utf-8")
+    return path
+
+
 def run_script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(BENCHMARKS / name), *arguments],
@@ -80,6 +89,43 @@ def bench(*arguments: str | Path, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     assert {"command", "date", "machine", "versions", "load_average", "processors_busy_with_others"} <= set(found)
     return found["samples"]  # type: ignore[no-any-return]
+
+
+def test_quality(texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    samples = bench("quality", "guide", "--workload", texts, folder=tmp_path)["Narrower numbers"]
+    printed = capsys.readouterr().out
+    assert "reads 4 texts" in printed
+    assert "| int8     | bfloat16" in printed
+    assert "not claimed" not in printed
+    prompts = [json.loads(line)["prompt_token_ids"] for line in texts.read_text(encoding="utf-8").splitlines()]
+    num_tokens = sum(map(len, prompts))
+    means = []
+    for found in samples.values():
+        assert len(found["surprises"]) == num_tokens - len(prompts)
+        assert len(found["divergences"]) == len(found["agreements"]) == num_tokens
+        assert min(found["divergences"]) >= 0
+        means.append(float(np.mean(found["divergences"])))
+    exact, half, int8 = means
+    assert exact == 0 < half < int8 < 0.01
+    assert all(samples["float32 + float32"]["agreements"])
+    # As the log-probabilities of prompts have it.
+    with LLM("guide", dtype="float32", kv_memory="4MiB") as llm:
+        sampling = SamplingParams(max_tokens=1, prompt_logprobs=0)
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], sampling, use_tqdm=False)
+    expected = [
+        -entry[token].logprob
+        for output in outputs
+        for token, entry in zip(output.prompt_token_ids, output.prompt_logprobs or (), strict=False)
+        if entry
+    ]
+    assert samples["float32 + float32"]["surprises"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_quality_needs_two_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "short.jsonl"
+    path.write_text('{"prompt_token_ids": [5], "max_tokens": 1}\n', encoding="utf-8")
+    assert cli.main(["bench", "quality", "--workload", str(path)]) == 2
+    assert "a prompt of two tokens or more" in capsys.readouterr().err
 
 
 def test_throughput(workload: Path, single: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -367,6 +413,11 @@ def test_costs_of_the_guide() -> None:
     attended = (1 + 2) * len(spec.layers)
     assert costs.prompt_operations(2) == 2 * (weights + 2 * heads * attended)
     assert costs.decode_operations([1, 2]) == costs.prompt_operations(2) + 2 * costs.numbers_of_head
+    narrow = plan_engine(EngineConfig(weights="int8")).backend
+    fewer = model_costs(spec, narrow)
+    assert fewer is not None
+    assert 0.5 * costs.step_bytes < fewer.step_bytes == narrow.weight_bytes < 0.52 * costs.step_bytes
+    assert fewer.prompt_operations(2) == costs.prompt_operations(2)
 
 
 def test_native_measurements_refuse_what_does_not_fit() -> None:

@@ -617,6 +617,22 @@ def test_float16_runs_in_bfloat16_and_says_so(tmp_path: Path, dtype: str, num_no
         assert len(tokens(llm, ["a b"])[0]) > 0
 
 
+@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize("stored", ["F32", "F16", "BF16"])
+def test_weights_of_int8_are_planned_loaded_and_reported(tmp_path: Path, stored: str, backend: str) -> None:
+    write_tiny_qwen3(tmp_path, dtype=stored)
+    texts = []
+    for weights in ("auto", "int8"):
+        with LLM(tmp_path, skip_tokenizer_init=True, weights=weights, backend=backend, kv_memory="4MiB") as llm:
+            assert ("weights int8" in str(llm.report)) == (weights == "int8")
+            needs = llm.report.plan.needs
+            (output,) = llm.generate([[1, 2, 3, 4]], temperature=0, max_tokens=4, ignore_eos=True, logprobs=0)
+            texts.append((needs.weight_bytes, output.outputs[0].logprobs))
+    (wide, exact), (narrow, rounded) = texts
+    assert narrow < (0.3 if backend == "reference" or stored == "F32" else 0.6) * wide
+    assert exact != rounded
+
+
 def test_the_table_at_the_start_adds_up(llm: LLM) -> None:
     plan = llm.report.plan
     assert sum(size for _, size in plan.parts) == plan.total_bytes

@@ -202,6 +202,8 @@ def test_only_dtypes_that_run_are_loaded(tmp_path: Path) -> None:
     ):
         with pytest.raises(CheckpointError, match="allowed: one of float32, bfloat16"):
             load()
+    with pytest.raises(CheckpointError, match="weights is 'int4'; allowed: one of auto, int8"):
+        DecoderWeights.load(PLAIN, Checkpoint.open(tmp_path), weights="int4")
 
 
 def test_the_first_llamas_may_bring_frequencies(tmp_path: Path) -> None:

@@ -94,6 +94,18 @@ inline Floats load(const std::uint16_t* from) {
     return result;
 }
 
+// int8, widened.
+inline Floats load(const std::int8_t* from) {
+    typedef std::int8_t BytePart __attribute__((vector_size(kPartLanes)));
+    Floats result;
+    QUIRE_FOR_PARTS(i) {
+        BytePart bytes;
+        std::memcpy(&bytes, from + i * kPartLanes, sizeof bytes);
+        result.part[i] = __builtin_convertvector(__builtin_convertvector(bytes, IntPart), FloatPart);
+    }
+    return result;
+}
+
 inline Floats operator+(const Floats& a, const Floats& b) {
     Floats result;
     QUIRE_FOR_PARTS(i) result.part[i] = a.part[i] + b.part[i];
@@ -187,9 +199,9 @@ inline Mask lanes_between(int first, int end) {
 inline Floats max(const Floats& a, const Floats& b) { return select(a < b, b, a); }
 
 // The upper half of the lanes onto the lower one, until one is left.
-template <typename Join>
-float fold(const Floats& value, Join join) {
-    FloatPart part = value.part[0];
+template <typename Lanes, typename Join>
+auto fold(const Lanes& value, Join join) {
+    auto part = value.part[0];
 #if defined(__AVX512F__)
     part = join(part, __builtin_shufflevector(part, part, 8, 9, 10, 11, 12, 13, 14, 15, 0, 0, 0, 0, 0, 0, 0, 0));
     part = join(part, __builtin_shufflevector(part, part, 4, 5, 6, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0));
@@ -242,10 +254,20 @@ inline Ints broadcast_int(std::int32_t value) {
     return result;
 }
 
+inline Floats to_floats(const Floats& value) { return value; }
+
 inline Floats to_floats(const Ints& value) {
     Floats result;
     QUIRE_FOR_PARTS(i) result.part[i] = __builtin_convertvector(value.part[i], FloatPart);
     return result;
+}
+
+inline std::int32_t sum_int(const Ints& value) {
+    return fold(value, [](IntPart a, IntPart b) { return a + b; });
+}
+
+inline std::int32_t highest_int(const Ints& value) {
+    return fold(value, [](IntPart a, IntPart b) { return a < b ? b : a; });
 }
 
 // e to the x, to about one unit in the last place; 0 below -87.3, infinity above 88.7, NaN for NaN.

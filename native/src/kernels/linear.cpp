@@ -21,9 +21,9 @@
 // Where there is a matrix unit, the tiles of bfloat16 are its own: see tile_product.h.
 #include <cstring>
 
+#include "groups.h"
 #include "kernels_of_set.h"
 #include "panels.h"
-#include "quantize.h"
 #include "quire/simd.h"
 #include "tile_product.h"
 
@@ -63,42 +63,6 @@ struct Tile {
     int num_steps;
     Floats (*sums)[kBlockPanels];
     Fetch fetch;
-};
-
-// What is added in registers before it goes back to memory: of floats the steps of a whole chunk, …
-template <typename Number>
-struct Group {
-    using Input = typename Step<Number>::Input;
-    using Sum = Floats;
-    static constexpr int kSteps = kChunkInputs, kStride = 0;
-
-    static Floats start(const Input*, const Floats& before) { return before; }
-    static Floats end(const Input*, const Floats& sum, const Floats&) { return sum; }
-};
-
-// … of int8 the integers of a group. Behind its numbers stand its scale and the integer that sums start from.
-template <>
-struct Group<std::int8_t> {
-    using Input = typename Step<std::int8_t>::Input;
-    using Sum = Ints;
-    static constexpr int kSteps = kInt8Group / Step<std::int8_t>::kInputs, kStride = kSteps + 2;
-
-    static void take(const float* inputs, int count, Input* group) {
-        const Quantizer quantizer = quantizer_of(highest_size(inputs, count));
-        auto* numbers = reinterpret_cast<Step<std::int8_t>::Stored*>(group);
-        const std::int32_t total = quantize(inputs, count, quantizer.factor, numbers);
-        const std::int32_t start = -Step<std::int8_t>::kFlip * total;
-        std::memcpy(group + kSteps, &quantizer.scale, sizeof(float));
-        std::memcpy(group + kSteps + 1, &start, sizeof start);
-    }
-    static Ints start(const Input* group, const Floats&) {
-        return broadcast_int(static_cast<std::int32_t>(group[kSteps + 1]));
-    }
-    static Floats end(const Input* group, const Ints& sum, const Floats& before) {
-        float scale;
-        std::memcpy(&scale, group + kSteps, sizeof scale);
-        return fma(to_floats(sum), broadcast(scale), before);
-    }
 };
 
 template <int kRows, int kPanels, typename Number>
@@ -192,6 +156,8 @@ class SpanRows<std::uint16_t> {
 // … or rounded to int8, group by group.
 template <>
 class SpanRows<std::int8_t> {
+    using Numbers = Group<std::int8_t>;
+
   public:
     static int num_inputs(const MatrixView&, int num_rows) {
         return kSpanNumbers / num_rows / kChunkInputs * kChunkInputs;
@@ -205,15 +171,13 @@ class SpanRows<std::int8_t> {
             }
         }
     }
-    const std::uint32_t* at(int row, int input) const { return words_ + place(row, input); }
+    const Numbers::Input* at(int row, int input) const { return words_ + place(row, input); }
     std::size_t stride() const { return stride_; }
 
   private:
-    using Numbers = Group<std::int8_t>;
-
     std::size_t place(int row, int input) const { return row * stride_ + input / kInt8Group * Numbers::kStride; }
 
-    alignas(64) std::uint32_t words_[kSpanNumbers / kInt8Group * Numbers::kStride];
+    alignas(64) Numbers::Input words_[kSpanNumbers / kInt8Group * Numbers::kStride];
     std::size_t stride_ = 0;
 };
 

@@ -44,13 +44,9 @@ inline float highest_size(const Number* numbers, int count) {
             highest.part[i] = highest.part[i] < size ? size : highest.part[i];
         }
     });
-    std::int32_t lane[kLanes];
-    std::memcpy(lane, &highest, sizeof lane);
-    for (int width = kLanes / 2; width > 0; width /= 2) {
-        for (int i = 0; i < width; ++i) lane[i] = lane[i] < lane[i + width] ? lane[i + width] : lane[i];
-    }
+    const std::int32_t bits = highest_int(highest);
     float size;
-    std::memcpy(&size, lane, sizeof size);
+    std::memcpy(&size, &bits, sizeof size);
     return size;
 }
 
@@ -59,24 +55,18 @@ template <typename Stored, typename Number>
 inline std::int32_t quantize(const Number* numbers, int count, float factor, Stored* to) {
     typedef Stored StoredPart __attribute__((vector_size(kPartLanes * sizeof(Stored))));
     constexpr float kRounding = 12582912.0F;  // 1.5 * 2^23: adding it leaves the rounded number in the lowest bits
-    constexpr std::int32_t kRoundingBits = 0x4b400000;
     const Floats scale = broadcast(factor), rounding = broadcast(kRounding);
     Ints total = broadcast_int(0);
     for_sixteens(numbers, count, [&](int place, const Floats& x) {
         const Floats shifted = x * scale + rounding;
         QUIRE_FOR_PARTS(i) {
-            const IntPart q = (IntPart)shifted.part[i] - kRoundingBits;
+            const IntPart q = (IntPart)shifted.part[i] << 16 >> 16;  // something, where x is not finite
             const StoredPart narrow = __builtin_convertvector(q, StoredPart);
             std::memcpy(to + place + i * kPartLanes, &narrow, sizeof narrow);
             total.part[i] += q;
         }
     });
-    std::int32_t lane[kLanes];
-    std::memcpy(lane, &total, sizeof lane);
-    for (int width = kLanes / 2; width > 0; width /= 2) {
-        for (int i = 0; i < width; ++i) lane[i] += lane[i + width];
-    }
-    return lane[0];
+    return sum_int(total);
 }
 
 }  // namespace quire::QUIRE_ISA

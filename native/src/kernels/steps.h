@@ -3,9 +3,8 @@
 //     float32, and bfloat16 in general    a step: one input, multiplied and added
 //     bfloat16 with AVX-512 BF16          a step: two inputs beside each other, of a row that has been
 //                                         rounded to bfloat16
-//     int8 in general                     a step: two inputs, of a row that has been rounded to int8; sums are
-//                                         integers, exact
-//     int8 with AVX-512 VNNI              a step: four inputs
+//     int8                                a step: an input of a row that has been rounded to int8, with AVX2 or
+//                                         AVX-512 two, with AVX-512 VNNI four; sums are integers, exact
 //
 // Sixteen sums go side by side, and the weights of a step lie as [16][inputs of a step].
 #pragma once
@@ -82,8 +81,6 @@ struct Step<std::uint16_t> {
 };
 #endif
 
-// Of int8: `Stored` is what a number of a row is stored as; a weight q is stored as q ^ kFlip.
-//
 // In general weights are widened to 16 bits, as the numbers of a row are; two products and their sum are
 // one instruction where there is one.
 struct WidenedInt8 {
@@ -91,6 +88,8 @@ struct WidenedInt8 {
     using Stored = std::int16_t;
     using Sum = Ints;
     static constexpr int kInputs = 2, kFlip = 0;
+
+    static Ints start(const Input*) { return {}; }
 
 #if defined(__AVX512BW__)
     using Vector = __m512i;
@@ -141,25 +140,45 @@ struct WidenedInt8 {
 #endif
 };
 
+// Of int8: `Stored` is what a number of a row is kept as; a weight q is kept as q ^ kFlip; sums begin with
+// -kFlip times the sum of the row's numbers.
 #if defined(__AVX512VNNI__)
-// The instruction takes weights without a sign, q + 128, and what it adds too much, 128 times the sum of
-// the inputs, stands in the sum before the first step.
+// The instruction takes weights without a sign, q + 128.
 template <>
 struct Step<std::int8_t> {
     using Input = std::uint32_t;  // four numbers, the first one in the lowest byte
     using Vector = __m512i;
+    using Sum = Ints;
     using Stored = std::int8_t;
     static constexpr int kInputs = 4, kFlip = 128;
 
     static Vector weights(const std::int8_t* from) { return _mm512_loadu_si512(from); }
+    static Ints start(const Input* from) { return broadcast_int(static_cast<std::int32_t>(*from)); }
     static Vector input(const Input* from) { return _mm512_set1_epi32(static_cast<int>(*from)); }
     static Ints add(const Ints& sum, const Vector& input, const Vector& weights) {
         return {{(IntPart)_mm512_dpbusd_epi32((__m512i)sum.part[0], weights, input)}};
     }
 };
-#else
+#elif defined(__AVX2__)
 template <>
 struct Step<std::int8_t> : WidenedInt8 {};
+#else
+// Floats hold these integers and their sums exactly: 128 products of 127 * 127 are less than 2^24.
+template <>
+struct Step<std::int8_t> {
+    using Input = float;
+    using Vector = Floats;
+    using Sum = Floats;
+    using Stored = float;
+    static constexpr int kInputs = 1, kFlip = 0;
+
+    static Vector weights(const std::int8_t* from) { return load(from); }
+    static Floats start(const Input*) { return {}; }
+    static Vector input(const Input* from) { return broadcast(*from); }
+    static Floats add(const Floats& sum, const Vector& input, const Vector& weights) {
+        return fma(input, weights, sum);
+    }
+};
 #endif
 
 // A number of a key or a value that is stored as int8. What it is multiplied with has 16 bits everywhere.
@@ -167,8 +186,6 @@ enum class CachedInt8 : std::int8_t {};
 
 template <>
 struct Step<CachedInt8> : WidenedInt8 {};
-
-inline Floats to_floats(const Floats& value) { return value; }
 
 template <typename Number>
 int num_steps(int num_inputs) {

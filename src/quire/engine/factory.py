@@ -143,7 +143,7 @@ def _report(config: EngineConfig, model: ModelDescription, backend: Backend, pla
 
 
 def _dtype_notices(model: ModelDescription, backend: Backend) -> tuple[str, ...]:
-    if model.dtype == "float16" and backend.dtype == "bfloat16":
+    if model.dtype == "float16" and backend.dtype == "bfloat16" and backend.weights == "auto":
         return ("float16 weights run in bfloat16: the range of float32, 8 bits of precision",)
     return ()
 

@@ -29,6 +29,7 @@ def add_parser(subparsers: Any) -> None:
         ("startup", _add_startup_options, "startup", "first token, load and installation", STARTUP),
         ("memory", _add_memory_options, "memory_use", "where the memory goes, planned and held", MEMORY),
         ("kernels", _add_kernel_options, "kernels", "products and attention, beside the machine's limits", KERNELS),
+        ("quality", _add_quality_options, "quality", "what narrower numbers do to what a model says", QUALITY),
         ("sharing", _add_sharing_options, "sharing", "blocks saved by several texts of one prompt", SHARING),
         ("control", _add_control_options, "control", "the control plane, beside vLLM's, where it is there", CONTROL),
     ):
@@ -57,6 +58,10 @@ MEMORY = (
 KERNELS = (
     "Measure the bandwidth and the arithmetic of the machine, and products and paged attention beside them, without a "
     "model."
+)
+QUALITY = (
+    "Read texts with weights of float32, bfloat16 and int8, and measure the perplexity, how far the distribution of "
+    "the next token is from that of float32, and how often the likeliest token is the same."
 )
 SHARING = (
     "Measure the share of blocks that samples and beams of one prompt save by sharing them, for lengths like those of "
@@ -129,8 +134,14 @@ def _add_kernel_options(parser: argparse.ArgumentParser) -> None:
     _add_size(parser, "working-set", "512MiB", "memory that is gone through in turn, more than the caches hold")
 
 
+def _add_quality_options(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    parser.add_argument("--workload", metavar="FILE", required=True, help="texts that are read: prompts of a workload")
+    parser.add_argument("--limit", metavar="N", type=_count, default=0, help="only the first N texts")
+
+
 def _add_sharing_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", default="guide", metavar="MODEL", help="model folder; default: the guide")
+    _add_model(parser)
     _add_count(parser, "requests", 100, "requests for each of the lengths")
 
 
@@ -157,6 +168,10 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shape", metavar="NAME", choices=SHAPES, help=f"in place of MODEL, random weights: {', '.join(SHAPES)}"
     )
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", default="guide", metavar="MODEL", help="model folder; default: the guide")
 
 
 def _add_count(parser: argparse.ArgumentParser, name: str, default: int, text: str) -> None:

@@ -55,7 +55,6 @@ def model_costs(spec: DecoderSpec, backend: Backend) -> ModelCosts | None:
     """Return the costs of a model; None where they depend on the tokens."""
     if spec.experts is not None:
         return None
-    width = DTYPE_BYTES[backend.dtype]
     embedding = spec.vocab_size * (spec.embedding_size or spec.hidden_size)
     positions = 0
     if spec.learned_positions is not None:
@@ -65,7 +64,7 @@ def model_costs(spec: DecoderSpec, backend: Backend) -> ModelCosts | None:
     # How many numbers there are is asked of the spec: weights may be stored in fewer bytes than activations.
     num_numbers = weight_bytes(spec, "float32") // DTYPE_BYTES["float32"]
     return ModelCosts(
-        step_bytes=backend.weight_bytes - looked_up * width,
+        step_bytes=backend.weight_bytes - looked_up * DTYPE_BYTES[backend.dtype],
         numbers_per_token=num_numbers - looked_up - embedding,
         numbers_of_head=embedding,
         attention_size=spec.attention.num_heads * spec.attention.head_dim,

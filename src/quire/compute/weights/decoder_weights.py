@@ -29,6 +29,7 @@ from quire.core.executor import NoteLoaded
 MAX_TENSORS_NAMED: Final = 3
 NUMBER_BYTES: Final = {"float32": 4, "bfloat16": 2, "int8": 1}
 DTYPES: Final = ("float32", "bfloat16")
+WEIGHTS: Final = ("auto", "int8")
 PRODUCTS: Final = frozenset(
     {Part.EMBEDDING_IN, Part.QUERY, Part.KEY, Part.VALUE, Part.OUTPUT, Part.GATE, Part.UP, Part.DOWN}
     | {Part.EXPERT_GATE, Part.EXPERT_UP, Part.EXPERT_DOWN, Part.EMBEDDING_OUT, Part.HEAD}
@@ -85,7 +86,7 @@ def weight_bytes(spec: DecoderSpec, dtype: str = "float32", weights: str = "auto
 
     A checkpoint that holds `dtype` is mapped: these bytes are then pages of its files.
     """
-    _check_dtype(dtype)
+    _check_numbers(dtype, weights)
     return sum(place.num_bytes(dtype, weights) for place in _places(spec))
 
 
@@ -168,9 +169,10 @@ def _fills(ranges: list[tuple[int, int]]) -> bool:
     return all(start == end for (start, _), end in zip(ranges, [0, *(stop for _, stop in ranges)], strict=False))
 
 
-def _check_dtype(dtype: str) -> None:
-    if dtype not in DTYPES:
-        raise CheckpointError("dtype", dtype, f"one of {', '.join(DTYPES)}")
+def _check_numbers(dtype: str, weights: str) -> None:
+    for name, value, allowed in (("dtype", dtype, DTYPES), ("weights", weights, WEIGHTS)):
+        if value not in allowed:
+            raise CheckpointError(name, value, f"one of {', '.join(allowed)}")
 
 
 class WeightReader:
@@ -188,7 +190,7 @@ class WeightReader:
         weights: str = "auto",
         note_loaded: NoteLoaded | None = None,
     ) -> None:
-        _check_dtype(dtype)
+        _check_numbers(dtype, weights)
         self._note_loaded = note_loaded
         self._taken_bytes, self._total_bytes = 0, weight_bytes(spec, dtype, weights)
         self._spec = spec

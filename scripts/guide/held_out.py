@@ -1,0 +1,37 @@
+"""Write the held-out questions with their answers as a workload: what `quire bench quality` reads.
+
+    .venv/bin/python scripts/guide/held_out.py
+
+Each line is a conversation, by the guide's own template and tokenizer. The questions are in no conversation of the
+training; the answers are.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from corpus import read_topics
+
+from quire.engine.tokenizer import Tokenizer
+from quire.guide import GUIDE_FOLDER
+
+WORKLOAD = Path(__file__).parents[2] / "benchmarks" / "workload_guide_held_out.jsonl"
+
+
+def main() -> None:
+    """Write the file."""
+    vocab_size = json.loads((GUIDE_FOLDER / "config.json").read_text(encoding="utf-8"))["vocab_size"]
+    tokenizer = Tokenizer.open(GUIDE_FOLDER, vocab_size=vocab_size)
+    lines = []
+    for topic in read_topics():
+        for question in topic.held_out:
+            turns = [{"role": "user", "content": question}, {"role": "assistant", "content": topic.answer}]
+            prompt = tokenizer.encode_chat(turns, add_generation_prompt=False)
+            lines.append(json.dumps({"id": len(lines), "prompt_token_ids": prompt, "max_tokens": 1, "n": 1}) + "\n")
+    WORKLOAD.write_text("".join(lines), encoding="utf-8")
+    print(f"{len(lines)} conversations")
+
+
+if __name__ == "__main__":
+    main()
