@@ -96,6 +96,7 @@ def test_quality(texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     printed = capsys.readouterr().out
     assert "reads 4 texts" in printed
     assert "| int8     | bfloat16" in printed
+    assert "| bfloat16 | int8" in printed
     assert "not claimed" not in printed
     prompts = [json.loads(line)["prompt_token_ids"] for line in texts.read_text(encoding="utf-8").splitlines()]
     num_tokens = sum(map(len, prompts))
@@ -105,8 +106,9 @@ def test_quality(texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert len(found["divergences"]) == len(found["agreements"]) == num_tokens
         assert min(found["divergences"]) >= 0
         means.append(float(np.mean(found["divergences"])))
-    exact, half, int8 = means
-    assert exact == 0 < half < int8 < 0.01
+    exact, half, int8, int8_kv, both = means
+    assert exact == 0 < half < int8_kv < int8 < 0.01
+    assert both < 0.01
     assert all(samples["float32 + float32"]["agreements"])
     # As the log-probabilities of prompts have it.
     with LLM("guide", dtype="float32", kv_memory="4MiB") as llm:

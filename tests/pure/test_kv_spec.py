@@ -69,9 +69,13 @@ def test_the_largest_size_with_little_padding_is_chosen(windows: list[int | None
     assert [len(group.layers) for group in KVCacheSpec.from_layers(windows, **SHAPE).groups] == sizes
 
 
-@pytest.mark.parametrize(("dtype", "num_bytes"), [("float32", 4), ("bfloat16", 2), ("float16", 2), ("int8", 1)])
+@pytest.mark.parametrize(("dtype", "num_bytes"), [("float32", 4), ("bfloat16", 2), ("float16", 2)])
 def test_bytes_follow_the_data_type(dtype: str, num_bytes: int) -> None:
     assert KVCacheSpec.from_layers([None], **SHAPE | {"dtype": dtype}).bytes_per_token == 2 * 8 * 128 * num_bytes
+
+
+def test_a_head_of_int8_has_a_scale() -> None:
+    assert KVCacheSpec.from_layers([None], **SHAPE | {"dtype": "int8"}).bytes_per_token == 2 * 8 * (128 + 4)
 
 
 @pytest.mark.parametrize(("window", "position", "first"), [(None, 99, 0), (1, 9, 9), (4, 2, 0), (4, 3, 0), (4, 4, 1)])
