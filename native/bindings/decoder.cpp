@@ -154,8 +154,8 @@ void set_positions(Decoder& decoder, const Array<const float, 2>& rows) {
 using Blocks = nb::ndarray<nb::ndim<4>, nb::c_contig, nb::device::cpu>;
 
 // An array of keys and one of values per place: [num_blocks, block_size, num_kv_heads, head_dim up
-// to a multiple of 16, and of int8 the four bytes of a scale]. Only their size is taken from that shape; the layout within a block is the
-// decoder's own.
+// to a multiple of 16, and of int8 the four bytes of a scale]. Only their size is taken from that shape; the layout
+// within a block is the decoder's own.
 void set_cache(Decoder& decoder, const std::vector<std::tuple<Blocks, Blocks>>& places) {
     const DecoderShape& shape = decoder.shape();
     std::vector<PagedKv> cache;

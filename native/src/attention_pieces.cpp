@@ -4,15 +4,16 @@
 
 namespace quire {
 
-void AttentionPieces::reserve(int num_tokens) {
+void AttentionPieces::reserve(int num_tokens, int num_kv_heads) {
     runs_.reserve(num_tokens);
-    pieces_.reserve(num_tokens);
+    whole_.reserve(num_tokens);
+    pieces_.reserve(static_cast<std::size_t>(num_tokens) * num_kv_heads);
 }
 
 void AttentionPieces::plan(const StepView& step, int group, const DecoderShape& shape, int block_size, bool can_share,
                            int num_threads) {
     runs_.clear();
-    pieces_.clear();
+    whole_.clear();
     for (int sequence = 0; sequence < step.num_sequences; ++sequence) {
         const int end = static_cast<int>(step.query_starts[sequence + 1]);
         for (int token = static_cast<int>(step.query_starts[sequence]); token < end; token += kAttentionTokens) {
@@ -28,13 +29,53 @@ void AttentionPieces::plan(const StepView& step, int group, const DecoderShape& 
         const int fair = num_singles * shape.num_kv_heads / (2 * num_threads);
         join_beginnings(step, group, num_singles, block_size, std::clamp(fair, 1, std::max(1, fit)));
     } else {
-        for (int run = 0; run < num_singles; ++run) pieces_.push_back({run, 1, 0});
+        for (int run = 0; run < num_singles; ++run) whole_.push_back({run, 1, 0, 0, 0});
     }
-    for (int run = num_singles; run < num_runs; ++run) pieces_.push_back({run, 1, 0});
+    for (int run = num_singles; run < num_runs; ++run) whole_.push_back({run, 1, 0, 0, 0});
+    share_heads(shape, num_threads);
     // The longest first, so that the last pieces to be claimed are short.
     std::stable_sort(pieces_.begin(), pieces_.end(), [this](const AttentionPiece& one, const AttentionPiece& other) {
         return work_of(one) > work_of(other);
     });
+}
+
+void AttentionPieces::share_heads(const DecoderShape& shape, int num_threads) {
+    constexpr int kPiecesPerThread = 4;
+    pieces_.clear();
+    const int num_heads = shape.num_kv_heads, group = shape.num_heads / num_heads;
+    const int num_whole = static_cast<int>(whole_.size());
+    // A sequence alone is shared out in equal parts.
+    const int wanted = num_whole == 1 ? num_threads : (kPiecesPerThread * num_threads + num_whole - 1) / num_whole;
+    for (AttentionPiece piece : whole_) {
+        const int num_queries = group * (piece.num_runs > 1 ? piece.num_runs : runs_[piece.first_run].num_tokens);
+        const int fit = std::clamp(kAttentionQueries / num_queries, 1, num_heads);
+        const int parts = std::clamp(wanted, (num_heads + fit - 1) / fit, num_heads);
+        for (int part = 0; part < parts; ++part) {
+            piece.first_head = num_heads * part / parts;
+            piece.num_heads = num_heads * (part + 1) / parts - piece.first_head;
+            pieces_.push_back(piece);
+        }
+    }
+}
+
+AttentionTask AttentionPieces::task_of(int index, const StepView& step, int group, AttentionMember* members) const {
+    const AttentionPiece& piece = pieces_[index];
+    const AttentionRun* runs = runs_.data() + piece.first_run;
+    const auto table = [&](int run) { return step.tables[group] + runs[run].sequence * step.table_strides[group]; };
+    AttentionTask task;
+    task.block_table = table(0);
+    task.first_token = runs->first_token;
+    task.num_tokens = runs->num_tokens;
+    task.first_position = runs->first_position;
+    task.kv_head = piece.first_head;
+    task.num_kv_heads = piece.num_heads;
+    if (piece.num_runs > 1) {
+        for (int i = 0; i < piece.num_runs; ++i) members[i] = {table(i), runs[i].first_token, runs[i].first_position};
+        task.members = members;
+        task.num_members = piece.num_runs;
+        task.shared = piece.shared;
+    }
+    return task;
 }
 
 void AttentionPieces::join_beginnings(const StepView& step, int group, int num_singles, int block_size, int most_runs) {
@@ -61,7 +102,7 @@ void AttentionPieces::join_beginnings(const StepView& step, int group, int num_s
             if (with_next == 0 || with_next < shared / 2) break;
             shared = end == first + 1 ? with_next : std::min(shared, with_next);
         }
-        pieces_.push_back({first, end - first, end - first > 1 ? shared : 0});
+        whole_.push_back({first, end - first, end - first > 1 ? shared : 0, 0, 0});
         first = end;
     }
 }
@@ -71,7 +112,7 @@ std::int64_t AttentionPieces::work_of(const AttentionPiece& piece) const {
     for (int run = piece.first_run; run < piece.first_run + piece.num_runs; ++run) {
         work += runs_[run].num_tokens * (runs_[run].first_position + 1 - piece.shared);
     }
-    return work + piece.shared;
+    return (work + piece.shared) * piece.num_heads;
 }
 
 }  // namespace quire

@@ -4,6 +4,9 @@
 // each whose sequences begin in the same blocks: those blocks are then read once for all of them.
 // With a window nothing is shared, because what lies behind it is given back.
 //
+// A piece of single tokens takes as many key-value heads as leave every thread enough pieces: their keys
+// lie one behind the other in a block, and memory is read faster in long stretches than in short ones.
+//
 //     block tables   7 3 9 4        sequences 0, 1 and 2 share two blocks: one piece
 //                    7 3 5
 //                    7 3 8 2        the tokens of sequence 3 are pieces of their own
@@ -26,32 +29,36 @@ struct AttentionRun {
     std::int64_t first_position;
 };
 
-// Runs first_run … of a KV group, the first `shared` positions of which lie in the same blocks.
+// Runs first_run … of a KV group, the first `shared` positions of which lie in the same blocks, and heads.
 struct AttentionPiece {
     int first_run;
     int num_runs;
     std::int64_t shared;
+    int first_head;
+    int num_heads;
 };
 
 // The pieces of one KV group.
 class AttentionPieces {
   public:
     // Room for steps of so many tokens.
-    void reserve(int num_tokens);
+    void reserve(int num_tokens, int num_kv_heads);
     // Cuts a step. With `can_share`, sequences that begin alike go together.
     void plan(const StepView& step, int group, const DecoderShape& shape, int block_size, bool can_share,
               int num_threads);
 
     int count() const { return static_cast<int>(pieces_.size()); }
     const AttentionPiece& piece(int index) const { return pieces_[index]; }
-    const AttentionRun* runs_of(const AttentionPiece& piece) const { return runs_.data() + piece.first_run; }
+    // What a piece is to do; `members` has room for kAttentionQueries. The rows and the rule are left to be set.
+    AttentionTask task_of(int index, const StepView& step, int group, AttentionMember* members) const;
 
   private:
+    void share_heads(const DecoderShape& shape, int num_threads);
     void join_beginnings(const StepView& step, int group, int num_singles, int block_size, int most_runs);
     std::int64_t work_of(const AttentionPiece& piece) const;
 
     std::vector<AttentionRun> runs_;  // those of one token first
-    std::vector<AttentionPiece> pieces_;
+    std::vector<AttentionPiece> pieces_, whole_;
 };
 
 }  // namespace quire

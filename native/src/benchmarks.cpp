@@ -6,6 +6,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "attention_pieces.h"
 #include "quire/buffers.h"
 #include "quire/cpu_features.h"
 #include "quire/linear_pieces.h"
@@ -259,25 +260,33 @@ std::vector<double> time_attention(const Kernels& kernels, ThreadTeam& team, con
     Buffer<float> query(count), output(count), scratch(team.size() * attention_scratch(head_dim));
     for (std::size_t i = 0; i < count; ++i) query.data()[i] = static_cast<float>(i % 7) - 3.0F;
     const Rows from{query.data(), stride}, to{output.data(), stride};
-    const int num_pieces = sequences.num_sequences * num_kv_heads;
+    // Cut as a step cuts it.
+    std::vector<std::int64_t> starts, positions;
+    for (int i = 0; i <= sequences.num_sequences; ++i) starts.push_back(i);
+    for (int i = 0; i < sequences.num_sequences; ++i) positions.push_back(sequences.lengths[i] - 1);
+    StepView step;
+    step.num_sequences = step.num_tokens = sequences.num_sequences;
+    step.query_starts = starts.data();
+    step.positions = positions.data();
+    step.tables = {sequences.block_tables};
+    step.table_strides = {sequences.table_stride};
+    DecoderShape shape;
+    shape.num_heads = num_heads;
+    shape.num_kv_heads = num_kv_heads;
+    AttentionPieces pieces;
+    pieces.plan(step, 0, shape, layers.front().block_size, false, team.size());
     std::vector<double> seconds = time_calls(num_passes, [&](int) {
-        team.run([&kernels, &layers, sequences, from, to, scratch = scratch.data(), num_pieces, num_kv_heads,
-                  head_dim](ThreadTeam::Member& member) {
+        team.run([&kernels, &layers, &step, &pieces, from, to, scratch = scratch.data(),
+                  group = num_heads / num_kv_heads, head_dim](ThreadTeam::Member& member) {
             float* own_scratch = scratch + member.index() * attention_scratch(head_dim);
             for (const PagedKv& kv : layers) {
-                member.for_pieces(num_pieces, [&](int piece) {
-                    const int sequence = piece / num_kv_heads;
-                    const AttentionTask task = {
-                        .kv = kv,
-                        .block_table = sequences.block_tables + sequence * sequences.table_stride,
-                        .query = from,
-                        .output = to,
-                        .first_token = sequence,
-                        .num_tokens = 1,
-                        .first_position = sequences.lengths[sequence] - 1,
-                        .kv_head = piece % num_kv_heads,
-                        .group = sequences.num_heads / num_kv_heads,
-                        .scale = 1.0F / std::sqrt(static_cast<float>(head_dim))};
+                member.for_pieces(pieces.count(), [&](int piece) {
+                    AttentionTask task = pieces.task_of(piece, step, 0, nullptr);
+                    task.kv = kv;
+                    task.query = from;
+                    task.output = to;
+                    task.group = group;
+                    task.scale = 1.0F / std::sqrt(static_cast<float>(head_dim));
                     kernels.attention(task, own_scratch);
                 });
             }

@@ -164,7 +164,7 @@ void Decoder::reserve(int num_tokens, int num_logits) {
             a.expert_up_pieces.reserve(row_pieces * LinearPieces::most_panel_pieces(sizes.inner / kPanelWidth));
             a.expert_down_pieces.reserve(row_pieces * LinearPieces::most_panel_pieces(sizes.hidden / kPanelWidth));
         }
-        for (AttentionPieces& pieces : a.attention_pieces) pieces.reserve(num_tokens);
+        for (AttentionPieces& pieces : a.attention_pieces) pieces.reserve(num_tokens, shape_.num_kv_heads);
         a.num_tokens = num_tokens;
     }
     if (num_logits > a.num_logits) {
@@ -318,9 +318,7 @@ class Decoder::Step {
         const Rows& input = normed(weights.attention_norm);
         project(weights, input);
         prepare_heads(layer, weights);
-        member_.for_pieces(view_.num_attention_pieces[layer.kv_group] * shape_.num_kv_heads, [&](int piece) {
-            attend_piece(layer, piece / shape_.num_kv_heads, piece % shape_.num_kv_heads);
-        });
+        member_.for_pieces(view_.num_attention_pieces[layer.kv_group], [&](int piece) { attend_piece(layer, piece); });
         join(weights.output, attended_, weights.after_attention_norm, weights.joined_attention_norm);
     }
 
@@ -365,34 +363,16 @@ class Decoder::Step {
         });
     }
 
-    void attend_piece(const LayerShape& layer, int index, int kv_head) const {
-        const int group = layer.kv_group;
-        const AttentionPieces& pieces = a_.attention_pieces[group];
-        const AttentionPiece& piece = pieces.piece(index);
-        const AttentionRun* runs = pieces.runs_of(piece);
-        const auto table = [&](int run) {
-            return view_.tables[group] + runs[run].sequence * view_.table_strides[group];
-        };
-        AttentionTask task = {.kv = cache_[layer.kv_place],
-                              .block_table = table(0),
-                              .query = query_,
-                              .output = attended_,
-                              .first_token = runs->first_token,
-                              .num_tokens = runs->num_tokens,
-                              .first_position = runs->first_position,
-                              .kv_head = kv_head,
-                              .group = shape_.num_heads / shape_.num_kv_heads,
-                              .scale = shape_.attention_scale,
-                              .window = layer.window,
-                              .soft_cap = shape_.score_soft_cap};
+    void attend_piece(const LayerShape& layer, int piece) const {
         AttentionMember members[kAttentionQueries];
-        if (piece.num_runs > 1) {
-            for (int i = 0; i < piece.num_runs; ++i)
-                members[i] = {table(i), runs[i].first_token, runs[i].first_position};
-            task.members = members;
-            task.num_members = piece.num_runs;
-            task.shared = piece.shared;
-        }
+        AttentionTask task = a_.attention_pieces[layer.kv_group].task_of(piece, view_, layer.kv_group, members);
+        task.kv = cache_[layer.kv_place];
+        task.query = query_;
+        task.output = attended_;
+        task.group = shape_.num_heads / shape_.num_kv_heads;
+        task.scale = shape_.attention_scale;
+        task.window = layer.window;
+        task.soft_cap = shape_.score_soft_cap;
         kernels_.attention(task, a_.scratch.data() + member_.index() * attention_scratch(shape_.head_dim));
     }
 

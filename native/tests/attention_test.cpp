@@ -125,15 +125,19 @@ class Cache {
     std::vector<std::int64_t> table_;
 };
 
-// Attention of the positions first … end - 1, so many in each task: rows of query_width.
+// Attention of the positions first … end - 1, so many in each task: rows of query_width. With
+// `heads_together` a task has all heads where their queries fit.
 std::vector<float> attend(const Kernels& kernels, const Sequence& sequence, const Cache& cache, const Bend& bend,
-                          int first, int end, int tokens_at_once) {
+                          int first, int end, int tokens_at_once, bool heads_together = false) {
+    const int num_queries = tokens_at_once * sequence.shape.group * kNumKvHeads;
+    const int heads_at_once = heads_together && num_queries <= quire::kAttentionQueries ? kNumKvHeads : 1;
     const int width = sequence.query_width(), head_dim = sequence.shape.head_dim;
     std::vector<float> output(static_cast<std::size_t>(end - first) * width, kNan);
     std::vector<float> scratch(quire::attention_scratch(head_dim), kNan);
     for (int token = 0; token < end - first; token += tokens_at_once) {
-        for (int head = 0; head < kNumKvHeads; ++head) {
+        for (int head = 0; head < kNumKvHeads; head += heads_at_once) {
             AttentionTask task;
+            task.num_kv_heads = heads_at_once;
             task.kv = cache.kv();
             task.block_table = cache.table();
             task.query = {const_cast<float*>(sequence.queries.data()) + static_cast<std::size_t>(first) * width, width};
@@ -278,7 +282,9 @@ void test_shape(const Shape& shape) {
                 const int at_once = 1 + (length + block_size / 16 * 5 + shape.head_dim) % kAttentionTokens;
                 for (std::size_t i = 0; i < bends.size(); ++i) {
                     const int first = std::max(0, length - 20);
-                    const std::vector<float> last = attend(kernels, sequence, cache, bends[i], first, length, at_once);
+                    const bool together = (length + block_size / 16) % 2 == 0;
+                    const std::vector<float> last =
+                        attend(kernels, sequence, cache, bends[i], first, length, at_once, together);
                     expect(same_bits(last.data(),
                                      rows[i].data() + static_cast<std::size_t>(first) * sequence.query_width(),
                                      last.size()),
@@ -300,7 +306,8 @@ void test_cuts(const Kernels& kernels, NumberType type, int group) {
         const std::vector<float> one_by_one = attend(kernels, sequence, cache, bend, 0, kLongest, 1);
         for (int at_once = 2; at_once <= kAttentionTokens; ++at_once) {
             for (const int first : {0, 41}) {
-                const std::vector<float> rows = attend(kernels, sequence, cache, bend, first, kLongest, at_once);
+                const std::vector<float> rows =
+                    attend(kernels, sequence, cache, bend, first, kLongest, at_once, first == 41);
                 expect(
                     same_bits(rows.data(), one_by_one.data() + static_cast<std::size_t>(first) * sequence.query_width(),
                               rows.size()),
@@ -326,8 +333,11 @@ void test_members(const Kernels& kernels, NumberType type, int group) {
             for (const std::int64_t shared : {64, 128}) {
                 if (shared == 128 && num_members > 2) continue;  // the third has not come so far
                 std::vector<float> output(alone.size(), kNan), scratch(quire::attention_scratch(24), kNan);
-                for (int head = 0; head < kNumKvHeads; ++head) {
+                const int heads_at_once =
+                    num_members * group * kNumKvHeads <= quire::kAttentionQueries ? kNumKvHeads : 1;
+                for (int head = 0; head < kNumKvHeads; head += heads_at_once) {
                     AttentionTask task;
+                    task.num_kv_heads = heads_at_once;
                     task.kv = cache.kv();
                     task.block_table = cache.table();
                     task.query = {const_cast<float*>(sequence.queries.data()), width};

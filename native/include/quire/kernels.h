@@ -113,15 +113,16 @@ struct AttentionMember {
     std::int64_t position = 0;
 };
 
-// Attention of consecutive tokens of one sequence, or of several sequences with a token each, over one
-// key-value head and the `group` query heads that read it.
+// Attention of consecutive tokens of one sequence, or of several sequences with a token each, over some
+// key-value heads and the `group` query heads that read each. Heads of a tile follow one another, because
+// their keys and values lie one behind the other in a block.
 struct AttentionTask {
     PagedKv kv;
     const std::int64_t* block_table = nullptr;  // of the sequence; of several, of any of them
     Rows query;                                 // row: [num_heads * head_dim]
     Rows output;                                // row: [num_heads * head_dim]
     // Several sequences see all of their first `shared` positions, whole tiles that lie in the same
-    // blocks. They and their heads fit into kAttentionQueries.
+    // blocks.
     const AttentionMember* members = nullptr;
     int num_members = 0;  // 0: one sequence
     std::int64_t shared = 0;
@@ -129,6 +130,7 @@ struct AttentionTask {
     int num_tokens = 0;
     std::int64_t first_position = 0;  // of the first row in its sequence
     int kv_head = 0;
+    int num_kv_heads = 1;  // several only where all queries, tokens * heads * group, fit into kAttentionQueries
     int group = 1;
     float scale = 1.0F;
     std::int64_t window = 0;  // positions seen back, the own one counted; 0: all

@@ -21,6 +21,7 @@
 // in any order, and become floats once for each tile. A weight of zero keeps out what was not written.
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "kernels_of_set.h"
 #include "kv_layout.h"
@@ -57,7 +58,7 @@ struct Query {
 // a token between first and end are looked up. They are read one after another, and while one is read,
 // the one two places on is fetched:
 //
-//     keys 0, 1, 2, 3, values 0, 1, 2, 3, keys of the next tile 0, 1, …
+//     keys 0, 1, 2, 3, values 0, 1, 2, 3, keys of the next head's or the next tile 0, 1, …
 //
 // So little is on its way that it stays in the nearest cache until it is needed.
 template <typename Number>
@@ -71,13 +72,13 @@ struct Tile {
 };
 
 template <typename Number>
-void locate(const AttentionTask& task, std::int64_t tile_start, int first, int end, Tile<Number>* tile) {
+void locate(const AttentionTask& task, int kv_head, std::int64_t tile_start, int first, int end, Tile<Number>* tile) {
     const PagedKv& kv = task.kv;
     for (int group = first / kLanes; group * kLanes < end; ++group) {
         const std::int64_t position = tile_start + group * kLanes;
         const std::int64_t block = task.block_table[position / kv.block_size];
         const std::size_t in_block = position % kv.block_size;
-        const std::size_t head = kv.head_offset(block, task.kv_head);
+        const std::size_t head = kv.head_offset(block, kv_head);
         const Number* keys = static_cast<const Number*>(kv.keys) + head;
         const Number* values = static_cast<const Number*>(kv.values) + head;
         tile->keys[group] = keys + in_block * key_stride<Number>(kv.head_dim);
@@ -96,16 +97,16 @@ constexpr int kAhead = 2;  // groups that are on their way
 
 // Sets what is fetched while each group of a tile is read: where nothing comes, the group itself.
 template <typename Number>
-void look_ahead(int first, int end, const Tile<Number>& coming, int num_coming, Tile<Number>* tile) {
+void look_ahead(int first, int end, const Tile<Number>& coming, int first_coming, int end_coming, Tile<Number>* tile) {
     for (int group = first; group < end; ++group) {
         const int place = group + kAhead, after = place - end;
         tile->after_keys[group] = after < 0 ? tile->keys[place] : tile->values[least(first + after, end - 1)];
-        tile->after_values[group] = after < 0            ? tile->values[place]
-                                    : after < num_coming ? coming.keys[after]
-                                                         : tile->values[group];
+        tile->after_values[group] = after < 0                           ? tile->values[place]
+                                    : first_coming + after < end_coming ? coming.keys[first_coming + after]
+                                                                        : tile->values[group];
     }
     if constexpr (kIsInt8<Number>) {  // a line of each group
-        for (int group = 0; group < num_coming; ++group) {
+        for (int group = first_coming; group < end_coming; ++group) {
             fetch(coming.key_scales[group]);
             fetch(coming.value_scales[group]);
         }
@@ -318,6 +319,10 @@ void attend_tile(const AttentionTask& task, Query* queries, const Tile<Number>& 
     for (int q = 0; q < kCount; ++q) add_alone(q, all_end, kAttentionTile / kInputs);
 }
 
+std::int64_t first_seen(const AttentionTask& task, std::int64_t position) {
+    return task.window == 0 || position < task.window ? 0 : position - task.window + 1;
+}
+
 template <typename Number>
 void attend_some(const AttentionTask& task, Query* queries, int count, const Tile<Number>& tile) {
     int q = 0;
@@ -329,37 +334,52 @@ void attend_some(const AttentionTask& task, Query* queries, int count, const Til
     if (q < count) attend_tile<1>(task, queries + q, tile);
 }
 
-// The tiles of positions `begin` … `limit` - 1; begin is that of a tile.
-template <typename Number>
-void attend(const AttentionTask& task, Query* queries, int count, std::int64_t begin, std::int64_t limit) {
-    const auto first_seen = [&](std::int64_t position) -> std::int64_t {
-        return task.window == 0 || position < task.window ? 0 : position - task.window + 1;
-    };
-    std::int64_t start = first_seen(queries[0].position) / kAttentionTile * kAttentionTile;
-    for (start = start < begin ? begin : start; start < limit; start += kAttentionTile) {
-        int low = count, high = 0;  // the queries that see some of this tile
-        for (int q = 0; q < count; ++q) {
-            Query& query = queries[q];
-            const std::int64_t seen = first_seen(query.position);
-            query.first =
-                seen > start ? (seen - start < kAttentionTile ? static_cast<int>(seen - start) : kAttentionTile) : 0;
-            const std::int64_t end = query.position + 1 - start;
-            query.end = end < 0 ? 0 : end < kAttentionTile ? static_cast<int>(end) : kAttentionTile;
-            if (query.first < query.end) {
-                low = q < low ? q : low;
-                high = q + 1;
-            }
+// Sets what the queries see of a tile; returns the first of those that see some of it, and the end of them.
+std::pair<int, int> look(const AttentionTask& task, Query* queries, int count, std::int64_t start) {
+    int low = count, high = 0;
+    for (int q = 0; q < count; ++q) {
+        Query& query = queries[q];
+        const std::int64_t seen = first_seen(task, query.position);
+        query.first =
+            seen > start ? (seen - start < kAttentionTile ? static_cast<int>(seen - start) : kAttentionTile) : 0;
+        const std::int64_t end = query.position + 1 - start;
+        query.end = end < 0 ? 0 : end < kAttentionTile ? static_cast<int>(end) : kAttentionTile;
+        if (query.first < query.end) {
+            low = q < low ? q : low;
+            high = q + 1;
         }
-        if (low >= high) continue;
-        Tile<Number> tile;
-        const int first = queries[low].first, end = queries[high - 1].end;
-        locate(task, start, first, end, &tile);
-        const std::int64_t next = start + kAttentionTile;
-        Tile<Number> coming;
-        const int num_coming = next >= limit ? 0 : limit - next < kAttentionTile ? limit - next : kAttentionTile;
-        locate(task, next, 0, num_coming, &coming);
-        look_ahead(first / kLanes, pieces_of(end, kLanes), coming, pieces_of(num_coming, kLanes), &tile);
-        attend_some(task, queries + low, high - low, tile);
+    }
+    return {low, high};
+}
+
+// The tiles of positions `begin` … `limit` - 1; begin is that of a tile. Each head has `count` queries, of
+// the same positions, and those of the next head stand `stride` on.
+template <typename Number>
+void attend(const AttentionTask& task, Query* queries, int count, int stride, std::int64_t begin, std::int64_t limit) {
+    std::int64_t start = first_seen(task, queries[0].position) / kAttentionTile * kAttentionTile;
+    for (start = start < begin ? begin : start; start < limit; start += kAttentionTile) {
+        for (int head = 0; head < task.num_kv_heads; ++head) {
+            Query* own = queries + head * stride;
+            const auto [low, high] = look(task, own, count, start);
+            if (low >= high) break;
+            Tile<Number> tile, coming;
+            const int first = own[low].first, end = own[high - 1].end;
+            locate(task, task.kv_head + head, start, first, end, &tile);
+            const std::int64_t next = start + kAttentionTile;
+            int first_coming = first, end_coming = end;
+            if (head + 1 < task.num_kv_heads) {
+                locate(task, task.kv_head + head + 1, start, first, end, &coming);
+            } else {
+                first_coming = 0;
+                end_coming = next >= limit                   ? 0
+                             : limit - next < kAttentionTile ? static_cast<int>(limit - next)
+                                                             : kAttentionTile;
+                locate(task, task.kv_head, next, 0, end_coming, &coming);
+            }
+            look_ahead(first / kLanes, pieces_of(end, kLanes), coming, first_coming / kLanes,
+                       pieces_of(end_coming, kLanes), &tile);
+            attend_some(task, own + low, high - low, tile);
+        }
     }
 }
 
@@ -369,11 +389,12 @@ class Queries {
   public:
     Queries(const AttentionTask& task, float* scratch) : task_(task), scratch_(scratch) {}
 
-    // Some heads of one token.
-    void add(int token, std::int64_t position, int first_head, int num_heads) {
+    // Some query heads of one token and key-value head.
+    void add(int kv_head, int token, std::int64_t position, int first_head, int num_heads) {
         const int head_dim = task_.kv.head_dim, value_stride = task_.kv.value_stride();
         for (int head = first_head; head < first_head + num_heads; ++head, ++count_) {
-            const std::size_t column = static_cast<std::size_t>(task_.kv_head * task_.group + head) * head_dim;
+            const std::size_t column =
+                static_cast<std::size_t>((task_.kv_head + kv_head) * task_.group + head) * head_dim;
             float* own = scratch_ + static_cast<std::size_t>(count_) * (2 * value_stride + kAttentionTile);
             Input* rounded = reinterpret_cast<Input*>(own + value_stride + kAttentionTile);
             float scale = task_.scale;
@@ -429,15 +450,17 @@ template <typename Number>
 void attend_sequence(const AttentionTask& task, float* scratch) {
     Queries<Number> queries(task, scratch);
     const int heads_at_once = least(task.group, kAttentionQueries);
-    const int tokens_at_once = kAttentionQueries / heads_at_once;
+    const int tokens_at_once = kAttentionQueries / (heads_at_once * task.num_kv_heads);
     for (int token = 0; token < task.num_tokens; token += tokens_at_once) {
         const int end = least(task.num_tokens, token + tokens_at_once);
         for (int head = 0; head < task.group; head += heads_at_once) {
-            for (int t = token; t < end; ++t) {
-                queries.add(task.first_token + t, task.first_position + t, head,
-                            least(heads_at_once, task.group - head));
+            const int num_heads = least(heads_at_once, task.group - head), count = (end - token) * num_heads;
+            for (int kv_head = 0; kv_head < task.num_kv_heads; ++kv_head) {
+                for (int t = token; t < end; ++t) {
+                    queries.add(kv_head, task.first_token + t, task.first_position + t, head, num_heads);
+                }
             }
-            attend<Number>(task, queries.all(), queries.count(), 0, task.first_position + end);
+            attend<Number>(task, queries.all(), count, count, 0, task.first_position + end);
             queries.finish();
         }
     }
@@ -447,14 +470,18 @@ void attend_sequence(const AttentionTask& task, float* scratch) {
 template <typename Number>
 void attend_members(const AttentionTask& task, float* scratch) {
     Queries<Number> queries(task, scratch);
-    for (int m = 0; m < task.num_members; ++m) {
-        queries.add(task.members[m].token, task.members[m].position, 0, task.group);
+    for (int kv_head = 0; kv_head < task.num_kv_heads; ++kv_head) {
+        for (int m = 0; m < task.num_members; ++m) {
+            queries.add(kv_head, task.members[m].token, task.members[m].position, 0, task.group);
+        }
     }
-    attend<Number>(task, queries.all(), queries.count(), 0, task.shared);
+    const int of_a_head = task.num_members * task.group;
+    attend<Number>(task, queries.all(), of_a_head, of_a_head, 0, task.shared);
     AttentionTask own = task;
     for (int m = 0; m < task.num_members; ++m) {
         own.block_table = task.members[m].block_table;
-        attend<Number>(own, queries.all() + m * task.group, task.group, task.shared, task.members[m].position + 1);
+        Query* first = queries.all() + m * task.group;
+        attend<Number>(own, first, task.group, of_a_head, task.shared, task.members[m].position + 1);
     }
     queries.finish();
 }

@@ -21,13 +21,11 @@ def load_worker(
     num_host_blocks: int = 0,
     weights: str = "auto",
     kv_dtype: str = "auto",
-    poison: bool = False,
 ) -> Worker:
     """Return a worker for a model folder; `start` it to allocate its KV memory.
 
     Everything in the folder is checked here: a `CheckpointError` says what is wrong with it. Weights, keys
-    and values are float32, or int8. With `poison` the KV memory starts as NaN, so that reading a slot that was never
-    written is seen.
+    and values are float32, or int8.
     """
     model = read_model(model_folder)
     spec = model.spec
@@ -36,7 +34,6 @@ def load_worker(
         spec.kv_cache_spec(block_size),
         num_blocks=num_blocks,
         num_host_blocks=num_host_blocks,
-        poison=poison,
     )
     return Worker(
         ReferenceDecoder(spec, loaded, rounds_kv=kv_dtype == "int8"),
