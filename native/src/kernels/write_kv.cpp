@@ -49,16 +49,15 @@ class Stored<CachedInt8> {
     const Quantizer quantizer_;
 };
 
-// Stores a row of a token: of each `together` numbers beside each other, and the next ones `stride` on.
-template <typename Number>
-void write_row(const float* row, int count, int padded, Number* to, int together, std::size_t stride, float* scale) {
+// Stores a row of a token: always kTogether numbers beside each other, and the next ones `stride` on.
+template <int kTogether, typename Number>
+void write_row(const float* row, int count, int padded, Number* to, std::size_t stride, float* scale) {
     const Stored<Number> stored(row, count, scale);
     for (int start = 0; start < padded; start += kLanes) {
         Number rounded[kLanes] = {};
         stored.round(row + start, least(kLanes, count - start), rounded);
-        for (int i = 0; i < least(kLanes, padded - start); ++i) {
-            to[static_cast<std::size_t>((start + i) / together) * stride + i % together] = rounded[i];
-        }
+        const int end = least(kLanes, padded - start);
+        for (int i = 0; i < end; i += kTogether, to += stride) std::memcpy(to, rounded + i, kTogether * sizeof(Number));
     }
 }
 
@@ -70,12 +69,13 @@ void write_of(const PagedKv& kv, std::int64_t slot, int kv_head, const float* ke
     const int padded_key = key_stride<Number>(kv.head_dim);
     Number* keys = static_cast<Number*>(kv.keys) + head;
     Number* values = static_cast<Number*>(kv.values) + head;
-    write_row(key, kv.head_dim, padded_key,
-              keys + static_cast<std::size_t>(in_block / kLanes) * kLanes * padded_key + in_block % kLanes * kInputs,
-              kInputs, kLanes * kInputs, scales_of(kv, keys) + in_block);
-    write_row(value, kv.head_dim, stride,
-              values + static_cast<std::size_t>(in_block / kInputs) * stride * kInputs + in_block % kInputs, 1, kInputs,
-              scales_of(kv, values) + in_block);
+    write_row<kInputs>(
+        key, kv.head_dim, padded_key,
+        keys + static_cast<std::size_t>(in_block / kLanes) * kLanes * padded_key + in_block % kLanes * kInputs,
+        kLanes * kInputs, scales_of(kv, keys) + in_block);
+    write_row<1>(value, kv.head_dim, stride,
+                 values + static_cast<std::size_t>(in_block / kInputs) * stride * kInputs + in_block % kInputs, kInputs,
+                 scales_of(kv, values) + in_block);
 }
 
 }  // namespace
