@@ -16,7 +16,7 @@ namespace {
 
 using Bytes = Array<const std::uint8_t, 1>;
 using Words = nb::ndarray<const std::uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Blocks = nb::ndarray<const std::uint16_t, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
+using Blocks = nb::ndarray<nb::ro, nb::ndim<4>, nb::c_contig, nb::device::cpu>;
 using Column = Array<const std::int64_t, 1>;
 using Table = Array<const std::int64_t, 2>;
 
@@ -71,14 +71,15 @@ class ProductBenchmark {
 
 PagedKv layer_of(const Blocks& keys, const Blocks& values, int head_dim) {
     // The kernels of attention only read; decoding does not write either.
-    PagedKv kv = {.keys = const_cast<std::uint16_t*>(keys.data()),
-                  .values = const_cast<std::uint16_t*>(values.data()),
-                  .type = NumberType::kBfloat16,
+    PagedKv kv = {.keys = const_cast<void*>(keys.data()),
+                  .values = const_cast<void*>(values.data()),
+                  .type = keys.dtype() == nb::dtype<std::int8_t>() ? NumberType::kInt8 : NumberType::kBfloat16,
                   .num_kv_heads = static_cast<int>(keys.shape(2)),
                   .block_size = static_cast<int>(keys.shape(1)),
                   .head_dim = head_dim};
-    if (kv.block_size % kPanelWidth != 0 || static_cast<int>(keys.shape(3)) != kv.value_stride() ||
-        keys.size() != values.size()) {
+    const bool is_known = kv.type == NumberType::kInt8 || keys.dtype() == nb::dtype<std::uint16_t>();
+    if (!is_known || keys.dtype() != values.dtype() || kv.block_size % kPanelWidth != 0 ||
+        keys.shape(1) * keys.shape(3) != kv.head_size() || keys.size() != values.size()) {
         throw std::invalid_argument("the KV memory does not have the shape that is said");
     }
     return kv;

@@ -107,7 +107,7 @@ class ProductBenchmark:
 def attention_seconds(
     kernels: Kernels,
     team: ThreadTeam,
-    layers: Sequence[tuple[NDArray[np.uint16], NDArray[np.uint16]]],
+    layers: Sequence[tuple[NDArray[np.uint16 | np.int8], NDArray[np.uint16 | np.int8]]],
     tables: NDArray[np.int64],
     lengths: NDArray[np.int64],
     num_heads: int,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import resource
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -490,3 +492,17 @@ def test_what_nothing_computes_with_is_not_cached() -> None:
     spec = KVCacheSpec(2, 1, 2, "float16", (KVGroup((0,)),))
     with pytest.raises(InvalidConfigError, match="dtype of the KV cache is 'float16'"):
         CacheEngine(spec, num_blocks=1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_is_taken_as_it_is_filled_or_all_at_the_start() -> None:
+    def in_memory() -> int:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+
+    spec = KVCacheSpec.from_layers([None] * 2, block_size=16, num_kv_heads=4, head_dim=64, dtype="bfloat16")
+    for threads, least, most in ((0, 0, 8 << 20), (2, 60 << 20, 80 << 20)):
+        cache = CacheEngine(spec, num_blocks=(64 << 20) // spec.bytes_per_block, touch_threads=threads)
+        before = in_memory()
+        cache.allocate()
+        assert least <= in_memory() - before <= most
+        cache.release()

@@ -282,7 +282,7 @@ def test_the_products_of_a_step_are_held_to_the_bounds_of_each() -> None:
 
 
 def test_shuffled_and_contiguous_memory_are_the_same_bytes() -> None:
-    layers = PagedLayers((4, 2, 32), 3, 40, block_size=16, num_bytes=100_000)
+    layers = PagedLayers((4, 2, 32), (3, 40), block_size=16, num_bytes=100_000)
     shuffled, in_order, contiguous = layers.layouts.values()
     assert sorted(shuffled.tables.ravel()) == list(in_order.tables.ravel()) == list(range(9))
     assert list(contiguous.tables.ravel()) == [0, 1, 2]

@@ -108,6 +108,7 @@ class EngineConfig:
     num_threads: int | None = setting(None, "threads that compute; none: as many as the system grants cores")
     block_size: int = setting(16, "tokens in one block of KV memory")
     kv_memory: int | str | None = setting(None, "KV memory; none: half of what is free, at most what can be used")
+    touch_kv_memory: bool = setting(False, "take all KV memory from the system at the start, not as it is filled")
     swap_space: int | str = setting(0, "KV memory on the host, to swap to; 0: preempt by recompute only")
     max_num_seqs: int = setting(64, "sequences that run at once")
     max_num_batched_tokens: int = setting(512, "tokens computed in one step, all sequences together")
@@ -134,7 +135,7 @@ class EngineConfig:
         _require_one_of("eviction", self.eviction, EVICTIONS)
         _require_int("block_size", self.block_size, 1, 4096)
         _require_int("seed", self.seed, 0, (1 << 63) - 1)
-        for name in ("skip_tokenizer_init", "enable_prefix_caching"):
+        for name in ("skip_tokenizer_init", "touch_kv_memory", "enable_prefix_caching"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidConfigError(name, getattr(self, name), "True or False")
         if self.num_threads is not None:
@@ -185,6 +186,7 @@ class EngineSettings(TypedDict, total=False):
     num_threads: int | None
     block_size: int
     kv_memory: int | str | None
+    touch_kv_memory: bool
     swap_space: int | str
     max_num_seqs: int
     max_num_batched_tokens: int

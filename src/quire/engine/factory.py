@@ -208,6 +208,7 @@ def _native_backend(config: EngineConfig, folder: Path, model: ModelDescription)
         num_threads=config.num_threads or usable_cores(),
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
+        touch_kv_memory=config.touch_kv_memory,
     )
 
     def load(num_blocks: int, num_host_blocks: int, note_loaded: NoteLoaded | None = None) -> Executor:
@@ -236,6 +237,8 @@ def _native_backend(config: EngineConfig, folder: Path, model: ModelDescription)
 def _reference_backend(config: EngineConfig, folder: Path, model: ModelDescription) -> Backend:
     if config.dtype not in ("auto", "float32"):
         raise InvalidConfigError("dtype", config.dtype, "float32 or auto: the reference backend knows no other")
+    if config.touch_kv_memory:
+        raise InvalidConfigError("touch_kv_memory", True, "False: the reference backend takes memory as it fills it")
     if config.kv_dtype == "bfloat16":
         allowed = "float32, int8 or auto: the reference backend knows no other"
         raise InvalidConfigError("kv_dtype", config.kv_dtype, allowed)

@@ -14,14 +14,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire.compute.arrays import HalfArray, IntArray
+from quire.compute.arrays import IntArray
+from quire.compute.worker.cache_engine import STORED_AS, CacheArray
 from quire.core.errors import InvalidConfigError
+from quire.core.kv_spec import KVCacheSpec
 
 if TYPE_CHECKING:
     from quire._native import Kernels, ThreadTeam
 
 PANEL_WIDTH = 16
-BFLOAT16_BYTES = 2
+COMMON = {"bfloat16": 0x3C00, "int8": 0x3C}
+"""What stands everywhere: 0.0078 in bfloat16, 60 in int8, whose scales then are 0.0115."""
 SHUFFLED, IN_ORDER, CONTIGUOUS = "shuffled", "in order", "contiguous"
 
 
@@ -29,36 +32,51 @@ SHUFFLED, IN_ORDER, CONTIGUOUS = "shuffled", "in order", "contiguous"
 class Layout:
     """Keys and values of each layer, [num_blocks, block_size, num_kv_heads, stored_dim], and where sequences lie."""
 
-    layers: list[tuple[HalfArray, HalfArray]]
+    layers: list[tuple[CacheArray, CacheArray]]
     tables: IntArray
 
 
 class PagedLayers:
-    """Sequences of equal length in as many layers as take `num_bytes`; `heads`: of queries, of keys, and their size."""
+    """Sequences of equal length in as many layers as take `num_bytes` in bfloat16.
+
+    `heads`: those of queries, those of keys, and their size. `dtype`: bfloat16 or int8.
+    """
 
     def __init__(
-        self, heads: tuple[int, int, int], num_sequences: int, num_tokens: int, *, block_size: int, num_bytes: int
+        self,
+        heads: tuple[int, int, int],
+        decodes: tuple[int, int],
+        *,
+        block_size: int,
+        num_bytes: int,
+        dtype: str = "bfloat16",
     ) -> None:
+        num_sequences, num_tokens = decodes
         self._num_heads, num_kv_heads, self._head_dim = heads
         blocks_each = -(-num_tokens // block_size)
         num_blocks = num_sequences * blocks_each
         stored_dim = -(-self._head_dim // PANEL_WIDTH) * PANEL_WIDTH
-        shape = (num_blocks, block_size, num_kv_heads, stored_dim)
-        bytes_per_layer = 2 * BFLOAT16_BYTES * num_blocks * block_size * num_kv_heads * stored_dim
-        self.num_layers = max(1, -(-num_bytes // bytes_per_layer))
-        self.num_bytes = (
-            self.num_layers * 2 * BFLOAT16_BYTES * num_sequences * num_tokens * num_kv_heads * self._head_dim
+        spec, half = (
+            KVCacheSpec.from_layers(
+                [None], block_size=block_size, num_kv_heads=num_kv_heads, head_dim=stored_dim, dtype=stored_as
+            )
+            for stored_as in (dtype, "bfloat16")
         )
+        shape = (num_blocks, block_size, num_kv_heads, spec.numbers_per_head)
+        self.num_layers = max(1, -(-num_bytes // (num_blocks * half.bytes_per_block)))
+        used = self._head_dim / stored_dim
+        self.num_bytes = round(self.num_layers * num_sequences * num_tokens * spec.bytes_per_layer_token * used)
         try:
-            # 0.0078 in bfloat16; written, so that the memory is there.
-            layers = [
-                (np.full(shape, 0x3C00, np.uint16), np.full(shape, 0x3C00, np.uint16)) for _ in range(self.num_layers)
+            # Written, so that the memory is there.
+            layers: list[tuple[CacheArray, CacheArray]] = [
+                (np.full(shape, COMMON[dtype], STORED_AS[dtype]), np.full(shape, COMMON[dtype], STORED_AS[dtype]))
+                for _ in range(self.num_layers)
             ]
         except MemoryError as error:
             raise InvalidConfigError("working set", num_bytes, "bytes that fit into memory") from error
         blocks = np.arange(num_blocks, dtype=np.int64).reshape(num_sequences, blocks_each)
         shuffled = np.random.default_rng(0).permutation(blocks.ravel()).reshape(blocks.shape)
-        whole = (num_sequences, blocks_each * block_size, num_kv_heads, stored_dim)
+        whole = (num_sequences, blocks_each * block_size, num_kv_heads, spec.numbers_per_head)
         pieces = [(keys.reshape(whole), values.reshape(whole)) for keys, values in layers]
         self.layouts = {
             SHUFFLED: Layout(layers, shuffled),

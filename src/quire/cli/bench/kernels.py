@@ -30,6 +30,7 @@ MIN_READ_SHARE = {rows: 88.0 for rows in (1, 2, 4, 8, 16, 32)} | {64: 75.0}
 MIN_ARITHMETIC_SHARE = 60.0
 MIN_ATTENTION_SHARE = 80.0
 MAX_PAGED = {16: 1.03, 32: 1.01, 64: 1.01, 128: 1.01}
+INT8_BLOCK, INT8_GOAL_TOKENS, MAX_INT8 = 16, 4096, 0.62
 MAX_HEAD_ROWS = 64
 """Steps of more rows are those of prompts, and the head sees the last token of a prompt alone."""
 
@@ -57,6 +58,11 @@ class ProductRun:
     def arithmetic_share(self) -> float | None:
         """Percent of the arithmetic."""
         return None if self.arithmetic is None else 100 * self.num_operations / self.seconds / self.arithmetic
+
+    @property
+    def bound_share(self) -> float:
+        """Percent of the nearer bound: the shares are of times, so the greater one is what can be done at most."""
+        return max(self.read_share, self.arithmetic_share or 0.0)
 
 
 def together(runs: Sequence[tuple[int, ProductRun]]) -> ProductRun:
@@ -87,6 +93,7 @@ def run(options: argparse.Namespace) -> int:
                 yield bench.measure_products(shape)
             if "attention" in options.only:
                 yield bench.measure_attention(shape)
+                yield bench.measure_int8_attention(shape)
 
     return run_page(options, "Kernels", measure)
 
@@ -143,7 +150,16 @@ class KernelBench:
             f"in turn, {self._options.working_set / 2**20:,.0f} MiB together. Median of {self._repeat} runs (min–max). "
             f"“{STEP}” is every matrix as often as a step needs it, the head up to {MAX_HEAD_ROWS} rows."
         )
-        header = ("matrix", "rows", "ms", "GB/s", "% of the bandwidth", "GFLOP/s", "% of the arithmetic")
+        header = (
+            "matrix",
+            "rows",
+            "ms",
+            "GB/s",
+            "% of the bandwidth",
+            "GFLOP/s",
+            "% of the arithmetic",
+            "% of the bound",
+        )
         samples: dict[str, object] = {
             f"{matrix}, {n} rows": [asdict(run) for run in f] for (matrix, n), f in runs.items()
         }
@@ -191,6 +207,7 @@ class KernelBench:
             cell(summarize([run.read_share for run in runs])),
             cell(summarize([run.num_operations / run.seconds / 1e9 for run in runs])),
             cell(summarize(shares) if shares else None),
+            cell(summarize([run.bound_share for run in runs])),
         )
 
     def _product_goals(self, shape: KernelShape, num_rows: int, runs: list[ProductRun]) -> list[Goal]:
@@ -250,7 +267,7 @@ class KernelBench:
         limits = self._limits
         heads = shape.num_heads, shape.num_kv_heads, shape.head_dim
         layers = PagedLayers(
-            heads, num_sequences, num_tokens, block_size=block_size, num_bytes=self._options.working_set
+            heads, (num_sequences, num_tokens), block_size=block_size, num_bytes=self._options.working_set
         )
         runs = AttentionRuns(layers.num_layers, layers.num_bytes, [], {name: [] for name in layers.layouts})
         for _ in range(self._repeat):
@@ -263,6 +280,42 @@ class KernelBench:
             for name, seconds in passes.items():
                 runs.seconds[name].append(summarize(seconds).median)
         return runs
+
+    def measure_int8_attention(self, shape: KernelShape) -> Section:
+        """Measure the longer decodes over keys and values of int8 beside those of bfloat16, in turn."""
+        rows: list[tuple[str, ...]] = []
+        samples: dict[str, object] = {}
+        goals: list[Goal] = []
+        heads = shape.num_heads, shape.num_kv_heads, shape.head_dim
+        size = self._options.working_set
+        for decodes in self._options.decodes:
+            what = f"{decodes[0]} × {decodes[1]:,}"
+            self._tell(f"attention of {shape.name} with int8: {what}")
+            layers = {
+                dtype: PagedLayers(heads, decodes, block_size=INT8_BLOCK, num_bytes=size, dtype=dtype)
+                for dtype in ("bfloat16", "int8")
+            }
+            found: dict[str, list[float]] = {dtype: [] for dtype in layers}
+            for _ in range(self._repeat):
+                passes: dict[str, list[float]] = {dtype: [] for dtype in layers}
+                for index in range(ATTENTION_PASSES):
+                    for dtype in layers if index % 2 else reversed(layers):
+                        each = layers[dtype]
+                        seconds = each.attend(self._limits.kernels, self._limits.team, each.layouts[SHUFFLED])
+                        passes[dtype].append(seconds / each.num_layers)
+                for dtype, times in passes.items():
+                    found[dtype].append(summarize(times).median)
+            share = summarize(ratios(found["int8"], found["bfloat16"]))
+            rows.append((what, *(cell(summarize([1e3 * s for s in found[dtype]])) for dtype in layers), cell(share)))
+            samples[what] = found
+            if size >= GOAL_BYTES and decodes[1] >= INT8_GOAL_TOKENS:
+                goals.append(Goal(f"{shape.name}, {what}: int8 to bfloat16", share.median, MAX_INT8))
+        text = (
+            f"Decodes over shuffled blocks of {INT8_BLOCK} tokens, keys and values of int8 in turn with those of "
+            f"bfloat16; times of one layer. Median of {self._repeat} runs (min–max)."
+        )
+        header = ("decodes", "bfloat16, ms", "int8, ms", "int8 to bfloat16")
+        return Section(f"Attention with int8: {shape.name}", text, header, rows, samples, goals)
 
 
 @dataclass(frozen=True, slots=True)

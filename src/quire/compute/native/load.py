@@ -38,6 +38,7 @@ class NativeSettings:
     num_threads: int = 1
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 256
+    touch_kv_memory: bool = False
     instruction_set: str | None = None
 
     @property
@@ -88,7 +89,8 @@ def load_worker(
     """
     kv_spec = kv_cache_spec(model.spec, settings.block_size, settings.stored_kv_dtype)
     checkpoint = Checkpoint.open(model_folder)
-    cache = CacheEngine(kv_spec, num_blocks=num_blocks, num_host_blocks=num_host_blocks)
+    touch_threads = settings.num_threads if settings.touch_kv_memory else 0
+    cache = CacheEngine(kv_spec, num_blocks=num_blocks, num_host_blocks=num_host_blocks, touch_threads=touch_threads)
     eos_token_ids = frozenset(model.eos_token_ids)
     return make_worker(model.spec, checkpoint, settings, cache, eos_token_ids=eos_token_ids, note_loaded=note_loaded)
 

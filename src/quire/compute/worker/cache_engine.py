@@ -18,6 +18,7 @@ was never written shows it in the logits.
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
@@ -47,9 +48,21 @@ class LayerCache:
 
 
 class CacheEngine:
-    """Owns the KV arrays of device and host; moves bytes as the control plane decides."""
+    """Owns the KV arrays of device and host; moves bytes as the control plane decides.
 
-    def __init__(self, spec: KVCacheSpec, *, num_blocks: int, num_host_blocks: int = 0, poison: bool = False) -> None:
+    Memory comes from the system as blocks are first written. With `touch_threads` it is all written to at the start, by
+    so many threads, and no step waits for the system later.
+    """
+
+    def __init__(
+        self,
+        spec: KVCacheSpec,
+        *,
+        num_blocks: int,
+        num_host_blocks: int = 0,
+        poison: bool = False,
+        touch_threads: int = 0,
+    ) -> None:
         if spec.dtype not in STORED_AS:
             raise InvalidConfigError("dtype of the KV cache", spec.dtype, f"one of {', '.join(STORED_AS)}")
         self.spec = spec
@@ -57,6 +70,7 @@ class CacheEngine:
         self._device = _Tier("num_blocks", num_blocks)
         self._host = _Tier("num_host_blocks", num_host_blocks)
         self._poison = poison
+        self._touch_threads = touch_threads
         self._places = {
             layer: (index, place) for index, group in enumerate(spec.groups) for place, layer in enumerate(group.layers)
         }
@@ -65,6 +79,9 @@ class CacheEngine:
         """Allocate the memory. Mutates; what was stored is lost."""
         self._device.allocate(self.spec, self._poison)
         self._host.allocate(self.spec, self._poison)
+        if self._touch_threads and not self._poison:
+            with ThreadPoolExecutor(self._touch_threads) as threads:
+                list(threads.map(_touch, self._device.arrays + self._host.arrays))
 
     def release(self) -> None:
         """Give the memory back. Mutates; may be called twice."""
@@ -119,6 +136,10 @@ class _Tier:
     def _require(self, block: int) -> None:
         if not 0 <= block < self.num_blocks:
             raise ExecutionError(f"a plan names block {block}; {self.name} is {self.num_blocks}")
+
+
+def _touch(array: CacheArray) -> None:
+    array.fill(0)
 
 
 def _new_array(shape: tuple[int, ...], dtype: str, poison: bool) -> CacheArray:
