@@ -262,6 +262,26 @@ def test_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {name: len(seconds) for name, seconds in runs["seconds"].items()} == {
         "shuffled": 1, "in order": 1, "contiguous": 1
     }  # fmt: skip
+    assert {name: len(seconds) for name, seconds in samples["Attention with int8: tiny"]["2 × 40"].items()} == {
+        "bfloat16": 1, "int8": 1
+    }  # fmt: skip
+
+
+def test_a_roofline_shows_what_was_measured_below_what_is_possible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    plot = importlib.import_module("roofline_plot")
+    run = {"num_bytes": 2e9, "bandwidth": 40e9, "arithmetic": 1e12}  # 0.05 s for the bytes, 0.02 s of arithmetic a row
+    runs = {rows: {**run, "num_operations": rows * 2e10, "seconds": 0.1 * rows} for rows in (1, 4)}
+    products = {f"all of a step, {rows} rows": [each] for rows, each in runs.items()} | {"head, 1 rows": [runs[1]]}
+    (tmp_path / "results.json").write_text(json.dumps({"samples": {"Products: wide": products, "Limits": {}}}))
+    assert plot.main([str(tmp_path / "results.json"), str(tmp_path / "plot.svg")]) == 0
+    points = plot.points_of({"Products: wide": products})["wide"]
+    assert [(point.rows, point.measured, point.roof) for point in points] == [(1, 200, 400), (4, 200, 1000)]
+    drawn = list(ElementTree.parse(tmp_path / "plot.svg").iter())
+    assert "wide" in [element.text for element in drawn if element.tag.endswith("text")]
+    assert len([element for element in drawn if element.tag.endswith("polyline")]) == 2
 
 
 def test_products_of_prompts_are_without_the_head(tmp_path: Path) -> None:
