@@ -76,7 +76,7 @@ def settings_of(options: argparse.Namespace) -> dict[str, Any]:
             settings[name] = value
     for text in options.set:
         name, _, value = text.partition("=")
-        settings[name] = int(value) if value.isdecimal() else value
+        settings[name] = int(value) if value.isdecimal() else {"true": True, "false": False}.get(value, value)
     return settings
 
 
