@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from xml.sax.saxutils import escape
+
+from svg import INK, page, text
 
 COLORS = ("#2f6f9f", "#c98a2b", "#7a9a4d", "#9a5b86", "#6b6b6b", "#b5523b")
 PANEL_WIDTH, BAR_HEIGHT, GAP, MARGIN = 300, 22, 6, 16
@@ -39,35 +40,26 @@ def draw(title: str, panels: Sequence[Panel]) -> str:
     width = NAME_WIDTH + PANEL_WIDTH + VALUE_WIDTH + MARGIN
     num_rows = -(-len(panels) // PANELS_PER_ROW)
     total_width, total_height = PANELS_PER_ROW * width + MARGIN, TITLE_HEIGHT + num_rows * panel_height + MARGIN
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{total_width}" height="{total_height}" '
-        f'viewBox="0 0 {total_width} {total_height}" font-family="sans-serif" font-size="13">',
-        f'<rect width="{total_width}" height="{total_height}" fill="#ffffff"/>',
-        _text(MARGIN, 26, title, "font-size='16' font-weight='bold'"),
-    ]
+    parts = [text(MARGIN, 26, title, "font-size='16' font-weight='bold'")]
     for index, panel in enumerate(panels):
         left = MARGIN + index % PANELS_PER_ROW * width
         top = TITLE_HEIGHT + index // PANELS_PER_ROW * panel_height
         parts += _panel(panel, colors, left, top)
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    return page(total_width, total_height, parts, font_size=13)
 
 
 def _panel(panel: Panel, colors: dict[str, str], left: int, top: int) -> list[str]:
     longest = max((bar.high for bar in panel.bars), default=0.0) or 1.0
-    parts = [_text(left, top + 24, panel.title, "font-weight='bold'")]
+    parts = [text(left, top + 24, panel.title, "font-weight='bold'")]
     start = left + NAME_WIDTH
     for index, bar in enumerate(panel.bars):
         y = top + TITLE_HEIGHT + index * (BAR_HEIGHT + GAP)
         middle, length = y + BAR_HEIGHT / 2, PANEL_WIDTH * bar.value / longest
         low, high = (start + PANEL_WIDTH * value / longest for value in (bar.low, bar.high))
         parts += [
-            _text(start - 8, y + 16, bar.name, "text-anchor='end'"),
+            text(start - 8, y + 16, bar.name, "text-anchor='end'"),
             f'<rect x="{start}" y="{y}" width="{length:.1f}" height="{BAR_HEIGHT}" fill="{colors[bar.name]}"/>',
-            f'<path d="M{low:.1f} {middle}H{high:.1f}" stroke="#222222" stroke-width="1.5"/>',
-            _text(round(max(start + length, high)) + 6, y + 16, f"{bar.value:.3g}"),
+            f'<path d="M{low:.1f} {middle}H{high:.1f}" stroke="{INK}" stroke-width="1.5"/>',
+            text(round(max(start + length, high)) + 6, y + 16, f"{bar.value:.3g}"),
         ]
     return parts
-
-
-def _text(x: float, y: float, text: str, attributes: str = "") -> str:
-    return f'<text x="{x}" y="{y}" fill="#222222" {attributes}>{escape(text)}</text>'

@@ -17,9 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from svg import page, text
+
 PREFIX, STEP = "Products: ", "all of a step, "
 WIDTH, HEIGHT, LEFT, TOP, GAP = 360, 240, 64, 70, 40
-ROOF, MEASURED, GRID, INK = "#c98a2b", "#2f6f9f", "#dddddd", "#222222"
+ROOF, MEASURED, GRID = "#c98a2b", "#2f6f9f", "#dddddd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,18 +61,15 @@ def draw(shapes: dict[str, list[Point]]) -> str:
     total_width = LEFT + len(shapes) * (WIDTH + LEFT)
     total_height = TOP + HEIGHT + 2 * GAP
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{total_width}" height="{total_height}" '
-        f'viewBox="0 0 {total_width} {total_height}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{total_width}" height="{total_height}" fill="#ffffff"/>',
-        _text(LEFT, 26, "Products of a step: GFLOP/s over rows", "font-size='16' font-weight='bold'"),
+        text(LEFT, 26, "Products of a step: GFLOP/s over rows", "font-size='16' font-weight='bold'"),
         f'<path d="M{LEFT} 42h24" stroke="{ROOF}" stroke-width="2" stroke-dasharray="6 3"/>',
-        _text(LEFT + 30, 46, "at most: memory, then arithmetic"),
+        text(LEFT + 30, 46, "at most: memory, then arithmetic"),
         f'<path d="M{LEFT + 240} 42h24" stroke="{MEASURED}" stroke-width="2"/>',
-        _text(LEFT + 270, 46, "measured"),
+        text(LEFT + 270, 46, "measured"),
     ]
     for index, (name, points) in enumerate(shapes.items()):
         parts += _panel(name, points, LEFT + index * (WIDTH + LEFT))
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    return page(total_width, total_height, parts, font_size=12)
 
 
 def _panel(name: str, points: list[Point], left: int) -> list[str]:
@@ -84,24 +83,20 @@ def _panel(name: str, points: list[Point], left: int) -> list[str]:
     def y(rate: float) -> float:
         return TOP + HEIGHT * (1 - math.log10(rate / lowest) / math.log10(highest / lowest))
 
-    parts = [_text(left, TOP + HEIGHT + GAP + 14, name, "font-weight='bold'")]
+    parts = [text(left, TOP + HEIGHT + GAP + 14, name, "font-weight='bold'")]
     rate = lowest
     while rate <= highest:
         parts.append(f'<path d="M{left} {y(rate):.1f}h{WIDTH}" stroke="{GRID}"/>')
-        parts.append(_text(left - 6, y(rate) + 4, f"{rate:g}", "text-anchor='end'"))
+        parts.append(text(left - 6, y(rate) + 4, f"{rate:g}", "text-anchor='end'"))
         rate *= 10
     for point in points:
-        parts.append(_text(x(point.rows), TOP + HEIGHT + 16, str(point.rows), "text-anchor='middle'"))
+        parts.append(text(x(point.rows), TOP + HEIGHT + 16, str(point.rows), "text-anchor='middle'"))
     roof = " ".join(f"{x(point.rows):.1f},{y(point.roof):.1f}" for point in points)
     measured = " ".join(f"{x(point.rows):.1f},{y(point.measured):.1f}" for point in points)
     parts.append(f'<polyline points="{roof}" fill="none" stroke="{ROOF}" stroke-width="2" stroke-dasharray="6 3"/>')
     parts.append(f'<polyline points="{measured}" fill="none" stroke="{MEASURED}" stroke-width="2"/>')
     parts += [f'<circle cx="{x(p.rows):.1f}" cy="{y(p.measured):.1f}" r="3" fill="{MEASURED}"/>' for p in points]
     return parts
-
-
-def _text(x: float, y: float, text: str, attributes: str = "") -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" fill="{INK}" {attributes}>{text}</text>'
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from quire.compute.models import read_model
+from quire.compute.native import kv_cache_spec
 from quire.compute.weights.decoder_weights import weight_bytes
+from quire.core.errors import InvalidConfigError
+from support.spec_models import PLAIN
 from support.tiny_checkpoint import write_tiny_qwen3
 
 LOAD = """
@@ -69,3 +73,11 @@ def test_how_far_the_weights_are_grows_to_all_of_them(tmp_path: Path) -> None:
     assert list(done) == sorted(done)
     assert (done[0], done[-1], set(totals)) == (0, totals[0], {weight_bytes(model.spec, "bfloat16")})
     assert len(set(done)) == 2 + len(model.spec.layers)  # nothing, what stands once, and then layer after layer
+
+
+def test_heads_too_wide_for_sums_of_int8_are_refused() -> None:
+    attention = replace(PLAIN.attention, head_dim=1040)
+    spec = replace(PLAIN, attention=attention)
+    assert kv_cache_spec(spec, 16, "bfloat16").head_dim == 1040
+    with pytest.raises(InvalidConfigError, match=r"^kv_dtype is 'int8'; .* heads of at most 1024 numbers, not 1040"):
+        kv_cache_spec(spec, 16, "int8")

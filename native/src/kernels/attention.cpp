@@ -120,10 +120,9 @@ template <int kCount, int kAtOnce, typename Number>
 void score_groups(Query* queries, const Tile<Number>& tile, int head_dim, int group) {
     using Each = Step<Number>;
     const typename Each::Input* vectors[kCount];
-    QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) vectors[q] =
-        static_cast<const typename Each::Input*>(queries[q].vector);
     typename Each::Sum sums[kCount][kAtOnce];
     QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {
+        vectors[q] = static_cast<const typename Each::Input*>(queries[q].vector);
         QUIRE_UNROLLED for (int g = 0; g < kAtOnce; ++g) sums[q][g] = {};
     }
     constexpr int kStepNumbers = kLanes * Each::kInputs;
@@ -174,13 +173,10 @@ void score(Query* queries, const Tile<Number>& tile, int head_dim, int group, in
 // Rounds the weights of some groups of a tile to 16 bits, each times the scale of its value. Those of
 // unseen tokens are zero, whatever their scales are.
 void round_weights(Query* query, const Tile<CachedInt8>& tile, int group, int end_group) {
-    Floats total = broadcast(0.0F);
     for (int g = group; g < end_group; ++g) {
         float* weights = query->scores + g * kLanes;
         const Mask seen = lanes_between(query->first - g * kLanes, query->end - g * kLanes);
-        const Floats scaled = select(seen, load(weights) * load(tile.value_scales[g]), broadcast(0.0F));
-        store(weights, scaled);
-        total = total + scaled;
+        store(weights, select(seen, load(weights) * load(tile.value_scales[g]), broadcast(0.0F)));
     }
     const float* weights = query->scores + group * kLanes;
     const int count = (end_group - group) * kLanes;
@@ -422,7 +418,6 @@ class Queries {
     }
 
     Query* all() { return queries_; }
-    int count() const { return count_; }
 
   private:
     using Input = typename Step<Number>::Input;

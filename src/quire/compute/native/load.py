@@ -25,6 +25,8 @@ from quire.core.step import MAX_PROMPT_LOGITS
 
 BLOCK_SIZES: Final = (16, 32, 64, 128)
 KV_DTYPES: Final = ("float32", "bfloat16", "int8")
+MAX_INT8_HEAD_DIM: Final = 1024
+"""So many products of a query and a key of int8 fit into 32 bits together; see attention.cpp."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,9 @@ def kv_cache_spec(spec: DecoderSpec, block_size: int, dtype: str) -> KVCacheSpec
         raise InvalidConfigError("block_size", block_size, f"one of {', '.join(map(str, BLOCK_SIZES))}")
     if dtype not in KV_DTYPES:
         raise InvalidConfigError("kv_dtype", dtype, f"one of {', '.join(KV_DTYPES)}")
+    if dtype == "int8" and spec.attention.head_dim > MAX_INT8_HEAD_DIM:
+        allowed = f"another one: int8 takes heads of at most {MAX_INT8_HEAD_DIM} numbers, not {spec.attention.head_dim}"
+        raise InvalidConfigError("kv_dtype", dtype, allowed)
     head_dim = -(-spec.attention.head_dim // PANEL_WIDTH) * PANEL_WIDTH
     return replace(spec.kv_cache_spec(block_size, dtype), head_dim=head_dim)
 

@@ -18,7 +18,6 @@ was never written shows it in the logits.
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
@@ -80,6 +79,8 @@ class CacheEngine:
         self._device.allocate(self.spec, self._poison)
         self._host.allocate(self.spec, self._poison)
         if self._touch_threads and not self._poison:
+            from concurrent.futures import ThreadPoolExecutor  # which every other start need not wait for
+
             with ThreadPoolExecutor(self._touch_threads) as threads:
                 list(threads.map(_touch, self._device.arrays + self._host.arrays))
 
