@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from quire.cli.bench.machine import MAX_IDLE_LOAD, OthersMeter
 from quire.cli.bench.page import NOT_CLAIMED, is_busy, is_loaded, render_page, start_facts, write_json, write_part
 
 HERE = Path(__file__).resolve().parent
+TITLE = "Throughput beside the peers"
 WORKLOADS = ("single", "ttft512", "parallel", "prefix", "mixed")
 
 
@@ -66,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--llamacpp-python", metavar="PATH", help="any interpreter; LLAMA_CPP_BIN names the binaries")
     made.add_argument("--llamacpp-model", metavar="FILE", help="the model as .gguf")
     made.add_argument("--llamacpp-args", default="", help="more options for bench_llamacpp.py")
+    made.add_argument("--title", default=TITLE, help="of the part that is written; default: %(default)s")
     made.add_argument("--page", type=Path, default=HERE / "RESULTS.md", help="default: benchmarks/RESULTS.md")
     made.add_argument("--results", type=Path, default=HERE / "results", help="default: benchmarks/results")
     return made
@@ -178,12 +181,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     facts["processors_busy_with_others"] = others.num_busy()
     date = datetime.now(UTC).strftime("%Y-%m-%d")
     options.results.mkdir(parents=True, exist_ok=True)
-    plot = options.results / f"throughput-{date}.svg"
-    title = "Throughput beside the peers" + (" (busy machine: no claim)" if is_busy(facts) else "")
+    subject = "throughput" if options.title == TITLE else "-".join(re.findall(r"\w+", options.title.lower()))
+    plot = options.results / f"{subject}-{date}.svg"
+    title = options.title + (" (busy machine: no claim)" if is_busy(facts) else "")
     plot.write_text(draw(title, comparison.panels()), encoding="utf-8")
     sections = comparison.sections()
     write_json(plot.with_suffix(".json"), {**facts, "samples": {each.title: each.samples for each in sections}})
-    page = render_page(facts, "Throughput beside the peers", sections)
+    page = render_page(facts, options.title, sections)
     shown = os.path.relpath(plot, options.page.resolve().parent)
     write_part(options.page, f"{page}\n\n![One bar for each engine]({shown})")
     print(page)

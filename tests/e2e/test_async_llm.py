@@ -63,6 +63,32 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(limited())
 
 
+def test_deltas_add_up_to_the_output(folder: Path) -> None:
+    samples = SamplingParams(n=3, seed=5, max_tokens=9, logprobs=2, prompt_logprobs=1, stop="a")
+    best = SamplingParams(n=2, best_of=4, seed=5, max_tokens=9)
+    beams = SamplingParams(n=2, best_of=3, beam_search=True, temperature=0, max_tokens=9)
+
+    async def test() -> None:
+        async with running(folder) as llm:
+            for wanted in (GREEDY, samples, best, beams):
+                expected = await last(llm, "hello", wanted)
+                deltas = [delta async for delta in llm.deltas("hello", wanted)]
+                assert [delta.finished for delta in deltas] == [False] * (len(deltas) - 1) + [True]
+                for output in expected.outputs:
+                    parts = [part for delta in deltas for part in delta.outputs if part.index == output.index]
+                    assert "".join(part.text for part in parts) == output.text
+                    assert [token for part in parts for token in part.token_ids] == output.token_ids
+                    if wanted.logprobs is not None:
+                        assert [entry for part in parts for entry in part.logprobs or ()] == output.logprobs
+                    assert [part.finish_reason for part in parts if part.finish_reason] == [output.finish_reason]
+                    assert parts[-1].stop_reason == output.stop_reason
+                told = [delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs is not None]
+                assert told == ([expected.prompt_logprobs] if wanted.prompt_logprobs is not None else [])
+                assert deltas[-1].num_generated_tokens == expected.metrics.num_generated_tokens
+
+    run(test)
+
+
 def test_snapshots_grow_to_what_the_llm_returns(folder: Path) -> None:
     prompts = [SYSTEM, "hello", [{"role": "user", "content": "hello"}]]
     with LLM(folder, **SETTINGS) as llm:
@@ -240,7 +266,7 @@ def test_a_mistake_of_ours_in_the_event_loop_leaves_nobody_waiting(
 ) -> None:
     async def test() -> None:
         async with AsyncLLM(folder, **SETTINGS) as llm:
-            monkeypatch.setattr(llm._processor, "process", lambda updates: 1 / 0)
+            monkeypatch.setattr(llm._streams._processor, "process", lambda updates: 1 / 0)
             with pytest.raises(ExecutionError, match="ZeroDivisionError"):
                 await last(llm, [1])
 

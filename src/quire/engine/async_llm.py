@@ -2,20 +2,18 @@
 
     task ── generate ──► Door: tokens, checks ──► EngineThread ──► steps
       ▲                                               │
-      └── snapshots ◄── OutputProcessor ◄─────────────┘  once a step, by call_soon_threadsafe
+      └── snapshots ◄── RequestStreams ◄──────────────┘  once a step, by call_soon_threadsafe
 
-All work on text is done in the event loop; the engine's thread never waits for a reader. A reader that is slow misses
-snapshots, never text: each holds everything so far. Whoever leaves the iterator, by `break`, by cancellation or by an
-exception, has ended the request: its blocks are free within a step.
+How requests are read, and what becomes of those whose readers leave, is said in `streams`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import weakref
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from types import TracebackType
 from typing import Unpack
 
@@ -25,14 +23,13 @@ from quire.core.errors import ExecutionError, RequestStateError
 from quire.core.executor import NoteLoaded
 from quire.core.request import DEFAULT_SCOPE, CacheScope
 from quire.core.sampling_params import SamplingParams
-from quire.engine.client import SequenceUpdate
-from quire.engine.door import Door, OpenModel, Ticket, make_config
+from quire.engine.client import InProcessClient, SequenceUpdate
+from quire.engine.door import NO_TICKET, OpenModel, Ticket, make_config, open_engine
 from quire.engine.engine_thread import EngineThread
-from quire.engine.output_processor import OutputProcessor
-from quire.engine.outputs import RequestOutput
+from quire.engine.output_processor import PreparedRequest
+from quire.engine.outputs import RequestDelta, RequestOutput
 from quire.engine.prompts import ChatOptions, Encoded, Prompt
-
-logger = logging.getLogger("quire.engine")
+from quire.engine.streams import RequestStreams
 
 LONG_TEXT = 10_000
 """Characters from which on a text is encoded beside the event loop."""
@@ -59,10 +56,11 @@ class AsyncLLM(OpenModel):
         note_loaded: NoteLoaded | None = None,
         **settings: Unpack[EngineSettings],
     ) -> None:
-        super().__init__(Door(make_config(model, settings), clock or SystemClock(), note_loaded))
-        self._thread = EngineThread(self._door.client, self._receive, self._lose)
-        self._processor = OutputProcessor(self._thread, self._door.tokenizer, clock or SystemClock())
-        self._streams: dict[str, tuple[str, asyncio.Event]] = {}
+        clock = clock or SystemClock()
+        super().__init__(*open_engine(make_config(model, settings), clock, note_loaded))
+        self._client = InProcessClient(self._core)
+        self._thread = EngineThread(self._client, self._receive, self._lose)
+        self._streams = RequestStreams(self._thread, self._door.tokenizer, clock)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure = ""
         self._finalizer = weakref.finalize(self, self._thread.close)  # at the end of the program, too
@@ -85,11 +83,23 @@ class AsyncLLM(OpenModel):
         """
         return self._run(prompt, sampling_params, Ticket(request_id, scope, priority), chat)
 
+    async def deltas(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        ticket: Ticket = NO_TICKET,
+        *,
+        chat: ChatOptions | None = None,
+    ) -> AsyncGenerator[RequestDelta, None]:
+        """Yield what is new of the output of one prompt, for whoever passes it on; as `generate` otherwise."""
+        prepared = await self._prepare(prompt, sampling_params, ticket, chat)
+        async with aclosing(self._streams.deltas(prepared)) as deltas:
+            async for delta in deltas:
+                yield delta
+
     def abort(self, request_id: str) -> None:
         """End the requests of that id; their iterators end with what there is. Mutates."""
-        for internal_id, (shown_id, _) in list(self._streams.items()):
-            if shown_id == request_id:
-                self._processor.abort(internal_id)
+        self._streams.abort(request_id)
 
     async def close(self) -> None:
         """End all requests and give the memory back. May be called twice; nothing can be asked afterwards."""
@@ -107,24 +117,17 @@ class AsyncLLM(OpenModel):
     async def _run(
         self, prompt: Prompt, sampling: SamplingParams | None, ticket: Ticket, chat: ChatOptions | None
     ) -> AsyncGenerator[RequestOutput, None]:
-        prepared = self._door.prepare(await self._encode(prompt, chat), sampling, ticket)
-        self._require_engine()
-        changed = asyncio.Event()
-        request = self._processor.add(prepared, lambda _: changed.set())
-        self._streams[request.request_id] = request.shown_id, changed
-        self._thread.add(prepared.request)
-        try:
-            output = None
-            while output is None or not output.finished:
-                await changed.wait()
-                changed.clear()
-                if not request.finished:
-                    self._require_engine()
-                output = request.output()
+        prepared = await self._prepare(prompt, sampling, ticket, chat)
+        async with aclosing(self._streams.snapshots(prepared)) as snapshots:
+            async for output in snapshots:
                 yield output
-        finally:
-            del self._streams[request.request_id]
-            self._processor.abort(request.request_id)
+
+    async def _prepare(
+        self, prompt: Prompt, sampling: SamplingParams | None, ticket: Ticket, chat: ChatOptions | None
+    ) -> PreparedRequest:
+        prepared = self._door.prepare(await self._encode(prompt, chat), self._client.limits, sampling, ticket)
+        self._require_engine()
+        return prepared
 
     async def _encode(self, prompt: Prompt, chat: ChatOptions | None) -> Encoded:
         if isinstance(prompt, str) and len(prompt) >= LONG_TEXT:
@@ -143,16 +146,9 @@ class AsyncLLM(OpenModel):
 
     def _receive(self, updates: list[SequenceUpdate]) -> None:
         """Hand updates to the event loop; called by the engine's thread."""
-        if not self._in_loop(lambda: self._process(updates)):
+        if not self._in_loop(lambda: self._streams.process(updates)):
             for request_id in {update.request_id for update in updates}:  # nobody can read them any more
-                self._door.client.abort(request_id)
-
-    def _process(self, updates: list[SequenceUpdate]) -> None:
-        try:
-            self._processor.process(updates)
-        except Exception as error:  # our own mistake: nobody may be left waiting for what it lost
-            logger.exception("updates of the engine cannot be processed")
-            self._end(f"the outputs of the engine cannot be processed: {type(error).__name__}: {error}")
+                self._client.abort(request_id)
 
     def _lose(self, message: str) -> None:
         """The engine has failed; called by its thread."""
@@ -171,5 +167,4 @@ class AsyncLLM(OpenModel):
 
     def _end(self, message: str) -> None:
         self._failure = self._failure or message
-        for _, changed in self._streams.values():
-            changed.set()
+        self._streams.lose(self._failure)

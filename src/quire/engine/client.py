@@ -99,6 +99,37 @@ class EngineClient(Protocol):
         ...
 
 
+class EngineLink(Protocol):
+    """Passes requests on to an engine that works by itself, in a thread or in a process of its own.
+
+    Calls return at once; what was refused or failed comes back as an update.
+    """
+
+    def add(self, request: EngineRequest) -> None:
+        """Have a request taken in; if it is refused after all, its sequences end with an error."""
+        ...
+
+    def abort(self, request_id: str) -> None:
+        """Have a request ended."""
+        ...
+
+    def fail(self, request_id: str, message: str) -> None:
+        """Have a request ended with an error."""
+        ...
+
+    def stop(self, request_id: str, branch: int) -> None:
+        """Have one sequence ended."""
+        ...
+
+
+def refused(request: EngineRequest, message: str) -> list[SequenceUpdate]:
+    """Return the updates that end a request which an engine could not take in. Does not mutate."""
+    return [
+        SequenceUpdate(request.request_id, branch, [], [], 0, FinishReason.ERROR, message)
+        for branch in range(request.sampling.num_sequences)
+    ]
+
+
 class InProcessClient:
     """An engine in this process, stepped by whoever receives."""
 

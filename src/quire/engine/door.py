@@ -1,7 +1,9 @@
-"""Door: what `LLM` and `AsyncLLM` share. From settings to an engine, from a prompt to a request that it can serve.
+"""Door: what every way into an engine shares. From a prompt to a request that the engine can serve.
 
-settings ──► plan_engine ──► Tokenizer ──► EngineCore         refused in this order, the cheap checks first
-prompt ──► tokens ──► validate ──► PreparedRequest            refused before anything is enqueued
+    settings ──► plan_engine ──► Tokenizer ──► EngineCore         refused in this order, the cheap checks first
+    prompt ──► tokens ──► validate ──► PreparedRequest            refused before anything is enqueued
+
+The engine may stand in this process (`open_engine`), or in another one: the door needs to know its limits only.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from quire.core.clock import Clock
 from quire.core.config import EngineConfig, EngineSettings
@@ -18,14 +20,17 @@ from quire.core.errors import InvalidConfigError, InvalidRequestError
 from quire.core.executor import NoteLoaded
 from quire.core.request import DEFAULT_SCOPE, CacheScope
 from quire.core.sampling_params import SamplingParams
-from quire.core.validate import validate
-from quire.engine.client import EngineRequest, InProcessClient
+from quire.core.validate import RequestLimits, validate
+from quire.engine.client import EngineRequest
 from quire.engine.core import EngineCore
 from quire.engine.output_processor import PreparedRequest
 from quire.engine.prompts import ChatOptions, Encoded, Prompt, encode_prompt, with_bad_words, with_options
 from quire.engine.report import EngineReport
 from quire.engine.seeds import SeedCounter
 from quire.engine.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from quire.engine.factory import EngineBlueprint
 
 logger = logging.getLogger("quire.engine")
 
@@ -43,30 +48,28 @@ NO_TICKET = Ticket()
 
 
 class Door:
-    """An engine in this process, its tokenizer, and the defaults and seeds of requests."""
+    """The tokenizer of an engine, and the defaults and seeds of its requests."""
 
-    def __init__(self, config: EngineConfig, clock: Clock, note_loaded: NoteLoaded | None = None) -> None:
-        from quire.engine.factory import plan_engine  # it brings in arrays, which a mere import must not
-
-        blueprint = plan_engine(config)
-        self.config = config
+    def __init__(self, blueprint: EngineBlueprint) -> None:
+        self.config = blueprint.config
         self.report = blueprint.report
         self.default_sampling = blueprint.default_sampling
         self.tokenizer: Tokenizer | None = None
-        if not config.skip_tokenizer_init:
+        if not self.config.skip_tokenizer_init:
             self.tokenizer = Tokenizer.open(blueprint.tokenizer_folder, vocab_size=blueprint.vocab_size)
-        self.core = blueprint.build(clock, note_loaded)
-        self.client = InProcessClient(self.core)
-        self._seeds = SeedCounter(config.seed)
+        self._seeds = SeedCounter(self.config.seed)
         self._num_prepared = 0
-        logger.info("started\n%s", self.report)
 
     def encode(self, prompt: Prompt, chat: ChatOptions | None = None) -> Encoded:
         """Return the tokens of a prompt; raises `InvalidRequestError` for what is none. Does not mutate."""
         return encode_prompt(prompt, self.tokenizer, chat)
 
     def prepare(
-        self, prompt: Encoded, sampling: SamplingParams | None = None, ticket: Ticket = NO_TICKET
+        self,
+        prompt: Encoded,
+        limits: RequestLimits,
+        sampling: SamplingParams | None = None,
+        ticket: Ticket = NO_TICKET,
     ) -> PreparedRequest:
         """Return the request of a prompt; raises `InvalidRequestError` for what the engine cannot serve.
 
@@ -76,10 +79,10 @@ class Door:
         wanted = self.default_sampling if sampling is None else sampling
         request_id = str(self._num_prepared)
         request = EngineRequest(request_id, prompt.token_ids, wanted, ticket.scope, ticket.priority)
-        validate(request.to_request(), self.client.limits)
+        validate(request.to_request(), limits)
         if wanted.bad_words:
             request = replace(request, sampling=with_bad_words(wanted, self.tokenizer))
-            validate(request.to_request(), self.client.limits)
+            validate(request.to_request(), limits)
         self._num_prepared += 1
         request = replace(request, sampling=self._internal(request.sampling))
         return PreparedRequest(request, ticket.request_id or request_id, prompt.text, wanted)
@@ -87,6 +90,7 @@ class Door:
     def prepare_all(
         self,
         prompts: Sequence[Prompt],
+        limits: RequestLimits,
         sampling: SamplingParams | Sequence[SamplingParams] | None,
         *,
         chat: ChatOptions | None = None,
@@ -103,7 +107,7 @@ class Door:
             if not isinstance(wanted, SamplingParams):
                 raise InvalidRequestError("sampling_params", wanted, "SamplingParams")
         return [
-            self.prepare(self.encode(prompt, chat), with_options(wanted, options or {}))
+            self.prepare(self.encode(prompt, chat), limits, with_options(wanted, options or {}))
             for prompt, wanted in zip(prompts, each, strict=True)
         ]
 
@@ -117,11 +121,23 @@ class Door:
         return wanted
 
 
-class OpenModel:
-    """What can be asked of a model once it is open, by whichever door."""
+def open_engine(config: EngineConfig, clock: Clock, note_loaded: NoteLoaded | None = None) -> tuple[Door, EngineCore]:
+    """Return the engine of some settings in this process, and the door to it."""
+    from quire.engine.factory import plan_engine  # it brings in arrays, which a mere import must not
 
-    def __init__(self, door: Door) -> None:
+    blueprint = plan_engine(config)
+    door = Door(blueprint)
+    core = blueprint.build(clock, note_loaded)
+    logger.info("started\n%s", door.report)
+    return door, core
+
+
+class OpenModel:
+    """What can be asked of a model once it is open in this process."""
+
+    def __init__(self, door: Door, core: EngineCore) -> None:
         self._door = door
+        self._core = core
 
     @property
     def config(self) -> EngineConfig:
@@ -136,7 +152,7 @@ class OpenModel:
     @property
     def engine(self) -> EngineCore:
         """The engine, to look into (its scheduler, its memory, its ledger) while no other thread runs it."""
-        return self._door.core
+        return self._core
 
     @property
     def tokenizer(self) -> Tokenizer | None:

@@ -15,8 +15,7 @@ import threading
 from collections.abc import Callable
 
 from quire.core.errors import QuireError
-from quire.core.request import FinishReason
-from quire.engine.client import EngineClient, EngineRequest, SequenceUpdate
+from quire.engine.client import EngineClient, EngineRequest, SequenceUpdate, refused
 
 logger = logging.getLogger("quire.engine")
 
@@ -87,9 +86,4 @@ class EngineThread:
         try:
             client.add(request)
         except QuireError as error:
-            self._deliver(
-                [
-                    SequenceUpdate(request.request_id, branch, [], [], 0, FinishReason.ERROR, str(error))
-                    for branch in range(request.sampling.num_sequences)
-                ]
-            )
+            self._deliver(refused(request, str(error)))

@@ -14,7 +14,8 @@ from quire.core.clock import Clock, SystemClock
 from quire.core.config import EngineConfig, EngineSettings
 from quire.core.executor import NoteLoaded
 from quire.core.sampling_params import SamplingParams
-from quire.engine.door import Door, OpenModel, make_config
+from quire.engine.client import InProcessClient
+from quire.engine.door import OpenModel, make_config, open_engine
 from quire.engine.output_processor import OutputProcessor, PreparedRequest, RequestText
 from quire.engine.outputs import RequestOutput
 from quire.engine.progress import ProgressBar
@@ -48,8 +49,8 @@ class LLM(OpenModel):
         **settings: Unpack[EngineSettings],
     ) -> None:
         self._clock = clock or SystemClock()
-        super().__init__(Door(make_config(model, settings), self._clock, note_loaded))
-        self._client = self._door.client
+        super().__init__(*open_engine(make_config(model, settings), self._clock, note_loaded))
+        self._client = InProcessClient(self._core)
         self._processor = OutputProcessor(self._client, self._door.tokenizer, self._clock)
 
     def generate(
@@ -80,7 +81,9 @@ class LLM(OpenModel):
         """Return the answers to one conversation or several, in their order."""
         conversations: Sequence[Any] = [messages] if len(messages) and is_message(messages[0]) else messages
         chat = ChatOptions(add_generation_prompt, tools, chat_template_kwargs)
-        return self._run(self._door.prepare_all(conversations, sampling_params, chat=chat), use_tqdm)
+        return self._run(
+            self._door.prepare_all(conversations, self._client.limits, sampling_params, chat=chat), use_tqdm
+        )
 
     def stream(
         self,
@@ -96,7 +99,7 @@ class LLM(OpenModel):
 
     def reset_prefix_cache(self) -> None:
         """Forget everything cached; running requests go on. Mutates."""
-        self._door.core.clear_cache()
+        self._core.clear_cache()
 
     def close(self) -> None:
         """Give the memory back. May be called twice; nothing can be asked afterwards."""
@@ -116,7 +119,7 @@ class LLM(OpenModel):
         sampling: SamplingParams | Sequence[SamplingParams] | None,
         options: Mapping[str, Any],
     ) -> list[PreparedRequest]:
-        return self._door.prepare_all(split_prompts(prompts), sampling, options=options)
+        return self._door.prepare_all(split_prompts(prompts), self._client.limits, sampling, options=options)
 
     def _snapshots(self, prepared: list[PreparedRequest]) -> Generator[RequestOutput, None, None]:
         with closing(self._advance(prepared)) as requests:

@@ -20,7 +20,14 @@ from quire.core.request import FinishReason
 from quire.core.sampling_params import SamplingParams
 from quire.engine.client import EngineRequest, SequenceUpdate
 from quire.engine.detokenizer import IncrementalDetokenizer
-from quire.engine.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from quire.engine.outputs import (
+    CompletionDelta,
+    CompletionOutput,
+    Logprob,
+    RequestDelta,
+    RequestMetrics,
+    RequestOutput,
+)
 from quire.engine.stop_strings import StopStrings
 from quire.engine.tokenizer import Tokenizer
 
@@ -53,6 +60,9 @@ class SequenceText:
         self.cumulative_logprob = 0.0
         self._pieces: list[str] = []
         self._logprobs: list[dict[int, Logprob]] = []
+        self._num_taken = 0  # tokens that a delta has told
+        self._num_taken_pieces = 0
+        self._is_told = False  # a delta has told its end
         self._wanted = wanted
         self._tokenizer = tokenizer
         self._detokenizer: IncrementalDetokenizer | None = None
@@ -103,6 +113,27 @@ class SequenceText:
             error=self.error,
             score=self.score if is_found else None,
         )
+
+    def take_delta(self) -> CompletionDelta | None:
+        """Return what is new since the last call; None if nothing is. Mutates."""
+        tokens, pieces = self.token_ids[self._num_taken :], self._pieces[self._num_taken_pieces :]
+        text = "".join(pieces)
+        if self._is_told or (self.finish_reason is None and not tokens and not text):
+            return None
+        asked = self._wanted.logprobs is not None
+        delta = CompletionDelta(
+            index=self.index,
+            text=text,
+            token_ids=tokens,
+            logprobs=self._logprobs[self._num_taken :] if asked else None,
+            finish_reason=None if self.finish_reason is None else self.finish_reason.value,
+            stop_reason=self.stop_reason,
+            error=self.error,
+        )
+        self._num_taken += len(tokens)
+        self._num_taken_pieces += len(pieces)
+        self._is_told = self.finish_reason is not None
+        return delta
 
     def _show(self, text: str) -> bool:
         """Add text; return whether it has reached a stop string, which ends the sequence."""
@@ -167,6 +198,7 @@ class RequestText:
         self._wanted = wanted
         self._tokenizer = tokenizer
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+        self._untold_prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self.num_cached_tokens = 0
 
     @property
@@ -186,6 +218,7 @@ class RequestText:
             return
         told = zip(self._prompt_token_ids[1:], entries, strict=False)  # a prompt that failed is told in part
         self._prompt_logprobs = [None, *(token_and_likeliest(token, each, self._tokenizer) for token, each in told)]
+        self._untold_prompt_logprobs = self._prompt_logprobs
 
     def note_progress(self, now: float) -> None:
         """Keep the times. Mutates."""
@@ -197,11 +230,11 @@ class RequestText:
     def output(self) -> RequestOutput:
         """Return everything so far; of `best_of` sequences the n best, once all have ended. Does not mutate."""
         chosen = self.sequences
-        if len(chosen) > self._wanted.n:
+        if self._is_ranked:
             good_first = sorted(chosen, key=lambda text: (bool(text.error), -text.score, text.index))
             chosen = good_first[: self._wanted.n] if self.finished else chosen[: self._wanted.n]
         outputs = [sequence.output() for sequence in chosen]
-        if len(self.sequences) > self._wanted.n:
+        if self._is_ranked:
             outputs = [replace(output, index=index) for index, output in enumerate(outputs)]
         return RequestOutput(
             request_id=self.shown_id,
@@ -213,6 +246,42 @@ class RequestText:
             metrics=self.metrics,
             prompt_logprobs=self._prompt_logprobs,
         )
+
+    def take_delta(self) -> RequestDelta:
+        """Return what is new since the last call; where the best texts are chosen, that is all of them at the end.
+
+        Mutates.
+        """
+        if self._is_ranked:
+            texts = self.output().outputs if self.finished else []
+            deltas = [
+                CompletionDelta(
+                    each.index,
+                    each.text,
+                    each.token_ids,
+                    each.logprobs,
+                    each.finish_reason,
+                    each.stop_reason,
+                    each.error,
+                )
+                for each in texts
+            ]
+        else:
+            deltas = [delta for sequence in self.sequences if (delta := sequence.take_delta()) is not None]
+        prompt_logprobs, self._untold_prompt_logprobs = self._untold_prompt_logprobs, None
+        return RequestDelta(
+            outputs=deltas,
+            finished=self.finished,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_cached_tokens=self.num_cached_tokens,
+            num_generated_tokens=sum(len(sequence.token_ids) for sequence in self.sequences),
+            prompt_logprobs=prompt_logprobs,
+        )
+
+    @property
+    def _is_ranked(self) -> bool:
+        """Whether fewer texts are returned than are generated, or in another order."""
+        return len(self.sequences) > self._wanted.n or self._wanted.beam_search
 
 
 class OutputProcessor:

@@ -4,7 +4,9 @@
     └── CompletionOutput     one text for it; there are n of them
         └── Logprob          how likely a token was, where that was asked for
 
-While a request is under way the same values are snapshots: everything so far, `finished` False.
+While a request is under way the same values are snapshots: everything so far, `finished` False. Who passes a text on
+as it grows takes differences instead, a `RequestDelta` with a `CompletionDelta` for each text that got further: what
+is new since the one before.
 """
 
 from __future__ import annotations
@@ -102,3 +104,28 @@ class RequestOutput:
     def error(self) -> str:
         """What went wrong; empty where nothing did."""
         return next((output.error for output in self.outputs if output.error), "")
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionDelta:
+    """What is new of one text; the fields are those of `CompletionOutput`. That with a `finish_reason` is its last."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestDelta:
+    """What is new of a request; `prompt_logprobs` come once. `num_generated_tokens` counts those of all its texts."""
+
+    outputs: list[CompletionDelta]
+    finished: bool
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_generated_tokens: int
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None

@@ -1,0 +1,98 @@
+"""RequestStreams: many requests under way in one event loop, each read by its own task.
+
+    task ── run ──► OutputProcessor.add ──► EngineLink.add ──► engine, wherever it is
+      ▲                                                          │
+      └── RequestText ◄── OutputProcessor ◄── process ◄──────────┘  the updates of a step
+
+All work on text is done in the event loop; the engine never waits for a reader. A reader that is slow misses wake-ups,
+never text. Whoever leaves the iterator, by `break`, by cancellation or by an exception, has ended the request: its
+blocks are free within a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+
+from quire.core.clock import Clock
+from quire.core.errors import ExecutionError
+from quire.engine.client import EngineLink, SequenceUpdate
+from quire.engine.output_processor import OutputProcessor, PreparedRequest, RequestText
+from quire.engine.outputs import RequestDelta, RequestOutput
+from quire.engine.tokenizer import Tokenizer
+
+logger = logging.getLogger("quire.engine")
+
+
+@dataclass(slots=True)
+class _Stream:
+    shown_id: str
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    failure: str = ""
+
+
+class RequestStreams:
+    """The requests of one event loop. All of it is called there."""
+
+    def __init__(self, link: EngineLink, tokenizer: Tokenizer | None, clock: Clock) -> None:
+        self._link = link
+        self._processor = OutputProcessor(link, tokenizer, clock)
+        self._streams: dict[str, _Stream] = {}
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    async def snapshots(self, prepared: PreparedRequest) -> AsyncGenerator[RequestOutput, None]:
+        """Run a request; yield everything so far, each time it got further."""
+        async with aclosing(self._run(prepared)) as progress:
+            async for request in progress:
+                yield request.output()
+
+    async def deltas(self, prepared: PreparedRequest) -> AsyncGenerator[RequestDelta, None]:
+        """Run a request; yield what is new, each time it got further."""
+        async with aclosing(self._run(prepared)) as progress:
+            async for request in progress:
+                delta = request.take_delta()
+                if delta.outputs or delta.prompt_logprobs or delta.finished:
+                    yield delta
+
+    def process(self, updates: list[SequenceUpdate]) -> None:
+        """Take updates of the engine in. Mutates."""
+        try:
+            self._processor.process(updates)
+        except Exception as error:  # our own mistake: nobody may be left waiting for what it lost
+            logger.exception("updates of the engine cannot be processed")
+            self.lose(f"the outputs of the engine cannot be processed: {type(error).__name__}: {error}")
+
+    def abort(self, shown_id: str) -> None:
+        """End the requests of that id; their iterators end with what there is. Mutates."""
+        for internal_id, stream in list(self._streams.items()):
+            if stream.shown_id == shown_id:
+                self._processor.abort(internal_id)
+
+    def lose(self, message: str) -> None:
+        """The engine is gone: the requests under way raise `ExecutionError` to their readers. Mutates."""
+        for stream in self._streams.values():
+            stream.failure = stream.failure or message
+            stream.changed.set()
+
+    async def _run(self, prepared: PreparedRequest) -> AsyncGenerator[RequestText, None]:
+        stream = _Stream(prepared.shown_id)
+        request = self._processor.add(prepared, lambda _: stream.changed.set())
+        self._streams[request.request_id] = stream
+        try:
+            self._link.add(prepared.request)
+            finished = False
+            while not finished:
+                await stream.changed.wait()
+                stream.changed.clear()
+                finished = request.finished
+                if stream.failure and not finished:
+                    raise ExecutionError(stream.failure)
+                yield request
+        finally:
+            del self._streams[request.request_id]
+            self._processor.abort(request.request_id)
