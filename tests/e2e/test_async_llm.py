@@ -72,7 +72,7 @@ def test_deltas_add_up_to_the_output(folder: Path) -> None:
         async with running(folder) as llm:
             for wanted in (GREEDY, samples, best, beams):
                 expected = await last(llm, "hello", wanted)
-                deltas = [delta async for delta in llm.deltas("hello", wanted)]
+                deltas = [delta async for delta in llm.deltas(await llm.prepare("hello", wanted))]
                 assert [delta.finished for delta in deltas] == [False] * (len(deltas) - 1) + [True]
                 for output in expected.outputs:
                     parts = [part for delta in deltas for part in delta.outputs if part.index == output.index]

@@ -83,19 +83,23 @@ class AsyncLLM(OpenModel):
         """
         return self._run(prompt, sampling_params, Ticket(request_id, scope, priority), chat)
 
-    async def deltas(
+    async def prepare(
         self,
         prompt: Prompt,
-        sampling_params: SamplingParams | None = None,
+        sampling: SamplingParams | None = None,
         ticket: Ticket = NO_TICKET,
         *,
         chat: ChatOptions | None = None,
-    ) -> AsyncGenerator[RequestDelta, None]:
-        """Yield what is new of the output of one prompt, for whoever passes it on; as `generate` otherwise."""
-        prepared = await self._prepare(prompt, sampling_params, ticket, chat)
-        async with aclosing(self._streams.deltas(prepared)) as deltas:
-            async for delta in deltas:
-                yield delta
+    ) -> PreparedRequest:
+        """Return a request that the engine can serve, to be run by `deltas`; raises as `generate` does."""
+        prepared = self._door.prepare(await self._encode(prompt, chat), self._client.limits, sampling, ticket)
+        self._require_engine()
+        return prepared
+
+    def deltas(self, prepared: PreparedRequest) -> AsyncGenerator[RequestDelta, None]:
+        """Return an iterator over what is new of a request's output, for whoever passes it on."""
+        self._require_engine()
+        return self._streams.deltas(prepared)
 
     def abort(self, request_id: str) -> None:
         """End the requests of that id; their iterators end with what there is. Mutates."""
@@ -117,17 +121,10 @@ class AsyncLLM(OpenModel):
     async def _run(
         self, prompt: Prompt, sampling: SamplingParams | None, ticket: Ticket, chat: ChatOptions | None
     ) -> AsyncGenerator[RequestOutput, None]:
-        prepared = await self._prepare(prompt, sampling, ticket, chat)
+        prepared = await self.prepare(prompt, sampling, ticket, chat=chat)
         async with aclosing(self._streams.snapshots(prepared)) as snapshots:
             async for output in snapshots:
                 yield output
-
-    async def _prepare(
-        self, prompt: Prompt, sampling: SamplingParams | None, ticket: Ticket, chat: ChatOptions | None
-    ) -> PreparedRequest:
-        prepared = self._door.prepare(await self._encode(prompt, chat), self._client.limits, sampling, ticket)
-        self._require_engine()
-        return prepared
 
     async def _encode(self, prompt: Prompt, chat: ChatOptions | None) -> Encoded:
         if isinstance(prompt, str) and len(prompt) >= LONG_TEXT:

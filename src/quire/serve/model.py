@@ -1,0 +1,79 @@
+"""ServedModel: what the server asks of an engine, wherever that runs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from enum import Enum
+from typing import Protocol
+
+from quire.core.config import EngineConfig
+from quire.core.sampling_params import SamplingParams
+from quire.core.validate import RequestLimits
+from quire.engine.door import Ticket
+from quire.engine.output_processor import PreparedRequest
+from quire.engine.outputs import RequestDelta
+from quire.engine.prompts import ChatOptions, Prompt
+from quire.engine.report import EngineReport
+from quire.engine.stats import EngineStats
+from quire.engine.tokenizer import Tokenizer
+
+
+class ModelState(Enum):
+    """Where an engine stands, as readiness tells it."""
+
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+class ServedModel(Protocol):
+    """An engine with its tokenizer. All of it is called in one event loop."""
+
+    @property
+    def state(self) -> ModelState:
+        """Where the engine stands; it takes requests only while it is ready."""
+        ...
+
+    @property
+    def config(self) -> EngineConfig:
+        """The settings of the engine."""
+        ...
+
+    @property
+    def report(self) -> EngineReport:
+        """The start-up table."""
+        ...
+
+    @property
+    def limits(self) -> RequestLimits:
+        """What the engine can take."""
+        ...
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer; None where there is none."""
+        ...
+
+    @property
+    def stats(self) -> EngineStats:
+        """What the engine last said of itself."""
+        ...
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return how the makers of the model want it sampled."""
+        ...
+
+    async def prepare(
+        self, prompt: Prompt, sampling: SamplingParams, ticket: Ticket, *, chat: ChatOptions | None = None
+    ) -> PreparedRequest:
+        """Return a request that the engine can serve; raises `InvalidRequestError` for what it cannot."""
+        ...
+
+    def deltas(self, prepared: PreparedRequest) -> AsyncGenerator[RequestDelta, None]:
+        """Run a request; yield what is new each time it got further. Closing the iterator ends the request.
+
+        Raises `ExecutionError` where the engine is not there, or is lost on the way.
+        """
+        ...
