@@ -1,0 +1,207 @@
+"""ApiError: an answer that is an error, in the form that clients of OpenAI know.
+
+    {"error": {"message": "n is 0; allowed: an integer from 1 to 64", "type": "invalid_request_error", "param": "n",
+               "code": "invalid_value"}}
+
+Every answer that is not 2xx has this body, whoever refuses: the frame, the gate, an endpoint or the engine. Clients
+decide by the status and the headers whether they try again: openai-python does so on 408, 409, 429 and from 500 on,
+after `Retry-After`, unless `x-should-retry` says "false", as it does here where trying again can only fail again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+
+from quire.core.errors import ExecutionError, InvalidRequestError, RequestTooLargeError
+
+INVALID_REQUEST = "invalid_request_error"
+AUTHENTICATION = "authentication_error"
+NOT_FOUND = "not_found_error"
+RATE_LIMIT = "rate_limit_error"
+SERVER = "server_error"
+UNAVAILABLE = "service_unavailable_error"
+
+NO_RETRY: Mapping[str, str] = {"x-should-retry": "false"}
+RESTART_S = 2.0
+"""Seconds after which a client may ask again for an engine that was lost."""
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    """What went wrong; `param` is the field of the request that it is about, `code` a word for programs."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct, frozen=True):
+    """The body of every answer that is an error."""
+
+    error: ErrorDetail
+
+
+class ApiError(Exception):
+    """An answer that is an error.
+
+    >>> ApiError(400, "n is 0", param="n", code="invalid_value").body()
+    b'{"error":{"message":"n is 0","type":"invalid_request_error","param":"n","code":"invalid_value"}}'
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        type: str = INVALID_REQUEST,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.headers = dict(headers or {})
+        self.detail = ErrorDetail(message, type, param, code)
+
+    def body(self) -> bytes:
+        """Return the body of the answer. Does not mutate."""
+        return msgspec.json.encode(ErrorBody(self.detail))
+
+
+def api_error_of(error: BaseException) -> ApiError:
+    """Return the answer to whatever was raised; what nobody expected is told to the log, not to the client.
+
+    >>> from quire.core.errors import InvalidRequestError
+    >>> api_error_of(InvalidRequestError("top_p", 2, "at most 1")).detail.param
+    'top_p'
+    >>> api_error_of(ZeroDivisionError("secret")).detail.message
+    'the server made a mistake; its log says more'
+    """
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, RequestTooLargeError):
+        return context_length_exceeded(error)
+    if isinstance(error, InvalidRequestError):
+        return ApiError(400, str(error), code="invalid_value", param=error.field)
+    if isinstance(error, ExecutionError):
+        return engine_unavailable(RESTART_S)
+    return ApiError(500, "the server made a mistake; its log says more", type=SERVER, code="internal_error")
+
+
+# ---- what a request can be wrong in ---------------------------------------------------------------------------------
+
+
+def context_length_exceeded(error: RequestTooLargeError) -> ApiError:
+    """Return the answer to what can never fit; proxies look for the words in it."""
+    message, words = str(error), "maximum context length"
+    if words not in message:
+        message = f"{message} (the {words} that this server can serve)"
+    return ApiError(400, message, code="context_length_exceeded", param="prompt")
+
+
+def unsupported(param: str, why: str) -> ApiError:
+    """Return the answer to a field that would change the output, and that is not supported."""
+    return ApiError(400, f"{param} is not supported: {why}", code="unsupported_parameter", param=param)
+
+
+def unauthorized() -> ApiError:
+    """Return the answer to a missing or a wrong key: the same for both."""
+    message = "no valid API key was given: send the header Authorization: Bearer KEY"
+    headers = {"www-authenticate": "Bearer"}
+    return ApiError(401, message, type=AUTHENTICATION, code="invalid_api_key", headers=headers)
+
+
+def not_found(path: str) -> ApiError:
+    """Return the answer to a path that leads nowhere."""
+    return ApiError(404, f"{_short(path)} is not a path of this server", type=NOT_FOUND, code="not_found")
+
+
+def model_not_found(name: str) -> ApiError:
+    """Return the answer to the name of a model that is not served here."""
+    message = f"the model {_short(name)!r} is not served here; GET /v1/models lists what is"
+    return ApiError(404, message, type=NOT_FOUND, code="model_not_found", param="model")
+
+
+def method_not_allowed(method: str, allowed: str) -> ApiError:
+    """Return the answer to a method that the path does not know; `allowed` are those that it does."""
+    message = f"{_short(method)} is not possible here; allowed: {allowed}"
+    return ApiError(405, message, code="method_not_allowed", headers={"allow": allowed})
+
+
+def request_timeout(what: str, limit_s: float) -> ApiError:
+    """Return the answer to a client that takes too long to send `what` (its head, its body)."""
+    message = f"the {what} of the request did not come within {limit_s:g} seconds"
+    return ApiError(408, message, code="request_timeout")
+
+
+def body_too_large(limit: int) -> ApiError:
+    """Return the answer to a body of more bytes than the limit. The guard closes the connection when it was read."""
+    message = f"the body of the request is over the limit of {limit} bytes"
+    return ApiError(413, message, code="body_too_large")
+
+
+def unsupported_media_type(message: str) -> ApiError:
+    """Return the answer to a body of another type, or in another encoding, than JSON as it is."""
+    return ApiError(415, message, code="unsupported_media_type")
+
+
+def head_too_large(limit: int) -> ApiError:
+    """Return the answer to a head of more bytes than the limit."""
+    message = f"the head of the request is over the limit of {limit} bytes"
+    return ApiError(431, message, code="head_too_large")
+
+
+# ---- what can be wrong with the server ------------------------------------------------------------------------------
+
+
+def too_many_requests(retry_after_s: float) -> ApiError:
+    """Return the answer to a key that has all the requests under way that it may have."""
+    message = "this API key has as many requests under way as it may have; try again when one of them has ended"
+    return ApiError(429, message, type=RATE_LIMIT, code="slow_down", headers=_retry_after(retry_after_s))
+
+
+def overloaded(retry_after_s: float) -> ApiError:
+    """Return the answer where the queue is full."""
+    message = "the server is overloaded: its queue is full; try again later"
+    return ApiError(503, message, type=UNAVAILABLE, code="server_is_overloaded", headers=_retry_after(retry_after_s))
+
+
+def draining(retry_after_s: float) -> ApiError:
+    """Return the answer where the server is about to stop."""
+    message = "the server is shutting down and takes no more requests"
+    return ApiError(503, message, type=UNAVAILABLE, code="server_is_draining", headers=_retry_after(retry_after_s))
+
+
+def engine_unavailable(retry_after_s: float) -> ApiError:
+    """Return the answer where the engine is not there: it is starting, or was lost and is started again."""
+    message = "the engine is not available at the moment; try again later"
+    return ApiError(503, message, type=UNAVAILABLE, code="engine_unavailable", headers=_retry_after(retry_after_s))
+
+
+def generation_failed(message: str) -> ApiError:
+    """Return the answer to a request that failed by itself: the same request would fail again."""
+    text = f"the request failed in the engine: {message}"
+    return ApiError(500, text, type=SERVER, code="generation_failed", headers=NO_RETRY)
+
+
+def generation_aborted() -> ApiError:
+    """Return the answer to a request that somebody else has ended."""
+    return ApiError(500, "the request was aborted", type=SERVER, code="aborted", headers=NO_RETRY)
+
+
+def deadline_exceeded(limit_s: float) -> ApiError:
+    """Return the answer to a request that was not done in time."""
+    message = f"the request was not done within {limit_s:g} seconds, the limit of this server"
+    return ApiError(504, message, type=SERVER, code="deadline_exceeded", headers=NO_RETRY)
+
+
+def _retry_after(seconds: float) -> dict[str, str]:
+    """Return the headers for both kinds of clients: whole seconds for all, milliseconds for those who know them."""
+    return {"retry-after": str(max(1, math.ceil(seconds))), "retry-after-ms": str(max(1, math.ceil(seconds * 1000)))}
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."
