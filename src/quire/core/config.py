@@ -27,7 +27,7 @@ BACKENDS = ("auto", "native", "reference")
 
 def setting(default: Any, text: str, *, secret: bool = False) -> Any:
     """Declare a field with its help; a secret one is never shown."""
-    return dataclasses.field(default=default, repr=not secret, metadata={"help": text})
+    return dataclasses.field(default=default, repr=not secret, metadata={"help": text, "secret": secret})
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +43,17 @@ class MemoryConfig:
     max_cached_blocks_per_tenant: int | None = setting(None, "cached blocks that one tenant may keep; None: no limit")
 
     def __post_init__(self) -> None:
-        _require_int("num_blocks", self.num_blocks, 1, (1 << 31) - 1)
-        _require_int("num_host_blocks", self.num_host_blocks, 0, (1 << 31) - 1)
-        _require_one_of("prefix_index", self.prefix_index, PREFIX_INDEXES)
-        _require_one_of("eviction", self.eviction, EVICTIONS)
-        _require_int("hash_bits", self.hash_bits, 1, 512)
+        require_int("num_blocks", self.num_blocks, 1, (1 << 31) - 1)
+        require_int("num_host_blocks", self.num_host_blocks, 0, (1 << 31) - 1)
+        require_one_of("prefix_index", self.prefix_index, PREFIX_INDEXES)
+        require_one_of("eviction", self.eviction, EVICTIONS)
+        require_int("hash_bits", self.hash_bits, 1, 512)
         if not isinstance(self.hash_key, bytes):
             raise InvalidConfigError("hash_key", self.hash_key, "at most 64 bytes")
         if len(self.hash_key) > 64:
             raise InvalidConfigError("hash_key", f"{len(self.hash_key)} bytes", "at most 64 bytes")
         if self.max_cached_blocks_per_tenant is not None:
-            _require_int("max_cached_blocks_per_tenant", self.max_cached_blocks_per_tenant, 0, (1 << 31) - 1)
+            require_int("max_cached_blocks_per_tenant", self.max_cached_blocks_per_tenant, 0, (1 << 31) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +72,20 @@ class SchedulerConfig:
     max_steps_under_way: int = setting(1, "plans handed to the executor before the first result is awaited")
 
     def __post_init__(self) -> None:
-        _require_int("max_num_seqs", self.max_num_seqs, 1, 1 << 20)
-        _require_int("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 30)
+        require_int("max_num_seqs", self.max_num_seqs, 1, 1 << 20)
+        require_int("max_num_batched_tokens", self.max_num_batched_tokens, 1, 1 << 30)
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise InvalidConfigError(
                 "max_num_batched_tokens", self.max_num_batched_tokens, f"max_num_seqs ({self.max_num_seqs}) or more"
             )
-        _require_int("max_model_len", self.max_model_len, 1, 1 << 30)
-        _require_one_of("policy", self.policy, POLICIES)
-        _require_number("priority_ageing_s", self.priority_ageing_s, 1e-3, 1e9)
-        _require_number("headroom", self.headroom, 0.0, 0.9)
-        _require_one_of("preemption", self.preemption, PREEMPTIONS)
-        _require_number("recompute_tokens_per_s", self.recompute_tokens_per_s, 1e-3, 1e12)
-        _require_number("swap_bytes_per_s", self.swap_bytes_per_s, 1.0, 1e15)
-        _require_int("max_steps_under_way", self.max_steps_under_way, 1, 16)
+        require_int("max_model_len", self.max_model_len, 1, 1 << 30)
+        require_one_of("policy", self.policy, POLICIES)
+        require_number("priority_ageing_s", self.priority_ageing_s, 1e-3, 1e9)
+        require_number("headroom", self.headroom, 0.0, 0.9)
+        require_one_of("preemption", self.preemption, PREEMPTIONS)
+        require_number("recompute_tokens_per_s", self.recompute_tokens_per_s, 1e-3, 1e12)
+        require_number("swap_bytes_per_s", self.swap_bytes_per_s, 1.0, 1e15)
+        require_int("max_steps_under_way", self.max_steps_under_way, 1, 16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +119,7 @@ class EngineConfig:
     policy: str = setting("fcfs", "order of the waiting: fcfs, priority or fair_share")
     preemption: str = setting("auto", "how a request yields: recompute, swap, or auto (the cheaper)")
     max_steps_under_way: int = setting(1, "plans handed out before the first result is awaited")
+    max_cached_blocks_per_tenant: int | None = setting(None, "cached blocks that one tenant may keep; none: no limit")
     seed: int = setting(0, "where the seeds of requests without one come from")
 
     def __post_init__(self) -> None:
@@ -127,19 +128,21 @@ class EngineConfig:
         if self.kv_memory is not None:
             object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
         object.__setattr__(self, "swap_space", parse_bytes(self.swap_space, "swap_space"))
-        _require_one_of("dtype", self.dtype, DTYPES)
-        _require_one_of("weights", self.weights, WEIGHTS)
-        _require_one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
-        _require_one_of("backend", self.backend, BACKENDS)
-        _require_one_of("prefix_index", self.prefix_index, PREFIX_INDEXES)
-        _require_one_of("eviction", self.eviction, EVICTIONS)
-        _require_int("block_size", self.block_size, 1, 4096)
-        _require_int("seed", self.seed, 0, (1 << 63) - 1)
+        require_one_of("dtype", self.dtype, DTYPES)
+        require_one_of("weights", self.weights, WEIGHTS)
+        require_one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
+        require_one_of("backend", self.backend, BACKENDS)
+        require_one_of("prefix_index", self.prefix_index, PREFIX_INDEXES)
+        require_one_of("eviction", self.eviction, EVICTIONS)
+        require_int("block_size", self.block_size, 1, 4096)
+        require_int("seed", self.seed, 0, (1 << 63) - 1)
         for name in ("skip_tokenizer_init", "touch_kv_memory", "enable_prefix_caching"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidConfigError(name, getattr(self, name), "True or False")
         if self.num_threads is not None:
-            _require_int("num_threads", self.num_threads, 1, 1024)
+            require_int("num_threads", self.num_threads, 1, 1024)
+        if self.max_cached_blocks_per_tenant is not None:
+            require_int("max_cached_blocks_per_tenant", self.max_cached_blocks_per_tenant, 0, (1 << 31) - 1)
         self.scheduler_config(1 if self.max_model_len is None else self.max_model_len)
 
     def memory_config(self, num_blocks: int, num_host_blocks: int, hash_key: bytes) -> MemoryConfig:
@@ -150,6 +153,7 @@ class EngineConfig:
             prefix_index=self.prefix_index if self.enable_prefix_caching else "none",
             eviction=self.eviction,
             hash_key=hash_key,
+            max_cached_blocks_per_tenant=self.max_cached_blocks_per_tenant,
         )
 
     def scheduler_config(self, max_model_len: int) -> SchedulerConfig:
@@ -197,15 +201,18 @@ class EngineSettings(TypedDict, total=False):
     policy: str
     preemption: str
     max_steps_under_way: int
+    max_cached_blocks_per_tenant: int | None
     seed: int
 
 
-def _require_int(field: str, value: object, low: int, high: int) -> None:
+def require_int(field: str, value: object, low: int, high: int) -> None:
+    """Raise `InvalidConfigError` unless a setting is an integer within limits."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise InvalidConfigError(field, value, f"an integer from {low} to {high}")
 
 
-def _require_number(field: str, value: object, low: float, high: float) -> None:
+def require_number(field: str, value: object, low: float, high: float) -> None:
+    """Raise `InvalidConfigError` unless a setting is a finite number within limits."""
     largest = sys.float_info.max
     if isinstance(value, bool) or not isinstance(value, int | float) or not -largest <= value <= largest:
         raise InvalidConfigError(field, value, "a finite number")
@@ -213,6 +220,7 @@ def _require_number(field: str, value: object, low: float, high: float) -> None:
         raise InvalidConfigError(field, value, f"a number from {low:g} to {high:g}")
 
 
-def _require_one_of(field: str, value: object, allowed: tuple[str, ...]) -> None:
+def require_one_of(field: str, value: object, allowed: tuple[str, ...]) -> None:
+    """Raise `InvalidConfigError` unless a setting is one of the names."""
     if value not in allowed:
         raise InvalidConfigError(field, value, f"one of {', '.join(allowed)}")

@@ -134,13 +134,13 @@ def method_not_allowed(method: str, allowed: str) -> ApiError:
 def request_timeout(what: str, limit_s: float) -> ApiError:
     """Return the answer to a client that takes too long to send `what` (its head, its body)."""
     message = f"the {what} of the request did not come within {limit_s:g} seconds"
-    return ApiError(408, message, code="request_timeout", headers={"connection": "close"})
+    return ApiError(408, message, code="request_timeout")
 
 
 def body_too_large(limit: int) -> ApiError:
-    """Return the answer to a body of more bytes than the limit."""
+    """Return the answer to a body of more bytes than the limit. The guard closes the connection when it was read."""
     message = f"the body of the request is over the limit of {limit} bytes"
-    return ApiError(413, message, code="body_too_large", headers={"connection": "close"})
+    return ApiError(413, message, code="body_too_large")
 
 
 def unsupported_media_type(message: str) -> ApiError:
@@ -151,7 +151,7 @@ def unsupported_media_type(message: str) -> ApiError:
 def head_too_large(limit: int) -> ApiError:
     """Return the answer to a head of more bytes than the limit."""
     message = f"the head of the request is over the limit of {limit} bytes"
-    return ApiError(431, message, code="head_too_large", headers={"connection": "close"})
+    return ApiError(431, message, code="head_too_large")
 
 
 # ---- what can be wrong with the server ------------------------------------------------------------------------------

@@ -71,6 +71,10 @@ class ServedModel(Protocol):
         """Return a request that the engine can serve; raises `InvalidRequestError` for what it cannot."""
         ...
 
+    async def close(self) -> None:
+        """End all requests and let the engine go; may be called twice."""
+        ...
+
     def deltas(self, prepared: PreparedRequest) -> AsyncGenerator[RequestDelta, None]:
         """Run a request; yield what is new each time it got further. Closing the iterator ends the request.
 

@@ -1,0 +1,210 @@
+"""Frame: what is done for every call, whichever endpoint it is for.
+
+    scope ──► RequestContext: an id of ours, the tenant of the key, the trace ──► endpoint
+    send  ◄── x-request-id, openai-processing-ms, traceparent                 ◄──┘
+    at the end: a count, and a line in the log
+
+A plain ASGI wrapper: chunks of a stream pass through it untouched. It decides by `scope["path"]` alone, which is what
+routes are found by too; a URL put together from the header Host can be made to say anything. Whatever is not on the
+short list of open paths needs a key where keys are set, also what does not exist.
+
+Nothing that a client sends becomes a key of ours: its `x-request-id` is written into the log, and that is all.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from quire.serve.errors import ApiError, api_error_of, method_not_allowed, not_found, unauthorized
+from quire.serve.services import Services
+from quire.serve.tenants import ANYBODY, Tenant
+
+OPEN_PATHS: Final = frozenset({"/livez", "/readyz", "/health", "/ping", "/version"})
+METRICS_PATH: Final = "/metrics"
+NO_ROUTE: Final = "none"
+CLIENT_CLOSED_REQUEST: Final = 499
+MAX_LOGGED_LENGTH: Final = 200
+TRACEPARENT: Final = re.compile(rb"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
+
+Draw = Callable[[int], bytes]
+
+logger = logging.getLogger("quire.serve")
+access_logger = logging.getLogger("quire.serve.access")
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """A call, as `request.state.context`. Endpoints fill in the last four, for the log."""
+
+    request_id: str
+    client_request_id: str
+    tenant: Tenant
+    arrival_s: float
+    traceparent: str
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    finish_reason: str = ""
+
+    @property
+    def trace_id(self) -> str:
+        """What all calls of one trace have in common."""
+        return self.traceparent[3:35]
+
+
+class Frame:
+    """Wraps the application. `draw` returns so many random bytes."""
+
+    def __init__(self, app: ASGIApp, services: Services, draw: Draw = secrets.token_bytes) -> None:
+        self._app = app
+        self._services = services
+        self._draw = draw
+        self._is_logged = services.config.access_log
+        self._open_paths = OPEN_PATHS | {METRICS_PATH} if services.config.open_metrics else OPEN_PATHS
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a call."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        context = self._make_context(headers)
+        scope.setdefault("state", {})["context"] = context
+        answer = _Answer(send, context, self._services.clock.now)
+        metrics = self._services.metrics
+        metrics.note_call(1)
+        try:
+            tenant = self._tenant(scope["path"], headers.get(b"authorization", b""))
+            if tenant is None:
+                await make_response(unauthorized())(scope, receive, answer.send)
+            else:
+                context.tenant = tenant
+                await self._app(scope, receive, answer.send)
+        except Exception as error:
+            logger.exception("call %s failed", context.request_id)
+            if not answer.status:
+                await make_response(api_error_of(error))(scope, receive, answer.send)
+        finally:
+            metrics.note_call(-1)
+            status = answer.status or CLIENT_CLOSED_REQUEST
+            metrics.note_request(_route_path(scope), status)
+            if self._is_logged:
+                access_logger.info("%s %s", scope["method"], status, extra={"fields": self._fields(scope, answer)})
+
+    def _make_context(self, headers: dict[bytes, bytes]) -> RequestContext:
+        client_request_id = headers.get(b"x-request-id", b"")[:MAX_LOGGED_LENGTH].decode("latin-1")
+        return RequestContext(
+            request_id=f"req-{self._draw(16).hex()}",
+            client_request_id=client_request_id,
+            tenant=ANYBODY,
+            arrival_s=self._services.clock.now(),
+            traceparent=traceparent_of(headers.get(b"traceparent", b""), self._draw),
+        )
+
+    def _tenant(self, path: str, authorization: bytes) -> Tenant | None:
+        """Return who calls; None: somebody who may not."""
+        tenants = self._services.tenants
+        if not tenants.has_keys or path in self._open_paths:
+            return ANYBODY
+        scheme, _, key = authorization.partition(b" ")
+        return tenants.find(key.strip() if scheme.lower() == b"bearer" else b"")
+
+    def _fields(self, scope: Scope, answer: _Answer) -> dict[str, Any]:
+        """Return what the log says of a call: no prompt, no text, no query, no key."""
+        context = answer.context
+        fields: dict[str, Any] = {
+            "request_id": context.request_id,
+            "method": scope["method"],
+            "path": scope["path"][:MAX_LOGGED_LENGTH],
+            "status": answer.status or CLIENT_CLOSED_REQUEST,
+            "ms": round(1000 * (self._services.clock.now() - context.arrival_s), 1),
+            "trace_id": context.trace_id,
+        }
+        if context.tenant.name:
+            fields["tenant"] = context.tenant.name
+        if context.client_request_id:
+            fields["client_request_id"] = context.client_request_id
+        if context.num_prompt_tokens:
+            fields |= {
+                "prompt_tokens": context.num_prompt_tokens,
+                "cached_tokens": context.num_cached_tokens,
+                "output_tokens": context.num_output_tokens,
+                "finish": context.finish_reason,
+            }
+        return fields
+
+
+class _Answer:
+    """Passes an answer on, with our headers, and remembers how it was."""
+
+    __slots__ = ("_now", "_send", "context", "status")
+
+    def __init__(self, send: Send, context: RequestContext, now: Callable[[], float]) -> None:
+        self._send = send
+        self._now = now
+        self.context = context
+        self.status = 0
+
+    def send(self, message: Message) -> Awaitable[None]:
+        """Pass a message on. Mutates its headers."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            elapsed_ms = 1000 * (self._now() - self.context.arrival_s)
+            message["headers"] = [
+                *message.get("headers", ()),
+                (b"x-request-id", self.context.request_id.encode()),
+                (b"openai-processing-ms", b"%d" % elapsed_ms),
+                (b"traceparent", self.context.traceparent.encode()),
+            ]
+        return self._send(message)
+
+
+def traceparent_of(header: bytes, draw: Draw) -> str:
+    """Return the W3C trace context of a call: that of its header, a new one where that is none.
+
+    >>> traceparent_of(b"00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-01", bytes)
+    '00-aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-bbbbbbbbbbbbbbbb-01'
+    >>> traceparent_of(b"00-nonsense", lambda size: b"\\x01" * size)
+    '00-01010101010101010101010101010101-0101010101010101-00'
+    """
+    match = TRACEPARENT.fullmatch(header)
+    if match is None or (match[1] == b"00" and match[4]):
+        return f"00-{draw(16).hex()}-{draw(8).hex()}-00"
+    return header[:55].decode()  # what later versions add behind is not ours to understand
+
+
+def make_response(error: ApiError) -> Response:
+    """Return an error as an answer."""
+    return Response(error.body(), error.status, error.headers, media_type="application/json")
+
+
+async def answer_error(request: Request, error: Exception) -> Response:
+    """Return the answer to whatever an endpoint, or the way to it, has raised."""
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=CLIENT_CLOSED_REQUEST)  # nobody reads it; the log shows the status
+    if isinstance(error, HTTPException):
+        return make_response(_routing_error(request, error))
+    return make_response(api_error_of(error))
+
+
+def _routing_error(request: Request, error: HTTPException) -> ApiError:
+    if error.status_code == 404:
+        return not_found(request.scope["path"])
+    if error.status_code == 405:
+        return method_not_allowed(request.method, (error.headers or {}).get("Allow", ""))
+    return ApiError(error.status_code, error.detail)
+
+
+def _route_path(scope: Scope) -> str:
+    """Return the path of the route that a call took, which is one of few; a call may name any path."""
+    return getattr(scope.get("route"), "path", NO_ROUTE)

@@ -1,0 +1,292 @@
+"""Gate: how much may wait, who may have how much, and when to come again.
+
+    call ── enter ──► waiting ── begin (its first token) ──► under way ── leave ──►
+              │        bounded in requests and in tokens       the engine bounds it
+              └──► 503 the queue is full, the server drains, the engine is not there     429 this key has its share
+
+The engine's own queue has no bound, so what waits is counted here, before anything is enqueued: a call waits from its
+entry to its first token. A call that finds nobody waiting is let in however large it is, because it could never come
+in otherwise; so at most the limit waits, or one call. The same holds for the share of a key.
+
+Whoever is refused is told when to come again: when, at the rate at which requests have begun lately, half of what
+waits will have begun. Half, so that those who come again find room and the engine has not run dry meanwhile. The rate
+counts only time in which somebody waited: an idle hour says nothing of how fast the engine is.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from types import TracebackType
+
+from quire.core.clock import Clock
+from quire.core.errors import InvariantError
+from quire.serve.config import ServerConfig
+from quire.serve.errors import ApiError, draining, engine_unavailable, overloaded, too_many_requests
+from quire.serve.model import ModelState, ServedModel
+from quire.serve.tenants import Tenant
+
+logger = logging.getLogger("quire.serve")
+
+MIN_RETRY_S, MAX_RETRY_S = 1.0, 120.0
+"""Clients do not wait longer than two minutes: they give up instead."""
+
+RATE_MEMORY_S = 20.0
+DRAINING_RETRY_S = 5.0
+ENGINE_RETRY_S = 2.0
+WARN_EVERY_S = 10.0
+QUEUED_PER_SEQUENCE = 4
+QUEUED_POOLS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class GateLimits:
+    """How much may wait."""
+
+    max_queued_requests: int
+    max_queued_tokens: int
+
+
+def gate_limits(config: ServerConfig, model: ServedModel) -> GateLimits:
+    """Return the limits that are set, and where none are, those that suit the engine. Does not mutate."""
+    engine, plan = model.config, model.report.plan
+    requests, tokens = config.max_queued_requests, config.max_queued_tokens
+    return GateLimits(
+        QUEUED_PER_SEQUENCE * engine.max_num_seqs if requests is None else requests,
+        QUEUED_POOLS * plan.num_blocks * engine.block_size if tokens is None else tokens,
+    )
+
+
+class Refusal(Enum):
+    """Why a call was not let in."""
+
+    QUEUE_FULL = "queue_full"
+    KEY_LIMIT = "key_limit"
+    DRAINING = "draining"
+    ENGINE = "engine_not_ready"
+
+
+class DrainRate:
+    """How many requests begin in a second while any wait: an average that forgets.
+
+    >>> rate = DrainRate()
+    >>> rate.pass_time(2.0); rate.note(6)
+    >>> round(rate.per_second)
+    3
+    """
+
+    def __init__(self) -> None:
+        self._num_begun = 0.0
+        self._seconds = 0.0
+
+    @property
+    def per_second(self) -> float:
+        """The rate; 0 where nothing has begun yet."""
+        return self._num_begun / self._seconds if self._seconds else 0.0
+
+    @property
+    def seconds(self) -> float:
+        """How much time the rate is known from, the old counting less."""
+        return self._seconds
+
+    def pass_time(self, seconds: float) -> None:
+        """Some time has passed in which requests waited. Mutates."""
+        kept = math.exp(-seconds / RATE_MEMORY_S)
+        self._num_begun *= kept
+        self._seconds = self._seconds * kept + RATE_MEMORY_S * (1.0 - kept)
+
+    def note(self, num_requests: int) -> None:
+        """So many requests have begun. Mutates."""
+        self._num_begun += num_requests
+
+
+class Gate:
+    """Lets calls in, or says when to come again. All of it is called in one event loop, all operations are O(1)."""
+
+    def __init__(self, clock: Clock, state: Callable[[], ModelState]) -> None:
+        self._clock = clock
+        self._state = state
+        self._limits: GateLimits | None = None
+        self._is_draining = False
+        self._rate = DrainRate()
+        self._seen_s = self._warned_s = -math.inf
+        self._refused_since_warning = 0
+        self._visits: set[Visit] = set()
+        self._inside: Counter[str] = Counter()
+        self._waiting_requests = self._waiting_tokens = 0
+        self.refusals: Counter[Refusal] = Counter()
+
+    @property
+    def num_waiting_requests(self) -> int:
+        """Requests that have come in and have not begun."""
+        return self._waiting_requests
+
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Tokens of the prompts of these requests."""
+        return self._waiting_tokens
+
+    @property
+    def num_visits(self) -> int:
+        """Calls that have come in and not left."""
+        return len(self._visits)
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of these calls."""
+        return self._inside.total()
+
+    @property
+    def limits(self) -> GateLimits | None:
+        """How much may wait; None until the gate is open."""
+        return self._limits
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether nobody is let in any more."""
+        return self._is_draining
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether calls are let in while there is room: what readiness tells."""
+        return self._limits is not None and not self._is_draining and self._state() is ModelState.READY
+
+    @property
+    def retry_after_s(self) -> float:
+        """Seconds after which half of what waits will have begun, if all goes on as it did lately."""
+        self._pass_time()
+        if self._rate.per_second > 0:
+            seconds = self._waiting_requests / 2 / self._rate.per_second
+        else:
+            seconds = self._rate.seconds
+        return min(max(seconds, MIN_RETRY_S), MAX_RETRY_S)
+
+    def open(self, limits: GateLimits) -> None:
+        """The engine is there: let calls in. Mutates."""
+        self._limits = limits
+
+    def drain(self) -> None:
+        """Let nobody in any more; those inside stay. Mutates."""
+        self._is_draining = True
+
+    def require_ready(self) -> None:
+        """Raise the answer of a server that cannot serve at the moment, whoever asks. Counts it."""
+        if self._is_draining:
+            raise self._refused(Refusal.DRAINING, draining(DRAINING_RETRY_S))
+        if not self.is_ready:
+            raise self._refused(Refusal.ENGINE, engine_unavailable(ENGINE_RETRY_S))
+
+    def enter(self, tenant: Tenant, num_requests: int, num_tokens: int) -> Visit:
+        """Let a call of so many requests and tokens of prompts in; raises `ApiError` where it must come again. Mutates.
+
+        The visit is a context manager: whoever leaves it has left the gate.
+        """
+        self.require_ready()
+        inside = self._inside[tenant.name]
+        if tenant.max_requests is not None and inside and inside + num_requests > tenant.max_requests:
+            raise self._refused(Refusal.KEY_LIMIT, too_many_requests(self.retry_after_s))
+        if self._waiting_requests and self._is_over(num_requests, num_tokens):
+            self._warn_of_full_queue()
+            raise self._refused(Refusal.QUEUE_FULL, overloaded(self.retry_after_s))
+        self._pass_time()
+        visit = Visit(self, tenant.name, num_requests, num_tokens)
+        self._visits.add(visit)
+        self._inside[tenant.name] += num_requests
+        self._waiting_requests += num_requests
+        self._waiting_tokens += num_tokens
+        return visit
+
+    def check(self) -> None:
+        """Raise `InvariantError` unless the counts are those of the visits."""
+        waiting = [visit for visit in self._visits if visit.is_waiting]
+        inside: Counter[str] = Counter()
+        for visit in self._visits:
+            inside[visit.tenant] += visit.num_requests
+        if self._waiting_requests != sum(visit.num_requests for visit in waiting):
+            raise InvariantError("the gate counts other requests than those that wait")
+        if self._waiting_tokens != sum(visit.num_tokens for visit in waiting):
+            raise InvariantError("the gate counts other tokens than those that wait")
+        if inside != self._inside or any(count <= 0 for count in self._inside.values()):
+            raise InvariantError("the gate counts other requests of tenants than those inside")
+
+    def _is_over(self, num_requests: int, num_tokens: int) -> bool:
+        limits = self._limits
+        return limits is not None and (
+            self._waiting_requests + num_requests > limits.max_queued_requests
+            or self._waiting_tokens + num_tokens > limits.max_queued_tokens
+        )
+
+    def _begin(self, visit: Visit) -> None:
+        self._pass_time()
+        self._rate.note(visit.num_requests)
+        self._stop_waiting(visit)
+
+    def _leave(self, visit: Visit) -> None:
+        self._pass_time()
+        if visit.is_waiting:
+            self._stop_waiting(visit)
+        self._visits.remove(visit)
+        self._inside[visit.tenant] -= visit.num_requests
+        if not self._inside[visit.tenant]:
+            del self._inside[visit.tenant]
+
+    def _stop_waiting(self, visit: Visit) -> None:
+        self._waiting_requests -= visit.num_requests
+        self._waiting_tokens -= visit.num_tokens
+
+    def _pass_time(self) -> None:
+        now = self._clock.now()
+        if self._waiting_requests:
+            self._rate.pass_time(max(now - self._seen_s, 0.0))
+        self._seen_s = now
+
+    def _refused(self, why: Refusal, answer: ApiError) -> ApiError:
+        self.refusals[why] += 1
+        return answer
+
+    def _warn_of_full_queue(self) -> None:
+        """Say it once in a while, not for every call that is refused."""
+        now = self._clock.now()
+        self._refused_since_warning += 1
+        if now - self._warned_s >= WARN_EVERY_S:
+            logger.warning(
+                "the queue is full: %d requests with %d tokens wait, %d refused",
+                self._waiting_requests,
+                self._waiting_tokens,
+                self._refused_since_warning,
+            )
+            self._warned_s, self._refused_since_warning = now, 0
+
+
+class Visit:
+    """A call between entry and end, as a context manager."""
+
+    __slots__ = ("_gate", "_has_left", "is_waiting", "num_requests", "num_tokens", "tenant")
+
+    def __init__(self, gate: Gate, tenant: str, num_requests: int, num_tokens: int) -> None:
+        self._gate = gate
+        self._has_left = False
+        self.is_waiting = True
+        self.tenant = tenant
+        self.num_requests = num_requests
+        self.num_tokens = num_tokens
+
+    def begin(self) -> None:
+        """The engine has begun with it: it waits no longer. May be called more than once. Mutates."""
+        if self.is_waiting and not self._has_left:
+            self._gate._begin(self)
+            self.is_waiting = False
+
+    def __enter__(self) -> Visit:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not self._has_left:
+            self._gate._leave(self)
+            self._has_left = True

@@ -1,0 +1,195 @@
+"""Metrics: what the server counts of its calls, and all that it tells Prometheus.
+
+    endpoints, frame ──► Metrics ──┐
+    Gate ──────────────────────────┼──► families ──► render ──► GET /metrics
+    EngineStats ───────────────────┘
+
+Names begin with quire_. With `metrics_compat` vllm the numbers that vLLM has too stand there a second time under its
+names and labels, so that boards and gateways made for it go on working. Labels take few values: the path of a route,
+not that of a call; never the name of a client.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from typing import Final
+
+import quire
+from quire.core.granted import resident_bytes
+from quire.engine.stats import EngineStats
+from quire.serve.gate import Gate, Refusal
+from quire.serve.model import ModelState
+from quire.serve.prometheus import Family, Histogram, Labels, Sample, by_label, counter, gauge
+
+SHORT_S: Final = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
+)
+LONG_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 13.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+VLLM_NAMES: Final = {
+    "quire_requests_running": "vllm:num_requests_running",
+    "quire_requests_waiting": "vllm:num_requests_waiting",
+    "quire_kv_usage_ratio": "vllm:kv_cache_usage_perc",
+    "quire_prefix_cache_queried_tokens_total": "vllm:prefix_cache_queries_total",
+    "quire_prefix_cache_hit_tokens_total": "vllm:prefix_cache_hits_total",
+    "quire_preemptions_total": "vllm:num_preemptions_total",
+    "quire_prompt_tokens_total": "vllm:prompt_tokens_total",
+    "quire_generated_tokens_total": "vllm:generation_tokens_total",
+    "quire_time_to_first_token_seconds": "vllm:time_to_first_token_seconds",
+    "quire_inter_token_latency_seconds": "vllm:inter_token_latency_seconds",
+    "quire_request_duration_seconds": "vllm:e2e_request_latency_seconds",
+    "quire_admission_rejections_total": "vllm:admission_rejections_total",
+}
+FINISHED_WELL: Final = frozenset({"stop", "length", "tool_calls"})
+
+
+class Metrics:
+    """What the server counts. All of it is called in one event loop."""
+
+    def __init__(self, compat: str = "none") -> None:
+        self._compat = compat
+        self._requests: Counter[tuple[str, int]] = Counter()
+        self._finished: Counter[str] = Counter()
+        self._num_calls = 0
+        self._num_prompt_tokens = self._num_generated_tokens = self._num_cached_tokens = 0
+        self._first_token = Histogram(SHORT_S)
+        self._gap = Histogram(SHORT_S)
+        self._duration = Histogram(LONG_S)
+
+    def note_call(self, change: int) -> None:
+        """A call has come (1), or gone (-1). Mutates."""
+        self._num_calls += change
+
+    def note_request(self, endpoint: str, status: int) -> None:
+        """A call was answered; `endpoint` is the path of its route. Mutates."""
+        self._requests[endpoint, status] += 1
+
+    def note_first_token(self, seconds: float) -> None:
+        """The first token of a call came so long after the call. Mutates."""
+        self._first_token.observe(seconds)
+
+    def note_gap(self, seconds: float) -> None:
+        """So much time passed between two pieces of a text. Mutates."""
+        self._gap.observe(seconds)
+
+    def note_tokens(self, num_prompt: int, num_generated: int, num_cached: int) -> None:
+        """Tokens of prompts, how many of them came from the cache, and tokens of texts. Mutates."""
+        self._num_prompt_tokens += num_prompt
+        self._num_generated_tokens += num_generated
+        self._num_cached_tokens += num_cached
+
+    def note_finish(self, reason: str, seconds: float) -> None:
+        """A text ended for a reason, so long after its call. Mutates."""
+        self._finished[reason] += 1
+        self._duration.observe(seconds)
+
+    def families(self, gate: Gate, state: ModelState, stats: EngineStats, model_name: str) -> list[Family]:
+        """Return everything there is to tell. Does not mutate."""
+        own = [
+            *self._call_families(),
+            *_gate_families(gate),
+            *_engine_families(state, stats),
+            *_process_families(),
+            Family("quire_build_info", "gauge", "The version.", [Sample(1, (("version", quire.__version__),))]),
+        ]
+        if self._compat == "vllm":
+            own += self._vllm_families(own, (("engine", "0"), ("model_name", model_name)))
+        return own
+
+    def _call_families(self) -> list[Family]:
+        requests = [
+            Sample(count, (("endpoint", endpoint), ("status", str(status))))
+            for (endpoint, status), count in sorted(self._requests.items())
+        ]
+        return [
+            Family("quire_http_requests_total", "counter", "Calls answered, by route and status.", requests),
+            gauge("quire_http_requests_active", "Calls that are being answered.", self._num_calls),
+            by_label("quire_texts_finished_total", "counter", "Texts that ended, by reason.", "reason", self._finished),
+            counter("quire_prompt_tokens_total", "Tokens of prompts.", self._num_prompt_tokens),
+            counter("quire_cached_prompt_tokens_total", "Tokens of prompts from the cache.", self._num_cached_tokens),
+            counter("quire_generated_tokens_total", "Tokens generated.", self._num_generated_tokens),
+            Family(
+                "quire_time_to_first_token_seconds",
+                "histogram",
+                "From a call to its first token.",
+                self._first_token.samples(),
+            ),
+            Family(
+                "quire_inter_token_latency_seconds",
+                "histogram",
+                "Between two pieces of a text.",
+                self._gap.samples(),
+            ),
+            Family(
+                "quire_request_duration_seconds",
+                "histogram",
+                "From a call to its end.",
+                self._duration.samples(),
+            ),
+        ]
+
+    def _vllm_families(self, own: list[Family], labels: Labels) -> list[Family]:
+        same = [family.labelled(VLLM_NAMES[family.name], labels) for family in own if family.name in VLLM_NAMES]
+        well = {reason: count for reason, count in self._finished.items() if reason in FINISHED_WELL}
+        success = by_label("", "counter", "Texts that ended well, by reason.", "finished_reason", well)
+        return [*same, success.labelled("vllm:request_success_total", labels)]
+
+
+def _gate_families(gate: Gate) -> list[Family]:
+    refusals = {refusal.value: float(gate.refusals[refusal]) for refusal in Refusal}
+    limits = gate.limits
+    families = [
+        gauge("quire_queue_requests", "Requests that wait for their first token.", gate.num_waiting_requests),
+        gauge("quire_queue_tokens", "Tokens of the prompts that wait.", gate.num_waiting_tokens),
+        gauge("quire_requests_admitted", "Requests that were let in and have not ended.", gate.num_requests),
+        gauge("quire_ready", "1 where requests are let in.", gate.is_ready),
+        by_label("quire_admission_rejections_total", "counter", "Calls not let in, by reason.", "reason", refusals),
+    ]
+    if limits is not None:
+        families += [
+            gauge("quire_queue_requests_max", "Requests that may wait.", limits.max_queued_requests),
+            gauge("quire_queue_tokens_max", "Tokens of prompts that may wait.", limits.max_queued_tokens),
+        ]
+    return families
+
+
+def _engine_families(state: ModelState, stats: EngineStats) -> list[Family]:
+    states = {known.value: float(known is state) for known in ModelState}
+    return [
+        by_label("quire_engine_state", "gauge", "1 for where the engine stands.", "state", states),
+        gauge("quire_requests_running", "Sequences that the engine computes for.", stats.num_running),
+        gauge("quire_requests_waiting", "Requests that wait in the engine.", stats.num_waiting),
+        gauge("quire_kv_blocks", "Blocks of KV memory.", stats.num_blocks),
+        gauge("quire_kv_blocks_used", "Blocks that requests hold.", stats.num_used_blocks),
+        gauge("quire_kv_blocks_cached", "Blocks that nobody holds, kept for their content.", stats.num_cached_blocks),
+        gauge("quire_kv_usage_ratio", "Share of the blocks that requests hold.", stats.kv_usage),
+        counter(
+            "quire_prefix_cache_queried_tokens_total",
+            "Tokens of prompts looked up in the prefix cache.",
+            stats.queried_tokens_total,
+        ),
+        counter(
+            "quire_prefix_cache_hit_tokens_total", "Tokens of prompts found in the prefix cache.", stats.hit_tokens_total
+        ),
+        counter("quire_evictions_total", "Cached blocks given up for others.", stats.evictions_total),
+        counter("quire_preemptions_total", "Times that a sequence had to yield.", stats.preemptions_total),
+        counter("quire_steps_total", "Steps of the engine.", stats.steps_total),
+        counter("quire_failed_steps_total", "Steps that failed.", stats.failed_steps_total),
+        counter("quire_engine_busy_seconds_total", "Time spent in steps.", stats.busy_s_total),
+    ]
+
+
+def _process_families() -> list[Family]:
+    """The names are those that every client library of Prometheus gives them."""
+    families = [counter("process_cpu_seconds_total", "Processor time of this process.", time.process_time())]
+    resident = resident_bytes()
+    if resident is not None:
+        families.append(gauge("process_resident_memory_bytes", "Memory of this process.", resident))
+    try:
+        num_open = len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return families
+    return [*families, gauge("process_open_fds", "Files and sockets that this process has open.", num_open)]

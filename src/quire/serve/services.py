@@ -1,0 +1,58 @@
+"""Services: what endpoints work with. They find it as `request.app.state.services`."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.core.clock import Clock
+from quire.serve.config import ServerConfig
+from quire.serve.gate import Gate, gate_limits
+from quire.serve.metrics import Metrics
+from quire.serve.model import ModelState, ServedModel
+from quire.serve.tenants import Tenants, read_tenants
+
+SECRET_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The model and what stands around it. A call for any name but one of `model_names` is for another model."""
+
+    model: ServedModel
+    model_names: tuple[str, ...]
+    config: ServerConfig
+    gate: Gate
+    tenants: Tenants
+    metrics: Metrics
+    clock: Clock
+
+
+def make_services(model: ServedModel, config: ServerConfig, clock: Clock) -> Services:
+    """Return the services of a model; raises `InvalidConfigError` for keys that cannot be read.
+
+    The gate is open if the model is ready. Who loads a model opens it later, with `gate_limits`.
+    """
+    gate = Gate(clock, lambda: model.state)
+    if model.state is ModelState.READY:
+        gate.open(gate_limits(config, model))
+    return Services(
+        model=model,
+        model_names=config.served_model_name or (model_name(model.config.model),),
+        config=config,
+        gate=gate,
+        tenants=read_tenants(config, secrets.token_bytes(SECRET_BYTES)),
+        metrics=Metrics(config.metrics_compat),
+        clock=clock,
+    )
+
+
+def model_name(model: str) -> str:
+    """Return what clients call a model: the name of its folder, or the whole name where it is none.
+
+    >>> model_name("guide"), model_name("owner/name"), model_name("/models/small/")
+    ('guide', 'owner/name', 'small')
+    """
+    path = Path(model)
+    return path.resolve().name if path.is_absolute() or path.is_dir() else model

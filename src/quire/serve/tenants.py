@@ -1,0 +1,153 @@
+"""Tenants: whom a key belongs to, and which cached blocks its requests may hit.
+
+    Authorization: Bearer KEY ──► Tenant ──► CacheScope(tenant, salt, what the request adds)
+
+The salt is ours: a keyed hash of the tenant's name, under a secret that is drawn at the start unless it is given. A
+client can add a salt of its own, which parts its requests from others of the same tenant; it can never reach the blocks
+of another one. Where no keys are set everybody is one tenant, without a name.
+
+A key is compared with all keys in constant time, whichever of them it is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from quire.core.config import require_int
+from quire.core.errors import InvalidConfigError, InvalidRequestError
+from quire.core.request import DEFAULT_SCOPE, CacheScope
+from quire.core.validate import MAX_SALT_LENGTH
+from quire.serve.config import ServerConfig, require_key, require_text
+
+DIGEST_BYTES: Final = 16
+MAX_NAME_LENGTH: Final = 64
+FIELDS: Final = ("name", "key", "max_requests")
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Who asks. `max_requests` is how many of its requests may be here at once; None: any number."""
+
+    name: str
+    scope: CacheScope
+    max_requests: int | None = None
+
+    def scope_for(self, cache_salt: str | None) -> CacheScope:
+        """Return the scope of a request: the tenant's, and within it that of the salt that the request brings.
+
+        >>> ANYBODY.scope_for(None) == ANYBODY.scope, ANYBODY.scope_for("mine") == ANYBODY.scope_for("yours")
+        (True, False)
+        """
+        if cache_salt is None:
+            return self.scope
+        if not isinstance(cache_salt, str) or not 1 <= len(cache_salt) <= MAX_SALT_LENGTH:
+            allowed = f"a string of 1 to {MAX_SALT_LENGTH} characters"
+            raise InvalidRequestError("cache_salt", cache_salt, allowed)
+        return replace(self.scope, extra_keys=(_digest(cache_salt),))
+
+
+ANYBODY: Final = Tenant("", DEFAULT_SCOPE)
+"""The tenant of everybody, where no keys are set."""
+
+
+class Tenants:
+    """The keys of a server. Does not change."""
+
+    def __init__(self, keys: Mapping[str, Tenant]) -> None:
+        self._keys = tuple((key.encode("ascii"), tenant) for key, tenant in keys.items())
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether a request needs a key."""
+        return bool(self._keys)
+
+    def find(self, key: bytes) -> Tenant | None:
+        """Return whose key it is; None: nobody's. Always as slow as the number of keys.
+
+        >>> bob = Tenant("bob", DEFAULT_SCOPE)
+        >>> tenants = Tenants({"sesame": bob})
+        >>> tenants.find(b"sesame") is bob, tenants.find(b"Sesame")
+        (True, None)
+        """
+        found = None
+        for known, tenant in self._keys:
+            if hmac.compare_digest(known, key):
+                found = tenant
+        return found
+
+
+def read_tenants(config: ServerConfig, random_secret: bytes) -> Tenants:
+    """Return the tenants that the settings name; reads their file, if there is one.
+
+    `random_secret` is what salts are made from where no `tenant_secret` is given.
+    """
+    secret = random_secret if config.tenant_secret is None else config.tenant_secret.encode()
+    limit = config.max_requests_per_key
+    keys: dict[str, Tenant] = {}
+    for index, key in enumerate(config.api_key, start=1):
+        name = f"key-{index}"
+        keys[key] = Tenant(name, _scope(name, secret), limit)
+    if config.api_keys_file is None:
+        return Tenants(keys)
+    names = {tenant.name for tenant in keys.values()}
+    for index, entry in enumerate(_read_entries(config.api_keys_file)):
+        where = f"api_keys_file[{index}]"
+        name, own_keys, own_limit = _read_entry(where, entry)
+        if name in names:
+            raise InvalidConfigError(f"{where}.name", name, "a name that no other tenant has")
+        names.add(name)
+        tenant = Tenant(name, _scope(name, secret), limit if own_limit is None else own_limit)
+        for key in own_keys:
+            if key in keys:
+                raise InvalidConfigError(f"{where}.key", "a key that is there already", "each key once")
+            keys[key] = tenant
+    return Tenants(keys)
+
+
+def _scope(name: str, secret: bytes) -> CacheScope:
+    key = hashlib.blake2b(secret, digest_size=hashlib.blake2b.MAX_KEY_SIZE).digest()
+    return CacheScope(name, hashlib.blake2b(name.encode(), key=key, digest_size=DIGEST_BYTES).hexdigest())
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).hexdigest()
+
+
+def _read_entries(path: str) -> list[Any]:
+    import yaml  # only where there is such a file
+
+    try:
+        entries = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):  # the error would show what stands there
+        raise InvalidConfigError("api_keys_file", path, "a file of YAML in UTF-8") from None
+    except OSError as error:
+        raise InvalidConfigError("api_keys_file", path, f"a file that can be read: {error.strerror}") from None
+    if not isinstance(entries, list) or not entries:
+        raise InvalidConfigError("api_keys_file", path, f"a list of tenants, each with {', '.join(FIELDS)}")
+    return entries
+
+
+def _read_entry(where: str, entry: object) -> tuple[str, list[str], int | None]:
+    """Return name, keys and limit of a tenant; several keys, so that one can take another's place without a break."""
+    if not isinstance(entry, dict):
+        raise InvalidConfigError(where, f"a {type(entry).__name__}", f"a tenant, with {', '.join(FIELDS)}")
+    unknown = [name for name in entry if name not in FIELDS]
+    if unknown:
+        raise InvalidConfigError(where, unknown[0], f"one of {', '.join(FIELDS)}")
+    name, limit = entry.get("name"), entry.get("max_requests")
+    require_text(f"{where}.name", name)
+    if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH:
+        raise InvalidConfigError(f"{where}.name", name, f"at most {MAX_NAME_LENGTH} characters")
+    if limit is not None:
+        require_int(f"{where}.max_requests", limit, 1, 1 << 40)
+    keys = entry["key"] if isinstance(entry.get("key"), list) else [entry.get("key")]
+    for key in keys:
+        require_key(f"{where}.key", key)
+    if not keys:
+        raise InvalidConfigError(f"{where}.key", [], "one key, or a list of them")
+    return name, keys, limit
