@@ -25,26 +25,21 @@ from quire.engine.output_processor import PreparedRequest
 from quire.engine.outputs import CompletionDelta, Logprob, RequestDelta
 from quire.engine.prompts import ChatOptions, Prompt
 from quire.serve.errors import ApiError, api_error_of, context_length_exceeded, generation_aborted, generation_failed
+from quire.serve.frame import RequestContext
 from quire.serve.gate import Visit
+from quire.serve.model import ServedModel
 from quire.serve.schemas.common import Usage
 from quire.serve.services import Services
-from quire.serve.tenants import Tenant
 
 _HEAD: Final = re.compile(r"[^.\[]*")
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
-    """Whose call it is: the id that we gave it, its tenant, and when it came."""
-
-    request_id: str
-    tenant: Tenant
-    arrival_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a call wants written. `names` are the names that its request has for fields of the engine."""
+    """What a call wants written. `names` are the names that its request has for fields of the engine.
+
+    With `prompts_only` the texts are not told, so their tokens are none that the client has asked for.
+    """
 
     prompts: Sequence[Prompt]
     sampling: SamplingParams
@@ -52,6 +47,7 @@ class Wanted:
     cache_salt: str | None = None
     priority: int = 0
     names: Mapping[str, str] = field(default_factory=dict)
+    prompts_only: bool = False
 
 
 class Step(NamedTuple):
@@ -61,19 +57,20 @@ class Step(NamedTuple):
     delta: RequestDelta
 
 
-async def prepare(services: Services, caller: Caller, wanted: Wanted) -> Generation:
+async def prepare(services: Services, context: RequestContext, wanted: Wanted) -> Generation:
     """Return a call that can be run; raises `ApiError` for one that cannot, before anything is enqueued."""
-    services.gate.require_ready()
-    _require_few_choices(wanted, services.config.max_choices)
-    scope = caller.tenant.scope_for(wanted.cache_salt)
-    ticket = Ticket(caller.request_id, scope, wanted.priority)
+    require_few_choices(len(wanted.prompts), wanted.sampling, services.config.max_choices)
+    scope = context.tenant.scope_for(wanted.cache_salt)
+    ticket = Ticket(context.request_id, scope, wanted.priority)
     prepared = []
     for index, prompt in enumerate(wanted.prompts):
+        if index:
+            await asyncio.sleep(0)  # other calls go on meanwhile
         try:
             prepared.append(await services.model.prepare(prompt, wanted.sampling, ticket, chat=wanted.chat))
         except InvalidRequestError as error:
             raise renamed(error, wanted.names, index if len(wanted.prompts) > 1 else None) from error
-    return Generation(services, caller, prepared)
+    return Generation(services, context, prepared, prompts_only=wanted.prompts_only)
 
 
 def renamed(error: InvalidRequestError, names: Mapping[str, str], prompt_index: int | None = None) -> ApiError:
@@ -91,28 +88,36 @@ def renamed(error: InvalidRequestError, names: Mapping[str, str], prompt_index: 
     return api_error_of(InvalidRequestError(name + error.field[len(head) :], error.value, error.allowed))
 
 
-def _require_few_choices(wanted: Wanted, limit: int) -> None:
+def require_few_choices(num_prompts: int, sampling: SamplingParams, limit: int) -> None:
     """Raise where a call asks for more texts than it may; what `n` may be by itself is said by the engine."""
-    num_prompts, num_sequences = len(wanted.prompts), wanted.sampling.num_sequences
     if num_prompts > limit:
-        raise InvalidRequestError(wanted.names.get("prompt", "prompt"), f"{num_prompts} prompts", f"at most {limit}")
-    if num_prompts * num_sequences > limit:
-        name = "n" if wanted.sampling.best_of is None else "best_of"
+        raise InvalidRequestError("prompt", f"{num_prompts} prompts", f"at most {limit} prompts")
+    if num_prompts * sampling.num_sequences > limit:
+        name = "n" if sampling.best_of is None else "best_of"
         allowed = f"at most {limit // num_prompts}: a call may ask for {limit} texts, all its prompts together"
-        raise InvalidRequestError(name, num_sequences, allowed)
+        raise InvalidRequestError(name, sampling.num_sequences, allowed)
 
 
 class Generation:
     """A call that can be run, once."""
 
-    def __init__(self, services: Services, caller: Caller, prepared: Sequence[PreparedRequest]) -> None:
+    def __init__(
+        self,
+        services: Services,
+        context: RequestContext,
+        prepared: Sequence[PreparedRequest],
+        *,
+        prompts_only: bool = False,
+    ) -> None:
         self.prepared = prepared
         self.prompt_logprobs: dict[int, list[dict[int, Logprob] | None]] = {}
         """Those of the prompts that they are known of, by the index of the prompt."""
         self._services = services
-        self._caller = caller
+        self._context = context
+        self._prompts_only = prompts_only
         self._known: list[RequestDelta | None] = [None] * len(prepared)
-        self._seen_s = [caller.arrival_s] * len(prepared)
+        self._seen_s = [context.arrival_s] * len(prepared)
+        self._reasons: list[str] = []
 
     @property
     def num_choices(self) -> int:
@@ -121,11 +126,11 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
-        """What has been taken so far."""
+        """What has been taken so far, as the client is told."""
         known = [delta for delta in self._known if delta is not None]
         return Usage.of(
             sum(len(each.request.prompt_token_ids) for each in self.prepared),
-            sum(delta.num_generated_tokens for delta in known),
+            0 if self._prompts_only else sum(delta.num_generated_tokens for delta in known),
             sum(delta.num_cached_tokens for delta in known),
         )
 
@@ -139,7 +144,7 @@ class Generation:
         Raises `ApiError` where the gate does not let it in, and where a text fails or is ended by somebody else.
         """
         num_tokens = sum(len(each.request.prompt_token_ids) for each in self.prepared)
-        gate, tenant = self._services.gate, self._caller.tenant
+        gate, tenant = self._services.gate, self._context.tenant
         with gate.enter(tenant, len(self.prepared), num_tokens) as visit:
             try:
                 async with aclosing(self._merged()) as merged:
@@ -147,19 +152,19 @@ class Generation:
                         self._take_in(steps, visit)
                         yield steps
             finally:
-                usage = self.usage
-                cached = usage.prompt_tokens_details.cached_tokens
-                self._services.metrics.note_tokens(usage.prompt_tokens, usage.completion_tokens, cached)
+                self._tell()
 
-    async def collect(self) -> list[CompletionDelta]:
-        """Run the call to its end and return its texts, each whole, by their index."""
-        parts: list[list[CompletionDelta]] = [[] for _ in range(self.num_choices)]
+    async def collect(self) -> list[tuple[int, CompletionDelta]]:
+        """Run the call to its end; return its texts in their order, each whole, with the index of its prompt."""
+        parts: list[tuple[int, list[CompletionDelta]]] = [
+            (index, []) for index, each in enumerate(self.prepared) for _ in range(each.wanted.n)
+        ]
         async with aclosing(self.steps()) as all_steps:
             async for steps in all_steps:
                 for prompt_index, delta in steps:
                     for output in delta.outputs:
-                        parts[self.index_of(prompt_index, output)].append(output)
-        return [joined(each) for each in parts]
+                        parts[self.index_of(prompt_index, output)][1].append(output)
+        return [(prompt_index, joined(each)) for prompt_index, each in parts]
 
     async def _merged(self) -> AsyncGenerator[Sequence[Step], None]:
         """The deltas of all prompts. Those of one step of the engine come together."""
@@ -171,7 +176,7 @@ class Generation:
             return
         inbox = _Inbox()
         tasks = [
-            asyncio.create_task(inbox.fill(index, model.deltas(each))) for index, each in enumerate(self.prepared)
+            asyncio.create_task(inbox.fill(index, model, each)) for index, each in enumerate(self.prepared)
         ]
         try:
             while steps := await inbox.take(tasks):
@@ -185,22 +190,39 @@ class Generation:
         """Keep what is told later, and count. Mutates."""
         now, metrics = self._services.clock.now(), self._services.metrics
         for index, delta in steps:
-            for output in delta.outputs:
-                if output.finish_reason is not None:
-                    metrics.note_finish(output.finish_reason, now - self._caller.arrival_s)
-                if output.finish_reason == "error":
-                    raise generation_failed(output.error)
-                if output.finish_reason == "abort":
-                    raise generation_aborted()
-            if delta.prompt_logprobs is not None:
-                self.prompt_logprobs[index] = delta.prompt_logprobs
-            known = self._known[index]
-            note = metrics.note_first_token if known is None else metrics.note_gap
+            note = metrics.note_first_token if self._known[index] is None else metrics.note_gap
             note(now - self._seen_s[index])
             self._seen_s[index] = now
             self._known[index] = delta
+            if delta.prompt_logprobs is not None:
+                self.prompt_logprobs[index] = delta.prompt_logprobs
+            for output in delta.outputs:
+                if output.finish_reason is not None:
+                    self._finish(output, now)
         if visit.is_waiting and None not in self._known:
             visit.begin()
+
+    def _finish(self, output: CompletionDelta, now: float) -> None:
+        """A text has ended: count it, and raise where it did not end well. Mutates."""
+        reason = output.finish_reason or ""
+        self._reasons.append(reason)
+        self._services.metrics.note_finish(reason, now - self._context.arrival_s)
+        if reason == "error":
+            raise generation_failed(output.error)
+        if reason == "abort":
+            raise generation_aborted()
+
+    def _tell(self) -> None:
+        """Tell the metrics and the log what the call has taken; texts that have not ended were given up. Mutates."""
+        usage, context, metrics = self.usage, self._context, self._services.metrics
+        for _ in range(self.num_choices - len(self._reasons)):
+            self._reasons.append("abort")
+            metrics.note_finish("abort", self._services.clock.now() - context.arrival_s)
+        context.num_prompt_tokens = usage.prompt_tokens
+        context.num_cached_tokens = usage.prompt_tokens_details.cached_tokens
+        context.num_output_tokens = usage.completion_tokens
+        context.finish_reason = ",".join(sorted(set(self._reasons)))
+        metrics.note_tokens(context.num_prompt_tokens, context.num_output_tokens, context.num_cached_tokens)
 
 
 class _Inbox:
@@ -211,10 +233,10 @@ class _Inbox:
         self._changed = asyncio.Event()
         self._taken = asyncio.Event()
 
-    async def fill(self, index: int, deltas: AsyncGenerator[RequestDelta, None]) -> None:
-        """Put the deltas of a prompt in, each when the one before it is out. Mutates."""
+    async def fill(self, index: int, model: ServedModel, prepared: PreparedRequest) -> None:
+        """Run a prompt and put its deltas in, each when the one before it is out. Mutates."""
         try:
-            async with aclosing(deltas):
+            async with aclosing(model.deltas(prepared)) as deltas:
                 async for delta in deltas:
                     self._steps.append(Step(index, delta))
                     taken = self._taken

@@ -101,13 +101,14 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
 
 
-def require_text_format(value: dict[str, Any] | None, name: str) -> None:
+def require_text_format(value: object, name: str) -> None:
     """Raise unless the format asked for is plain text. Does not mutate."""
     if value is None or value == {"type": "text"}:
         return
-    if value.get("type") in ("json_object", "json_schema"):
+    kind = value.get("type") if isinstance(value, dict) else value
+    if kind in ("json_object", "json_schema"):
         raise unsupported(name, "outputs cannot be held to a grammar yet")
-    raise InvalidRequestError(f"{name}.type", value.get("type"), "'text'")
+    raise InvalidRequestError(f"{name}.type", kind, "'text'")
 
 
 def shown_tools(tools: list[dict[str, Any]] | None, choice: object) -> list[dict[str, Any]] | None:

@@ -60,3 +60,9 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 """For each token of a prompt itself and the likeliest ones, by token id; None for the first."""
 
 FinishReason = Literal["stop", "length"]
+
+
+class ModelFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What every call says: which model it is for. None: the one that is served."""
+
+    model: str | None = None

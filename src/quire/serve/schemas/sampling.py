@@ -29,6 +29,7 @@ from quire.core.validate import (
     MAX_STOP_TOKEN_IDS,
 )
 from quire.serve.errors import ApiError
+from quire.serve.schemas.common import ModelFields
 
 MAX_STOPS: Final = 4  # as OpenAI has it
 _TOKEN_ID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -62,10 +63,9 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class SamplingFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class SamplingFields(ModelFields, kw_only=True, forbid_unknown_fields=True):
     """How text is written. A field that is not given has the value that the makers of the model chose for it."""
 
-    model: str | None = None
     stream: bool | None = None
     temperature: Annotated[float, within(0, 1e6)] | None = None
     top_p: Annotated[float, Meta(extra_json_schema={"exclusiveMinimum": 0, "maximum": 1})] | None = None

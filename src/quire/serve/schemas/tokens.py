@@ -6,13 +6,13 @@ from typing import Any, Literal
 
 import msgspec
 
+from quire.serve.schemas.common import ModelFields
 from quire.serve.schemas.sampling import TokenId
 
 
-class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class TokenizeRequest(ModelFields, kw_only=True, forbid_unknown_fields=True):
     """A text or a conversation, to be told in token ids."""
 
-    model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
@@ -31,10 +31,9 @@ class TokenizeAnswer(msgspec.Struct, frozen=True):
     token_strs: list[str] | None
 
 
-class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+class DetokenizeRequest(ModelFields, kw_only=True, forbid_unknown_fields=True):
     """Token ids, to be told as text."""
 
-    model: str | None = None
     tokens: list[TokenId]
 
 
