@@ -14,7 +14,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.errors import InvalidRequestError
-from quire.engine.async_llm import LONG_TEXT
 from quire.engine.outputs import CompletionDelta
 from quire.engine.tokenizer import Tokenizer
 from quire.serve.body import read_body
@@ -30,6 +29,9 @@ from quire.serve.sse import DONE, Envelope
 LONG_BODY: Final = 1 << 18
 """Bytes from which on a body is read beside the event loop."""
 
+LONG_TEXT: Final = 10_000
+"""Characters, or token ids, from which on a text is encoded or decoded beside the event loop."""
+
 AS_MANY_AS_FIT: Final = -1
 
 Fields = TypeVar("Fields", bound=ModelFields)
@@ -37,13 +39,12 @@ Fields = TypeVar("Fields", bound=ModelFields)
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Fields]):
-    """A call that has been read: what it says, who serves it, whose it is, its name for the model, and its size."""
+    """A call that has been read: what it says, who serves it, whose it is, and its name for the model."""
 
     fields: Fields
     services: Services
     context: RequestContext
     model: str
-    num_bytes: int
 
 
 async def open_call(request: Request, kind: type[Fields]) -> Call[Fields]:
@@ -54,7 +55,7 @@ async def open_call(request: Request, kind: type[Fields]) -> Call[Fields]:
     fields = parse(body, kind) if len(body) < LONG_BODY else await asyncio.to_thread(parse, body, kind)
     model = shown_model(services, fields.model)
     services.gate.require_ready()
-    return Call(fields, services, request.state.context, model, len(body))
+    return Call(fields, services, request.state.context, model)
 
 
 def _require_json(request: Request) -> None:

@@ -9,7 +9,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.errors import InvalidRequestError
-from quire.engine.async_llm import LONG_TEXT
 from quire.engine.outputs import CompletionDelta
 from quire.engine.prompts import Prompt
 from quire.serve.endpoints.call import (
@@ -103,7 +102,7 @@ async def _wanted(call: Call[ChatRequest]) -> Wanted:
         add_generation_prompt=fields.add_generation_prompt,
     )
     prompt: Prompt = fields.messages
-    if needs_truncation(fields) or call.num_bytes >= LONG_TEXT:  # a long one is encoded beside the event loop
+    if needs_truncation(fields):
         ids = await conversation_ids(model.tokenizer, fields.messages, options)
         prompt = truncated(ids, fields, call.services, max_tokens)
     names = {

@@ -11,7 +11,6 @@ from starlette.responses import Response
 
 from quire.core.errors import InvalidRequestError
 from quire.core.sampling_params import SamplingParams
-from quire.engine.async_llm import LONG_TEXT
 from quire.engine.outputs import CompletionDelta
 from quire.engine.prompts import Prompt
 from quire.serve.endpoints.call import (
@@ -83,7 +82,7 @@ async def _wanted(call: Call[ResponseRequest]) -> Wanted:
         effort=effort_of(fields),
         tools=shown_tools(fields.tools, fields.tool_choice),
     )
-    if needs_truncation(fields) or call.num_bytes >= LONG_TEXT:  # a long one is encoded beside the event loop
+    if needs_truncation(fields):
         try:
             ids = await conversation_ids(model.tokenizer, messages, options)
         except InvalidRequestError as error:

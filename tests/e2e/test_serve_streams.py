@@ -1,0 +1,291 @@
+"""Streams and answers in one piece say the same; clients that leave, requests that fail, and time that runs out."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import APIError, InternalServerError
+
+from support.server import JSON, RunningServer, running_server
+from support.tiny_checkpoint import write_tiny_qwen3
+from support.tiny_tokenizer import write_chatml
+
+WORDS = ("hello", " the", " and", "é", "你", "😀", "lo", "\n", " user")
+ENDLESS: dict[str, Any] = {"prompt": [5, 6, 7], "max_tokens": 100_000, "ignore_eos": True, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_tiny_qwen3(
+        tmp_path_factory.mktemp("model"),
+        settings={"vocab_size": 384, "eos_token_id": 383, "max_position_embeddings": 200_000},
+    )
+    return write_chatml(folder)
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[RunningServer]:
+    with running_server(folder, settings={"kv_memory": "256MiB", "max_num_seqs": 16}) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def in_order(server: RunningServer) -> Iterator[None]:
+    yield
+    server.check()
+
+
+# ---- the same either way --------------------------------------------------------------------------------------------
+
+
+def random_fields(chance: random.Random) -> dict[str, Any]:
+    def text() -> str:
+        return "".join(chance.choices(WORDS, k=chance.randrange(1, 8)))
+
+    fields: dict[str, Any] = {
+        "max_tokens": chance.randrange(1, 20),
+        "temperature": chance.choice([0, 0.8, 3.0]),
+        "seed": chance.randrange(1000),
+        "return_token_ids": True,
+        "cache_salt": str(chance.random()),  # so that both find the same in the cache: nothing
+    }
+    if chance.random() < 0.5:
+        fields["n"] = chance.randrange(1, 4)
+    if chance.random() < 0.5:
+        fields["stop"] = chance.sample([*WORDS, "a", "e"], chance.randrange(1, 4))
+        fields["include_stop_str_in_output"] = chance.random() < 0.3
+    if chance.random() < 0.3:
+        fields["ignore_eos"] = True
+    if chance.random() < 0.3:
+        fields["skip_special_tokens"] = False
+    if chance.random() < 0.3:
+        fields |= {"top_k": chance.randrange(1, 50), "top_p": 0.9, "repetition_penalty": 1.2}
+    if chance.random() < 0.2:
+        fields["best_of"] = fields.get("n", 1) + 1
+    if chance.random() < 0.5:
+        fields["messages"] = [{"role": "user", "content": text()}]
+        if chance.random() < 0.5:
+            fields |= {"logprobs": True, "top_logprobs": chance.randrange(4)}
+        return fields
+    prompts: list[Any] = [text() for _ in range(chance.randrange(1, 4))]
+    if chance.random() < 0.3:
+        prompts = [[chance.randrange(256) for _ in range(chance.randrange(1, 9))] for _ in prompts]
+    fields["prompt"] = prompts if len(prompts) > 1 else prompts[0]
+    if chance.random() < 0.5:
+        fields["logprobs"] = chance.randrange(4)
+    if chance.random() < 0.3:
+        fields["echo"] = True
+    return fields
+
+
+def add_up(events: list[Any]) -> dict[int, dict[str, Any]]:
+    """Return the choices of a stream as an answer in one piece would have them."""
+    found: dict[int, dict[str, Any]] = defaultdict(
+        lambda: {"text": "", "token_ids": [], "logprobs": None, "finish_reason": None, "stop_reason": None}
+    )
+    for event in events:
+        for choice in event["choices"]:
+            whole = found[choice["index"]]
+            assert whole["finish_reason"] is None, "something came after the end"
+            whole["text"] += choice["text"] if "text" in choice else choice["delta"].get("content", "")
+            whole["token_ids"] += choice.get("token_ids", [])
+            for name in ("finish_reason", "stop_reason"):
+                whole[name] = choice.get(name)
+            for name, column in (choice["logprobs"] or {}).items():
+                whole["logprobs"] = whole["logprobs"] or {}
+                whole["logprobs"][name] = (whole["logprobs"].get(name) or []) + column if column is not None else None
+    return found
+
+
+def test_streams_say_what_answers_say(server: RunningServer, request: pytest.FixtureRequest) -> None:
+    chance = random.Random(20)
+    for number in range(120):
+        fields = random_fields(chance)
+        path = "/v1/chat/completions" if "messages" in fields else "/v1/completions"
+        answer = server.post(path, fields)
+        assert answer.status == 200, (number, fields, answer.body)
+        stream = server.post(path, fields | {"stream": True, "stream_options": {"include_usage": True}})
+        assert stream.is_done
+        *events, last = stream.events
+        parts = add_up(events)
+        for choice in answer.value["choices"]:
+            part = parts.pop(choice["index"])
+            assert part["text"] == (choice["text"] if "text" in choice else choice["message"]["content"]), fields
+            for name in ("token_ids", "logprobs", "finish_reason", "stop_reason"):
+                empty = (None, {}, {"content": [], "refusal": None})
+                assert part[name] == choice[name] or (part[name] in empty and choice[name] in empty), (name, fields)
+        assert not parts
+        assert last["usage"] == answer.value["usage"], fields
+
+
+# ---- clients that leave ---------------------------------------------------------------------------------------------
+
+
+def send(server: RunningServer, path: str, fields: dict[str, Any]) -> socket.socket:
+    """Send a call and leave it to the caller to read, or to go."""
+    body = json.dumps(fields).encode()
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=10)
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+def wait_for(server: RunningServer, num_requests: int) -> None:
+    end = time.monotonic() + 10
+    while len(server.llm.engine.scheduler.requests) < num_requests:
+        assert time.monotonic() < end
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "num_requests"),
+    [({}, 1), ({"n": 3}, 1), ({"prompt": [[5], [6], [7]], "n": 2}, 3), ({"best_of": 3}, 1)],
+)
+def test_whoever_leaves_has_ended_all_of_the_call(
+    server: RunningServer, fields: dict[str, Any], num_requests: int, stream: bool
+) -> None:
+    with closing(send(server, "/v1/completions", ENDLESS | {"stream": stream} | fields)) as connection:
+        wait_for(server, num_requests)
+        if stream and "best_of" not in fields:
+            assert b"200 OK" in connection.recv(4096)
+    server.check()
+
+
+def test_leaving_while_others_stay_changes_nothing_for_them(server: RunningServer) -> None:
+    fields = {"prompt": "hello the", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+    alone = server.post("/v1/completions", fields).value["choices"]
+    leaving = [send(server, "/v1/completions", ENDLESS | {"stream": True, "prompt": [i + 1]}) for i in range(6)]
+    wait_for(server, 6)
+    with closing(send(server, "/v1/completions", fields | {"stream": True})) as staying:
+        for connection in leaving:
+            connection.close()
+        data = b""
+        while b"[DONE]" not in data:
+            data += staying.recv(65536)
+    texts = [
+        json.loads(line[6:])["choices"][0]["text"] for line in data.split(b"\n") if line.startswith(b'data: {"id"')
+    ]
+    assert "".join(texts) == alone[0]["text"]
+
+
+def test_a_thousand_who_come_and_go(server: RunningServer) -> None:
+    chance = random.Random(3)
+    for _ in range(200):
+        with closing(send(server, "/v1/completions", ENDLESS | {"stream": True})):
+            time.sleep(chance.choice([0, 0, 0.001, 0.005]))
+    server.check()
+
+
+# ---- what goes wrong on the way -------------------------------------------------------------------------------------
+
+
+def test_time_runs_out(folder: Path) -> None:
+    with running_server(folder, settings={"kv_memory": "64MiB"}, request_timeout_s=0.3) as server:
+        answer = server.post("/v1/completions", ENDLESS | {"max_tokens": 20_000})
+        assert (answer.status, answer.error["code"]) == (504, "deadline_exceeded")
+        assert answer.headers["x-should-retry"] == "false"
+        stream = server.post("/v1/completions", ENDLESS | {"max_tokens": 20_000, "stream": True})
+        assert stream.status == 200
+        assert stream.events[-1]["error"]["code"] == "deadline_exceeded"
+        assert b"[DONE]" not in stream.body
+
+
+@pytest.fixture
+def failing(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer that cannot decode one token, however it came to be sampled."""
+    tokenizer = server.llm.tokenizer
+    assert tokenizer is not None
+    has = tokenizer.has
+    poison = server.post("/v1/completions", ENDLESS | {"max_tokens": 6, "return_token_ids": True})
+    token_ids = poison.value["choices"][0]["token_ids"]
+
+    def fail(token_id: int) -> bool:
+        if token_id == token_ids[-1] and token_id not in token_ids[:-1]:
+            raise ZeroDivisionError("no such text")
+        return has(token_id)
+
+    monkeypatch.setattr(tokenizer, "has", fail)
+
+
+def test_a_request_that_fails_ends_alone_and_is_not_tried_again(server: RunningServer, failing: None) -> None:
+    fields = ENDLESS | {"max_tokens": 50}
+    answer = server.post("/v1/completions", fields)
+    assert (answer.status, answer.error["code"], answer.error["type"]) == (500, "generation_failed", "server_error")
+    assert answer.headers["x-should-retry"] == "false"
+    stream = server.post("/v1/completions", fields | {"stream": True})
+    assert stream.status == 200
+    assert stream.events[-1]["error"]["code"] == "generation_failed"
+    assert not stream.is_done
+    with server.client(max_retries=2) as client:
+        with pytest.raises(InternalServerError):
+            client.completions.create(model=server.services.model_names[0], prompt=[5, 6, 7], max_tokens=50)
+        with pytest.raises(APIError, match="no such text"):
+            options: Any = {"temperature": 0, "max_tokens": 50, "extra_body": {"ignore_eos": True}, "stream": True}
+            list(client.completions.create(model=server.services.model_names[0], prompt=[5, 6, 7], **options))
+
+
+def test_a_full_queue_answers_before_a_stream_begins(folder: Path) -> None:
+    with running_server(folder, settings={"max_num_seqs": 1, "kv_memory": "64MiB"}, max_queued_requests=1) as server:
+        with closing(send(server, "/v1/completions", ENDLESS | {"max_tokens": 20_000, "stream": True})) as first:
+            first.recv(4096)  # it has begun, and waits no longer
+            with closing(send(server, "/v1/completions", ENDLESS | {"max_tokens": 20_000, "prompt": [9]})):
+                wait_for(server, 2)
+                for stream in (False, True):
+                    began = time.monotonic()
+                    answer = server.post("/v1/completions", ENDLESS | {"max_tokens": 5, "stream": stream})
+                    assert (answer.status, answer.error["code"]) == (503, "server_is_overloaded")
+                    assert int(answer.headers["retry-after"]) >= 1
+                    assert time.monotonic() - began < 1
+
+
+def test_an_engine_that_is_lost_ends_streams_with_an_event(folder: Path) -> None:
+    with running_server(folder, settings={"kv_memory": "64MiB"}) as server:
+        with closing(send(server, "/v1/completions", ENDLESS | {"max_tokens": 20_000, "stream": True})) as connection:
+            data = connection.recv(4096)
+            server.loop.call_soon_threadsafe(server.llm._streams.lose, "the engine is lost")
+            while b'data: {"error"' not in data:
+                data += connection.recv(65536)
+        assert b"engine_unavailable" in data
+
+
+def test_a_reader_that_stops_reading_is_cut_off(folder: Path) -> None:
+    fields = ENDLESS | {"max_tokens": 30_000, "stream": True, "logprobs": 20}
+    with running_server(folder, settings={"kv_memory": "64MiB"}, write_timeout_s=0.3) as server:
+        with closing(send(server, "/v1/completions", fields)) as connection:
+            connection.recv(1024)
+            server.wait_until_idle(60)
+
+
+def test_the_document_is_whole(server: RunningServer) -> None:
+    document = server.get("/openapi.json").value
+    schemas = document["components"]["schemas"]
+
+    def references(value: Any) -> Iterator[str]:
+        if isinstance(value, dict):
+            if "$ref" in value:
+                yield value["$ref"]
+            for inner in value.values():
+                yield from references(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                yield from references(inner)
+
+    for reference in references(document):
+        assert reference.removeprefix("#/components/schemas/") in schemas
+    for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/v1/detokenize"):
+        answers = document["paths"][path]["post"]["responses"]
+        assert answers.keys() == {"200", "4XX", "5XX"}
+    for path, methods in document["paths"].items():
+        if "get" in methods and "{" not in path:
+            assert server.get(path).status == 200
+    assert JSON["content-type"] in document["paths"]["/v1/completions"]["post"]["requestBody"]["content"]

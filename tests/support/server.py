@@ -1,0 +1,184 @@
+"""A whole server in a thread of the test: a model in this process, behind a real socket on a free port.
+
+A test leaves it in order: no request is under way, every block is back, and the gate is empty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from openai import OpenAI
+
+from quire import AsyncLLM
+from quire.core.clock import SystemClock
+from quire.core.validate import RequestLimits
+from quire.engine.stats import EngineStats
+from quire.serve.app import make_app
+from quire.serve.config import ServerConfig
+from quire.serve.model import ModelState
+from quire.serve.server import Server, listen
+from quire.serve.services import Services, make_services
+
+SETTINGS: Mapping[str, Any] = {"kv_memory": "8MiB", "num_threads": 1}
+JSON: Mapping[str, str] = {"content-type": "application/json"}
+
+Result = TypeVar("Result")
+
+
+class ServedLLM(AsyncLLM):
+    """A model in this process, as a server wants it."""
+
+    @property
+    def state(self) -> ModelState:
+        return ModelState.FAILED if self._failure else ModelState.READY
+
+    @property
+    def limits(self) -> RequestLimits:
+        return self._client.limits
+
+    @property
+    def stats(self) -> EngineStats:
+        return EngineStats()
+
+    def start(self) -> None:
+        pass
+
+    async def wait_ready(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back for a call."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def value(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> Any:
+        return self.value["error"]
+
+    @property
+    def events(self) -> list[Any]:
+        """The data of a stream, less its end."""
+        return [json.loads(data) for data in self._data if data != "[DONE]"]
+
+    @property
+    def is_done(self) -> bool:
+        return self._data[-1] == "[DONE]"
+
+    @property
+    def _data(self) -> list[str]:
+        lines = self.body.decode().splitlines()
+        return [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+
+
+@dataclass
+class RunningServer:
+    """A server, and ways to ask it."""
+
+    port: int
+    services: Services
+    llm: ServedLLM
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @contextmanager
+    def client(self, **options: Any) -> Iterator[OpenAI]:
+        with OpenAI(base_url=f"{self.url}/v1", **({"api_key": "none", "max_retries": 0} | options)) as client:
+            yield client
+
+    def post(self, path: str, fields: Mapping[str, Any]) -> Answer:
+        return self.ask("POST", path, json.dumps(fields).encode(), JSON)
+
+    def get(self, path: str) -> Answer:
+        return self.ask("GET", path, None, {})
+
+    def ask(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+            connection.request(method, path, body, dict(headers))
+            response = connection.getresponse()
+            told = {name.lower(): value for name, value in response.getheaders()}
+            return Answer(response.status, told, response.read())
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        """Call a function in the event loop of the server."""
+
+        async def called() -> Result:
+            return function()
+
+        return asyncio.run_coroutine_threadsafe(called(), self.loop).result(10)
+
+    @property
+    def num_under_way(self) -> int:
+        """Requests in the engine, and calls within the gate."""
+        return len(self.llm.engine.scheduler.requests) + self.call(lambda: self.services.gate.num_visits)
+
+    def wait_until_idle(self, seconds: float = 10.0) -> None:
+        end = time.monotonic() + seconds
+        while self.num_under_way:
+            assert time.monotonic() < end, "requests are still under way"
+            time.sleep(0.005)
+
+    def check(self) -> None:
+        """Fail unless everything is back where it was."""
+        self.wait_until_idle()
+        self.call(self.services.gate.check)
+        self.llm.engine.scheduler.check()
+        assert self.llm.engine.scheduler.memory.pool.num_in_use == 0
+
+
+@contextmanager
+def running_server(model: Any = "guide", settings: Mapping[str, Any] | None = None, **config: Any) -> Iterator[RunningServer]:
+    """A server that has ended when the context is left; nobody may leave it in disorder."""
+    llm = ServedLLM(model, **{**SETTINGS, **(settings or {})})
+    server_config = ServerConfig(**({"port": 0, "drain_timeout_s": 0.0, "access_log": False} | config))
+    services = make_services(llm, server_config, SystemClock())
+    listener = listen("127.0.0.1", 0)
+    server = Server(services, llm, make_app(services), announce=lambda _: None)
+    loops: list[asyncio.AbstractEventLoop] = []
+    failures: list[BaseException] = []
+    started = threading.Event()
+
+    async def run() -> None:
+        loops.append(asyncio.get_running_loop())
+        started.set()
+        await server.run(listener)
+
+    def run_all() -> None:
+        try:
+            asyncio.run(run())
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run_all, daemon=True)
+    thread.start()
+    assert started.wait(10)
+    running = RunningServer(listener.getsockname()[1], services, llm, loops[0])
+    try:
+        yield running
+        running.check()
+    finally:
+        if thread.is_alive():
+            running.loop.call_soon_threadsafe(server.stop)
+            thread.join(20)
+        listener.close()
+    assert not thread.is_alive()
+    if failures:
+        raise failures[0]
