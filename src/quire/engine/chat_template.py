@@ -50,16 +50,19 @@ class ChatTemplate:
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         """Compile `source`; `special_tokens` are its variables such as bos_token, `where` names it in errors."""
-        import jinja2
+        import jinja2.meta
 
         environment = _environment(now)
         try:
             self._template = environment.from_string(source)
+            named = jinja2.meta.find_undeclared_variables(environment.parse(source))
         except (jinja2.TemplateError, RecursionError) as error:
             raise CheckpointError(where, _one_line(error), "a Jinja template that compiles") from error
         self.source = source
         self._special_tokens = dict(special_tokens)
         self._taken = {"messages", "tools", "add_generation_prompt", *special_tokens, *environment.globals}
+        self.variables = frozenset(named - self._taken)
+        """Names that the template looks up and that the renderer does not set: what a client may say."""
 
     def render(
         self,

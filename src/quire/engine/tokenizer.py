@@ -90,6 +90,11 @@ class Tokenizer:
         """Whether the model takes conversations."""
         return bool(self._templates)
 
+    @property
+    def template_variables(self) -> frozenset[str]:
+        """What a client may tell the chat templates beside messages and tools, by name."""
+        return frozenset[str]().union(*(template.variables for template in self._templates.values()))
+
     def warm_up(self) -> None:
         """Do now what the first special token in a client's words would wait for: 1.5 s for 150,000 tokens."""
         self._control.renamed()

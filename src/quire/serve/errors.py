@@ -94,12 +94,12 @@ def api_error_of(error: BaseException) -> ApiError:
 # ---- what a request can be wrong in ---------------------------------------------------------------------------------
 
 
-def context_length_exceeded(error: RequestTooLargeError) -> ApiError:
-    """Return the answer to what can never fit; proxies look for the words in it."""
+def context_length_exceeded(error: RequestTooLargeError, param: str = "prompt") -> ApiError:
+    """Return the answer to a prompt, named `param`, that can never fit; proxies look for the words in it."""
     message, words = str(error), "maximum context length"
     if words not in message:
         message = f"{message} (the {words} that this server can serve)"
-    return ApiError(400, message, code="context_length_exceeded", param="prompt")
+    return ApiError(400, message, code="context_length_exceeded", param=param)
 
 
 def unsupported(param: str, why: str) -> ApiError:

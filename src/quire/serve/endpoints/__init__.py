@@ -1,0 +1,34 @@
+"""The endpoints: what each path of the interface does, as routes of the application."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from quire.serve.endpoints.chat import chat_completions
+from quire.serve.endpoints.completions import completions
+from quire.serve.endpoints.responses import responses
+from quire.serve.endpoints.tokens import detokenize, model, models, tokenize
+from quire.serve.openapi import openapi_document
+
+
+async def openapi(request: Request) -> Response:
+    """Answer with the description of the interface."""
+    return Response(openapi_document(), media_type="application/json")
+
+
+ROUTES: Final = (
+    Route("/v1/completions", completions, methods=["POST"]),
+    Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+    Route("/v1/responses", responses, methods=["POST"]),
+    Route("/v1/models", models, methods=["GET"]),
+    Route("/v1/models/{model_id:path}", model, methods=["GET"]),  # names of models have slashes
+    Route("/tokenize", tokenize, methods=["POST"]),
+    Route("/detokenize", detokenize, methods=["POST"]),
+    Route("/v1/tokenize", tokenize, methods=["POST"]),
+    Route("/v1/detokenize", detokenize, methods=["POST"]),
+    Route("/openapi.json", openapi, methods=["GET"]),
+)

@@ -1,0 +1,152 @@
+"""What endpoints that write text have in common: from a body to prompts, and from steps to an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar, cast
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.core.errors import InvalidRequestError
+from quire.engine.async_llm import LONG_TEXT
+from quire.engine.outputs import CompletionDelta
+from quire.engine.tokenizer import Tokenizer
+from quire.serve.body import read_body
+from quire.serve.errors import model_not_found, unsupported_media_type
+from quire.serve.frame import RequestContext
+from quire.serve.generation import Generation
+from quire.serve.schemas.common import FinishReason, ModelFields
+from quire.serve.schemas.parse import parse
+from quire.serve.schemas.sampling import SamplingFields
+from quire.serve.services import Services
+from quire.serve.sse import DONE, Envelope
+
+LONG_BODY: Final = 1 << 18
+"""Bytes from which on a body is read beside the event loop."""
+
+AS_MANY_AS_FIT: Final = -1
+
+Fields = TypeVar("Fields", bound=ModelFields)
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[Fields]):
+    """A call that has been read: what it says, who serves it, whose it is, its name for the model, and its size."""
+
+    fields: Fields
+    services: Services
+    context: RequestContext
+    model: str
+    num_bytes: int
+
+
+async def open_call(request: Request, kind: type[Fields]) -> Call[Fields]:
+    """Return a call; raises `ApiError` for one that is not of that kind, or that cannot be served at the moment."""
+    services: Services = request.app.state.services
+    _require_json(request)
+    body = await read_body(request, services.config)
+    fields = parse(body, kind) if len(body) < LONG_BODY else await asyncio.to_thread(parse, body, kind)
+    model = shown_model(services, fields.model)
+    services.gate.require_ready()
+    return Call(fields, services, request.state.context, model, len(body))
+
+
+def _require_json(request: Request) -> None:
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise unsupported_media_type("the body must be JSON, with the header Content-Type: application/json")
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise unsupported_media_type("the body must come as it is, without a Content-Encoding")
+
+
+def shown_model(services: Services, name: str | None) -> str:
+    """Return the name by which an answer calls the model; raises `ApiError` for one that is not served."""
+    if name is None:
+        return services.model_names[0]
+    if name not in services.model_names:
+        raise model_not_found(name)
+    return name
+
+
+def shown_id(prefix: str, context: RequestContext, wanted: str | None = None) -> str:
+    """Return the id of an answer; one that the client chose is shown, and used for nothing else."""
+    return prefix + (wanted or context.request_id.removeprefix("req-"))
+
+
+def now_s() -> int:
+    """Return the time of day, in seconds as Unix counts them."""
+    return int(time.time())
+
+
+def json_answer(value: msgspec.Struct) -> Response:
+    """Return an answer in one piece."""
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+def told_reason(output: CompletionDelta) -> FinishReason | None:
+    """Return why a text has ended, for the client; those that did not end well were raised. Does not mutate."""
+    return cast(FinishReason | None, output.finish_reason)
+
+
+# ---- prompts --------------------------------------------------------------------------------------------------------
+
+
+def needs_truncation(fields: SamplingFields) -> bool:
+    """Return whether a prompt may have to be cut; raises `InvalidRequestError` for a length that is none."""
+    length = fields.truncate_prompt_tokens
+    if length is not None and length < 1 and length != AS_MANY_AS_FIT:
+        allowed = "a number of tokens from 1, or -1 for as many as fit"
+        raise InvalidRequestError("truncate_prompt_tokens", length, allowed)
+    return length is not None
+
+
+def truncated(token_ids: Sequence[int], fields: SamplingFields, services: Services, max_tokens: int | None) -> list[int]:
+    """Return the end of a prompt, or its beginning, as long as the request wants it. Does not mutate."""
+    length = fields.truncate_prompt_tokens
+    if length == AS_MANY_AS_FIT:
+        length = max(1, services.model.limits.max_model_len - (max_tokens or 1))
+    if length is None or len(token_ids) <= length:
+        return list(token_ids)
+    return list(token_ids[:length] if fields.truncation_side == "right" else token_ids[-length:])
+
+
+async def encoded(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    """Return the tokens of a text; a long one is encoded beside the event loop."""
+    if len(text) >= LONG_TEXT:
+        return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+    return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+# ---- streams --------------------------------------------------------------------------------------------------------
+
+
+async def chunks(
+    generation: Generation,
+    envelope: Envelope,
+    render: Callable[[int, CompletionDelta], Iterable[msgspec.Struct]],
+    tells_usage: tuple[bool, bool],
+) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a stream of chunks, those of one step together.
+
+    `render` returns what a client is told of what is new of a text, given the index of its prompt. `tells_usage` says
+    whether the usage is told at the end, and whether in every chunk.
+    """
+    at_end, always = tells_usage
+    async with aclosing(generation.steps()) as all_steps:
+        async for steps in all_steps:
+            usage = generation.usage if always else None
+            events = [
+                envelope.chunk(choice, usage)
+                for prompt_index, delta in steps
+                for output in delta.outputs
+                for choice in render(prompt_index, output)
+            ]
+            if events:
+                yield b"".join(events)
+    yield envelope.usage(generation.usage) + DONE if at_end else DONE

@@ -1,0 +1,104 @@
+"""/tokenize, /detokenize, and which models there are."""
+
+from __future__ import annotations
+
+import asyncio
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.core.errors import InvalidRequestError
+from quire.engine.async_llm import LONG_TEXT
+from quire.engine.tokenizer import Tokenizer
+from quire.serve.endpoints.call import Call, encoded, json_answer, open_call
+from quire.serve.endpoints.conversation import chat_options, conversation_ids
+from quire.serve.errors import model_not_found, unsupported
+from quire.serve.schemas.tokens import (
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    ModelCard,
+    ModelList,
+    TokenizeAnswer,
+    TokenizeRequest,
+)
+from quire.serve.services import Services
+
+
+async def tokenize(request: Request) -> Response:
+    """Answer with the token ids of a text or of a conversation."""
+    call = await open_call(request, TokenizeRequest)
+    tokenizer = _tokenizer(call.services)
+    token_ids = await _token_ids(call, tokenizer)
+    answer = TokenizeAnswer(
+        count=len(token_ids),
+        max_model_len=call.services.model.limits.max_model_len,
+        tokens=token_ids,
+        token_strs=[tokenizer.token_text(each) for each in token_ids] if call.fields.return_token_strs else None,
+    )
+    return json_answer(answer)
+
+
+async def detokenize(request: Request) -> Response:
+    """Answer with the text of token ids, special ones too."""
+    call = await open_call(request, DetokenizeRequest)
+    tokenizer, ids = _tokenizer(call.services), call.fields.tokens
+    vocab_size = call.services.model.limits.vocab_size
+    for index, token_id in enumerate(ids):
+        if not 0 <= token_id < vocab_size:
+            raise InvalidRequestError(f"tokens[{index}]", token_id, f"a token id from 0 to {vocab_size - 1}")
+    if len(ids) < LONG_TEXT:
+        text = tokenizer.decode(ids, skip_special_tokens=False)
+    else:
+        text = await asyncio.to_thread(tokenizer.decode, ids, skip_special_tokens=False)
+    return json_answer(DetokenizeAnswer(text))
+
+
+async def models(request: Request) -> Response:
+    """Answer with the names of the model, under any of which it can be called."""
+    services: Services = request.app.state.services
+    services.gate.require_ready()
+    return json_answer(ModelList("list", [_card(services, name) for name in services.model_names]))
+
+
+async def model(request: Request) -> Response:
+    """Answer with what there is to know of one name."""
+    services: Services = request.app.state.services
+    name = request.path_params["model_id"]
+    if name not in services.model_names:
+        raise model_not_found(name)
+    services.gate.require_ready()
+    return json_answer(_card(services, name))
+
+
+def _card(services: Services, name: str) -> ModelCard:
+    return ModelCard(
+        id=name,
+        object="model",
+        created=services.created_s,
+        owned_by="quire",
+        root=services.model_names[0],
+        parent=None,
+        max_model_len=services.model.limits.max_model_len,
+    )
+
+
+def _tokenizer(services: Services) -> Tokenizer:
+    tokenizer = services.model.tokenizer
+    if tokenizer is None:
+        raise unsupported("prompt", "this server has no tokenizer: token ids come in and go out")
+    return tokenizer
+
+
+async def _token_ids(call: Call[TokenizeRequest], tokenizer: Tokenizer) -> list[int]:
+    fields = call.fields
+    if (fields.prompt is None) == (fields.messages is None):
+        raise InvalidRequestError("prompt", fields.prompt, "a text, or else messages: one of the two")
+    if fields.prompt is not None:
+        return await encoded(tokenizer, fields.prompt, add_special_tokens=fields.add_special_tokens is not False)
+    options = chat_options(
+        tokenizer,
+        fields.chat_template_kwargs,
+        tools=fields.tools,
+        add_generation_prompt=fields.add_generation_prompt,
+    )
+    return await conversation_ids(tokenizer, fields.messages or [], options)

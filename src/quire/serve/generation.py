@@ -1,0 +1,282 @@
+"""Generation: all prompts of one call, from the check of the first to the last token of the last.
+
+    prompts ──► prepare, all of them ──► Gate.enter ──► deltas ─┐
+                a bad one refuses the call                deltas ├──► steps: what is new, whenever anything is
+                before anything is enqueued               deltas ┘
+
+A call is one thing to its client: it is refused as a whole, it fails as a whole, and when its reader leaves, all of it
+ends at once. So whoever reads `steps` closes them (`aclosing`), and then nothing of the call is left in the engine.
+A stream passes each step on; an answer in one piece is the sum of the same steps, so the two cannot differ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from quire.core.errors import InvalidRequestError, RequestTooLargeError
+from quire.core.sampling_params import SamplingParams
+from quire.engine.door import Ticket
+from quire.engine.output_processor import PreparedRequest
+from quire.engine.outputs import CompletionDelta, Logprob, RequestDelta
+from quire.engine.prompts import ChatOptions, Prompt
+from quire.serve.errors import ApiError, api_error_of, context_length_exceeded, generation_aborted, generation_failed
+from quire.serve.frame import RequestContext
+from quire.serve.gate import Visit
+from quire.serve.model import ServedModel
+from quire.serve.schemas.common import Usage
+from quire.serve.services import Services
+
+_HEAD: Final = re.compile(r"[^.\[]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a call wants written. `names` are the names that its request has for fields of the engine.
+
+    With `prompts_only` the texts are not told, so their tokens are none that the client has asked for.
+    """
+
+    prompts: Sequence[Prompt]
+    sampling: SamplingParams
+    chat: ChatOptions | None = None
+    cache_salt: str | None = None
+    priority: int = 0
+    names: Mapping[str, str] = field(default_factory=dict)
+    prompts_only: bool = False
+
+
+class Step(NamedTuple):
+    """What is new of one prompt of a call."""
+
+    prompt_index: int
+    delta: RequestDelta
+
+
+async def prepare(services: Services, context: RequestContext, wanted: Wanted) -> Generation:
+    """Return a call that can be run; raises `ApiError` for one that cannot, before anything is enqueued."""
+    require_few_choices(len(wanted.prompts), wanted.sampling, services.config.max_choices)
+    scope = context.tenant.scope_for(wanted.cache_salt)
+    ticket = Ticket(context.request_id, scope, wanted.priority)
+    prepared = []
+    for index, prompt in enumerate(wanted.prompts):
+        if index:
+            await asyncio.sleep(0)  # other calls go on meanwhile
+        try:
+            prepared.append(await services.model.prepare(prompt, wanted.sampling, ticket, chat=wanted.chat))
+        except InvalidRequestError as error:
+            raise renamed(error, wanted.names, index if len(wanted.prompts) > 1 else None) from error
+    return Generation(services, context, prepared, prompts_only=wanted.prompts_only)
+
+
+def renamed(error: InvalidRequestError, names: Mapping[str, str], prompt_index: int | None = None) -> ApiError:
+    """Return the answer to a refusal of the engine, in the words of the request. Does not mutate.
+
+    >>> renamed(InvalidRequestError("prompt[4]", -1, "a token id"), {}, 2).detail.param
+    'prompt[2][4]'
+    """
+    place = names.get("prompt", "prompt") + ("" if prompt_index is None else f"[{prompt_index}]")
+    if isinstance(error, RequestTooLargeError):
+        return context_length_exceeded(error, place)
+    match = _HEAD.match(error.field)
+    head = match[0] if match else error.field
+    name = place if head == "prompt" else names.get(head, head)
+    return api_error_of(InvalidRequestError(name + error.field[len(head) :], error.value, error.allowed))
+
+
+def require_few_choices(num_prompts: int, sampling: SamplingParams, limit: int) -> None:
+    """Raise where a call asks for more texts than it may; what `n` may be by itself is said by the engine."""
+    if num_prompts > limit:
+        raise InvalidRequestError("prompt", f"{num_prompts} prompts", f"at most {limit} prompts")
+    if num_prompts * sampling.num_sequences > limit:
+        name = "n" if sampling.best_of is None else "best_of"
+        allowed = f"at most {limit // num_prompts}: a call may ask for {limit} texts, all its prompts together"
+        raise InvalidRequestError(name, sampling.num_sequences, allowed)
+
+
+class Generation:
+    """A call that can be run, once."""
+
+    def __init__(
+        self,
+        services: Services,
+        context: RequestContext,
+        prepared: Sequence[PreparedRequest],
+        *,
+        prompts_only: bool = False,
+    ) -> None:
+        self.prepared = prepared
+        self.prompt_logprobs: dict[int, list[dict[int, Logprob] | None]] = {}
+        """Those of the prompts that they are known of, by the index of the prompt."""
+        self._services = services
+        self._context = context
+        self._prompts_only = prompts_only
+        self._known: list[RequestDelta | None] = [None] * len(prepared)
+        self._seen_s = [context.arrival_s] * len(prepared)
+        self._reasons: list[str] = []
+
+    @property
+    def num_choices(self) -> int:
+        """How many texts are returned."""
+        return sum(each.wanted.n for each in self.prepared)
+
+    @property
+    def usage(self) -> Usage:
+        """What has been taken so far, as the client is told."""
+        known = [delta for delta in self._known if delta is not None]
+        return Usage.of(
+            sum(len(each.request.prompt_token_ids) for each in self.prepared),
+            0 if self._prompts_only else sum(delta.num_generated_tokens for delta in known),
+            sum(delta.num_cached_tokens for delta in known),
+        )
+
+    def index_of(self, prompt_index: int, output: CompletionDelta) -> int:
+        """Return the index that a text has among those of all prompts. Does not mutate."""
+        return prompt_index * self.prepared[prompt_index].wanted.n + output.index
+
+    async def steps(self) -> AsyncGenerator[Sequence[Step], None]:
+        """Run the call; yield what is new, whenever anything is. Whoever leaves early closes them.
+
+        Raises `ApiError` where the gate does not let it in, and where a text fails or is ended by somebody else.
+        """
+        num_tokens = sum(len(each.request.prompt_token_ids) for each in self.prepared)
+        gate, tenant = self._services.gate, self._context.tenant
+        with gate.enter(tenant, len(self.prepared), num_tokens) as visit:
+            try:
+                async with aclosing(self._merged()) as merged:
+                    async for steps in merged:
+                        self._take_in(steps, visit)
+                        yield steps
+            finally:
+                self._tell()
+
+    async def collect(self) -> list[tuple[int, CompletionDelta]]:
+        """Run the call to its end; return its texts in their order, each whole, with the index of its prompt."""
+        parts: list[tuple[int, list[CompletionDelta]]] = [
+            (index, []) for index, each in enumerate(self.prepared) for _ in range(each.wanted.n)
+        ]
+        async with aclosing(self.steps()) as all_steps:
+            async for steps in all_steps:
+                for prompt_index, delta in steps:
+                    for output in delta.outputs:
+                        parts[self.index_of(prompt_index, output)][1].append(output)
+        return [(prompt_index, joined(each)) for prompt_index, each in parts]
+
+    async def _merged(self) -> AsyncGenerator[Sequence[Step], None]:
+        """The deltas of all prompts. Those of one step of the engine come together."""
+        model = self._services.model
+        if len(self.prepared) == 1:  # the usual call needs no task but its own
+            async with aclosing(model.deltas(self.prepared[0])) as deltas:
+                async for delta in deltas:
+                    yield (Step(0, delta),)
+            return
+        inbox = _Inbox()
+        tasks = [
+            asyncio.create_task(inbox.fill(index, model, each)) for index, each in enumerate(self.prepared)
+        ]
+        try:
+            while steps := await inbox.take(tasks):
+                yield steps
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _take_in(self, steps: Sequence[Step], visit: Visit) -> None:
+        """Keep what is told later, and count. Mutates."""
+        now, metrics = self._services.clock.now(), self._services.metrics
+        for index, delta in steps:
+            note = metrics.note_first_token if self._known[index] is None else metrics.note_gap
+            note(now - self._seen_s[index])
+            self._seen_s[index] = now
+            self._known[index] = delta
+            if delta.prompt_logprobs is not None:
+                self.prompt_logprobs[index] = delta.prompt_logprobs
+            for output in delta.outputs:
+                if output.finish_reason is not None:
+                    self._finish(output, now)
+        if visit.is_waiting and None not in self._known:
+            visit.begin()
+
+    def _finish(self, output: CompletionDelta, now: float) -> None:
+        """A text has ended: count it, and raise where it did not end well. Mutates."""
+        reason = output.finish_reason or ""
+        self._reasons.append(reason)
+        self._services.metrics.note_finish(reason, now - self._context.arrival_s)
+        if reason == "error":
+            raise generation_failed(output.error)
+        if reason == "abort":
+            raise generation_aborted()
+
+    def _tell(self) -> None:
+        """Tell the metrics and the log what the call has taken; texts that have not ended were given up. Mutates."""
+        usage, context, metrics = self.usage, self._context, self._services.metrics
+        for _ in range(self.num_choices - len(self._reasons)):
+            self._reasons.append("abort")
+            metrics.note_finish("abort", self._services.clock.now() - context.arrival_s)
+        context.num_prompt_tokens = usage.prompt_tokens
+        context.num_cached_tokens = usage.prompt_tokens_details.cached_tokens
+        context.num_output_tokens = usage.completion_tokens
+        context.finish_reason = ",".join(sorted(set(self._reasons)))
+        metrics.note_tokens(context.num_prompt_tokens, context.num_output_tokens, context.num_cached_tokens)
+
+
+class _Inbox:
+    """Deltas of several prompts on their way to one reader. A slow reader holds the prompts up, not their texts."""
+
+    def __init__(self) -> None:
+        self._steps: list[Step] = []
+        self._changed = asyncio.Event()
+        self._taken = asyncio.Event()
+
+    async def fill(self, index: int, model: ServedModel, prepared: PreparedRequest) -> None:
+        """Run a prompt and put its deltas in, each when the one before it is out. Mutates."""
+        try:
+            async with aclosing(model.deltas(prepared)) as deltas:
+                async for delta in deltas:
+                    self._steps.append(Step(index, delta))
+                    taken = self._taken
+                    self._changed.set()
+                    await taken.wait()
+        finally:
+            self._changed.set()
+
+    async def take(self, tasks: Sequence[asyncio.Task[None]]) -> list[Step]:
+        """Return what is new; nothing once all tasks have ended. Raises what one of them has raised. Mutates."""
+        while not self._steps:
+            for task in tasks:
+                if task.done():
+                    task.result()
+            if all(task.done() for task in tasks):
+                return []
+            await self._changed.wait()
+            self._changed.clear()
+        steps, self._steps = self._steps, []
+        self._taken.set()
+        self._taken = asyncio.Event()
+        return steps
+
+
+def joined(parts: Sequence[CompletionDelta]) -> CompletionDelta:
+    """Return the whole of a text from all its pieces. Does not mutate.
+
+    >>> whole = joined([CompletionDelta(0, "so ", [1]), CompletionDelta(0, "it is", [2, 3], finish_reason="stop")])
+    >>> whole.text, whole.token_ids, whole.finish_reason
+    ('so it is', [1, 2, 3], 'stop')
+    """
+    last = parts[-1]
+    if len(parts) == 1:
+        return last
+    logprobs = None if last.logprobs is None else [entry for part in parts for entry in part.logprobs or ()]
+    return CompletionDelta(
+        index=last.index,
+        text="".join([part.text for part in parts]),
+        token_ids=[token_id for part in parts for token_id in part.token_ids],
+        logprobs=logprobs,
+        finish_reason=last.finish_reason,
+        stop_reason=last.stop_reason,
+    )

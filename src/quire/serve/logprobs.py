@@ -1,0 +1,145 @@
+"""How likely tokens were, in the three forms that clients read: OpenAI's old lists, its new objects, and vLLM's.
+
+All are the model's own, before temperature, penalties and filters. JSON has neither NaN nor infinity, so the least
+value that is told is -9999. Of each token the engine tells the token itself first, then the likeliest ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Final
+
+from quire.engine.detokenizer import IncrementalDetokenizer
+from quire.engine.outputs import Logprob
+from quire.engine.tokenizer import Tokenizer
+from quire.serve.schemas.common import ContentLogprob, PromptLogprob, PromptLogprobs, TokenLogprob
+from quire.serve.schemas.completions import CompletionLogprobs
+
+LEAST: Final = -9999.0
+
+Entry = Mapping[int, Logprob]
+"""One token and the likeliest ones at its place, by token id."""
+
+
+class TokenNames:
+    """How tokens are written: as their text, or as "token_id:7" where ids were asked for, or where there is no text."""
+
+    def __init__(self, tokenizer: Tokenizer | None, as_ids: bool = False) -> None:
+        self.tokenizer = tokenizer
+        self._as_ids = as_ids or tokenizer is None
+
+    def name(self, token_id: int, entry: Logprob) -> str:
+        """Return what a token is called. Does not mutate."""
+        return f"token_id:{token_id}" if self._as_ids else entry.decoded_token
+
+    def name_of(self, token_id: int) -> str:
+        """Return what a token is called of which nothing is known but its id. Does not mutate."""
+        if self._as_ids or self.tokenizer is None:
+            return f"token_id:{token_id}"
+        return self.tokenizer.token_text(token_id)
+
+    def bytes_of(self, token_id: int) -> list[int] | None:
+        """Return the bytes of a token, which may be a part of a character. Does not mutate."""
+        return None if self.tokenizer is None else list(self.tokenizer.token_bytes(token_id))
+
+
+class TextOffsets:
+    """Where in the text each token begins, counted in characters. Mutable; one for each text."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        prompt_token_ids: Sequence[int] = (),
+        *,
+        skip_special_tokens: bool = True,
+        start: int = 0,
+    ) -> None:
+        self._detokenizer: IncrementalDetokenizer | None = None
+        if tokenizer is not None:
+            self._detokenizer = IncrementalDetokenizer(
+                tokenizer, prompt_token_ids, skip_special_tokens=skip_special_tokens
+            )
+        self._offset = start
+
+    def take(self, token_id: int) -> int:
+        """Return where a token begins, which is where the one before it has ended. Mutates."""
+        offset = self._offset
+        if self._detokenizer is not None:
+            self._offset += len(self._detokenizer.append([token_id]))
+        return offset
+
+
+def completion_logprobs(
+    token_ids: Sequence[int],
+    entries: Sequence[Entry | None],
+    offsets: Sequence[int],
+    num_top: int,
+    names: TokenNames,
+) -> CompletionLogprobs:
+    """Return the old form: parallel lists. An entry of None is that of the very first token. Does not mutate."""
+    return CompletionLogprobs(
+        text_offset=list(offsets),
+        token_logprobs=[
+            None if entry is None else told(entry[token_id].logprob)
+            for token_id, entry in zip(token_ids, entries, strict=True)
+        ],
+        tokens=[
+            names.name_of(token_id) if entry is None else names.name(token_id, entry[token_id])
+            for token_id, entry in zip(token_ids, entries, strict=True)
+        ],
+        top_logprobs=[None if entry is None else _by_name(entry, num_top, names) for entry in entries],
+    )
+
+
+def content_logprobs(entries: Sequence[Entry], num_top: int, names: TokenNames) -> list[ContentLogprob]:
+    """Return the new form: an object for each token, with the `num_top` likeliest ones. Does not mutate."""
+    found = []
+    for entry in entries:
+        told_top = [
+            TokenLogprob(names.name(token_id, each), told(each.logprob), names.bytes_of(token_id))
+            for token_id, each in _likeliest(entry, num_top)
+        ]
+        token_id, itself = next(iter(entry.items()))
+        found.append(
+            ContentLogprob(names.name(token_id, itself), told(itself.logprob), names.bytes_of(token_id), told_top)
+        )
+    return found
+
+
+def prompt_logprobs(entries: Sequence[Entry | None], num_top: int) -> PromptLogprobs:
+    """Return vLLM's form: for each token of a prompt itself and the `num_top` likeliest, by id. Does not mutate."""
+    return [
+        None
+        if entry is None
+        else {
+            str(token_id): PromptLogprob(told(each.logprob), each.rank, each.decoded_token)
+            for token_id, each in _itself_and_likeliest(entry, num_top).items()
+        }
+        for entry in entries
+    ]
+
+
+def told(value: float) -> float:
+    """Return a log-probability as JSON can tell it.
+
+    >>> told(-0.5), told(float("-inf")), told(float("nan"))
+    (-0.5, -9999.0, -9999.0)
+    """
+    return max(LEAST, value)  # in this order NaN loses
+
+
+def _likeliest(entry: Entry, num_top: int) -> list[tuple[int, Logprob]]:
+    return sorted(entry.items(), key=lambda item: item[1].rank)[:num_top]
+
+
+def _itself_and_likeliest(entry: Entry, num_top: int) -> dict[int, Logprob]:
+    return {**dict(islice(entry.items(), 1)), **dict(_likeliest(entry, num_top))}
+
+
+def _by_name(entry: Entry, num_top: int, names: TokenNames) -> dict[str, float]:
+    """Return log-probabilities by name; where two tokens have the same name, the first is told: that is the token."""
+    found: dict[str, float] = {}
+    for token_id, each in _itself_and_likeliest(entry, num_top).items():
+        found.setdefault(names.name(token_id, each), told(each.logprob))
+    return found

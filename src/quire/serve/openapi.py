@@ -1,0 +1,161 @@
+"""The OpenAPI document: made from the structs that requests are read into and answers are written from.
+
+Hand-built around them are the paths, and what a struct cannot say: the forms of a prompt, the fields that are accepted
+and ignored, and those that are refused unless they say nothing. Ranges that depend on the model (the ids of its
+vocabulary, the length of its context) are not in it; what is out of them is answered by 400 all the same.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, Final
+
+import msgspec
+
+import quire
+from quire.serve.errors import ErrorBody
+from quire.serve.schemas.chat import ChatCompletion, ChatRequest
+from quire.serve.schemas.completions import Completion, CompletionRequest
+from quire.serve.schemas.fields import IGNORED, REFUSED
+from quire.serve.schemas.responses import ResponseAnswer, ResponseRequest
+from quire.serve.schemas.tokens import (
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    ModelCard,
+    ModelList,
+    TokenizeAnswer,
+    TokenizeRequest,
+)
+
+Schema = dict[str, Any]
+
+REQUESTS: Final = (CompletionRequest, ChatRequest, ResponseRequest, TokenizeRequest, DetokenizeRequest)
+ANSWERS: Final = (
+    Completion,
+    ChatCompletion,
+    ResponseAnswer,
+    TokenizeAnswer,
+    DetokenizeAnswer,
+    ModelCard,
+    ModelList,
+    ErrorBody,
+)
+OPEN: Final = {
+    "/livez": "Whether the process answers.",
+    "/readyz": "Whether requests are let in.",
+    "/health": "The same as /readyz.",
+    "/ping": "The same as /readyz.",
+    "/version": "The version of the server.",
+}
+
+TOKEN_IDS: Final[Schema] = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
+TEXT: Final[Schema] = {"type": "string", "minLength": 1}
+PROMPT: Final[Schema] = {
+    "description": "A text, token ids, or a list of either.",
+    "anyOf": [
+        TEXT,
+        TOKEN_IDS,
+        {"type": "array", "minItems": 1, "items": TEXT},
+        {"type": "array", "minItems": 1, "items": TOKEN_IDS},
+    ],
+}
+
+
+@cache
+def openapi_document() -> bytes:
+    """Return the document, as JSON. Does not mutate."""
+    return msgspec.json.encode(
+        {
+            "openapi": "3.1.0",
+            "info": {"title": "quire", "version": quire.__version__, "description": "OpenAI's interface, and more."},
+            "paths": _paths(),
+            "components": {
+                "schemas": _schemas(),
+                "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            },
+            "security": [{}, {"key": []}],
+        }
+    )
+
+
+def _schemas() -> Schema:
+    _, found = msgspec.json.schema_components((*REQUESTS, *ANSWERS), ref_template="#/components/schemas/{name}")
+    for kind in REQUESTS:
+        properties = found[kind.__name__]["properties"]
+        for name in sorted(IGNORED - properties.keys()):
+            properties[name] = {"description": "Accepted, and ignored."}
+        for name, refusal in REFUSED.items():
+            if name not in properties:
+                properties[name] = {"enum": [None, *refusal.nothing], "description": f"Refused: {refusal.why}."}
+    found["CompletionRequest"]["properties"]["prompt"] = PROMPT
+    found["ChatRequest"]["properties"]["messages"] = _list_of(
+        _message("text", ["system", "developer", "user", "assistant"])
+    )
+    found["ResponseRequest"]["properties"]["input"] = {
+        "anyOf": [TEXT, _list_of(_message("input_text", ["system", "developer", "user", "assistant"]))]
+    }
+    return found
+
+
+def _list_of(item: Schema) -> Schema:
+    return {"type": "array", "minItems": 1, "maxItems": 4096, "items": item}
+
+
+def _message(part: str, roles: list[str]) -> Schema:
+    """Return the form of a message that any model takes; which roles and orders a model knows, its template says."""
+    parts = {
+        "type": "array",
+        "items": {
+            "type": "object",
+            "required": ["type", "text"],
+            "properties": {"type": {"const": part}, "text": {"type": "string"}},
+        },
+    }
+    return {
+        "type": "object",
+        "required": ["role", "content"],
+        "properties": {"role": {"enum": roles}, "content": {"anyOf": [{"type": "string"}, parts]}},
+    }
+
+
+def _paths() -> Schema:
+    paths: Schema = {
+        "/v1/completions": _post("Continue prompts.", CompletionRequest, Completion, streams=True),
+        "/v1/chat/completions": _post("Answer a conversation.", ChatRequest, ChatCompletion, streams=True),
+        "/v1/responses": _post("Answer a text or a conversation.", ResponseRequest, ResponseAnswer, streams=True),
+        "/v1/models": _get("The models that are served.", _json(ModelList)),
+        "/v1/models/{model_id}": _get("A model that is served.", _json(ModelCard))
+        | {"parameters": [{"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}]},
+        "/openapi.json": _get("This document.", {"application/json": {"schema": {"type": "object"}}}),
+        "/load": _get("How much the server has to do.", {"application/json": {"schema": {"type": "object"}}}),
+        "/metrics": _get("All that is counted, for Prometheus.", {"text/plain": {"schema": {"type": "string"}}}),
+    }
+    for prefix in ("", "/v1"):
+        paths[f"{prefix}/tokenize"] = _post("The token ids of a text.", TokenizeRequest, TokenizeAnswer)
+        paths[f"{prefix}/detokenize"] = _post("The text of token ids.", DetokenizeRequest, DetokenizeAnswer)
+    for path, summary in OPEN.items():
+        paths[path] = _get(summary, {"application/json": {"schema": {"type": "object"}}})
+        paths[path]["get"]["security"] = []
+    return paths
+
+
+def _get(summary: str, content: Schema) -> Schema:
+    return {"get": {"summary": summary, "responses": _answers(content)}}
+
+
+def _post(summary: str, request: type, answer: type, *, streams: bool = False) -> Schema:
+    content = _json(answer)
+    if streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    body = {"required": True, "content": _json(request)}
+    return {"post": {"summary": summary, "requestBody": body, "responses": _answers(content)}}
+
+
+def _answers(content: Schema) -> Schema:
+    refused = {"description": "The request is refused.", "content": _json(ErrorBody)}
+    failed = {"description": "The server cannot answer.", "content": _json(ErrorBody)}
+    return {"200": {"description": "The answer.", "content": content}, "4XX": refused, "5XX": failed}
+
+
+def _json(kind: type) -> Schema:
+    return {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}

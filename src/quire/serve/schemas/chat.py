@@ -1,0 +1,146 @@
+"""POST /v1/chat/completions: what comes in, what goes out."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from quire.core.errors import InvalidRequestError
+from quire.serve.errors import ApiError, unsupported
+from quire.serve.schemas.common import ContentLogprob, FinishReason, PromptLogprobs, Usage
+from quire.serve.schemas.sampling import ChoiceFields, LogprobCount, TokenCount
+
+REFUSED_IN_MESSAGES = ("audio", "function_call", "refusal")
+"""Keys of a message that no template would show the model."""
+
+
+class ChatRequest(ChoiceFields, kw_only=True, forbid_unknown_fields=True):
+    """A conversation, to be answered. `tools` are shown to the model only where it may call none."""
+
+    messages: list[dict[str, Any]]
+    max_tokens: TokenCount | None = None
+    max_completion_tokens: TokenCount | None = None
+    logprobs: bool | None = None
+    top_logprobs: LogprobCount | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    """An answer."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None = None
+
+
+class ChatDelta(msgspec.Struct, frozen=True):
+    """What is new of an answer."""
+
+    role: Literal["assistant"] | UnsetType = UNSET
+    content: str | UnsetType = UNSET
+
+
+class ChatLogprobs(msgspec.Struct, frozen=True):
+    """How likely the tokens of an answer were."""
+
+    content: list[ContentLogprob]
+    refusal: None = None
+
+
+class ChatChoice(msgspec.Struct, frozen=True):
+    """One answer of several."""
+
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunkChoice(msgspec.Struct, frozen=True):
+    """What is new of one answer of several."""
+
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | UnsetType | None = UNSET
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatCompletion(msgspec.Struct, frozen=True):
+    """The answer to a call."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class ChatCompletionChunk(msgspec.Struct, frozen=True):
+    """One event of a stream."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | UnsetType | None = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+
+
+def require_text_format(value: object, name: str) -> None:
+    """Raise unless the format asked for is plain text. Does not mutate."""
+    if value is None or value == {"type": "text"}:
+        return
+    kind = value.get("type") if isinstance(value, dict) else value
+    if kind in ("json_object", "json_schema"):
+        raise unsupported(name, "outputs cannot be held to a grammar yet")
+    raise InvalidRequestError(f"{name}.type", kind, "'text'")
+
+
+def shown_tools(tools: list[dict[str, Any]] | None, choice: object) -> list[dict[str, Any]] | None:
+    """Return the tools that the template shows; raises where the model would have to call one. Does not mutate."""
+    if choice not in (None, "none", "auto"):
+        if choice == "required" or isinstance(choice, dict):
+            raise unsupported("tool_choice", "the model calls no tools yet")
+        raise InvalidRequestError("tool_choice", choice, "'none', or 'auto' where there are no tools")
+    if tools and choice != "none":
+        raise unsupported("tools", 'the model calls no tools yet; with tool_choice "none" it is told of them')
+    return tools or None
+
+
+def require_plain_messages(messages: list[dict[str, Any]]) -> None:
+    """Raise for a message with something that no template would show. Does not mutate."""
+    if not messages:
+        raise InvalidRequestError("messages", messages, "at least one message")
+    for index, message in enumerate(messages):
+        for key in REFUSED_IN_MESSAGES:
+            if message.get(key) is not None:
+                raise unsupported(f"messages[{index}].{key}", "this server reads and writes text")
+
+
+def num_logprobs(logprobs: bool | None, top_logprobs: int | None) -> int | None:
+    """Return how many of the likeliest tokens are told beside each token; None: nothing is told.
+
+    >>> num_logprobs(True, None), num_logprobs(True, 3), num_logprobs(None, None)
+    (0, 3, None)
+    """
+    if not logprobs:
+        if top_logprobs is not None:
+            message = "top_logprobs are allowed only where logprobs is true"
+            raise ApiError(400, message, code="invalid_value", param="top_logprobs")
+        return None
+    return top_logprobs or 0

@@ -1,0 +1,68 @@
+"""What answers of several endpoints have in common."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+Fields = dict[str, object]
+"""A JSON object that is passed on as it is."""
+
+
+class PromptTokensDetails(msgspec.Struct, frozen=True):
+    """Of the tokens of prompts: how many had their keys and values in the cache."""
+
+    cached_tokens: int
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """What a call has taken; all its prompts and all its texts together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+    @classmethod
+    def of(cls, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
+        """Return the usage of so many tokens."""
+        total = prompt_tokens + completion_tokens
+        return cls(prompt_tokens, completion_tokens, total, PromptTokensDetails(cached_tokens))
+
+
+class TokenLogprob(msgspec.Struct, frozen=True):
+    """How likely a token was; `bytes` is None where the server has no tokenizer."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+
+
+class ContentLogprob(msgspec.Struct, frozen=True):
+    """How likely a token of the text was, and the likeliest ones at its place."""
+
+    token: str
+    logprob: float
+    bytes: list[int] | None
+    top_logprobs: list[TokenLogprob]
+
+
+class PromptLogprob(msgspec.Struct, frozen=True):
+    """How likely a token of the prompt was, as vLLM tells it."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""For each token of a prompt itself and the likeliest ones, by token id; None for the first."""
+
+FinishReason = Literal["stop", "length"]
+
+
+class ModelFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What every call says: which model it is for. None: the one that is served."""
+
+    model: str | None = None

@@ -1,0 +1,83 @@
+"""POST /v1/completions: what comes in, what goes out."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from quire.core.errors import InvalidRequestError
+from quire.serve.schemas.common import FinishReason, PromptLogprobs, Usage
+from quire.serve.schemas.sampling import ChoiceFields, LogprobCount, TokenCount
+
+PROMPT_FORMS = "a text, a list of token ids, a list of texts, or a list of lists of token ids"
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
+
+
+class CompletionRequest(ChoiceFields, kw_only=True, forbid_unknown_fields=True):
+    """One prompt or several, to be continued."""
+
+    prompt: str | list[Any]
+    max_tokens: TokenCount | None = None
+    logprobs: LogprobCount | None = None
+    echo: bool | None = None
+    add_special_tokens: bool | None = None
+
+
+class CompletionLogprobs(msgspec.Struct, frozen=True):
+    """Parallel lists over tokens; with `echo` those of the prompt come first, and the very first has no value."""
+
+    text_offset: list[int]
+    token_logprobs: list[float | None]
+    tokens: list[str]
+    top_logprobs: list[dict[str, float] | None]
+
+
+class CompletionChoice(msgspec.Struct, frozen=True):
+    """A text, or in a stream what is new of it."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None
+    token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """The answer; in a stream every chunk has this form, with `usage` where it was asked for."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | UnsetType | None = UNSET
+
+
+def prompts_of(prompt: str | list[Any]) -> list[str | list[int]]:
+    """Return the prompts of a call one by one; raises `InvalidRequestError` for what is none. Does not mutate.
+
+    >>> prompts_of("one"), prompts_of([1, 2]), prompts_of(["one", "two"]), prompts_of([[1], [2]])
+    (['one'], [[1, 2]], ['one', 'two'], [[1], [2]])
+    """
+    if isinstance(prompt, str):
+        return [prompt]
+    kinds = set(map(type, prompt))
+    if kinds == {str}:
+        return list(prompt)
+    if kinds == {list}:
+        return [_token_ids(each, f"prompt[{index}]") for index, each in enumerate(prompt)]
+    return [_token_ids(prompt, "prompt")]
+
+
+def _token_ids(values: list[Any], where: str) -> list[int]:
+    if not values:
+        raise InvalidRequestError(where, values, PROMPT_FORMS)
+    if set(map(type, values)) != {int}:
+        index = next(index for index, value in enumerate(values) if type(value) is not int)
+        raise InvalidRequestError(f"{where}[{index}]", values[index], f"a token id; a prompt is {PROMPT_FORMS}")
+    return values

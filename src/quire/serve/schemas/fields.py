@@ -1,0 +1,89 @@
+"""The fields that a request may have although nothing is done with them, and those that are refused by name.
+
+Clients send fields that this server does not have. One that cannot change the output is ignored: the list is `IGNORED`,
+and there is no other. One that would change it is refused: whoever asks for JSON must not get prose. Those that clients
+are known to send stand in `REFUSED` with the reason; any other unknown field is refused as unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+IGNORED: Final = frozenset(
+    {
+        # for the books of a service: who asked, what it costs, how long it is kept
+        "metadata",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "session_id",
+        "store",
+        "user",
+        # hints that may make an answer come faster, or in other pieces, and do not change it
+        "prediction",
+        "stream_interval",
+        # about tools, of which there are none
+        "max_tool_calls",
+        "parallel_tool_calls",
+        # about a model's style, where the model has no such choice, and about the way in which slow tokenizers decode
+        "spaces_between_special_tokens",
+        "verbosity",
+    }
+)
+"""Fields that are accepted, and that change nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a field is refused, and the values of it that say nothing: those are as good as none."""
+
+    why: str
+    nothing: tuple[Any, ...] = ()
+
+
+_TEXT_ONLY: Final = "this server reads and writes text"
+_NO_GRAMMAR: Final = "outputs cannot be held to a grammar yet"
+_NO_STATE: Final = "this server keeps no conversations"
+
+REFUSED: Final[Mapping[str, Refusal]] = MappingProxyType(
+    {
+        "add_special_tokens": Refusal("the chat template writes the special tokens of a conversation", (False,)),
+        "audio": Refusal(_TEXT_ONLY),
+        "background": Refusal("answers are not kept for later", (False,)),
+        "best_of": Refusal("one text is written"),
+        "chat_template": Refusal("the template of a conversation is the model's, never the client's"),
+        "context_management": Refusal(_NO_STATE, ([],)),
+        "continue_final_message": Refusal("the last message of a conversation is always whole", (False,)),
+        "conversation": Refusal(_NO_STATE),
+        "documents": Refusal("documents belong into the messages", ([],)),
+        "echo": Refusal("only plain completions can be echoed", (False,)),
+        "function_call": Refusal("there are no functions; use tools", ("none", "auto")),
+        "functions": Refusal("there are no functions; use tools", ([],)),
+        "guided_choice": Refusal(_NO_GRAMMAR),
+        "guided_grammar": Refusal(_NO_GRAMMAR),
+        "guided_json": Refusal(_NO_GRAMMAR),
+        "guided_regex": Refusal(_NO_GRAMMAR),
+        "kv_transfer_params": Refusal("keys and values stay in this engine", ({},)),
+        "logits_processors": Refusal("no code of a client is run", ([],)),
+        "logprob_token_ids": Refusal("log-probabilities are those of the likeliest tokens", ([],)),
+        "mm_processor_kwargs": Refusal(_TEXT_ONLY, ({},)),
+        "moderation": Refusal("nothing is moderated"),
+        "modalities": Refusal(_TEXT_ONLY, (["text"],)),
+        "n": Refusal("one text is written", (1,)),
+        "previous_response_id": Refusal(_NO_STATE),
+        "prompt_embeds": Refusal("prompts are texts or token ids"),
+        "reasoning_effort": Refusal("a plain completion has no template that could say it", ("none",)),
+        "repetition_detection": Refusal("use repetition_penalty, frequency_penalty or stop"),
+        "structured_outputs": Refusal(_NO_GRAMMAR),
+        "suffix": Refusal("text is written at the end only", ("",)),
+        "thinking_token_budget": Refusal("use max_tokens"),
+        "use_beam_search": Refusal("one text is written", (False,)),
+        "web_search_options": Refusal("this server searches nothing"),
+    }
+)
+"""Fields that are refused with a reason by every endpoint that does not have them itself."""

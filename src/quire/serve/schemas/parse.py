@@ -1,0 +1,146 @@
+r"""A body becomes a request: one strict reader for every endpoint.
+
+    bytes ── UTF-8 ──► text ── JSON ──► object ── fields that nobody needs, and that nobody has ──► struct
+
+Standard readers of JSON are kinder than a server can be. Here a key that stands twice is an error (two readers would
+see two requests), as are NaN and Infinity (no JSON), half a surrogate pair and NUL (no text that a tokenizer could
+take), and whatever nests deeper than Python's stack. null stands for "not given". Whatever is wrong names its field.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from quire.serve.errors import ApiError, unsupported
+from quire.serve.schemas.fields import IGNORED, REFUSED
+
+Request = TypeVar("Request", bound=msgspec.Struct)
+
+_PLACE: Final = re.compile(r"(?P<what>.*?)(?: - at `(?P<path>[^`]*)`)?", re.DOTALL)
+_FIELD: Final = re.compile(r"(?:unknown|required) field `(?P<name>.*)`\Z", re.DOTALL)
+_HALF_PAIR: Final = re.compile("[\ud800-\udfff]")
+
+
+def parse(body: bytes, kind: type[Request]) -> Request:
+    """Return the request in a body; raises `ApiError` for what is none. Does not mutate.
+
+    >>> class Greeting(msgspec.Struct, forbid_unknown_fields=True):
+    ...     name: str
+    ...     times: int | None = None
+    >>> parse(b'{"name": "you", "times": null, "user": "ignored"}', Greeting)
+    Greeting(name='you', times=None)
+    >>> parse(b'{"name": "you", "times": "2"}', Greeting)
+    Traceback (most recent call last):
+    ...
+    quire.serve.errors.ApiError: times: Expected `int | null`, got `str`
+    """
+    fields = _read_object(body)
+    known = frozenset(kind.__struct_encode_fields__)
+    for name in fields:
+        if name not in known and name in REFUSED and not _says_nothing(name, fields[name]):
+            raise unsupported(name, REFUSED[name].why)
+    wanted = {name: value for name, value in fields.items() if name in known or not _is_ignored(name)}
+    try:
+        return msgspec.convert(wanted, kind, strict=True)
+    except msgspec.ValidationError as error:
+        raise _invalid(str(error)) from None
+    except RecursionError:
+        raise _too_deep() from None
+
+
+def _is_ignored(name: str) -> bool:
+    return name in IGNORED or name in REFUSED  # what is left of the refused ones says nothing
+
+
+def _says_nothing(name: str, value: object) -> bool:
+    """Return whether the value of a refused field is what holds without it."""
+    return value is None or any(type(value) is type(nothing) and value == nothing for nothing in REFUSED[name].nothing)
+
+
+def _read_object(body: bytes) -> dict[str, Any]:
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _not_json(f"byte {error.start} is no UTF-8") from None
+    if not text.strip():
+        raise _not_json("it is empty")
+    try:
+        value = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError as error:  # of the reader itself, or an integer of thousands of digits
+        raise _not_json(" ".join(str(error).split())[:200]) from None
+    if not isinstance(value, dict):
+        raise _not_json(f"it is a JSON {_name_of(value)}, not an object")
+    if "\\u" in text:  # only an escape can write what is no character
+        _require_characters(value)
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        shown = _HALF_PAIR.sub("\ufffd", _first_twice(pairs))[:80]
+        raise ApiError(400, f"the key {shown!r} stands twice in one object", code="invalid_json", param=shown)
+    return found
+
+
+def _first_twice(pairs: list[tuple[str, Any]]) -> str:
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            return key
+        seen.add(key)
+    return ""
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _require_characters(fields: Mapping[str, Any]) -> None:
+    """Raise for half a surrogate pair and for NUL, wherever they stand."""
+    for name, value in fields.items():
+        left = [name, value]
+        while left:
+            each = left.pop()
+            if isinstance(each, str):
+                if "\0" in each or _HALF_PAIR.search(each):
+                    what = "NUL" if "\0" in each else "half a surrogate pair, which is no character"
+                    shown = _HALF_PAIR.sub("\ufffd", name).replace("\0", "\ufffd")[:80]
+                    raise ApiError(400, f"{shown} has a text with {what}", code="invalid_value", param=shown)
+            elif isinstance(each, dict):
+                left += [*each, *each.values()]
+            elif isinstance(each, list):
+                left += each
+
+
+def _invalid(message: str) -> ApiError:
+    """Return the error for what msgspec says: "Expected `int`, got `str` - at `$.n`"."""
+    match = _PLACE.fullmatch(message)
+    what, path = (match["what"], match["path"] or "$") if match else (message, "$")
+    param = path.removeprefix("$").removeprefix(".").removesuffix("[...]")
+    if field := _FIELD.search(what):
+        param = f"{param}.{field['name']}" if param else field["name"]
+        code = "missing_required_parameter" if "required" in what else "unknown_parameter"
+        text = f"{param[:80]} is required" if "required" in what else f"{param[:80]} is no field of this request"
+        return ApiError(400, text, code=code, param=param[:80])
+    return ApiError(400, f"{param}: {what}" if param else what, code="invalid_type", param=param or None)
+
+
+def _not_json(why: str) -> ApiError:
+    return ApiError(400, f"the body of the request is not what it must be, one JSON object: {why}", code="invalid_json")
+
+
+def _too_deep() -> ApiError:
+    return ApiError(400, "the body of the request is nested too deeply", code="invalid_json")
+
+
+def _name_of(value: object) -> str:
+    names = {list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
+    return names.get(type(value), "null")

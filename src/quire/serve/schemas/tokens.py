@@ -1,0 +1,62 @@
+"""/tokenize, /detokenize and /v1/models, as vLLM has them."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from quire.serve.schemas.common import ModelFields
+from quire.serve.schemas.sampling import TokenId
+
+
+class TokenizeRequest(ModelFields, kw_only=True, forbid_unknown_fields=True):
+    """A text or a conversation, to be told in token ids."""
+
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class TokenizeAnswer(msgspec.Struct, frozen=True):
+    """The token ids, and their texts where they were asked for."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeRequest(ModelFields, kw_only=True, forbid_unknown_fields=True):
+    """Token ids, to be told as text."""
+
+    tokens: list[TokenId]
+
+
+class DetokenizeAnswer(msgspec.Struct, frozen=True):
+    """The text."""
+
+    prompt: str
+
+
+class ModelCard(msgspec.Struct, frozen=True):
+    """A model that is served."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: int
+
+
+class ModelList(msgspec.Struct, frozen=True):
+    """The models that are served."""
+
+    object: Literal["list"]
+    data: list[ModelCard]
