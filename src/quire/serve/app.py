@@ -11,6 +11,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from quire.core.errors import ExecutionError, InvalidRequestError
+from quire.serve.endpoints import ROUTES
 from quire.serve.errors import ApiError
 from quire.serve.frame import Frame, answer_error
 from quire.serve.health import HEALTH_ROUTES
@@ -20,7 +21,7 @@ EXPECTED = (ApiError, HTTPException, ClientDisconnect, InvalidRequestError, Exec
 """What endpoints raise on purpose. Anything else is answered too, and told to the log as a mistake of ours."""
 
 
-def make_app(services: Services, routes: Sequence[BaseRoute] = ()) -> ASGIApp:
+def make_app(services: Services, routes: Sequence[BaseRoute] = ROUTES) -> ASGIApp:
     """Return the application of a server; `routes` stand beside those that tell how it is."""
     app = Starlette(
         routes=[*HEALTH_ROUTES, *routes],

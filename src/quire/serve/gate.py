@@ -164,21 +164,24 @@ class Gate:
         """Let nobody in any more; those inside stay. Mutates."""
         self._is_draining = True
 
-    def require_ready(self) -> None:
-        """Raise the answer of a server that lets nobody in at the moment. Does not mutate."""
+    def closed(self) -> ApiError | None:
+        """Return the answer of a server that lets nobody in at the moment; None: it does. Does not mutate."""
         if self._is_draining:
-            raise draining(DRAINING_RETRY_S)
-        if not self.is_ready:
-            raise engine_unavailable(ENGINE_RETRY_S)
+            return draining(DRAINING_RETRY_S)
+        return None if self.is_ready else engine_unavailable(ENGINE_RETRY_S)
+
+    def require_ready(self) -> None:
+        """Raise that answer, for a call that need not be looked at then. Counts it."""
+        answer = self.closed()
+        if answer is not None:
+            raise self._refused(Refusal.DRAINING if self._is_draining else Refusal.ENGINE, answer)
 
     def enter(self, tenant: Tenant, num_requests: int, num_tokens: int) -> Visit:
         """Let a call of so many requests and tokens of prompts in; raises `ApiError` where it must come again. Mutates.
 
         The visit is a context manager: whoever leaves it has left the gate.
         """
-        if not self.is_ready:
-            self.refusals[Refusal.DRAINING if self._is_draining else Refusal.ENGINE] += 1
-            self.require_ready()
+        self.require_ready()
         inside = self._inside[tenant.name]
         if tenant.max_requests is not None and inside and inside + num_requests > tenant.max_requests:
             raise self._refused(Refusal.KEY_LIMIT, too_many_requests(self.retry_after_s))

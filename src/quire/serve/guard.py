@@ -27,9 +27,6 @@ from uvicorn.server import ServerState
 from quire.serve.config import ServerConfig
 from quire.serve.errors import ApiError, head_too_large, request_timeout
 
-ABORT: Final = "quire.abort"
-"""The extension of a scope by which an answer can drop its connection, whatever waits for the client."""
-
 LINGER_S: Final = 2.0
 """How long the rest of a body is dropped after an answer that did not wait for it."""
 
@@ -164,7 +161,6 @@ class GuardedProtocol(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
         super().on_headers_complete()
-        self.scope["extensions"] = {ABORT: self.transport.abort}
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body has come. Mutates."""

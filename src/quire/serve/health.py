@@ -34,7 +34,9 @@ async def _alive(request: Request) -> Response:
 
 
 async def _ready(request: Request) -> Response:
-    _services(request).gate.require_ready()
+    answer = _services(request).gate.closed()
+    if answer is not None:
+        raise answer
     return _json({"status": "ready"})
 
 

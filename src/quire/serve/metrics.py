@@ -42,6 +42,7 @@ VLLM_NAMES: Final = {
     "quire_inter_token_latency_seconds": "vllm:inter_token_latency_seconds",
     "quire_request_duration_seconds": "vllm:e2e_request_latency_seconds",
     "quire_admission_rejections_total": "vllm:admission_rejections_total",
+    "quire_corrupted_requests_total": "vllm:corrupted_requests_total",
 }
 FINISHED_WELL: Final = frozenset({"stop", "length", "tool_calls"})
 
@@ -173,6 +174,15 @@ def _engine_families(state: ModelState, stats: EngineStats) -> list[Family]:
         counter("quire_preemptions_total", "Times that a sequence had to yield.", stats.preemptions_total),
         counter("quire_steps_total", "Steps of the engine.", stats.steps_total),
         counter("quire_failed_steps_total", "Steps that failed.", stats.failed_steps_total),
+        counter("quire_memory_failures_total", "Steps that failed for lack of memory.", stats.memory_failures_total),
+        counter("quire_culprits_total", "Requests that ended because steps failed with them.", stats.culprits_total),
+        counter(
+            "quire_corrupted_requests_total",
+            "Requests that ended because their own numbers went wrong.",
+            stats.corrupted_requests_total,
+        ),
+        gauge("quire_suspects", "Requests that are tried apart from others, since a step failed.", stats.num_suspects),
+        gauge("quire_step_tokens_max", "Tokens that a step may compute.", stats.max_step_tokens),
         counter("quire_engine_busy_seconds_total", "Time spent in steps.", stats.busy_s_total),
     ]
 
