@@ -98,8 +98,7 @@ def test_every_name_says_what_it_counts() -> None:
 
 @given(st.dictionaries(st.text(max_size=20), st.floats(0, 1e300), max_size=5))
 def test_any_text_can_be_a_label(values: dict[str, float]) -> None:
-    line_ends = {"\r", "\x0b", "\x0c", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"}
-    values = {key: value for key, value in values.items() if not line_ends & set(key) and key.isprintable()}
+    values = {key: value for key, value in values.items() if key.isprintable()} | {"two\nlines": 1.0}
     read = parse(render([by_label("n", "gauge", 'Has "quotes" and \\.', "what", values)]).decode())
     assert sorted(read["n"].samples.values()) == sorted(values.values())
 

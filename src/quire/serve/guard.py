@@ -112,6 +112,7 @@ class GuardedProtocol(HttpToolsProtocol):
         for timer in (self._head_timer, self._read_timer, self._close_timer):
             if timer is not None:
                 timer.cancel()
+        self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
