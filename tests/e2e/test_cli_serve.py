@@ -70,21 +70,21 @@ def served(tmp_path: Path) -> Iterator[Served]:
 @contextmanager
 def serving(folder: Path, *arguments: str) -> Iterator[Served]:
     errors = folder / "stderr"
-    with errors.open("w") as stderr:
-        process = subprocess.Popen(
+    with (
+        errors.open("w") as stderr,
+        subprocess.Popen(
             [*QUIRE, "serve", *QUICK, *arguments],
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
             env=environment(PYTHONUTF8="1"),
-        )
+        ) as process,
+    ):
         try:
             assert process.stdout is not None
             yield Served(process, list(until_listening(process.stdout)), errors)
         finally:
             process.kill()
-            process.wait(60)
-            process.stdout.close() if process.stdout else None
 
 
 def until_listening(stdout: IO[str]) -> Iterator[str]:
