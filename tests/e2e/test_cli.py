@@ -90,7 +90,7 @@ def test_version_and_help() -> None:
     assert call("--version").stdout == f"quire {quire.__version__}\n"
     shown = call("--help")
     assert (shown.returncode, shown.stderr) == (0, "")
-    for command in ("chat", "generate", "demo", "bench", "doctor"):
+    for command in ("chat", "generate", "serve", "demo", "bench", "doctor", "config"):
         assert re.search(rf"^ +{command} +\w", shown.stdout, re.MULTILINE)
 
 

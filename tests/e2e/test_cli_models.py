@@ -23,7 +23,8 @@ from typing import Any
 import pytest
 
 from quire import cli
-from quire.cli.engine_options import OTHERWISE_SAID, add_engine_options, engine_config, environment_name
+from quire.cli.engine_options import OTHERWISE_SAID, add_engine_options, engine_config
+from quire.cli.options import environment_name
 from quire.core.config import EngineConfig
 from quire.core.errors import InvalidConfigError
 from support.tiny_checkpoint import write_tiny_qwen3

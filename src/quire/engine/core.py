@@ -13,6 +13,7 @@ from quire.core.clock import Clock
 from quire.core.errors import ExecutionError
 from quire.core.executor import Executor
 from quire.core.request import Request
+from quire.engine.stats import EngineStats
 from quire.engine.step_log import StepLogWriter
 from quire.scheduler.commit import StepOutcome
 from quire.scheduler.scheduler import Scheduler
@@ -29,6 +30,8 @@ class EngineCore:
         self._clock = clock
         self._log = log
         self._depth = scheduler.config.max_steps_under_way
+        self._num_steps = 0  # that brought a result
+        self._busy_s = 0.0
         executor.start()
         if log is not None:
             log.begin(scheduler)
@@ -69,6 +72,13 @@ class EngineCore:
 
         If the executor loses its steps, the requests in them end with an error, and the engine goes on.
         """
+        began_s = self._clock.now()
+        try:
+            return self._step()
+        finally:
+            self._busy_s += self._clock.now() - began_s
+
+    def _step(self) -> StepOutcome | None:
         scheduler, log = self.scheduler, self._log
         while scheduler.num_steps_under_way < self._depth:
             plan = scheduler.schedule()
@@ -90,6 +100,7 @@ class EngineCore:
             return StepOutcome(advanced=lost, finished=lost)
         if log is not None:
             log.computed(result)
+        self._num_steps += 1
         return scheduler.update(result)
 
     def run(self) -> list[Request]:
@@ -98,6 +109,27 @@ class EngineCore:
         while (outcome := self.step()) is not None:
             finished += outcome.finished
         return finished
+
+    def stats(self) -> EngineStats:
+        """Return what the engine has done and is doing. Does not mutate; O(requests).
+
+        To be called by the thread that steps the engine, between steps.
+        """
+        scheduler, ledger = self.scheduler, self.scheduler.memory.ledger()
+        return EngineStats(
+            num_running=len(scheduler.running),
+            num_waiting=scheduler.num_waiting,
+            num_blocks=ledger.num_blocks,
+            num_used_blocks=ledger.used_blocks,
+            num_cached_blocks=ledger.cached_blocks,
+            max_step_tokens=scheduler.config.max_num_batched_tokens,
+            queried_tokens_total=ledger.queried_tokens,
+            hit_tokens_total=ledger.hit_tokens,
+            evictions_total=ledger.evictions,
+            preemptions_total=scheduler.num_preemptions,
+            steps_total=self._num_steps,
+            busy_s_total=self._busy_s,
+        )
 
     def close(self) -> None:
         """Let the executor go."""

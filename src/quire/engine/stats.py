@@ -7,10 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """One moment of an engine. Names in `num_…_total` style only grow while the engine lives; the others come and go.
+    """One moment of an engine. Names in `…_total` style only grow while the engine lives; the others come and go.
 
     `queried_tokens_total` and `hit_tokens_total` are tokens of prompts that were looked up in the prefix cache, and
-    those found there. `busy_s_total` is the time spent in steps.
+    those found there. `busy_s_total` is the time spent in steps; `steps_total` counts those that brought a result.
+
+    Of steps that the executor failed, `failed_steps_total` counts all, `memory_failures_total` those for lack of
+    memory. `culprits_total` are requests that ended because steps failed with them alone in it,
+    `corrupted_requests_total` those whose own numbers went wrong (NaN, for one) while the step went well. Meanwhile
+    `num_suspects` counts the requests that are tried apart from the others, and `max_step_tokens` is what a step may
+    compute: less than the setting once memory has fallen short.
     """
 
     num_running: int = 0
@@ -18,12 +24,17 @@ class EngineStats:
     num_blocks: int = 0
     num_used_blocks: int = 0
     num_cached_blocks: int = 0
+    num_suspects: int = 0
+    max_step_tokens: int = 0
     queried_tokens_total: int = 0
     hit_tokens_total: int = 0
     evictions_total: int = 0
     preemptions_total: int = 0
     steps_total: int = 0
     failed_steps_total: int = 0
+    memory_failures_total: int = 0
+    culprits_total: int = 0
+    corrupted_requests_total: int = 0
     busy_s_total: float = 0.0
 
     @property

@@ -103,7 +103,7 @@ class ServerConfig:
         for name in self.served_model_name:
             require_text("served_model_name", name)
         if not isinstance(self.api_key, tuple):
-            raise InvalidConfigError("api_key", f"a {type(self.api_key).__name__}", "a tuple of keys")
+            raise InvalidConfigError("api_key", f"a value of type {type(self.api_key).__name__}", "a tuple of keys")
         for index, key in enumerate(self.api_key):
             require_key(f"api_key[{index}]", key)
         if len(set(self.api_key)) < len(self.api_key):
@@ -123,7 +123,7 @@ def require_text(field: str, value: object) -> None:
 def require_key(field: str, value: object) -> None:
     """Raise `InvalidConfigError` unless a value can be an API key: what a header can carry. It is never shown."""
     if not isinstance(value, str):
-        raise InvalidConfigError(field, f"a {type(value).__name__}", "a text; a key of digits needs quotes in YAML")
+        raise InvalidConfigError(field, f"a value of type {type(value).__name__}", "a text; a key of digits needs quotes in YAML")
     if not 1 <= len(value) <= MAX_KEY_LENGTH or not all("!" <= character <= "~" for character in value):
         shown = f"a key of {len(value)} characters"
         raise InvalidConfigError(field, shown, f"1 to {MAX_KEY_LENGTH} characters of ASCII without spaces")

@@ -23,6 +23,7 @@ from typing import Any, Final
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.serve.errors import ApiError, api_error_of, method_not_allowed, not_found, unauthorized
@@ -99,7 +100,7 @@ class Frame:
             status = answer.status or CLIENT_CLOSED_REQUEST
             metrics.note_request(_route_path(scope), status)
             if self._is_logged:
-                access_logger.info("%s %s", scope["method"], status, extra={"fields": self._fields(scope, answer)})
+                access_logger.info("call", extra={"fields": self._fields(scope, answer)})
 
     def _make_context(self, headers: dict[bytes, bytes]) -> RequestContext:
         client_request_id = headers.get(b"x-request-id", b"")[:MAX_LOGGED_LENGTH].decode("latin-1")
@@ -207,4 +208,5 @@ def _routing_error(request: Request, error: HTTPException) -> ApiError:
 
 def _route_path(scope: Scope) -> str:
     """Return the path of the route that a call took, which is one of few; a call may name any path."""
-    return getattr(scope.get("route"), "path", NO_ROUTE)
+    route = scope.get("route")
+    return route.path if isinstance(route, Route) else NO_ROUTE

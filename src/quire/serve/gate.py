@@ -107,10 +107,10 @@ class DrainRate:
 class Gate:
     """Lets calls in, or says when to come again. All of it is called in one event loop, all operations are O(1)."""
 
-    def __init__(self, clock: Clock, state: Callable[[], ModelState]) -> None:
+    def __init__(self, clock: Clock, limits: GateLimits, state: Callable[[], ModelState]) -> None:
         self._clock = clock
         self._state = state
-        self._limits: GateLimits | None = None
+        self.limits = limits
         self._is_draining = False
         self._rate = DrainRate()
         self._seen_s = self._warned_s = -math.inf
@@ -141,11 +141,6 @@ class Gate:
         return self._inside.total()
 
     @property
-    def limits(self) -> GateLimits | None:
-        """How much may wait; None until the gate is open."""
-        return self._limits
-
-    @property
     def is_draining(self) -> bool:
         """Whether nobody is let in any more."""
         return self._is_draining
@@ -153,7 +148,7 @@ class Gate:
     @property
     def is_ready(self) -> bool:
         """Whether calls are let in while there is room: what readiness tells."""
-        return self._limits is not None and not self._is_draining and self._state() is ModelState.READY
+        return not self._is_draining and self._state() is ModelState.READY
 
     @property
     def retry_after_s(self) -> float:
@@ -165,20 +160,21 @@ class Gate:
             seconds = self._rate.seconds
         return min(max(seconds, MIN_RETRY_S), MAX_RETRY_S)
 
-    def open(self, limits: GateLimits) -> None:
-        """The engine is there: let calls in. Mutates."""
-        self._limits = limits
-
     def drain(self) -> None:
         """Let nobody in any more; those inside stay. Mutates."""
         self._is_draining = True
 
-    def require_ready(self) -> None:
-        """Raise the answer of a server that cannot serve at the moment, whoever asks. Counts it."""
+    def closed(self) -> ApiError | None:
+        """Return the answer of a server that lets nobody in at the moment; None: it does. Does not mutate."""
         if self._is_draining:
-            raise self._refused(Refusal.DRAINING, draining(DRAINING_RETRY_S))
-        if not self.is_ready:
-            raise self._refused(Refusal.ENGINE, engine_unavailable(ENGINE_RETRY_S))
+            return draining(DRAINING_RETRY_S)
+        return None if self.is_ready else engine_unavailable(ENGINE_RETRY_S)
+
+    def require_ready(self) -> None:
+        """Raise that answer, for a call that need not be looked at then. Counts it."""
+        answer = self.closed()
+        if answer is not None:
+            raise self._refused(Refusal.DRAINING if self._is_draining else Refusal.ENGINE, answer)
 
     def enter(self, tenant: Tenant, num_requests: int, num_tokens: int) -> Visit:
         """Let a call of so many requests and tokens of prompts in; raises `ApiError` where it must come again. Mutates.
@@ -214,10 +210,9 @@ class Gate:
             raise InvariantError("the gate counts other requests of tenants than those inside")
 
     def _is_over(self, num_requests: int, num_tokens: int) -> bool:
-        limits = self._limits
-        return limits is not None and (
-            self._waiting_requests + num_requests > limits.max_queued_requests
-            or self._waiting_tokens + num_tokens > limits.max_queued_tokens
+        return (
+            self._waiting_requests + num_requests > self.limits.max_queued_requests
+            or self._waiting_tokens + num_tokens > self.limits.max_queued_tokens
         )
 
     def _begin(self, visit: Visit) -> None:

@@ -42,6 +42,7 @@ VLLM_NAMES: Final = {
     "quire_inter_token_latency_seconds": "vllm:inter_token_latency_seconds",
     "quire_request_duration_seconds": "vllm:e2e_request_latency_seconds",
     "quire_admission_rejections_total": "vllm:admission_rejections_total",
+    "quire_corrupted_requests_total": "vllm:corrupted_requests_total",
 }
 FINISHED_WELL: Final = frozenset({"stop", "length", "tool_calls"})
 
@@ -54,7 +55,7 @@ class Metrics:
         self._requests: Counter[tuple[str, int]] = Counter()
         self._finished: Counter[str] = Counter()
         self._num_calls = 0
-        self._num_prompt_tokens = self._num_generated_tokens = self._num_cached_tokens = 0
+        self.num_prompt_tokens = self.num_generated_tokens = self.num_cached_tokens = 0
         self._first_token = Histogram(SHORT_S)
         self._gap = Histogram(SHORT_S)
         self._duration = Histogram(LONG_S)
@@ -77,9 +78,9 @@ class Metrics:
 
     def note_tokens(self, num_prompt: int, num_generated: int, num_cached: int) -> None:
         """Tokens of prompts, how many of them came from the cache, and tokens of texts. Mutates."""
-        self._num_prompt_tokens += num_prompt
-        self._num_generated_tokens += num_generated
-        self._num_cached_tokens += num_cached
+        self.num_prompt_tokens += num_prompt
+        self.num_generated_tokens += num_generated
+        self.num_cached_tokens += num_cached
 
     def note_finish(self, reason: str, seconds: float) -> None:
         """A text ended for a reason, so long after its call. Mutates."""
@@ -108,9 +109,9 @@ class Metrics:
             Family("quire_http_requests_total", "counter", "Calls answered, by route and status.", requests),
             gauge("quire_http_requests_active", "Calls that are being answered.", self._num_calls),
             by_label("quire_texts_finished_total", "counter", "Texts that ended, by reason.", "reason", self._finished),
-            counter("quire_prompt_tokens_total", "Tokens of prompts.", self._num_prompt_tokens),
-            counter("quire_cached_prompt_tokens_total", "Tokens of prompts from the cache.", self._num_cached_tokens),
-            counter("quire_generated_tokens_total", "Tokens generated.", self._num_generated_tokens),
+            counter("quire_prompt_tokens_total", "Tokens of prompts.", self.num_prompt_tokens),
+            counter("quire_cached_prompt_tokens_total", "Tokens of prompts from the cache.", self.num_cached_tokens),
+            counter("quire_generated_tokens_total", "Tokens generated.", self.num_generated_tokens),
             Family(
                 "quire_time_to_first_token_seconds",
                 "histogram",
@@ -140,20 +141,15 @@ class Metrics:
 
 def _gate_families(gate: Gate) -> list[Family]:
     refusals = {refusal.value: float(gate.refusals[refusal]) for refusal in Refusal}
-    limits = gate.limits
-    families = [
+    return [
         gauge("quire_queue_requests", "Requests that wait for their first token.", gate.num_waiting_requests),
         gauge("quire_queue_tokens", "Tokens of the prompts that wait.", gate.num_waiting_tokens),
         gauge("quire_requests_admitted", "Requests that were let in and have not ended.", gate.num_requests),
         gauge("quire_ready", "1 where requests are let in.", gate.is_ready),
         by_label("quire_admission_rejections_total", "counter", "Calls not let in, by reason.", "reason", refusals),
+        gauge("quire_queue_requests_max", "Requests that may wait.", gate.limits.max_queued_requests),
+        gauge("quire_queue_tokens_max", "Tokens of prompts that may wait.", gate.limits.max_queued_tokens),
     ]
-    if limits is not None:
-        families += [
-            gauge("quire_queue_requests_max", "Requests that may wait.", limits.max_queued_requests),
-            gauge("quire_queue_tokens_max", "Tokens of prompts that may wait.", limits.max_queued_tokens),
-        ]
-    return families
 
 
 def _engine_families(state: ModelState, stats: EngineStats) -> list[Family]:
@@ -178,6 +174,15 @@ def _engine_families(state: ModelState, stats: EngineStats) -> list[Family]:
         counter("quire_preemptions_total", "Times that a sequence had to yield.", stats.preemptions_total),
         counter("quire_steps_total", "Steps of the engine.", stats.steps_total),
         counter("quire_failed_steps_total", "Steps that failed.", stats.failed_steps_total),
+        counter("quire_memory_failures_total", "Steps that failed for lack of memory.", stats.memory_failures_total),
+        counter("quire_culprits_total", "Requests that ended because steps failed with them.", stats.culprits_total),
+        counter(
+            "quire_corrupted_requests_total",
+            "Requests that ended because their own numbers went wrong.",
+            stats.corrupted_requests_total,
+        ),
+        gauge("quire_suspects", "Requests that are tried apart from others, since a step failed.", stats.num_suspects),
+        gauge("quire_step_tokens_max", "Tokens that a step may compute.", stats.max_step_tokens),
         counter("quire_engine_busy_seconds_total", "Time spent in steps.", stats.busy_s_total),
     ]
 

@@ -10,7 +10,7 @@ from quire.core.clock import Clock
 from quire.serve.config import ServerConfig
 from quire.serve.gate import Gate, gate_limits
 from quire.serve.metrics import Metrics
-from quire.serve.model import ModelState, ServedModel
+from quire.serve.model import ServedModel
 from quire.serve.tenants import Tenants, read_tenants
 
 SECRET_BYTES = 32
@@ -32,16 +32,13 @@ class Services:
 def make_services(model: ServedModel, config: ServerConfig, clock: Clock) -> Services:
     """Return the services of a model; raises `InvalidConfigError` for keys that cannot be read.
 
-    The gate is open if the model is ready. Who loads a model opens it later, with `gate_limits`.
+    The model need not be loaded: the gate opens when it is ready.
     """
-    gate = Gate(clock, lambda: model.state)
-    if model.state is ModelState.READY:
-        gate.open(gate_limits(config, model))
     return Services(
         model=model,
         model_names=config.served_model_name or (model_name(model.config.model),),
         config=config,
-        gate=gate,
+        gate=Gate(clock, gate_limits(config, model), lambda: model.state),
         tenants=read_tenants(config, secrets.token_bytes(SECRET_BYTES)),
         metrics=Metrics(config.metrics_compat),
         clock=clock,

@@ -1,0 +1,70 @@
+"""`quire config show`: what a server would be started with, and where each value comes from."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any
+
+from quire.cli.options import Setting
+from quire.cli.server_options import ServeSettings, add_serve_options, serve_settings
+from quire.core.byte_sizes import format_bytes
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command `config`. Mutates `subparsers`."""
+    text = "say what quire would be started with, and why"
+    parser = subparsers.add_parser("config", help=text, description="Look at settings.")
+    parser.set_defaults(run=lambda _: _show_help(parser))
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    show = commands.add_parser(
+        "show",
+        help="each setting with its value and origin",
+        description="Print each setting with its value and origin: flag, environment, file or default. "
+        "With the options of quire serve it shows what that would run with.",
+    )
+    show.add_argument("--json", action="store_true", help="print one JSON object")
+    add_serve_options(show)
+    show.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the settings. Returns the exit status."""
+    resolved = serve_settings(arguments, os.environ)
+    if arguments.json:
+        print(json.dumps({name: _plain(resolved, setting) for name, setting in resolved.settings.items()}, indent=2))
+        return 0
+    rows = [("setting", "value", "origin")]
+    rows += [(name, _text(resolved, setting), setting.origin) for name, setting in resolved.settings.items()]
+    widths = [max(len(row[column]) for row in rows) for column in range(2)]
+    for name, value, origin in rows:
+        print(f"{name:<{widths[0]}}  {value:<{widths[1]}}  {origin}")
+    return 0
+
+
+def _show_help(parser: argparse.ArgumentParser) -> int:
+    parser.print_help()
+    return 2
+
+
+def _value(resolved: ServeSettings, setting: Setting) -> Any:
+    """Return a value as the config has taken it; secrets masked."""
+    name = setting.option.name
+    holder = resolved.server if name in resolved.server.__dataclass_fields__ else resolved.engine
+    return setting.option.show(getattr(holder, name))
+
+
+def _plain(resolved: ServeSettings, setting: Setting) -> dict[str, Any]:
+    return {"value": _value(resolved, setting), "origin": setting.origin}
+
+
+def _text(resolved: ServeSettings, setting: Setting) -> str:
+    value = _value(resolved, setting)
+    if value is None or value == []:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(value)
+    return format_bytes(value) if setting.option.is_size else str(value)

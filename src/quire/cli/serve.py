@@ -1,0 +1,43 @@
+"""`quire serve`: the OpenAI-compatible server.
+
+What stdout gets: the start-up table, the address as soon as the server listens, and a line when the model is loaded.
+Logs go to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from quire.cli.server_options import add_serve_options, serve_settings
+
+INTERRUPTED = 130
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command `serve`. Mutates `subparsers`."""
+    parser = subparsers.add_parser(
+        "serve",
+        help="serve a model over HTTP, as OpenAI does",
+        description="Serve a model over HTTP, for clients of OpenAI. SIGTERM and Ctrl-C let calls under way end; a "
+        "second one does not.",
+    )
+    add_serve_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until a signal comes. Returns the exit status."""
+    resolved = serve_settings(arguments, os.environ)
+    from quire.engine.supervised import SupervisedLLM
+    from quire.serve.logs import configure_logs
+    from quire.serve.server import run_server
+
+    configure_logs(resolved.server.log_format, sys.stderr)
+    ended_in_order = run_server(SupervisedLLM(resolved.engine), resolved.server, _announce)
+    return 0 if ended_in_order else INTERRUPTED
+
+
+def _announce(text: str) -> None:
+    print(text, flush=True)

@@ -1,0 +1,41 @@
+"""The settings of an engine and of its server as options of a command, resolved together."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from quire.cli.engine_options import add_engine_options, known_settings
+from quire.cli.options import DEFAULT, Setting, add_options, make_config, options_of, resolve
+from quire.core.config import EngineConfig
+from quire.serve.config import ServerConfig
+
+FAIR = "fair_share"
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """Both configs, and where each of their settings comes from."""
+
+    engine: EngineConfig
+    server: ServerConfig
+    settings: Mapping[str, Setting]
+
+
+def add_serve_options(parser: argparse.ArgumentParser) -> None:
+    """Give a command everything that can be said about a server and its engine. Mutates the parser."""
+    group = parser.add_argument_group("server", "each has a name in the environment too, which the flag goes before")
+    add_options(group, options_of(ServerConfig).values())
+    add_engine_options(parser, otherwise_said=("model",))
+
+
+def serve_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> ServeSettings:
+    """Return the settings that flags, environment, file and defaults make together. Does not mutate."""
+    known = known_settings()
+    settings = resolve({**options_of(EngineConfig), **options_of(ServerConfig)}, arguments, environ, known)
+    server = make_config(ServerConfig, settings)
+    policy = settings["policy"]
+    if policy.origin == DEFAULT and server.may_have_several_tenants:
+        settings["policy"] = replace(policy, value=FAIR, origin=f"{DEFAULT} where there are several keys")
+    return ServeSettings(make_config(EngineConfig, settings), server, settings)

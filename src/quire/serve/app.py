@@ -1,0 +1,32 @@
+"""The application: all routes, and the frame around them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from quire.core.errors import ExecutionError, InvalidRequestError
+from quire.serve.endpoints import ROUTES
+from quire.serve.errors import ApiError
+from quire.serve.frame import Frame, answer_error
+from quire.serve.health import HEALTH_ROUTES
+from quire.serve.services import Services
+
+EXPECTED = (ApiError, HTTPException, ClientDisconnect, InvalidRequestError, ExecutionError)
+"""What endpoints raise on purpose. Anything else is answered too, and told to the log as a mistake of ours."""
+
+
+def make_app(services: Services, routes: Sequence[BaseRoute] = ROUTES) -> ASGIApp:
+    """Return the application of a server; `routes` stand beside those that tell how it is."""
+    app = Starlette(
+        routes=[*HEALTH_ROUTES, *routes],
+        exception_handlers=dict.fromkeys((*EXPECTED, Exception), answer_error),
+    )
+    app.router.redirect_slashes = False  # a redirect would be put together from the header Host
+    app.state.services = services
+    return Frame(app, services)

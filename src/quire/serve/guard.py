@@ -1,0 +1,281 @@
+"""The guard: what a connection may cost before anybody is asked.
+
+    connection ──► head: at most so many bytes (431), within so many seconds (408)
+               ──► body: `read_body` bounds it
+               ──► answer: a client that takes nothing of it for a while is cut off
+    so many connections at once, no more (503)
+
+uvicorn parses and writes; this is its protocol with limits, because uvicorn has none for the head and none for readers.
+Bytes are counted as they come, since a header that never ends is kept by the parser and shown to nobody; the same goes
+for what stands behind the last chunk of a body. An answer that comes before the body has come in whole is not followed
+by a close, which would let the system throw the answer away with the unread bytes: the rest is read and dropped for a
+moment.
+"""
+
+from __future__ import annotations
+
+import secrets
+from asyncio import AbstractEventLoop, TimerHandle, Transport
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from quire.serve.config import ServerConfig
+from quire.serve.errors import ApiError, head_too_large, request_timeout
+
+LINGER_S: Final = 2.0
+"""How long the rest of a body is dropped after an answer that did not wait for it."""
+
+TOO_MANY_CONNECTIONS: Final = ApiError(
+    503,
+    "the server has as many connections as it may have; try again later",
+    type="service_unavailable_error",
+    code="too_many_connections",
+    headers={"retry-after": "1"},
+)
+NO_HTTP: Final = ApiError(400, "this is no valid HTTP request", code="invalid_http_request")
+
+
+@dataclass(frozen=True, slots=True)
+class GuardLimits:
+    """What a connection may cost; `note_refused` is told the status of every answer that the guard gives itself."""
+
+    max_connections: int
+    max_head_bytes: int
+    header_timeout_s: float
+    write_timeout_s: float
+    note_refused: Callable[[int], None]
+
+    @classmethod
+    def of(cls, config: ServerConfig, note_refused: Callable[[int], None]) -> GuardLimits:
+        """Return the limits that the settings of a server name."""
+        return cls(
+            config.max_connections,
+            config.head_bytes,
+            config.header_timeout_s,
+            config.write_timeout_s,
+            note_refused,
+        )
+
+
+def guarded(guard_limits: GuardLimits) -> type[GuardedProtocol]:
+    """Return the protocol class for these limits, as uvicorn wants to be told."""
+
+    class Guarded(GuardedProtocol):
+        limits = guard_limits
+
+    return Guarded
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    limits: ClassVar[GuardLimits]
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._is_head_open = False  # a head has begun and has not ended
+        self._is_body_open = False
+        self._has_had_head = False
+        self._is_refused = False
+        self._num_head_bytes = 0  # of the path and headers that the parser has shown
+        self._num_hidden_bytes = 0  # that have come since it last showed something
+        self._num_unread_bytes = 0  # that waited for the client when it was last looked at
+        self._refusal = NO_HTTP
+        self._head_timer: TimerHandle | None = None
+        self._read_timer: TimerHandle | None = None
+        self._close_timer: TimerHandle | None = None
+
+    # ---- the connection ---------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        """A client has connected. Mutates."""
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.max_connections:
+            self._write_refusal(TOO_MANY_CONNECTIONS)
+            self._close()
+        else:
+            self._watch_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is over. Mutates."""
+        for timer in (self._head_timer, self._read_timer, self._close_timer):
+            if timer is not None:
+                timer.cancel()
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes have come. Mutates."""
+        if self._is_refused:
+            return  # whatever still comes is dropped until the connection is closed
+        self._num_hidden_bytes += len(data)
+        super().data_received(data)
+        if self._is_refused or self.transport.is_closing():
+            return
+        is_open = self._is_head_open or self._is_body_open
+        if is_open and self._num_hidden_bytes > self.limits.max_head_bytes:
+            self._refuse(head_too_large(self.limits.max_head_bytes))
+        elif self._is_head_open or (self._is_idle and not self._is_body_open):
+            self._watch_head()
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no answer is under way."""
+        return self.cycle is None or self.cycle.response_complete
+
+    # ---- what the parser shows --------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """A head begins. Mutates."""
+        super().on_message_begin()
+        self._is_head_open = True
+        self._num_head_bytes = 0
+        if self._has_had_head:  # else everything since the connection was made is of this head
+            self._num_hidden_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        """A piece of the path has come. Mutates."""
+        super().on_url(url)
+        self._count_head(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header has come in whole. Mutates."""
+        super().on_header(name, value)
+        self._count_head(len(name) + len(value) + len(": \r\n"))
+
+    def on_headers_complete(self) -> None:
+        """The head has come in whole: the call begins. Mutates."""
+        self._is_head_open, self._is_body_open, self._has_had_head = False, True, True
+        self._num_hidden_bytes = 0
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body has come. Mutates."""
+        self._num_hidden_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The body has come in whole. Mutates."""
+        self._is_body_open = False
+        super().on_message_complete()
+        if self.cycle.response_complete and not self.transport.is_closing():
+            self._stop_closing()  # the client has sent the rest of what was answered already: it may go on
+            self._unset_keepalive_if_required()
+            handle = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+            self.timeout_keep_alive_task = handle
+
+    def send_400_response(self, msg: str) -> None:
+        """The parser has given up, by itself or because a head is too large. Mutates."""
+        self._refuse(self._refusal)
+
+    # ---- the end of an answer ---------------------------------------------------------------------------------------
+
+    def on_response_complete(self) -> None:
+        """An answer was written. Mutates."""
+        is_body_left = self._is_body_open and not self.pipeline
+        super().on_response_complete()
+        if self.transport.is_closing():
+            self._close()
+        elif is_body_left:
+            self._stop_closing()
+            self._close_timer = self.loop.call_later(LINGER_S, self._close)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Nothing was asked for a while. Mutates."""
+        self._close()
+
+    # ---- slow clients -----------------------------------------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        """More waits for the client than it takes. Mutates."""
+        super().pause_writing()
+        self._num_unread_bytes = self.transport.get_write_buffer_size()
+        self._read_timer = self.loop.call_later(self.limits.write_timeout_s, self._look_at_reader)
+
+    def resume_writing(self) -> None:
+        """The client has taken most of it. Mutates."""
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
+        super().resume_writing()
+
+    def _look_at_reader(self) -> None:
+        """Cut off a client that has taken nothing since it was last looked at. Mutates."""
+        unread = self.transport.get_write_buffer_size()
+        if unread >= self._num_unread_bytes:
+            self.transport.abort()
+        else:
+            self._num_unread_bytes = unread
+            self._read_timer = self.loop.call_later(self.limits.write_timeout_s, self._look_at_reader)
+
+    def _watch_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(self.limits.header_timeout_s, self._give_up_on_head)
+
+    def _give_up_on_head(self) -> None:
+        self._head_timer = None
+        if not self._is_idle:
+            self._watch_head()  # the answer before it takes its time, and the client may too
+        elif self._is_head_open and not self._is_refused:
+            self._refuse(request_timeout("head", self.limits.header_timeout_s))
+        else:
+            self._close()
+
+    # ---- refusing ---------------------------------------------------------------------------------------------------
+
+    def _count_head(self, num_bytes: int) -> None:
+        self._num_head_bytes += num_bytes
+        if self._num_head_bytes > self.limits.max_head_bytes:
+            self._refusal = head_too_large(self.limits.max_head_bytes)
+            raise self._refusal  # the parser stops, and calls send_400_response
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer what is no call, and close. Where an answer is under way already, it ends here. Mutates."""
+        self._is_refused = True
+        if self._is_idle or not self.cycle.response_started:
+            if self.cycle is not None:  # whoever works on the call learns that the client is lost, and writes nothing
+                self.cycle.disconnected = True
+                self.cycle.message_event.set()
+            self._write_refusal(error)
+            self._stop_closing()
+            self._close_timer = self.loop.call_later(LINGER_S, self._close)
+        else:
+            self._close()
+
+    def _write_refusal(self, error: ApiError) -> None:
+        self.limits.note_refused(error.status)
+        body = error.body()
+        headers = {
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "connection": "close",
+            "x-request-id": f"req-{secrets.token_hex(16)}",
+            **error.headers,
+        }
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self.transport.write(STATUS_LINE[error.status] + lines.encode("latin-1") + b"\r\n" + body)
+
+    def _close(self) -> None:
+        """Close when all is written; what a client does not take in time is dropped. Mutates."""
+        self._stop_closing()
+        self.transport.close()
+        self._close_timer = self.loop.call_later(self.limits.write_timeout_s, self.transport.abort)
+
+    def _stop_closing(self) -> None:
+        if self._close_timer is not None:
+            self._close_timer.cancel()
+            self._close_timer = None

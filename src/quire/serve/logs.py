@@ -1,0 +1,74 @@
+"""Logs: what happens and who calls, as lines of text or of JSON, never with a prompt or a text in them.
+
+    2026-01-31T12:00:00.000Z INFO quire.serve.access call request_id=req-1f… method=POST path=/v1/models status=200 ms=0.4
+    {"time": "2026-01-31T12:00:00.000Z", "level": "INFO", "logger": "quire.serve.access", "message": "call", …}
+
+Fields come as `extra={"fields": …}`. What a client has chosen (a path, an id) is put in quotes where it could be taken
+for more than one field or line.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from datetime import UTC, datetime
+from typing import Any, Final, TextIO
+
+PLAIN: Final = re.compile(r"[!-<>-~]+")
+"""Visible ASCII but the equals sign and quotes."""
+
+
+class TextFormatter(logging.Formatter):
+    """A line a person can read, and grep."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        parts = [_time(record), record.levelname, record.name, record.getMessage()]
+        parts += [f"{name}={_shown(value)}" for name, value in _fields(record).items()]
+        line = " ".join(parts)
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class JsonFormatter(logging.Formatter):
+    """An object on a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        value: dict[str, Any] = {
+            "time": _time(record),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_fields(record),
+        }
+        if record.exc_info:
+            value["exception"] = self.formatException(record.exc_info)
+        return json.dumps(value)
+
+
+def configure_logs(log_format: str, stream: TextIO) -> None:
+    """Have all of quire logged to a stream, and uvicorn be silent: what it would say is said here. Mutates loggers."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    root = logging.getLogger("quire")
+    root.handlers = [handler]
+    root.propagate = False
+    root.setLevel(logging.INFO)
+    logging.getLogger("quire.engine").setLevel(logging.WARNING)  # its start is shown as a table
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    fields = record.__dict__.get("fields")
+    return fields if isinstance(fields, dict) else {}
+
+
+def _time(record: logging.LogRecord) -> str:
+    moment = datetime.fromtimestamp(record.created, UTC)
+    return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03d}Z"
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return text if PLAIN.fullmatch(text) and '"' not in text else json.dumps(text)

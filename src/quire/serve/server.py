@@ -1,0 +1,249 @@
+"""The server from its first line to its last call.
+
+    settings checked ──► keys read ──► port taken ──► listening ──► model loads ──► ready ──► drains ──► closed
+         exit status 2 if one of these fails              /livez 200, /readyz 503        │ SIGTERM, SIGINT
+                                                                                         └─ a second one: at once
+
+It listens while the model loads, so that whoever watches it can tell a start from a crash. When it is to end, it goes on
+listening too: new calls are told to come again, those under way have `drain_timeout_s`, and what is left then ends
+with an error that says so. uvicorn does connections; signals are ours, because its own end all listening at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import math
+import resource
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from typing import Final, Protocol
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from quire.core.clock import SystemClock
+from quire.core.errors import InvalidConfigError
+from quire.serve.app import make_app
+from quire.serve.config import ServerConfig
+from quire.serve.frame import NO_ROUTE
+from quire.serve.guard import GuardLimits, guarded
+from quire.serve.model import ServedModel
+from quire.serve.services import Services, make_services
+from quire.serve.stats_line import StatsLine
+
+Announce = Callable[[str], None]
+
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+BACKLOG: Final = 1024
+LOOK_EVERY_S: Final = 0.02
+LAST_WORDS_S: Final = 5
+"""How long connections have to take what was written to them, once all calls have ended."""
+
+OTHER_FILES: Final = 256
+"""Files that may be open beside connections."""
+
+STATS_EVERY_S: Final = 10.0
+
+logger = logging.getLogger("quire.serve")
+
+
+def run_server(model: SupervisedModel, config: ServerConfig, announce: Announce) -> bool:
+    """Serve a model until a signal ends it; return whether it ended in order.
+
+    `announce` is told the start-up table, where the server listens, and when it is ready. Raises `InvalidConfigError`
+    for settings that cannot be, before anything is loaded, and whatever `wait_ready` raises.
+    """
+    services = make_services(model, config, SystemClock())
+    with closing(listen(config.host, config.port)) as listener:
+        _allow_connections(config.max_connections)
+        server = Server(services, model, make_app(services), announce)
+        asyncio.run(server.run(listener))
+    return not server.was_forced
+
+
+class SupervisedModel(ServedModel, Protocol):
+    """A model whose settings were checked, and that is not loaded yet."""
+
+    def start(self) -> None:
+        """Begin to load it; returns at once."""
+        ...
+
+    async def wait_ready(self) -> None:
+        """Wait until it takes requests; raises where it never will."""
+        ...
+
+
+class Server:
+    """A model behind a socket."""
+
+    def __init__(self, services: Services, model: SupervisedModel, app: ASGIApp, announce: Announce) -> None:
+        self._services = services
+        self._model = model
+        self._announce = announce
+        self._failure: Exception | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        self._http = _HttpServer(_uvicorn_config(services, app))
+        self.was_forced = False
+
+    async def run(self, listener: socket.socket) -> None:
+        """Listen, load, and serve until `stop`. Raises what `wait_ready` of the model raises."""
+        self._announce(str(self._model.report))
+        self._announce(f"listening on {address_of(listener)}")
+        config = self._services.config
+        if not self._services.tenants.has_keys and not _is_loopback(listener):
+            logger.warning("anybody who reaches %s can use this server: --api-key lets in whom you want", config.host)
+        tasks = [asyncio.create_task(self._load()), asyncio.create_task(self._tell())]
+        with self._signals():
+            try:
+                await self._http.serve(sockets=[listener])
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, *filter(None, [self._stopping]), return_exceptions=True)
+                await self._model.close()
+        if self._failure is not None:
+            raise self._failure
+
+    def stop(self) -> None:
+        """The first time: let nobody in and end when those inside have. The second time: end now. Mutates."""
+        if self._stopping is None:
+            self._stopping = asyncio.create_task(self._drain())
+            return
+        self.was_forced = True
+        self._stopping.cancel()
+        self._http.end_now()
+
+    async def _load(self) -> None:
+        clock = self._services.clock
+        began_s = clock.now()
+        self._model.start()
+        try:
+            await self._model.wait_ready()
+        except Exception as error:
+            self._failure = error
+            self._http.should_exit = True
+        else:
+            self._announce(f"ready after {clock.now() - began_s:.2f} s")
+
+    async def _tell(self) -> None:
+        """Write now and then how much there is to do."""
+        line = StatsLine(self._services)
+        while True:
+            await asyncio.sleep(STATS_EVERY_S)
+            fields = line.take()
+            if fields is not None:
+                logger.info("lately", extra={"fields": fields})
+
+    async def _drain(self) -> None:
+        """Wait for those inside, but not for ever."""
+        gate, seconds = self._services.gate, self._services.config.drain_timeout_s
+        gate.drain()
+        logger.info("stopping: %d calls under way have %g s to end", gate.num_visits, seconds)
+        try:
+            async with asyncio.timeout(seconds):
+                while gate.num_visits:
+                    await asyncio.sleep(LOOK_EVERY_S)
+        except TimeoutError:
+            logger.warning("stopping: %d calls have not ended in time and are ended now", gate.num_visits)
+            await self._model.close()
+        self._http.should_exit = True
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Have signals stop the server, in the one thread that gets them."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self.stop)
+        try:
+            yield
+        finally:
+            for number in SIGNALS:
+                loop.remove_signal_handler(number)
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without its own ideas of signals."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+    def end_now(self) -> None:
+        """End without waiting for anybody. Mutates."""
+        self.force_exit = self.should_exit = True
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+
+def _uvicorn_config(services: Services, app: ASGIApp) -> uvicorn.Config:
+    config, metrics = services.config, services.metrics
+    limits = GuardLimits.of(config, lambda status: metrics.note_request(NO_ROUTE, status))
+    return uvicorn.Config(
+        app,  # type: ignore[arg-type]
+        interface="asgi3",
+        loop="asyncio",
+        http=guarded(limits),
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,  # the address of a client decides nothing here
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=math.ceil(config.keep_alive_timeout_s),
+        timeout_graceful_shutdown=LAST_WORDS_S,
+    )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens; raises `InvalidConfigError` where that is not possible."""
+    try:
+        (family, kind, protocol, _, address), *_ = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except OSError:
+        raise InvalidConfigError("host", host, "an address of this machine, or its name") from None
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise InvalidConfigError("port", port, "one that nobody else listens on; 0: a free one") from None
+        if error.errno == errno.EACCES:
+            raise InvalidConfigError("port", port, "one that this user may listen on, such as 8000") from None
+        raise InvalidConfigError("host", host, f"an address of this machine ({error.strerror})") from None
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """Return the URL of a socket that listens."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _is_loopback(listener: socket.socket) -> bool:
+    host = str(listener.getsockname()[0])
+    return host == "::1" or host.startswith("127.")
+
+
+def _allow_connections(num_connections: int) -> None:
+    """Let the process have as many sockets open as it may need, as far as the system lets it. Mutates the process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = num_connections + OTHER_FILES
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

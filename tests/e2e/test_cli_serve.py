@@ -1,0 +1,185 @@
+"""`quire serve` from outside: what it prints, how it starts, and how it ends."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+QUIRE = [sys.executable, "-m", "quire"]
+QUICK = ("guide", "--port", "0", "--kv-memory", "8MiB", "--num-threads", "1")
+SECRET_WORDS = "the secret of the prompt"
+
+
+def environment(**variables: str) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")} | variables
+
+
+class Served:
+    """A server in a process of its own."""
+
+    def __init__(self, process: subprocess.Popen[str], lines: list[str], errors: Path) -> None:
+        self.process = process
+        self.lines = lines
+        self._errors = errors
+        match = re.search(r"^listening on http://127\.0\.0\.1:(\d+)$", "".join(lines), re.MULTILINE)
+        assert match
+        self.port = int(match[1])
+
+    @property
+    def errors(self) -> str:
+        return self._errors.read_text()
+
+    @contextmanager
+    def call(self, method: str, path: str, value: Any = None) -> Iterator[http.client.HTTPResponse]:
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+            body = None if value is None else json.dumps(value)
+            connection.request(method, path, body, {"Content-Type": "application/json"})
+            yield connection.getresponse()
+
+    def status(self, path: str) -> int:
+        with self.call("GET", path) as response:
+            response.read()
+            return response.status
+
+    def wait_ready(self) -> None:
+        end = time.monotonic() + 60
+        while self.status("/readyz") != 200:
+            assert time.monotonic() < end, self.errors
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with serving(tmp_path) as server:
+        yield server
+
+
+@contextmanager
+def serving(folder: Path, *arguments: str) -> Iterator[Served]:
+    errors = folder / "stderr"
+    with (
+        errors.open("w") as stderr,
+        subprocess.Popen(
+            [*QUIRE, "serve", *QUICK, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env=environment(PYTHONUTF8="1"),
+        ) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            yield Served(process, list(until_listening(process.stdout)), errors)
+        finally:
+            process.kill()
+
+
+def until_listening(stdout: IO[str]) -> Iterator[str]:
+    for line in stdout:
+        yield line
+        if line.startswith("listening"):
+            return
+
+
+def test_it_prints_the_table_where_it_listens_and_when_it_is_ready(served: Served) -> None:
+    assert served.lines[0].startswith("model ")
+    assert any("KV blocks" in line for line in served.lines)
+    assert served.lines[-1].startswith("listening on http://127.0.0.1:")
+    assert served.status("/livez") == 200
+    assert served.process.stdout is not None
+    assert re.fullmatch(r"ready after \d+\.\d\d s\n", served.process.stdout.readline())
+    assert served.status("/readyz") == 200
+
+
+def test_a_prompt_is_answered_and_not_written_into_the_log(tmp_path: Path) -> None:
+    with serving(tmp_path, "--log-format", "json") as server:
+        server.wait_ready()
+        request = {"model": "guide", "prompt": SECRET_WORDS, "max_tokens": 5, "temperature": 0, "ignore_eos": True}
+        with server.call("POST", "/v1/completions", request) as response:
+            answer = json.loads(response.read())
+        assert answer["usage"]["completion_tokens"] == 5
+        server.process.terminate()
+        assert server.process.wait(60) == 0
+        records = [json.loads(line) for line in server.errors.splitlines()]
+    (call,) = [record for record in records if record.get("path") == "/v1/completions"]
+    assert (call["status"], call["output_tokens"], call["finish"]) == (200, 5, "length")
+    assert call["prompt_tokens"] == answer["usage"]["prompt_tokens"]
+    assert SECRET_WORDS not in server.errors
+
+
+def test_a_stream_under_way_ends_before_the_server_does(served: Served) -> None:
+    served.wait_ready()
+    request = {"prompt": "A block", "max_tokens": 300, "temperature": 0, "ignore_eos": True, "stream": True}
+    with served.call("POST", "/v1/completions", request) as response:
+        assert response.readline().startswith(b"data: ")
+        served.process.terminate()
+        seen = []
+        end = time.monotonic() + 30
+        while 503 not in seen and served.process.poll() is None and time.monotonic() < end:
+            try:
+                seen.append(served.status("/readyz"))
+            except OSError:
+                break
+        events = [line for line in response.read().splitlines() if line]
+    assert events[-1] == b"data: [DONE]"
+    assert b'"finish_reason":"length"' in events[-2]
+    assert set(seen) <= {200, 503}
+    assert served.process.wait(30) == 0
+
+
+def test_a_second_signal_ends_it_at_once(served: Served) -> None:
+    served.wait_ready()
+    request = {"prompt": "A block", "max_tokens": 3000, "ignore_eos": True, "stream": True}
+    with served.call("POST", "/v1/completions", request) as response:
+        assert response.readline().startswith(b"data: ")
+        served.process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        began = time.monotonic()
+        served.process.send_signal(signal.SIGINT)
+        assert served.process.wait(30) in (0, 130)
+        assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--port", "70000"), "port is 70000"),
+        (("--kv-memory", "lots"), "kv_memory is 'lots'"),
+        (("--api-keys-file", "none.yaml"), "api_keys_file is 'none.yaml'"),
+        (("--host", "no.such.host.invalid"), "host is 'no.such.host.invalid'"),
+        (("--max-model-len", "100000"), "max_model_len is 100000"),
+    ],
+)
+def test_a_wrong_setting_is_one_line_and_status_2(arguments: tuple[str, ...], message: str) -> None:
+    done = start_in_vain("serve", *QUICK, *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+def test_a_port_that_is_taken_is_one_line_and_status_2() -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as other:
+        port = other.getsockname()[1]
+        done = start_in_vain("serve", *QUICK, "--port", str(port))
+    assert done.returncode == 2
+    assert done.stderr == f"quire: error: port is {port}; allowed: one that nobody else listens on; 0: a free one\n"
+    assert done.stdout == ""
+
+
+def start_in_vain(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*QUIRE, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60, check=False)

@@ -1,0 +1,247 @@
+"""The gate: what may wait, who may have how much, and when to come again."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.core.clock import ManualClock
+from quire.core.request import CacheScope
+from quire.serve.config import ServerConfig
+from quire.serve.errors import ApiError
+from quire.serve.gate import MAX_RETRY_S, MIN_RETRY_S, Gate, GateLimits, Refusal, Visit, gate_limits
+from quire.serve.model import ModelState
+from quire.serve.tenants import ANYBODY, Tenant
+from support.bare_server import FakeModel
+
+
+class Gated:
+    """A gate with the state and the time that a test says."""
+
+    def __init__(self, max_requests: int = 8, max_tokens: int = 1000) -> None:
+        self.clock = ManualClock()
+        self.state = ModelState.READY
+        self.gate = Gate(self.clock, GateLimits(max_requests, max_tokens), lambda: self.state)
+
+    def enter(self, num_requests: int = 1, num_tokens: int = 10, tenant: Tenant = ANYBODY) -> Visit:
+        return self.gate.enter(tenant, num_requests, num_tokens)
+
+    def refusal(self, *arguments: Any, **options: Any) -> ApiError:
+        with pytest.raises(ApiError) as caught:
+            self.enter(*arguments, **options)
+        self.gate.check()
+        return caught.value
+
+
+def tenant(name: str, max_requests: int | None = None) -> Tenant:
+    return Tenant(name, CacheScope(name), max_requests)
+
+
+def retry_s(error: ApiError) -> float:
+    seconds = int(error.headers["retry-after-ms"]) / 1000
+    assert int(error.headers["retry-after"]) >= seconds > int(error.headers["retry-after"]) - 1
+    return seconds
+
+
+def test_the_queue_is_bounded_in_requests() -> None:
+    gated = Gated(max_requests=3)
+    visits = [gated.enter() for _ in range(3)]
+    error = gated.refusal()
+    assert (error.status, error.detail.code) == (503, "server_is_overloaded")
+    visits[0].begin()
+    visits.append(gated.enter())
+    gated.refusal()
+    assert gated.gate.refusals[Refusal.QUEUE_FULL] == 2
+    assert (gated.gate.num_waiting_requests, gated.gate.num_visits) == (3, 4)
+
+
+def test_the_queue_is_bounded_in_tokens() -> None:
+    gated = Gated(max_tokens=100)
+    with gated.enter(1, 60):
+        gated.refusal(1, 41)
+        with gated.enter(1, 40):
+            gated.refusal(1, 1)
+    assert gated.gate.num_waiting_tokens == 0
+
+
+def test_whoever_finds_nobody_waiting_comes_in() -> None:
+    gated = Gated(max_requests=2, max_tokens=10)
+    with gated.enter(100, 10_000) as large:
+        gated.refusal(1, 1)
+        large.begin()
+        with gated.enter(50, 1):
+            gated.refusal(1, 1)
+
+
+def test_a_call_begins_once_and_leaves_once() -> None:
+    gated = Gated()
+    with gated.enter(3, 30) as visit:
+        assert (gated.gate.num_waiting_requests, gated.gate.num_waiting_tokens) == (3, 30)
+        visit.begin()
+        visit.begin()
+        assert (gated.gate.num_waiting_requests, gated.gate.num_requests) == (0, 3)
+        gated.gate.check()
+        visit.__exit__(None, None, None)
+    visit.begin()
+    assert (gated.gate.num_waiting_requests, gated.gate.num_requests, gated.gate.num_visits) == (0, 0, 0)
+    gated.gate.check()
+
+
+def test_a_key_has_its_share_and_no_more() -> None:
+    gated = Gated()
+    alice, bob = tenant("alice", 2), tenant("bob")
+    with gated.enter(tenant=alice) as first:
+        first.begin()
+        with gated.enter(tenant=alice), gated.enter(5, tenant=bob):
+            error = gated.refusal(tenant=alice)
+            assert (error.status, error.detail.code) == (429, "slow_down")
+            assert retry_s(error) >= MIN_RETRY_S
+    with gated.enter(6, tenant=alice):  # alone, a call may be larger than the share: it could never come in otherwise
+        assert gated.refusal(tenant=alice).status == 429
+    assert gated.gate.refusals[Refusal.KEY_LIMIT] == 2
+
+
+def test_nobody_comes_in_while_the_server_drains_or_the_engine_is_not_there() -> None:
+    gated = Gated()
+    visit = gated.enter()
+    for state in ModelState:
+        gated.state = state
+        assert gated.gate.is_ready == (state is ModelState.READY)
+        if state is not ModelState.READY:
+            assert gated.refusal().detail.code == "engine_unavailable"
+    gated.state = ModelState.READY
+    gated.gate.drain()
+    error = gated.refusal()
+    assert (error.status, error.detail.code, gated.gate.is_ready) == (503, "server_is_draining", False)
+    assert gated.gate.num_visits == 1
+    visit.__exit__(None, None, None)
+    assert gated.gate.refusals == {Refusal.ENGINE: 4, Refusal.DRAINING: 1}
+
+
+# ---- when to come again ---------------------------------------------------------------------------------------------
+
+
+def drained(gated: Gated, per_second: float, seconds: float) -> None:
+    """Let requests begin at a steady rate, with always one more waiting."""
+    for _ in range(round(per_second * seconds)):
+        with gated.enter() as visit:
+            gated.clock.advance(1 / per_second)
+            visit.begin()
+
+
+@pytest.mark.parametrize("per_second", [0.5, 2.0, 20.0])
+def test_half_of_the_queue_will_have_begun(per_second: float) -> None:
+    gated = Gated(max_requests=40)
+    drained(gated, per_second, 60)
+    for _ in range(40):
+        gated.enter(1, 1)
+    expected = min(max(20 / per_second, MIN_RETRY_S), MAX_RETRY_S)
+    assert retry_s(gated.refusal()) == pytest.approx(expected, rel=0.06)
+
+
+def test_an_idle_hour_says_nothing_of_the_rate() -> None:
+    gated = Gated(max_requests=40)
+    drained(gated, 10, 60)
+    gated.clock.advance(3600)
+    for _ in range(40):
+        gated.enter(1, 1)
+    assert retry_s(gated.refusal()) == pytest.approx(2, rel=0.05)
+
+
+def test_an_engine_that_stands_still_lets_clients_wait_longer_and_longer() -> None:
+    gated = Gated(max_requests=1)
+    gated.enter()
+    told = []
+    for _ in range(60):
+        told.append(retry_s(gated.refusal()))
+        gated.clock.advance(1)
+    assert told[0] == MIN_RETRY_S
+    assert told == sorted(told)
+    assert told[-1] > 10
+    fast = Gated(max_requests=10)
+    drained(fast, 10, 60)
+    for _ in range(10):
+        fast.enter()
+    fast.clock.advance(300)
+    assert retry_s(fast.refusal()) == MAX_RETRY_S
+
+
+def test_a_full_queue_is_told_to_the_log_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
+    gated = Gated(max_requests=1)
+    gated.enter()
+    with caplog.at_level(logging.WARNING, "quire.serve"):
+        for _ in range(5):
+            gated.refusal()
+        gated.clock.advance(20)
+        gated.refusal()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the queue is full: 1 requests with 10 tokens wait, 1 refused",
+        "the queue is full: 1 requests with 10 tokens wait, 5 refused",
+    ]
+
+
+# ---- the limits -----------------------------------------------------------------------------------------------------
+
+
+def test_limits_follow_the_engine_unless_they_are_set() -> None:
+    model: Any = FakeModel(max_num_seqs=16, max_num_batched_tokens=64, block_size=32)
+    assert gate_limits(ServerConfig(), model) == GateLimits(64, 8 * 64 * 32)
+    assert gate_limits(ServerConfig(max_queued_requests=5, max_queued_tokens=7), model) == GateLimits(5, 7)
+
+
+# ---- any course of events -------------------------------------------------------------------------------------------
+
+EVENTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("enter"), st.sampled_from("ab"), st.integers(1, 5), st.integers(0, 60)),
+        st.tuples(st.just("begin"), st.integers(0, 20)),
+        st.tuples(st.just("leave"), st.integers(0, 20)),
+        st.tuples(st.just("pass"), st.floats(0, 50)),
+        st.tuples(st.just("state"), st.sampled_from(ModelState)),
+    ),
+    max_size=60,
+)
+
+
+@given(EVENTS)
+def test_the_gate_does_what_a_simple_list_does(events: list[tuple[Any, ...]]) -> None:
+    gated = Gated(max_requests=6, max_tokens=100)
+    tenants = {"a": tenant("a", 4), "b": tenant("b")}
+    visits: list[tuple[Visit, str, int, int, list[bool]]] = []
+    for kind, *values in events:
+        if kind == "enter":
+            name, requests, tokens = values
+            waiting = [each for each in visits if each[4][0]]
+            mine = sum(each[2] for each in visits if each[1] == name)
+            num_waiting, num_tokens = sum(each[2] for each in waiting), sum(each[3] for each in waiting)
+            expected = 0
+            if waiting and (num_waiting + requests > 6 or num_tokens + tokens > 100):
+                expected = 503
+            if name == "a" and mine and mine + requests > 4:
+                expected = 429
+            if gated.state is not ModelState.READY:
+                expected = 503
+            if expected:
+                error = gated.refusal(requests, tokens, tenants[name])
+                assert error.status == expected
+                assert MIN_RETRY_S <= retry_s(error) <= MAX_RETRY_S
+            else:
+                visits.append((gated.enter(requests, tokens, tenants[name]), name, requests, tokens, [True]))
+        elif kind == "begin" and visits:
+            visit = visits[values[0] % len(visits)]
+            visit[0].begin()
+            visit[4][0] = False
+        elif kind == "leave" and visits:
+            visits.pop(values[0] % len(visits))[0].__exit__(None, None, None)
+        elif kind == "pass":
+            gated.clock.advance(values[0])
+        elif kind == "state":
+            gated.state = values[0]
+        gated.gate.check()
+        assert gated.gate.num_visits == len(visits)
+        assert gated.gate.num_requests == sum(each[2] for each in visits)
+        assert gated.gate.num_waiting_requests <= max(6, 5)

@@ -1,0 +1,205 @@
+"""What the server tells Prometheus, and what it writes into its log."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.core.clock import ManualClock
+from quire.core.errors import QuireError
+from quire.engine.stats import EngineStats
+from quire.serve.config import ServerConfig
+from quire.serve.errors import ApiError
+from quire.serve.gate import Gate, GateLimits
+from quire.serve.logs import JsonFormatter, TextFormatter, configure_logs
+from quire.serve.metrics import FINISHED_WELL, VLLM_NAMES, Metrics
+from quire.serve.model import ModelState
+from quire.serve.prometheus import Histogram, by_label, render
+from quire.serve.services import make_services
+from quire.serve.stats_line import StatsLine
+from quire.serve.tenants import ANYBODY
+from support.bare_server import FakeModel
+from support.prometheus_text import Read, parse
+
+STATS = EngineStats(num_running=3, num_waiting=1, num_blocks=8, num_used_blocks=2, queried_tokens_total=100)
+
+
+def told(metrics: Metrics, stats: EngineStats = STATS, model_name: str = "guide") -> dict[str, Read]:
+    gate = Gate(ManualClock(), GateLimits(4, 100), lambda: ModelState.READY)
+    gate.enter(ANYBODY, 2, 30)
+    with pytest.raises(ApiError):
+        gate.enter(ANYBODY, 3, 30)
+    return parse(render(metrics.families(gate, ModelState.READY, stats, model_name)).decode())
+
+
+def filled(compat: str = "none") -> Metrics:
+    metrics = Metrics(compat)
+    metrics.note_call(1)
+    for status in (200, 200, 503):
+        metrics.note_request("/v1/completions", status)
+    metrics.note_first_token(0.02)
+    metrics.note_gap(0.005)
+    metrics.note_gap(100.0)
+    metrics.note_tokens(10, 5, 8)
+    metrics.note_finish("stop", 1.5)
+    metrics.note_finish("abort", 0.5)
+    return metrics
+
+
+def test_what_is_noted_is_told() -> None:
+    families = told(filled())
+    assert families["quire_http_requests_total"].value(endpoint="/v1/completions", status="200") == 2
+    assert families["quire_http_requests_total"].value(endpoint="/v1/completions", status="503") == 1
+    assert families["quire_http_requests_active"].value() == 1
+    assert families["quire_prompt_tokens_total"].value() == 10
+    assert families["quire_generated_tokens_total"].value() == 5
+    assert families["quire_cached_prompt_tokens_total"].value() == 8
+    assert families["quire_texts_finished_total"].value(reason="stop") == 1
+    assert families["quire_inter_token_latency_seconds"].value("_count") == 2
+    assert families["quire_inter_token_latency_seconds"].value("_bucket", le="0.005") == 1
+    assert families["quire_inter_token_latency_seconds"].value("_bucket", le="60") == 1
+    assert families["quire_inter_token_latency_seconds"].value("_sum") == pytest.approx(100.005)
+    assert families["quire_request_duration_seconds"].value("_count") == 2
+    assert families["quire_queue_requests"].value() == 2
+    assert families["quire_queue_tokens"].value() == 30
+    assert families["quire_admission_rejections_total"].value(reason="queue_full") == 1
+    assert families["quire_requests_running"].value() == 3
+    assert families["quire_kv_usage_ratio"].value() == 0.25
+    assert families["quire_ready"].value() == 1
+    assert not [name for name in families if name.startswith("vllm:")]
+
+
+def test_names_of_vllm_stand_beside_ours_where_they_are_wanted() -> None:
+    families = told(filled("vllm"))
+    labels = {"model_name": "guide", "engine": "0"}
+    for ours, theirs in VLLM_NAMES.items():
+        assert families[theirs].kind == families[ours].kind
+        assert len(families[theirs].samples) == len(families[ours].samples)
+    assert families["vllm:num_requests_running"].value(**labels) == 3
+    assert families["vllm:kv_cache_usage_perc"].value(**labels) == 0.25
+    assert families["vllm:time_to_first_token_seconds"].value("_count", **labels) == 1
+    assert families["vllm:request_success_total"].value(finished_reason="stop", **labels) == 1
+    assert {"abort", "error"}.isdisjoint(FINISHED_WELL)
+
+
+def test_every_name_says_what_it_counts() -> None:
+    for name, family in told(filled("vllm")).items():
+        assert name.startswith(("quire_", "process_", "vllm:"))
+        assert (family.kind == "counter") == name.endswith("_total")
+
+
+@given(st.dictionaries(st.text(max_size=20), st.floats(0, 1e300), max_size=5))
+def test_any_text_can_be_a_label(values: dict[str, float]) -> None:
+    values = {key: value for key, value in values.items() if key.isprintable()} | {"two\nlines": 1.0}
+    read = parse(render([by_label("n", "gauge", 'Has "quotes" and \\.', "what", values)]).decode())
+    assert sorted(read["n"].samples.values()) == sorted(values.values())
+
+
+@given(st.lists(st.floats(0, 100), max_size=50))
+def test_a_histogram_counts_each_value_once(values: list[float]) -> None:
+    histogram = Histogram((0.1, 1.0, 10.0))
+    for value in values:
+        histogram.observe(value)
+    *buckets, total, count = histogram.samples()
+    assert [bucket.value for bucket in buckets] == [
+        sum(value <= bound for value in values) for bound in (0.1, 1.0, 10.0, float("inf"))
+    ]
+    assert (total.value, count.value) == (pytest.approx(sum(values)), len(values))
+
+
+# ---- logs -----------------------------------------------------------------------------------------------------------
+
+
+def record(message: str, **fields: Any) -> logging.LogRecord:
+    made = logging.LogRecord("quire.serve", logging.INFO, "file", 1, message, None, None)
+    made.created = 1_700_000_000.25
+    made.__dict__["fields"] = fields
+    return made
+
+
+def test_text_is_a_line_with_names_and_values() -> None:
+    line = TextFormatter().format(record("call", path="/v1/models", ms=1.5, tenant="a b", id='x"\n=y', none=""))
+    assert line == (
+        '2023-11-14T22:13:20.250Z INFO quire.serve call path=/v1/models ms=1.5 tenant="a b" id="x\\"\\n=y" none=""'
+    )
+
+
+def test_json_is_an_object_on_a_line() -> None:
+    text = JsonFormatter().format(record("call", path="/\n\u2028", ms=1.5))
+    assert "\n" not in text
+    assert text.isascii()
+    assert json.loads(text) == {
+        "time": "2023-11-14T22:13:20.250Z",
+        "level": "INFO",
+        "logger": "quire.serve",
+        "message": "call",
+        "path": "/\n\u2028",
+        "ms": 1.5,
+    }
+
+
+@pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
+def test_errors_are_shown_with_their_origin(formatter: logging.Formatter) -> None:
+    made = record("failed")
+    try:
+        raise QuireError("torn")
+    except QuireError:
+        made.exc_info = sys.exc_info()
+    assert "QuireError: torn" in formatter.format(made)
+
+
+@pytest.fixture
+def _loggers_as_before() -> Iterator[None]:
+    names = ("quire", "quire.engine", "uvicorn.error")
+    before = [(logging.getLogger(name), logging.getLogger(name).level) for name in names]
+    quire = logging.getLogger("quire")
+    handlers, propagate = quire.handlers, quire.propagate
+    yield
+    for logger, level in before:
+        logger.setLevel(level)
+    quire.handlers, quire.propagate = handlers, propagate
+
+
+@pytest.mark.usefixtures("_loggers_as_before")
+def test_all_of_quire_is_logged_and_nothing_of_uvicorn() -> None:
+    stream = io.StringIO()
+    configure_logs("json", stream)
+    logging.getLogger("quire.serve.access").info("call", extra={"fields": {"status": 200}})
+    logging.getLogger("uvicorn.error").error("noise")
+    assert [json.loads(line)["message"] for line in stream.getvalue().splitlines()] == ["call"]
+
+
+# ---- the line of lately ---------------------------------------------------------------------------------------------
+
+
+def test_the_line_of_lately_tells_what_has_happened_since() -> None:
+    clock, model = ManualClock(), FakeModel()
+    model.state = ModelState.READY
+    services = make_services(model, ServerConfig(), clock)  # type: ignore[arg-type]
+    line = StatsLine(services)
+    clock.advance(10)
+    assert line.take() is None
+    services.metrics.note_tokens(100, 50, 0)
+    model.stats = EngineStats(num_running=2, num_blocks=4, num_used_blocks=1, queried_tokens_total=100, hit_tokens_total=25)
+    clock.advance(10)
+    assert line.take() == {
+        "running": 2,
+        "waiting": 0,
+        "refused": 0,
+        "prompt_tokens_per_s": 10.0,
+        "output_tokens_per_s": 5.0,
+        "kv_usage": 0.25,
+        "cache_hits": 0.25,
+    }
+    assert line.take() is None
+    with services.gate.enter(ANYBODY, 1, 5):
+        clock.advance(1)
+        assert (line.take() or {})["waiting"] == 1
