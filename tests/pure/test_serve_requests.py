@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -387,3 +389,14 @@ def test_the_token_itself_and_then_the_likeliest() -> None:
     assert first is None
     assert second is not None
     assert {token_id: each.rank for token_id, each in second.items()} == {"5": 4, "1": 1}
+
+
+# ---- the page -------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_lists_what_is_ignored_and_what_is_refused() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "http.md").read_text(encoding="utf-8")
+    _, ignored, rest = re.split("### Ignored|### Refused", text)
+    refused, _, _ = rest.partition("## Answers")
+    assert set(re.findall("`([a-z_]+)`", ignored)) == IGNORED
+    assert set(re.findall("`([a-z_]+)`", refused)) >= REFUSED.keys()

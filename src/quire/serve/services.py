@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +19,10 @@ SECRET_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The model and what stands around it. A call for any name but one of `model_names` is for another model."""
+    """The model and what stands around it. A call for any name but one of `model_names` is for another model.
+
+    `created_s` is the time of day at which it began to be served, as Unix counts seconds.
+    """
 
     model: ServedModel
     model_names: tuple[str, ...]
@@ -27,6 +31,7 @@ class Services:
     tenants: Tenants
     metrics: Metrics
     clock: Clock
+    created_s: int
 
 
 def make_services(model: ServedModel, config: ServerConfig, clock: Clock) -> Services:
@@ -42,6 +47,7 @@ def make_services(model: ServedModel, config: ServerConfig, clock: Clock) -> Ser
         tenants=read_tenants(config, secrets.token_bytes(SECRET_BYTES)),
         metrics=Metrics(config.metrics_compat),
         clock=clock,
+        created_s=int(time.time()),
     )
 
 
