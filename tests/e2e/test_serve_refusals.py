@@ -105,7 +105,7 @@ COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"cache_salt": 7}, "cache_salt"),
     ({"priority": 1 << 40}, "priority"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
-    ({"use_beam_search": True, "logprobs": 1}, "logprobs"),
+    ({"use_beam_search": True, "n": 2, "logprobs": 1}, "logprobs"),
     ({"use_beam_search": True, "temperature": 0.5}, "temperature"),
     ({"length_penalty": 2}, "length_penalty"),
     ({"what": 1}, "what"),
@@ -139,7 +139,7 @@ CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": "a"}, "messages"),
     ({"messages": None}, "messages"),
-    ({"messages": ["a"]}, "messages[...]"),
+    ({"messages": ["a"]}, "messages"),
     ({"messages": [{}]}, "messages[0].role"),
     ({"messages": [{"role": "king", "content": "a"}]}, "messages[0].role"),
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
@@ -193,7 +193,6 @@ def test_bad_fields_of_a_chat(server: RunningServer, num_added: list[int], field
 
 RESPONSES: list[tuple[dict[str, Any], str]] = [
     ({"input": []}, "input"),
-    ({"input": ""}, "input"),
     ({"input": 7}, "input"),
     ({"input": [{"type": "function_call"}]}, "input[0].type"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
@@ -204,7 +203,7 @@ RESPONSES: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "web_search"}]}, "tools"),
     ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
     ({"truncation": "auto"}, "truncation"),
-    ({"reasoning": {"effort": "high"}}, "reasoning_effort"),
+    ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
     ({"reasoning": {"effort": 3}}, "reasoning.effort"),
     ({"n": 2}, "n"),
     ({"prompt": {"id": "p"}}, "prompt"),
@@ -233,7 +232,7 @@ def test_bad_fields_of_a_response(
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
         ("/detokenize", {"tokens": [1, 1 << 20]}, "tokens[1]"),
-        ("/detokenize", {"tokens": ["a"]}, "tokens[...]"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens"),
     ],
 )
 def test_bad_tokens(server: RunningServer, path: str, fields: dict[str, Any], param: str) -> None:

@@ -21,6 +21,7 @@ def chat_options(
     variables: Mapping[str, Any] | None,
     *,
     effort: str | None = None,
+    effort_field: str = EFFORT,
     tools: Sequence[Mapping[str, Any]] | None = None,
     add_generation_prompt: bool | None = None,
 ) -> ChatOptions:
@@ -38,7 +39,7 @@ def chat_options(
             raise InvalidRequestError(f"chat_template_kwargs.{name}", value, "a text, a number, true, false or null")
     if effort not in NO_EFFORT:
         if EFFORT not in known:
-            raise unsupported(EFFORT, "the chat template of this model knows no such choice")
+            raise unsupported(effort_field, "the chat template of this model knows no such choice")
         told.setdefault(EFFORT, effort)
     return ChatOptions(add_generation_prompt is not False, tools, told)
 

@@ -80,6 +80,7 @@ async def _wanted(call: Call[ResponseRequest]) -> Wanted:
         model.tokenizer,
         fields.chat_template_kwargs,
         effort=effort_of(fields),
+        effort_field="reasoning.effort",
         tools=shown_tools(fields.tools, fields.tool_choice),
     )
     if needs_truncation(fields):
