@@ -188,7 +188,8 @@ def test_the_line_of_lately_tells_what_has_happened_since() -> None:
     clock.advance(10)
     assert line.take() is None
     services.metrics.note_tokens(100, 50, 0)
-    model.stats = EngineStats(num_running=2, num_blocks=4, num_used_blocks=1, queried_tokens_total=100, hit_tokens_total=25)
+    memory = {"num_blocks": 4, "num_used_blocks": 1, "queried_tokens_total": 100, "hit_tokens_total": 25}
+    model.stats = EngineStats(num_running=2, **memory)
     clock.advance(10)
     assert line.take() == {
         "running": 2,

@@ -3,8 +3,8 @@
     flag  >  environment  >  file  >  default       --block-size 32     QUIRE_BLOCK_SIZE=32     block_size: 32
 
 Names, kinds, defaults and help are read from the fields, so a setting that is added there is an option everywhere. The
-file is YAML, named by --config or QUIRE_CONFIG; its keys are the names of settings, with _ or -. It may hold the settings
-of all commands: each takes its own. A name that no command knows is an error.
+file is YAML, named by --config or QUIRE_CONFIG; its keys are the names of settings, with _ or -. It may hold the
+settings of all commands: each takes its own. A name that no command knows is an error.
 
 Texts of flags and of the environment are read here; whether a value is allowed the config decides, whoever gave it.
 """

@@ -123,7 +123,8 @@ def require_text(field: str, value: object) -> None:
 def require_key(field: str, value: object) -> None:
     """Raise `InvalidConfigError` unless a value can be an API key: what a header can carry. It is never shown."""
     if not isinstance(value, str):
-        raise InvalidConfigError(field, f"a value of type {type(value).__name__}", "a text; a key of digits needs quotes in YAML")
+        shown = f"a value of type {type(value).__name__}"
+        raise InvalidConfigError(field, shown, "a text; a key of digits needs quotes in YAML")
     if not 1 <= len(value) <= MAX_KEY_LENGTH or not all("!" <= character <= "~" for character in value):
         shown = f"a key of {len(value)} characters"
         raise InvalidConfigError(field, shown, f"1 to {MAX_KEY_LENGTH} characters of ASCII without spaces")

@@ -35,7 +35,9 @@ METRICS_PATH: Final = "/metrics"
 NO_ROUTE: Final = "none"
 CLIENT_CLOSED_REQUEST: Final = 499
 MAX_LOGGED_LENGTH: Final = 200
-TRACEPARENT: Final = re.compile(rb"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}(-.*)?")
+TRACEPARENT: Final = re.compile(
+    rb"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-[0-9a-f]{2}(-.*)?"
+)
 
 Draw = Callable[[int], bytes]
 

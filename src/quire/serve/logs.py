@@ -1,6 +1,6 @@
 """Logs: what happens and who calls, as lines of text or of JSON, never with a prompt or a text in them.
 
-    2026-01-31T12:00:00.000Z INFO quire.serve.access call request_id=req-1f… method=POST path=/v1/models status=200 ms=0.4
+    2026-01-31T12:00:00.000Z INFO quire.serve.access call request_id=req-1f… method=GET path=/livez status=200
     {"time": "2026-01-31T12:00:00.000Z", "level": "INFO", "logger": "quire.serve.access", "message": "call", …}
 
 Fields come as `extra={"fields": …}`. What a client has chosen (a path, an id) is put in quotes where it could be taken

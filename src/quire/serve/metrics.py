@@ -168,7 +168,9 @@ def _engine_families(state: ModelState, stats: EngineStats) -> list[Family]:
             stats.queried_tokens_total,
         ),
         counter(
-            "quire_prefix_cache_hit_tokens_total", "Tokens of prompts found in the prefix cache.", stats.hit_tokens_total
+            "quire_prefix_cache_hit_tokens_total",
+            "Tokens of prompts found in the prefix cache.",
+            stats.hit_tokens_total,
         ),
         counter("quire_evictions_total", "Cached blocks given up for others.", stats.evictions_total),
         counter("quire_preemptions_total", "Times that a sequence had to yield.", stats.preemptions_total),

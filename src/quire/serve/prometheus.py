@@ -4,8 +4,8 @@
     # TYPE quire_requests_running gauge
     quire_requests_running 3
 
-Values are plain Python numbers that one event loop changes, so there is nothing to lock. A library would bring registries
-of a whole process and locks for threads that we do not have.
+Values are plain Python numbers that one event loop changes, so there is nothing to lock. A library would bring
+registries of a whole process, and locks for threads that we do not have.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
          exit status 2 if one of these fails              /livez 200, /readyz 503        │ SIGTERM, SIGINT
                                                                                          └─ a second one: at once
 
-It listens while the model loads, so that whoever watches it can tell a start from a crash. When it is to end, it goes on
-listening too: new calls are told to come again, those under way have `drain_timeout_s`, and what is left then ends
+It listens while the model loads, so that whoever watches it can tell a start from a crash. When it is to end, it goes
+on listening too: new calls are told to come again, those under way have `drain_timeout_s`, and what is left then ends
 with an error that says so. uvicorn does connections; signals are ours, because its own end all listening at once.
 """
 
