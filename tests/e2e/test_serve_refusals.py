@@ -139,7 +139,7 @@ CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": "a"}, "messages"),
     ({"messages": None}, "messages"),
-    ({"messages": ["a"]}, "messages"),
+    ({"messages": ["a"]}, "messages[0]"),
     ({"messages": [{}]}, "messages[0].role"),
     ({"messages": [{"role": "king", "content": "a"}]}, "messages[0].role"),
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
@@ -232,7 +232,7 @@ def test_bad_fields_of_a_response(
         ("/detokenize", {}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
         ("/detokenize", {"tokens": [1, 1 << 20]}, "tokens[1]"),
-        ("/detokenize", {"tokens": ["a"]}, "tokens"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
     ],
 )
 def test_bad_tokens(server: RunningServer, path: str, fields: dict[str, Any], param: str) -> None:
@@ -262,7 +262,11 @@ def test_bodies_that_are_no_json(server: RunningServer, num_added: list[int], bo
 
 
 def test_deep_nesting(server: RunningServer) -> None:
-    for body in (b"[" * 100_000, b'{"prompt":' * 50_000, b'{"messages":[{"content":' + b"[" * 500 + b"]" * 500 + b"}]}"):
+    for body in (
+        b"[" * 100_000,
+        b'{"prompt":' * 50_000,
+        b'{"messages":[{"content":' + b"[" * 500 + b"]" * 500 + b"}]}",
+    ):
         assert server.ask("POST", "/v1/chat/completions", body, JSON).status == 400
 
 

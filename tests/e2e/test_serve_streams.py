@@ -106,9 +106,10 @@ def add_up(events: list[Any]) -> dict[int, dict[str, Any]]:
     return found
 
 
-def test_streams_say_what_answers_say(server: RunningServer) -> None:
-    chance = random.Random(20)
-    for number in range(120):
+@pytest.mark.parametrize("num_requests", [150, pytest.param(1000, marks=pytest.mark.long)])
+def test_streams_say_what_answers_say(server: RunningServer, num_requests: int) -> None:
+    chance = random.Random(num_requests)
+    for number in range(num_requests):
         fields = random_fields(chance)
         path = "/v1/chat/completions" if "messages" in fields else "/v1/completions"
         answer = server.post(path, fields)
@@ -239,17 +240,21 @@ def test_a_request_that_fails_ends_alone_and_is_not_tried_again(server: RunningS
 
 
 def test_a_full_queue_answers_before_a_stream_begins(folder: Path) -> None:
-    with running_server(folder, settings={"max_num_seqs": 1, "kv_memory": "64MiB"}, max_queued_requests=1) as server:
-        with closing(send(server, "/v1/completions", ENDLESS | {"max_tokens": 20_000, "stream": True})) as first:
-            first.recv(4096)  # it has begun, and waits no longer
-            with closing(send(server, "/v1/completions", ENDLESS | {"max_tokens": 20_000, "prompt": [9]})):
-                wait_for(server, 2)
-                for stream in (False, True):
-                    began = time.monotonic()
-                    answer = server.post("/v1/completions", ENDLESS | {"max_tokens": 5, "stream": stream})
-                    assert (answer.status, answer.error["code"]) == (503, "server_is_overloaded")
-                    assert int(answer.headers["retry-after"]) >= 1
-                    assert time.monotonic() - began < 1
+    long = ENDLESS | {"max_tokens": 20_000, "stream": True}
+    settings = {"max_num_seqs": 1, "kv_memory": "64MiB"}
+    with (
+        running_server(folder, settings=settings, max_queued_requests=1) as server,
+        closing(send(server, "/v1/completions", long)) as first,
+    ):
+        first.recv(4096)  # it has begun, and waits no longer
+        with closing(send(server, "/v1/completions", long | {"prompt": [9]})):
+            wait_for(server, 2)
+            for stream in (False, True):
+                began = time.monotonic()
+                answer = server.post("/v1/completions", ENDLESS | {"max_tokens": 5, "stream": stream})
+                assert (answer.status, answer.error["code"]) == (503, "server_is_overloaded")
+                assert int(answer.headers["retry-after"]) >= 1
+                assert time.monotonic() - began < 1
 
 
 def test_an_engine_that_is_lost_ends_streams_with_an_event(folder: Path) -> None:
@@ -263,11 +268,13 @@ def test_an_engine_that_is_lost_ends_streams_with_an_event(folder: Path) -> None
 
 
 def test_a_reader_that_stops_reading_is_cut_off(folder: Path) -> None:
-    fields = ENDLESS | {"max_tokens": 30_000, "stream": True, "logprobs": 20}
-    with running_server(folder, settings={"kv_memory": "64MiB"}, write_timeout_s=0.3) as server:
-        with closing(send(server, "/v1/completions", fields)) as connection:
-            connection.recv(1024)
-            server.wait_until_idle(60)
+    fields = ENDLESS | {"max_tokens": 2_000, "stream": True, "logprobs": 20, "n": 16}
+    with (
+        running_server(folder, settings={"kv_memory": "64MiB"}, write_timeout_s=0.3) as server,
+        closing(send(server, "/v1/completions", fields)) as connection,
+    ):
+        connection.recv(1024)
+        server.wait_until_idle(60)
 
 
 def test_the_document_is_whole(server: RunningServer) -> None:

@@ -307,7 +307,12 @@ def test_tools_and_formats_wait_for_another_day() -> None:
 
 
 def test_top_logprobs_need_logprobs() -> None:
-    assert [num_logprobs(*each) for each in ((None, None), (False, None), (True, None), (True, 4))] == [None, None, 0, 4]
+    assert [num_logprobs(*each) for each in ((None, None), (False, None), (True, None), (True, 4))] == [
+        None,
+        None,
+        0,
+        4,
+    ]
     for logprobs in (None, False):
         with pytest.raises(ApiError) as caught:
             num_logprobs(logprobs, 2)

@@ -145,7 +145,9 @@ class RunningServer:
 
 
 @contextmanager
-def running_server(model: Any = "guide", settings: Mapping[str, Any] | None = None, **config: Any) -> Iterator[RunningServer]:
+def running_server(
+    model: Any = "guide", settings: Mapping[str, Any] | None = None, **config: Any
+) -> Iterator[RunningServer]:
     """A server that has ended when the context is left; nobody may leave it in disorder."""
     llm = ServedLLM(model, **{**SETTINGS, **(settings or {})})
     server_config = ServerConfig(**({"port": 0, "drain_timeout_s": 0.0, "access_log": False} | config))

@@ -175,9 +175,7 @@ class Generation:
                     yield (Step(0, delta),)
             return
         inbox = _Inbox()
-        tasks = [
-            asyncio.create_task(inbox.fill(index, model, each)) for index, each in enumerate(self.prepared)
-        ]
+        tasks = [asyncio.create_task(inbox.fill(index, model, each)) for index, each in enumerate(self.prepared)]
         try:
             while steps := await inbox.take(tasks):
                 yield steps

@@ -43,11 +43,11 @@ encode: Final = msgspec.json.Encoder().encode
 
 
 class Envelope:
-    """The events of one stream of chunks: all alike but for one choice, and for the usage where it was asked for.
+    r"""The events of one stream of chunks: all alike but for one choice, and for the usage where it was asked for.
 
     >>> envelope = Envelope({"id": "cmpl-1"}, tells_usage=True)
     >>> envelope.chunk({"index": 0})
-    b'data: {"id":"cmpl-1","choices":[{"index":0}],"usage":null}\\n\\n'
+    b'data: {"id":"cmpl-1","choices":[{"index":0}],"usage":null}\n\n'
     """
 
     def __init__(self, fixed: Mapping[str, object], *, tells_usage: bool) -> None:

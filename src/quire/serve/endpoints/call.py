@@ -107,7 +107,9 @@ def needs_truncation(fields: SamplingFields) -> bool:
     return length is not None
 
 
-def truncated(token_ids: Sequence[int], fields: SamplingFields, services: Services, max_tokens: int | None) -> list[int]:
+def truncated(
+    token_ids: Sequence[int], fields: SamplingFields, services: Services, max_tokens: int | None
+) -> list[int]:
     """Return the end of a prompt, or its beginning, as long as the request wants it. Does not mutate."""
     length = fields.truncate_prompt_tokens
     if length == AS_MANY_AS_FIT:

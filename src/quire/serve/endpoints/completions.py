@@ -199,8 +199,8 @@ class _Texts:
         """Return where the tokens of a prompt begin in its text; what the tokenizer has put before it takes no room."""
         text, ids = self._prompt_text(prompt_index), self._prompt_ids(prompt_index)
         found: list[int] = []
-        if self._tokenizer is not None and ids[0] in self._tokenizer.special_token_ids:
-            if not text.startswith(self._tokenizer.token_text(ids[0])):
-                found.append(0)
+        tokenizer = self._tokenizer
+        if tokenizer is not None and ids[0] in tokenizer.special_token_ids:
+            found += [] if text.startswith(tokenizer.token_text(ids[0])) else [0]
         offsets = TextOffsets(self._tokenizer, skip_special_tokens=False)
         return found + [min(offsets.take(token_id), len(text)) for token_id in ids[len(found) :]]

@@ -69,7 +69,8 @@ async def responses(request: Request) -> Response | EventStream:
 
 async def _wanted(call: Call[ResponseRequest]) -> Wanted:
     fields, model = call.fields, call.services.model
-    prompt: Prompt = messages = messages_of(fields)
+    messages = messages_of(fields)
+    prompt: Prompt = messages
     sampling = sampling_of(
         fields,
         model.get_default_sampling_params(),
@@ -196,9 +197,7 @@ class _Events:
     def _delta(self, output: CompletionDelta) -> bytes:
         answer, number = self._answer, self._num_told
         self._num_told += 1
-        return named_event(
-            DELTA, TextDelta(DELTA, number, answer.item_id, 0, 0, output.text, answer.logprobs(output))
-        )
+        return named_event(DELTA, TextDelta(DELTA, number, answer.item_id, 0, 0, output.text, answer.logprobs(output)))
 
     def _end(self, output: CompletionDelta, usage: Usage) -> bytes:
         part, message = self._answer.text(output), self._answer.message(output)

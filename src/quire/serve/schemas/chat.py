@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -122,7 +123,7 @@ def shown_tools(tools: list[dict[str, Any]] | None, choice: object) -> list[dict
     return tools or None
 
 
-def require_plain_messages(messages: list[dict[str, Any]]) -> None:
+def require_plain_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     """Raise for a message with something that no template would show. Does not mutate."""
     if not messages:
         raise InvalidRequestError("messages", messages, "at least one message")
