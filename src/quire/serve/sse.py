@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final, TypeVar
@@ -26,7 +27,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from quire.serve.config import ServerConfig
-from quire.serve.errors import ApiError, api_error_of, deadline_exceeded
+from quire.serve.errors import ApiError, ErrorBody, api_error_of, deadline_exceeded
 from quire.serve.schemas.common import Usage
 
 DONE: Final = b"data: [DONE]\n\n"
@@ -39,7 +40,23 @@ HEADERS: Final = (
 Result = TypeVar("Result")
 
 logger = logging.getLogger("quire.serve")
-encode: Final = msgspec.json.Encoder().encode
+_encode: Final = msgspec.json.Encoder().encode
+_LINE_END: Final = re.compile("[\x85\u2028\u2029]")
+
+
+def encode(value: object) -> bytes:
+    r"""Return a value as JSON on one line, for every client's idea of a line.
+
+    Some clients end lines where Unicode does, not only where the rules of event streams do, and JSON allows a text to
+    have these characters as they are. So they are escaped.
+
+    >>> encode({"text": "é\u2028"})
+    b'{"text":"\xc3\xa9\\u2028"}'
+    """
+    data = _encode(value)
+    if data.isascii():
+        return data
+    return _LINE_END.sub(lambda match: f"\\u{ord(match[0]):04x}", data.decode()).encode()
 
 
 class Envelope:
@@ -79,7 +96,7 @@ def named_event(name: str, data: object) -> bytes:
 
 def error_event(error: ApiError) -> bytes:
     """Return the event that ends a stream which went wrong: the body that the answer would have had."""
-    return b"data: " + error.body() + b"\n\n"
+    return b"data: " + encode(ErrorBody(error.detail)) + b"\n\n"
 
 
 class EventStream:
