@@ -118,7 +118,10 @@ def test_what_is_no_count_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("blok_size: 3", r"^key of .*quire\.yaml is 'blok_size'; allowed: names of settings; the closest is block_size$"),
+        (
+            "blok_size: 3",
+            r"^key of .*quire\.yaml is 'blok_size'; allowed: names of settings; the closest is block_size$",
+        ),
         ("prot: 3", r"is 'prot'; .* the closest is port$"),
         ("3: 3", r"^key of .*quire\.yaml is 3; .* the closest is "),
         ("block_size: x", r"^block_size in .*quire\.yaml is 'x'; allowed: an integer$"),
@@ -144,7 +147,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 def test_what_the_environment_gets_wrong_is_named() -> None:
     for value in ("x", "0"):
-        with pytest.raises(InvalidConfigError, match="^QUIRE_BLOCK_SIZE is "):
+        with pytest.raises(InvalidConfigError, match=r"^QUIRE_BLOCK_SIZE is "):
             resolved(QUIRE_BLOCK_SIZE=value)
     with pytest.raises(InvalidConfigError, match=r"^QUIRE_LOG_FORMAT is 'xml'"):
         resolved(QUIRE_LOG_FORMAT="xml")

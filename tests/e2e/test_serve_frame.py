@@ -201,7 +201,12 @@ def test_nothing_else_opens_without_a_key(locked: BareServer, path: str, host: s
 @pytest.mark.parametrize(
     "line",
     [
-        *("Authorization: Bearer", "Authorization: Bearer wrong", f"Authorization: Basic {KEY}", f"Authorization: {KEY}"),
+        *(
+            "Authorization: Bearer",
+            "Authorization: Bearer wrong",
+            f"Authorization: Basic {KEY}",
+            f"Authorization: {KEY}",
+        ),
         *(f"Authorization: Bearer {KEY}x", f"Authorization: Bearer {KEY[:-1]}", f"X-Api-Key: {KEY}"),
         *(f"Authorization: Bearer {KEY} {KEY}", "Authorization: Bearer \xe9\xff"),
     ],
@@ -318,7 +323,9 @@ def test_half_a_head_does_not_end_the_answer_before_it(server: BareServer) -> No
         assert read_answer(connection).body == PART * NUM_PARTS
 
 
-@pytest.mark.parametrize("data", [b"\x16\x03\x01\x02\x00\x01", b"SAY hello\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\0" * 100])
+@pytest.mark.parametrize(
+    "data", [b"\x16\x03\x01\x02\x00\x01", b"SAY hello\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"\0" * 100]
+)
 def test_garbage_is_400(server: BareServer, data: bytes) -> None:
     answer = server.send(data)
     assert (answer.status, answer.error["code"]) == (400, "invalid_http_request")
@@ -350,7 +357,7 @@ def test_a_chunked_body_without_end_is_413(server: BareServer) -> None:
 
 
 def test_a_connection_that_goes_on_sending_after_its_answer_is_closed(server: BareServer) -> None:
-    with server.connected() as connection, pytest.raises(OSError):  # noqa: PT011
+    with server.connected() as connection, pytest.raises(OSError):
         connection.sendall(head("/v1/measure", "Transfer-Encoding: chunked", method="POST"))
         for _ in range(1000):
             connection.sendall(b"800\r\n" + bytes(2048) + b"\r\n")
@@ -467,7 +474,7 @@ def test_what_cannot_be_listened_on_is_a_setting_that_is_refused(server: BareSer
         listen("127.0.0.1", server.port)
     with pytest.raises(InvalidConfigError, match=r"^host is '192\.0\.2\.1'"):
         listen("192.0.2.1", 0)
-    with pytest.raises(InvalidConfigError, match="^host is 'no.such.host.invalid'"):
+    with pytest.raises(InvalidConfigError, match=r"^host is .no\.such\.host\.invalid."):
         listen("no.such.host.invalid", 0)
 
 

@@ -66,9 +66,10 @@ def test_what_is_not_allowed_is_refused_by_its_name(setting: str, value: Any) ->
     "keys", ["sesame", ["sesame"], ("sesame", "sesame"), ("",), ("ses ame",), ("sésame",), ("x" * 513,), (b"sesame",)]
 )
 def test_a_key_that_is_refused_is_not_shown(keys: Any) -> None:
-    with pytest.raises(InvalidConfigError, match="^api_key") as caught:
+    with pytest.raises(InvalidConfigError, match=r"^api_key") as caught:
         ServerConfig(api_key=keys)
-    assert "ame" not in str(caught.value)
+    for key in ("sesame", "ses ame", "sésame"):
+        assert key not in str(caught.value)
 
 
 def test_secrets_are_not_shown() -> None:
@@ -128,7 +129,7 @@ def test_a_salt_of_a_request_is_within_that_of_its_tenant() -> None:
 
 @pytest.mark.parametrize("salt", ["", "x" * 1025, 7, b"salt", ["salt"]])
 def test_a_salt_that_is_none_is_refused(salt: Any) -> None:
-    with pytest.raises(InvalidRequestError, match="^cache_salt is"):
+    with pytest.raises(InvalidRequestError, match=r"^cache_salt is"):
         ANYBODY.scope_for(salt)
 
 

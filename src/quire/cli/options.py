@@ -172,18 +172,14 @@ def add_options(group: argparse._ArgumentGroup, options: Iterable[Option]) -> No
         default = f"default: {str(shown).lower() if isinstance(shown, bool) else shown}"
         text = f"{option.help} ({default}; {option.variable})"
         if option.hint is bool:
-            group.add_argument(
-                option.flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
-            )
+            group.add_argument(option.flag, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text)
         elif option.is_several:
             group.add_argument(
                 option.flag, action="append", default=argparse.SUPPRESS, metavar="TEXT", help=f"{text}; repeatable"
             )
         else:
             reader = _flag_reader(option)
-            group.add_argument(
-                option.flag, type=reader, default=argparse.SUPPRESS, metavar=_metavar(option), help=text
-            )
+            group.add_argument(option.flag, type=reader, default=argparse.SUPPRESS, metavar=_metavar(option), help=text)
 
 
 def add_file_option(group: argparse._ArgumentGroup) -> None:

@@ -120,11 +120,12 @@ def require_text(field: str, value: object) -> None:
         raise InvalidConfigError(field, value, "a text of printable characters")
 
 
-def require_key(field: str, value: object) -> None:
-    """Raise `InvalidConfigError` unless a value can be an API key: what a header can carry. It is never shown."""
+def require_key(field: str, value: object) -> str:
+    """Return an API key; raises `InvalidConfigError`, which does not show it, for what a header cannot carry."""
     if not isinstance(value, str):
         shown = f"a value of type {type(value).__name__}"
         raise InvalidConfigError(field, shown, "a text; a key of digits needs quotes in YAML")
     if not 1 <= len(value) <= MAX_KEY_LENGTH or not all("!" <= character <= "~" for character in value):
         shown = f"a key of {len(value)} characters"
         raise InvalidConfigError(field, shown, f"1 to {MAX_KEY_LENGTH} characters of ASCII without spaces")
+    return value

@@ -173,11 +173,11 @@ class _Answer:
 
 
 def traceparent_of(header: bytes, draw: Draw) -> str:
-    """Return the W3C trace context of a call: that of its header, a new one where that is none.
+    r"""Return the W3C trace context of a call: that of its header, a new one where that is none.
 
     >>> traceparent_of(b"00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-01", bytes)
     '00-aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa-bbbbbbbbbbbbbbbb-01'
-    >>> traceparent_of(b"00-nonsense", lambda size: b"\\x01" * size)
+    >>> traceparent_of(b"00-nonsense", lambda size: b"\x01" * size)
     '00-01010101010101010101010101010101-0101010101010101-00'
     """
     match = TRACEPARENT.fullmatch(header)

@@ -1,9 +1,9 @@
 """Who is well: paths for those who watch the server. None of them asks the engine, so none waits behind a prompt.
 
-    /livez                    the process answers
-    /readyz /health /ping     requests are let in: the engine is there, and the server does not drain
-    /version /load            what it is, and how much it has to do
-    /metrics                  everything in numbers; needs a key where keys are set, unless it was opened
+/livez                    the process answers
+/readyz /health /ping     requests are let in: the engine is there, and the server does not drain
+/version /load            what it is, and how much it has to do
+/metrics                  everything in numbers; needs a key where keys are set, unless it was opened
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ registries of a whole process, and locks for threads that we do not have.
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -97,10 +98,8 @@ def number(value: float) -> str:
     >>> number(3), number(0.25), number(float("inf")), number(1e9), number(2.0)
     ('3', '0.25', '+Inf', '1000000000', '2')
     """
-    if value in (float("inf"), float("-inf")):
-        return "+Inf" if value > 0 else "-Inf"
-    if value != value:
-        return "NaN"
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
     return str(int(value)) if value == int(value) and abs(value) < 1 << 53 else repr(float(value))
 
 

@@ -188,7 +188,7 @@ def _uvicorn_config(services: Services, app: ASGIApp) -> uvicorn.Config:
     config, metrics = services.config, services.metrics
     limits = GuardLimits.of(config, lambda status: metrics.note_request(NO_ROUTE, status))
     return uvicorn.Config(
-        app,  # type: ignore[arg-type]
+        app,
         interface="asgi3",
         loop="asyncio",
         http=guarded(limits),

@@ -145,9 +145,8 @@ def _read_entry(where: str, entry: object) -> tuple[str, list[str], int | None]:
         raise InvalidConfigError(f"{where}.name", name, f"at most {MAX_NAME_LENGTH} characters")
     if limit is not None:
         require_int(f"{where}.max_requests", limit, 1, 1 << 40)
-    keys = entry["key"] if isinstance(entry.get("key"), list) else [entry.get("key")]
-    for key in keys:
-        require_key(f"{where}.key", key)
+    keys = entry.get("key")
+    keys = keys if isinstance(keys, list) else [keys]
     if not keys:
         raise InvalidConfigError(f"{where}.key", [], "one key, or a list of them")
-    return name, keys, limit
+    return name, [require_key(f"{where}.key", key) for key in keys], limit
