@@ -261,6 +261,28 @@ def test_an_engine_that_fails_leaves_nobody_waiting(
     assert "the engine has failed" in caplog.text
 
 
+def test_who_leaves_in_the_middle_of_a_prompt_is_gone_within_a_step(folder: Path) -> None:
+    async def test() -> None:
+        async with running(folder, max_num_batched_tokens=8, max_num_seqs=8) as llm:
+            scheduler, num_steps = llm.engine.scheduler, 0
+            task = asyncio.create_task(last(llm, [(7 * i) % 120 for i in range(500)]))
+            while not any(request.num_computed for request in scheduler.requests.values()):
+                await asyncio.sleep(0.0001)
+            schedule = scheduler.schedule
+
+            def count() -> Any:
+                nonlocal num_steps
+                num_steps += 1
+                return schedule()
+
+            scheduler.schedule = count  # type: ignore[method-assign]
+            task.cancel()
+            await idle(llm)
+            assert num_steps <= 3  # of some sixty: one that was under way, one before the command is seen
+
+    run(test)
+
+
 def test_a_mistake_of_ours_in_the_event_loop_leaves_nobody_waiting(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

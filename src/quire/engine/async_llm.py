@@ -23,16 +23,15 @@ from quire.core.errors import ExecutionError, RequestStateError
 from quire.core.executor import NoteLoaded
 from quire.core.request import DEFAULT_SCOPE, CacheScope
 from quire.core.sampling_params import SamplingParams
+from quire.core.validate import RequestLimits
 from quire.engine.client import InProcessClient, SequenceUpdate
 from quire.engine.door import NO_TICKET, OpenModel, Ticket, make_config, open_engine
 from quire.engine.engine_thread import EngineThread
 from quire.engine.output_processor import PreparedRequest
 from quire.engine.outputs import RequestDelta, RequestOutput
-from quire.engine.prompts import ChatOptions, Encoded, Prompt
+from quire.engine.prompts import ChatOptions, Prompt
+from quire.engine.stats import EngineStats, ModelState
 from quire.engine.streams import RequestStreams
-
-LONG_TEXT = 10_000
-"""Characters from which on a text is encoded beside the event loop."""
 
 
 class AsyncLLM(OpenModel):
@@ -59,11 +58,27 @@ class AsyncLLM(OpenModel):
         clock = clock or SystemClock()
         super().__init__(*open_engine(make_config(model, settings), clock, note_loaded))
         self._client = InProcessClient(self._core)
-        self._thread = EngineThread(self._client, self._receive, self._lose)
+        self._stats = self._client.stats()
+        self._thread = EngineThread(self._client, self._receive, self._lose, self._take_stats, clock)
         self._streams = RequestStreams(self._thread, self._door.tokenizer, clock)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure = ""
         self._finalizer = weakref.finalize(self, self._thread.close)  # at the end of the program, too
+
+    @property
+    def state(self) -> ModelState:
+        """Where the engine stands: ready, or failed for good."""
+        return ModelState.FAILED if self._failure else ModelState.READY
+
+    @property
+    def limits(self) -> RequestLimits:
+        """What the engine can take."""
+        return self._client.limits
+
+    @property
+    def stats(self) -> EngineStats:
+        """What the engine last said of itself."""
+        return self._stats
 
     def generate(
         self,
@@ -92,7 +107,7 @@ class AsyncLLM(OpenModel):
         chat: ChatOptions | None = None,
     ) -> PreparedRequest:
         """Return a request that the engine can serve, to be run by `deltas`; raises as `generate` does."""
-        prepared = self._door.prepare(await self._encode(prompt, chat), self._client.limits, sampling, ticket)
+        prepared = self._door.prepare(await self._door.encode_beside(prompt, chat), self.limits, sampling, ticket)
         self._require_engine()
         return prepared
 
@@ -126,11 +141,6 @@ class AsyncLLM(OpenModel):
             async for output in snapshots:
                 yield output
 
-    async def _encode(self, prompt: Prompt, chat: ChatOptions | None) -> Encoded:
-        if isinstance(prompt, str) and len(prompt) >= LONG_TEXT:
-            return await asyncio.to_thread(self._door.encode, prompt, chat)
-        return self._door.encode(prompt, chat)
-
     def _require_engine(self) -> None:
         """Raise unless the engine is there, for this event loop."""
         if self._failure:
@@ -140,6 +150,9 @@ class AsyncLLM(OpenModel):
             if self._streams:
                 raise RequestStateError("the requests of an AsyncLLM belong to one event loop at a time")
             self._loop = loop
+
+    def _take_stats(self, stats: EngineStats) -> None:
+        self._stats = stats
 
     def _receive(self, updates: list[SequenceUpdate]) -> None:
         """Hand updates to the event loop; called by the engine's thread."""

@@ -28,6 +28,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.core import EngineCore
 from quire.engine.interrupts import InterruptsDeferred
+from quire.engine.stats import EngineStats
 from quire.scheduler.commit import StepOutcome
 
 
@@ -91,7 +92,11 @@ class EngineClient(Protocol):
         ...
 
     def receive(self) -> list[SequenceUpdate]:
-        """Wait for the engine to get further and return what is new; empty where nothing is under way. Mutates."""
+        """Have the engine do a step and return what is new; empty where the step brought nothing. Mutates."""
+        ...
+
+    def stats(self) -> EngineStats:
+        """Return what the engine has done and is doing. Does not mutate; O(requests)."""
         ...
 
     def close(self) -> None:
@@ -173,21 +178,8 @@ class InProcessClient:
                 self._core.stop(request_id, branch)
 
     def receive(self) -> list[SequenceUpdate]:
-        """Do steps until one brings something. Mutates."""
+        """Do a step, whole: an interrupt waits for its end. An exception means that the engine is broken. Mutates."""
         self._require_engine()
-        while True:
-            updates = self._step()
-            if updates or self.is_idle:
-                return updates
-
-    def close(self) -> None:
-        """Let the engine go."""
-        if not self._failure:
-            self._failure = "the engine is closed"
-        self._core.close()
-
-    def _step(self) -> list[SequenceUpdate]:
-        """Do one step, whole: an interrupt waits for its end. An exception means that the engine is broken."""
         with InterruptsDeferred():
             try:
                 outcome = self._core.step()
@@ -197,6 +189,16 @@ class InProcessClient:
                 self._failure = f"the engine has failed: {type(error).__name__}: {error}"
                 raise
             return [] if outcome is None else self._updates(outcome)
+
+    def stats(self) -> EngineStats:
+        """Return what the engine has done and is doing. Does not mutate."""
+        return self._core.stats()
+
+    def close(self) -> None:
+        """Let the engine go."""
+        if not self._failure:
+            self._failure = "the engine is closed"
+        self._core.close()
 
     def _updates(self, outcome: StepOutcome) -> list[SequenceUpdate]:
         samples = [request for request in outcome.opened if request.sampling.num_beams == 1]

@@ -8,6 +8,7 @@ The engine may stand in this process (`open_engine`), or in another one: the doo
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -33,6 +34,10 @@ if TYPE_CHECKING:
     from quire.engine.factory import EngineBlueprint
 
 logger = logging.getLogger("quire.engine")
+
+
+LONG_TEXT = 10_000
+"""Characters from which on a text is encoded beside the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,12 @@ class Door:
     def encode(self, prompt: Prompt, chat: ChatOptions | None = None) -> Encoded:
         """Return the tokens of a prompt; raises `InvalidRequestError` for what is none. Does not mutate."""
         return encode_prompt(prompt, self.tokenizer, chat)
+
+    async def encode_beside(self, prompt: Prompt, chat: ChatOptions | None = None) -> Encoded:
+        """Return the tokens of a prompt; what may take long is encoded beside the event loop. Does not mutate."""
+        if _num_characters(prompt) >= LONG_TEXT:
+            return await asyncio.to_thread(self.encode, prompt, chat)
+        return self.encode(prompt, chat)
 
     def prepare(
         self,
@@ -162,6 +173,17 @@ class OpenModel:
     def get_default_sampling_params(self) -> SamplingParams:
         """Return how the makers of the model want it sampled: what a call without sampling parameters gets."""
         return self._door.default_sampling
+
+
+def _num_characters(value: object) -> int:
+    """Roughly how much text there is to encode."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_num_characters, value.values()))
+    if isinstance(value, list | tuple) and value and not isinstance(value[0], int):
+        return sum(map(_num_characters, value))
+    return 0
 
 
 def make_config(model: str | os.PathLike[str] | EngineConfig, settings: EngineSettings) -> EngineConfig:

@@ -13,27 +13,39 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from typing import Final
 
+from quire.core.clock import Clock
 from quire.core.errors import QuireError
 from quire.engine.client import EngineClient, EngineRequest, SequenceUpdate, refused
+from quire.engine.stats import EngineStats
 
 logger = logging.getLogger("quire.engine")
 
+STATS_EVERY_S: Final = 0.1
 Command = Callable[[EngineClient], None]
 
 
 class EngineThread:
-    """Owns a client; `deliver` and `fail` are called from its thread."""
+    """Owns a client; `deliver`, `fail` and `tell` are called from its thread.
+
+    `tell` gets the counters of the engine: before the thread sleeps, and otherwise ten times a second.
+    """
 
     def __init__(
         self,
         client: EngineClient,
         deliver: Callable[[list[SequenceUpdate]], None],
         fail: Callable[[str], None],
+        tell: Callable[[EngineStats], None],
+        clock: Clock,
     ) -> None:
         self._client = client
         self._deliver = deliver
         self._on_failure = fail
+        self._tell = tell
+        self._clock = clock
+        self._next_stats_s = 0.0
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
         self._thread.start()
@@ -65,6 +77,8 @@ class EngineThread:
                 updates = self._client.receive()
                 if updates:
                     self._deliver(updates)
+                if self._clock.now() >= self._next_stats_s:
+                    self._tell_stats()
         except BaseException as error:
             logger.exception("the engine has failed")
             self._on_failure(f"the engine has failed: {type(error).__name__}: {error}")
@@ -74,6 +88,8 @@ class EngineThread:
     def _obey(self) -> bool:
         """Carry out the commands that have come, waiting for one while nothing is under way; False: it is over."""
         while True:
+            if self._client.is_idle and self._commands.empty():
+                self._tell_stats()
             try:
                 command = self._commands.get(block=self._client.is_idle)
             except queue.Empty:
@@ -81,6 +97,10 @@ class EngineThread:
             if command is None:
                 return False
             command(self._client)
+
+    def _tell_stats(self) -> None:
+        self._next_stats_s = self._clock.now() + STATS_EVERY_S
+        self._tell(self._client.stats())
 
     def _add(self, client: EngineClient, request: EngineRequest) -> None:
         try:

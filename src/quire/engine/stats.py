@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
+
+
+class ModelState(Enum):
+    """Where an engine stands, as readiness tells it."""
+
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    FAILED = "failed"
+    CLOSED = "closed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +47,7 @@ class EngineStats:
     culprits_total: int = 0
     corrupted_requests_total: int = 0
     busy_s_total: float = 0.0
+    restarts_total: int = 0
 
     @property
     def kv_usage(self) -> float:

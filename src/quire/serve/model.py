@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from enum import Enum
 from typing import Protocol
 
 from quire.core.config import EngineConfig
@@ -14,18 +13,8 @@ from quire.engine.output_processor import PreparedRequest
 from quire.engine.outputs import RequestDelta
 from quire.engine.prompts import ChatOptions, Prompt
 from quire.engine.report import EngineReport
-from quire.engine.stats import EngineStats
+from quire.engine.stats import EngineStats, ModelState
 from quire.engine.tokenizer import Tokenizer
-
-
-class ModelState(Enum):
-    """Where an engine stands, as readiness tells it."""
-
-    STARTING = "starting"
-    READY = "ready"
-    RESTARTING = "restarting"
-    FAILED = "failed"
-    CLOSED = "closed"
 
 
 class ServedModel(Protocol):

@@ -91,9 +91,8 @@ def _schemas() -> Schema:
     found["ChatRequest"]["properties"]["messages"] = _list_of(
         _message("text", ["system", "developer", "user", "assistant"])
     )
-    found["ResponseRequest"]["properties"]["input"] = {
-        "anyOf": [TEXT, _list_of(_message("input_text", ["system", "developer", "user", "assistant"]))]
-    }
+    item = _message("input_text", ["system", "developer", "user", "assistant"]) | {"additionalProperties": False}
+    found["ResponseRequest"]["properties"]["input"] = {"anyOf": [{"type": "string"}, _list_of(item)]}
     return found
 
 

@@ -164,7 +164,7 @@ class MeasuredEngine:
             now = time.perf_counter() - started
             for update in updates:
                 _note(run, last_s, update, now)
-            if watch_step is not None:
+            if updates and watch_step is not None:
                 watch_step()
         run.wall_s = time.perf_counter() - started
         run.executor_s, run.decoder_s = self.watch.executor_s, self.watch.decoder_s

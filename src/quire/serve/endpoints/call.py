@@ -92,7 +92,7 @@ def json_answer(value: msgspec.Struct) -> Response:
 
 def told_reason(output: CompletionDelta) -> FinishReason | None:
     """Return why a text has ended, for the client; those that did not end well were raised. Does not mutate."""
-    return cast(FinishReason | None, output.finish_reason)
+    return cast("FinishReason | None", output.finish_reason)  # quoted: it is asked for with every token
 
 
 # ---- prompts --------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ class ResponseRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     stream_options: dict[str, Any] | None = None
-    metadata: Annotated[dict[str, str], msgspec.Meta(extra_json_schema={"maxProperties": 16})] | None = None
+    metadata: Annotated[dict[str, str], msgspec.Meta(max_length=16)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 

@@ -1,0 +1,186 @@
+"""The engine's own process: `python -m quire.engine.engine_host DESCRIPTOR`.
+
+    main thread: reads messages ──► EngineThread: commands, then one step ──► writer thread: frames to the socket
+
+The engine's thread never waits for the server: what it has to say is queued, and the writer sends it. When the
+connection ends, for whatever reason, nobody is left to compute for: the process gives its memory back and ends, by
+force if the engine does not come to the end of its step. Signals that reach a whole group of processes (Ctrl-C in a
+terminal, a service manager that stops a service) are meant for the server, which lets requests finish first.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+from typing import Final
+
+from quire.core.clock import Clock, SystemClock
+from quire.core.errors import ExecutionError, QuireError
+from quire.engine.client import InProcessClient, SequenceUpdate
+from quire.engine.core import EngineCore
+from quire.engine.engine_thread import EngineThread
+from quire.engine.messages import (
+    LENGTH_BYTES,
+    Abort,
+    Add,
+    Configure,
+    Fail,
+    Loaded,
+    Message,
+    Ready,
+    StartFailed,
+    Stats,
+    Stop,
+    ToEngine,
+    Updates,
+    body_length,
+    frame,
+    message_to_engine,
+)
+from quire.engine.stats import EngineStats
+
+LOADED_EVERY_S: Final = 0.1
+CLOSING_S: Final = 10.0
+FAILED, ORPHANED = 1, 3
+"""Exit statuses: of an engine that failed, and of one that had to be ended by force."""
+
+
+class FrameSocket:
+    """Whole messages over a connected socket: read in one thread, written in another."""
+
+    def __init__(self, connected: socket.socket) -> None:
+        self._socket = connected
+        self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._writer = threading.Thread(target=self._write, name="quire-writer", daemon=True)
+        self._writer.start()
+
+    def send(self, message: Message) -> None:
+        """Have a message sent; from any thread."""
+        self._outgoing.put(frame(message))
+
+    def receive(self) -> ToEngine | None:
+        """Wait for a message; None when the connection has ended."""
+        head = self._read(LENGTH_BYTES)
+        body = None if head is None else self._read(body_length(head))
+        return None if body is None else message_to_engine(body)
+
+    def close(self) -> None:
+        """Send what is left, and close."""
+        self._outgoing.put(None)
+        self._writer.join(CLOSING_S)
+        self._socket.close()
+
+    def _read(self, count: int) -> bytes | None:
+        data = bytearray()
+        while len(data) < count:
+            try:
+                piece = self._socket.recv(count - len(data))
+            except OSError:
+                return None
+            if not piece:
+                return None
+            data += piece
+        return bytes(data)
+
+    def _write(self) -> None:
+        while (frame := self._outgoing.get()) is not None:
+            try:
+                self._socket.sendall(frame)
+            except OSError:
+                return  # nobody listens any more: the reader finds out, too
+
+
+class EngineHost:
+    """One engine, for the server at the other end of a connection."""
+
+    def __init__(self, connection: FrameSocket, clock: Clock) -> None:
+        self._connection = connection
+        self._clock = clock
+        self._next_loaded_s = 0.0
+
+    def run(self) -> int:
+        """Serve until the connection ends; returns the exit status."""
+        first = self._connection.receive()
+        if not isinstance(first, Configure):
+            return 0 if first is None else FAILED
+        try:
+            core, ready = self._build(first)
+        except (QuireError, OSError, MemoryError) as error:
+            message = str(error) if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
+            self._connection.send(StartFailed(" ".join(message.split())))
+            return FAILED
+        client = InProcessClient(core)
+        thread = EngineThread(client, self._deliver, self._die, self._tell, self._clock)
+        self._connection.send(ready)
+        self._obey(thread)
+        _exit_after(CLOSING_S)
+        thread.close()
+        return 0
+
+    def _build(self, configure: Configure) -> tuple[EngineCore, Ready]:
+        from quire.engine.factory import plan_engine
+
+        blueprint = plan_engine(configure.config)
+        core = blueprint.build(self._clock, self._note_loaded)
+        return core, Ready(core.scheduler.limits, blueprint.report)
+
+    def _obey(self, thread: EngineThread) -> None:
+        """Pass messages on until there are no more."""
+        while True:
+            match self._connection.receive():
+                case Add() as message:
+                    thread.add(message.request)
+                case Abort(request_id):
+                    thread.abort(request_id)
+                case Fail(request_id, reason):
+                    thread.fail(request_id, reason)
+                case Stop(request_id, branch):
+                    thread.stop(request_id, branch)
+                case _:
+                    return
+
+    def _deliver(self, updates: list[SequenceUpdate]) -> None:
+        self._connection.send(Updates.of(updates))
+
+    def _die(self, message: str) -> None:
+        """The engine has failed, and its thread has said why: the server learns of it by the end of the connection."""
+        self._connection.close()
+        os._exit(FAILED)
+
+    def _tell(self, stats: EngineStats) -> None:
+        self._connection.send(Stats(stats))
+
+    def _note_loaded(self, num_bytes: int, total: int) -> None:
+        now = self._clock.now()
+        if now >= self._next_loaded_s:
+            self._next_loaded_s = now + LOADED_EVERY_S
+            self._connection.send(Loaded(num_bytes, total))
+
+
+def _exit_after(seconds: float) -> None:
+    """End the process by force if it is still there then."""
+    timer = threading.Timer(seconds, os._exit, (ORPHANED,))
+    timer.daemon = True
+    timer.start()
+
+
+def main(descriptor: int) -> int:
+    """Serve over an inherited socket; returns the exit status."""
+    for ignored in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ignored, signal.SIG_IGN)
+    connection = FrameSocket(socket.socket(fileno=descriptor))
+    try:
+        return EngineHost(connection, SystemClock()).run()
+    except ExecutionError as error:  # what came is no message: the connection cannot be trusted any more
+        print(f"quire: error: {error}", file=sys.stderr)
+        return FAILED
+    finally:
+        connection.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1])))

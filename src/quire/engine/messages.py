@@ -1,0 +1,244 @@
+"""What the server and the engine's own process say to each other: typed messages over a pair of Unix sockets.
+
+    server                                       engine process
+      Configure ───────────────────────────────►            once: the settings
+      ◄──────────────────── Loaded …, then Ready | StartFailed
+      Add, Abort, Fail, Stop ──────────────────►
+      ◄──────────────────── Updates, Stats                  after a step
+      Close, or the end of the connection ─────►            it ends
+
+A message is its length in four bytes and its fields in MessagePack. Lengths are capped, types are checked, and there is
+no pickle: what arrives can be refused, and never run. Columns of numbers cross as bytes: token ids as 32-bit integers,
+log-probabilities as 64-bit floats, in the order of bytes of the machine, which both sides share.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from quire.core.config import EngineConfig
+from quire.core.errors import ExecutionError
+from quire.core.logprobs import TokenLogprobs
+from quire.core.request import CacheScope, FinishReason
+from quire.core.sampling_params import SamplingParams
+from quire.core.validate import RequestLimits
+from quire.engine.client import EngineRequest, SequenceUpdate
+from quire.engine.report import EngineReport
+from quire.engine.stats import EngineStats
+
+LENGTH_BYTES: Final = 4
+MAX_MESSAGE_BYTES: Final = 256 << 20
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The base of all messages."""
+
+
+class Configure(Message, frozen=True):
+    """Build the engine of these settings."""
+
+    config: EngineConfig
+
+
+class Add(Message, frozen=True):
+    """Take a request in."""
+
+    request_id: str
+    prompt_token_ids: bytes
+    sampling: SamplingParams
+    scope: CacheScope
+    priority: int
+
+    @classmethod
+    def of(cls, request: EngineRequest) -> Add:
+        """Return the message of a request."""
+        tokens = request.prompt_token_ids.tobytes()
+        return cls(request.request_id, tokens, request.sampling, request.scope, request.priority)
+
+    @property
+    def request(self) -> EngineRequest:
+        """The request."""
+        tokens = _column("i", self.prompt_token_ids)
+        return EngineRequest(self.request_id, tokens, self.sampling, self.scope, self.priority)
+
+
+class Abort(Message, frozen=True):
+    """End a request."""
+
+    request_id: str
+
+
+class Fail(Message, frozen=True):
+    """End a request with an error."""
+
+    request_id: str
+    message: str
+
+
+class Stop(Message, frozen=True):
+    """End one sequence of a request."""
+
+    request_id: str
+    branch: int
+
+
+class Close(Message, frozen=True):
+    """Give the memory back and end."""
+
+
+class Loaded(Message, frozen=True):
+    """So many bytes of the weights are loaded."""
+
+    num_bytes: int
+    total: int
+
+
+class Ready(Message, frozen=True):
+    """The engine takes requests, of these limits."""
+
+    limits: RequestLimits
+    report: EngineReport
+
+
+class StartFailed(Message, frozen=True):
+    """The engine could not be built; the process ends."""
+
+    message: str
+
+
+class Entry(msgspec.Struct, frozen=True, array_like=True):
+    """`TokenLogprobs` on its way."""
+
+    logprob: float
+    rank: int
+    top_ids: bytes
+    top_logprobs: bytes
+
+
+class Update(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
+    """`SequenceUpdate` on its way."""
+
+    request_id: str
+    branch: int
+    token_ids: list[int]
+    num_cached_tokens: int
+    logprobs: list[Entry] = []
+    finish_reason: FinishReason | None = None
+    error: str = ""
+    prompt_logprobs: list[Entry] = []
+    cumulative_logprob: float | None = None
+
+
+class Updates(Message, frozen=True):
+    """What sequences have got."""
+
+    entries: list[Update]
+
+    @classmethod
+    def of(cls, updates: Iterable[SequenceUpdate]) -> Updates:
+        """Return the message of some updates."""
+        return cls(
+            [
+                Update(
+                    each.request_id,
+                    each.branch,
+                    each.token_ids,
+                    each.num_cached_tokens,
+                    [_entry(one) for one in each.logprobs],
+                    each.finish_reason,
+                    each.error,
+                    [_entry(one) for one in each.prompt_logprobs],
+                    each.cumulative_logprob,
+                )
+                for each in updates
+            ]
+        )
+
+    @property
+    def updates(self) -> list[SequenceUpdate]:
+        """The updates."""
+        return [
+            SequenceUpdate(
+                each.request_id,
+                each.branch,
+                each.token_ids,
+                [_token_logprobs(one) for one in each.logprobs],
+                each.num_cached_tokens,
+                each.finish_reason,
+                each.error,
+                tuple(_token_logprobs(one) for one in each.prompt_logprobs),
+                each.cumulative_logprob,
+            )
+            for each in self.entries
+        ]
+
+
+class Stats(Message, frozen=True):
+    """What the engine has done so far."""
+
+    stats: EngineStats
+
+
+ToEngine = Configure | Add | Abort | Fail | Stop | Close
+FromEngine = Loaded | Ready | StartFailed | Updates | Stats
+Received = TypeVar("Received")
+
+
+def frame(message: Message) -> bytes:
+    """Return a message as it is sent; raises `ExecutionError` for one that is too long. Does not mutate."""
+    body = _ENCODER.encode(message)
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise ExecutionError(f"a message of {len(body)} bytes is too long for the engine's connection")
+    return len(body).to_bytes(LENGTH_BYTES, "little") + body
+
+
+def message_to_engine(body: bytes) -> ToEngine:
+    """Return what the engine received; raises `ExecutionError` for what is no message. Does not mutate."""
+    return _decoded(_TO_ENGINE, body)
+
+
+def message_from_engine(body: bytes) -> FromEngine:
+    """Return what the engine sent; raises `ExecutionError` for what is no message. Does not mutate."""
+    return _decoded(_FROM_ENGINE, body)
+
+
+def body_length(head: bytes) -> int:
+    """Return how long the body is that follows; raises `ExecutionError` for more than is allowed. Does not mutate.
+
+    >>> body_length((5).to_bytes(4, "little"))
+    5
+    """
+    length = int.from_bytes(head, "little")
+    if length > MAX_MESSAGE_BYTES:
+        raise ExecutionError(f"the engine's connection announced a message of {length} bytes")
+    return length
+
+
+def _column(typecode: str, data: bytes) -> array[Any]:
+    column: array[Any] = array(typecode)
+    column.frombytes(data)
+    return column
+
+
+def _entry(logprobs: TokenLogprobs) -> Entry:
+    return Entry(logprobs.logprob, logprobs.rank, logprobs.top_ids.tobytes(), logprobs.top_logprobs.tobytes())
+
+
+def _token_logprobs(entry: Entry) -> TokenLogprobs:
+    return TokenLogprobs(entry.logprob, entry.rank, _column("i", entry.top_ids), _column("d", entry.top_logprobs))
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_TO_ENGINE: Final[msgspec.msgpack.Decoder[ToEngine]] = msgspec.msgpack.Decoder(ToEngine)
+_FROM_ENGINE: Final[msgspec.msgpack.Decoder[FromEngine]] = msgspec.msgpack.Decoder(FromEngine)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[Received], body: bytes) -> Received:
+    try:
+        return decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise ExecutionError(f"the engine's connection brought what is no message: {error}") from error

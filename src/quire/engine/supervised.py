@@ -1,0 +1,360 @@
+"""SupervisedLLM: a model in a process of its own, which is started again when it dies.
+
+    event loop: Door, RequestStreams ──── messages ────► engine process: scheduler, memory, model
+                      ▲                                       │
+                      └──────── updates, stats ◄──────────────┘
+
+A server must answer while the model computes, and outlive it. So everything about text stays here, and what may run out
+of memory or crash runs there. When the process ends, or says nothing for too long with requests under way, the requests
+that it had end with `ExecutionError`, and a new process is started: at once at first, then ever later while it does not
+stay up. `state` tells the truth meanwhile. Settings are checked here before any process is started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from types import TracebackType
+from typing import Final
+
+from quire.core.clock import Clock, SystemClock
+from quire.core.config import EngineConfig
+from quire.core.errors import ExecutionError, InvariantError
+from quire.core.executor import NoteLoaded
+from quire.core.sampling_params import SamplingParams
+from quire.core.validate import RequestLimits
+from quire.engine.client import EngineRequest
+from quire.engine.door import NO_TICKET, Door, Ticket
+from quire.engine.messages import (
+    LENGTH_BYTES,
+    Abort,
+    Add,
+    Close,
+    Configure,
+    Fail,
+    FromEngine,
+    Loaded,
+    Message,
+    Ready,
+    StartFailed,
+    Stats,
+    Stop,
+    Updates,
+    body_length,
+    frame,
+    message_from_engine,
+)
+from quire.engine.output_processor import PreparedRequest
+from quire.engine.outputs import RequestDelta
+from quire.engine.prompts import ChatOptions, Prompt
+from quire.engine.report import EngineReport
+from quire.engine.stats import EngineStats, ModelState
+from quire.engine.streams import RequestStreams
+from quire.engine.tokenizer import Tokenizer
+
+logger = logging.getLogger("quire.engine")
+
+FIRST_RESTART_S: Final = 0.1
+LONGEST_RESTART_S: Final = 30.0
+STAYS_UP_S: Final = 60.0
+"""An engine that was up for so long is started again at once."""
+MOST_FAILED_STARTS: Final = 5
+CLOSING_S: Final = 10.0
+STALLED_S: Final = 300.0
+"""An engine with requests under way that says nothing for so long hangs."""
+
+
+class EngineProcess:
+    """One engine process and the connection to it."""
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def start(cls, config: EngineConfig) -> EngineProcess:
+        """Start a process that builds the engine of some settings."""
+        ours, theirs = socket.socketpair()
+        try:
+            command = [sys.executable, "-m", "quire.engine.engine_host", str(theirs.fileno())]
+            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        started = cls(process, *await asyncio.open_connection(sock=ours))
+        started.send(Configure(config))
+        return started
+
+    @property
+    def process_id(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def send(self, message: Message) -> None:
+        """Have a message sent; what an engine that is gone is told is lost."""
+        self._writer.write(frame(message))
+
+    async def receive(self) -> FromEngine | None:
+        """Wait for a message; None when the engine is gone."""
+        try:
+            head = await self._reader.readexactly(LENGTH_BYTES)
+            return message_from_engine(await self._reader.readexactly(body_length(head)))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+
+    async def end(self, patience_s: float) -> int:
+        """Wait so long for the process to end, then kill it; returns its exit status."""
+        self._writer.close()
+        try:
+            return await asyncio.to_thread(self._process.wait, patience_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return await asyncio.to_thread(self._process.wait)
+
+    def kill(self) -> None:
+        """End the process by force."""
+        self._process.kill()
+
+
+class EngineMessages:
+    """The `EngineLink` of a supervised engine: calls become messages to the process that is there."""
+
+    def __init__(self) -> None:
+        self.process: EngineProcess | None = None
+
+    def add(self, request: EngineRequest) -> None:
+        """Have a request taken in; raises `ExecutionError` where no engine is there."""
+        if self.process is None:
+            raise ExecutionError("the engine is not there")
+        self.process.send(Add.of(request))
+
+    def abort(self, request_id: str) -> None:
+        """Have a request ended."""
+        self._tell(Abort(request_id))
+
+    def fail(self, request_id: str, message: str) -> None:
+        """Have a request ended with an error."""
+        self._tell(Fail(request_id, message))
+
+    def stop(self, request_id: str, branch: int) -> None:
+        """Have one sequence ended."""
+        self._tell(Stop(request_id, branch))
+
+    def _tell(self, message: Message) -> None:
+        """An engine that is gone has ended all its requests."""
+        if self.process is not None:
+            self.process.send(message)
+
+
+class SupervisedLLM:
+    """A model in a process of its own, for the tasks of one event loop. Implements `quire.serve.model.ServedModel`.
+
+    Settings that cannot be raise at once. `start` starts the engine and returns; `wait_ready` waits until it takes
+    requests.
+    """
+
+    def __init__(
+        self, config: EngineConfig, *, clock: Clock | None = None, note_loaded: NoteLoaded | None = None
+    ) -> None:
+        from quire.engine.factory import plan_engine  # it brings in arrays, which a mere import must not
+
+        self._door = Door(plan_engine(config))
+        self._report = self._door.report
+        self._clock = clock or SystemClock()
+        self._note_loaded = note_loaded
+        self._link = EngineMessages()
+        self._streams = RequestStreams(self._link, self._door.tokenizer, self._clock)
+        self._limits: RequestLimits | None = None
+        self._stats = EngineStats()
+        self._state = ModelState.STARTING
+        self._failure = ""  # why the engine is not there
+        self._reason = ""  # why the process at hand is about to end, where that is known
+        self._settled = asyncio.Event()  # ready for the first time, or failed for good
+        self._heard_s = 0.0
+        self._num_restarts = 0
+        self._supervisor: asyncio.Task[None] | None = None
+
+    # ---- what is asked of it ----------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> ModelState:
+        """Where the engine stands; it takes requests only while it is ready."""
+        return self._state
+
+    @property
+    def config(self) -> EngineConfig:
+        """The settings of the engine."""
+        return self._door.config
+
+    @property
+    def report(self) -> EngineReport:
+        """The start-up table."""
+        return self._report
+
+    @property
+    def limits(self) -> RequestLimits:
+        """What the engine can take; known as soon as it was ready once."""
+        if self._limits is None:
+            raise ExecutionError(self._failure or "the model is still being loaded")
+        return self._limits
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer; None where there is none."""
+        return self._door.tokenizer
+
+    @property
+    def stats(self) -> EngineStats:
+        """What the engine last said of itself, and how often it was started again."""
+        return replace(self._stats, restarts_total=self._num_restarts)
+
+    @property
+    def failure(self) -> str:
+        """Why the engine is not there; empty while it is."""
+        return self._failure
+
+    @property
+    def engine_process_id(self) -> int | None:
+        """The id of the engine's process; None while there is none."""
+        return None if self._link.process is None else self._link.process.process_id
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return how the makers of the model want it sampled."""
+        return self._door.default_sampling
+
+    async def prepare(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        ticket: Ticket = NO_TICKET,
+        *,
+        chat: ChatOptions | None = None,
+    ) -> PreparedRequest:
+        """Return a request that the engine can serve; raises `InvalidRequestError` for what it cannot."""
+        limits = self.limits
+        encoded = await self._door.encode_beside(prompt, chat)
+        return self._door.prepare(encoded, limits, sampling, ticket)
+
+    def deltas(self, prepared: PreparedRequest) -> AsyncGenerator[RequestDelta, None]:
+        """Run a request; yield what is new each time it got further. Closing the iterator ends the request."""
+        if self._state is not ModelState.READY:
+            raise ExecutionError(self._failure or "the model is still being loaded")
+        return self._streams.deltas(prepared)
+
+    # ---- the process ------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the engine, and again whenever it ends, until `close`."""
+        if self._supervisor is not None:
+            raise InvariantError("a supervised engine is started once")
+        self._supervisor = asyncio.create_task(self._supervise(), name="quire-supervisor")
+
+    async def wait_ready(self) -> None:
+        """Wait until the engine takes requests for the first time; raises `ExecutionError` if it cannot be built."""
+        await self._settled.wait()
+        if self._state is ModelState.FAILED:
+            raise ExecutionError(self._failure)
+
+    async def close(self) -> None:
+        """End all requests and the process. May be called twice; nothing can be asked afterwards."""
+        self._lose(ModelState.CLOSED, "the engine is closed")
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._supervisor
+        self._settled.set()
+
+    async def __aenter__(self) -> SupervisedLLM:
+        self.start()
+        await self.wait_ready()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _supervise(self) -> None:
+        """Keep an engine running; returns when it cannot be built."""
+        delay_s, num_failed_starts = FIRST_RESTART_S, 0
+        while num_failed_starts < MOST_FAILED_STARTS:
+            started_s, was_ready = self._clock.now(), False
+            try:
+                was_ready = await self._run_once()
+            except (OSError, ExecutionError) as error:  # no process could be started, or it sent what is no message
+                self._lose(ModelState.RESTARTING, f"the engine process: {error}")
+            if self._limits is None:
+                break  # it could never be built: what is wrong will be wrong again
+            num_failed_starts = 0 if was_ready else num_failed_starts + 1
+            delay_s = FIRST_RESTART_S if self._clock.now() - started_s >= STAYS_UP_S else delay_s
+            logger.error("%s; it is started again in %g s", self._failure, delay_s)
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, LONGEST_RESTART_S)
+            self._num_restarts += 1
+        self._lose(ModelState.FAILED, self._failure)
+        self._settled.set()
+
+    async def _run_once(self) -> bool:
+        """Run one engine process until it is gone; returns whether it was ready."""
+        self._reason = ""
+        process = await EngineProcess.start(self.config)
+        watchdog = asyncio.create_task(self._watch(process))
+        status, patience_s = 0, CLOSING_S
+        try:
+            await self._listen(process)
+            patience_s = 1.0  # the connection has ended, so the process is about to
+        except asyncio.CancelledError:
+            process.send(Close())
+            raise
+        finally:
+            was_ready = self._link.process is process
+            self._link.process = None
+            watchdog.cancel()
+            status = await asyncio.shield(process.end(patience_s))
+            if self._state is not ModelState.CLOSED:
+                self._lose(ModelState.RESTARTING, self._reason or f"the engine process has ended with status {status}")
+        return was_ready
+
+    async def _listen(self, process: EngineProcess) -> None:
+        """Take in what an engine says until it is gone."""
+        while (message := await process.receive()) is not None:
+            self._heard_s = self._clock.now()
+            match message:
+                case Updates():
+                    self._streams.process(message.updates)
+                case Stats(stats):
+                    self._stats = stats
+                case Loaded(num_bytes, total):
+                    if self._note_loaded is not None:
+                        self._note_loaded(num_bytes, total)
+                case Ready(limits, report):
+                    self._limits, self._report = limits, report
+                    self._link.process, self._state, self._failure = process, ModelState.READY, ""
+                    self._settled.set()
+                case StartFailed(reason):
+                    self._reason = reason
+
+    async def _watch(self, process: EngineProcess) -> None:
+        """Kill an engine that hangs."""
+        while True:
+            await asyncio.sleep(1.0)
+            if len(self._streams) and self._clock.now() - self._heard_s > STALLED_S:
+                self._reason = f"the engine has said nothing for {STALLED_S:g} s"
+                process.kill()
+                return
+
+    def _lose(self, state: ModelState, message: str) -> None:
+        self._state, self._failure = state, message
+        self._stats = EngineStats()
+        self._streams.lose(message)

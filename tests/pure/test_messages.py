@@ -1,0 +1,113 @@
+"""Messages between server and engine: what goes in comes out, and nothing else does."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from quire.core.config import EngineConfig
+from quire.core.errors import ExecutionError
+from quire.core.logprobs import TokenLogprobs
+from quire.core.request import CacheScope, FinishReason
+from quire.core.sampling_params import SamplingParams
+from quire.engine import messages
+from quire.engine.client import EngineRequest, SequenceUpdate
+from quire.engine.messages import (
+    LENGTH_BYTES,
+    Abort,
+    Add,
+    Close,
+    Configure,
+    Fail,
+    Loaded,
+    StartFailed,
+    Stats,
+    Stop,
+    Updates,
+    body_length,
+    frame,
+    message_from_engine,
+    message_to_engine,
+)
+from quire.engine.stats import EngineStats
+
+LOGPROBS = TokenLogprobs(-0.1 - 0.2, 3, array("i", [5, 2147483647]), array("d", [-1e-300, float("-inf")]))
+SAMPLING = SamplingParams(
+    n=2,
+    best_of=4,
+    seed=(1 << 63) - 1,
+    temperature=0.1 + 0.2,
+    stop=("a", "é"),
+    stop_token_ids=(7,),
+    logit_bias={3: -1.5, 9: 100.0},
+    bad_words=("x",),
+    bad_words_ids=((1, 2), (3,)),
+    allowed_token_ids=(1, 2, 3),
+    early_stopping="never",
+)
+REQUESTS = [
+    EngineRequest("r", array("i", [1, 2, 3]), SAMPLING, CacheScope("t", "s", ("k",)), -5),
+    EngineRequest("r", array("i", range(100_000)), SamplingParams()),
+]
+TO_ENGINE = [
+    Configure(EngineConfig(model="guide", kv_memory="8MiB", max_model_len=64)),
+    *map(Add.of, REQUESTS),
+    Abort("r"),
+    Fail("r", "why"),
+    Stop("r", 1),
+    Close(),
+]
+UPDATES = [
+    SequenceUpdate("r", 1, [5, 6], [LOGPROBS], 16),
+    SequenceUpdate("r", 0, [], [], 0, FinishReason.ERROR, "why", (LOGPROBS,), -1.25),
+]
+FROM_ENGINE = [
+    Loaded(1 << 40, 1 << 41),
+    StartFailed("why"),
+    Updates.of(UPDATES),
+    Stats(EngineStats(num_running=3, busy_s_total=1.5)),
+]
+
+
+@pytest.mark.parametrize("message", TO_ENGINE, ids=lambda message: type(message).__name__)
+def test_what_goes_to_the_engine_arrives_as_it_was(message: messages.ToEngine) -> None:
+    framed = frame(message)
+    assert body_length(framed[:LENGTH_BYTES]) == len(framed) - LENGTH_BYTES
+    assert message_to_engine(framed[LENGTH_BYTES:]) == message
+
+
+@pytest.mark.parametrize("message", FROM_ENGINE, ids=lambda message: type(message).__name__)
+def test_what_comes_from_the_engine_arrives_as_it_was(message: messages.FromEngine) -> None:
+    assert message_from_engine(frame(message)[LENGTH_BYTES:]) == message
+
+
+def test_columns_arrive_as_columns() -> None:
+    for request in REQUESTS:
+        found = message_to_engine(frame(Add.of(request))[LENGTH_BYTES:])
+        assert isinstance(found, Add)
+        assert found.request == request
+    found_updates = message_from_engine(frame(Updates.of(UPDATES))[LENGTH_BYTES:])
+    assert isinstance(found_updates, Updates)
+    assert found_updates.updates == UPDATES
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\xc1", b"\x93", b"\x92\xa7Unknown\x01", b"\x92\xa5Abort\x01", b"\x91\xa5Close\x01"]
+)
+def test_what_is_no_message_is_refused(body: bytes) -> None:
+    with pytest.raises(ExecutionError, match="no message"):
+        message_to_engine(body)
+
+
+def test_a_message_for_the_other_side_is_refused() -> None:
+    with pytest.raises(ExecutionError, match="no message"):
+        message_from_engine(frame(Abort("r"))[LENGTH_BYTES:])
+
+
+def test_lengths_are_capped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "MAX_MESSAGE_BYTES", 100)
+    with pytest.raises(ExecutionError, match="too long"):
+        frame(Abort("r" * 200))
+    with pytest.raises(ExecutionError, match="announced"):
+        body_length((101).to_bytes(4, "little"))
