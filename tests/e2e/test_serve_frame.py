@@ -12,8 +12,8 @@ from http.client import HTTPException
 import pytest
 
 from quire.core.errors import ExecutionError, InvalidConfigError
+from quire.engine.stats import ModelState
 from quire.serve.config import ServerConfig
-from quire.serve.model import ModelState
 from quire.serve.server import listen
 from support.bare_server import NUM_PARTS, PART, BareServer, FakeModel, read_answer, serving
 from support.prometheus_text import parse

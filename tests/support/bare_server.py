@@ -21,11 +21,10 @@ from quire.core.config import EngineConfig
 from quire.core.errors import InvalidRequestError
 from quire.engine.memory_plan import MemoryNeeds, MemoryPlan
 from quire.engine.report import EngineReport
-from quire.engine.stats import EngineStats
+from quire.engine.stats import EngineStats, ModelState
 from quire.serve.app import make_app
 from quire.serve.body import read_body
 from quire.serve.config import ServerConfig
-from quire.serve.model import ModelState
 from quire.serve.server import Server, listen
 from quire.serve.services import Services, make_services
 

@@ -20,10 +20,9 @@ from openai import OpenAI
 from quire import AsyncLLM
 from quire.core.clock import SystemClock
 from quire.core.validate import RequestLimits
-from quire.engine.stats import EngineStats
+from quire.engine.stats import EngineStats, ModelState
 from quire.serve.app import make_app
 from quire.serve.config import ServerConfig
-from quire.serve.model import ModelState
 from quire.serve.server import Server, listen
 from quire.serve.services import Services, make_services
 
