@@ -228,6 +228,7 @@ def serving(model: FakeModel | None = None, **settings: Any) -> Iterator[BareSer
     model = model or FakeModel()
     services = make_services(model, ServerConfig(**({"port": 0, "drain_timeout_s": 0.0} | settings)), SystemClock())
     listener = listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
     server = Server(services, model, make_app(services, ROUTES), announce=lambda _: None)
     started = threading.Event()
     loops: list[asyncio.AbstractEventLoop] = []
@@ -247,7 +248,7 @@ def serving(model: FakeModel | None = None, **settings: Any) -> Iterator[BareSer
     thread = threading.Thread(target=run_all, daemon=True)
     thread.start()
     assert started.wait(10)
-    bare = BareServer(listener.getsockname()[1], services, model, server, loops[0], thread)
+    bare = BareServer(port, services, model, server, loops[0], thread)
     try:
         yield bare
     finally:
