@@ -12,8 +12,8 @@ from http.client import HTTPException
 import pytest
 
 from quire.core.errors import ExecutionError, InvalidConfigError
+from quire.engine.stats import ModelState
 from quire.serve.config import ServerConfig
-from quire.serve.model import ModelState
 from quire.serve.server import listen
 from support.bare_server import NUM_PARTS, PART, BareServer, FakeModel, read_answer, serving
 from support.prometheus_text import parse
@@ -80,6 +80,7 @@ def test_errors_are_json(server: BareServer, method: str, path: str, status: int
 def test_a_mistake_of_ours_is_told_to_the_log(server: BareServer, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, "quire.serve"):
         assert server.get("/v1/fail").status == 500
+        wait_until(lambda: bool(caplog.records))
     (record,) = [record for record in caplog.records if record.levelno >= logging.ERROR]
     assert record.exc_info is not None
     assert record.exc_info[0] is ZeroDivisionError
@@ -404,12 +405,9 @@ def test_a_client_that_reads_nothing_is_cut_off(server: BareServer) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.sendall(head("/v1/large"))
         time.sleep(1.5)
-        length = 0
-        with pytest.raises(ConnectionError):
-            while part := connection.recv(1 << 16):
-                length += len(part)
-            raise ConnectionResetError  # the end came without a reset
-    assert length < 16 << 20
+        with pytest.raises(ConnectionResetError):
+            while connection.recv(1 << 16):
+                pass
 
 
 # ---- the end --------------------------------------------------------------------------------------------------------
@@ -442,6 +440,7 @@ def test_calls_that_take_too_long_are_told_so() -> None:
             wait_until(lambda: server.services.gate.num_visits == 1)
             server.stop()
             body = read_answer(streaming).body
+        server.thread.join(10)
     assert body.endswith(b"cut off\n")
     assert not server.server.was_forced
 

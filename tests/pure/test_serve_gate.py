@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from quire.core.clock import ManualClock
 from quire.core.request import CacheScope
+from quire.engine.stats import ModelState
 from quire.serve.config import ServerConfig
 from quire.serve.errors import ApiError
 from quire.serve.gate import MAX_RETRY_S, MIN_RETRY_S, Gate, GateLimits, Refusal, Visit, gate_limits
-from quire.serve.model import ModelState
 from quire.serve.tenants import ANYBODY, Tenant
 from support.bare_server import FakeModel
 

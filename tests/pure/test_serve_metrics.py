@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 
 from quire.core.clock import ManualClock
 from quire.core.errors import QuireError
-from quire.engine.stats import EngineStats
+from quire.engine.stats import EngineStats, ModelState
 from quire.serve.config import ServerConfig
 from quire.serve.errors import ApiError
 from quire.serve.gate import Gate, GateLimits
 from quire.serve.logs import JsonFormatter, TextFormatter, configure_logs
 from quire.serve.metrics import FINISHED_WELL, VLLM_NAMES, Metrics
-from quire.serve.model import ModelState
 from quire.serve.prometheus import Histogram, by_label, render
 from quire.serve.services import make_services
 from quire.serve.stats_line import StatsLine

@@ -21,11 +21,10 @@ from quire.core.config import EngineConfig
 from quire.core.errors import InvalidRequestError
 from quire.engine.memory_plan import MemoryNeeds, MemoryPlan
 from quire.engine.report import EngineReport
-from quire.engine.stats import EngineStats
+from quire.engine.stats import EngineStats, ModelState
 from quire.serve.app import make_app
 from quire.serve.body import read_body
 from quire.serve.config import ServerConfig
-from quire.serve.model import ModelState
 from quire.serve.server import Server, listen
 from quire.serve.services import Services, make_services
 
@@ -229,6 +228,7 @@ def serving(model: FakeModel | None = None, **settings: Any) -> Iterator[BareSer
     model = model or FakeModel()
     services = make_services(model, ServerConfig(**({"port": 0, "drain_timeout_s": 0.0} | settings)), SystemClock())
     listener = listen("127.0.0.1", 0)
+    port = listener.getsockname()[1]
     server = Server(services, model, make_app(services, ROUTES), announce=lambda _: None)
     started = threading.Event()
     loops: list[asyncio.AbstractEventLoop] = []
@@ -248,7 +248,7 @@ def serving(model: FakeModel | None = None, **settings: Any) -> Iterator[BareSer
     thread = threading.Thread(target=run_all, daemon=True)
     thread.start()
     assert started.wait(10)
-    bare = BareServer(listener.getsockname()[1], services, model, server, loops[0], thread)
+    bare = BareServer(port, services, model, server, loops[0], thread)
     try:
         yield bare
     finally:

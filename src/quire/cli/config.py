@@ -67,4 +67,6 @@ def _text(resolved: ServeSettings, setting: Setting) -> str:
         return "yes" if value else "no"
     if isinstance(value, list):
         return ", ".join(value)
-    return format_bytes(value) if setting.option.is_size else str(value)
+    if setting.option.is_size:
+        return format_bytes(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)

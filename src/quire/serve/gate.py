@@ -25,9 +25,10 @@ from types import TracebackType
 
 from quire.core.clock import Clock
 from quire.core.errors import InvariantError
+from quire.engine.stats import ModelState
 from quire.serve.config import ServerConfig
 from quire.serve.errors import ApiError, draining, engine_unavailable, overloaded, too_many_requests
-from quire.serve.model import ModelState, ServedModel
+from quire.serve.model import ServedModel
 from quire.serve.tenants import Tenant
 
 logger = logging.getLogger("quire.serve")

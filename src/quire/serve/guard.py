@@ -15,6 +15,8 @@ moment.
 from __future__ import annotations
 
 import secrets
+import socket
+import struct
 from asyncio import AbstractEventLoop, TimerHandle, Transport
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,6 +31,8 @@ from quire.serve.errors import ApiError, head_too_large, request_timeout
 
 LINGER_S: Final = 2.0
 """How long the rest of a body is dropped after an answer that did not wait for it."""
+
+DROP: Final = struct.pack("ii", 1, 0)
 
 TOO_MANY_CONNECTIONS: Final = ApiError(
     503,
@@ -217,7 +221,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """Cut off a client that has taken nothing since it was last looked at. Mutates."""
         unread = self.transport.get_write_buffer_size()
         if unread >= self._num_unread_bytes:
-            self.transport.abort()
+            self._drop()
         else:
             self._num_unread_bytes = unread
             self._read_timer = self.loop.call_later(self.limits.write_timeout_s, self._look_at_reader)
@@ -273,7 +277,14 @@ class GuardedProtocol(HttpToolsProtocol):
         """Close when all is written; what a client does not take in time is dropped. Mutates."""
         self._stop_closing()
         self.transport.close()
-        self._close_timer = self.loop.call_later(self.limits.write_timeout_s, self.transport.abort)
+        self._close_timer = self.loop.call_later(self.limits.write_timeout_s, self._drop)
+
+    def _drop(self) -> None:
+        """Close at once; what the system still holds for the client is dropped, too. Mutates."""
+        connected = self.transport.get_extra_info("socket")
+        if connected is not None and connected.fileno() >= 0:
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, DROP)
+        self.transport.abort()
 
     def _stop_closing(self) -> None:
         if self._close_timer is not None:

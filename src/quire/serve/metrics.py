@@ -18,9 +18,8 @@ from typing import Final
 
 import quire
 from quire.core.granted import resident_bytes
-from quire.engine.stats import EngineStats
+from quire.engine.stats import EngineStats, ModelState
 from quire.serve.gate import Gate, Refusal
-from quire.serve.model import ModelState
 from quire.serve.prometheus import Family, Histogram, Labels, Sample, by_label, counter, gauge
 
 SHORT_S: Final = (
@@ -183,6 +182,7 @@ def _engine_families(state: ModelState, stats: EngineStats) -> list[Family]:
             "Requests that ended because their own numbers went wrong.",
             stats.corrupted_requests_total,
         ),
+        counter("quire_engine_restarts_total", "Times that the engine was started again.", stats.restarts_total),
         gauge("quire_suspects", "Requests that are tried apart from others, since a step failed.", stats.num_suspects),
         gauge("quire_step_tokens_max", "Tokens that a step may compute.", stats.max_step_tokens),
         counter("quire_engine_busy_seconds_total", "Time spent in steps.", stats.busy_s_total),
