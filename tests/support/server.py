@@ -19,8 +19,6 @@ from openai import OpenAI
 
 from quire import AsyncLLM
 from quire.core.clock import SystemClock
-from quire.core.validate import RequestLimits
-from quire.engine.stats import EngineStats, ModelState
 from quire.serve.app import make_app
 from quire.serve.config import ServerConfig
 from quire.serve.server import Server, listen
@@ -34,18 +32,6 @@ Result = TypeVar("Result")
 
 class ServedLLM(AsyncLLM):
     """A model in this process, as a server wants it."""
-
-    @property
-    def state(self) -> ModelState:
-        return ModelState.FAILED if self._failure else ModelState.READY
-
-    @property
-    def limits(self) -> RequestLimits:
-        return self._client.limits
-
-    @property
-    def stats(self) -> EngineStats:
-        return EngineStats()
 
     def start(self) -> None:
         pass

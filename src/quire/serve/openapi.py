@@ -14,7 +14,7 @@ import msgspec
 
 import quire
 from quire.serve.errors import ErrorBody
-from quire.serve.schemas.chat import ChatCompletion, ChatRequest
+from quire.serve.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
 from quire.serve.schemas.completions import Completion, CompletionRequest
 from quire.serve.schemas.fields import IGNORED, REFUSED
 from quire.serve.schemas.responses import ResponseAnswer, ResponseRequest
@@ -33,6 +33,7 @@ REQUESTS: Final = (CompletionRequest, ChatRequest, ResponseRequest, TokenizeRequ
 ANSWERS: Final = (
     Completion,
     ChatCompletion,
+    ChatCompletionChunk,
     ResponseAnswer,
     TokenizeAnswer,
     DetokenizeAnswer,
@@ -50,6 +51,7 @@ OPEN: Final = {
 
 TOKEN_IDS: Final[Schema] = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
 TEXT: Final[Schema] = {"type": "string", "minLength": 1}
+JSON_TEXT: Final[Schema] = {"type": "string", "contentMediaType": "application/json"}
 PROMPT: Final[Schema] = {
     "description": "A text, token ids, or a list of either.",
     "anyOf": [
@@ -66,7 +68,7 @@ def openapi_document() -> bytes:
     """Return the document, as JSON. Does not mutate."""
     return msgspec.json.encode(
         {
-            "openapi": "3.1.0",
+            "openapi": "3.2.0",  # the first that knows streams of events
             "info": {"title": "quire", "version": quire.__version__, "description": "OpenAI's interface, and more."},
             "paths": _paths(),
             "components": {
@@ -119,9 +121,11 @@ def _message(part: str, roles: list[str]) -> Schema:
 
 def _paths() -> Schema:
     paths: Schema = {
-        "/v1/completions": _post("Continue prompts.", CompletionRequest, Completion, streams=True),
-        "/v1/chat/completions": _post("Answer a conversation.", ChatRequest, ChatCompletion, streams=True),
-        "/v1/responses": _post("Answer a text or a conversation.", ResponseRequest, ResponseAnswer, streams=True),
+        "/v1/completions": _post("Continue prompts.", CompletionRequest, Completion, _chunks(Completion)),
+        "/v1/chat/completions": _post(
+            "Answer a conversation.", ChatRequest, ChatCompletion, _chunks(ChatCompletionChunk)
+        ),
+        "/v1/responses": _post("Answer a text or a conversation.", ResponseRequest, ResponseAnswer, _event(JSON_TEXT)),
         "/v1/models": _get("The models that are served.", _json(ModelList)),
         "/v1/models/{model_id}": _get("A model that is served.", _json(ModelCard))
         | {"parameters": [{"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}]},
@@ -135,6 +139,7 @@ def _paths() -> Schema:
     for path, summary in OPEN.items():
         paths[path] = _get(summary, {"application/json": {"schema": {"type": "object"}}})
         paths[path]["get"]["security"] = []
+    paths["/ping"]["post"] = paths["/ping"]["get"]
     return paths
 
 
@@ -142,12 +147,23 @@ def _get(summary: str, content: Schema) -> Schema:
     return {"get": {"summary": summary, "responses": _answers(content)}}
 
 
-def _post(summary: str, request: type, answer: type, *, streams: bool = False) -> Schema:
+def _post(summary: str, request: type, answer: type, event: Schema | None = None) -> Schema:
+    """Return an operation that answers in one piece, and by events of some form where there is one."""
     content = _json(answer)
-    if streams:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+    if event is not None:
+        content["text/event-stream"] = {"itemSchema": event}
     body = {"required": True, "content": _json(request)}
     return {"post": {"summary": summary, "requestBody": body, "responses": _answers(content)}}
+
+
+def _chunks(kind: type) -> Schema:
+    """Return the form of the events of a stream of chunks: after the last there is one that says so."""
+    chunk = {**JSON_TEXT, "contentSchema": {"$ref": f"#/components/schemas/{kind.__name__}"}}
+    return _event({"anyOf": [chunk, {"const": "[DONE]"}]})
+
+
+def _event(data: Schema) -> Schema:
+    return {"type": "object", "required": ["data"], "properties": {"event": {"type": "string"}, "data": data}}
 
 
 def _answers(content: Schema) -> Schema:
