@@ -174,9 +174,20 @@ def test_the_log_likelihood_of_a_prompt(server: RunningServer) -> None:
         assert bare["finish_reason"] == "length"
         for tokens, top in zip(told["tokens"][1:], told["top_logprobs"][1:], strict=True):
             assert tokens in top
+    streamed = server.post("/v1/completions", fields | {"max_tokens": 0, "stream": True}).events
+    choices = sorted((event["choices"][0] for event in streamed), key=lambda choice: choice["index"])
+    assert choices == alone["choices"]
     [plain] = server.post("/v1/completions", {"prompt": prompts[0], "echo": True, "max_tokens": 0}).value["choices"]
     assert plain["text"] == alone["choices"][0]["text"]
     assert plain["logprobs"] is None
+
+
+def test_a_long_answer_is_made_beside_the_event_loop(server: RunningServer) -> None:
+    prompt = [(7 * i) % 1900 + 3 for i in range(1000)]
+    fields = {"prompt": [prompt, prompt[:-1], prompt[5:]], "echo": True, "logprobs": 3, "max_tokens": 2}
+    answer = server.post("/v1/completions", fields | {"max_completion_tokens": 2}).value
+    assert [len(choice["logprobs"]["tokens"]) for choice in answer["choices"]] == [1002, 1001, 997]
+    assert answer["usage"]["completion_tokens"] == 6
 
 
 def test_no_likelier_tokens_are_told_where_none_are_wanted(server: RunningServer) -> None:

@@ -118,6 +118,7 @@ class Generation:
         self._known: list[RequestDelta | None] = [None] * len(prepared)
         self._seen_s = [context.arrival_s] * len(prepared)
         self._reasons: list[str] = []
+        self._left = "abort"  # why texts end that are left when nobody reads on
 
     @property
     def num_choices(self) -> int:
@@ -151,6 +152,9 @@ class Generation:
                     async for steps in merged:
                         self._take_in(steps, visit)
                         yield steps
+            except Exception:
+                self._left = "error"
+                raise
             finally:
                 self._tell()
 
@@ -214,8 +218,8 @@ class Generation:
         """Tell the metrics and the log what the call has taken; texts that have not ended were given up. Mutates."""
         usage, context, metrics = self.usage, self._context, self._services.metrics
         for _ in range(self.num_choices - len(self._reasons)):
-            self._reasons.append("abort")
-            metrics.note_finish("abort", self._services.clock.now() - context.arrival_s)
+            self._reasons.append(self._left)
+            metrics.note_finish(self._left, self._services.clock.now() - context.arrival_s)
         context.num_prompt_tokens = usage.prompt_tokens
         context.num_cached_tokens = usage.prompt_tokens_details.cached_tokens
         context.num_output_tokens = usage.completion_tokens

@@ -20,7 +20,7 @@ from quire.serve.body import read_body
 from quire.serve.errors import model_not_found, unsupported_media_type
 from quire.serve.frame import RequestContext
 from quire.serve.generation import Generation
-from quire.serve.schemas.common import FinishReason, ModelFields
+from quire.serve.schemas.common import FinishReason, ModelFields, Usage
 from quire.serve.schemas.parse import parse
 from quire.serve.schemas.sampling import SamplingFields
 from quire.serve.services import Services
@@ -31,6 +31,9 @@ LONG_BODY: Final = 1 << 18
 
 LONG_TEXT: Final = 10_000
 """Characters, or token ids, from which on a text is encoded or decoded beside the event loop."""
+
+LONG_ANSWER: Final = 2_000
+"""Tokens from which on an answer is made beside the event loop."""
 
 AS_MANY_AS_FIT: Final = -1
 
@@ -88,6 +91,13 @@ def now_s() -> int:
 def json_answer(value: msgspec.Struct) -> Response:
     """Return an answer in one piece."""
     return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+async def long_answer(build: Callable[[], msgspec.Struct], usage: Usage) -> Response:
+    """Return an answer in one piece that may tell much of every token; a long one is made beside the event loop."""
+    if usage.total_tokens < LONG_ANSWER:
+        return json_answer(build())
+    return await asyncio.to_thread(lambda: json_answer(build()))
 
 
 def told_reason(output: CompletionDelta) -> FinishReason | None:

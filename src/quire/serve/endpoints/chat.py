@@ -8,13 +8,12 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.core.errors import InvalidRequestError
 from quire.engine.outputs import CompletionDelta
 from quire.engine.prompts import Prompt
 from quire.serve.endpoints.call import (
     Call,
     chunks,
-    json_answer,
+    long_answer,
     needs_truncation,
     now_s,
     open_call,
@@ -39,7 +38,7 @@ from quire.serve.schemas.chat import (
     require_text_format,
     shown_tools,
 )
-from quire.serve.schemas.sampling import include_usage, sampling_of
+from quire.serve.schemas.sampling import include_usage, max_tokens_of, sampling_of
 from quire.serve.sse import Envelope, EventStream, unless_gone
 
 OBJECT: Final = "chat.completion"
@@ -66,28 +65,29 @@ async def chat_completions(request: Request) -> Response | EventStream:
         envelope = Envelope(fixed, tells_usage=tells_usage[0])
         return EventStream(chunks(generation, envelope, texts.render, tells_usage), services.config)
     found = await unless_gone(request, generation.collect, services.config)
-    known = generation.prompt_logprobs.get(0)
-    answer = ChatCompletion(
-        id=answer_id,
-        object=OBJECT,
-        created=created,
-        model=call.model,
-        choices=[texts.choice(output) for _, output in found],
-        usage=generation.usage,
-        prompt_token_ids=_prompt_ids(generation) if fields.return_token_ids else UNSET,
-        prompt_logprobs=UNSET
-        if fields.prompt_logprobs is None or known is None
-        else prompt_logprobs(known, fields.prompt_logprobs),
-    )
-    return json_answer(answer)
+    known, usage = generation.prompt_logprobs.get(0), generation.usage
+
+    def answer() -> ChatCompletion:
+        return ChatCompletion(
+            id=answer_id,
+            object=OBJECT,
+            created=created,
+            model=call.model,
+            choices=[texts.choice(output) for _, output in found],
+            usage=usage,
+            prompt_token_ids=_prompt_ids(generation) if fields.return_token_ids else UNSET,
+            prompt_logprobs=UNSET
+            if fields.prompt_logprobs is None or known is None
+            else prompt_logprobs(known, fields.prompt_logprobs),
+        )
+
+    return await long_answer(answer, usage)
 
 
 async def _wanted(call: Call[ChatRequest]) -> Wanted:
     fields, model = call.fields, call.services.model
     require_plain_messages(fields.messages)
-    max_tokens = fields.max_tokens if fields.max_completion_tokens is None else fields.max_completion_tokens
-    if fields.max_tokens not in (None, max_tokens):
-        raise InvalidRequestError("max_tokens", fields.max_tokens, "the same as max_completion_tokens, or none")
+    max_tokens = max_tokens_of(fields.max_tokens, fields.max_completion_tokens)
     sampling = sampling_of(
         fields,
         model.get_default_sampling_params(),

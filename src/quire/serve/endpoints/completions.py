@@ -16,7 +16,7 @@ from quire.engine.prompts import Prompt
 from quire.serve.endpoints.call import (
     chunks,
     encoded,
-    json_answer,
+    long_answer,
     needs_truncation,
     now_s,
     open_call,
@@ -35,7 +35,7 @@ from quire.serve.schemas.completions import (
     CompletionRequest,
     prompts_of,
 )
-from quire.serve.schemas.sampling import include_usage, sampling_of
+from quire.serve.schemas.sampling import include_usage, max_tokens_of, sampling_of
 from quire.serve.services import Services
 from quire.serve.sse import Envelope, EventStream, unless_gone
 
@@ -47,6 +47,7 @@ async def completions(request: Request) -> Response | EventStream:
     """Answer a call."""
     call = await open_call(request, CompletionRequest)
     fields, services = call.fields, call.services
+    fields.max_tokens = max_tokens_of(fields.max_tokens, fields.max_completion_tokens)
     tells_usage = include_usage(fields)
     if fields.stream and fields.prompt_logprobs is not None:
         message = "prompt_logprobs are told only where stream is false; echo with logprobs tells them in a stream"
@@ -70,8 +71,13 @@ async def completions(request: Request) -> Response | EventStream:
         envelope = Envelope(fixed, tells_usage=tells_usage[0])
         return EventStream(chunks(generation, envelope, texts.render, tells_usage), services.config)
     found = await unless_gone(request, generation.collect, services.config)
-    choices = [choice for prompt_index, output in found for choice in texts.render(prompt_index, output)]
-    return json_answer(Completion(answer_id, OBJECT, created, call.model, choices, generation.usage))
+    usage = generation.usage
+
+    def answer() -> Completion:
+        choices = [choice for prompt_index, output in found for choice in texts.render(prompt_index, output)]
+        return Completion(answer_id, OBJECT, created, call.model, choices, usage)
+
+    return await long_answer(answer, usage)
 
 
 def _writes_nothing(fields: CompletionRequest) -> bool:

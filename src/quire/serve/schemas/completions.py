@@ -20,6 +20,7 @@ class CompletionRequest(ChoiceFields, kw_only=True, forbid_unknown_fields=True):
 
     prompt: str | list[Any]
     max_tokens: TokenCount | None = None
+    max_completion_tokens: TokenCount | None = None  # some clients send both to every endpoint
     logprobs: LogprobCount | None = None
     echo: bool | None = None
     add_special_tokens: bool | None = None

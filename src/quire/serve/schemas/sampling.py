@@ -159,6 +159,19 @@ def require_few_stops(stop: str | list[str] | None) -> None:
         raise InvalidRequestError("stop", f"{len(stop)} strings", f"at most {MAX_STOPS} strings")
 
 
+def max_tokens_of(max_tokens: int | None, max_completion_tokens: int | None) -> int | None:
+    """Return how many tokens are wanted, by the old name or the new one; raises where the two differ.
+
+    >>> max_tokens_of(5, None), max_tokens_of(None, 6), max_tokens_of(7, 7), max_tokens_of(None, None)
+    (5, 6, 7, None)
+    """
+    if max_completion_tokens is None or max_tokens == max_completion_tokens:
+        return max_tokens
+    if max_tokens is None:
+        return max_completion_tokens
+    raise InvalidRequestError("max_tokens", max_tokens, "the same as max_completion_tokens, or none")
+
+
 def include_usage(fields: ChoiceFields) -> tuple[bool, bool]:
     """Return whether a stream tells the usage at its end, and whether it does so in every chunk."""
     options = fields.stream_options
