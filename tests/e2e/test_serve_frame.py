@@ -157,6 +157,15 @@ def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
     assert model.num_closed == 1
 
 
+def test_an_engine_that_is_lost_for_good_ends_the_server() -> None:
+    model = FakeModel()
+    with pytest.raises(ExecutionError, match="cannot be started again"), serving(model) as server:
+        wait_until(lambda: server.services.gate.is_ready)
+        model.state = ModelState.FAILED
+        server.thread.join(10)
+    assert model.num_closed == 1
+
+
 def test_metrics_are_prometheus_text(server: BareServer) -> None:
     server.get("/v1/models")
     answer = server.get("/metrics")

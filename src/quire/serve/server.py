@@ -27,7 +27,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from quire.core.clock import SystemClock
-from quire.core.errors import InvalidConfigError
+from quire.core.errors import ExecutionError, InvalidConfigError
+from quire.engine.stats import ModelState
 from quire.serve.app import make_app
 from quire.serve.config import ServerConfig
 from quire.serve.frame import NO_ROUTE
@@ -48,6 +49,7 @@ OTHER_FILES: Final = 256
 """Files that may be open beside connections."""
 
 STATS_EVERY_S: Final = 10.0
+LOOK_AT_MODEL_S: Final = 0.5
 
 logger = logging.getLogger("quire.serve")
 
@@ -56,7 +58,7 @@ def run_server(model: SupervisedModel, config: ServerConfig, announce: Announce)
     """Serve a model until a signal ends it; return whether it ended in order.
 
     `announce` is told the start-up table, where the server listens, and when it is ready. Raises `InvalidConfigError`
-    for settings that cannot be, before anything is loaded, and whatever `wait_ready` raises.
+    for settings that cannot be, before anything is loaded, and `ExecutionError` where the engine is lost for good.
     """
     services = make_services(model, config, SystemClock())
     with closing(listen(config.host, config.port)) as listener:
@@ -91,7 +93,7 @@ class Server:
         self.was_forced = False
 
     async def run(self, listener: socket.socket) -> None:
-        """Listen, load, and serve until `stop`. Raises what `wait_ready` of the model raises."""
+        """Listen, load, and serve until `stop`; raises what the model could not be loaded for, or was lost by."""
         self._announce(str(self._model.report))
         self._announce(f"listening on {address_of(listener)}")
         config = self._services.config
@@ -129,6 +131,14 @@ class Server:
             self._http.should_exit = True
         else:
             self._announce(f"ready after {clock.now() - began_s:.2f} s")
+            await self._end_with_model()
+
+    async def _end_with_model(self) -> None:
+        """End when the engine is lost for good: whoever started the server can start it anew, which may help."""
+        while self._model.state is not ModelState.FAILED:
+            await asyncio.sleep(LOOK_AT_MODEL_S)
+        self._failure = ExecutionError("the engine cannot be started again; the log says why")
+        self._http.should_exit = True
 
     async def _tell(self) -> None:
         """Write now and then how much there is to do."""
