@@ -47,7 +47,6 @@ async def completions(request: Request) -> Response | EventStream:
     """Answer a call."""
     call = await open_call(request, CompletionRequest)
     fields, services = call.fields, call.services
-    fields.max_tokens = max_tokens_of(fields.max_tokens, fields.max_completion_tokens)
     tells_usage = include_usage(fields)
     if fields.stream and fields.prompt_logprobs is not None:
         message = "prompt_logprobs are told only where stream is false; echo with logprobs tells them in a stream"
@@ -82,11 +81,12 @@ async def completions(request: Request) -> Response | EventStream:
 
 def _writes_nothing(fields: CompletionRequest) -> bool:
     """Return whether only the prompt is wanted back, with its log-probabilities."""
-    return bool(fields.echo) and fields.max_tokens == 0
+    return bool(fields.echo) and max_tokens_of(fields.max_tokens, fields.max_completion_tokens) == 0
 
 
 def _sampling(fields: CompletionRequest, services: Services) -> SamplingParams:
-    max_tokens = DEFAULT_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
+    asked = max_tokens_of(fields.max_tokens, fields.max_completion_tokens)
+    max_tokens = DEFAULT_MAX_TOKENS if asked is None else asked
     if _writes_nothing(fields):
         max_tokens = 1  # the engine cannot write less; it is not told
     elif max_tokens == 0:

@@ -6,9 +6,6 @@ from typing import Literal
 
 import msgspec
 
-Fields = dict[str, object]
-"""A JSON object that is passed on as it is."""
-
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
     """Of the tokens of prompts: how many had their keys and values in the cache."""
