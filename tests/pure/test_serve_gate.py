@@ -122,6 +122,22 @@ def test_nobody_comes_in_while_the_server_drains_or_the_engine_is_not_there() ->
     assert gated.gate.refusals == {Refusal.ENGINE: 4, Refusal.DRAINING: 1}
 
 
+def test_whoever_cannot_come_in_at_all_learns_it_before_any_work() -> None:
+    gated = Gated(max_requests=2, max_tokens=100)
+    alice = tenant("alice", 1)
+    gated.gate.require_place(alice)
+    with gated.enter(tenant=alice):
+        with pytest.raises(ApiError) as caught:
+            gated.gate.require_place(alice)
+        assert caught.value.status == 429
+        gated.gate.require_place(ANYBODY)
+        with gated.enter(), pytest.raises(ApiError) as caught:
+            gated.gate.require_place(ANYBODY)
+        assert caught.value.status == 503
+    assert gated.gate.refusals == {Refusal.KEY_LIMIT: 1, Refusal.QUEUE_FULL: 1}
+    gated.gate.check()
+
+
 # ---- when to come again ---------------------------------------------------------------------------------------------
 
 

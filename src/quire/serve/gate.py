@@ -177,10 +177,10 @@ class Gate:
         if answer is not None:
             raise self._refused(Refusal.DRAINING if self._is_draining else Refusal.ENGINE, answer)
 
-    def enter(self, tenant: Tenant, num_requests: int, num_tokens: int) -> Visit:
-        """Let a call of so many requests and tokens of prompts in; raises `ApiError` where it must come again. Mutates.
+    def require_place(self, tenant: Tenant, num_requests: int = 1, num_tokens: int = 1) -> None:
+        """Raise the answer to a call that cannot come in. Counts it.
 
-        The visit is a context manager: whoever leaves it has left the gate.
+        As it is, for one that is as small as can be: asked first, it spares the work on prompts that would be refused.
         """
         self.require_ready()
         inside = self._inside[tenant.name]
@@ -189,6 +189,13 @@ class Gate:
         if self._waiting_requests and self._is_over(num_requests, num_tokens):
             self._warn_of_full_queue()
             raise self._refused(Refusal.QUEUE_FULL, overloaded(self.retry_after_s))
+
+    def enter(self, tenant: Tenant, num_requests: int, num_tokens: int) -> Visit:
+        """Let a call of so many requests and tokens of prompts in; raises `ApiError` where it must come again. Mutates.
+
+        The visit is a context manager: whoever leaves it has left the gate.
+        """
+        self.require_place(tenant, num_requests, num_tokens)
         self._pass_time()
         visit = Visit(self, tenant.name, num_requests, num_tokens)
         self._visits.add(visit)

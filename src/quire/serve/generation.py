@@ -60,6 +60,7 @@ class Step(NamedTuple):
 async def prepare(services: Services, context: RequestContext, wanted: Wanted) -> Generation:
     """Return a call that can be run; raises `ApiError` for one that cannot, before anything is enqueued."""
     require_few_choices(len(wanted.prompts), wanted.sampling, services.config.max_choices)
+    services.gate.require_place(context.tenant)
     scope = context.tenant.scope_for(wanted.cache_salt)
     ticket = Ticket(context.request_id, scope, wanted.priority)
     prepared = []
