@@ -16,11 +16,12 @@ from quire.compute.models import read_model
 from quire.compute.reference import load_worker
 from quire.compute.worker.cache_engine import CacheEngine
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
-from quire.core.errors import ExecutionError, InvalidConfigError
+from quire.compute.worker.sampling_columns import SamplingColumns
+from quire.core.errors import ExecutionError, ExecutorLostError, InvalidConfigError, OutOfMemoryError
 from quire.core.executor import Executor
 from quire.core.kv_spec import KVCacheSpec, KVGroup
 from quire.core.sampling_params import SamplingParams
-from quire.core.step import NO_BLOCK, BlockCopy, BlockMove, StepPlan, StepResult, column
+from quire.core.step import NO_BLOCK, BlockCopy, BlockMove, RowStart, StepPlan, StepResult, column
 from support.reference_runs import ReferenceRun
 from support.step_plans import GREEDY, Work
 from support.tiny_checkpoint import tiny_qwen3_tensors, write_model_weights, write_tiny_qwen3
@@ -407,10 +408,37 @@ def test_a_row_does_not_inherit_the_blocks_of_the_request_before(run: ReferenceR
         {"moves_in": [BlockMove(0, -1)]},
     ],
 )
-def test_a_copy_or_move_of_no_block_fails_the_step(run: ReferenceRun, moves: dict[str, list[BlockCopy]]) -> None:
+def test_a_copy_or_move_of_no_block_loses_the_worker(run: ReferenceRun, moves: dict[str, list[BlockCopy]]) -> None:
     run.worker.submit(run.driver.plan(**moves))  # type: ignore[arg-type]
-    with pytest.raises(ExecutionError, match="a plan names block"):
+    with pytest.raises(ExecutorLostError, match="a plan names block"):
         run.worker.collect()
+
+
+def test_a_lost_worker_says_so_behind_a_failed_step_too(run: ReferenceRun) -> None:
+    run.prefill(0, PROMPT)
+    run.worker.submit(run.driver.plan(Work(0, 41, 1, 1)))
+    run.worker.submit(run.driver.plan(copies=[BlockCopy(-1, 0)]))
+    with pytest.raises(ExecutorLostError, match="a plan names block"):
+        run.worker.collect()
+
+
+def test_settings_that_cannot_be_entered_fail_their_row_alone(
+    run: ReferenceRun, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start_row = SamplingColumns.start
+
+    def start(columns: SamplingColumns, start: RowStart) -> None:
+        if start.row == 1:
+            raise ValueError("no such rule")
+        start_row(columns, start)
+
+    monkeypatch.setattr(SamplingColumns, "start", start)
+    for row in range(3):
+        run.driver.open(row, PROMPT[row:])
+    result = run.step(Work(0, 0, 40, 1), Work(1, 0, 39, 1), Work(2, 0, 38, 1))
+    assert result.failures == {1: "its settings cannot be entered: ValueError: no such rule"}
+    assert result.num_tokens == column(1, 0, 1)
+    assert result.tokens.tolist() == [text_of(folder, PROMPT[row:], 1)[0] for row in (0, 2)]
 
 
 def test_a_mistake_of_the_runner_fails_its_step_and_no_other(run: ReferenceRun, folder: Path) -> None:
@@ -419,7 +447,7 @@ def test_a_mistake_of_the_runner_fails_its_step_and_no_other(run: ReferenceRun, 
     run.worker.runner = BrokenRunner()
     run.worker.submit(run.driver.plan(Work(0, 40, 1, 1)))
     run.worker.runner = healthy
-    with pytest.raises(ExecutionError, match="step 2 failed: MemoryError: no more") as failure:
+    with pytest.raises(OutOfMemoryError, match="step 2 failed: MemoryError: no more") as failure:
         run.worker.collect()
     assert isinstance(failure.value.__cause__, MemoryError)
     assert text + run.decode(0, 40, 3) == text_of(folder, PROMPT, 4)

@@ -13,6 +13,7 @@ from collections import Counter
 import pytest
 
 from support.simulation import Chaos, FailingAllocations, Scenario, Simulation
+from support.step_faults import StepFaults
 
 NUM_SHARDS = 4
 SEEDS_PER_SHARD = 70
@@ -73,6 +74,42 @@ def test_any_single_allocation_may_fail(seed: int) -> None:
     assert sweep_failing_allocation(Scenario.draw(seed).with_chaos(Chaos())) > 10
 
 
+def run_with_failing_steps(seed: int) -> Counter[str]:
+    """Whoever is not at fault ends as if nobody were: `Simulation` lets nobody else end with an error."""
+    rng = random.Random(seed)
+    scenario = Scenario.draw(seed)
+    faults = StepFaults.draw(rng, [job.request_id for job in scenario.jobs], longest=40)
+    chaos = rng.choice([Chaos(), Chaos(), Chaos(abort=0.02, stop=0.02, reset=0.05)])
+    allocations = FailingAllocations(lambda n: n < 60 and rng.random() < 0.3) if rng.random() < 0.2 else None
+    return Simulation(scenario.with_chaos(chaos).with_step_faults(faults), allocations).run()
+
+
+@pytest.mark.parametrize("shard", range(2))
+def test_steps_that_fail_end_only_who_is_at_fault(shard: int) -> None:
+    seen = Counter[str]()
+    for seed in range(3000 + 60 * shard, 3060 + 60 * shard):
+        seen += run_with_failing_steps(seed)
+    happened = ("failed steps", "memory failures", "culprits", "smaller steps", "error", "length", "stop")
+    happened += ("moves_out", "moves_in", "drafts", "hits", "evictions", "preemptions", "searches over")
+    assert [name for name in happened if not seen[name]] == []
+
+
+def sweep_failing_step(scenario: Scenario) -> int:
+    """Fail step 0, then 1, … until a run has fewer steps than that; return how many runs were struck."""
+    place = 0
+    while True:
+        seen = Simulation(scenario.with_step_faults(StepFaults(step=place))).run()
+        assert not seen["error"]
+        if not seen["failed steps"]:
+            return place
+        place += 1
+
+
+@pytest.mark.parametrize("seed", [48, 199, 254, 370, 417, 614])
+def test_any_single_step_may_fail(seed: int) -> None:
+    assert sweep_failing_step(Scenario.draw(seed).with_chaos(Chaos())) > 5
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("shard", range(40))
 def test_many_seeds(shard: int) -> None:
@@ -82,3 +119,7 @@ def test_many_seeds(shard: int) -> None:
         run_with_failing_allocations(seed)
     for seed in range(100 + 2 * shard, 102 + 2 * shard):
         sweep_failing_allocation(Scenario.draw(seed))
+    for seed in range(70_000 + 200 * shard, 70_200 + 200 * shard):
+        run_with_failing_steps(seed)
+    for seed in range(300 + 2 * shard, 302 + 2 * shard):
+        sweep_failing_step(Scenario.draw(seed).with_chaos(Chaos()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 from array import array
+from collections import Counter
 
 import pytest
 
@@ -16,11 +17,12 @@ from quire.core.request import CacheScope, Request
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.core import EngineCore
-from quire.engine.step_log import MAGIC, PLANNED, StepLogWriter, read_records, replay
+from quire.engine.step_log import LOST, MAGIC, OUT_OF_MEMORY, PLANNED, StepLogWriter, read_records, replay
 from quire.memory.manager import KVCacheManager
 from quire.memory.sizing import max_sequence_tokens
 from quire.scheduler.scheduler import Scheduler
 from support.shadow import ShadowExecutor, expected_tokens
+from support.step_faults import StepFaults
 
 VOCAB = 50
 SALTS = ("", "the salt of a tenant")
@@ -31,6 +33,12 @@ def drafter(request: Request, most: int) -> array[int]:
     salt = SALTS[int(request.scope.tenant)]
     right = expected_tokens(request.tokens.tolist(), min(most, 3), VOCAB, salt=salt)
     return array("i", [*right[:-1], (right[-1] + 1) % VOCAB])
+
+
+def faults_of(seed: int) -> StepFaults:
+    """What is wrong with the executor of a run, if anything is."""
+    poison = {f"{index}-{tenant}": 6 for index in (3, 7) for tenant in range(2)}
+    return [StepFaults(), StepFaults(), StepFaults(poison), StepFaults(poison, most_tokens=4)][seed % 4]
 
 
 def run(seed: int, *, drafts: bool = False) -> bytes:
@@ -64,6 +72,7 @@ def run(seed: int, *, drafts: bool = False) -> bytes:
     )
     file = io.BytesIO()
     executor = ShadowExecutor(spec, VOCAB, salt_of=lambda name: SALTS[int(name[-1])])
+    executor.fault = faults_of(seed).fault()
     engine = EngineCore(scheduler, executor, ManualClock(), log=StepLogWriter(file))
     for index in range(16):
         tenant = rng.randrange(2)
@@ -107,6 +116,12 @@ def test_a_run_is_made_again_to_the_byte(seed):
 @pytest.mark.parametrize("seed", range(10))
 def test_so_is_a_run_with_drafts(seed):
     assert replay(io.BytesIO(run(seed, drafts=True))) > 0
+
+
+def test_steps_that_failed_and_why_are_in_the_logs():
+    kinds = Counter(kind for seed in range(8) for kind, _ in read_records(io.BytesIO(run(seed))))
+    assert kinds[LOST] > 4
+    assert kinds[OUT_OF_MEMORY] > 2
 
 
 def test_the_same_run_gives_the_same_log():

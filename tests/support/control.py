@@ -96,12 +96,12 @@ class Control:
         return plan
 
     def collect(self) -> StepOutcome:
-        """Commit the oldest step under way, or end what was in it if it is lost."""
+        """Commit the oldest step under way, or find out whose fault it is that it is lost."""
         try:
             result = self.executor.collect()
         except ExecutionError as error:
-            lost = self.scheduler.abandon(str(error))
-            outcome = StepOutcome(lost, finished=lost)
+            ended = self.scheduler.lose_steps(error)
+            outcome = StepOutcome(ended, finished=ended)
         else:
             outcome = self.scheduler.update(result)
         self._check()

@@ -9,8 +9,8 @@ Beams: which beam each one continues is drawn from the digests of all beams of t
 `expected_search` can say without any engine what must come out. With `ends_searches`, some are over before their beams
 are as long as they may become; they have found the texts of their beams then, from the last to the first.
 
-A step that is told to fail is lost with all behind it. What these steps had computed is then spoilt, so that whoever
-reads it all the same is found out; copies and moves stay done, as the contract says.
+A step that is told to fail, or that a `fault` strikes, is lost with all behind it. What these steps had computed is
+then spoilt, so that whoever reads it all the same is found out; copies and moves stay done, as the contract says.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from array import array
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 from quire.core.errors import ExecutionError
 from quire.core.hypothesis import Hypothesis
@@ -28,6 +29,9 @@ from quire.core.step import NO_BLOCK, StepPlan, StepResult
 
 _PRIME = 1099511628211
 _MASK = (1 << 64) - 1
+
+Fault = Callable[[StepPlan, dict[int, str]], ExecutionError | None]
+"""Asked for each plan, with the request of each row in it: the error that the step fails with, or None."""
 
 
 class ShadowError(AssertionError):
@@ -135,7 +139,8 @@ class ShadowExecutor:
         self._thorough = thorough
         self._ends_searches = ends_searches
         self._rows: dict[int, _Row] = {}
-        self._results: deque[tuple[StepResult, list[tuple[int, int]]]] = deque()
+        self._results: deque[tuple[StepResult | ExecutionError, list[tuple[int, int]]]] = deque()
+        self.fault: Fault = lambda plan, requests: None
         self.fail_next_collect = False
         self.fail_rows: set[int] = set()  # rows that fail from the next plan that has them, until they are released
         self.num_tokens_computed = 0
@@ -147,14 +152,22 @@ class ShadowExecutor:
         """Nothing to do."""
 
     def collect(self) -> StepResult:
-        """Return the oldest result, or fail if told to."""
+        """Return the oldest result, or fail: because the step did, or because told to."""
         if self.fail_next_collect:
             self.fail_next_collect = False
-            for _, written in self._results:
-                self.cache.spoil(written)
-            self._results.clear()
-            raise ExecutionError("told to fail")
-        return self._results.popleft()[0]
+            self._lose(ExecutionError("told to fail"))
+        result, _ = self._results[0]
+        if isinstance(result, ExecutionError):
+            self._lose(result)
+        else:
+            self._results.popleft()
+            return result
+
+    def _lose(self, error: ExecutionError) -> NoReturn:
+        for _, written in self._results:
+            self.cache.spoil(written)
+        self._results.clear()
+        raise error
 
     def submit(self, plan: StepPlan) -> None:
         """Compute a plan at once. It goes through the wire form first, so that nothing travels by reference."""
@@ -185,8 +198,23 @@ class ShadowExecutor:
             table.extend([NO_BLOCK] * (index + 1 - len(table)))
             table[index] = block
         self.cache.apply(plan)
+        failure = self._failure(plan)
+        if failure is not None:
+            self._results.append((failure, self.cache.take_written()))
+            return
         result = StepResult.from_bytes(self._compute(plan).to_bytes())
         self._results.append((result, self.cache.take_written()))
+
+    def _failure(self, plan: StepPlan) -> ExecutionError | None:
+        """Why a step fails, half done: as wished, or because one before it does."""
+        if any(isinstance(result, ExecutionError) for result, _ in self._results):
+            return ExecutionError("behind a step that failed")
+        failure = self.fault(plan, {row: self._rows[row].request_id for row in plan.rows})
+        if failure is not None:
+            for row, start, count in zip(plan.rows, plan.starts, plan.counts, strict=True):
+                if not self._rows[row].failed:
+                    self._write(self._rows[row], start, count, plan.drafts.get(row, array("i")))
+        return failure
 
     def _compute(self, plan: StepPlan) -> StepResult:
         entries = list(zip(plan.rows, plan.starts, plan.counts, plan.samples, strict=True))

@@ -30,6 +30,7 @@ from quire.memory.manager import KVCacheManager
 from quire.memory.sizing import max_sequence_tokens
 from quire.scheduler.scheduler import Drafter, Scheduler
 from support.shadow import ShadowExecutor, draw, expected_report, expected_search, expected_tokens, extend, root_digest
+from support.step_faults import StepFaults
 
 VOCAB_SIZE = 50
 MAX_MODEL_LEN = 44
@@ -83,6 +84,7 @@ class Scenario:
     chaos: Chaos = field(default_factory=Chaos)
     arrival_rate: float = 0.5
     draft_accuracy: float | None = None  # None: no drafts
+    step_faults: StepFaults = field(default_factory=StepFaults)
 
     @classmethod
     def draw(cls, seed: int) -> Scenario:
@@ -114,6 +116,10 @@ class Scenario:
     def with_chaos(self, chaos: Chaos) -> Scenario:
         """Return the same scenario with other trouble."""
         return replace(self, chaos=chaos)
+
+    def with_step_faults(self, faults: StepFaults) -> Scenario:
+        """Return the same scenario with an executor that fails."""
+        return replace(self, step_faults=faults)
 
 
 def _draw_groups(rng: random.Random) -> tuple[KVGroup, ...]:
@@ -286,6 +292,7 @@ class Simulation:
         eos = frozenset([EOS])
         self.scheduler = Scheduler(scenario.scheduler, self.memory, limits, eos_token_ids=eos, drafter=drafter)
         self.executor = ShadowExecutor(scenario.spec, VOCAB_SIZE, salt_of=self._salt_of, ends_searches=True)
+        self.executor.fault = scenario.step_faults.fault()
         self.requests: list[Request] = []
         self.refused: list[str] = []
         self._stopped: set[tuple[str, int]] = set()
@@ -300,7 +307,7 @@ class Simulation:
     def run(self) -> Counter[str]:
         """Run to the end and check everything; return what the run went through."""
         try:
-            most = 500 + 60 * sum(
+            most = 500 + 60 * (9 if self.scenario.step_faults.are_there else 1) * sum(
                 job.sampling.num_sequences * (len(job.prompt) + MAX_MODEL_LEN) for job in self._jobs.values()
             )
             while self._pending or self.scheduler.requests or self.scheduler.num_steps_under_way:
@@ -372,8 +379,9 @@ class Simulation:
         try:
             result = self.executor.collect()
         except ExecutionError as error:
-            for lost in self.scheduler.abandon(str(error)):
-                assert lost.is_finished
+            ended = self.scheduler.lose_steps(error)
+            assert len({request.request_id for request in ended}) <= 1
+            assert all(request.finish_reason is FinishReason.ERROR for request in ended)
         else:
             self.scheduler.update(result)
 
@@ -400,13 +408,27 @@ class Simulation:
         self.seen["merged blocks"] += ledger.merged_blocks
         self.seen["preemptions"] += scheduler.num_preemptions
         self.seen["refused"] += len(self.refused)
+        isolation = scheduler.isolation
+        assert not isolation.is_under_way
+        self.seen["failed steps"] += isolation.num_failed_steps
+        self.seen["memory failures"] += isolation.num_memory_failures
+        self.seen["culprits"] += isolation.num_culprits
+        self.seen["smaller steps"] += isolation.max_step_tokens < self.scenario.scheduler.max_num_batched_tokens
         memory.reset()
         memory.check()
         assert memory.pool.num_free == memory.pool.num_blocks
         assert not len(memory.index)
 
+    def _may_end(self, job: Job) -> bool:
+        """Whether a request may end with an error."""
+        chaos, sampling = self.scenario.chaos, job.sampling
+        num_beams = sampling.num_sequences if sampling.beam_search else 1
+        has_luck = not chaos.fail_row and not chaos.fail_step
+        return not has_luck or self.scenario.step_faults.may_end(job.request_id, num_beams)
+
     def _check_outcome(self, request: Request) -> None:
         job = self._jobs[request.request_id]
+        faults = self.scenario.step_faults
         members = request.group.members if request.group else [request]
         ends, is_over = expected_ends(job, request.max_total_tokens)
         is_search = job.sampling.beam_search and job.sampling.num_sequences > 1
@@ -418,6 +440,8 @@ class Simulation:
             assert member.finish_reason is not None
             self.seen[member.finish_reason.value] += 1
             reason, name = member.finish_reason, (job.request_id, member.branch)
+            assert reason is not FinishReason.ERROR or self._may_end(job), f"{name} is at no fault: {member.error}"
+            assert len(member.tokens) <= (faults.most_known(job.request_id, len(job.prompt)) or MAX_MODEL_LEN)
             if reason in (FinishReason.ABORT, FinishReason.ERROR) or name in self._stopped:
                 if is_search:
                     count, salt = len(output), job.scope.salt

@@ -9,6 +9,8 @@
     ├── RequestStateError                       a call that the state of the request does not allow
     ├── UnknownRequestError (also KeyError)     a request id that is not here
     ├── ExecutionError                          the compute plane failed a step
+    │   ├── OutOfMemoryError                    … for lack of memory: a smaller step may do
+    │   └── ExecutorLostError                   … and cannot go on
     ├── StepLogError                            a step log is torn, or was written by another format
     └── InvariantError                          our own mistake, found by a check: please report it
 
@@ -81,6 +83,14 @@ class UnknownRequestError(QuireError, KeyError):
 
 class ExecutionError(QuireError):
     """The compute plane failed a whole step."""
+
+
+class OutOfMemoryError(ExecutionError):
+    """The memory did not suffice to compute a step; what its plan carried has taken effect, a smaller step may do."""
+
+
+class ExecutorLostError(ExecutionError):
+    """The compute plane cannot go on: whatever it held is lost, and the engine with it."""
 
 
 class StepLogError(QuireError):

@@ -178,7 +178,8 @@ def validate_length(request: Request, limits: RequestLimits) -> None:
         raise RequestTooLargeError(
             "prompt and max_tokens together",
             total,
-            f"at most {limits.max_model_len} tokens, the maximum context length; shorten the prompt or max_tokens",
+            f"at most {limits.max_model_len} tokens, because this model's maximum context length is "
+            f"{limits.max_model_len} tokens; shorten the prompt or max_tokens",
         )
     if total - 1 > limits.max_sequence_tokens:
         raise RequestTooLargeError(

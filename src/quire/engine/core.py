@@ -9,14 +9,18 @@ request, plan and result is written down, so that a run can be replayed to the b
 
 from __future__ import annotations
 
+import logging
+
 from quire.core.clock import Clock
-from quire.core.errors import ExecutionError
+from quire.core.errors import ExecutionError, ExecutorLostError
 from quire.core.executor import Executor
-from quire.core.request import Request
+from quire.core.request import FinishReason, Request
 from quire.engine.stats import EngineStats
 from quire.engine.step_log import StepLogWriter
 from quire.scheduler.commit import StepOutcome
 from quire.scheduler.scheduler import Scheduler
+
+logger = logging.getLogger("quire.engine")
 
 
 class EngineCore:
@@ -31,6 +35,7 @@ class EngineCore:
         self._log = log
         self._depth = scheduler.config.max_steps_under_way
         self._num_steps = 0  # that brought a result
+        self._num_corrupted = 0  # requests that failed alone in a step that went well
         self._busy_s = 0.0
         executor.start()
         if log is not None:
@@ -70,7 +75,9 @@ class EngineCore:
     def step(self) -> StepOutcome | None:
         """Do one step and return what it brought; None if there is nothing to do. Mutates.
 
-        If the executor loses its steps, the requests in them end with an error, and the engine goes on.
+        If the executor loses its steps, the requests in them are tried in groups until the one at fault is found, which
+        ends with an error; no other loses a token. Raises `ExecutorLostError` if the executor cannot go on, or fails
+        for everybody.
         """
         began_s = self._clock.now()
         try:
@@ -93,15 +100,29 @@ class EngineCore:
             return None
         try:
             result = self._executor.collect()
+        except ExecutorLostError:
+            raise
         except ExecutionError as error:
-            if log is not None:
-                log.abandoned(str(error))
-            lost = scheduler.abandon(str(error))
-            return StepOutcome(advanced=lost, finished=lost)
+            return self._lose_steps(error)
         if log is not None:
             log.computed(result)
         self._num_steps += 1
-        return scheduler.update(result)
+        outcome = scheduler.update(result)
+        if result.failures:
+            ended = {each.request_id for each in outcome.finished if each.finish_reason is FinishReason.ERROR}
+            self._num_corrupted += len(ended)
+        return outcome
+
+    def _lose_steps(self, error: ExecutionError) -> StepOutcome:
+        isolation = self.scheduler.isolation
+        if self._log is not None:
+            self._log.lost(error)
+        ended = self.scheduler.lose_steps(error)
+        names = ", ".join(dict.fromkeys(each.request_id for each in ended)) or "none"
+        logger.warning("%s; requests tried apart: %d; ended: %s", error, isolation.num_suspects, names)
+        if isolation.is_hopeless:
+            raise ExecutorLostError(f"every request fails, alone as well, the last one so: {error}") from error
+        return StepOutcome(advanced=ended, finished=ended)
 
     def run(self) -> list[Request]:
         """Step until there is nothing to do; return the requests in the order in which they ended. Mutates."""
@@ -122,12 +143,17 @@ class EngineCore:
             num_blocks=ledger.num_blocks,
             num_used_blocks=ledger.used_blocks,
             num_cached_blocks=ledger.cached_blocks,
-            max_step_tokens=scheduler.config.max_num_batched_tokens,
+            num_suspects=scheduler.isolation.num_suspects,
+            max_step_tokens=scheduler.isolation.max_step_tokens,
             queried_tokens_total=ledger.queried_tokens,
             hit_tokens_total=ledger.hit_tokens,
             evictions_total=ledger.evictions,
             preemptions_total=scheduler.num_preemptions,
             steps_total=self._num_steps,
+            failed_steps_total=scheduler.isolation.num_failed_steps,
+            memory_failures_total=scheduler.isolation.num_memory_failures,
+            culprits_total=scheduler.isolation.num_culprits,
+            corrupted_requests_total=self._num_corrupted,
             busy_s_total=self._busy_s,
         )
 

@@ -10,7 +10,9 @@ Everything that can be refused is refused by `plan_engine`, from settings alone.
 
 from __future__ import annotations
 
+import os
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,10 +22,12 @@ from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.hub import resolve_model
 from quire.compute.reference import load_worker
 from quire.compute.weights.decoder_weights import weight_bytes
+from quire.compute.worker.worker import Worker
 from quire.core.clock import Clock, SystemClock
 from quire.core.config import EngineConfig, MemoryConfig, SchedulerConfig
 from quire.core.errors import InvalidConfigError
 from quire.core.executor import Executor, NoteLoaded
+from quire.core.failpoints import FAILPOINTS_VARIABLE, Failpoint, parse_failpoints
 from quire.core.granted import free_memory, resident_bytes, usable_cores
 from quire.core.kv_spec import KVCacheSpec
 from quire.core.sampling_params import SamplingParams
@@ -112,6 +116,9 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     folder = _model_folder(config.model)
     model = read_model(folder, config.max_model_len)
     backend = _choose_backend(config, folder, model)
+    failpoints = parse_failpoints(os.environ.get(FAILPOINTS_VARIABLE, ""))
+    if failpoints:
+        backend = _armed(backend, failpoints)
     needs = MemoryNeeds(
         weight_bytes=backend.weight_bytes,
         activation_bytes=backend.activation_bytes,
@@ -119,7 +126,9 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
         free_bytes=free_memory(),
     )
     plan = plan_memory(config, backend.kv_spec, model.spec.context_length, needs)
-    return EngineBlueprint(config, folder, model, backend, _report(config, model, backend, plan))
+    notices = tuple(f"{FAILPOINTS_VARIABLE}: {failpoint} is armed, steps will fail" for failpoint in failpoints)
+    report = _report(config, model, backend, plan)
+    return EngineBlueprint(config, folder, model, backend, replace(report, notices=report.notices + notices))
 
 
 def _report(config: EngineConfig, model: ModelDescription, backend: Backend, plan: MemoryPlan) -> EngineReport:
@@ -191,6 +200,20 @@ def _choose_backend(config: EngineConfig, folder: Path, model: ModelDescription)
             allowed = "reference: the compiled core cannot be imported; see quire doctor"
             raise InvalidConfigError("backend", "native", allowed) from error
         return _reference_backend(config, folder, model)
+
+
+def _armed(backend: Backend, failpoints: Sequence[Failpoint]) -> Backend:
+    """Return the backend with faults to order."""
+    from quire.compute.worker.failing_runner import FailingRunner
+
+    def load(num_blocks: int, num_host_blocks: int, note_loaded: NoteLoaded | None = None) -> Executor:
+        executor = backend.load(num_blocks, num_host_blocks, note_loaded)
+        if not isinstance(executor, Worker):
+            raise InvalidConfigError(FAILPOINTS_VARIABLE, ", ".join(map(str, failpoints)), "nothing on this backend")
+        executor.runner = FailingRunner(executor.runner, failpoints)
+        return executor
+
+    return replace(backend, load=load)
 
 
 def _native_backend(config: EngineConfig, folder: Path, model: ModelDescription) -> Backend:

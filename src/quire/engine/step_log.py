@@ -26,7 +26,7 @@ from dataclasses import asdict
 from typing import BinaryIO
 
 from quire.core.config import MemoryConfig, SchedulerConfig
-from quire.core.errors import StepLogError
+from quire.core.errors import ExecutionError, OutOfMemoryError, StepLogError
 from quire.core.kv_spec import KVCacheSpec, KVGroup
 from quire.core.request import CacheScope, Request
 from quire.core.sampling_wire import read_sampling, write_sampling
@@ -36,10 +36,10 @@ from quire.core.wire import WireReader, WireWriter
 from quire.memory.manager import KVCacheManager
 from quire.scheduler.scheduler import Drafter, Scheduler
 
-MAGIC = b"quire step log 3\n"
+MAGIC = b"quire step log 4\n"
 _HEAD = struct.Struct("<cII")
-SETTINGS, ADDED, ABORTED, FAILED, STOPPED, CLEARED, PLANNED, IDLED, COMPUTED, ABANDONED = (
-    bytes([code]) for code in b"SAXFTCPIRL"
+SETTINGS, ADDED, ABORTED, FAILED, STOPPED, CLEARED, PLANNED, IDLED, COMPUTED, LOST, OUT_OF_MEMORY = (
+    bytes([code]) for code in b"SAXFTCPIRLM"
 )
 
 
@@ -114,9 +114,10 @@ class StepLogWriter:
         """Write a result."""
         self._record(COMPUTED, result.to_bytes())
 
-    def abandoned(self, message: str) -> None:
-        """Write that the steps under way were lost."""
-        self._record(ABANDONED, message.encode("utf-8", "replace"))
+    def lost(self, error: ExecutionError) -> None:
+        """Write that the steps under way were lost, and whether for lack of memory."""
+        kind = OUT_OF_MEMORY if isinstance(error, OutOfMemoryError) else LOST
+        self._record(kind, str(error).encode("utf-8", "replace"))
 
     def close(self) -> None:
         """Flush; the file is the caller's."""
@@ -222,8 +223,8 @@ def replay(file: BinaryIO) -> int:
             num_plans += 1
         elif kind == COMPUTED:
             scheduler.update(StepResult.from_bytes(payload))
-        elif kind == ABANDONED:
-            scheduler.abandon(payload.decode())
+        elif kind in (LOST, OUT_OF_MEMORY):
+            scheduler.lose_steps((ExecutionError if kind == LOST else OutOfMemoryError)(payload.decode()))
         else:
             raise StepLogError(f"a record of kind {kind!r} is unknown")
     return num_plans

@@ -336,9 +336,13 @@ class KVCacheManager:
         request.num_slots = 0
 
     def drop(self, request: Request) -> None:
-        """Let go of everything, and cache nothing that the request alone holds: its content is in doubt. Mutates."""
+        """Let go of everything, and cache nothing that the request has computed and alone holds: it is in doubt.
+
+        What it had found in the cache when it was first admitted, others have computed: that stays. Mutates.
+        """
+        num_found = request.num_cached_tokens // self._block_size
         for table in self.memories[request].tables:
-            for block_id in reversed(table.held):
+            for block_id in reversed(table.block_ids[max(num_found, table.num_given_back) :]):
                 if self.pool.blocks[block_id].ref_count == 1:
                     entry = self.pool.unpublish(block_id)
                     if entry is not None:

@@ -29,6 +29,7 @@ from quire.core.request import FinishReason, Request
 from quire.core.step import StepResult
 from quire.memory.manager import KVCacheManager
 from quire.scheduler.groups import choose_beams, is_beam, moving_together, open_group
+from quire.scheduler.isolation import FailedStep
 from quire.scheduler.plan_builder import Chunk, PlanBuilder, StepRecord
 from quire.scheduler.policy import SchedulingPolicy
 from quire.scheduler.running import RunningSet
@@ -98,8 +99,17 @@ class StepCommitter:
             found += 1
         return found
 
-    def forget_steps(self) -> list[Request]:
-        """No result will come for the steps under way: return the requests lost with them. Mutates."""
+    def forget_steps(self) -> tuple[FailedStep, list[Request]]:
+        """No result will come for the steps under way: return the oldest, which failed, and who was in any. Mutates."""
+        if not self._under_way:
+            raise InvariantError("no step is under way that could be lost")
+        failed = self._under_way[0]
+        goals: dict[Request, int] = {}
+        for chunk in failed.as_chunks():
+            if not chunk.request.is_finished:
+                is_decode = chunk.start < 0  # of the token known last: whatever came before it is committed
+                end = chunk.start + chunk.num_tokens - len(chunk.drafts)
+                goals[chunk.request] = len(chunk.request.tokens) if is_decode else end
         lost: dict[Request, None] = {}
         for record in self._under_way:
             for request in record.requests:
@@ -108,7 +118,7 @@ class StepCommitter:
         self._under_way.clear()
         for request in lost:
             request.num_late_results = 0
-        return list(lost)
+        return FailedStep(goals, failed.num_tokens), list(lost)
 
     def update(self, result: StepResult) -> StepOutcome:
         """Commit the result of the oldest step under way. Mutates."""

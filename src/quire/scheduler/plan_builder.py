@@ -47,6 +47,11 @@ class StepRecord:
         """The request of each entry of the plan."""
         return self.decodes + [chunk.request for chunk in self.chunks]
 
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens the step computes, drafts among them."""
+        return len(self.decodes) + sum(chunk.num_tokens for chunk in self.chunks)
+
     def as_chunks(self) -> list[Chunk]:
         """Return all entries in their long form."""
         decodes = [

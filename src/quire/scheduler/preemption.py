@@ -1,41 +1,84 @@
-"""Preemption: how a request yields its memory.
+"""Preemption: how a running request goes back to the waiting.
 
 By **recompute**: the blocks are freed, and the tokens known so far are computed again when it resumes; full blocks stay
 cached, so often much of it is hit. By **swap**: the blocks move to the host and back. Which is cheaper is a matter of
-two rates, and a full host tier falls back to recompute, which always works.
+two rates, and a full host tier falls back to recompute, which always works. Beams go back together, by recompute, and
+their search begins again from the prompt.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from quire.core.config import SchedulerConfig
 from quire.core.request import Request, RequestStatus
 from quire.memory.manager import KVCacheManager
+from quire.scheduler.commit import StepCommitter
+from quire.scheduler.groups import close_group, is_beam, moving_together
+from quire.scheduler.policy import WaitingQueue
+from quire.scheduler.running import RunningSet
 
 
 class Preemption:
-    """Takes the memory of a request away."""
+    """Takes rows and memory away."""
 
-    def __init__(self, memory: KVCacheManager, config: SchedulerConfig) -> None:
+    def __init__(
+        self,
+        memory: KVCacheManager,
+        config: SchedulerConfig,
+        committer: StepCommitter,
+        running: RunningSet,
+        waiting: WaitingQueue,
+    ) -> None:
         self._memory = memory
         self._config = config
+        self._committer = committer
+        self._running = running
+        self._waiting = waiting
+        self.num_preemptions = 0
 
-    def prefers_swap(self, request: Request) -> bool:
-        """Whether swapping the request out and in costs less time than computing it again. Does not mutate."""
-        if self._config.preemption != "auto":
-            return self._config.preemption == "swap"
-        blocks = self._memory.request_ledger(request).num_blocks
-        swap_s = 2 * blocks * self._memory.spec.bytes_per_block / self._config.swap_bytes_per_s
-        return swap_s < request.num_planned / self._config.recompute_tokens_per_s
+    def preempt(self, victim: Request) -> None:
+        """A running request yields to those in front of it. Mutates."""
+        self._go_back(victim, self._give_up_memory)
+        self.num_preemptions += 1
 
-    def preempt(self, request: Request) -> None:
-        """Take the request's memory. It becomes swapped, or preempted with nothing computed. Mutates."""
-        if self.prefers_swap(request) and self._memory.swap_out(request):
-            request.become(RequestStatus.SWAPPED)
-            return
-        self.forget(request)
+    def set_back(self, requests: Sequence[Request]) -> None:
+        """Those of the requests that run go back, by recompute, though nobody needs their memory. Mutates."""
+        for request in requests:
+            if request.row >= 0:  # a beam has taken the others of its search along
+                self._go_back(request, self.forget)
 
     def forget(self, request: Request) -> None:
         """Take the request's memory by recompute, whatever would be cheaper. Mutates."""
         self._memory.free(request)
         request.forget_progress()
         request.become(RequestStatus.PREEMPTED)
+
+    def _go_back(self, victim: Request, give_up_memory: Callable[[Request], None]) -> None:
+        beams = moving_together(victim)
+        num_late_results = max(self._committer.disturb(beam) for beam in beams)
+        for beam in beams:
+            self._running.leave(beam)
+        if is_beam(victim):
+            victim = close_group(beams, self._memory)
+            self.forget(victim)
+        else:
+            give_up_memory(victim)
+        victim.num_late_results = num_late_results
+        victim.num_preemptions += 1
+        self._waiting.add(victim)
+
+    def _give_up_memory(self, request: Request) -> None:
+        """The request becomes swapped, or preempted with nothing computed."""
+        if self._prefers_swap(request) and self._memory.swap_out(request):
+            request.become(RequestStatus.SWAPPED)
+            return
+        self.forget(request)
+
+    def _prefers_swap(self, request: Request) -> bool:
+        """Whether swapping the request out and in costs less time than computing it again."""
+        if self._config.preemption != "auto":
+            return self._config.preemption == "swap"
+        blocks = self._memory.request_ledger(request).num_blocks
+        swap_s = 2 * blocks * self._memory.spec.bytes_per_block / self._config.swap_bytes_per_s
+        return swap_s < request.num_planned / self._config.recompute_tokens_per_s

@@ -29,9 +29,13 @@ class RunningSet:
         """The running requests, first in order first. Do not change the list."""
         return self._queue.requests
 
-    def has_rows_for(self, request: Request) -> bool:
-        """Whether there are rows for the request and all that it will open. Does not mutate."""
-        return len(self._free_rows) - self._promised_rows >= 1 + _num_to_open(request)
+    def has_rows_for(self, request: Request, most: int) -> bool:
+        """Whether there are rows for the request and all that it will open, and at most `most` run then.
+
+        It does not mutate. Where nobody runs, it may be more than `most`.
+        """
+        wanted, taken = 1 + _num_to_open(request), len(self.requests) + self._promised_rows
+        return len(self._free_rows) - self._promised_rows >= wanted and (not taken or taken + wanted <= most)
 
     def start(self, request: Request) -> None:
         """Give the request a row. Mutates."""

@@ -14,7 +14,7 @@ others that run, so that a long prompt never stalls them.
 Progress: running requests are kept in the order of the policy, room is made by those behind for those in front, and
 requests that could never fit were refused. So the first in order always gets room, finishes, and the next is first.
 
-Asked, not built in: the order (policy/), admission, preemption, stopping, drafts.
+Asked, not built in: the order (policy/), admission, preemption, stopping, drafts, isolation after a failed step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,14 @@ from array import array
 from collections.abc import Callable
 
 from quire.core.config import SchedulerConfig
-from quire.core.errors import InvalidRequestError, InvariantError, RequestStateError, UnknownRequestError
+from quire.core.errors import (
+    ExecutionError,
+    InvalidRequestError,
+    InvariantError,
+    OutOfMemoryError,
+    RequestStateError,
+    UnknownRequestError,
+)
 from quire.core.request import FinishReason, Request, RequestGroup, RequestStatus
 from quire.core.step import StepPlan, StepResult
 from quire.core.validate import RequestLimits, max_total_tokens, validate, validate_length
@@ -31,7 +38,8 @@ from quire.memory.manager import KVCacheManager
 from quire.memory.sequence import Frontier
 from quire.scheduler.admission import Admission
 from quire.scheduler.commit import StepCommitter, StepOutcome
-from quire.scheduler.groups import close_group, is_beam, moving_together
+from quire.scheduler.groups import is_beam, moving_together
+from quire.scheduler.isolation import Isolation
 from quire.scheduler.plan_builder import PlanBuilder
 from quire.scheduler.policy import create_policy
 from quire.scheduler.preemption import Preemption
@@ -61,14 +69,14 @@ class Scheduler:
         self.limits = limits
         self.eos_token_ids = eos_token_ids
         self.requests: dict[str, Request] = {}  # by id, until they end; of a group, the leader
-        self.num_preemptions = 0
+        self.isolation = Isolation(config.max_num_batched_tokens)
         self._policy = create_policy(config)
         self._waiting = self._policy.make_queue()
         self._running = RunningSet(config.max_num_seqs, self._policy)
         self._admission = Admission(memory, config.headroom)
-        self._preemption = Preemption(memory, config)
         self._stopping = Stopping(eos_token_ids, memory.spec.block_size)
         self._committer = StepCommitter(memory, self._running, self._stopping, self._policy, self._finish)
+        self._preemption = Preemption(memory, config, self._committer, self._running, self._waiting)
         self._drafter = drafter
         self._awaited: dict[Request, Frontier] = {}  # waiting for a block that somebody computes
         self._short_of: tuple[Request, int] | None = None  # the request that did not fit, and what it needed
@@ -112,13 +120,22 @@ class Scheduler:
             if member.branch == branch:
                 self._finish(member, FinishReason.STOP)
 
-    def abandon(self, message: str) -> list[Request]:
-        """The executor lost the steps under way: end every request that was in one. Returns them. Mutates."""
-        lost = self._committer.forget_steps()
+    def lose_steps(self, error: ExecutionError) -> list[Request]:
+        """The executor lost the steps under way: set back who was in them, to be tried apart (isolation.py). Mutates.
+
+        Returns the sequences that end with the error: those of the one request that is found to be at fault.
+        """
+        failed, lost = self._committer.forget_steps()
+        culprit = self.isolation.note_failure(failed, out_of_memory=isinstance(error, OutOfMemoryError))
+        ended: list[Request] = []
+        if culprit is not None:
+            ended = self._members(culprit)
+            self.fail(culprit, str(error))
+        self._preemption.set_back(lost)
         for request in lost:
-            request.error = message
-            self._finish(request, FinishReason.ERROR)
-        return lost
+            if request.status is RequestStatus.SWAPPED:  # with tokens that the lost steps were to compute
+                self._preemption.forget(request)
+        return ended
 
     def _members(self, request_id: str) -> list[Request]:
         """The sequences of a request that have not ended."""
@@ -143,11 +160,17 @@ class Scheduler:
         members = request.group.members if request.group else [request]
         if all(member.is_finished for member in members):
             del self.requests[request.request_id]
+        self.isolation.note_ended(request)
 
     @property
     def has_drafter(self) -> bool:
         """Whether drafts are asked for."""
         return self._drafter is not None
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a running request has yielded to another; requests set back by a failure are not counted."""
+        return self._preemption.num_preemptions
 
     @property
     def num_waiting(self) -> int:
@@ -168,7 +191,11 @@ class Scheduler:
 
     def schedule(self) -> StepPlan | None:
         """Plan a step; None if there is nothing to do now. Mutates; O(running) plus what it allocates."""
-        step = PlanBuilder(self.config.max_num_batched_tokens)
+        if self.isolation.is_under_way:
+            if self._committer.num_under_way:
+                return None  # one step at a time, so that a failure is that of the group on trial
+            self._make_place_on_trial()
+        step = PlanBuilder(max(self.isolation.max_step_tokens, len(self._running.requests)))
         preemptions = self.num_preemptions
         self._plan_running(step)
         if self.num_preemptions == preemptions and len(self._waiting):
@@ -181,7 +208,9 @@ class Scheduler:
 
     def update(self, result: StepResult) -> StepOutcome:
         """Commit the oldest step under way: append its tokens, publish full blocks, find ends. Mutates."""
-        return self._committer.update(result)
+        outcome = self._committer.update(result)
+        self.isolation.note_success()
+        return outcome
 
     def _plan_running(self, step: PlanBuilder) -> None:
         take_up_decode, take_up_start = step.decodes.append, step.decode_starts.append
@@ -226,13 +255,13 @@ class Scheduler:
             if is_beam(request):
                 candidates = [other for other in candidates if other.group is not request.group]
             if candidates:
-                self._preempt(self._policy.victim(candidates))
+                self._preemption.preempt(self._policy.victim(candidates))
             elif count > 1:
                 count //= 2
             else:
                 first = self._running.requests[0]
                 if first is not request and first not in moving_together(request):
-                    self._preempt(request)
+                    self._preemption.preempt(request)
                 return 0
         return count
 
@@ -267,33 +296,28 @@ class Scheduler:
             beam.num_slots = 0  # every step is decided anew
         return request.row >= 0
 
-    def _preempt(self, victim: Request) -> None:
-        """A running request yields. Beams yield together, and their search begins again from the prompt. Mutates."""
-        beams = moving_together(victim)
-        num_late_results = max(self._committer.disturb(beam) for beam in beams)
-        for beam in beams:
-            self._running.leave(beam)
-        if is_beam(victim):
-            victim = close_group(beams, self.memory)
-            self._preemption.forget(victim)
-        else:
-            self._preemption.preempt(victim)
-        victim.num_late_results = num_late_results
-        victim.num_preemptions += 1
-        self._waiting.add(victim)
-        self.num_preemptions += 1
+    def _make_place_on_trial(self) -> None:
+        """Those on trial who got past the failure go back, or go on if they were the last. Mutates."""
+        isolation = self.isolation
+        passed = [request for request in self.running if all(map(isolation.has_passed, moving_together(request)))]
+        for request in passed:
+            isolation.note_passed(request)
+        if isolation.is_under_way:
+            self._preemption.set_back(passed)
 
     # ---- admission --------------------------------------------------------------------------------------------
 
     def _admit_waiting(self, step: PlanBuilder) -> None:
         admitted: list[Request] = []
-        num_passed_over = 0
+        num_passed_over, most = 0, self.isolation.max_step_tokens
         for request in self._waiting.in_turn():
             if step.num_tokens_left <= 0 or num_passed_over > self.config.max_num_seqs:
                 break
+            if self.isolation.holds_back(request):
+                continue
             if request.num_late_results or self._awaits_commit(request):
                 num_passed_over += 1
-            elif not self._running.has_rows_for(request) or not self._admit(step, request):
+            elif not self._running.has_rows_for(request, most) or not self._admit(step, request):
                 break
             elif request.row >= 0:
                 admitted.append(request)
@@ -358,6 +382,7 @@ class Scheduler:
         self.memory.check()
         self._running.check(self.config.max_num_seqs)
         waiting = list(self._waiting.in_turn())
+        self.isolation.check(self._running.requests, self.requests)
         known = {
             member
             for leader in self.requests.values()

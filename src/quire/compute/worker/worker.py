@@ -8,7 +8,8 @@ it.
 What goes wrong with one request is an entry of `failures` and touches no other row: settings that
 this worker does not serve, hidden states or logits that are not finite. Everything else fails the
 step: `collect` raises `ExecutionError`, no token of the step is known afterwards, the differences,
-copies and moves that its plan carried stay applied, and the plans behind it are lost with it.
+copies and moves that its plan carried stay applied, and the plans behind it are lost with it. Where
+even those could not be applied, later plans have nothing to rely on: that is an `ExecutorLostError`.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from quire.compute.worker.input_batch import InputBatch, num_sampled_logits
 from quire.compute.worker.model_runner import ModelRunner, StepInputs, StepOutputs
 from quire.compute.worker.reports import reports
 from quire.compute.worker.sampling_columns import Sampling, SamplingColumns
-from quire.core.errors import ExecutionError
+from quire.core.errors import ExecutionError, ExecutorLostError, OutOfMemoryError
 from quire.core.hypothesis import Hypothesis
 from quire.core.logprobs import TokenLogprobs
-from quire.core.step import StepPlan, StepResult
+from quire.core.step import RowStart, StepPlan, StepResult
 
 
 class Worker:
@@ -64,13 +65,18 @@ class Worker:
         if self._batch is None:
             raise ExecutionError("the worker is not started, or was shut down")
         try:
-            self._results.append(self._execute(plan, self._batch))
+            self._apply(plan, self._batch)
+        except Exception as error:
+            self._results.append(_failure(ExecutorLostError, plan, error))
+            return
+        try:
+            self._results.append(self._compute(plan, self._batch))
         except ExecutionError as error:
             self._results.append(error)
+        except MemoryError as error:
+            self._results.append(_failure(OutOfMemoryError, plan, error))
         except Exception as error:
-            failure = ExecutionError(f"step {plan.step_id} failed: {type(error).__name__}: {error}")
-            failure.__cause__ = error
-            self._results.append(failure)
+            self._results.append(_failure(ExecutionError, plan, error))
 
     def collect(self) -> StepResult:
         """Return the result of the oldest plan under way. Mutates the queue.
@@ -81,8 +87,9 @@ class Worker:
             raise ExecutionError("no plan is under way")
         result = self._results.popleft()
         if isinstance(result, ExecutionError):
+            behind = [each for each in self._results if isinstance(each, ExecutorLostError)]
             self._results.clear()
-            raise result
+            raise behind[0] if behind else result
         return result
 
     def shutdown(self) -> None:
@@ -91,15 +98,25 @@ class Worker:
         self._results.clear()
         self.cache.release()
 
-    def _execute(self, plan: StepPlan, batch: InputBatch) -> StepResult:
+    def _apply(self, plan: StepPlan, batch: InputBatch) -> None:
+        """Carry out the differences, copies and moves, on which later plans rely whether the rest succeeds or not."""
         plan.check()
         batch.apply(plan)
         for row in plan.released_rows:
             self._columns.release(row)
         for start in plan.row_starts:
-            self._columns.start(start)
+            self._enter(start, batch)
         self._beams.apply(plan)
         self.cache.apply(plan)
+
+    def _enter(self, start: RowStart, batch: InputBatch) -> None:
+        """Enter how a row is sampled; if that cannot be done, that row has failed, and no other."""
+        try:
+            self._columns.start(start)
+        except Exception as error:
+            batch.fail(start.row, f"its settings cannot be entered: {type(error).__name__}: {error}")
+
+    def _compute(self, plan: StepPlan, batch: InputBatch) -> StepResult:
         inputs = batch.build(plan)
         sampled: dict[int, _Sampled] = {}
         searches: dict[int, tuple[Hypothesis, ...]] = {}
@@ -243,6 +260,13 @@ def accepted(drawn: Sequence[int], drafts: Sequence[int]) -> list[int]:
     while count < len(drafts) and drafts[count] == drawn[count]:
         count += 1
     return list(drawn[: count + 1])
+
+
+def _failure(kind: type[ExecutionError], plan: StepPlan, error: Exception) -> ExecutionError:
+    """Return what `collect` will raise."""
+    failure = kind(f"step {plan.step_id} failed: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
 
 
 def _mark_failures(plan: StepPlan, inputs: StepInputs, outputs: StepOutputs, batch: InputBatch) -> None:

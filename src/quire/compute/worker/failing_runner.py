@@ -1,0 +1,64 @@
+"""FailingRunner: a model that goes wrong to order (see `quire.core.failpoints`), so that what follows can be tested.
+
+It stands around a real runner, where the faults of a real one arise: behind everything that the worker has applied,
+before everything that it makes of the outputs. Where no failpoint strikes it changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from quire.compute.worker.cache_engine import CacheEngine
+from quire.compute.worker.model_runner import ModelRunner, StepInputs, StepOutputs
+from quire.core.failpoints import Failpoint
+
+
+class FailingRunner:
+    """Implements `ModelRunner` around another one."""
+
+    def __init__(self, runner: ModelRunner, failpoints: Sequence[Failpoint]) -> None:
+        self._runner = runner
+        self._failpoints = failpoints
+        self._num_runs = 0
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens the model knows."""
+        return self._runner.vocab_size
+
+    def run(self, inputs: StepInputs, cache: CacheEngine) -> StepOutputs:
+        """Compute one step, or fail. Mutates its slots in the cache."""
+        self._num_runs += 1
+        struck = [(failpoint, found) for failpoint in self._failpoints if (found := self._strikes(failpoint, inputs))]
+        for failpoint, _ in struck:
+            if failpoint.effect == "memory":
+                raise MemoryError(str(failpoint))
+            if failpoint.effect == "error":
+                raise RuntimeError(str(failpoint))
+        outputs = self._runner.run(inputs, cache)
+        for _, sequences in struck:
+            outputs = _spoilt(inputs, outputs, sequences)
+        return outputs
+
+    def _strikes(self, failpoint: Failpoint, inputs: StepInputs) -> list[int]:
+        """Return the sequences of the step that a failpoint strikes."""
+        everybody = range(len(inputs.entries))
+        if failpoint.trigger == "token":
+            tokens = inputs.token_ids
+            return [each for each in everybody if failpoint.number in tokens[inputs.tokens_of(each)]]
+        reached = len(inputs.token_ids) >= failpoint.number
+        if failpoint.trigger == "step":
+            reached = self._num_runs == failpoint.number
+        return list(everybody) if reached else []
+
+
+def _spoilt(inputs: StepInputs, outputs: StepOutputs, sequences: Sequence[int]) -> StepOutputs:
+    """Return the outputs with numbers of some sequences that are not finite. Mutates the logits."""
+    finite, finite_logits = outputs.finite.copy(), outputs.finite_logits.copy()
+    for sequence in sequences:
+        finite[inputs.tokens_of(sequence)] = False
+        finite_logits[inputs.logits_of(sequence)] = False
+        outputs.logits[inputs.logits_of(sequence)] = math.nan
+    return replace(outputs, finite=finite, finite_logits=finite_logits)

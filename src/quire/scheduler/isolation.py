@@ -1,0 +1,199 @@
+"""Isolation: who is to blame when a step fails?
+
+A step computes many requests at once, so a failure of it names nobody. All of its requests become *suspects* and go
+back to the waiting, where they lose nothing but time: what was committed stays cached, and what they compute again
+brings the same tokens. Then they are tried in groups, one group alone at a time, while everybody else waits:
+
+    step of A B C D fails      groups   [A B] [C D]
+    A B   fails                         [C D] [A] [B]         halved, and put behind those not tried yet
+    C D   both get past the failure     [A] [B]
+    A     fails, alone                  A ends with an error; nobody else does
+    B     gets past the failure         all go on
+
+A suspect has passed once it has computed what it had planned in the step that failed, or has ended; it makes place at
+once. Only a request that fails *alone*, after it has failed in company, is at fault, so a failure that does not come
+again costs nobody anything: a lone request is tried once more, too. Its sequences stand and fall together.
+
+**Memory.** A step that ran out of memory is halved in the same way, and besides, steps may compute half its tokens
+from then on (and run so many sequences). If a request is found that fails even at the smallest size, it was the
+request, and the size is forgiven; otherwise it stays for the life of the engine.
+
+**Requests that fail only together** are all found innocent, and would meet again at once. So each round that finds
+nobody lets the next one run its groups further past the failure, twice as far each time, until they end one after the
+other. Every step that succeeds outside of a round takes one token off again.
+
+**An executor that fails for everybody** is nobody's fault: once several requests in a row have failed alone, and no
+step of the round has succeeded, `is_hopeless` says so, and the engine gives up.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Sequence
+from typing import Final, NamedTuple
+
+from quire.core.errors import InvariantError
+from quire.core.request import Request
+
+MAX_CULPRITS_IN_A_ROW: Final = 8
+"""Requests that may fail alone, one after the other, before the executor is to blame."""
+
+MAX_FURTHER: Final = 4095
+"""Tokens past a failure that suspects must get at the most."""
+
+
+class FailedStep(NamedTuple):
+    """A step without a result: how far each of its sequences would have got, and its tokens, drafts included."""
+
+    goals: dict[Request, int]
+    num_tokens: int
+
+
+class Isolation:
+    """Remembers the suspects, and says who may be planned. `max_step_tokens` is what a step may compute.
+
+    >>> isolation = Isolation(512)
+    >>> a, b = Request("a", [1, 2]), Request("b", [3, 4])
+    >>> isolation.note_failure(FailedStep({a: 2, b: 2}, 4))
+    >>> isolation.holds_back(a), isolation.holds_back(b)
+    (False, True)
+    >>> isolation.note_failure(FailedStep({a: 2}, 2))
+    'a'
+    """
+
+    def __init__(self, max_step_tokens: int) -> None:
+        self.max_step_tokens = max_step_tokens
+        self.num_failed_steps = 0
+        self.num_memory_failures = 0
+        self.num_culprits = 0
+        self._goals: dict[str, dict[int, int]] = {}  # of each suspect, by branch: tokens that it must have computed
+        self._trial: dict[str, None] = {}  # the suspects that run now
+        self._groups: deque[list[str]] = deque()  # to be tried; some of them may have ended meanwhile
+        self._usual_step_tokens = max_step_tokens  # before this round
+        self._found_culprit = False  # in this round
+        self._has_succeeded = False  # any step of this round
+        self._culprits_in_a_row = 0
+        self._further = 0  # tokens past the failure that suspects must get
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether there are suspects."""
+        return bool(self._goals)
+
+    @property
+    def num_suspects(self) -> int:
+        """Requests that have not passed yet."""
+        return len(self._goals)
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether so many requests in a row failed alone that it cannot be their fault."""
+        return self._culprits_in_a_row >= MAX_CULPRITS_IN_A_ROW
+
+    def holds_back(self, request: Request) -> bool:
+        """Whether a waiting sequence must go on waiting: it is not on trial, or has passed. Does not mutate; O(1)."""
+        if not self._goals:
+            return False
+        return request.request_id not in self._trial or request.branch not in self._goals[request.request_id]
+
+    def has_passed(self, request: Request) -> bool:
+        """Whether a running sequence got past the failure; one that was not in it has. Does not mutate; O(1)."""
+        return request.num_computed >= self._goals.get(request.request_id, {}).get(request.branch, 0)
+
+    # ---- what happens -----------------------------------------------------------------------------------------
+
+    def note_success(self) -> None:
+        """A step has brought its result. Mutates; O(1)."""
+        self._has_succeeded = True
+        self._culprits_in_a_row = 0
+        if self._further and not self._goals:
+            self._further -= 1
+
+    def note_failure(self, step: FailedStep, *, out_of_memory: bool = False) -> str | None:
+        """A step has failed: return the request that is at fault, once that is known. Mutates; O(requests in it).
+
+        Whoever was in it must give its row and its memory back. The culprit is to be ended.
+        """
+        self.num_failed_steps += 1
+        self.num_memory_failures += out_of_memory
+        suspects = list(dict.fromkeys(request.request_id for request in step.goals))
+        if not suspects:
+            return None  # all of them have ended meanwhile
+        was_under_way = self.is_under_way
+        if not was_under_way:
+            self._begin_round(step)
+        was_smaller = out_of_memory and self._shrink(step.num_tokens // 2)
+        if was_under_way and len(suspects) == 1 and not was_smaller:
+            self.num_culprits += 1
+            self._found_culprit = True
+            self._culprits_in_a_row += not self._has_succeeded
+            return suspects[0]
+        untried = [name for name in self._trial if name not in suspects]
+        half = (len(suspects) + 1) // 2
+        self._groups += [group for group in (untried, suspects[:half], suspects[half:]) if group]
+        self._try_next_group()
+        return None
+
+    def note_passed(self, request: Request) -> None:
+        """A sequence on trial got past the failure. Mutates; O(1)."""
+        goals = self._goals.get(request.request_id)
+        if goals is not None:
+            goals.pop(request.branch, None)
+            if not goals:
+                self._let_go(request.request_id)
+
+    def note_ended(self, request: Request) -> None:
+        """A sequence has ended, whoever ended it. Mutates; O(sequences of the request)."""
+        if request.request_id not in self._goals:
+            return
+        self.note_passed(request)
+        members = request.group.members if request.group else [request]
+        if all(member.is_finished for member in members):  # of a search that began again, beams may still be to come
+            self._let_go(request.request_id)
+
+    def _begin_round(self, step: FailedStep) -> None:
+        for request, goal in step.goals.items():
+            self._goals.setdefault(request.request_id, {})[request.branch] = goal + self._further
+        self._usual_step_tokens = self.max_step_tokens
+        self._found_culprit = self._has_succeeded = False
+
+    def _shrink(self, num_tokens: int) -> bool:
+        """Let steps compute so many tokens at most; return whether they could compute more before."""
+        before, self.max_step_tokens = self.max_step_tokens, max(1, min(num_tokens, self.max_step_tokens))
+        return self.max_step_tokens < before
+
+    def _let_go(self, request_id: str) -> None:
+        """A request is no suspect any more: go on to the next group, or end the round after the last one."""
+        if self._goals.pop(request_id, None) is None:
+            return
+        self._trial.pop(request_id, None)
+        if not self._goals:
+            self._end_round()
+        elif not self._trial:
+            self._try_next_group()
+
+    def _try_next_group(self) -> None:
+        self._trial = {}
+        while not self._trial:
+            self._trial = dict.fromkeys(name for name in self._groups.popleft() if name in self._goals)
+
+    def _end_round(self) -> None:
+        self._trial = {}
+        self._groups.clear()
+        if self._found_culprit:
+            self.max_step_tokens = self._usual_step_tokens
+        else:
+            self._further = min(2 * self._further + 1, MAX_FURTHER)
+
+    def check(self, running: Sequence[Request], requests: Collection[str]) -> None:
+        """Raise `InvariantError` unless every suspect is here, on trial or in one group, and runs only on trial."""
+        names = [*self._trial, *(name for group in self._groups for name in group if name in self._goals)]
+        if sorted(names) != sorted(self._goals):
+            raise InvariantError("a suspect is in two groups, or in none")
+        if self.is_under_way != bool(self._trial):
+            raise InvariantError("there are suspects and nobody is on trial, or the other way round")
+        if not self._goals.keys() <= set(requests) or not all(self._goals.values()):
+            raise InvariantError("a suspect has ended, or has nothing to get past")
+        for request in running:
+            if request.request_id in self._goals and request.request_id not in self._trial:
+                raise InvariantError(f"request {request.request_id!r} runs beside those on trial")
