@@ -13,6 +13,7 @@ PYTEST_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 NATIVE_BUILD := build/native
+CLIENTS := build/clients
 NATIVE_FILES := $(shell find native -name '*.cpp' -o -name '*.h')
 BUILD_FILES := pyproject.toml CMakeLists.txt $(filter-out native/tests/%,$(NATIVE_FILES))
 
@@ -31,7 +32,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help demo test test-long check bench clean
+.PHONY: help demo test test-long test-clients check bench clean
 .PHONY: test-native check-format check-lint check-types check-imports check-native check-size
 
 help:  ## Show this list
@@ -45,6 +46,10 @@ test: check test-native  ## Check, then run every test but the long ones
 
 test-long: $(VENV)/.installed-dev  ## Run the long tests
 	@QUIRE_TEST_LONG=1 $(PYTEST) -m long $(PYTEST_ARGS)
+
+test-clients: $(TO_RUN) $(CLIENTS)/.installed $(CLIENTS)/node_modules  ## Run programs made for OpenAI's service
+	@QUIRE_COMMAND=$(CURDIR)/$(BIN)/quire QUIRE_NODE_MODULES=$(CURDIR)/$(CLIENTS)/node_modules \
+		$(CLIENTS)/bin/python -m pytest -c /dev/null --rootdir tests/clients -q tests/clients $(PYTEST_ARGS)
 
 check: $(VENV)/.installed-dev  ## Check format, style, types, imports and size
 	@$(MAKE) --keep-going check-format check-lint check-types check-imports check-native check-size
@@ -103,4 +108,16 @@ $(VENV)/.installed-dev: $(BUILD_FILES) $(NATIVE_FILES) | $(VENV)/.created
 	@$(INSTALL) --upgrade "pip>=25.1"
 	@$(INSTALL) --group dev
 	@$(INSTALL) --no-build-isolation $(STRICT) --editable .
+	@touch $@
+
+# The clients, in an environment that has no quire.
+$(CLIENTS)/.installed: pyproject.toml
+	@echo "== installing clients"
+	@$(PYTHON) -m venv --clear $(CLIENTS)
+	@$(CLIENTS)/bin/python -m pip --disable-pip-version-check install --quiet --quiet --upgrade "pip>=25.1"
+	@$(CLIENTS)/bin/python -m pip --disable-pip-version-check install --quiet --quiet --group clients
+	@touch $@
+
+$(CLIENTS)/node_modules: $(CLIENTS)/.installed
+	@npm install --silent --no-fund --no-audit --prefix $(CLIENTS) openai@7
 	@touch $@

@@ -1,0 +1,54 @@
+"""A server of the built-in model, as a process of its own, for clients that know nothing of quire.
+
+These tests run in an environment that has the clients and not quire (`make test-clients`): what they prove is that
+programs made for OpenAI's service work unchanged.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+LISTENING = re.compile(r"listening on (http://\S+)")
+GUIDE = Path(__file__).parents[2] / "src" / "quire" / "guide"
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[str]:
+    """The address of a server of the guide, in float32, so that its numbers are those of other implementations."""
+    command = [os.environ["QUIRE_COMMAND"], "serve", "guide", "--port", "0", "--dtype", "float32"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    try:
+        yield _address(process.stdout)
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+    assert process.returncode == 0
+
+
+@pytest.fixture(scope="session")
+def base_url(server: str) -> str:
+    """What clients call the base URL."""
+    return f"{server}/v1"
+
+
+@pytest.fixture(scope="session")
+def guide() -> str:
+    """The folder of the model, for clients that want its tokenizer."""
+    return str(GUIDE)
+
+
+def _address(output: IO[str]) -> str:
+    said = []
+    for line in output:
+        said.append(line)
+        if (found := LISTENING.search(line)) is not None:
+            return found[1]
+    raise AssertionError("the server has ended: " + "".join(said))

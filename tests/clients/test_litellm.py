@@ -1,0 +1,41 @@
+"""litellm: as a proxy or a program that may talk to many services would ask."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would ask the network for prices
+
+import litellm  # noqa: E402 - after the setting that it reads when it is imported
+
+MESSAGES = [{"role": "user", "content": "What is a block table?"}]
+
+
+@pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
+def test_answers_and_streams_agree(provider: str, base_url: str) -> None:
+    wanted: dict[str, Any] = {
+        "model": f"{provider}/guide",
+        "api_base": base_url,
+        "api_key": "none",
+        "messages": MESSAGES,
+        "temperature": 0,
+        "max_tokens": 24,
+    }
+    answer = litellm.completion(**wanted)
+    text = answer.choices[0].message.content
+    assert text
+    assert answer.usage.completion_tokens > 0
+    chunks = list(litellm.completion(**wanted, stream=True, stream_options={"include_usage": True}))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text
+    usage = next(chunk.usage for chunk in chunks if getattr(chunk, "usage", None))
+    assert usage.completion_tokens == answer.usage.completion_tokens
+
+
+def test_errors_are_told_apart(base_url: str) -> None:
+    with pytest.raises(litellm.exceptions.ContextWindowExceededError):
+        litellm.completion(
+            model="openai/guide", api_base=base_url, api_key="none", messages=MESSAGES, max_tokens=1_000_000
+        )
