@@ -200,6 +200,14 @@ def test_time_runs_out(folder: Path) -> None:
         assert stream.status == 200
         assert stream.events[-1]["error"]["code"] == "deadline_exceeded"
         assert b"[DONE]" not in stream.body
+        asked = {"input": "hello", "max_output_tokens": 20_000, "ignore_eos": True, "stream": True}
+        events = server.post("/v1/responses", asked).events
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        assert (events[-1]["type"], events[-1]["code"]) == ("error", "deadline_exceeded")
+        with server.client() as client, pytest.raises(APIError, match=r"within 0\.3 seconds"):
+            extra = {"ignore_eos": True}
+            model = server.services.model_names[0]
+            list(client.responses.create(model=model, input="hello", stream=True, extra_body=extra))
 
 
 @pytest.fixture
