@@ -163,6 +163,16 @@ def test_whoever_leaves_has_ended_all_of_the_call(
     server.check()
 
 
+@pytest.mark.parametrize("fields", [{}, {"best_of": 3}, {"prompt": [[5], [6]], "n": 2}])
+def test_a_call_waits_until_all_of_it_has_begun(server: RunningServer, fields: dict[str, Any]) -> None:
+    gate = server.services.gate
+    with closing(send(server, "/v1/completions", ENDLESS | fields)):
+        end = time.monotonic() + 10
+        while server.call(lambda: (gate.num_visits, gate.num_waiting_requests)) != (1, 0):
+            assert time.monotonic() < end
+            time.sleep(0.005)
+
+
 def test_leaving_while_others_stay_changes_nothing_for_them(server: RunningServer) -> None:
     fields = {"prompt": "hello the", "max_tokens": 40, "temperature": 0, "ignore_eos": True}
     alone = server.post("/v1/completions", fields).value["choices"]

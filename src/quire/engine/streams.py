@@ -52,11 +52,17 @@ class RequestStreams:
                 yield request.output()
 
     async def deltas(self, prepared: PreparedRequest) -> AsyncGenerator[RequestDelta, None]:
-        """Run a request; yield what is new, each time it got further."""
+        """Run a request; yield what is new, each time it got further.
+
+        The first one comes with the first token, though nothing is told of texts before the best of them are chosen.
+        """
+        has_begun = False
         async with aclosing(self._run(prepared)) as progress:
             async for request in progress:
                 delta = request.take_delta()
-                if delta.outputs or delta.prompt_logprobs or delta.finished:
+                begins = not has_begun and delta.num_generated_tokens > 0
+                has_begun |= begins
+                if begins or delta.outputs or delta.prompt_logprobs or delta.finished:
                     yield delta
 
     def process(self, updates: list[SequenceUpdate]) -> None:
