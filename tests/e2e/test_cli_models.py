@@ -212,7 +212,7 @@ def test_a_request_that_fails_is_one_line_and_status_1(
     def fail(*_: Any) -> Any:
         raise ZeroDivisionError("no")
 
-    monkeypatch.setattr("quire.compute.worker.worker.Worker._execute", fail)
+    monkeypatch.setattr("quire.compute.worker.worker.Worker._compute", fail)
     status, _, err = quire("generate", folder, *QUICK, "-q", "-p", "hello")
     assert (status, err.count("\n")) == (cli.FAILED, 1)
     assert "ZeroDivisionError" in err
