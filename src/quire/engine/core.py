@@ -132,27 +132,28 @@ class EngineCore:
         return finished
 
     def stats(self) -> EngineStats:
-        """Return what the engine has done and is doing. Does not mutate; O(requests).
+        """Return what the engine has done and is doing. Does not mutate; O(running), and little of that.
 
         To be called by the thread that steps the engine, between steps.
         """
-        scheduler, ledger = self.scheduler, self.scheduler.memory.ledger()
+        scheduler, pool, isolation = self.scheduler, self.scheduler.memory.pool, self.scheduler.isolation
+        queried_tokens, hit_tokens = scheduler.memory.num_looked_up
         return EngineStats(
             num_running=len(scheduler.running),
             num_waiting=scheduler.num_waiting,
-            num_blocks=ledger.num_blocks,
-            num_used_blocks=ledger.used_blocks,
-            num_cached_blocks=ledger.cached_blocks,
-            num_suspects=scheduler.isolation.num_suspects,
-            max_step_tokens=scheduler.isolation.max_step_tokens,
-            queried_tokens_total=ledger.queried_tokens,
-            hit_tokens_total=ledger.hit_tokens,
-            evictions_total=ledger.evictions,
+            num_blocks=pool.num_blocks,
+            num_used_blocks=pool.num_in_use,
+            num_cached_blocks=pool.num_cached,
+            num_suspects=isolation.num_suspects,
+            max_step_tokens=isolation.max_step_tokens,
+            queried_tokens_total=queried_tokens,
+            hit_tokens_total=hit_tokens,
+            evictions_total=pool.num_evictions,
             preemptions_total=scheduler.num_preemptions,
             steps_total=self._num_steps,
-            failed_steps_total=scheduler.isolation.num_failed_steps,
-            memory_failures_total=scheduler.isolation.num_memory_failures,
-            culprits_total=scheduler.isolation.num_culprits,
+            failed_steps_total=isolation.num_failed_steps,
+            memory_failures_total=isolation.num_memory_failures,
+            culprits_total=isolation.num_culprits,
             corrupted_requests_total=self._num_corrupted,
             busy_s_total=self._busy_s,
         )

@@ -29,8 +29,8 @@ class MemoryBooks:
         self._hasher = hasher
         self._evicted: OrderedDict[bytes, None] = OrderedDict()  # hashes, the oldest first
         self._misses: Counter[MissReason] = Counter()
-        self._queried_tokens = 0
-        self._hit_tokens = 0
+        self.queried_tokens = 0  # of prompts, at first admissions
+        self.hit_tokens = 0
         self._resumed_queried_tokens = 0
         self._resumed_hit_tokens = 0
         self.merged_blocks = 0
@@ -50,8 +50,8 @@ class MemoryBooks:
             self._resumed_queried_tokens += len(request.tokens)
             self._resumed_hit_tokens += match.num_tokens
             return
-        self._queried_tokens += len(request.tokens)
-        self._hit_tokens += match.num_tokens
+        self.queried_tokens += len(request.tokens)
+        self.hit_tokens += match.num_tokens
         memory.miss_reason = self._explain(index, request, match, block_size)
         self._misses[memory.miss_reason] += 1
 
@@ -111,8 +111,8 @@ class MemoryBooks:
             blocks_saved_by_sharing=pool.num_extra_holders,
             host_blocks=host.num_blocks,
             used_host_blocks=host.num_in_use,
-            queried_tokens=self._queried_tokens,
-            hit_tokens=self._hit_tokens,
+            queried_tokens=self.queried_tokens,
+            hit_tokens=self.hit_tokens,
             resumed_queried_tokens=self._resumed_queried_tokens,
             resumed_hit_tokens=self._resumed_hit_tokens,
             evictions=pool.num_evictions,

@@ -384,6 +384,11 @@ class KVCacheManager:
         """Whether bytes are to be copied or moved since the last plan."""
         return self._changes.has_moves
 
+    @property
+    def num_looked_up(self) -> tuple[int, int]:
+        """How many tokens of prompts were looked up at first admissions, and how many of them were hit. O(1)."""
+        return self._books.queried_tokens, self._books.hit_tokens
+
     def take_changes(self) -> MemoryChanges:
         """Return what happened since the last call, for the plan in the making, which is complete now. Mutates."""
         self.host.plan_made()
