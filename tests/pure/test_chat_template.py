@@ -229,3 +229,14 @@ def test_any_data_is_accepted_or_refused(messages):
     except InvalidRequestError:
         return
     assert all(isinstance(message["role"], str) for message in plain)
+
+
+def test_the_variables_that_a_client_may_set() -> None:
+    source = (
+        "{{ bos_token }}{% for message in messages %}{{ message.content }}{% endfor %}"
+        "{% if enable_thinking is defined and enable_thinking %}{{ effort | default('low') }}{% endif %}"
+        "{% set own = namespace(text='') %}{{ own.text }}{{ strftime_now('%Y') }}{{ tools or '' }}"
+    )
+    template = ChatTemplate(source, {"bos_token": "<s>"})
+    assert template.variables == {"enable_thinking", "effort"}
+    assert ChatTemplate("no variables", {}).variables == frozenset()
