@@ -1,6 +1,6 @@
 """Writes tests/clients/loglikelihoods.json: how likely transformers finds some texts, with the guide in float32.
 
-    python scripts/make_loglikelihoods.py        needs torch and transformers
+python scripts/make_loglikelihoods.py        needs torch and transformers
 """
 
 from __future__ import annotations

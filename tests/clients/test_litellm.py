@@ -9,7 +9,7 @@ import pytest
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would ask the network for prices
 
-import litellm  # noqa: E402 - after the setting that it reads when it is imported
+import litellm
 
 MESSAGES = [{"role": "user", "content": "What is a block table?"}]
 

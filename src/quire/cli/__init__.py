@@ -39,6 +39,7 @@ COMMANDS = (
     Command("serve", "serve a model over HTTP, as OpenAI does", "quire.cli.serve"),
     Command("demo", "watch paged KV memory at work, in the terminal", "quire.cli.demo"),
     Command("bench", "measure quire on this machine", "quire.cli.bench"),
+    Command("torture", "bring a server into trouble, and see that it copes", "quire.cli.torture"),
     Command("doctor", "say what works on this machine", "quire.cli.doctor"),
     Command("config", "say what quire would be started with, and why", "quire.cli.config"),
 )

@@ -13,6 +13,7 @@ from quire.core.errors import InvalidConfigError
 
 PARTS = ("decode", "growth", "prefix", "pool", "caching")
 KERNEL_PARTS = ("limits", "products", "attention")
+SERVE_PARTS = ("load", "http")
 SHAPES = ("qwen3-0.6b", "llama-3.2-1b", "tiny")
 
 
@@ -31,6 +32,7 @@ def add_parser(subparsers: Any) -> None:
         ("kernels", _add_kernel_options, "kernels", "products and attention, beside the machine's limits", KERNELS),
         ("quality", _add_quality_options, "quality", "what narrower numbers do to what a model says", QUALITY),
         ("sharing", _add_sharing_options, "sharing", "blocks saved by several texts of one prompt", SHARING),
+        ("serve", _add_serve_options, "serve", "a server under load, and what HTTP costs", SERVE),
         ("control", _add_control_options, "control", "the control plane, beside vLLM's, where it is there", CONTROL),
     ):
         benchmark = benchmarks.add_parser(name, help=text, description=description)
@@ -66,6 +68,12 @@ QUALITY = (
 SHARING = (
     "Measure the share of blocks that samples and beams of one prompt save by sharing them, for lengths like those of "
     "the traces in the paper."
+)
+SERVE = (
+    "Offer load to a server, at given rates or with so many requests under way, and measure times to first tokens and "
+    "between tokens, goodput, rejections and errors. MODEL may be the URL of any server with the interface of OpenAI; "
+    "otherwise the model is served meanwhile. Without --rates and --concurrency it finds out what the server can do, "
+    "and offers half of it, all of it, and twice as much."
 )
 CONTROL = (
     "Measure the control plane: scheduling, memory management and prefix caching, without a model. Every number is a "
@@ -145,6 +153,40 @@ def _add_sharing_options(parser: argparse.ArgumentParser) -> None:
     _add_count(parser, "requests", 100, "requests for each of the lengths")
 
 
+def _add_serve_options(parser: argparse.ArgumentParser) -> None:
+    _add_choices(parser, "only", SERVE_PARTS, SERVE_PARTS, "measure only these parts")
+    parser.add_argument("--rates", metavar="RATE", nargs="+", default=(), help="requests a second, or auto (default)")
+    parser.add_argument(
+        "--concurrency", metavar="N", type=_count, nargs="+", default=(), help="closed loops with so many under way"
+    )
+    parser.add_argument("--arrivals", choices=("poisson", "fixed"), default="poisson", help="default: poisson")
+    _add_seconds(parser, "duration", 30.0, "seconds of a level")
+    _add_seconds(parser, "patience", 30.0, "seconds that requests may take to end after that")
+    parser.add_argument("--endpoint", choices=("completions", "chat"), default="completions", help="what is asked")
+    parser.add_argument("--workload", metavar="FILE", help="requests; default: drawn ones of these lengths")
+    parser.add_argument("--limit", metavar="N", type=_count, default=0, help="only the first N requests of the file")
+    _add_count(parser, "prompt-tokens", 128, "tokens of a drawn prompt")
+    _add_count(parser, "output-tokens", 64, "tokens of its output")
+    parser.add_argument(
+        "--length-spread", metavar="SHARE", type=_share, default=0.0, help="drawn lengths differ by this share at most"
+    )
+    parser.add_argument(
+        "--goodput", metavar="NAME:MS", nargs="+", default=(), help="what makes a request good, as ttft:500 tpot:50"
+    )
+    parser.add_argument("--load-seed", metavar="N", type=int, default=0, help="of arrivals and prompts; default: 0")
+    parser.add_argument("--plot", metavar="FILE", help="write latency over offered load as SVG")
+    _add_count(parser, "streams", 64, "requests at once, for what HTTP costs")
+    _add_count(parser, "repeat", 5, "runs of that")
+    parser.add_argument(
+        "--name", metavar="NAME", default="", help="what the server calls the model; default: its first"
+    )
+    parser.add_argument(
+        "--api-key-env", metavar="NAME", default="", help="name in the environment that holds the API key"
+    )
+    parser.add_argument("--vocab-size", metavar="N", type=_count, help="ids of drawn prompts lie below it")
+    _add_model_options(parser)
+
+
 def _add_control_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peer-python", metavar="PATH", help="interpreter that has vLLM; none: only quire is measured")
     parser.add_argument(
@@ -185,6 +227,10 @@ def _add_counts(parser: argparse.ArgumentParser, name: str, default: tuple[int, 
     )
 
 
+def _add_seconds(parser: argparse.ArgumentParser, name: str, default: float, text: str) -> None:
+    parser.add_argument(f"--{name}", metavar="S", type=_seconds, default=default, help=f"{text}; default: {default:g}")
+
+
 def _add_size(parser: argparse.ArgumentParser, name: str, default: str, text: str) -> None:
     parser.add_argument(
         f"--{name}", metavar="SIZE", type=_size, default=_size(default), help=f"{text}; default: {default}"
@@ -204,6 +250,20 @@ def _count(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError("must be 1 or more")
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError("must be more than 0")
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError("must be 0 or more, and less than 1")
     return value
 
 

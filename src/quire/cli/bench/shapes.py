@@ -27,6 +27,7 @@ from quire.compute.weights.checkpoint import SINGLE_FILE
 from quire.compute.weights.decoder_weights import expected_tensors
 from quire.core.config import EngineConfig
 from quire.core.errors import InvalidConfigError
+from quire.engine.tokenizer_files import TOKENIZER_FILE
 
 QWEN3: dict[str, object] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -164,3 +165,15 @@ def write_random_checkpoint(folder: Path, name: str) -> None:
 
 def _write_config(folder: Path, name: str) -> None:
     (folder / CONFIG_FILE).write_text(json.dumps(CONFIGS[name]), encoding="utf-8")
+
+
+def write_byte_tokenizer(folder: Path, vocab_size: int) -> None:
+    """Write a tokenizer in which every id has a text: the 256 bytes, and words that no text is encoded to."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    vocab = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    vocab |= {f"Ġw{index}": index for index in range(len(vocab), vocab_size)}
+    tokenizer = Tokenizer(models.BPE(vocab, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(folder / TOKENIZER_FILE), pretty=False)

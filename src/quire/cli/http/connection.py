@@ -1,0 +1,183 @@
+"""HttpClient: many exchanges with one server at once, in an event loop, on connections that are used again.
+
+    exchange ──► an idle connection, or a new one ──► request bytes, written at once
+             ◄── status, headers; pieces of the body as they come; then the connection is idle again
+
+Whoever measures a server on the same machine takes processor time from it, so this is a parser in C between two
+callbacks and nothing else: no library for requests, no task per connection, no copies of bodies that somebody takes
+as they come. An exchange that is cancelled closes its connection, which is how a client goes away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import httptools
+
+from quire.core.errors import InvalidValueError
+
+TakePiece = Callable[[bytes], None]
+HTTP_OK = 200
+
+
+@dataclass(slots=True)
+class Reply:
+    """A status, headers with names in small letters, and the body, but for what somebody took as it came."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
+    body: bytearray = field(default_factory=bytearray)
+    is_complete: bool = False
+
+
+class HttpConnection(asyncio.Protocol):
+    """One connection: one exchange at a time. The methods `on_…` are those that the parser calls."""
+
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._reply = Reply()
+        self._take: TakePiece | None = None
+        self._done: asyncio.Future[None] | None = None
+        self.has_received = False  # anything of the reply
+
+    @property
+    def is_open(self) -> bool:
+        """Whether another exchange may follow."""
+        return self._transport is not None and not self._transport.is_closing()
+
+    async def exchange(self, request: bytes, take: TakePiece | None) -> Reply:
+        """Send a request and return the reply; `take` gets the pieces of its body where the status is 200.
+
+        Raises `ConnectionError` if the connection ends before the reply does.
+        """
+        if self._transport is None:
+            raise ConnectionResetError("the connection is closed")
+        self._reply, self._take, self.has_received = Reply(), take, False
+        self._done = asyncio.get_running_loop().create_future()
+        try:
+            self._transport.write(request)
+            await self._done
+            return self._reply
+        finally:
+            self._done = None
+            if not self._reply.is_complete:
+                self.close()
+
+    def close(self) -> None:
+        """Close it now; what is still to be written is dropped. Mutates."""
+        if self._transport is not None:
+            self._transport.abort()
+
+    # ---- what the transport calls -------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take the transport."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Take bytes."""
+        self.has_received = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._end(ConnectionResetError(f"the reply is no HTTP: {error}"))
+            self.close()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """End the exchange, if one is under way."""
+        self._transport = None
+        self._end(ConnectionResetError(f"the connection ended before the reply{f': {error}' if error else ''}"))
+
+    # ---- what the parser calls ----------------------------------------------------------------------------------
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header."""
+        self._reply.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        """Take the status."""
+        self._reply.status = self._parser.get_status_code()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of the body."""
+        if self._take is not None and self._reply.status == HTTP_OK:
+            self._take(body)
+        else:
+            self._reply.body += body
+
+    def on_message_complete(self) -> None:
+        """End the exchange."""
+        self._reply.is_complete = True
+        if not self._parser.should_keep_alive():
+            self.close()
+        self._end(None)
+
+    def _end(self, error: Exception | None) -> None:
+        if self._done is None or self._done.done():
+            return
+        if error is None:
+            self._done.set_result(None)
+        else:
+            self._done.set_exception(error)
+
+
+class HttpClient:
+    """Asks one server; `url` may end with `/v1`, as the base of OpenAI's clients does. Belongs to one event loop."""
+
+    def __init__(self, url: str, *, headers: Mapping[str, str] | None = None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise InvalidValueError("url", url, "http://HOST:PORT, or https://")
+        self._host = parts.hostname
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
+        self._tls = ssl.create_default_context() if parts.scheme == "https" else None
+        self._prefix = parts.path.rstrip("/").removesuffix("/v1")
+        fields = {"Host": parts.netloc.rpartition("@")[2], **(headers or {})}
+        self._fields = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        self._idle: list[HttpConnection] = []
+
+    def post_request(self, path: str, body: bytes) -> bytes:
+        """Return the bytes that post JSON to a path. Does not mutate."""
+        head = f"POST {self._prefix}{path} HTTP/1.1\r\n{self._fields}Content-Type: application/json\r\n"
+        return f"{head}Content-Length: {len(body)}\r\n\r\n".encode("latin-1") + body
+
+    async def exchange(self, request: bytes, take: TakePiece | None = None) -> Reply:
+        """Send a request and return the reply, as `HttpConnection` does; raises `OSError` where that fails.
+
+        A connection that the server has closed while it was idle is replaced by a new one.
+        """
+        connection = self._idle_connection()
+        if connection is not None:
+            try:
+                return await self._exchange_on(connection, request, take)
+            except ConnectionError:
+                if connection.has_received:
+                    raise
+        _, connection = await asyncio.get_running_loop().create_connection(
+            HttpConnection, self._host, self._port, ssl=self._tls
+        )
+        return await self._exchange_on(connection, request, take)
+
+    def close(self) -> None:
+        """Close the idle connections. Mutates."""
+        while self._idle:
+            self._idle.pop().close()
+
+    def _idle_connection(self) -> HttpConnection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open:
+                return connection
+        return None
+
+    async def _exchange_on(self, connection: HttpConnection, request: bytes, take: TakePiece | None) -> Reply:
+        reply = await connection.exchange(request, take)
+        if connection.is_open:
+            self._idle.append(connection)
+        return reply

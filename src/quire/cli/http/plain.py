@@ -1,0 +1,60 @@
+"""One question, one answer: a client that blocks, for everything that is not measured."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from typing import Any
+from urllib.parse import urlsplit
+
+from quire.core.errors import ExecutionError
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server said, and how long it took from the first byte sent to the last one received."""
+
+    status: int
+    headers: Mapping[str, str]  # names in small letters
+    body: bytes
+    seconds: float
+
+    def json(self) -> Any:
+        """Return the body as JSON; raises `ExecutionError` if it is none."""
+        try:
+            return json.loads(self.body)
+        except ValueError as error:
+            raise ExecutionError(f"the server answered {self.status} with what is no JSON: {error}") from None
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """The error object of the body; empty where there is none."""
+        try:
+            found = json.loads(self.body)["error"]
+        except (ValueError, KeyError, TypeError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+def ask(url: str, body: object = None, *, headers: Mapping[str, str] | None = None, timeout_s: float = 60.0) -> Answer:
+    """Get a URL, or post a body to it: bytes as they are, anything else as JSON. Raises `OSError` where that fails."""
+    parts = urlsplit(url)
+    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
+    payload = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    fields = {} if body is None else {"Content-Type": "application/json"}
+    started = time.perf_counter()
+    try:
+        target = parts.path + (f"?{parts.query}" if parts.query else "")
+        connection.request("GET" if body is None else "POST", target or "/", payload, {**fields, **(headers or {})})
+        response = connection.getresponse()
+        content = response.read()
+    except HTTPException as error:
+        raise ConnectionResetError(f"the reply is no HTTP: {error!r}") from error
+    finally:
+        connection.close()
+    found = {name.lower(): value for name, value in response.getheaders()}
+    return Answer(response.status, found, content, time.perf_counter() - started)
