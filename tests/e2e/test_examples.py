@@ -20,6 +20,11 @@ FACTS = {
     "beam_search.py": ["   A …'A block table'", "   B …'A layer with'"],
     "eviction_policy.py": ["hit rate with LRU: 4%, with the most hit kept: 25%"],
     "many_callers.py": ["7 callers have read all, 1 has left, 0 blocks in use"],
+    "openai_client.py": [
+        "3 texts, 24 tokens",
+        "16 of 17 tokens of the prompt came from the cache",
+        "temperature is -1.0; allowed: a number from 0 to 1e+06",
+    ],
     "paging_by_hand.py": [
         "block 2: a4 a5 a6 a7",
         "table of a: [0, 2, 4] reads a0 a1 a2 a3 a4 a5 a6 a7 a8 a9",
