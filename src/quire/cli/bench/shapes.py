@@ -12,7 +12,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -144,10 +144,10 @@ def measured_config(options: argparse.Namespace) -> Iterator[EngineConfig]:
         yield replace(config, model=str(folder))
 
 
-def write_random_checkpoint(folder: Path, name: str) -> None:
-    """Write a model folder of a named shape: settings, and random weights in bfloat16."""
+def write_random_checkpoint(folder: Path, name: str, changes: Mapping[str, object] | None = None) -> None:
+    """Write a model folder of a named shape, some of its settings changed: and random weights in bfloat16."""
     folder.mkdir()
-    _write_config(folder, name)
+    _write_config(folder, name, changes)
     random = np.random.default_rng(0).normal(0.0, 0.02, RANDOM_NUMBERS).astype("<f4")
     numbers = (random.view("<u4") >> 16).astype("<u2").tobytes()
     header: dict[str, object] = {}
@@ -163,8 +163,8 @@ def write_random_checkpoint(folder: Path, name: str) -> None:
             end -= len(numbers)
 
 
-def _write_config(folder: Path, name: str) -> None:
-    (folder / CONFIG_FILE).write_text(json.dumps(CONFIGS[name]), encoding="utf-8")
+def _write_config(folder: Path, name: str, changes: Mapping[str, object] | None = None) -> None:
+    (folder / CONFIG_FILE).write_text(json.dumps({**CONFIGS[name], **(changes or {})}), encoding="utf-8")
 
 
 def write_byte_tokenizer(folder: Path, vocab_size: int) -> None:

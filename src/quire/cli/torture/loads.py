@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from quire.cli.bench.load_figures import BETWEEN_TOKENS, REJECTION, summarize_load
@@ -22,7 +21,7 @@ from quire.cli.bench.load_run import Target, run_closed, run_open
 from quire.cli.bench.offered_load import COMPLETIONS, POISSON, DrawnShape, arrival_times, drawn_requests
 from quire.cli.bench.samples import percentile
 from quire.cli.bench.serve import request_rate
-from quire.cli.bench.shapes import CONFIGS, write_byte_tokenizer, write_random_checkpoint
+from quire.cli.bench.shapes import write_byte_tokenizer, write_random_checkpoint
 from quire.cli.http.connection import HttpClient
 from quire.cli.http.plain import ask
 from quire.cli.http.server_process import ServerProcess
@@ -35,6 +34,22 @@ from quire.core.config import EngineConfig
 
 MAX_GROWTH_BYTES = 5e6
 MAX_PROBE_MS = 50.0
+
+LONG_MODEL: dict[str, object] = {"max_position_embeddings": 40_960, "vocab_size": 256}
+"""A model that reads long prompts quickly."""
+
+SLOW_MODEL: dict[str, object] = {
+    "head_dim": 64,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "max_position_embeddings": 4096,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": VOCAB_SIZE,
+}
+"""A model whose steps take as long as those of models that are served: by the guide the server itself would be full."""
+
 WARM_UP_CYCLES = 1000
 NUM_FLOODS = 24
 """Clients enough that somebody who comes first always waits."""
@@ -43,9 +58,10 @@ NUM_FLOODS = 24
 def overload(stage: Stage) -> str:
     """L1: twice of what can be done, in an open loop: goodput holds, the rest is told to come again, at once."""
     seconds = 20.0 if stage.is_quick else 600.0
-    spec = ServerSpec.of(max_num_seqs=16, touch_kv_memory=True)
+    model = _random_model(stage, "slow", SLOW_MODEL)
+    spec = ServerSpec.of(model=model, kv_memory="64MiB", max_num_seqs=16, touch_kv_memory=True)
     with stage.serving(spec) as server:
-        target, shape = Target(server.url, server.model, COMPLETIONS), DrawnShape(48, 200)
+        target, shape = Target(server.url, server.model, COMPLETIONS), DrawnShape(48, 40)
         closed = run_closed(target, drawn_requests(shape, VOCAB_SIZE, stage.seed), 16, max(8.0, seconds / 20), 10.0)
         figures = summarize_load("closed", closed, {})
         peak = request_rate(closed, figures)
@@ -67,12 +83,13 @@ def many_connections(stage: Stage) -> str:
     """L2: a thousand idle connections and 200 streams: every stream is served, and probes answer at once."""
     num_idle = 200 if stage.is_quick else 1000
     _allow_files(num_idle + 600)
-    with stage.serving(ServerSpec.of(max_num_seqs=64)) as server, ExitStack() as stack:
+    spec = ServerSpec.of(model=_random_model(stage, "slow", SLOW_MODEL), kv_memory="192MiB", max_num_seqs=64)
+    with stage.serving(spec) as server, ExitStack() as stack:
         for _ in range(num_idle):
             stack.enter_context(_idle_connection(server))
         prober = stack.enter_context(_prober(f"{server.url}/livez"))
         target = Target(server.url, server.model, COMPLETIONS)
-        requests = itertools.islice(drawn_requests(DrawnShape(16, 200), VOCAB_SIZE, stage.seed), 200)
+        requests = itertools.islice(drawn_requests(DrawnShape(16, 64), VOCAB_SIZE, stage.seed), 200)
         arrivals = [0.02 * index for index in range(200)]
         result = run_open(target, requests, arrivals, 4.0, 300.0)
         probes = json.loads(prober.communicate(timeout=30.0)[0])
@@ -86,8 +103,8 @@ def many_connections(stage: Stage) -> str:
 
 def long_prompt(stage: Stage) -> str:
     """L3: a prompt of 32,000 tokens comes among 50 chats; the time between their tokens stays bounded."""
-    folder = _long_model(stage)
-    spec = ServerSpec.of(model=str(folder), kv_memory="64MiB", max_num_seqs=64, max_num_batched_tokens=128)
+    folder = _random_model(stage, "long", LONG_MODEL)
+    spec = ServerSpec.of(model=folder, kv_memory="64MiB", max_num_seqs=64, max_num_batched_tokens=128)
     length = 8_000 if stage.is_quick else 32_000
     with stage.serving(), ServerProcess(spec.config) as process:
         target = Target(process.url, str(ask(f"{process.url}/v1/models").json()["data"][0]["id"]), COMPLETIONS)
@@ -223,14 +240,13 @@ def _prober(url: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
-def _long_model(stage: Stage) -> Path:
-    """A model of random weights that reads prompts of 32,000 tokens."""
-    folder = stage.folder / "long"
-    write_random_checkpoint(folder, "tiny")
-    settings = CONFIGS["tiny"] | {"max_position_embeddings": 40_960}
-    (folder / "config.json").write_text(json.dumps(settings), encoding="utf-8")
-    write_byte_tokenizer(folder, 256)
-    return folder
+def _random_model(stage: Stage, name: str, settings: dict[str, object]) -> str:
+    """Return a folder with a model of random weights, made once."""
+    folder = stage.folder / name
+    if not folder.exists():
+        write_random_checkpoint(folder, "tiny", settings)
+        write_byte_tokenizer(folder, int(str(settings["vocab_size"])))
+    return str(folder)
 
 
 def _prefill(target: Target, length: int) -> float:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from quire.cli.bench.machine import OthersMeter
 from quire.cli.bench.page import render_page, start_facts, write_part
 from quire.cli.bench.report import Section
 from quire.cli.torture.bad_inputs import BAD_INPUTS
@@ -30,7 +31,7 @@ PARTS = (("F", "faults"), ("I", "refused"), ("L", "load"))
 
 def run(options: argparse.Namespace) -> int:
     """Run what was asked for; returns 0 if every case that ran has passed, else 1."""
-    cases, facts = chosen(options.only), start_facts(timed=False)
+    cases, facts, others = chosen(options.only), start_facts(timed=False), OthersMeter()
     print(f"quire torture: {len(cases)} cases", file=sys.stderr, flush=True)
     results = []
     with Stage(seed=options.seed, is_quick=options.quick) as stage:
@@ -43,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
         found = {"figure": line, "quick": options.quick, "seed": options.seed, "cases": [asdict(r) for r in results]}
         Path(options.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if options.markdown:
-        facts["processors_busy_with_others"] = None
+        facts["processors_busy_with_others"] = others.num_busy()
         write_part(options.markdown, render_page(facts, "Torture", [_section(line, results)]))
     return 0 if all(result.has_passed for result in results) else 1
 

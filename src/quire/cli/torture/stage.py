@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +85,7 @@ class TortureServer:
         self.process = process
         self.model = model
         self.headers = {"Authorization": f"Bearer {KEY}"} if spec.has_keys else {}
+        self.expected: Sequence[Outcome] = ()  # what its bystanders get
         self.is_spoiled = False
         self.may_lose_bystanders = False
         self.bystanders: Bystanders | None = None
@@ -179,7 +180,7 @@ class Stage:
         """Yield a server with bystanders on it; afterwards everything must be as before, or the case has failed."""
         server = self._server(spec)
         headers = dict(server.headers)
-        bystanders = server.bystanders = Bystanders(server.url, server.model, self._expected, headers)
+        bystanders = server.bystanders = Bystanders(server.url, server.model, server.expected, headers)
         server.may_lose_bystanders = False
         bystanders.start()
         try:
@@ -205,7 +206,7 @@ class Stage:
 
     def __enter__(self) -> Stage:
         reference = self._server(PLAIN)
-        self._expected = expected_outcomes(reference.url, reference.model)
+        self._expected = reference.expected = expected_outcomes(reference.url, reference.model)
         self._tokens = {token for outcome in self._expected for choice in outcome for token in choice.token_ids}
         return self
 
@@ -220,6 +221,7 @@ class Stage:
         headers = {"Authorization": f"Bearer {KEY}"} if spec.has_keys else {}
         model = str(ask(f"{process.url}/v1/models", headers=headers).json()["data"][0]["id"])
         server = self._servers[spec] = TortureServer(spec, process, model)
+        server.expected = self._expected if spec.config.model == "guide" else expected_outcomes(server.url, model)
         return server
 
     def _stop(self, server: TortureServer) -> None:
