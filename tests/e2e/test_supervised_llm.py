@@ -149,6 +149,21 @@ def test_an_engine_that_hangs_is_killed(folder: Path, monkeypatch: pytest.Monkey
     run(test)
 
 
+def test_an_engine_that_gives_up_says_why(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_FAILPOINTS", "error:tokens=1")  # every step fails, whoever is in it
+
+    async def test() -> None:
+        async with SupervisedLLM(config(folder)) as llm:
+            results = await asyncio.gather(
+                *(read(llm, [token], WANTED[0]) for token in range(20)), return_exceptions=True
+            )
+            lost = [str(result) for result in results if isinstance(result, ExecutionError)]
+            assert lost
+            assert all("every request fails" in message for message in lost)
+
+    run(test)
+
+
 def test_what_cannot_be_built_is_said_once(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidConfigError, match="kv_memory"):
         SupervisedLLM(EngineConfig(model=str(folder), kv_memory=1))

@@ -20,8 +20,8 @@ from quire.engine.messages import (
     Close,
     Configure,
     Fail,
+    Failed,
     Loaded,
-    StartFailed,
     Stats,
     Stop,
     Updates,
@@ -64,7 +64,7 @@ UPDATES = [
 ]
 FROM_ENGINE = [
     Loaded(1 << 40, 1 << 41),
-    StartFailed("why"),
+    Failed("why"),
     Updates.of(UPDATES),
     Stats(EngineStats(num_running=3, busy_s_total=1.5)),
 ]

@@ -29,10 +29,10 @@ from quire.engine.messages import (
     Add,
     Configure,
     Fail,
+    Failed,
     Loaded,
     Message,
     Ready,
-    StartFailed,
     Stats,
     Stop,
     ToEngine,
@@ -111,7 +111,7 @@ class EngineHost:
             core, ready = self._build(first)
         except (QuireError, OSError, MemoryError) as error:
             message = str(error) if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
-            self._connection.send(StartFailed(" ".join(message.split())))
+            self._connection.send(Failed(_in_one_line(message)))
             return FAILED
         client = InProcessClient(core)
         thread = EngineThread(client, self._deliver, self._die, self._tell, self._clock)
@@ -147,7 +147,8 @@ class EngineHost:
         self._connection.send(Updates.of(updates))
 
     def _die(self, message: str) -> None:
-        """The engine has failed, and its thread has said why: the server learns of it by the end of the connection."""
+        """The engine has failed, and its thread has written down why: the server is told, and the process ends."""
+        self._connection.send(Failed(_in_one_line(message)))
         self._connection.close()
         os._exit(FAILED)
 
@@ -159,6 +160,10 @@ class EngineHost:
         if now >= self._next_loaded_s:
             self._next_loaded_s = now + LOADED_EVERY_S
             self._connection.send(Loaded(num_bytes, total))
+
+
+def _in_one_line(message: str) -> str:
+    return " ".join(message.split())
 
 
 def _exit_after(seconds: float) -> None:

@@ -2,9 +2,10 @@
 
     server                                       engine process
       Configure ───────────────────────────────►            once: the settings
-      ◄──────────────────── Loaded …, then Ready | StartFailed
+      ◄──────────────────── Loaded …, then Ready
       Add, Abort, Fail, Stop ──────────────────►
       ◄──────────────────── Updates, Stats                  after a step
+      ◄──────────────────── Failed                          why it ends: it could not be built, or cannot go on
       Close, or the end of the connection ─────►            it ends
 
 A message is its length in four bytes and its fields in MessagePack. Lengths are capped, types are checked, and there is
@@ -104,8 +105,8 @@ class Ready(Message, frozen=True):
     report: EngineReport
 
 
-class StartFailed(Message, frozen=True):
-    """The engine could not be built; the process ends."""
+class Failed(Message, frozen=True):
+    """The engine could not be built, or cannot go on; the process ends."""
 
     message: str
 
@@ -184,7 +185,7 @@ class Stats(Message, frozen=True):
 
 
 ToEngine = Configure | Add | Abort | Fail | Stop | Close
-FromEngine = Loaded | Ready | StartFailed | Updates | Stats
+FromEngine = Loaded | Ready | Failed | Updates | Stats
 Received = TypeVar("Received")
 
 

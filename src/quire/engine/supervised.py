@@ -38,11 +38,11 @@ from quire.engine.messages import (
     Close,
     Configure,
     Fail,
+    Failed,
     FromEngine,
     Loaded,
     Message,
     Ready,
-    StartFailed,
     Stats,
     Stop,
     Updates,
@@ -342,7 +342,7 @@ class SupervisedLLM:
                     self._limits, self._report = limits, report
                     self._link.process, self._state, self._failure = process, ModelState.READY, ""
                     self._settled.set()
-                case StartFailed(reason):
+                case Failed(reason):
                     self._reason = reason
 
     async def _watch(self, process: EngineProcess) -> None:
