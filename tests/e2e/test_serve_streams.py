@@ -293,6 +293,7 @@ def test_a_reader_that_stops_reading_is_cut_off(folder: Path) -> None:
     ):
         connection.recv(1024)
         server.wait_until_idle(60)
+        assert 0 < server.call(lambda: server.services.metrics.num_generated_tokens) < 16 * 2_000
 
 
 def test_the_document_is_whole(server: RunningServer) -> None:

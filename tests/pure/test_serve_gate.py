@@ -75,6 +75,8 @@ def test_whoever_finds_nobody_waiting_comes_in() -> None:
         large.begin()
         with gated.enter(50, 1):
             gated.refusal(1, 1)
+            assert gated.gate.num_waiting_requests == 50
+    assert (gated.gate.num_waiting_requests, gated.gate.num_visits) == (0, 0)
 
 
 def test_a_call_begins_once_and_leaves_once() -> None:

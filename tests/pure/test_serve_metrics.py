@@ -203,3 +203,14 @@ def test_the_line_of_lately_tells_what_has_happened_since() -> None:
     with services.gate.enter(ANYBODY, 1, 5):
         clock.advance(1)
         assert (line.take() or {})["waiting"] == 1
+
+
+def test_the_line_of_lately_goes_on_when_the_engine_was_started_again() -> None:
+    clock, model = ManualClock(), FakeModel()
+    model.stats = EngineStats(queried_tokens_total=1000, hit_tokens_total=900)
+    services = make_services(model, ServerConfig(), clock)  # type: ignore[arg-type]
+    line = StatsLine(services)
+    services.metrics.note_tokens(40, 10, 0)
+    model.stats = EngineStats(queried_tokens_total=40, hit_tokens_total=10)
+    clock.advance(10)
+    assert (line.take() or {})["cache_hits"] == 0.25

@@ -23,6 +23,7 @@ from quire.serve.schemas.completions import CompletionRequest, prompts_of
 from quire.serve.schemas.fields import IGNORED, REFUSED
 from quire.serve.schemas.parse import parse
 from quire.serve.schemas.responses import ResponseRequest, messages_of, require_supported
+from quire.serve.schemas.responses import num_logprobs as num_response_logprobs
 from quire.serve.schemas.sampling import PASSED, ChoiceFields, include_usage, sampling_of
 
 
@@ -366,7 +367,9 @@ def test_settings_of_a_response_that_are() -> None:
     text = {"format": {"type": "text"}, "verbosity": "low"}
     include = ["message.output_text.logprobs", "reasoning.encrypted_content"]
     fields = {"truncation": "disabled", "text": text, "include": include, "stream": True}
-    require_supported(read({"input": "a", "stream_options": {"include_obfuscation": True}} | fields, ResponseRequest))
+    request = read({"input": "a", "stream_options": {"include_obfuscation": True}} | fields, ResponseRequest)
+    require_supported(request)
+    assert num_response_logprobs(request) == 0
 
 
 # ---- log-probabilities ----------------------------------------------------------------------------------------------

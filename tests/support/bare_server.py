@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import json
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -27,10 +26,12 @@ from quire.serve.body import read_body
 from quire.serve.config import ServerConfig
 from quire.serve.server import Server, listen
 from quire.serve.services import Services, make_services
+from support.server_thread import Answer, in_thread
 
 PART = b"a part of a text\n"
 NUM_PARTS = 20
 PAUSE_S = 0.05
+NO_TEXT = "what stands around the endpoints asked the model for text"
 
 
 class FakeModel:
@@ -48,16 +49,16 @@ class FakeModel:
 
     @property
     def limits(self) -> Any:
-        raise NotImplementedError
+        raise AssertionError(NO_TEXT)
 
     def get_default_sampling_params(self) -> Any:
-        raise NotImplementedError
+        raise AssertionError(NO_TEXT)
 
     async def prepare(self, *_: Any, **__: Any) -> Any:
-        raise NotImplementedError
+        raise AssertionError(NO_TEXT)
 
     def deltas(self, *_: Any) -> Any:
-        raise NotImplementedError
+        raise AssertionError(NO_TEXT)
 
     def start(self) -> None:
         pass
@@ -179,7 +180,7 @@ class BareServer:
     def ask(self, method: str, path: str, body: Any, **headers: str) -> Answer:
         with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)) as connection:
             connection.request(method, path, body, {name.replace("_", "-"): text for name, text in headers.items()})
-            return _answer(connection.getresponse())
+            return Answer.of(connection.getresponse())
 
     @contextmanager
     def connected(self) -> Iterator[socket.socket]:
@@ -193,33 +194,11 @@ class BareServer:
             return read_answer(connection)
 
 
-@dataclass
-class Answer:
-    """What came back."""
-
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def value(self) -> Any:
-        return json.loads(self.body)
-
-    @property
-    def error(self) -> Any:
-        return self.value["error"]
-
-
 def read_answer(connection: socket.socket) -> Answer:
     response = http.client.HTTPResponse(connection)
     with closing(response):
         response.begin()
-        return _answer(response)
-
-
-def _answer(response: http.client.HTTPResponse) -> Answer:
-    headers = {name.lower(): value for name, value in response.getheaders()}
-    return Answer(response.status, headers, response.read())
+        return Answer.of(response)
 
 
 @contextmanager
@@ -230,32 +209,5 @@ def serving(model: FakeModel | None = None, **settings: Any) -> Iterator[BareSer
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     server = Server(services, model, make_app(services, ROUTES), announce=lambda _: None)
-    started = threading.Event()
-    loops: list[asyncio.AbstractEventLoop] = []
-    failures: list[BaseException] = []
-
-    async def run() -> None:
-        loops.append(asyncio.get_running_loop())
-        started.set()
-        await server.run(listener)
-
-    def run_all() -> None:
-        try:
-            asyncio.run(run())
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=run_all, daemon=True)
-    thread.start()
-    assert started.wait(10)
-    bare = BareServer(port, services, model, server, loops[0], thread)
-    try:
-        yield bare
-    finally:
-        if thread.is_alive():
-            bare.stop()
-            thread.join(20)
-        listener.close()
-    assert not thread.is_alive()
-    if failures:
-        raise failures[0]
+    with in_thread(server, listener) as running:
+        yield BareServer(port, services, model, server, running.loop, running.thread)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -23,6 +22,7 @@ from quire.serve.app import make_app
 from quire.serve.config import ServerConfig
 from quire.serve.server import Server, listen
 from quire.serve.services import Services, make_services
+from support.server_thread import Answer, in_thread
 
 SETTINGS: Mapping[str, Any] = {"kv_memory": "8MiB", "num_threads": 1}
 JSON: Mapping[str, str] = {"content-type": "application/json"}
@@ -38,37 +38,6 @@ class ServedLLM(AsyncLLM):
 
     async def wait_ready(self) -> None:
         pass
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What came back for a call."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-    @property
-    def value(self) -> Any:
-        return json.loads(self.body)
-
-    @property
-    def error(self) -> Any:
-        return self.value["error"]
-
-    @property
-    def events(self) -> list[Any]:
-        """The data of a stream, less its end."""
-        return [json.loads(data) for data in self._data if data != "[DONE]"]
-
-    @property
-    def is_done(self) -> bool:
-        return self._data[-1] == "[DONE]"
-
-    @property
-    def _data(self) -> list[str]:
-        lines = self.body.decode().splitlines()
-        return [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
 
 
 @dataclass
@@ -98,9 +67,7 @@ class RunningServer:
     def ask(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
         with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
             connection.request(method, path, body, dict(headers))
-            response = connection.getresponse()
-            told = {name.lower(): value for name, value in response.getheaders()}
-            return Answer(response.status, told, response.read())
+            return Answer.of(connection.getresponse())
 
     def call(self, function: Callable[[], Result]) -> Result:
         """Call a function in the event loop of the server."""
@@ -139,33 +106,8 @@ def running_server(
     services = make_services(llm, server_config, SystemClock())
     listener = listen("127.0.0.1", 0)
     server = Server(services, llm, make_app(services), announce=lambda _: None)
-    loops: list[asyncio.AbstractEventLoop] = []
-    failures: list[BaseException] = []
-    started = threading.Event()
-
-    async def run() -> None:
-        loops.append(asyncio.get_running_loop())
-        started.set()
-        await server.run(listener)
-
-    def run_all() -> None:
-        try:
-            asyncio.run(run())
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=run_all, daemon=True)
-    thread.start()
-    assert started.wait(10)
-    running = RunningServer(listener.getsockname()[1], services, llm, loops[0])
-    try:
+    port = listener.getsockname()[1]
+    with in_thread(server, listener) as running_thread:
+        running = RunningServer(port, services, llm, running_thread.loop)
         yield running
         running.check()
-    finally:
-        if thread.is_alive():
-            running.loop.call_soon_threadsafe(server.stop)
-            thread.join(20)
-        listener.close()
-    assert not thread.is_alive()
-    if failures:
-        raise failures[0]

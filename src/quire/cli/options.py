@@ -25,6 +25,7 @@ PREFIX: Final = "QUIRE_"
 FILE_VARIABLE: Final = "QUIRE_CONFIG"
 DEFAULT: Final = "default"
 FLAG: Final = "flag"
+MASK: Final = "********"
 TRUTHS: Final = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
     **dict.fromkeys(("0", "false", "no", "off"), False),
@@ -99,9 +100,6 @@ class Option:
         if not self.secret or not value:
             return list(value) if isinstance(value, tuple) else value
         return [MASK] * len(value) if isinstance(value, tuple) else MASK
-
-
-MASK: Final = "********"
 
 
 @dataclass(frozen=True, slots=True)

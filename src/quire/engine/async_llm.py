@@ -25,7 +25,7 @@ from quire.core.request import DEFAULT_SCOPE, CacheScope
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.client import InProcessClient, SequenceUpdate
-from quire.engine.door import NO_TICKET, OpenModel, Ticket, make_config, open_engine
+from quire.engine.door import NO_TICKET, LocalModel, Ticket, make_config, open_engine
 from quire.engine.engine_thread import EngineThread
 from quire.engine.output_processor import PreparedRequest
 from quire.engine.outputs import RequestDelta, RequestOutput
@@ -34,7 +34,7 @@ from quire.engine.stats import EngineStats, ModelState
 from quire.engine.streams import RequestStreams
 
 
-class AsyncLLM(OpenModel):
+class AsyncLLM(LocalModel):
     """A model in this process for many callers at once. Settings are the fields of `EngineConfig`, as keywords.
 
     Its requests belong to one event loop at a time. `note_loaded`: as for `LLM`.
@@ -107,7 +107,7 @@ class AsyncLLM(OpenModel):
         chat: ChatOptions | None = None,
     ) -> PreparedRequest:
         """Return a request that the engine can serve, to be run by `deltas`; raises as `generate` does."""
-        prepared = self._door.prepare(await self._door.encode_beside(prompt, chat), self.limits, sampling, ticket)
+        prepared = await self._door.prepare_beside(prompt, self.limits, sampling, ticket, chat)
         self._require_engine()
         return prepared
 

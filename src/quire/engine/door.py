@@ -37,7 +37,7 @@ logger = logging.getLogger("quire.engine")
 
 
 LONG_TEXT = 10_000
-"""Characters from which on a text is encoded beside the event loop."""
+"""Characters, or token ids, from which on a text is encoded or decoded beside the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +69,20 @@ class Door:
         """Return the tokens of a prompt; raises `InvalidRequestError` for what is none. Does not mutate."""
         return encode_prompt(prompt, self.tokenizer, chat)
 
-    async def encode_beside(self, prompt: Prompt, chat: ChatOptions | None = None) -> Encoded:
-        """Return the tokens of a prompt; what may take long is encoded beside the event loop. Does not mutate."""
+    async def prepare_beside(
+        self,
+        prompt: Prompt,
+        limits: RequestLimits,
+        sampling: SamplingParams | None,
+        ticket: Ticket,
+        chat: ChatOptions | None,
+    ) -> PreparedRequest:
+        """Return the request of a prompt that is not encoded yet; a long one is encoded beside the event loop."""
         if _num_characters(prompt) >= LONG_TEXT:
-            return await asyncio.to_thread(self.encode, prompt, chat)
-        return self.encode(prompt, chat)
+            encoded = await asyncio.to_thread(self.encode, prompt, chat)
+        else:
+            encoded = self.encode(prompt, chat)
+        return self.prepare(encoded, limits, sampling, ticket)
 
     def prepare(
         self,
@@ -144,11 +153,10 @@ def open_engine(config: EngineConfig, clock: Clock, note_loaded: NoteLoaded | No
 
 
 class OpenModel:
-    """What can be asked of a model once it is open in this process."""
+    """What can be asked of a model once it is open, wherever its engine runs."""
 
-    def __init__(self, door: Door, core: EngineCore) -> None:
+    def __init__(self, door: Door) -> None:
         self._door = door
-        self._core = core
 
     @property
     def config(self) -> EngineConfig:
@@ -161,11 +169,6 @@ class OpenModel:
         return self._door.report
 
     @property
-    def engine(self) -> EngineCore:
-        """The engine, to look into (its scheduler, its memory, its ledger) while no other thread runs it."""
-        return self._core
-
-    @property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer; None where the engine was made without one."""
         return self._door.tokenizer
@@ -173,6 +176,19 @@ class OpenModel:
     def get_default_sampling_params(self) -> SamplingParams:
         """Return how the makers of the model want it sampled: what a call without sampling parameters gets."""
         return self._door.default_sampling
+
+
+class LocalModel(OpenModel):
+    """A model whose engine is in this process."""
+
+    def __init__(self, door: Door, core: EngineCore) -> None:
+        super().__init__(door)
+        self._core = core
+
+    @property
+    def engine(self) -> EngineCore:
+        """The engine, to look into (its scheduler, its memory, its ledger) while no other thread runs it."""
+        return self._core
 
 
 def _num_characters(value: object) -> int:

@@ -15,14 +15,14 @@ from quire.core.config import EngineConfig, EngineSettings
 from quire.core.executor import NoteLoaded
 from quire.core.sampling_params import SamplingParams
 from quire.engine.client import InProcessClient
-from quire.engine.door import OpenModel, make_config, open_engine
+from quire.engine.door import LocalModel, make_config, open_engine
 from quire.engine.output_processor import OutputProcessor, PreparedRequest, RequestText
 from quire.engine.outputs import RequestOutput
 from quire.engine.progress import ProgressBar
 from quire.engine.prompts import ChatOptions, Message, Prompts, is_message, split_prompts
 
 
-class LLM(OpenModel):
+class LLM(LocalModel):
     """A model in this process. Settings are the fields of `EngineConfig`, as keywords.
 
     Prompts are texts, lists of token ids, `{"prompt_token_ids": […]}` or conversations. What cannot be served raises

@@ -253,19 +253,7 @@ class RequestText:
         Mutates.
         """
         if self._is_ranked:
-            texts = self.output().outputs if self.finished else []
-            deltas = [
-                CompletionDelta(
-                    each.index,
-                    each.text,
-                    each.token_ids,
-                    each.logprobs,
-                    each.finish_reason,
-                    each.stop_reason,
-                    each.error,
-                )
-                for each in texts
-            ]
+            deltas = [CompletionDelta.of(each) for each in self.output().outputs] if self.finished else []
         else:
             deltas = [delta for sequence in self.sequences if (delta := sequence.take_delta()) is not None]
         prompt_logprobs, self._untold_prompt_logprobs = self._untold_prompt_logprobs, None

@@ -118,6 +118,19 @@ class CompletionDelta:
     stop_reason: str | int | None = None
     error: str = ""
 
+    @classmethod
+    def of(cls, output: CompletionOutput) -> CompletionDelta:
+        """Return a whole text as one difference, for where nothing of it was told before."""
+        return cls(
+            output.index,
+            output.text,
+            output.token_ids,
+            output.logprobs,
+            output.finish_reason,
+            output.stop_reason,
+            output.error,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class RequestDelta:

@@ -30,7 +30,7 @@ from quire.core.executor import NoteLoaded
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.client import EngineRequest
-from quire.engine.door import NO_TICKET, Door, Ticket
+from quire.engine.door import NO_TICKET, Door, OpenModel, Ticket
 from quire.engine.messages import (
     LENGTH_BYTES,
     Abort,
@@ -56,7 +56,6 @@ from quire.engine.prompts import ChatOptions, Prompt
 from quire.engine.report import EngineReport
 from quire.engine.stats import EngineStats, ModelState
 from quire.engine.streams import RequestStreams
-from quire.engine.tokenizer import Tokenizer
 
 logger = logging.getLogger("quire.engine")
 
@@ -157,7 +156,7 @@ class EngineMessages:
             self.process.send(message)
 
 
-class SupervisedLLM:
+class SupervisedLLM(OpenModel):
     """A model in a process of its own, for the tasks of one event loop. Implements `quire.serve.model.ServedModel`.
 
     Settings that cannot be raise at once. `start` starts the engine and returns; `wait_ready` waits until it takes
@@ -169,7 +168,7 @@ class SupervisedLLM:
     ) -> None:
         from quire.engine.factory import plan_engine  # it brings in arrays, which a mere import must not
 
-        self._door = Door(plan_engine(config))
+        super().__init__(Door(plan_engine(config)))
         self._report = self._door.report
         self._clock = clock or SystemClock()
         self._note_loaded = note_loaded
@@ -193,13 +192,8 @@ class SupervisedLLM:
         return self._state
 
     @property
-    def config(self) -> EngineConfig:
-        """The settings of the engine."""
-        return self._door.config
-
-    @property
     def report(self) -> EngineReport:
-        """The start-up table."""
+        """The start-up table: as planned here, and once the engine is there, as that has planned its memory."""
         return self._report
 
     @property
@@ -208,11 +202,6 @@ class SupervisedLLM:
         if self._limits is None:
             raise ExecutionError(self._failure or "the model is still being loaded")
         return self._limits
-
-    @property
-    def tokenizer(self) -> Tokenizer | None:
-        """The tokenizer; None where there is none."""
-        return self._door.tokenizer
 
     @property
     def stats(self) -> EngineStats:
@@ -229,10 +218,6 @@ class SupervisedLLM:
         """The id of the engine's process; None while there is none."""
         return None if self._link.process is None else self._link.process.process_id
 
-    def get_default_sampling_params(self) -> SamplingParams:
-        """Return how the makers of the model want it sampled."""
-        return self._door.default_sampling
-
     async def prepare(
         self,
         prompt: Prompt,
@@ -242,9 +227,7 @@ class SupervisedLLM:
         chat: ChatOptions | None = None,
     ) -> PreparedRequest:
         """Return a request that the engine can serve; raises `InvalidRequestError` for what it cannot."""
-        limits = self.limits
-        encoded = await self._door.encode_beside(prompt, chat)
-        return self._door.prepare(encoded, limits, sampling, ticket)
+        return await self._door.prepare_beside(prompt, self.limits, sampling, ticket, chat)
 
     def deltas(self, prepared: PreparedRequest) -> AsyncGenerator[RequestDelta, None]:
         """Run a request; yield what is new each time it got further. Closing the iterator ends the request."""

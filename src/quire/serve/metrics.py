@@ -20,7 +20,7 @@ import quire
 from quire.core.granted import resident_bytes
 from quire.engine.stats import EngineStats, ModelState
 from quire.serve.gate import Gate, Refusal
-from quire.serve.prometheus import Family, Histogram, Labels, Sample, by_label, counter, gauge
+from quire.serve.prometheus import Family, Histogram, Labels, Sample, by_label, counter, gauge, histogram
 
 SHORT_S: Final = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
@@ -111,24 +111,9 @@ class Metrics:
             counter("quire_prompt_tokens_total", "Tokens of prompts.", self.num_prompt_tokens),
             counter("quire_cached_prompt_tokens_total", "Tokens of prompts from the cache.", self.num_cached_tokens),
             counter("quire_generated_tokens_total", "Tokens generated.", self.num_generated_tokens),
-            Family(
-                "quire_time_to_first_token_seconds",
-                "histogram",
-                "From a call to its first token.",
-                self._first_token.samples(),
-            ),
-            Family(
-                "quire_inter_token_latency_seconds",
-                "histogram",
-                "Between two pieces of a text.",
-                self._gap.samples(),
-            ),
-            Family(
-                "quire_request_duration_seconds",
-                "histogram",
-                "From a call to its end.",
-                self._duration.samples(),
-            ),
+            histogram("quire_time_to_first_token_seconds", "From a call to its first token.", self._first_token),
+            histogram("quire_inter_token_latency_seconds", "Between two pieces of a text.", self._gap),
+            histogram("quire_request_duration_seconds", "From a call to its end.", self._duration),
         ]
 
     def _vllm_families(self, own: list[Family], labels: Labels) -> list[Family]:

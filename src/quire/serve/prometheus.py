@@ -92,6 +92,11 @@ class Histogram:
         return [*buckets, Sample(self.total, (), "_sum"), Sample(sums[-1], (), "_count")]
 
 
+def histogram(name: str, text: str, values: Histogram) -> Family:
+    """Return a family of how values are spread."""
+    return Family(name, "histogram", text, values.samples())
+
+
 def number(value: float) -> str:
     """Return a number as the format wants it.
 

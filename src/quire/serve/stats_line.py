@@ -19,7 +19,10 @@ class StatsLine:
         services = self._services
         now, totals = services.clock.now(), self._totals()
         seconds = max(now - self._seen_s, 1e-9)
-        prompt, generated, queried, hit, refused = (a - b for a, b in zip(totals, self._seen, strict=True))
+        # An engine that was started again counts from 0.
+        prompt, generated, queried, hit, refused = (
+            new - old if new >= old else new for new, old in zip(totals, self._seen, strict=True)
+        )
         self._seen_s, self._seen = now, totals
         gate, stats = services.gate, services.model.stats
         if not (prompt or generated or refused or gate.num_requests):

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.errors import InvalidRequestError
+from quire.engine.door import LONG_TEXT
 from quire.engine.outputs import CompletionDelta
 from quire.engine.tokenizer import Tokenizer
 from quire.serve.body import read_body
@@ -28,9 +29,6 @@ from quire.serve.sse import DONE, Envelope
 
 LONG_BODY: Final = 1 << 18
 """Bytes from which on a body is read beside the event loop."""
-
-LONG_TEXT: Final = 10_000
-"""Characters, or token ids, from which on a text is encoded or decoded beside the event loop."""
 
 LONG_ANSWER: Final = 2_000
 """Tokens from which on an answer is made beside the event loop."""

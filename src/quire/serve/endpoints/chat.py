@@ -9,19 +9,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.engine.outputs import CompletionDelta
-from quire.engine.prompts import Prompt
 from quire.serve.endpoints.call import (
     Call,
     chunks,
     long_answer,
-    needs_truncation,
     now_s,
     open_call,
     shown_id,
     told_reason,
-    truncated,
 )
-from quire.serve.endpoints.conversation import chat_options, conversation_ids
+from quire.serve.endpoints.conversation import chat_options, conversation_prompt
 from quire.serve.errors import ApiError
 from quire.serve.generation import Generation, Wanted, prepare
 from quire.serve.logprobs import TokenNames, content_logprobs, prompt_logprobs
@@ -101,10 +98,6 @@ async def _wanted(call: Call[ChatRequest]) -> Wanted:
         tools=shown_tools(fields.tools, fields.tool_choice),
         add_generation_prompt=fields.add_generation_prompt,
     )
-    prompt: Prompt = fields.messages
-    if needs_truncation(fields):
-        ids = await conversation_ids(model.tokenizer, fields.messages, options)
-        prompt = truncated(ids, fields, call.services, max_tokens)
     names = {
         "prompt": "messages",
         "template_variables": "chat_template_kwargs",
@@ -112,6 +105,7 @@ async def _wanted(call: Call[ChatRequest]) -> Wanted:
         "max_tokens": "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens",
         "beam_search": "use_beam_search",
     }
+    prompt = await conversation_prompt(call, fields.messages, options, max_tokens, names)
     return Wanted(
         prompts=[prompt],
         sampling=sampling,

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from quire.core.errors import InvalidRequestError
-from quire.engine.prompts import ChatOptions
+from quire.engine.prompts import ChatOptions, Message, Prompt
 from quire.engine.tokenizer import Tokenizer
+from quire.serve.endpoints.call import Call, needs_truncation, truncated
 from quire.serve.errors import unsupported
+from quire.serve.generation import renamed
 from quire.serve.schemas.chat import require_plain_messages
+from quire.serve.schemas.sampling import SamplingFields
 
 EFFORT: Final = "reasoning_effort"
 NO_EFFORT: Final = (None, "none")
+
+ConversationFields = TypeVar("ConversationFields", bound=SamplingFields)
 
 
 def chat_options(
@@ -42,6 +47,23 @@ def chat_options(
             raise unsupported(effort_field, "the chat template of this model knows no such choice")
         told.setdefault(EFFORT, effort)
     return ChatOptions(add_generation_prompt is not False, tools, told)
+
+
+async def conversation_prompt(
+    call: Call[ConversationFields],
+    messages: Sequence[Message],
+    options: ChatOptions,
+    max_tokens: int | None,
+    names: Mapping[str, str],
+) -> Prompt:
+    """Return a conversation as the engine takes it: cut, where the request wants that. `names` are as for `Wanted`."""
+    if not needs_truncation(call.fields):
+        return messages
+    try:
+        ids = await conversation_ids(call.services.model.tokenizer, messages, options)
+    except InvalidRequestError as error:
+        raise renamed(error, names) from error
+    return truncated(ids, call.fields, call.services, max_tokens)
 
 
 async def conversation_ids(

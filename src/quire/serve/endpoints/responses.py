@@ -9,22 +9,12 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.core.errors import InvalidRequestError
 from quire.core.sampling_params import SamplingParams
 from quire.engine.outputs import CompletionDelta
-from quire.engine.prompts import Prompt
-from quire.serve.endpoints.call import (
-    Call,
-    json_answer,
-    needs_truncation,
-    now_s,
-    open_call,
-    shown_id,
-    truncated,
-)
-from quire.serve.endpoints.conversation import chat_options, conversation_ids
+from quire.serve.endpoints.call import Call, json_answer, now_s, open_call, shown_id
+from quire.serve.endpoints.conversation import chat_options, conversation_prompt
 from quire.serve.errors import ApiError
-from quire.serve.generation import Generation, Wanted, joined, prepare, renamed
+from quire.serve.generation import Generation, Wanted, joined, prepare
 from quire.serve.logprobs import TokenNames, content_logprobs
 from quire.serve.schemas.chat import shown_tools
 from quire.serve.schemas.common import ContentLogprob, Usage
@@ -70,7 +60,6 @@ async def responses(request: Request) -> Response | EventStream:
 async def _wanted(call: Call[ResponseRequest]) -> Wanted:
     fields, model = call.fields, call.services.model
     messages = messages_of(fields)
-    prompt: Prompt = messages
     sampling = sampling_of(
         fields,
         model.get_default_sampling_params(),
@@ -84,12 +73,7 @@ async def _wanted(call: Call[ResponseRequest]) -> Wanted:
         effort_field="reasoning.effort",
         tools=shown_tools(fields.tools, fields.tool_choice),
     )
-    if needs_truncation(fields):
-        try:
-            ids = await conversation_ids(model.tokenizer, messages, options)
-        except InvalidRequestError as error:
-            raise renamed(error, NAMES) from error
-        prompt = truncated(ids, fields, call.services, sampling.max_tokens)
+    prompt = await conversation_prompt(call, messages, options, sampling.max_tokens, NAMES)
     return Wanted(
         prompts=[prompt],
         sampling=sampling,

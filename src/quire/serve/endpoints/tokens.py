@@ -8,8 +8,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.errors import InvalidRequestError
+from quire.engine.door import LONG_TEXT
 from quire.engine.tokenizer import Tokenizer
-from quire.serve.endpoints.call import LONG_TEXT, Call, encoded, json_answer, open_call
+from quire.serve.endpoints.call import Call, encoded, json_answer, open_call
 from quire.serve.endpoints.conversation import chat_options, conversation_ids
 from quire.serve.errors import model_not_found, unsupported
 from quire.serve.schemas.tokens import (
