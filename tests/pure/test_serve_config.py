@@ -41,6 +41,7 @@ def test_every_setting_has_a_default_and_a_line_of_help() -> None:
         *(("max_requests_per_key", value) for value in (0, "x")),
         *(("max_choices", value) for value in (0, None)),
         *(("max_connections", value) for value in (0, None)),
+        *(("max_wait_s", value) for value in (0, -1, "30", float("nan"))),
         *(("request_timeout_s", value) for value in (0, -1, float("nan"), float("inf"))),
         *(("header_timeout_s", value) for value in (0, None)),
         *(("body_timeout_s", value) for value in (0, 1e9)),

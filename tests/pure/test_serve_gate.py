@@ -22,10 +22,10 @@ from support.bare_server import FakeModel
 class Gated:
     """A gate with the state and the time that a test says."""
 
-    def __init__(self, max_requests: int = 8, max_tokens: int = 1000) -> None:
+    def __init__(self, max_requests: int = 8, max_tokens: int = 1000, max_wait_s: float | None = None) -> None:
         self.clock = ManualClock()
         self.state = ModelState.READY
-        self.gate = Gate(self.clock, GateLimits(max_requests, max_tokens), lambda: self.state)
+        self.gate = Gate(self.clock, GateLimits(max_requests, max_tokens, max_wait_s), lambda: self.state)
 
     def enter(self, num_requests: int = 1, num_tokens: int = 10, tenant: Tenant = ANYBODY) -> Visit:
         return self.gate.enter(tenant, num_requests, num_tokens)
@@ -188,6 +188,47 @@ def test_an_engine_that_stands_still_lets_clients_wait_longer_and_longer() -> No
     assert retry_s(fast.refusal()) == MAX_RETRY_S
 
 
+@pytest.mark.parametrize("per_second", [0.5, 4.0, 20.0])
+def test_who_would_wait_too_long_is_turned_away(per_second: float) -> None:
+    gated = Gated(max_requests=10_000, max_tokens=10**6, max_wait_s=10.0)
+    drained(gated, per_second, 60)
+    num_let_in = 0
+    for _ in range(10_000):
+        try:
+            gated.enter(1, 1)
+        except ApiError as error:
+            assert (error.status, error.detail.code) == (503, "server_is_overloaded")
+            break
+        num_let_in += 1
+    assert num_let_in == pytest.approx(10 * per_second, rel=0.15)
+    assert gated.gate.refusals == {Refusal.WAIT: 1}
+
+
+def test_nobody_is_turned_away_for_a_wait_that_is_not_known() -> None:
+    gated = Gated(max_requests=1000, max_tokens=10**6, max_wait_s=10.0)
+    gated.clock.advance(3600)
+    visits = [gated.enter(1, 1) for _ in range(500)]
+    gated.clock.advance(0.5)
+    visits += [gated.enter(1, 1) for _ in range(200)]
+    gated.clock.advance(1.0)
+    assert gated.refusal().status == 503
+    for visit in visits:
+        visit.begin()
+    gated.enter(1, 1)
+    assert gated.gate.refusals == {Refusal.WAIT: 1}
+
+
+def test_beside_one_slow_prompt_others_may_wait_until_it_has_taken_too_long() -> None:
+    gated = Gated(max_requests=1000, max_tokens=10**6, max_wait_s=30.0)
+    gated.enter(1, 30_000)
+    for _ in range(5):
+        gated.clock.advance(1)
+        gated.enter(1, 10).__exit__(None, None, None)
+    gated.clock.advance(60)
+    gated.refusal(1, 10)
+    assert gated.gate.refusals == {Refusal.WAIT: 1}
+
+
 def test_a_full_queue_is_told_to_the_log_once_in_a_while(caplog: pytest.LogCaptureFixture) -> None:
     gated = Gated(max_requests=1)
     gated.enter()
@@ -207,8 +248,9 @@ def test_a_full_queue_is_told_to_the_log_once_in_a_while(caplog: pytest.LogCaptu
 
 def test_limits_follow_the_engine_unless_they_are_set() -> None:
     model: Any = FakeModel(max_num_seqs=16, max_num_batched_tokens=64, block_size=32)
-    assert gate_limits(ServerConfig(), model) == GateLimits(64, 8 * 64 * 32)
-    assert gate_limits(ServerConfig(max_queued_requests=5, max_queued_tokens=7), model) == GateLimits(5, 7)
+    assert gate_limits(ServerConfig(), model) == GateLimits(64, 8 * 64 * 32, 30.0)
+    config = ServerConfig(max_queued_requests=5, max_queued_tokens=7, max_wait_s=None)
+    assert gate_limits(config, model) == GateLimits(5, 7)
 
 
 # ---- any course of events -------------------------------------------------------------------------------------------

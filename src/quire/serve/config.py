@@ -37,6 +37,9 @@ class ServerConfig:
     open_metrics: bool = setting(False, "answer /metrics without a key where keys are set")
     max_queued_requests: int | None = setting(None, "requests that may wait; none: 4 for each sequence of a step")
     max_queued_tokens: int | None = setting(None, "tokens of prompts that may wait; none: 8 times the KV memory")
+    max_wait_s: float | None = setting(
+        30.0, "seconds until its first token above which a call is turned away; none: the queue may be as slow as it is"
+    )
     max_requests_per_key: int | None = setting(None, "requests of one key at once; none: no limit of their own")
     max_choices: int = setting(128, "texts of one call: n or best_of, for each of its prompts")
     max_body: int | str = setting("32MiB", "the largest body of a call")
@@ -65,8 +68,9 @@ class ServerConfig:
                 require_int(name, getattr(self, name), 1, 1 << 40)
         require_int("max_choices", self.max_choices, 1, 1 << 20)
         require_int("max_connections", self.max_connections, 1, 1 << 20)
-        if self.request_timeout_s is not None:
-            require_number("request_timeout_s", self.request_timeout_s, 1e-3, MAX_SECONDS)
+        for name in ("max_wait_s", "request_timeout_s"):
+            if getattr(self, name) is not None:
+                require_number(name, getattr(self, name), 1e-3, MAX_SECONDS)
         for name in ("header_timeout_s", "body_timeout_s", "write_timeout_s", "keep_alive_timeout_s"):
             require_number(name, getattr(self, name), 1e-3, MAX_SECONDS)
         require_number("drain_timeout_s", self.drain_timeout_s, 0.0, MAX_SECONDS)

@@ -2,6 +2,7 @@
 
     call ── enter ──► waiting ── begin (its first token) ──► under way ── leave ──►
               │        bounded in requests and in tokens       the engine bounds it
+              │        and in time
               └──► 503 the queue is full, the server drains, the engine is not there     429 this key has its share
 
 The engine's own queue has no bound, so what waits is counted here, before anything is enqueued: a call waits from its
@@ -11,6 +12,10 @@ in otherwise; so at most the limit waits, or one call. The same holds for the sh
 Whoever is refused is told when to come again: when, at the rate at which requests have begun lately, half of what
 waits will have begun. Half, so that those who come again find room and the engine has not run dry meanwhile. The rate
 counts only time in which somebody waited: an idle hour says nothing of how fast the engine is.
+
+The same rate bounds how long a call may have to wait: one that would begin too late is worth nothing to its client any
+more, and would only make those behind it late, too. A bound in requests alone cannot do that, because how long a queue
+of requests is depends on the model, the machine and the prompts.
 """
 
 from __future__ import annotations
@@ -37,6 +42,9 @@ MIN_RETRY_S, MAX_RETRY_S = 1.0, 120.0
 """Clients do not wait longer than two minutes: they give up instead."""
 
 RATE_MEMORY_S = 20.0
+KNOWN_AFTER_S = 1.0
+"""A rate that is known from less time than this says nothing of how long a call will wait."""
+
 DRAINING_RETRY_S = 5.0
 ENGINE_RETRY_S = 2.0
 WARN_EVERY_S = 10.0
@@ -50,6 +58,7 @@ class GateLimits:
 
     max_queued_requests: int
     max_queued_tokens: int
+    max_wait_s: float | None = None
 
 
 def gate_limits(config: ServerConfig, model: ServedModel) -> GateLimits:
@@ -59,6 +68,7 @@ def gate_limits(config: ServerConfig, model: ServedModel) -> GateLimits:
     return GateLimits(
         QUEUED_PER_SEQUENCE * engine.max_num_seqs if requests is None else requests,
         QUEUED_POOLS * plan.num_blocks * engine.block_size if tokens is None else tokens,
+        config.max_wait_s,
     )
 
 
@@ -66,6 +76,7 @@ class Refusal(Enum):
     """Why a call was not let in."""
 
     QUEUE_FULL = "queue_full"
+    WAIT = "wait_too_long"
     KEY_LIMIT = "key_limit"
     DRAINING = "draining"
     ENGINE = "engine_not_ready"
@@ -93,6 +104,10 @@ class DrainRate:
     def seconds(self) -> float:
         """How much time the rate is known from, the old counting less."""
         return self._seconds
+
+    def wait_s(self, num_requests: int) -> float:
+        """Return how long the last of so many will wait: as if one more began just now, so never too pessimistic."""
+        return num_requests * self._seconds / (self._num_begun + 1.0)
 
     def pass_time(self, seconds: float) -> None:
         """Some time has passed in which requests waited. Mutates."""
@@ -186,9 +201,10 @@ class Gate:
         inside = self._inside[tenant.name]
         if tenant.max_requests is not None and inside and inside + num_requests > tenant.max_requests:
             raise self._refused(Refusal.KEY_LIMIT, too_many_requests(self.retry_after_s))
-        if self._waiting_requests and self._is_over(num_requests, num_tokens):
+        why = self._overload(num_requests, num_tokens) if self._waiting_requests else None
+        if why is not None:
             self._warn_of_full_queue()
-            raise self._refused(Refusal.QUEUE_FULL, overloaded(self.retry_after_s))
+            raise self._refused(why, overloaded(self.retry_after_s))
 
     def enter(self, tenant: Tenant, num_requests: int, num_tokens: int) -> Visit:
         """Let a call of so many requests and tokens of prompts in; raises `ApiError` where it must come again. Mutates.
@@ -217,11 +233,15 @@ class Gate:
         if inside != self._inside or any(count <= 0 for count in self._inside.values()):
             raise InvariantError("the gate counts other requests of tenants than those inside")
 
-    def _is_over(self, num_requests: int, num_tokens: int) -> bool:
-        return (
-            self._waiting_requests + num_requests > self.limits.max_queued_requests
-            or self._waiting_tokens + num_tokens > self.limits.max_queued_tokens
-        )
+    def _overload(self, num_requests: int, num_tokens: int) -> Refusal | None:
+        """Return which bound a call would break. Mutates the rate, in which time has passed."""
+        limits, waiting = self.limits, self._waiting_requests + num_requests
+        if waiting > limits.max_queued_requests or self._waiting_tokens + num_tokens > limits.max_queued_tokens:
+            return Refusal.QUEUE_FULL
+        self._pass_time()
+        if limits.max_wait_s is None or self._rate.seconds < KNOWN_AFTER_S:
+            return None
+        return Refusal.WAIT if self._rate.wait_s(waiting) > limits.max_wait_s else None
 
     def _begin(self, visit: Visit) -> None:
         self._pass_time()

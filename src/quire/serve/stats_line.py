@@ -44,5 +44,5 @@ class StatsLine:
             metrics.num_generated_tokens,
             stats.queried_tokens_total,
             stats.hit_tokens_total,
-            self._services.gate.refusals[Refusal.QUEUE_FULL] + self._services.gate.refusals[Refusal.KEY_LIMIT],
+            sum(self._services.gate.refusals[why] for why in (Refusal.QUEUE_FULL, Refusal.WAIT, Refusal.KEY_LIMIT)),
         )
