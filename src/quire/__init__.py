@@ -6,7 +6,7 @@ cheap and brings in nothing but the standard library.
     models     LLM, AsyncLLM, EngineConfig, SamplingParams    a folder in, text out
     outputs    RequestOutput, CompletionOutput, Logprob, RequestMetrics
     memory     KVCacheSpec, MemoryConfig, KVCacheManager      paged KV memory on its own, for any engine
-    requests   Request, CacheScope, FinishReason
+    requests   Request, CacheScope, FinishReason, Grammar
     engine     SchedulerConfig, RequestLimits, Scheduler, EngineCore
     errors     QuireError and what derives from it            drawn as a tree in quire.core.errors
 
@@ -34,6 +34,7 @@ __all__ = [  # noqa: RUF022 - in the order in which dir() has them
     "ExecutionError",
     "ExecutorLostError",
     "FinishReason",
+    "Grammar",
     "InvalidConfigError",
     "InvalidRequestError",
     "InvalidValueError",
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
         StepLogError,
         UnknownRequestError,
     )
+    from quire.core.grammar import Grammar
     from quire.core.kv_spec import KVCacheSpec
     from quire.core.request import CacheScope, FinishReason, Request
     from quire.core.sampling_params import SamplingParams
@@ -93,6 +95,7 @@ _HOMES = {
     "EngineConfig": "quire.core.config",
     "EngineCore": "quire.engine.core",
     "FinishReason": "quire.core.request",
+    "Grammar": "quire.core.grammar",
     "KVCacheManager": "quire.memory.manager",
     "KVCacheSpec": "quire.core.kv_spec",
     "LLM": "quire.engine.llm",

@@ -8,6 +8,7 @@ import pytest
 
 from quire.core.config import EngineConfig
 from quire.core.errors import ExecutionError
+from quire.core.grammar import Grammar
 from quire.core.logprobs import TokenLogprobs
 from quire.core.request import CacheScope, FinishReason
 from quire.core.sampling_params import SamplingParams
@@ -49,6 +50,7 @@ SAMPLING = SamplingParams(
 REQUESTS = [
     EngineRequest("r", array("i", [1, 2, 3]), SAMPLING, CacheScope("t", "s", ("k",)), -5),
     EngineRequest("r", array("i", range(100_000)), SamplingParams()),
+    EngineRequest("r", array("i", [1]), SamplingParams(grammar=Grammar.choice(["ä", "b"]))),
 ]
 TO_ENGINE = [
     Configure(EngineConfig(model="guide", kv_memory="8MiB", max_model_len=64)),

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core.errors import InvariantError, StepLogError
+from quire.core.grammar import GRAMMAR_KINDS, Grammar
 from quire.core.logprobs import TokenLogprobs
 from quire.core.sampling_params import SamplingParams
 from quire.core.step import BlockCopy, BlockMove, RowStart, StepPlan, StepResult, TableChanges, column
@@ -45,6 +46,7 @@ SAMPLINGS = st.builds(
     bad_words=st.lists(TEXTS, max_size=3).map(tuple),
     bad_words_ids=st.lists(st.lists(INT32, max_size=3).map(tuple), max_size=3).map(tuple),
     allowed_token_ids=st.none() | st.lists(INT32, max_size=3).map(tuple),
+    grammar=st.none() | st.builds(Grammar, st.sampled_from(GRAMMAR_KINDS), TEXTS),
 )
 ROW_STARTS = st.builds(RowStart, INT32, TEXTS, COLUMNS, INT32, SAMPLINGS, INT32, INT32)
 
@@ -85,6 +87,7 @@ RULED = SamplingParams(
     logit_bias={4: 1.0, 3: -2.0},
     bad_words_ids=((1, 2), (3,)),
     allowed_token_ids=(5, 6),
+    grammar=Grammar.regex("é+"),
 )
 PLAN = StepPlan(
     step_id=7,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
@@ -11,10 +12,12 @@ from typing import Any
 import pytest
 
 from quire.core.errors import InvalidRequestError, QuireError, RequestTooLargeError
+from quire.core.grammar import Grammar
 from quire.core.request import CacheScope, Request
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import (
     MAX_EXTRA_KEYS,
+    MAX_GRAMMAR_BYTES,
     MAX_NAME_LENGTH,
     MAX_PRIORITY,
     MAX_SALT_LENGTH,
@@ -30,6 +33,9 @@ from quire.core.validate import (
 LIMITS = RequestLimits(vocab_size=100, max_model_len=64, max_sequence_tokens=64, max_num_seqs=8)
 NAN, INFINITY = math.nan, math.inf
 LARGEST = (1 << 31) - 1
+
+GRAMMAR_KINDS_ALLOWED = "one of the kinds json_schema, regex, lark"
+GRAMMAR_BYTES_ALLOWED = "1 to 262144 bytes of text"
 
 SAMPLING_CASES: list[tuple[str, list[Any], str]] = [
     ("n", [0, -1, 9, 1.0, True, "1", None, NAN, INFINITY], "an integer from 1 to 8"),
@@ -67,6 +73,7 @@ SAMPLING_CASES: list[tuple[str, list[Any], str]] = [
     ("bad_words", [None, {"a"}, 1, ("a",) * 129], "at most 128 strings"),
     ("bad_words_ids", [None, {1}, "a", ((1,),) * 257], "at most 256 tuples of token ids"),
     ("allowed_token_ids", [(), {1}, 1, "a", (1,) * 101], "None, or a tuple of 1 to 100 token ids"),
+    ("grammar", ["[0-9]+", {"type": "object"}, 1, True, ("regex", "a")], "None, or a Grammar"),
 ]
 # Fields of which a part is wrong: the field that is named, the value that is shown, and what is allowed.
 PART_CASES: list[tuple[dict[str, Any], str, Any, str]] = [
@@ -91,6 +98,22 @@ PART_CASES: list[tuple[dict[str, Any], str, Any, str]] = [
     ({"bad_words_ids": [["a"]]}, "bad_words_ids", "a", "an integer from 0 to 99"),
     ({"allowed_token_ids": [1, 100]}, "allowed_token_ids", 100, "an integer from 0 to 99"),
     ({"allowed_token_ids": [1.0]}, "allowed_token_ids", 1.0, "an integer from 0 to 99"),
+    ({"grammar": Grammar("ebnf", "a")}, "grammar", "ebnf", GRAMMAR_KINDS_ALLOWED),  # type: ignore[arg-type]
+    ({"grammar": Grammar(["regex"], "a")}, "grammar", ["regex"], GRAMMAR_KINDS_ALLOWED),  # type: ignore[arg-type]
+    ({"grammar": Grammar("regex", b"a")}, "grammar", b"a", "a text"),  # type: ignore[arg-type]
+    ({"grammar": Grammar("regex", "")}, "grammar", "0 bytes", GRAMMAR_BYTES_ALLOWED),
+    ({"grammar": Grammar("regex", "é" * 131073)}, "grammar", "262146 bytes", GRAMMAR_BYTES_ALLOWED),
+    ({"grammar": Grammar("regex", "ab\ud800")}, "grammar", "half a character at 2", "Unicode text"),
+]
+HELD = Grammar.regex("a+")
+# What a grammar does not stand beside: the tokens that it needs must all be there, and its end must be an end.
+BESIDE_A_GRAMMAR: list[tuple[str, Any]] = [
+    ("beam_search", True),
+    ("allowed_token_ids", (1, 2)),
+    ("bad_words", ("no",)),
+    ("bad_words_ids", ((1, 2),)),
+    ("min_tokens", 1),
+    ("ignore_eos", True),
 ]
 # What leaves no token that may be chosen, whatever the text is.
 NO_CHOICE_CASES: list[tuple[dict[str, Any], str]] = [
@@ -281,6 +304,7 @@ def test_a_long_value_is_cut_in_the_message_and_kept_in_the_error() -> None:
         ),
         SamplingParams(repetition_penalty=0.01, logit_bias=dict.fromkeys(range(100), -100), allowed_token_ids=(99,)),
         SamplingParams(bad_words=("a" * 256,) * 128, bad_words_ids=[[0] * 32] * 256),  # type: ignore[arg-type]
+        SamplingParams(grammar=Grammar("lark", "é" * (MAX_GRAMMAR_BYTES // 2)), n=8, logprobs=20, stop="END"),
     ],
 )
 def test_the_most_extreme_values_allowed_pass(sampling: SamplingParams) -> None:
@@ -370,6 +394,29 @@ def test_a_search_ranks_and_ends_texts_by_itself(field: str, value: object, allo
     validate(Request("r", [1], search), LIMITS)
     with pytest.raises(InvalidRequestError, match=rf"^{field} is .*; allowed: {allowed} where beam_search is on$"):
         validate(Request("r", [1], replace(search, **{field: value})), LIMITS)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("field", "value"), BESIDE_A_GRAMMAR)
+def test_a_grammar_stands_alone(field: str, value: object) -> None:
+    sampling = replace(SamplingParams(temperature=0.0), **{field: value})  # type: ignore[arg-type]
+    validate(Request("r", [1], sampling), LIMITS)
+    expect_refusal(Request("r", [1], replace(sampling, grammar=HELD)), "grammar", HELD, f"none beside {field}")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Grammar.choice([]),
+        lambda: Grammar.choice(["a", ""]),
+        lambda: Grammar.choice("abc"),
+        lambda: Grammar.choice(["a", 1]),  # type: ignore[list-item]
+        lambda: Grammar.json_schema({"const": {1}}),
+        lambda: Grammar.json_schema({"maximum": NAN}),
+    ],
+)
+def test_what_cannot_be_written_as_a_grammar_is_refused(make: Callable[[], Grammar]) -> None:
+    with pytest.raises(InvalidRequestError, match=r"^grammar is "):
+        make()
 
 
 @pytest.mark.parametrize(("field", "value"), [("length_penalty", 2.0), ("early_stopping", True)])

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from quire.core.grammar import Grammar
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
@@ -30,6 +32,9 @@ class SamplingParams:
     stand in the text, prompt and output, have their logit divided by `repetition_penalty` if it is positive, else
     multiplied by it. From tokens of the output, `presence_penalty` is taken once and `frequency_penalty` as often as
     they stand there.
+
+    A `grammar` holds the text to what it allows: at every place only those tokens may be chosen that can still become a
+    text of the grammar, and the text may end only where it is one. Then comes everything else.
 
     The text ends before the first of the `stop` strings, or with it where `include_stop_str_in_output`. `logprobs`
     asks for the log-probabilities of each token and of so many of the likeliest, `prompt_logprobs` for those of the
@@ -67,6 +72,7 @@ class SamplingParams:
     bad_words: tuple[str, ...] = ()
     bad_words_ids: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         for field in ("stop", "bad_words"):

@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from typing import Final, Literal, TypedDict
 
 from quire.core.errors import StepLogError
+from quire.core.grammar import GRAMMAR_KINDS, Grammar
 from quire.core.sampling_params import SamplingParams
 from quire.core.wire import WireReader, WireWriter
 
 EARLY_STOPPING: Final[tuple[bool | Literal["never"], ...]] = (False, True, "never")
+HAS_RULES: Final = 1  # the parts that most requests do not have, as bits
+HAS_GRAMMAR: Final = 2
 
 
 def write_sampling(writer: WireWriter, sampling: SamplingParams) -> None:
@@ -26,9 +29,12 @@ def write_sampling(writer: WireWriter, sampling: SamplingParams) -> None:
     writer.column(array("i", sampling.stop_token_ids))
     _write_texts(writer, sampling.stop)
     has_rules = any(getattr(sampling, name) != default for name, default in NO_RULES.items())
-    writer.integer(int(has_rules))
+    writer.integer(has_rules * HAS_RULES + (sampling.grammar is not None) * HAS_GRAMMAR)
     if has_rules:
         _write_rules(writer, sampling)
+    if sampling.grammar is not None:
+        writer.integer(GRAMMAR_KINDS.index(sampling.grammar.kind))
+        writer.text(sampling.grammar.text)
     if sampling.beam_search:
         _write_search(writer, sampling)
 
@@ -39,7 +45,11 @@ def read_sampling(reader: WireReader) -> SamplingParams:
     best_of, seed, max_tokens, logprobs = (reader.optional_integer() for _ in range(4))
     temperature, top_p, min_p = (reader.number() for _ in range(3))
     stop_token_ids, stop = tuple(reader.column()), _read_texts(reader)
-    rules = _read_rules(reader) if reader.integer() else NO_RULES
+    parts = reader.integer()
+    if parts not in range(HAS_RULES + HAS_GRAMMAR + 1):
+        raise StepLogError("sampling parameters have parts that nobody knows")
+    rules = _read_rules(reader) if parts & HAS_RULES else NO_RULES
+    grammar = _read_grammar(reader) if parts & HAS_GRAMMAR else None
     search = _read_search(reader) if beam_search else NO_SEARCH
     return SamplingParams(
         n=n,
@@ -58,6 +68,7 @@ def read_sampling(reader: WireReader) -> SamplingParams:
         include_stop_str_in_output=bool(include_stop_str_in_output),
         skip_special_tokens=bool(skip_special_tokens),
         logprobs=logprobs,
+        grammar=grammar,
         **rules,
         **search,
     )
@@ -81,6 +92,13 @@ def _read_search(reader: WireReader) -> _Search:
     if early_stopping not in range(len(EARLY_STOPPING)):
         raise StepLogError("a beam search stops in a way that nobody knows")
     return _Search(length_penalty=length_penalty, early_stopping=EARLY_STOPPING[early_stopping])
+
+
+def _read_grammar(reader: WireReader) -> Grammar:
+    kind = reader.integer()
+    if kind not in range(len(GRAMMAR_KINDS)):
+        raise StepLogError("a grammar is of a kind that nobody knows")
+    return Grammar(GRAMMAR_KINDS[kind], reader.text())
 
 
 class _Rules(TypedDict):

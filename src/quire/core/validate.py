@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from quire.core.errors import InvalidRequestError, RequestTooLargeError
+from quire.core.grammar import GRAMMAR_KINDS, Grammar
 from quire.core.request import CacheScope, Request
 from quire.core.sampling_params import SamplingParams
 
@@ -28,6 +29,7 @@ MAX_BAD_WORDS = 128
 MAX_BAD_WORD_LENGTH = 256
 MAX_BAD_WORDS_IDS = 2 * MAX_BAD_WORDS
 MAX_BAD_WORD_TOKENS = 32
+MAX_GRAMMAR_BYTES = 256 << 10
 MAX_PRIORITY = 1_000_000
 MAX_SEED = (1 << 63) - 1
 LARGEST = sys.float_info.max
@@ -43,6 +45,17 @@ NOT_IN_A_SEARCH: Final = MappingProxyType(
         "bad_words": (),
         "bad_words_ids": (),
         "allowed_token_ids": None,
+    }
+)
+# What may leave no token that the grammar allows, or would let the text go on behind its end.
+NOT_BESIDE_A_GRAMMAR: Final = MappingProxyType(
+    {
+        "beam_search": False,
+        "allowed_token_ids": None,
+        "bad_words": (),
+        "bad_words_ids": (),
+        "min_tokens": 0,
+        "ignore_eos": False,
     }
 )
 
@@ -108,7 +121,29 @@ def validate_sampling(sampling: SamplingParams, limits: RequestLimits) -> None:
         if getattr(sampling, field) is not None:
             _require_int(field, getattr(sampling, field), 0, min(MAX_LOGPROBS, limits.vocab_size))
     _validate_rules(sampling, limits)
+    _validate_grammar(sampling)
     _validate_search(sampling, limits)
+
+
+def _validate_grammar(sampling: SamplingParams) -> None:
+    grammar = sampling.grammar
+    if grammar is None:
+        return
+    if not isinstance(grammar, Grammar):
+        raise InvalidRequestError("grammar", grammar, "None, or a Grammar")
+    if grammar.kind not in GRAMMAR_KINDS:
+        raise InvalidRequestError("grammar", grammar.kind, f"one of the kinds {', '.join(GRAMMAR_KINDS)}")
+    if not isinstance(grammar.text, str):
+        raise InvalidRequestError("grammar", grammar.text, "a text")
+    try:
+        num_bytes = len(grammar.text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError("grammar", f"half a character at {error.start}", "Unicode text") from error
+    if not 1 <= num_bytes <= MAX_GRAMMAR_BYTES:
+        raise InvalidRequestError("grammar", f"{num_bytes} bytes", f"1 to {MAX_GRAMMAR_BYTES} bytes of text")
+    for field, default in NOT_BESIDE_A_GRAMMAR.items():
+        if getattr(sampling, field) != default:
+            raise InvalidRequestError("grammar", grammar, f"none beside {field}")
 
 
 def _validate_search(sampling: SamplingParams, limits: RequestLimits) -> None:
