@@ -47,6 +47,19 @@ Lists lists_of(nb::handle rules, const char* name, std::size_t count, int vocab_
     return {{starts, first}, ids.shape(0)};
 }
 
+TokenMasks masks_of(nb::handle rules, std::size_t count, int vocab_size) {
+    const nb::object masks = rules.attr("masks");
+    const auto words = column<Array<const std::uint32_t, 2>>(masks, "words");
+    const std::int64_t* rows = data_of<Integers>(masks, "rows", count);
+    const auto num_masks = static_cast<std::int64_t>(words.shape(0));
+    const auto num_words = static_cast<std::int64_t>(words.shape(1));
+    if (std::any_of(rows, rows + count, [&](std::int64_t row) { return row < -1 || row >= num_masks; }) ||
+        (num_masks > 0 && num_words * 32 < vocab_size)) {
+        throw std::invalid_argument("the masks of the draws do not fit");
+    }
+    return {rows, words.data(), num_words};
+}
+
 RulesView rules_of(nb::handle rules, std::size_t count, int vocab_size) {
     const Lists biased = lists_of(rules, "biased", count, vocab_size);
     const Lists seen = lists_of(rules, "seen", count, vocab_size);
@@ -58,7 +71,8 @@ RulesView rules_of(nb::handle rules, std::size_t count, int vocab_size) {
             .counts = data_of<Integers>(rules, "counts", seen.num_ids),
             .repetition = data_of<Numbers>(rules, "repetition", count),
             .frequency = data_of<Numbers>(rules, "frequency", count),
-            .presence = data_of<Numbers>(rules, "presence", count)};
+            .presence = data_of<Numbers>(rules, "presence", count),
+            .masks = masks_of(rules, count, vocab_size)};
 }
 
 ChoicesView choices_of(nb::handle choices, std::size_t count) {

@@ -1,6 +1,7 @@
 #include "quire/sampler.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 namespace quire {
@@ -20,6 +21,24 @@ void keep_share(Candidates& candidates, double top_p, Before before) {
         share += (--end)->weight;
     }
     candidates.erase(candidates.begin(), end);
+}
+
+// Takes away the tokens whose bit is not set. Words without any are the rule where a grammar wants one of few tokens,
+// words with nearly all of them where it wants any text: both are quick.
+void forbid_all_but(const std::uint32_t* mask, int vocab_size, float* logits) {
+    constexpr int bits = 32;
+    for (int first = 0; first < vocab_size; first += bits, ++mask) {
+        const int count = std::min(bits, vocab_size - first);
+        if (*mask == 0) {
+            std::fill_n(logits + first, count, -HUGE_VALF);
+            continue;
+        }
+        for (std::uint32_t forbidden = ~*mask; forbidden != 0; forbidden &= forbidden - 1) {
+            const int bit = std::countr_zero(forbidden);
+            if (bit >= count) break;
+            logits[first + bit] = -HUGE_VALF;
+        }
+    }
 }
 
 }  // namespace
@@ -64,7 +83,9 @@ void Sampler::draw(const float* logits, const DrawsView& draws, int index, const
 // The logits as the rules leave them: those given, where there is no rule.
 const float* Sampler::change(const float* logits, const RulesView& rules, int index, Scratch& scratch) const {
     const bool limited = rules.allowed.has_any(index);
-    if (!limited && !rules.banned.has_any(index) && !rules.biased.has_any(index) && !rules.seen.has_any(index)) {
+    const std::uint32_t* mask = rules.masks.of(index);
+    if (!limited && mask == nullptr && !rules.banned.has_any(index) && !rules.biased.has_any(index) &&
+        !rules.seen.has_any(index)) {
         return logits;
     }
     float* changed = scratch.logits.data();
@@ -77,6 +98,7 @@ const float* Sampler::change(const float* logits, const RulesView& rules, int in
     } else {
         std::copy_n(logits, vocab_size_, changed);
     }
+    if (mask != nullptr) forbid_all_but(mask, vocab_size_, changed);
     each(rules.banned, [&](std::int64_t token, std::int64_t) { changed[token] = -HUGE_VALF; });
     each(rules.biased, [&](std::int64_t token, std::int64_t i) { changed[token] += rules.biases[i]; });
     const float repetition = rules.repetition[index], frequency = rules.frequency[index];

@@ -37,6 +37,7 @@ struct Draw {
     std::vector<std::int64_t> seen = {};
     std::vector<std::int64_t> counts = {};
     float repetition = 1.0F, frequency = 0.0F, presence = 0.0F;
+    std::vector<std::uint32_t> mask = {};  // empty: none
 };
 
 // Lists of all draws, one after another.
@@ -54,7 +55,9 @@ struct Lists {
 struct Rules {
     Lists allowed, banned, biased, seen;
     std::vector<float> biases, repetition, frequency, presence;
-    std::vector<std::int64_t> counts;
+    std::vector<std::int64_t> counts, mask_rows;
+    std::vector<std::uint32_t> masks;
+    std::int64_t num_words = 0;
 
     explicit Rules(const std::vector<Draw>& draws) {
         for (const Draw& draw : draws) {
@@ -67,6 +70,9 @@ struct Rules {
             repetition.push_back(draw.repetition);
             frequency.push_back(draw.frequency);
             presence.push_back(draw.presence);
+            if (!draw.mask.empty()) num_words = static_cast<std::int64_t>(draw.mask.size());
+            mask_rows.push_back(draw.mask.empty() ? -1 : static_cast<std::int64_t>(masks.size()) / num_words);
+            masks.insert(masks.end(), draw.mask.begin(), draw.mask.end());
         }
     }
     quire::RulesView view() const {
@@ -78,7 +84,8 @@ struct Rules {
                 .counts = counts.data(),
                 .repetition = repetition.data(),
                 .frequency = frequency.data(),
-                .presence = presence.data()};
+                .presence = presence.data(),
+                .masks = {mask_rows.data(), masks.data(), num_words}};
     }
 };
 
@@ -291,6 +298,12 @@ std::vector<Draw> varied_draws(int count, int num_rows, int vocab_size) {
             draw.seen.push_back(token);
             draw.counts.push_back(random.below(4));
         }
+        if (random.below(3) == 0) {
+            for (int first = 0; first < vocab_size; first += 32) {
+                const std::uint32_t some = random.below(1 << 16) * 0x10001U;
+                draw.mask.push_back(random.below(3) == 0 ? 0U : random.below(2) == 0 ? ~0U : some);
+            }
+        }
         draw.repetition = random.below(2) == 0 ? 1.0F : random.number(0.5F, 2.0F);
         draw.frequency = random.below(2) == 0 ? 0.0F : random.number(-1.0F, 1.0F);
         draw.presence = random.below(2) == 0 ? 0.0F : random.number(-1.0F, 1.0F);
@@ -322,7 +335,8 @@ void test_rules(const Kernels& kernels) {
             const bool banned = std::count(draw.banned.begin(), draw.banned.end(), token) > 0;
             const bool allowed =
                 draw.allowed.empty() || std::count(draw.allowed.begin(), draw.allowed.end(), token) > 0;
-            if (banned || !allowed) plain.banned.push_back(token);
+            const bool masked = !draw.mask.empty() && (draw.mask[token / 32] >> (token % 32) & 1U) == 0;
+            if (banned || !allowed || masked) plain.banned.push_back(token);
         }
         std::vector<Draw> ruled(kNumDraws, draw), expected(kNumDraws, plain);
         for (int i = 0; i < kNumDraws; ++i) ruled[i].position = expected[i].position = i;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from quire import _native
-from quire.compute.sampling.draws import Draws, Sampler, TokenLists, TokenRules
+from quire.compute.sampling.draws import Draws, Sampler, TokenLists, TokenMasks, TokenRules
 from quire.compute.sampling.native import NativeSampler
 from quire.compute.sampling.reference import ReferenceSampler, changed, token_weights, uniform
 
@@ -36,6 +37,9 @@ FILTERS: dict[str, dict[str, Any]] = {
     "banned_and_filtered": {"banned": [0, 1], "top_k": 5, "top_p": 0.7},
     "allowed": {"allowed": [2, 5, 11, 39]},
     "allowed_and_banned": {"allowed": [2, 5, 11, 39], "banned": [5]},
+    "masked": {"mask": [1, 2, 31, 32, 39]},
+    "masked_to_one_word": {"mask": range(32)},
+    "masked_and_filtered": {"mask": range(3, 40), "banned": [4], "top_k": 5, "biased": {0: 50.0, 20: 3.0}},
     "biased": {"biased": {0: -3.0, 20: 2.5, 39: 0.1}},
     "repetition": {"seen": {0: 0, 1: 2, 15: 1, 29: 3}, "repetition": 1.7},
     "repetition_below_one": {"seen": {0: 0, 1: 2, 15: 1, 29: 3}, "repetition": 0.6},
@@ -124,7 +128,18 @@ def make_rules(count: int, **settings: Any) -> TokenRules:
         repetition=numbers("repetition", 1.0),
         frequency=numbers("frequency", 0.0),
         presence=numbers("presence", 0.0),
+        masks=make_masks(count, settings.get("mask")),
     )
+
+
+def make_masks(count: int, allowed: Sequence[int] | None) -> TokenMasks:
+    """Return one mask for all draws; None: none."""
+    if allowed is None:
+        return TokenMasks.none(count)
+    words = np.zeros(-(-VOCAB // 32), np.uint32)
+    for token in allowed:
+        words[token // 32] |= np.uint32(1 << token % 32)
+    return TokenMasks(np.zeros(count, np.int64), words[None])
 
 
 def sample_tokens(sampler: Sampler, draws: Draws, row: NDArray[np.float32] = LOGITS) -> NDArray[np.int64]:
@@ -160,7 +175,8 @@ def expected_logits(**settings: Any) -> NDArray[np.float32]:
     """Return `LOGITS` as the rules leave them, one token after another."""
     row = LOGITS.astype(np.float64)
     for token in range(VOCAB):
-        if token in settings.get("banned", ()) or token not in settings.get("allowed", range(VOCAB)):
+        limits = [settings.get(name, range(VOCAB)) for name in ("allowed", "mask")]
+        if token in settings.get("banned", ()) or not all(token in limit for limit in limits):
             row[token] = -np.inf
         row[token] += settings.get("biased", {}).get(token, 0.0)
         count = settings.get("seen", {}).get(token)
@@ -193,7 +209,10 @@ def test_each_draw_has_rules_of_its_own(sampler: Sampler) -> None:
     }
     rest = ("biases", "counts", "repetition", "frequency", "presence")
     numbers = {name: np.concatenate([getattr(rules, name) for rules in alone]) for name in rest}
-    draws = replace(make_draws(len(kinds), temperature=0.8), rules=TokenRules(**columns, **numbers))
+    words = [rules.masks.words for rules in alone if len(rules.masks.words)]
+    rows = np.array([len(rules.masks.words) for rules in alone])
+    masks = TokenMasks(np.where(rows, np.cumsum(rows) - 1, -1), np.concatenate(words))
+    draws = replace(make_draws(len(kinds), temperature=0.8), rules=TokenRules(**columns, **numbers, masks=masks))
     together = sample_tokens(sampler, draws)
     for index, rules in enumerate(alone):
         single = replace(make_draws(1, temperature=0.8), positions=np.array([index]), rules=rules)
@@ -218,6 +237,10 @@ def test_what_is_said_of_given_tokens_is_what_is_said_when_they_are_drawn(sample
         ({"seen": TokenLists(np.array([0, 1]), np.array([1]))}, "differ in length"),
         ({"biased": TokenLists(np.array([0, 1]), np.array([1]))}, "differ in length"),
         ({"presence": np.zeros(2, np.float32)}, "differ in length"),
+        ({"masks": TokenMasks(np.array([0, 0]), np.zeros((1, 2), np.uint32))}, "differ in length"),
+        ({"masks": TokenMasks(np.array([1]), np.zeros((1, 2), np.uint32))}, "masks of the draws do not fit"),
+        ({"masks": TokenMasks(np.array([-2]), np.zeros((1, 2), np.uint32))}, "masks of the draws do not fit"),
+        ({"masks": TokenMasks(np.array([0]), np.zeros((1, 1), np.uint32))}, "masks of the draws do not fit"),
     ],
 )
 def test_rules_that_do_not_fit_are_refused_before_memory_is_touched(changes: dict[str, Any], message: str) -> None:

@@ -1,7 +1,7 @@
 // Choosing tokens from logits: greedy or drawn, with filters, free of the batch.
 //
-// A draw is a row of logits with its own settings. Its rules change the logits first: tokens are allowed
-// or banned, biases added, then come the penalties of repetition, frequency and presence, each number
+// A draw is a row of logits with its own settings. Its rules change the logits first: tokens are allowed,
+// masked or banned, biases added, then come the penalties of repetition, frequency and presence, each number
 // rounded to float. Tokens get the weight e^(logit / temperature);
 // the filters take tokens away in this order: min_p (below that share of the highest weight), top_k
 // (all but the k likeliest), top_p (the likeliest that make up that share of what is left; the rest
@@ -27,6 +27,16 @@ struct TokenLists {
     bool has_any(int draw) const { return starts[draw] < starts[draw + 1]; }
 };
 
+// The tokens that may be chosen, as bits of words, the lowest bit the lowest id. Most draws have no mask; several
+// may have the same one.
+struct TokenMasks {
+    const std::int64_t* rows = nullptr;    // [num_draws]; -1: every token
+    const std::uint32_t* words = nullptr;  // [num_masks, num_words]
+    std::int64_t num_words = 0;
+
+    const std::uint32_t* of(int draw) const { return rows[draw] < 0 ? nullptr : words + rows[draw] * num_words; }
+};
+
 // What changes the logits of each draw. Biases and counts have an entry per id of `biased` and `seen`;
 // counts say how often a token stands in the output.
 struct RulesView {
@@ -39,6 +49,7 @@ struct RulesView {
     const float* repetition = nullptr;  // [num_draws]; 1: off
     const float* frequency = nullptr;   // [num_draws]; 0: off
     const float* presence = nullptr;    // [num_draws]; 0: off
+    TokenMasks masks;
 };
 
 // Columns of equal length, one entry per draw. Top_k 0: off.

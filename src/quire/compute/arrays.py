@@ -13,5 +13,7 @@ HalfArray: TypeAlias = NDArray[np.uint16]
 IntArray: TypeAlias = NDArray[np.int64]
 BoolArray: TypeAlias = NDArray[np.bool_]
 ByteArray: TypeAlias = NDArray[np.uint8]
+MaskArray: TypeAlias = NDArray[np.uint32]
+"""A bit for each token."""
 WeightArray: TypeAlias = NDArray[Any]
 """A weight as it was loaded: a `FloatArray`, or a `HalfArray` where matrices are bfloat16."""

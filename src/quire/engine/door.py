@@ -19,9 +19,10 @@ from quire.core.clock import Clock
 from quire.core.config import EngineConfig, EngineSettings
 from quire.core.errors import InvalidConfigError, InvalidRequestError
 from quire.core.executor import NoteLoaded
+from quire.core.grammar import Grammar, GrammarChecker
 from quire.core.request import DEFAULT_SCOPE, CacheScope
 from quire.core.sampling_params import SamplingParams
-from quire.core.validate import RequestLimits, validate
+from quire.core.validate import RequestLimits, validate, validate_sampling
 from quire.engine.client import EngineRequest
 from quire.engine.core import EngineCore
 from quire.engine.output_processor import PreparedRequest
@@ -62,6 +63,7 @@ class Door:
         self.tokenizer: Tokenizer | None = None
         if not self.config.skip_tokenizer_init:
             self.tokenizer = Tokenizer.open(blueprint.tokenizer_folder, vocab_size=blueprint.vocab_size)
+        self._grammars: GrammarChecker | None = blueprint.grammars
         self._seeds = SeedCounter(self.config.seed)
         self._num_prepared = 0
 
@@ -77,12 +79,19 @@ class Door:
         ticket: Ticket,
         chat: ChatOptions | None,
     ) -> PreparedRequest:
-        """Return the request of a prompt that is not encoded yet; a long one is encoded beside the event loop."""
+        """Return the request of a prompt that is not encoded yet.
+
+        A long one is encoded, and a grammar compiled, beside the event loop.
+        """
         if _num_characters(prompt) >= LONG_TEXT:
             encoded = await asyncio.to_thread(self.encode, prompt, chat)
         else:
             encoded = self.encode(prompt, chat)
-        return self.prepare(encoded, limits, sampling, ticket)
+        wanted = self.default_sampling if sampling is None else sampling
+        validate_sampling(wanted, limits)
+        if wanted.grammar is not None:
+            await asyncio.to_thread(self._check_grammar, wanted.grammar)
+        return self._prepare(encoded, limits, wanted, ticket)
 
     def prepare(
         self,
@@ -97,6 +106,14 @@ class Door:
         choose the same one do not meet.
         """
         wanted = self.default_sampling if sampling is None else sampling
+        validate_sampling(wanted, limits)
+        if wanted.grammar is not None:
+            self._check_grammar(wanted.grammar)
+        return self._prepare(prompt, limits, wanted, ticket)
+
+    def _prepare(
+        self, prompt: Encoded, limits: RequestLimits, wanted: SamplingParams, ticket: Ticket
+    ) -> PreparedRequest:
         request_id = str(self._num_prepared)
         request = EngineRequest(request_id, prompt.token_ids, wanted, ticket.scope, ticket.priority)
         validate(request.to_request(), limits)
@@ -106,6 +123,12 @@ class Door:
         self._num_prepared += 1
         request = replace(request, sampling=self._internal(request.sampling))
         return PreparedRequest(request, ticket.request_id or request_id, prompt.text, wanted)
+
+    def _check_grammar(self, grammar: Grammar) -> None:
+        """Raise `InvalidRequestError` unless texts can be held to it. May take a while, from any thread."""
+        if self._grammars is None:
+            raise InvalidRequestError("grammar", grammar, "none: this engine was made without a tokenizer")
+        self._grammars.check(grammar)
 
     def prepare_all(
         self,

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from quire.compute.grammar import GrammarCompiler, Vocabulary
 from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.hub import resolve_model
 from quire.compute.reference import load_worker
@@ -37,6 +38,7 @@ from quire.engine.core import EngineCore
 from quire.engine.memory_plan import MemoryNeeds, MemoryPlan, plan_memory
 from quire.engine.report import EngineReport
 from quire.engine.step_log import StepLogWriter
+from quire.engine.tokenizer_files import read_library, read_settings, without_ids_from
 from quire.memory.manager import KVCacheManager
 from quire.memory.sizing import max_sequence_tokens
 from quire.scheduler.scheduler import Scheduler
@@ -76,6 +78,8 @@ class EngineBlueprint:
     model: ModelDescription
     backend: Backend
     report: EngineReport
+    grammars: GrammarCompiler | None
+    """What grammars are compiled by; None where there is no tokenizer. It loads nothing before the first of them."""
 
     @property
     def vocab_size(self) -> int:
@@ -85,7 +89,7 @@ class EngineBlueprint:
     @property
     def tokenizer_folder(self) -> Path:
         """Where the tokenizer is."""
-        return self.folder if self.config.tokenizer is None else _model_folder(self.config.tokenizer)
+        return _tokenizer_folder(self.config, self.folder)
 
     @property
     def default_sampling(self) -> SamplingParams:
@@ -103,7 +107,8 @@ class EngineBlueprint:
         """
         plan = self.report.plan
         memory = self.config.memory_config(plan.num_blocks, plan.num_host_blocks, secrets.token_bytes(32))
-        backend = replace(self.backend, load=partial(self.backend.load, note_loaded=note_loaded))
+        backend = self.backend if self.grammars is None else _with_grammars(self.backend, self.grammars)
+        backend = replace(backend, load=partial(backend.load, note_loaded=note_loaded))
         return _assemble(backend, self.model, memory, self.config.scheduler_config(plan.max_model_len), clock)
 
 
@@ -128,7 +133,26 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     plan = plan_memory(config, backend.kv_spec, model.spec.context_length, needs)
     notices = tuple(f"{FAILPOINTS_VARIABLE}: {failpoint} is armed, steps will fail" for failpoint in failpoints)
     report = _report(config, model, backend, plan)
-    return EngineBlueprint(config, folder, model, backend, replace(report, notices=report.notices + notices))
+    report = replace(report, notices=report.notices + notices)
+    return EngineBlueprint(config, folder, model, backend, report, _grammars(config, folder, model))
+
+
+def _tokenizer_folder(config: EngineConfig, folder: Path) -> Path:
+    return folder if config.tokenizer is None else _model_folder(config.tokenizer)
+
+
+def _grammars(config: EngineConfig, folder: Path, model: ModelDescription) -> GrammarCompiler | None:
+    """Return what compiles grammars over the model's tokens; nothing is read before there is one to compile."""
+    if config.skip_tokenizer_init:
+        return None
+
+    def read() -> str:
+        found = _tokenizer_folder(config, folder)
+        library = read_library(found, read_settings(found))
+        return without_ids_from(library.to_str(), model.spec.vocab_size)
+
+    eos_token_ids = frozenset(model.eos_token_ids)
+    return GrammarCompiler(Vocabulary(read, vocab_size=model.spec.vocab_size, eos_token_ids=eos_token_ids))
 
 
 def _report(config: EngineConfig, model: ModelDescription, backend: Backend, plan: MemoryPlan) -> EngineReport:
@@ -200,6 +224,18 @@ def _choose_backend(config: EngineConfig, folder: Path, model: ModelDescription)
             allowed = "reference: the compiled core cannot be imported; see quire doctor"
             raise InvalidConfigError("backend", "native", allowed) from error
         return _reference_backend(config, folder, model)
+
+
+def _with_grammars(backend: Backend, grammars: GrammarCompiler) -> Backend:
+    """Return the backend with a worker that holds texts to grammars."""
+
+    def load(num_blocks: int, num_host_blocks: int, note_loaded: NoteLoaded | None = None) -> Executor:
+        executor = backend.load(num_blocks, num_host_blocks, note_loaded)
+        if isinstance(executor, Worker):
+            executor.use_grammars(grammars)
+        return executor
+
+    return replace(backend, load=load)
 
 
 def _armed(backend: Backend, failpoints: Sequence[Failpoint]) -> Backend:

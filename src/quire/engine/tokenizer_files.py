@@ -64,6 +64,17 @@ def read_library(folder: Path, settings: Mapping[str, object]) -> tokenizers.Tok
         raise CheckpointError(str(path), f"broken: {error}", "a tokenizer that the tokenizers library reads") from error
 
 
+def without_ids_from(text: str, vocab_size: int) -> str:
+    """Return a tokenizer.json without the added tokens that a model of so many ids does not have.
+
+    >>> without_ids_from('{"added_tokens": [{"id": 7, "content": "<a>"}, {"id": 8, "content": "<b>"}]}', 8)
+    '{"added_tokens": [{"id": 7, "content": "<a>"}]}'
+    """
+    tokenizer = json.loads(text)
+    tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if token["id"] < vocab_size]
+    return json.dumps(tokenizer)
+
+
 def _how_to_convert(folder: Path) -> str:
     name = str(folder)
     code = f"from transformers import AutoTokenizer as A; A.from_pretrained({name!r}).save_pretrained({name!r})"

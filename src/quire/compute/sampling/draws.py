@@ -3,6 +3,7 @@
 A draw chooses one token from one row of logits, by settings of its own:
 
 1. Rules change the logits, in this order. **Allowed**: where a draw has such a list, all other tokens are taken away.
+   **Masked**: where a draw has a mask, the tokens whose bit is not set are taken away: what no grammar allows here.
    **Banned** tokens are taken away too: those that would end the text before `min_tokens`, and those that would end a
    bad word. **Biases** are added. **Repetition**: the logit of a token that stands in the text is divided by the
    penalty if it is positive, else multiplied. **Frequency**, then **presence**: from the logit of a token that stands
@@ -23,12 +24,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.compute.arrays import FloatArray, IntArray
+from quire.compute.arrays import BoolArray, FloatArray, IntArray, MaskArray
+
+NO_MASK: Final = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,31 @@ class TokenLists:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenMasks:
+    """The tokens that draws may choose, as bits of words; several draws may have the same mask, most have none.
+
+    >>> masks = TokenMasks(np.array([0, -1]), np.array([[0b101]], np.uint32))
+    >>> masks.allowed(0, 3), masks.allowed(1, 3)
+    (array([ True, False,  True]), None)
+    """
+
+    rows: IntArray  # [num_draws]; -1: every token
+    words: MaskArray  # [num_masks, num_words]; bit i of word w: token 32 w + i
+
+    @classmethod
+    def none(cls, num_draws: int) -> TokenMasks:
+        """Return the masks of draws that have none."""
+        return cls(np.full(num_draws, NO_MASK, np.int64), np.zeros((0, 0), np.uint32))
+
+    def allowed(self, index: int, vocab_size: int) -> BoolArray | None:
+        """Return for each token whether a draw may choose it; None where it has no mask. Does not mutate."""
+        if self.rows[index] == NO_MASK:
+            return None
+        words = self.words[self.rows[index]].astype("<u4").view(np.uint8)
+        return np.unpackbits(words, count=vocab_size, bitorder="little").astype(np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
 class TokenRules:
     """What changes the logits of each draw. `biases` and `counts` have an entry per id of `biased` and `seen`.
 
@@ -68,6 +96,7 @@ class TokenRules:
     repetition: FloatArray  # [num_draws]; 1: off
     frequency: FloatArray  # [num_draws]; 0: off
     presence: FloatArray  # [num_draws]; 0: off
+    masks: TokenMasks
 
     @classmethod
     def none(cls, num_draws: int) -> TokenRules:
@@ -88,6 +117,7 @@ class TokenRules:
             repetition=np.ones(num_draws, np.float32),
             frequency=zeros,
             presence=zeros,
+            masks=TokenMasks.none(num_draws),
         )
 
 

@@ -59,6 +59,9 @@ def changed(row: FloatArray, rules: TokenRules, index: int) -> FloatArray:
     if len(allowed):
         logits[:] = -np.inf
         logits[allowed] = row[allowed]
+    mask = rules.masks.allowed(index, len(logits))
+    if mask is not None:
+        logits[~mask] = -np.inf
     logits[rules.banned.ids[rules.banned.span(index)]] = -np.inf
     logits[rules.biased.ids[rules.biased.span(index)]] += rules.biases[rules.biased.span(index)]
     penalty, counts = rules.repetition[index], rules.counts[rules.seen.span(index)]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Final
 
@@ -19,6 +19,7 @@ import numpy as np
 
 from quire.compute.arrays import FloatArray, IntArray
 from quire.compute.sampling.draws import Draws, TokenLists, TokenRules, joined
+from quire.compute.worker.grammar_rows import NO_MASKS, RowMasks
 from quire.compute.worker.row_rules import NO_RULES, DrawRules, RowRules
 from quire.core.step import RowStart
 
@@ -31,7 +32,8 @@ class Sampling:
     """The rows that sample in a step, one entry each.
 
     `next_positions` is where the first token drawn will stand; `num_draws` counts an entry's draws, and `drafted` tells
-    those that follow drafts from those that open sequences. `texts` are the known tokens of each row.
+    those that follow drafts from those that open sequences. `texts` are the known tokens of each row, `masks` what the
+    grammars of rows allow.
     """
 
     rows: IntArray
@@ -41,6 +43,7 @@ class Sampling:
     drafted: IntArray  # 1 or 0
     texts: Sequence[array[int]]
     drafts: Sequence[Sequence[int]]
+    masks: RowMasks = NO_MASKS
 
 
 class SamplingColumns:
@@ -98,8 +101,9 @@ class SamplingColumns:
         )
 
     def _token_rules(self, sampling: Sampling, penalties: list[FloatArray]) -> TokenRules:
+        masks = sampling.masks.of_draws(sampling.rows, sampling.num_draws, sampling.drafted)
         if self._rules.keys().isdisjoint(sampling.rows.tolist()):
-            return TokenRules.none(int(sampling.num_draws.sum()))
+            return replace(TokenRules.none(int(sampling.num_draws.sum())), masks=masks)
         found: list[DrawRules] = []
         for index, row in enumerate(sampling.rows.tolist()):
             rules, count = self._rules.get(row), int(sampling.num_draws[index])
@@ -121,6 +125,7 @@ class SamplingColumns:
             repetition=repetition,
             frequency=frequency,
             presence=presence,
+            masks=masks,
         )
 
 

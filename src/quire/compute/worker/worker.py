@@ -17,7 +17,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from quire.compute.arrays import IntArray
 from quire.compute.sampling.draws import Sampler
 from quire.compute.worker.beam_rows import BeamRows
 from quire.compute.worker.cache_engine import CacheEngine
+from quire.compute.worker.grammar_rows import GrammarRows, RowMasks
 from quire.compute.worker.input_batch import InputBatch, num_sampled_logits
 from quire.compute.worker.model_runner import ModelRunner, StepInputs, StepOutputs
 from quire.compute.worker.reports import reports
@@ -33,6 +34,9 @@ from quire.core.errors import ExecutionError, ExecutorLostError, OutOfMemoryErro
 from quire.core.hypothesis import Hypothesis
 from quire.core.logprobs import TokenLogprobs
 from quire.core.step import RowStart, StepPlan, StepResult
+
+if TYPE_CHECKING:
+    from quire.compute.grammar import GrammarCompiler
 
 
 class Worker:
@@ -49,10 +53,16 @@ class Worker:
         self.runner = runner
         self.cache = cache
         self._sampler = sampler
+        self._eos_token_ids = eos_token_ids
         self._columns = SamplingColumns(eos_token_ids)
+        self._grammars = GrammarRows(None, eos_token_ids)
         self._beams = BeamRows(eos_token_ids)
         self._batch: InputBatch | None = None
         self._results: deque[StepResult | ExecutionError] = deque()
+
+    def use_grammars(self, compiler: GrammarCompiler) -> None:
+        """Hold texts to grammars from now on, as compiled by this. Mutates; before any row is taken."""
+        self._grammars = GrammarRows(compiler, self._eos_token_ids)
 
     def start(self) -> None:
         """Allocate the KV memory; no row is taken. Mutates."""
@@ -104,6 +114,7 @@ class Worker:
         batch.apply(plan)
         for row in plan.released_rows:
             self._columns.release(row)
+            self._grammars.release(row)
         for start in plan.row_starts:
             self._enter(start, batch)
         self._beams.apply(plan)
@@ -113,6 +124,7 @@ class Worker:
         """Enter how a row is sampled; if that cannot be done, that row has failed, and no other."""
         try:
             self._columns.start(start)
+            self._grammars.start(start)
         except Exception as error:
             batch.fail(start.row, f"its settings cannot be entered: {type(error).__name__}: {error}")
 
@@ -176,6 +188,8 @@ class Worker:
         self, plan: StepPlan, inputs: StepInputs, outputs: StepOutputs, batch: InputBatch, sequences: list[int]
     ) -> dict[int, _Sampled]:
         """Return the tokens of sampling entries and make them known."""
+        masks = self._mask(plan, [plan.rows[inputs.entries[sequence]] for sequence in sequences], batch)
+        sequences = [each for each in sequences if plan.rows[inputs.entries[each]] not in masks.failures]
         if not sequences:
             return {}
         entries = [inputs.entries[sequence] for sequence in sequences]
@@ -196,6 +210,7 @@ class Worker:
                 drafted=_integers([1 if guesses else 0 for guesses in drafts]),
                 texts=[batch.tokens(plan.rows[entry]) for entry in entries],
                 drafts=drafts,
+                masks=masks,
             )
         )
         choices = self._sampler.sample(outputs.logits, draws)
@@ -211,6 +226,13 @@ class Worker:
             batch.append(plan.rows[entry], tokens if guesses else tokens[:1])
             first += count
         return sampled
+
+    def _mask(self, plan: StepPlan, rows: list[int], batch: InputBatch) -> RowMasks:
+        """Return what the grammars of rows allow next; a row that cannot go on has failed."""
+        masks = self._grammars.mask({row: batch.tokens(row) for row in rows}, plan.drafts)
+        for row, message in masks.failures.items():
+            batch.fail(row, message)
+        return masks
 
     def _search(
         self, plan: StepPlan, inputs: StepInputs, outputs: StepOutputs, batch: InputBatch, sequences: list[int]

@@ -1,0 +1,8 @@
+"""Grammars over the tokens of a model: the only place that knows llguidance, and that loads it when it is needed."""
+
+from quire.compute.grammar.compiler import GrammarCompiler
+from quire.compute.grammar.limits import GrammarLimits
+from quire.compute.grammar.matcher import TextMatcher
+from quire.compute.grammar.vocabulary import Vocabulary
+
+__all__ = ["GrammarCompiler", "GrammarLimits", "TextMatcher", "Vocabulary"]

@@ -1,0 +1,88 @@
+"""TextMatcher: where one text stands in its grammar, and which tokens may come next.
+
+    tokens of the text ──► advance ──► state ──► fill ──► a mask, a bit for each token
+
+The state is a function of the tokens, so it is never saved: who needs it again makes a new matcher and replays them.
+All matchers of a grammar share its lexer, whose states are made as texts reach them: what one row has paid for the
+others have for nothing. That also means that the limit on states is reached by all texts of a grammar together. So a
+matcher that fails tries once more by itself, with a lexer of its own, before it says so: whether a text can go on is
+then a question of that text alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from quire.compute.arrays import MaskArray
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
+
+
+class TextMatcher:
+    """The place of one text in its grammar. Belongs to one thread.
+
+    `renew` compiles the grammar anew. Tokens that end a text are not advanced over.
+    """
+
+    def __init__(self, matcher: LLMatcher, renew: Callable[[], LLMatcher]) -> None:
+        self._matcher = matcher
+        self._renew: Callable[[], LLMatcher] | None = renew
+        self._tokens: list[int] = []
+
+    @property
+    def failure(self) -> str:
+        """Why the text cannot go on; empty while it can. A matcher that has failed stays so."""
+        return one_line(self._matcher.get_error()) if self._matcher.is_error() else ""
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Go on by tokens of the text. Mutates; see `failure` for what came of it."""
+        self._tokens += tokens
+        if not self._matcher.consume_tokens(list(tokens)):
+            self._retry()
+
+    def fill(self, mask: MaskArray) -> None:
+        """Write which tokens may come next: `[num_words]`. Mutates the mask; see `failure` for what came of it."""
+        self._fill(mask)
+        if self._matcher.is_error() and self._retry():
+            self._fill(mask)
+
+    def fill_behind(self, drafts: Sequence[int], masks: MaskArray) -> int:
+        """Write which tokens may come behind each of some drafts: `[num_drafts, num_words]`; mutates the masks only.
+
+        Returns how many were written: behind a draft that may not stand there, none are.
+        """
+        num_valid = 0
+        for draft, mask in zip(drafts, masks, strict=True):
+            if self._matcher.is_stopped() or self._matcher.try_consume_tokens([draft]) != 1:
+                break
+            num_valid += 1
+            self._fill(mask)
+            if self._matcher.is_error():
+                break
+        if self._matcher.is_error():
+            self._retry()
+            return num_valid - 1
+        if num_valid:
+            self._matcher.rollback(num_valid)
+        return num_valid
+
+    def _fill(self, mask: MaskArray) -> None:
+        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+
+    def _retry(self) -> bool:
+        """Replay the text with a lexer of its own, unless it has one; return whether that brought it further."""
+        if self._renew is None:
+            return False
+        self._matcher, self._renew = self._renew(), None
+        return bool(self._matcher.consume_tokens(self._tokens))
+
+
+def one_line(message: str) -> str:
+    """Return what llguidance says as one line.
+
+    >>> one_line("LexerTooComplex: too big <non-verbose/>")
+    'LexerTooComplex: too big'
+    """
+    return " ".join(message.replace("<non-verbose/>", "").split())[:500]
