@@ -334,3 +334,19 @@ def test_uniform_numbers_are_the_same_everywhere_and_unrelated() -> None:
     assert abs(grid.mean() - 0.5) < 0.01
     for one, other in ((grid[:, 1:], grid[:, :-1]), (grid[1:], grid[:-1]), (grid[1:, :-1], grid[:-1, 1:])):
         assert abs(np.corrcoef(one.ravel(), other.ravel())[0, 1]) < 0.025
+
+
+@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 1.3}, {"top_k": 4, "top_p": 0.9}])
+def test_a_mask_is_a_list_of_allowed_tokens(sampler: Sampler, settings: dict[str, Any]) -> None:
+    for allowed in ([], [39], list(range(32)), list(range(32, 40)), list(range(0, 40, 3)), list(range(40))):
+        masked = sample_tokens(sampler, make_draws(300, mask=allowed, **settings))
+        banned = [token for token in range(VOCAB) if token not in allowed]
+        assert np.array_equal(masked, sample_tokens(sampler, make_draws(300, banned=banned, **settings)))
+
+
+def test_a_mask_says_nothing_of_log_probabilities(sampler: Sampler) -> None:
+    rows = LOGITS[None] if isinstance(sampler, ReferenceSampler) else padded(LOGITS[None])
+    masked = sampler.sample(rows, make_draws(5, mask=[20], logprobs=3))
+    free = sampler.report(rows, np.zeros(5, np.int64), np.full(5, 20), np.full(5, 3))
+    for column in ("tokens", "logprobs", "ranks", "top_ids", "top_logprobs"):
+        assert np.array_equal(getattr(masked, column), getattr(free, column)), column

@@ -80,6 +80,14 @@ class GrammarChecker(Protocol):
         """
         ...
 
+    def prepare(self, grammar: Grammar) -> None:
+        """Do what takes long for a grammar that was checked, maybe in another process; from any thread."""
+        ...
+
+    def close(self) -> None:
+        """Let go what checking has started. May be called twice."""
+        ...
+
 
 def _json_text(value: object) -> str:
     try:

@@ -59,7 +59,9 @@ class AsyncLLM(LocalModel):
         super().__init__(*open_engine(make_config(model, settings), clock, note_loaded))
         self._client = InProcessClient(self._core)
         self._stats = self._client.stats()
-        self._thread = EngineThread(self._client, self._receive, self._lose, self._take_stats, clock)
+        self._thread = EngineThread(
+            self._client, self._receive, self._lose, self._take_stats, clock, grammars=self._door.grammars
+        )
         self._streams = RequestStreams(self._thread, self._door.tokenizer, clock)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure = ""
@@ -124,6 +126,7 @@ class AsyncLLM(LocalModel):
         """End all requests and give the memory back. May be called twice; nothing can be asked afterwards."""
         self._end("the engine is closed")
         await asyncio.to_thread(self._finalizer)
+        self._door.close()
 
     async def __aenter__(self) -> AsyncLLM:
         return self

@@ -63,7 +63,7 @@ class Door:
         self.tokenizer: Tokenizer | None = None
         if not self.config.skip_tokenizer_init:
             self.tokenizer = Tokenizer.open(blueprint.tokenizer_folder, vocab_size=blueprint.vocab_size)
-        self._grammars: GrammarChecker | None = blueprint.grammars
+        self.grammars: GrammarChecker | None = blueprint.grammars
         self._seeds = SeedCounter(self.config.seed)
         self._num_prepared = 0
 
@@ -124,11 +124,16 @@ class Door:
         request = replace(request, sampling=self._internal(request.sampling))
         return PreparedRequest(request, ticket.request_id or request_id, prompt.text, wanted)
 
+    def close(self) -> None:
+        """Let go what grammars have started. May be called twice."""
+        if self.grammars is not None:
+            self.grammars.close()
+
     def _check_grammar(self, grammar: Grammar) -> None:
         """Raise `InvalidRequestError` unless texts can be held to it. May take a while, from any thread."""
-        if self._grammars is None:
+        if self.grammars is None:
             raise InvalidRequestError("grammar", grammar, "none: this engine was made without a tokenizer")
-        self._grammars.check(grammar)
+        self.grammars.check(grammar)
 
     def prepare_all(
         self,

@@ -20,6 +20,7 @@ from typing import Final
 
 from quire.core.clock import Clock, SystemClock
 from quire.core.errors import ExecutionError, QuireError
+from quire.core.grammar import GrammarChecker
 from quire.engine.client import InProcessClient, SequenceUpdate
 from quire.engine.core import EngineCore
 from quire.engine.engine_thread import EngineThread
@@ -108,25 +109,25 @@ class EngineHost:
         if not isinstance(first, Configure):
             return 0 if first is None else FAILED
         try:
-            core, ready = self._build(first)
+            core, ready, grammars = self._build(first)
         except (QuireError, OSError, MemoryError) as error:
             message = str(error) if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
             self._connection.send(Failed(_in_one_line(message)))
             return FAILED
         client = InProcessClient(core)
-        thread = EngineThread(client, self._deliver, self._die, self._tell, self._clock)
+        thread = EngineThread(client, self._deliver, self._die, self._tell, self._clock, grammars=grammars)
         self._connection.send(ready)
         self._obey(thread)
         _exit_after(CLOSING_S)
         thread.close()
         return 0
 
-    def _build(self, configure: Configure) -> tuple[EngineCore, Ready]:
+    def _build(self, configure: Configure) -> tuple[EngineCore, Ready, GrammarChecker | None]:
         from quire.engine.factory import plan_engine
 
         blueprint = plan_engine(configure.config)
         core = blueprint.build(self._clock, self._note_loaded)
-        return core, Ready(core.scheduler.limits, blueprint.report)
+        return core, Ready(core.scheduler.limits, blueprint.report), blueprint.grammars
 
     def _obey(self, thread: EngineThread) -> None:
         """Pass messages on until there are no more."""

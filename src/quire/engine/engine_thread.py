@@ -3,8 +3,10 @@
     any thread ── add, abort, stop ──► queue ──► engine thread: commands, then one step ──► deliver(updates)
 
 With nothing under way the thread sleeps on the queue, so a request wakes it at once and an idle engine costs nothing.
-Commands are carried out between steps: what is aborted has given its blocks back before the next step is planned. An
-exception out of the engine ends the thread, and `fail` is told why: nobody is left waiting.
+Commands are carried out between steps: what is aborted has given its blocks back before the next step is planned. A
+request with a grammar waits until that is compiled, in a thread beside, and so does whatever is said of it: no step
+waits for a grammar, and the order of commands for one request stays what it was. An exception out of the engine ends
+the thread, and `fail` is told why: nobody is left waiting.
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from quire.core.clock import Clock
 from quire.core.errors import QuireError
+from quire.core.grammar import Grammar, GrammarChecker
 from quire.engine.client import EngineClient, EngineRequest, SequenceUpdate, refused
 from quire.engine.stats import EngineStats
 
@@ -29,7 +33,8 @@ Command = Callable[[EngineClient], None]
 class EngineThread:
     """Owns a client; `deliver`, `fail` and `tell` are called from its thread.
 
-    `tell` gets the counters of the engine: before the thread sleeps, and otherwise ten times a second.
+    `tell` gets the counters of the engine: before the thread sleeps, and otherwise ten times a second. `grammars` None:
+    no request has one.
     """
 
     def __init__(
@@ -39,6 +44,8 @@ class EngineThread:
         fail: Callable[[str], None],
         tell: Callable[[EngineStats], None],
         clock: Clock,
+        *,
+        grammars: GrammarChecker | None = None,
     ) -> None:
         self._client = client
         self._deliver = deliver
@@ -47,29 +54,62 @@ class EngineThread:
         self._clock = clock
         self._next_stats_s = 0.0
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._grammars = grammars
+        self._held: dict[str, list[Command]] = {}  # by request: what waits for its grammar
+        self._holding = threading.Lock()
+        self._compiler = ThreadPoolExecutor(1, "quire-grammar")  # its thread starts with the first grammar
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
         self._thread.start()
 
     def add(self, request: EngineRequest) -> None:
         """Have a request taken in; if it is refused after all, its sequences end with an error."""
-        self._commands.put(lambda client: self._add(client, request))
+        grammar = request.sampling.grammar
+        if grammar is not None and self._grammars is not None:
+            with self._holding:
+                self._held[request.request_id] = []
+            self._compiler.submit(self._prepare, self._grammars, request.request_id, grammar, self._adding(request))
+        else:
+            self._commands.put(self._adding(request))
 
     def abort(self, request_id: str) -> None:
         """Have a request ended."""
-        self._commands.put(lambda client: client.abort(request_id))
+        self._say(request_id, lambda client: client.abort(request_id))
 
     def fail(self, request_id: str, message: str) -> None:
         """Have a request ended with an error."""
-        self._commands.put(lambda client: client.fail(request_id, message))
+        self._say(request_id, lambda client: client.fail(request_id, message))
 
     def stop(self, request_id: str, branch: int) -> None:
         """Have a sequence ended."""
-        self._commands.put(lambda client: client.stop(request_id, branch))
+        self._say(request_id, lambda client: client.stop(request_id, branch))
 
     def close(self) -> None:
         """End the thread after the step that it is in, and close the client. May be called twice."""
+        self._compiler.shutdown(wait=False, cancel_futures=True)
         self._commands.put(None)
         self._thread.join()
+
+    def _adding(self, request: EngineRequest) -> Command:
+        return lambda client: self._add(client, request)
+
+    def _say(self, request_id: str, command: Command) -> None:
+        """Have a command carried out, after the request that it is about has been taken in."""
+        with self._holding:
+            if request_id in self._held:
+                self._held[request_id].append(command)
+            else:
+                self._commands.put(command)
+
+    def _prepare(self, grammars: GrammarChecker, request_id: str, grammar: Grammar, adding: Command) -> None:
+        """Compile a grammar, then let go what waits for it; called in the thread beside."""
+        try:
+            grammars.prepare(grammar)
+        except QuireError as error:  # the door has checked it, so the worker will fail the row, and say why
+            logger.warning("a grammar that was checked could not be compiled: %s", error)
+        finally:
+            with self._holding:
+                for command in [adding, *self._held.pop(request_id)]:
+                    self._commands.put(command)
 
     def _run(self) -> None:
         try:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from quire.compute.grammar import GrammarCompiler, Vocabulary
 from quire.compute.models import ModelDescription, read_model
@@ -38,7 +38,7 @@ from quire.engine.core import EngineCore
 from quire.engine.memory_plan import MemoryNeeds, MemoryPlan, plan_memory
 from quire.engine.report import EngineReport
 from quire.engine.step_log import StepLogWriter
-from quire.engine.tokenizer_files import read_library, read_settings, without_ids_from
+from quire.engine.tokenizer_files import tokenizer_json
 from quire.memory.manager import KVCacheManager
 from quire.memory.sizing import max_sequence_tokens
 from quire.scheduler.scheduler import Scheduler
@@ -146,10 +146,8 @@ def _grammars(config: EngineConfig, folder: Path, model: ModelDescription) -> Gr
     if config.skip_tokenizer_init:
         return None
 
-    def read() -> str:
-        found = _tokenizer_folder(config, folder)
-        library = read_library(found, read_settings(found))
-        return without_ids_from(library.to_str(), model.spec.vocab_size)
+    def read() -> dict[str, Any]:
+        return tokenizer_json(_tokenizer_folder(config, folder), model.spec.vocab_size)
 
     eos_token_ids = frozenset(model.eos_token_ids)
     return GrammarCompiler(Vocabulary(read, vocab_size=model.spec.vocab_size, eos_token_ids=eos_token_ids))

@@ -104,6 +104,7 @@ class LLM(LocalModel):
     def close(self) -> None:
         """Give the memory back. May be called twice; nothing can be asked afterwards."""
         self._client.close()
+        self._door.close()
 
     def __enter__(self) -> LLM:
         return self

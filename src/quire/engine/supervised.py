@@ -257,6 +257,7 @@ class SupervisedLLM(OpenModel):
             with contextlib.suppress(asyncio.CancelledError):
                 await self._supervisor
         self._settled.set()
+        self._door.close()
 
     async def __aenter__(self) -> SupervisedLLM:
         self.start()

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from quire.core.errors import CheckpointError
 
@@ -64,15 +64,11 @@ def read_library(folder: Path, settings: Mapping[str, object]) -> tokenizers.Tok
         raise CheckpointError(str(path), f"broken: {error}", "a tokenizer that the tokenizers library reads") from error
 
 
-def without_ids_from(text: str, vocab_size: int) -> str:
-    """Return a tokenizer.json without the added tokens that a model of so many ids does not have.
-
-    >>> without_ids_from('{"added_tokens": [{"id": 7, "content": "<a>"}, {"id": 8, "content": "<b>"}]}', 8)
-    '{"added_tokens": [{"id": 7, "content": "<a>"}]}'
-    """
-    tokenizer = json.loads(text)
-    tokenizer["added_tokens"] = [token for token in tokenizer["added_tokens"] if token["id"] < vocab_size]
-    return json.dumps(tokenizer)
+def tokenizer_json(folder: Path, vocab_size: int) -> dict[str, Any]:
+    """Return a folder's tokenizer as tokenizer.json says it, without added tokens that a model of so many ids lacks."""
+    tokenizer: dict[str, Any] = json.loads(read_library(folder, read_settings(folder)).to_str())
+    added = [token for token in tokenizer["added_tokens"] if token["id"] < vocab_size]
+    return tokenizer | {"added_tokens": added, "truncation": None, "padding": None}
 
 
 def _how_to_convert(folder: Path) -> str:

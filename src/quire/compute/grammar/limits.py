@@ -2,8 +2,8 @@
 
 A client writes the grammar, so whatever it costs must have an end, and the same grammar must be refused on every
 machine and on every day. So the limits count what llguidance counts: fuel (nodes of regular expressions made and
-derived), items of its parser, states of its lexer. The defaults leave room for schemas of thousands of properties, and
-end the worst that was tried (docs/design/structured-output.md) within a fraction of a second.
+derived), items of its parser, states of its lexer. The defaults leave room for schemas of a thousand properties, and
+for strings of a fixed greatest length up to so many characters. What no count ends, `trial` does.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class GrammarLimits:
     `max_states` the memory of a grammar: its lexer makes states as texts reach them, and all its rows share them.
     """
 
-    compile_fuel: int = 200_000
-    max_symbols: int = 50_000
-    mask_fuel: int = 100_000
-    mask_items: int = 20_000
-    max_row_items: int = 2_000
-    max_states: int = 10_000
+    compile_fuel: int = 500_000
+    max_symbols: int = 100_000
+    mask_fuel: int = 200_000
+    mask_items: int = 50_000
+    max_row_items: int = 10_000
+    max_states: int = 16_000
 
     def for_library(self) -> LLParserLimits:
         """Return them as llguidance takes them. Its messages are kept short: they may name no text of a client."""

@@ -23,11 +23,15 @@ if TYPE_CHECKING:
 class TextMatcher:
     """The place of one text in its grammar. Belongs to one thread.
 
-    `renew` compiles the grammar anew. Tokens that end a text are not advanced over.
+    `renew` compiles the grammar anew, `note_advance` is told the number of tokens that the text has advanced. Tokens
+    that end a text are not advanced over.
     """
 
-    def __init__(self, matcher: LLMatcher, renew: Callable[[], LLMatcher]) -> None:
+    def __init__(
+        self, matcher: LLMatcher, *, renew: Callable[[], LLMatcher], note_advance: Callable[[int], None]
+    ) -> None:
         self._matcher = matcher
+        self._note_advance = note_advance
         self._renew: Callable[[], LLMatcher] | None = renew
         self._tokens: list[int] = []
 
@@ -39,6 +43,7 @@ class TextMatcher:
     def advance(self, tokens: Sequence[int]) -> None:
         """Go on by tokens of the text. Mutates; see `failure` for what came of it."""
         self._tokens += tokens
+        self._note_advance(len(tokens))
         if not self._matcher.consume_tokens(list(tokens)):
             self._retry()
 
@@ -85,4 +90,4 @@ def one_line(message: str) -> str:
     >>> one_line("LexerTooComplex: too big <non-verbose/>")
     'LexerTooComplex: too big'
     """
-    return " ".join(message.replace("<non-verbose/>", "").split())[:500]
+    return " ".join(message.replace("<non-verbose/>", "").split("<backtrace>")[0].split())[:300]

@@ -1,0 +1,60 @@
+"""Compiling one grammar over a vocabulary, within limits."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+from quire.compute.arrays import MaskArray
+from quire.compute.grammar.limits import GrammarLimits
+from quire.compute.grammar.matcher import one_line
+from quire.core.errors import InvalidRequestError
+from quire.core.grammar import Grammar
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+    from llguidance._lib import JsonCompileOptions
+
+# Where JSON may have space, there may be one: models write it so, and none can write space for ever.
+JSON_SPACE: Final = " ?"
+# Where only one text can follow, llguidance would tokenize it itself and allow one token of it alone. Any token that
+# fits is as right, the model knows best which; it is cheaper, and for some tokenizers that way ends in a panic.
+NO_FORCING: Final = '\n%llguidance {"no_forcing": true}\n'
+
+
+def compile_grammar(tokenizer: LLTokenizer, grammar: Grammar, limits: GrammarLimits, mask: MaskArray) -> LLMatcher:
+    """Return a matcher of an empty text; raises `InvalidRequestError` with the reason where there is none.
+
+    The first mask is part of it, and written: a grammar without any text is found out there. Lets other threads run.
+    """
+    from llguidance import LLMatcher
+
+    try:
+        matcher = LLMatcher(tokenizer, _source(grammar), log_level=0, limits=limits.for_library())
+    except ValueError as error:
+        raise _refusal(grammar, str(error)) from error
+    if not matcher.is_error():
+        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+    if matcher.is_error():
+        raise _refusal(grammar, matcher.get_error())
+    return matcher
+
+
+def _source(grammar: Grammar) -> str:
+    """Return the grammar in Lark, as llguidance reads it; raises `ValueError` for what is no JSON."""
+    from llguidance import LLMatcher
+
+    if grammar.kind == "lark":
+        return grammar.text + NO_FORCING
+    if grammar.kind == "regex":
+        converted = json.loads(LLMatcher.grammar_from_regex(grammar.text))
+        return str(converted["grammars"][0]["lark_grammar"]) + NO_FORCING
+    converted = json.loads(
+        LLMatcher.grammar_from_json_schema(grammar.text, defaults={"whitespace_pattern": JSON_SPACE})
+    )
+    return f"start: %json {json.dumps(converted['grammars'][0]['json_schema'])}{NO_FORCING}"
+
+
+def _refusal(grammar: Grammar, reason: str) -> InvalidRequestError:
+    reason = reason.replace("NoExtensionBias", "there is no text of it")
+    return InvalidRequestError("grammar", grammar.text, f"a {grammar.kind} that can be compiled: {one_line(reason)}")

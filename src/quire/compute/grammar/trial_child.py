@@ -1,0 +1,86 @@
+"""The process in which grammars are tried: a line of JSON in, a line of JSON out; see `trial`.
+
+It is ended by the system, not by itself: by a timer of processor time (`SIGPROF`), by the end of its stack, by its
+limit of memory, or by the end of its input.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from quire.compute.grammar.compilation import compile_grammar
+from quire.compute.grammar.limits import GrammarLimits
+from quire.compute.grammar.trial import MEMORY_BYTES, STACK_BYTES
+from quire.core.errors import InvalidRequestError
+from quire.core.grammar import Grammar
+
+
+class ByteTokens:
+    """A vocabulary of single bytes beside the special tokens of a model, in the form that llguidance takes."""
+
+    is_tokenizer_wrapper = True
+
+    def __init__(self, vocab_size: int, special_tokens: Mapping[int, str], eos_token_id: int) -> None:
+        free = [token for token in range(vocab_size) if token not in special_tokens][:256]
+        self.eos_token_id = eos_token_id
+        self.bos_token_id: int | None = None
+        self.special_token_ids = list(special_tokens)
+        self.tokens = [b""] * vocab_size
+        for token, text in special_tokens.items():
+            self.tokens[token] = text.encode()
+        for byte, token in enumerate(free):
+            self.tokens[token] = bytes([byte])
+        self._ids = free
+
+    def __call__(self, text: str) -> list[int]:
+        """Return the tokens of a text."""
+        return [self._ids[byte] for byte in text.encode() if byte < len(self._ids)]
+
+
+def serve() -> None:
+    """Try one grammar after another until the input ends."""
+    from llguidance import LLTokenizer
+
+    settings = json.loads(sys.stdin.readline())
+    special = {int(token): text for token, text in settings["special_tokens"].items()}
+    eos_token_ids = settings["eos_token_ids"]
+    tokens: Any = ByteTokens(settings["vocab_size"], special, eos_token_ids[0])
+    tokenizer = LLTokenizer(tokens, eos_token=eos_token_ids)
+    limits = GrammarLimits(**settings["limits"])
+    mask = np.zeros(-(-settings["vocab_size"] // 32), np.uint32)
+    print(json.dumps("ready"), flush=True)
+    for line in sys.stdin:
+        signal.setitimer(signal.ITIMER_PROF, settings["budget_s"])
+        try:
+            compile_grammar(tokenizer, Grammar(**json.loads(line)), limits, mask)
+            reason = ""
+        except InvalidRequestError as error:
+            reason = error.allowed
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        print(json.dumps(reason), flush=True)
+
+
+def main() -> None:
+    """Serve in a thread of little stack: what fits there fits everywhere."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        num_bytes = int(file.read().split()[0]) * resource.getpagesize() + MEMORY_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    for ignored in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ignored, signal.SIG_IGN)
+    threading.stack_size(STACK_BYTES)
+    thread = threading.Thread(target=serve)
+    thread.start()
+    thread.join()
+
+
+if __name__ == "__main__":
+    main()
