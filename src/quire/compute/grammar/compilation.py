@@ -13,7 +13,6 @@ from quire.core.grammar import Grammar
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
-    from llguidance._lib import JsonCompileOptions
 
 # Where JSON may have space, there may be one: models write it so, and none can write space for ever.
 JSON_SPACE: Final = " ?"

@@ -1,0 +1,366 @@
+"""Texts held to grammars, over whole engines: what they say, whatever happens around them, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import (
+    LLM,
+    AsyncLLM,
+    EngineConfig,
+    Grammar,
+    InvalidRequestError,
+    KVCacheManager,
+    Request,
+    RequestOutput,
+    SamplingParams,
+)
+from quire.compute.grammar import GrammarCompiler, GrammarLimits, TextMatcher
+from quire.engine.supervised import SupervisedLLM
+from support.tiny_checkpoint import write_tiny_qwen3
+from support.tiny_tokenizer import byte_level, write_chatml
+
+LIBRARY = byte_level()
+END = LIBRARY.token_to_id("<|im_end|>")
+LONGEST = 400
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "age": {"type": "integer", "minimum": 0, "maximum": 130},
+        "tags": {"type": "array", "items": {"enum": ["the", "and", "é"]}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["name", "age", "tags"],
+    "additionalProperties": False,
+}
+GRAMMARS = [
+    Grammar.json_schema(PERSON),
+    Grammar.regex("[a-f]{4,40}(-[0-9]{2}){3}"),
+    Grammar.choice(["hello the", "hello and", "你😀"]),
+    Grammar.lark('start: ("the" /[a-z]{1,5}/ " "){2,6} "."'),
+    None,
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    settings = {"vocab_size": 384, "eos_token_id": END, "max_position_embeddings": 600}
+    return write_chatml(write_tiny_qwen3(tmp_path_factory.mktemp("model"), settings=settings))
+
+
+def make(folder: Path, **settings: Any) -> LLM:
+    return LLM(folder, **{"kv_memory": "8MiB", "max_model_len": LONGEST, "num_threads": 1, **settings})
+
+
+def workload() -> list[tuple[list[int], SamplingParams]]:
+    """Return prompts of several lengths, every grammar greedy and drawn, beside texts that have none."""
+    found = []
+    for index in range(10):
+        prompt = [(5 * i * i + 3 * i + index // 3) % 90 for i in range(11 + 13 * index)]  # whole characters
+        sampling = SamplingParams(
+            temperature=[0.0, 1.0, 1.6][index % 3],
+            top_p=0.9,
+            seed=100 + index,
+            max_tokens=90,
+            logprobs=2,
+            frequency_penalty=0.5 if index % 4 == 1 else 0.0,
+            grammar=GRAMMARS[index % len(GRAMMARS)],
+        )
+        found.append((prompt, sampling))
+    return found
+
+
+WORKLOAD = workload()
+Text = tuple[list[int], str, str | None, list[Any]]
+
+
+def run(llm: LLM, workload: Sequence[tuple[list[int], SamplingParams]]) -> list[Text]:
+    prompts = [{"prompt_token_ids": prompt} for prompt, _ in workload]
+    outputs = llm.generate(prompts, [sampling for _, sampling in workload], use_tqdm=False)
+    llm.engine.scheduler.check()
+    assert llm.engine.scheduler.memory.pool.num_in_use == 0
+    return texts_of(outputs)
+
+
+def texts_of(outputs: Sequence[RequestOutput]) -> list[Text]:
+    return [
+        (one.token_ids, one.text, one.finish_reason, [sorted(entry.items()) for entry in one.logprobs or ()])
+        for output in outputs
+        for one in output.outputs
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> list[Text]:
+    """Each request's text when nothing else runs and nothing is cached."""
+    with make(folder, enable_prefix_caching=False) as llm:
+        return [run(llm, [each])[0] for each in WORKLOAD]
+
+
+def require_text_of(grammar: Grammar, text: str) -> None:
+    """Fail unless a text is one of the grammar, as something else than llguidance reads it."""
+    if grammar.kind == "json_schema":
+        person = json.loads(text)
+        assert list(person) == ["name", "age", "tags"]
+        assert len(person["name"]) <= 12
+        assert type(person["age"]) is int and 0 <= person["age"] <= 130
+        assert 1 <= len(person["tags"]) <= 3 and set(person["tags"]) <= {"the", "and", "é"}
+    else:
+        pattern = grammar.text if grammar.kind == "regex" else r"(the[a-z]{1,5} ){2,6}\."
+        assert re.fullmatch(pattern, text), text
+
+
+def test_texts_are_what_their_grammars_say(alone: list[Text]) -> None:
+    num_ended = 0
+    for (_, sampling), (tokens, text, reason, _) in zip(WORKLOAD, alone, strict=True):
+        assert reason in ("stop", "length")
+        if sampling.grammar is None:
+            continue
+        if reason == "stop":
+            require_text_of(sampling.grammar, text)
+            num_ended += 1
+        else:
+            assert len(tokens) == 90
+    assert num_ended >= 6
+
+
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "together": {},
+    "two_threads": {"num_threads": 2},
+    "small_chunks": {"max_num_batched_tokens": 9, "max_num_seqs": 9},
+    "three_at_once": {"max_num_seqs": 3},
+    "steps_ahead": {"max_steps_under_way": 3},
+    "reference": {"backend": "reference"},
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_any_schedule_is_as_alone(folder: Path, alone: list[Text], name: str) -> None:
+    with make(folder, **SCHEDULES[name]) as llm:
+        found = run(llm, WORKLOAD)
+    if name == "reference":  # its logits are others; its texts are held as well
+        for (_, sampling), (_, text, reason, _) in zip(WORKLOAD, found, strict=True):
+            if sampling.grammar is not None and reason == "stop":
+                require_text_of(sampling.grammar, text)
+    else:
+        assert found == alone
+
+
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_preempted_is_as_alone(folder: Path, preemption: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    swapped: list[bool] = []
+    swap_out = KVCacheManager.swap_out
+
+    def counted(manager: KVCacheManager, request: Request) -> bool:
+        swapped.append(swap_out(manager, request))
+        return swapped[-1]
+
+    monkeypatch.setattr(KVCacheManager, "swap_out", counted)
+    settings = {"swap_space": "4MiB"} if preemption == "swap" else {}
+    long_ones = [Grammar.regex("[a-z]{300,}"), Grammar.json_schema({"type": "array", "minItems": 300}), None]
+    longer = [
+        (prompt, replace(sampling, max_tokens=LONGEST - len(prompt) - 10, grammar=long_ones[index % 3]))
+        for index, (prompt, sampling) in enumerate(WORKLOAD)
+    ]
+    with make(folder, enable_prefix_caching=False) as llm:
+        expected = [run(llm, [each])[0] for each in longer]
+    with make(folder, kv_memory="700KiB", preemption=preemption, **settings) as llm:
+        assert run(llm, longer) == expected
+        assert llm.engine.scheduler.num_preemptions > 0
+        assert any(swapped) == (preemption == "swap")
+
+
+def test_n_sequences_of_one_request_are_n_requests(folder: Path) -> None:
+    prompt, sampling = WORKLOAD[5][0], replace(WORKLOAD[5][1], temperature=1.3)
+    assert sampling.grammar == GRAMMARS[0]
+    with make(folder) as llm:
+        together = run(llm, [(prompt, replace(sampling, n=4)), WORKLOAD[3]])
+        best = run(llm, [(prompt, replace(sampling, n=2, best_of=4))])
+    with make(folder, enable_prefix_caching=False) as llm:
+        single = [run(llm, [(prompt, replace(sampling, seed=(sampling.seed or 0) + i))])[0] for i in range(4)]
+    assert together[:4] == single
+    assert all(text in [one for _, one, _, _ in single] for _, text, _, _ in best)
+    assert len({text for _, text, _, _ in single}) > 1
+
+
+def test_log_probabilities_are_those_of_the_model(folder: Path) -> None:
+    """The first token's alternatives are those of a text that nothing holds."""
+    prompt, sampling = WORKLOAD[0]
+    with make(folder) as llm:
+        held, free = run(llm, [(prompt, sampling), (prompt, replace(sampling, grammar=None))])
+    likeliest = {token: entry.logprob for token, entry in free[3][0]}
+    assert likeliest.items() <= {token: entry.logprob for token, entry in held[3][0]}.items()
+    assert held[0][0] not in likeliest or held[0][0] == free[0][0]
+
+
+def test_it_ends_by_length_and_by_stop_strings_too(folder: Path) -> None:
+    endless = SamplingParams(temperature=0.0, max_tokens=7, grammar=Grammar.regex("[a-z]{50,}"))
+    with make(folder) as llm:
+        tokens, text, reason, _ = run(llm, [([1, 2, 3], endless)])[0]
+        assert (len(tokens), reason) == (7, "length")
+        stopped = replace(endless, stop=text[2], max_tokens=30)
+        assert run(llm, [([1, 2, 3], stopped)])[0][1:3] == (text[: text.index(text[2])], "stop")
+
+
+def test_leaving_in_the_middle_frees_everything(folder: Path) -> None:
+    endless = SamplingParams(temperature=0.0, n=3, grammar=Grammar.regex("[a-z]{300,}"))
+    with make(folder) as llm:
+        stream = llm.stream([[1, 2, 3], [4, 5, 6]], endless)
+        while len(next(stream).outputs[0].token_ids) < 5:
+            pass
+        stream.close()
+        llm.engine.scheduler.check()
+        assert llm.engine.scheduler.memory.pool.num_in_use == 0
+        assert run(llm, [WORKLOAD[0]])[0][2] == "stop"
+
+
+def test_a_text_that_cannot_go_on_fails_alone(folder: Path, alone: list[Text], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grammar whose lexer outgrows its limits in the middle of a text."""
+    narrow = GrammarLimits(max_states=150)
+    monkeypatch.setattr("quire.compute.grammar.compiler.GrammarLimits", lambda: narrow)
+    hungry = Grammar.regex("([a-z]{1,30} ){1,30}([0-9]{5,50}-){9}")
+    failing = ([1, 2, 3], SamplingParams(temperature=1.5, seed=1, max_tokens=200, grammar=hungry))
+    with make(folder) as llm:
+        found = run(llm, [WORKLOAD[2], failing, WORKLOAD[4]])
+        output = llm.generate([{"prompt_token_ids": failing[0]}], failing[1], use_tqdm=False)[0].outputs[0]
+    assert [found[0], found[2]] == [alone[2], alone[4]]
+    assert output.finish_reason == found[1][2] == "error"
+    assert "cannot be held to its grammar: lexer error: too many states" in (output.error or "")
+
+
+BAD = [
+    (Grammar.json_schema({"type": "objec"}), "Invalid type"),
+    (Grammar.json_schema({"$ref": "https://example.com/a.json"}), "does not fetch"),
+    (Grammar.regex("(a"), "unclosed group"),
+    (Grammar.lark("start: b"), "b"),
+    (Grammar.json_schema({"allOf": [{"type": "string", "pattern": f"a.{{{n}}}b"} for n in range(30)]}), "too much"),
+]
+
+
+def test_what_is_no_grammar_is_refused_at_every_door(folder: Path) -> None:
+    async def refused(llm: AsyncLLM | SupervisedLLM) -> None:
+        for grammar, reason in BAD:
+            with pytest.raises(InvalidRequestError, match=re.escape(reason)) as caught:
+                await llm.prepare("hello", SamplingParams(grammar=grammar))
+            assert caught.value.field == "grammar"
+
+    async def test() -> None:
+        async with AsyncLLM(folder, kv_memory="1MiB", num_threads=1) as llm:
+            await refused(llm)
+            assert not llm.engine.scheduler.requests
+        async with SupervisedLLM(EngineConfig(model=str(folder), kv_memory="1MiB", num_threads=1)) as supervised:
+            await refused(supervised)
+
+    with make(folder) as llm:
+        for grammar, reason in BAD:
+            with pytest.raises(InvalidRequestError, match=re.escape(reason)):
+                llm.generate("hello", SamplingParams(grammar=grammar))
+        assert not llm.engine.scheduler.requests
+    asyncio.run(test())
+
+
+def test_an_engine_without_a_tokenizer_has_no_grammars(folder: Path) -> None:
+    with (
+        make(folder, skip_tokenizer_init=True) as llm,
+        pytest.raises(InvalidRequestError, match="none: this engine was made without a tokenizer"),
+    ):
+        llm.generate([[1, 2, 3]], SamplingParams(grammar=Grammar.regex("a")))
+
+
+def test_every_door_gives_the_same_texts(folder: Path, alone: list[Text]) -> None:
+    async def read(llm: AsyncLLM | SupervisedLLM) -> list[str]:
+        async def text_of(prompt: list[int], sampling: SamplingParams) -> str:
+            prepared = await llm.prepare({"prompt_token_ids": prompt}, sampling)
+            return "".join([part.text async for delta in llm.deltas(prepared) for part in delta.outputs])
+
+        return await asyncio.gather(*(text_of(*each) for each in WORKLOAD))
+
+    async def test() -> None:
+        expected = [text for _, text, _, _ in alone]
+        settings: dict[str, Any] = {"kv_memory": "8MiB", "max_model_len": LONGEST, "num_threads": 1}
+        async with AsyncLLM(folder, **settings) as llm:
+            assert await read(llm) == expected
+        async with SupervisedLLM(EngineConfig(model=str(folder), **settings)) as supervised:
+            assert await read(supervised) == expected
+
+    asyncio.run(test())
+
+
+def test_what_is_said_of_a_request_waits_for_its_grammar(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaving while the engine's side still compiles: the request ends, and nothing of it stays; others go on."""
+    gate = asyncio.Event()
+    prepare = GrammarCompiler.prepare
+
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        slow = Grammar.regex("slow[a-z]{200,}")
+
+        def waiting(compiler: GrammarCompiler, grammar: Grammar) -> None:
+            if grammar == slow:
+                asyncio.run_coroutine_threadsafe(gate.wait(), loop).result(20)
+            prepare(compiler, grammar)
+
+        monkeypatch.setattr(GrammarCompiler, "prepare", waiting)
+        async with AsyncLLM(folder, kv_memory="1MiB", num_threads=1) as llm:
+            prepared = await llm.prepare("hello", SamplingParams(temperature=0.0, grammar=slow))
+            stream = llm.deltas(prepared)
+            first = asyncio.create_task(anext(stream))
+            other = await llm.prepare("hello", SamplingParams(temperature=0.0, max_tokens=5))
+            assert [delta.finished async for delta in llm.deltas(other)][-1]  # nobody else waits
+            assert not llm.engine.scheduler.requests and not first.done()
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            await stream.aclose()
+            gate.set()
+            again = await llm.prepare("hello", SamplingParams(grammar=Grammar.choice(["the"])))
+            texts = [part.text async for delta in llm.deltas(again) for part in delta.outputs]
+            assert "".join(texts) == "the"
+            async with asyncio.timeout(20):
+                while llm.engine.scheduler.requests:
+                    await asyncio.sleep(0.001)
+            llm.engine.scheduler.check()
+            assert llm.engine.scheduler.memory.pool.num_in_use == 0
+
+    asyncio.run(test())
+
+
+def test_a_panic_of_the_library_fails_the_row_alone(
+    folder: Path, alone: list[Text], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever goes wrong in a matcher beside what it reports."""
+    monkeypatch.setattr(TextMatcher, "fill", _broken(TextMatcher.fill))
+    with make(folder) as llm:
+        found = run(llm, [WORKLOAD[4], ([9, 9], SamplingParams(grammar=Grammar.choice(["hello"])))])
+    assert found[0] == alone[4]
+    assert found[1][2] == "error"
+
+
+def _broken(fill: Any) -> Any:
+    def broken(matcher: TextMatcher, mask: Any) -> None:
+        raise RuntimeError("it panics")
+
+    return broken
+
+
+def test_the_guide_answers_in_json() -> None:
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {"term": {"type": "string", "maxLength": 30}},
+        "required": ["term"],
+    }
+    schema["additionalProperties"] = False
+    with LLM("guide", kv_memory="4MiB") as llm:
+        outputs = llm.generate(
+            ["A block is"] * 3, temperature=0.8, seed=4, max_tokens=60, grammar=Grammar.json_schema(schema)
+        )
+    for output in outputs:
+        assert output.outputs[0].finish_reason == "stop"
+        assert isinstance(json.loads(output.outputs[0].text)["term"], str)
