@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <functional>
+#include <numeric>
 
 namespace quire {
 namespace {
@@ -80,13 +82,33 @@ void Sampler::draw(const float* logits, const DrawsView& draws, int index, const
     if (count >= 0) report_one(logits, count, index, choices, scratch);
 }
 
+// Puts the tokens of a mask side by side where they are few of all, which is the rule where a grammar wants something
+// in particular; returns whether they are. A weight depends on its own logit alone, so it is the same in any place.
+bool Sampler::gather(const float* logits, const std::uint32_t* mask, Scratch& scratch) const {
+    const std::uint32_t* end = mask + (vocab_size_ + 31) / 32;
+    const int count = std::transform_reduce(mask, end, 0, std::plus<>(), [](auto word) { return std::popcount(word); });
+    if (count > vocab_size_ / 8) return false;
+    scratch.ids.clear();
+    for (int first = 0; first < vocab_size_; first += 32, ++mask) {
+        for (std::uint32_t allowed = *mask; allowed != 0; allowed &= allowed - 1) {
+            const int token = first + std::countr_zero(allowed);
+            if (token < vocab_size_) scratch.ids.push_back(token);
+        }
+    }
+    std::transform(scratch.ids.begin(), scratch.ids.end(), scratch.logits.begin(),
+                   [logits](std::int32_t token) { return logits[token]; });
+    return !scratch.ids.empty();
+}
+
 // The logits as the rules leave them: those given, where there is no rule.
-const float* Sampler::change(const float* logits, const RulesView& rules, int index, Scratch& scratch) const {
+Sampler::Field Sampler::change(const float* logits, const RulesView& rules, int index, Scratch& scratch) const {
     const bool limited = rules.allowed.has_any(index);
     const std::uint32_t* mask = rules.masks.of(index);
-    if (!limited && mask == nullptr && !rules.banned.has_any(index) && !rules.biased.has_any(index) &&
-        !rules.seen.has_any(index)) {
-        return logits;
+    if (!limited && !rules.banned.has_any(index) && !rules.biased.has_any(index) && !rules.seen.has_any(index)) {
+        if (mask == nullptr) return {logits, vocab_size_, nullptr};
+        if (gather(logits, mask, scratch)) {
+            return {scratch.logits.data(), static_cast<int>(scratch.ids.size()), scratch.ids.data()};
+        }
     }
     float* changed = scratch.logits.data();
     const auto each = [index](const TokenLists& lists, auto&& visit) {
@@ -109,25 +131,26 @@ const float* Sampler::change(const float* logits, const RulesView& rules, int in
         logit -= frequency * static_cast<float>(rules.counts[i]);
         changed[token] = rules.counts[i] > 0 ? logit - presence : logit;
     });
-    return changed;
+    return {changed, vocab_size_, nullptr};
 }
 
-std::int64_t Sampler::choose(const float* logits, const DrawsView& draws, int index, Scratch& scratch) const {
+std::int64_t Sampler::choose(const Field& field, const DrawsView& draws, int index, Scratch& scratch) const {
     float highest;
-    int best;
-    kernels_.arg_max(logits, vocab_size_, &highest, &best);
+    int place;
+    kernels_.arg_max(field.logits, field.count, &highest, &place);
+    const int best = field.token(place);
     const float temperature = draws.temperatures[index];
     const float factor = 1.0F / temperature;
     if (temperature == 0.0F || !std::isfinite(factor)) return best;
-    kernels_.exponentials(logits, vocab_size_, highest, factor, scratch.weights.data());
+    kernels_.exponentials(field.logits, field.count, highest, factor, scratch.weights.data());
 
     // The highest weight is 1, so a share of it is the weight itself.
     const float least = draws.min_p[index];
     std::vector<Candidate>& kept = scratch.candidates;
     kept.clear();
-    for (int token = 0; token < vocab_size_; ++token) {
-        const float weight = scratch.weights[token];
-        if (weight > 0.0F && weight >= least) kept.push_back({weight, token});
+    for (int i = 0; i < field.count; ++i) {
+        const float weight = scratch.weights[i];
+        if (weight > 0.0F && weight >= least) kept.push_back({weight, field.token(i)});
     }
     const auto likelier = [](const Candidate& one, const Candidate& other) {
         return one.weight != other.weight ? one.weight > other.weight : one.token < other.token;

@@ -102,12 +102,22 @@ class Sampler {
         std::vector<float> logits;
         std::vector<float> weights;
         std::vector<Candidate> candidates;
+        std::vector<std::int32_t> ids;
+    };
+    // The logits to choose from, in the order of ids; `ids` null: those of all tokens.
+    struct Field {
+        const float* logits;
+        int count;
+        const std::int32_t* ids;
+
+        int token(int place) const { return ids == nullptr ? place : ids[place]; }
     };
 
     void draw(const float* logits, const DrawsView& draws, int index, const ChoicesView& choices,
               Scratch& scratch) const;
-    const float* change(const float* logits, const RulesView& rules, int index, Scratch& scratch) const;
-    std::int64_t choose(const float* logits, const DrawsView& draws, int index, Scratch& scratch) const;
+    Field change(const float* logits, const RulesView& rules, int index, Scratch& scratch) const;
+    bool gather(const float* logits, const std::uint32_t* mask, Scratch& scratch) const;
+    std::int64_t choose(const Field& field, const DrawsView& draws, int index, Scratch& scratch) const;
     void report_one(const float* logits, std::int64_t count, int index, const ChoicesView& choices,
                     Scratch& scratch) const;
 
