@@ -37,6 +37,7 @@ FACTS = {
         "sharing:         35 blocks at the most, 176 prompt tokens computed, 1488 taken from the cache (89%)",
         "the answers are the same, to the token",
     ],
+    "structured_output.py": ["refused: Default retriever does not fetch resources"],
     "shared_chat.py": ["Ada: What is a block table?   (46 tokens, 0 of them from the cache)"],
 }
 

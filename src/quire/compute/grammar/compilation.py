@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Final
 
 from quire.compute.arrays import MaskArray
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 # Where JSON may have space, there may be one: models write it so, and none can write space for ever.
 JSON_SPACE: Final = " ?"
+EXCERPT: Final = re.compile(r"\n *[0-9]+ \| ")
 # Where only one text can follow, llguidance would tokenize it itself and allow one token of it alone. Any token that
 # fits is as right, the model knows best which; it is cheaper, and for some tokenizers that way ends in a panic.
 NO_FORCING: Final = '\n%llguidance {"no_forcing": true}\n'
@@ -54,6 +56,10 @@ def _source(grammar: Grammar) -> str:
     return f"start: %json {json.dumps(converted['grammars'][0]['json_schema'])}{NO_FORCING}"
 
 
-def _refusal(grammar: Grammar, reason: str) -> InvalidRequestError:
+def _refusal(grammar: Grammar, message: str) -> InvalidRequestError:
+    """Return the error of what llguidance says, without its excerpts: most of them are of what we have written."""
+    reason = (
+        one_line(EXCERPT.split(message)[0]).removeprefix("at 1(8): ").removeprefix("failed to compile JSON schema: ")
+    )
     reason = reason.replace("NoExtensionBias", "there is no text of it")
-    return InvalidRequestError("grammar", grammar.text, f"a {grammar.kind} that can be compiled: {one_line(reason)}")
+    return InvalidRequestError("grammar", grammar.text, f"a {grammar.kind} that can be compiled: {reason}")
