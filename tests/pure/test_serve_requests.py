@@ -18,7 +18,7 @@ from quire.engine.outputs import Logprob
 from quire.serve.errors import ApiError
 from quire.serve.generation import renamed, require_few_choices
 from quire.serve.logprobs import TokenNames, completion_logprobs, content_logprobs, prompt_logprobs, told
-from quire.serve.schemas.chat import ChatRequest, num_logprobs, require_text_format, shown_tools
+from quire.serve.schemas.chat import ChatRequest, num_logprobs, shown_tools
 from quire.serve.schemas.completions import CompletionRequest, prompts_of
 from quire.serve.schemas.fields import IGNORED, REFUSED
 from quire.serve.schemas.parse import parse
@@ -285,7 +285,7 @@ def test_refusals_of_the_engine_speak_the_words_of_the_request() -> None:
     assert renamed(InvalidRequestError("logit_bias[3]", 1, "less"), {}).detail.param == "logit_bias[3]"
 
 
-def test_tools_and_formats_wait_for_another_day() -> None:
+def test_tools_wait_for_another_day() -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     assert shown_tools(None, None) is None
     assert shown_tools([], "auto") is None
@@ -295,16 +295,6 @@ def test_tools_and_formats_wait_for_another_day() -> None:
             shown_tools(given_tools, choice)
     with pytest.raises(InvalidRequestError):
         shown_tools(None, "perhaps")
-    require_text_format({"type": "text"}, "response_format")
-    for value, error in (
-        ({"type": "json_object"}, ApiError),
-        ({"type": "json_schema", "json_schema": {}}, ApiError),
-        ({"type": "poem"}, InvalidRequestError),
-        ({}, InvalidRequestError),
-        ("text", InvalidRequestError),
-    ):
-        with pytest.raises(error):
-            require_text_format(value, "response_format")
 
 
 def test_top_logprobs_need_logprobs() -> None:
@@ -351,9 +341,6 @@ def test_items_of_an_input_are_messages_of_text() -> None:
     [
         {"truncation": "auto"},
         {"include": ["file_search_call.results"]},
-        {"text": {"format": {"type": "json_schema"}}},
-        {"text": {"format": "json"}},
-        {"text": {"colour": "red"}},
         {"stream_options": {"include_obfuscation": False}},
         {"stream": True, "stream_options": {"include_usage": True}},
     ],

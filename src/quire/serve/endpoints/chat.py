@@ -32,9 +32,9 @@ from quire.serve.schemas.chat import (
     ChatRequest,
     num_logprobs,
     require_plain_messages,
-    require_text_format,
     shown_tools,
 )
+from quire.serve.schemas.formats import held_to
 from quire.serve.schemas.sampling import include_usage, max_tokens_of, sampling_of
 from quire.serve.sse import Envelope, EventStream, unless_gone
 
@@ -50,7 +50,6 @@ async def chat_completions(request: Request) -> Response | EventStream:
     if fields.stream and fields.prompt_logprobs is not None:
         message = "prompt_logprobs are told only where stream is false"
         raise ApiError(400, message, code="invalid_value", param="prompt_logprobs")
-    require_text_format(fields.response_format, "response_format")
     wanted = await _wanted(call)
     generation = await prepare(services, call.context, wanted)
     texts = _Texts(fields, generation, TokenNames(services.model.tokenizer, bool(fields.return_tokens_as_token_ids)))
@@ -84,12 +83,14 @@ async def chat_completions(request: Request) -> Response | EventStream:
 async def _wanted(call: Call[ChatRequest]) -> Wanted:
     fields, model = call.fields, call.services.model
     require_plain_messages(fields.messages)
+    held = held_to(fields.response_format, fields.structured_outputs)
     max_tokens = max_tokens_of(fields.max_tokens, fields.max_completion_tokens)
     sampling = sampling_of(
         fields,
         model.get_default_sampling_params(),
         max_tokens=max_tokens,
         logprobs=num_logprobs(fields.logprobs, fields.top_logprobs),
+        grammar=held.grammar,
     )
     options = chat_options(
         model.tokenizer,
@@ -104,6 +105,7 @@ async def _wanted(call: Call[ChatRequest]) -> Wanted:
         "logprobs": "top_logprobs",
         "max_tokens": "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens",
         "beam_search": "use_beam_search",
+        "grammar": held.field,
     }
     prompt = await conversation_prompt(call, fields.messages, options, max_tokens, names)
     return Wanted(

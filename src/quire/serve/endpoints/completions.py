@@ -35,11 +35,11 @@ from quire.serve.schemas.completions import (
     CompletionRequest,
     prompts_of,
 )
+from quire.serve.schemas.formats import Held, held_to
 from quire.serve.schemas.sampling import include_usage, max_tokens_of, sampling_of
 from quire.serve.services import Services
 from quire.serve.sse import Envelope, EventStream, unless_gone
 
-NAMES: Final = {"beam_search": "use_beam_search"}
 OBJECT: Final = "text_completion"
 
 
@@ -51,7 +51,8 @@ async def completions(request: Request) -> Response | EventStream:
     if fields.stream and fields.prompt_logprobs is not None:
         message = "prompt_logprobs are told only where stream is false; echo with logprobs tells them in a stream"
         raise ApiError(400, message, code="invalid_value", param="prompt_logprobs")
-    sampling, given = _sampling(fields, services), prompts_of(fields.prompt)
+    held = held_to(fields.response_format, fields.structured_outputs)
+    sampling, given = _sampling(fields, services, held), prompts_of(fields.prompt)
     require_few_choices(len(given), sampling, services.config.max_choices)
     prompts = [await _prompt(each, fields, services, sampling) for each in given]
     wanted = Wanted(
@@ -59,7 +60,7 @@ async def completions(request: Request) -> Response | EventStream:
         sampling=sampling,
         cache_salt=fields.cache_salt,
         priority=fields.priority or 0,
-        names=NAMES,
+        names={"beam_search": "use_beam_search", "grammar": held.field},
         prompts_only=_writes_nothing(fields),
     )
     generation = await prepare(services, call.context, wanted)
@@ -84,14 +85,14 @@ def _writes_nothing(fields: CompletionRequest) -> bool:
     return bool(fields.echo) and max_tokens_of(fields.max_tokens, fields.max_completion_tokens) == 0
 
 
-def _sampling(fields: CompletionRequest, services: Services) -> SamplingParams:
+def _sampling(fields: CompletionRequest, services: Services, held: Held) -> SamplingParams:
     asked = max_tokens_of(fields.max_tokens, fields.max_completion_tokens)
     max_tokens = DEFAULT_MAX_TOKENS if asked is None else asked
     if _writes_nothing(fields):
         max_tokens = 1  # the engine cannot write less; it is not told
     elif max_tokens == 0:
         raise InvalidRequestError("max_tokens", 0, "an integer from 1, or 0 where echo is true")
-    changes: dict[str, object] = {"max_tokens": max_tokens, "logprobs": fields.logprobs}
+    changes: dict[str, object] = {"max_tokens": max_tokens, "logprobs": fields.logprobs, "grammar": held.grammar}
     if fields.echo and fields.logprobs is not None:
         changes["prompt_logprobs"] = max(fields.logprobs, fields.prompt_logprobs or 0)
     return sampling_of(fields, services.model.get_default_sampling_params(), **changes)

@@ -18,6 +18,7 @@ from quire.serve.generation import Generation, Wanted, joined, prepare
 from quire.serve.logprobs import TokenNames, content_logprobs
 from quire.serve.schemas.chat import shown_tools
 from quire.serve.schemas.common import ContentLogprob, Usage
+from quire.serve.schemas.formats import response_held_to
 from quire.serve.schemas.responses import (
     IncompleteDetails,
     InputTokensDetails,
@@ -29,6 +30,7 @@ from quire.serve.schemas.responses import (
     ResponseUsage,
     Status,
     TextDelta,
+    TextSettings,
     effort_of,
     messages_of,
     num_logprobs,
@@ -37,7 +39,12 @@ from quire.serve.schemas.responses import (
 from quire.serve.schemas.sampling import sampling_of
 from quire.serve.sse import EventStream, named_event, unless_gone
 
-NAMES: Final = {"prompt": "input", "messages": "input", "max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
+NAMES: Final = {
+    "prompt": "input",
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
+}
 PLACE: Final = {"output_index": 0, "content_index": 0}
 DELTA: Final = "response.output_text.delta"
 
@@ -60,11 +67,13 @@ async def responses(request: Request) -> Response | EventStream:
 async def _wanted(call: Call[ResponseRequest]) -> Wanted:
     fields, model = call.fields, call.services.model
     messages = messages_of(fields)
+    held = response_held_to(fields.wanted_format)
     sampling = sampling_of(
         fields,
         model.get_default_sampling_params(),
         max_tokens=fields.max_output_tokens,
         logprobs=num_logprobs(fields),
+        grammar=held.grammar,
     )
     options = chat_options(
         model.tokenizer,
@@ -80,7 +89,7 @@ async def _wanted(call: Call[ResponseRequest]) -> Wanted:
         chat=options,
         cache_salt=fields.cache_salt,
         priority=fields.priority or 0,
-        names=NAMES,
+        names={**NAMES, "grammar": held.field},
     )
 
 
@@ -137,6 +146,7 @@ class _Answer:
             temperature=self._sampling.temperature,
             top_p=self._sampling.top_p,
             metadata=self._fields.metadata or {},
+            text=TextSettings(self._fields.wanted_format),
         )
 
 

@@ -27,7 +27,6 @@ class ChatRequest(ChoiceFields, kw_only=True, forbid_unknown_fields=True):
     top_logprobs: LogprobCount | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    response_format: dict[str, Any] | None = None
     reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -100,16 +99,6 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
-
-
-def require_text_format(value: object, name: str) -> None:
-    """Raise unless the format asked for is plain text. Does not mutate."""
-    if value is None or value == {"type": "text"}:
-        return
-    kind = value.get("type") if isinstance(value, dict) else value
-    if kind in ("json_object", "json_schema"):
-        raise unsupported(name, "outputs cannot be held to a grammar yet")
-    raise InvalidRequestError(f"{name}.type", kind, "'text'")
 
 
 def shown_tools(tools: list[dict[str, Any]] | None, choice: object) -> list[dict[str, Any]] | None:

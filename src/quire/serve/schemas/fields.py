@@ -47,7 +47,7 @@ class Refusal:
 
 
 _TEXT_ONLY: Final = "this server reads and writes text"
-_NO_GRAMMAR: Final = "outputs cannot be held to a grammar yet"
+_OLD_GRAMMAR: Final = "use structured_outputs, or response_format"
 _NO_STATE: Final = "this server keeps no conversations"
 
 REFUSED: Final[Mapping[str, Refusal]] = MappingProxyType(
@@ -64,10 +64,10 @@ REFUSED: Final[Mapping[str, Refusal]] = MappingProxyType(
         "echo": Refusal("only plain completions can be echoed", (False,)),
         "function_call": Refusal("there are no functions; use tools", ("none", "auto")),
         "functions": Refusal("there are no functions; use tools", ([],)),
-        "guided_choice": Refusal(_NO_GRAMMAR),
-        "guided_grammar": Refusal(_NO_GRAMMAR),
-        "guided_json": Refusal(_NO_GRAMMAR),
-        "guided_regex": Refusal(_NO_GRAMMAR),
+        "guided_choice": Refusal(_OLD_GRAMMAR),
+        "guided_grammar": Refusal(_OLD_GRAMMAR),
+        "guided_json": Refusal(_OLD_GRAMMAR),
+        "guided_regex": Refusal(_OLD_GRAMMAR),
         "kv_transfer_params": Refusal("keys and values stay in this engine", ({},)),
         "logits_processors": Refusal("no code of a client is run", ([],)),
         "logprob_token_ids": Refusal("log-probabilities are those of the likeliest tokens", ([],)),
@@ -79,7 +79,7 @@ REFUSED: Final[Mapping[str, Refusal]] = MappingProxyType(
         "prompt_embeds": Refusal("prompts are texts or token ids"),
         "reasoning_effort": Refusal("a plain completion has no template that could say it", ("none",)),
         "repetition_detection": Refusal("use repetition_penalty, frequency_penalty or stop"),
-        "structured_outputs": Refusal(_NO_GRAMMAR),
+        "structured_outputs": Refusal("what is written here is held to nothing but text.format"),
         "suffix": Refusal("text is written at the end only", ("",)),
         "thinking_token_budget": Refusal("use max_tokens"),
         "use_beam_search": Refusal("one text is written", (False,)),

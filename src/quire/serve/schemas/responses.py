@@ -8,8 +8,8 @@ import msgspec
 
 from quire.core.errors import InvalidRequestError
 from quire.serve.errors import ApiError, unsupported
-from quire.serve.schemas.chat import require_text_format
 from quire.serve.schemas.common import ContentLogprob
+from quire.serve.schemas.formats import OutputFormat, TextFormat
 from quire.serve.schemas.sampling import LogprobCount, SamplingFields, TokenCount
 
 LOGPROBS = "message.output_text.logprobs"
@@ -20,6 +20,13 @@ ITEM_KEYS = frozenset({"content", "id", "phase", "role", "status", "type"})
 Status = Literal["completed", "incomplete", "in_progress"]
 
 
+class TextWanted(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the text of an answer is held to. A verbosity is accepted, and changes nothing."""
+
+    format: OutputFormat | None = None
+    verbosity: str | None = None
+
+
 class ResponseRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     """A text or a conversation, to be answered."""
 
@@ -28,7 +35,7 @@ class ResponseRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     max_output_tokens: TokenCount | None = None
     top_logprobs: LogprobCount | None = None
     include: list[str] | None = None
-    text: dict[str, Any] | None = None
+    text: TextWanted | None = None
     reasoning: dict[str, Any] | None = None
     truncation: str | None = None
     tools: list[dict[str, Any]] | None = None
@@ -36,6 +43,11 @@ class ResponseRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     stream_options: dict[str, Any] | None = None
     metadata: Annotated[dict[str, str], msgspec.Meta(max_length=16)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+
+    @property
+    def wanted_format(self) -> OutputFormat:
+        """What the text of the answer is held to."""
+        return TextFormat() if self.text is None or self.text.format is None else self.text.format
 
 
 class OutputText(msgspec.Struct, frozen=True):
@@ -86,16 +98,10 @@ class IncompleteDetails(msgspec.Struct, frozen=True):
     reason: Literal["max_output_tokens"]
 
 
-class TextFormat(msgspec.Struct, frozen=True):
-    """The form of the output."""
-
-    type: Literal["text"] = "text"
-
-
 class TextSettings(msgspec.Struct, frozen=True):
-    """The form of the output."""
+    """What the text is held to."""
 
-    format: TextFormat = TextFormat()
+    format: OutputFormat = TextFormat()
 
 
 class ResponseAnswer(msgspec.Struct, frozen=True):
@@ -154,10 +160,6 @@ def messages_of(fields: ResponseRequest) -> list[dict[str, Any]]:
 
 def require_supported(fields: ResponseRequest) -> None:
     """Raise for settings that would change the answer, and that are not supported. Does not mutate."""
-    if fields.text is not None:
-        for name in fields.text.keys() - {"format", "verbosity"}:
-            raise InvalidRequestError(f"text.{name}", fields.text[name], "format or verbosity")
-        require_text_format(fields.text.get("format"), "text.format")
     if fields.truncation not in (None, "disabled"):
         raise unsupported("truncation", "a conversation is never shortened behind the client's back")
     for name in fields.include or ():

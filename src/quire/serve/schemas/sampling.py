@@ -30,6 +30,7 @@ from quire.core.validate import (
 )
 from quire.serve.errors import ApiError
 from quire.serve.schemas.common import ModelFields
+from quire.serve.schemas.formats import ResponseFormat, StructuredOutputs
 
 MAX_STOPS: Final = 4  # as OpenAI has it
 _TOKEN_ID: Final = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -98,7 +99,7 @@ class SamplingFields(ModelFields, kw_only=True, forbid_unknown_fields=True):
 
 
 class ChoiceFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
-    """How many texts are written, how they are found, and what is told of their tokens."""
+    """How many texts are written, what they are held to, how they are found, and what is told of their tokens."""
 
     n: SequenceCount | None = None
     best_of: SequenceCount | None = None
@@ -109,6 +110,8 @@ class ChoiceFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     prompt_logprobs: LogprobCount | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 PASSED: Final = (
