@@ -33,6 +33,7 @@ def add_parser(subparsers: Any) -> None:
         ("quality", _add_quality_options, "quality", "what narrower numbers do to what a model says", QUALITY),
         ("sharing", _add_sharing_options, "sharing", "blocks saved by several texts of one prompt", SHARING),
         ("serve", _add_serve_options, "serve", "a server under load, and what HTTP costs", SERVE),
+        ("structured", _add_structured_options, "structured", "what holding texts to a schema costs", STRUCTURED),
         ("control", _add_control_options, "control", "the control plane, beside vLLM's, where it is there", CONTROL),
     ):
         benchmark = benchmarks.add_parser(name, help=text, description=description)
@@ -74,6 +75,11 @@ SERVE = (
     "between tokens, goodput, rejections and errors. MODEL may be the URL of any server with the interface of OpenAI; "
     "otherwise the model is served meanwhile. Without --rates and --concurrency it finds out what the server can do, "
     "and offers half of it, all of it, and twice as much."
+)
+STRUCTURED = (
+    "Serve a model and measure the throughput of many streams, free and held to a schema, and the time to the first "
+    "token of a prompt, free and with a schema that nobody has sent before; both in turn. A shape gets a tokenizer of "
+    "as many tokens as it says."
 )
 CONTROL = (
     "Measure the control plane: scheduling, memory management and prefix caching, without a model. Every number is a "
@@ -184,6 +190,16 @@ def _add_serve_options(parser: argparse.ArgumentParser) -> None:
         "--api-key-env", metavar="NAME", default="", help="name in the environment that holds the API key"
     )
     parser.add_argument("--vocab-size", metavar="N", type=_count, help="ids of drawn prompts lie below it")
+    _add_model_options(parser)
+
+
+def _add_structured_options(parser: argparse.ArgumentParser) -> None:
+    _add_count(parser, "streams", 32, "requests at once")
+    _add_count(parser, "prompt-tokens", 128, "tokens of a drawn prompt")
+    _add_count(parser, "output-tokens", 128, "tokens of its output")
+    _add_count(parser, "schemas", 5, "new schemas in a run")
+    _add_count(parser, "repeat", 5, "runs of both kinds")
+    parser.add_argument("--load-seed", metavar="N", type=int, default=0, help="of the prompts; default: 0")
     _add_model_options(parser)
 
 

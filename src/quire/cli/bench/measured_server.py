@@ -55,7 +55,7 @@ def measured_server(options: argparse.Namespace, tell: Tell) -> Iterator[Measure
 
 def _target(options: argparse.Namespace, url: str) -> Target:
     base, api_key = url.rstrip("/").removesuffix("/v1"), _api_key(options.api_key_env)
-    return Target(base, options.name or _first_model(base, api_key), options.endpoint, api_key)
+    return Target(base, options.name or first_model(base, api_key), options.endpoint, api_key)
 
 
 def _api_key(name: str) -> str:
@@ -65,8 +65,8 @@ def _api_key(name: str) -> str:
     return os.environ[name] if name else ""
 
 
-def _first_model(url: str, api_key: str) -> str:
-    """The name of the model that a server names first."""
+def first_model(url: str, api_key: str = "") -> str:
+    """Return the name of the model that a server names first."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     answer = ask(f"{url}/v1/models", headers=headers)
     if answer.status != 200:

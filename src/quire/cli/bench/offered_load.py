@@ -97,7 +97,7 @@ def request_body(request: WorkloadRequest, endpoint: str, model: str) -> bytes:
         fields["max_completion_tokens"] = fields.pop("max_tokens")
     else:
         fields["prompt"] = list(request.prompt_token_ids)
-    return json.dumps(fields, separators=(",", ":")).encode()
+    return json.dumps({**fields, **request.fields}, separators=(",", ":")).encode()
 
 
 def request_source(

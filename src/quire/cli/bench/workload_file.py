@@ -11,8 +11,8 @@ prompts of one repeat that begin alike go on doing so.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +32,12 @@ class WorkloadError(InvalidValueError):
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRequest:
-    """One line of a workload."""
+    """One line of a workload. `fields` are more of what is asked over HTTP; they go before what the rest says."""
 
     prompt_token_ids: tuple[int, ...]
     max_tokens: int
     n: int = 1
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def sampling(self) -> SamplingParams:
