@@ -20,6 +20,9 @@ FACTS = {
     "beam_search.py": ["   A …'A block table'", "   B …'A layer with'"],
     "eviction_policy.py": ["hit rate with LRU: 4%, with the most hit kept: 25%"],
     "many_callers.py": ["7 callers have read all, 1 has left, 0 blocks in use"],
+    "openai_classes.py": [
+        "whole:    parts=[Part(kind='pool', count=30), Part(kind='table', count=14)] is_shared=False",
+    ],
     "openai_client.py": [
         "3 texts, 24 tokens",
         "16 of 17 tokens of the prompt came from the cache",

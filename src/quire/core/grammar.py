@@ -28,6 +28,9 @@ SPECIAL: Final = re.compile(r"[\\.+*?()|\[\]{}^$/&~#-]")
 """What a regular expression does not read as itself."""
 GRAMMAR_KINDS: Final[tuple[GrammarKind, ...]] = ("json_schema", "regex", "lark")
 
+CANNOT_HOLD: Final = "the text cannot be held to its grammar"
+"""How the error of a text begins whose grammar takes more than it may: its client's doing, not the engine's."""
+
 
 @dataclass(frozen=True, slots=True)
 class Grammar:

@@ -187,6 +187,11 @@ def generation_failed(message: str) -> ApiError:
     return ApiError(500, text, type=SERVER, code="generation_failed", headers=NO_RETRY)
 
 
+def grammar_exhausted(message: str, param: str) -> ApiError:
+    """Return the answer to a request whose grammar, named `param`, took more on the way than a grammar may."""
+    return ApiError(400, f"{message}; a simpler one would do", code="invalid_value", param=param)
+
+
 def generation_aborted() -> ApiError:
     """Return the answer to a request that somebody else has ended."""
     return ApiError(500, "the request was aborted", type=SERVER, code="aborted", headers=NO_RETRY)

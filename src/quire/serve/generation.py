@@ -19,12 +19,20 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from quire.core.errors import InvalidRequestError, RequestTooLargeError
+from quire.core.grammar import CANNOT_HOLD
 from quire.core.sampling_params import SamplingParams
 from quire.engine.door import Ticket
 from quire.engine.output_processor import PreparedRequest
 from quire.engine.outputs import CompletionDelta, Logprob, RequestDelta
 from quire.engine.prompts import ChatOptions, Prompt
-from quire.serve.errors import ApiError, api_error_of, context_length_exceeded, generation_aborted, generation_failed
+from quire.serve.errors import (
+    ApiError,
+    api_error_of,
+    context_length_exceeded,
+    generation_aborted,
+    generation_failed,
+    grammar_exhausted,
+)
 from quire.serve.frame import RequestContext
 from quire.serve.gate import Visit
 from quire.serve.model import ServedModel
@@ -71,7 +79,8 @@ async def prepare(services: Services, context: RequestContext, wanted: Wanted) -
             prepared.append(await services.model.prepare(prompt, wanted.sampling, ticket, chat=wanted.chat))
         except InvalidRequestError as error:
             raise renamed(error, wanted.names, index if len(wanted.prompts) > 1 else None) from error
-    return Generation(services, context, prepared, prompts_only=wanted.prompts_only)
+    grammar_field = wanted.names.get("grammar", "grammar")
+    return Generation(services, context, prepared, prompts_only=wanted.prompts_only, grammar_field=grammar_field)
 
 
 def renamed(error: InvalidRequestError, names: Mapping[str, str], prompt_index: int | None = None) -> ApiError:
@@ -109,6 +118,7 @@ class Generation:
         prepared: Sequence[PreparedRequest],
         *,
         prompts_only: bool = False,
+        grammar_field: str = "grammar",
     ) -> None:
         self.prepared = prepared
         self.prompt_logprobs: dict[int, list[dict[int, Logprob] | None]] = {}
@@ -116,6 +126,7 @@ class Generation:
         self._services = services
         self._context = context
         self._prompts_only = prompts_only
+        self._grammar_field = grammar_field
         self._known: list[RequestDelta | None] = [None] * len(prepared)
         self._seen_s = [context.arrival_s] * len(prepared)
         self._reasons: list[str] = []
@@ -210,6 +221,8 @@ class Generation:
         reason = output.finish_reason or ""
         self._reasons.append(reason)
         self._services.metrics.note_finish(reason, now - self._context.arrival_s)
+        if reason == "error" and output.error.startswith(CANNOT_HOLD):
+            raise grammar_exhausted(output.error, self._grammar_field)
         if reason == "error":
             raise generation_failed(output.error)
         if reason == "abort":

@@ -22,6 +22,7 @@ import numpy as np
 from quire.compute.arrays import IntArray, MaskArray
 from quire.compute.sampling.draws import NO_MASK, TokenMasks
 from quire.core.errors import ExecutionError
+from quire.core.grammar import CANNOT_HOLD
 from quire.core.step import RowStart
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class GrammarRows:
             masks = words[first : first + count]
             num_made = self._fill(self._rows[row], texts[row], drafts.get(row, ()), masks)
             if self._rows[row].matcher.failure:
-                failures[row] = f"the text cannot be held to its grammar: {self._rows[row].matcher.failure}"
+                failures[row] = f"{CANNOT_HOLD}: {self._rows[row].matcher.failure}"
             at = np.arange(first, first + count)
             places[row] = np.where(at < first + num_made, at, NO_MASK)
             first += count
