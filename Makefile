@@ -119,5 +119,5 @@ $(CLIENTS)/.installed: pyproject.toml
 	@touch $@
 
 $(CLIENTS)/node_modules: $(CLIENTS)/.installed
-	@npm install --silent --no-fund --no-audit --prefix $(CLIENTS) openai@7
+	@npm install --silent --no-fund --no-audit --prefix $(CLIENTS) openai@7 zod@4
 	@touch $@

@@ -1,5 +1,7 @@
 // What a program in JavaScript does with OpenAI's own library; prints what it got as one JSON object.
 import OpenAI from "openai";
+import { zodResponseFormat, zodTextFormat } from "openai/helpers/zod";
+import { z } from "zod";
 
 const client = new OpenAI({ baseURL: process.argv[2], apiKey: "none", maxRetries: 0 });
 const messages = [{ role: "user", content: "What is a block table?" }];
@@ -40,6 +42,13 @@ for await (const event of await client.responses.create({
   found.events.push(event.type);
   if (event.type === "response.output_text.delta") found.responseStream += event.delta;
 }
+
+const Part = z.object({ kind: z.enum(["block", "table"]), count: z.number().int().min(0).max(99) });
+const wanted = { model, messages, temperature: 0, response_format: zodResponseFormat(Part, "part") };
+found.parsed = (await client.chat.completions.parse(wanted)).choices[0].message.parsed;
+found.parsedStream = (await client.chat.completions.stream(wanted).finalChatCompletion()).choices[0].message.parsed;
+const asked = { model, input: "What is a block table?", temperature: 0, text: { format: zodTextFormat(Part, "part") } };
+found.parsedResponse = (await client.responses.parse(asked)).output_parsed;
 
 found.errors = [];
 for (const wrong of [{ temperature: -1 }, { max_completion_tokens: 1_000_000 }, { model: "nobody" }]) {

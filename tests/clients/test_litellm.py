@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from pydantic import BaseModel, Field
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would ask the network for prices
 
 import litellm
 
 MESSAGES = [{"role": "user", "content": "What is a block table?"}]
+
+
+class Part(BaseModel):
+    kind: Literal["block", "table"]
+    count: int = Field(ge=0, le=99)
+
+
+@pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
+def test_answers_as_classes(provider: str, base_url: str) -> None:
+    wanted: dict[str, Any] = {
+        "model": f"{provider}/guide",
+        "api_base": base_url,
+        "api_key": "none",
+        "messages": MESSAGES,
+        "temperature": 0,
+        "response_format": Part,
+    }
+    text = litellm.completion(**wanted).choices[0].message.content
+    assert Part.model_validate_json(text)
+    chunks = list(litellm.completion(**wanted, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == text
 
 
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])

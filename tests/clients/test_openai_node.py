@@ -52,6 +52,12 @@ def test_responses(found: dict[str, Any]) -> None:
     assert found["events"][-1] in ("response.completed", "response.incomplete")
 
 
+def test_answers_are_parsed_by_a_schema(found: dict[str, Any]) -> None:
+    assert found["parsed"]["kind"] in ("block", "table")
+    assert 0 <= found["parsed"]["count"] <= 99
+    assert found["parsed"] == found["parsedStream"] == found["parsedResponse"]
+
+
 def test_errors_are_typed(found: dict[str, Any]) -> None:
     assert found["errors"] == [
         ["BadRequestError", 400, "invalid_value", "temperature"],

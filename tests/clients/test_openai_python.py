@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Literal
 
 import openai
 import pytest
+from pydantic import BaseModel, Field
 
 MESSAGES = [{"role": "user", "content": "What is a block table?"}]
 LIMITS = {"temperature": 0, "max_completion_tokens": 64}  # enough: helpers refuse an answer that was cut
+
+
+class Part(BaseModel):
+    kind: Literal["block", "table"]
+    count: int = Field(ge=0, le=99)
+
+
+class Answer(BaseModel):
+    parts: list[Part] = Field(min_length=1, max_length=2)
+    note: str | None = Field(max_length=8)
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +54,31 @@ def test_sync_async_and_streams_agree(client: openai.OpenAI, base_url: str) -> N
 def test_parsing_without_a_schema(client: openai.OpenAI) -> None:
     parsed = client.chat.completions.parse(model="guide", messages=MESSAGES, **LIMITS)
     assert parsed.choices[0].message.content
+
+
+def test_parsing_into_a_class(client: openai.OpenAI) -> None:
+    wanted = {"model": "guide", "messages": MESSAGES, "response_format": Answer, "temperature": 0}
+    parsed = client.chat.completions.parse(**wanted).choices[0].message.parsed
+    assert isinstance(parsed, Answer)
+    with client.chat.completions.stream(**wanted) as stream:
+        assert stream.get_final_completion().choices[0].message.parsed == parsed
+    asked = {"model": "guide", "input": "What is a block table?", "text_format": Answer, "temperature": 0}
+    assert client.responses.parse(**asked).output_parsed == parsed
+    with client.responses.stream(**asked) as stream:
+        assert stream.get_final_response().output_parsed == parsed
+    with pytest.raises(openai.LengthFinishReasonError):
+        client.chat.completions.parse(**wanted, max_completion_tokens=3)
+
+
+def test_forms_of_vllm(client: openai.OpenAI) -> None:
+    for form, allowed in (({"choice": ["yes", "no"]}, {"yes", "no"}), ({"regex": "[ab]"}, {"a", "b"})):
+        answer = client.chat.completions.create(
+            model="guide", messages=MESSAGES, extra_body={"structured_outputs": form}
+        )
+        assert answer.choices[0].message.content in allowed
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="guide", prompt="a", extra_body={"structured_outputs": {"regex": "("}})
+    assert caught.value.param == "structured_outputs.regex"
 
 
 def test_responses_and_their_streams_agree(client: openai.OpenAI) -> None:
