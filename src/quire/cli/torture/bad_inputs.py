@@ -10,6 +10,7 @@ from typing import Any
 
 from quire.cli.http.plain import Answer
 from quire.cli.http.sockets import head, read_answer, send_raw
+from quire.cli.torture.bad_schemas import schemas
 from quire.cli.torture.bad_tables import MEGABYTE, TABLES, status
 from quire.cli.torture.bystanders import outcome_of
 from quire.cli.torture.case import Case, require
@@ -121,32 +122,6 @@ def messages(stage: Stage) -> str:
         counts = [[ids.count(control) for control in controls] for ids in (plain, tricky)]
         require(counts[0] == counts[1], "a text of a client has become a control token")
         return refuse_all(server, probes)
-
-
-def schemas(stage: Stage) -> str:
-    """I20: schemas that are meant to hurt, and a thousand different ones: refused, and nothing is kept of them."""
-    recursive = {"$ref": "#"}
-    hurting = (
-        recursive,
-        {"$ref": "http://127.0.0.1/schema"},
-        {"enum": [str(value) for value in range(10_000)]},
-        {"type": "string", "pattern": "(a+)+$"},
-    )
-    many = tuple({"type": "object", "title": str(index)} for index in range(100 if stage.is_quick else 1000))
-    probes = [
-        bad_chat(
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}},
-            param="response_format",
-            large=schema is hurting[2],
-        )
-        for schema in (*hurting, *many)
-    ]
-    with stage.serving() as server:
-        before = server.process.resident_bytes() or 0
-        remark = refuse_all(server, probes)
-        growth = (server.process.resident_bytes() or 0) - before
-        require(growth < 5e6, f"memory grew by {growth / 1e6:.1f} MB")
-    return remark
 
 
 def salts(stage: Stage) -> str:
