@@ -83,6 +83,10 @@ class GrammarChecker(Protocol):
         """
         ...
 
+    def knows(self, grammar: Grammar) -> bool:
+        """Return whether `check` would answer at once; from any thread."""
+        ...
+
     def prepare(self, grammar: Grammar) -> None:
         """Do what takes long for a grammar that was checked, maybe in another process; from any thread."""
         ...

@@ -19,12 +19,13 @@ from quire.core.clock import Clock
 from quire.core.config import EngineConfig, EngineSettings
 from quire.core.errors import InvalidConfigError, InvalidRequestError
 from quire.core.executor import NoteLoaded
-from quire.core.grammar import Grammar, GrammarChecker
+from quire.core.grammar import GrammarChecker
 from quire.core.request import DEFAULT_SCOPE, CacheScope
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits, validate, validate_sampling
 from quire.engine.client import EngineRequest
 from quire.engine.core import EngineCore
+from quire.engine.grammar_turns import GrammarTurns
 from quire.engine.output_processor import PreparedRequest
 from quire.engine.prompts import ChatOptions, Encoded, Prompt, encode_prompt, with_bad_words, with_options
 from quire.engine.report import EngineReport
@@ -64,6 +65,7 @@ class Door:
         if not self.config.skip_tokenizer_init:
             self.tokenizer = Tokenizer.open(blueprint.tokenizer_folder, vocab_size=blueprint.vocab_size)
         self.grammars: GrammarChecker | None = blueprint.grammars
+        self._turns = GrammarTurns(blueprint.grammars)
         self._seeds = SeedCounter(self.config.seed)
         self._num_prepared = 0
 
@@ -90,7 +92,7 @@ class Door:
         wanted = self.default_sampling if sampling is None else sampling
         validate_sampling(wanted, limits)
         if wanted.grammar is not None:
-            await asyncio.to_thread(self._check_grammar, wanted.grammar)
+            await self._turns.check_beside(wanted.grammar, ticket.scope.tenant)
         return self._prepare(encoded, limits, wanted, ticket)
 
     def prepare(
@@ -108,7 +110,7 @@ class Door:
         wanted = self.default_sampling if sampling is None else sampling
         validate_sampling(wanted, limits)
         if wanted.grammar is not None:
-            self._check_grammar(wanted.grammar)
+            self._turns.check(wanted.grammar)
         return self._prepare(prompt, limits, wanted, ticket)
 
     def _prepare(
@@ -126,14 +128,7 @@ class Door:
 
     def close(self) -> None:
         """Let go what grammars have started. May be called twice."""
-        if self.grammars is not None:
-            self.grammars.close()
-
-    def _check_grammar(self, grammar: Grammar) -> None:
-        """Raise `InvalidRequestError` unless texts can be held to it. May take a while, from any thread."""
-        if self.grammars is None:
-            raise InvalidRequestError("grammar", grammar, "none: this engine was made without a tokenizer")
-        self.grammars.check(grammar)
+        self._turns.close()
 
     def prepare_all(
         self,

@@ -42,6 +42,11 @@ class CompiledCache:
     def __contains__(self, grammar: Grammar) -> bool:
         return grammar in self._entries
 
+    def is_settled(self, grammar: Grammar) -> bool:
+        """Return whether it is known what a grammar became. Does not mutate."""
+        found = self._entries.get(grammar)
+        return found is not None and found.done()
+
     def get_or_add(self, grammar: Grammar, mine: Compilation) -> Compilation:
         """Return what is there for a grammar; else enter `mine`, which its owner settles. Mutates."""
         with self._lock:

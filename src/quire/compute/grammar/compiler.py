@@ -64,6 +64,10 @@ class GrammarCompiler:
         """Raise `InvalidRequestError` with the reason, unless texts can be held to the grammar. Mutates the cache."""
         self._compiled(grammar, self._try_and_compile)
 
+    def knows(self, grammar: Grammar) -> bool:
+        """Return whether it is known what becomes of a grammar. Does not mutate."""
+        return self.cache.is_settled(grammar)
+
     def matcher(self, grammar: Grammar) -> TextMatcher:
         """Return a matcher of an empty text, for a grammar that was checked somewhere. Mutates the cache."""
         compiled = self._compiled(grammar, self._compile)
