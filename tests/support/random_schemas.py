@@ -149,9 +149,10 @@ class SchemaMaker:
 
 # ---- the check ------------------------------------------------------------------------------------------------------
 
+# Of a date its form is held to, and that the month has such a day: in a leap year, whatever year it says (0000, too).
 READERS: dict[str, Callable[[str], object]] = {
-    "date": date.fromisoformat,
-    "date-time": lambda text: date.fromisoformat(text[:10]),
+    "date": lambda text: date.fromisoformat("2000" + text[4:]),
+    "date-time": lambda text: date.fromisoformat("2000" + text[4:10]),
     "ipv4": ipaddress.IPv4Address,
     "ipv6": ipaddress.IPv6Address,
     "uuid": uuid.UUID,
@@ -159,6 +160,7 @@ READERS: dict[str, Callable[[str], object]] = {
 }
 CLOCK = r"([01]\d|2[0-3]):[0-5]\d:([0-5]\d|60)(\.\d+)?([zZ]|[+-]([01]\d|2[0-3]):[0-5]\d)"
 FORMS = {
+    "date": r"\d{4}-\d\d-\d\d",
     "time": CLOCK,
     "date-time": r"\d{4}-\d\d-\d\d[tT]" + CLOCK,
     "email": r"[^@]+@[^@]+",
