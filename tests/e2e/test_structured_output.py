@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import re
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +26,10 @@ from quire import (
     SamplingParams,
 )
 from quire.compute.grammar import GrammarCompiler, GrammarLimits, TextMatcher
+from quire.core.clock import SystemClock
+from quire.engine.core import EngineCore
+from quire.engine.factory import plan_engine
+from quire.engine.step_log import StepLogWriter, replay
 from quire.engine.supervised import SupervisedLLM
 from support.tiny_checkpoint import write_tiny_qwen3
 from support.tiny_tokenizer import byte_level, write_chatml
@@ -189,6 +195,38 @@ def test_n_sequences_of_one_request_are_n_requests(folder: Path) -> None:
     assert together[:4] == single
     assert all(text in [one for _, one, _, _ in single] for _, text, _, _ in best)
     assert len({text for _, text, _, _ in single}) > 1
+
+
+def test_drafts_change_no_text_and_the_log_can_be_replayed(folder: Path, alone: list[Text]) -> None:
+    """Guesses are right for a while, then wrong, and now and then an end where there can be none."""
+    right = {tuple(prompt): tokens for (prompt, _), (tokens, *_) in zip(WORKLOAD, alone, strict=True)}
+    num_drafted = 0
+
+    def draft(request: Request, most: int) -> array[int]:
+        nonlocal num_drafted
+        prompt, done = tuple(request.tokens[: request.num_prompt_tokens]), request.num_output_tokens
+        guesses = right[prompt][done : done + min(most, 3)]
+        if done % 3 == 1 and guesses:
+            guesses[-1] = END if done % 2 else (guesses[-1] + 1) % 90
+        num_drafted += len(guesses)
+        return array("i", guesses)
+
+    blueprint = plan_engine(EngineConfig(model=str(folder), kv_memory="8MiB", max_model_len=LONGEST, num_threads=1))
+    log = io.BytesIO()
+    built = blueprint.build(SystemClock())
+    built.scheduler._drafter = draft
+    engine = EngineCore(built.scheduler, built._executor, SystemClock(), log=StepLogWriter(log))
+    requests = [Request(str(i), prompt, sampling) for i, (prompt, sampling) in enumerate(WORKLOAD)]
+    for request in requests:
+        engine.add_request(request)
+    while engine.scheduler.requests:
+        engine.step()
+    engine.close()
+    assert [request.tokens[request.num_prompt_tokens :].tolist() for request in requests] == [
+        tokens for tokens, *_ in alone
+    ]
+    assert num_drafted > 50
+    assert replay(io.BytesIO(log.getvalue())) > 20
 
 
 def test_log_probabilities_are_those_of_the_model(folder: Path) -> None:
