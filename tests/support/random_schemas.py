@@ -34,7 +34,7 @@ MAX_DEPTH = 4
 class SchemaMaker:
     """Draws schemas from a seed; equal seeds give equal schemas."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int | str) -> None:
         self._random = random.Random(seed)
         self._definitions: dict[str, Schema] = {}
 
@@ -51,10 +51,11 @@ class SchemaMaker:
 
     def _any(self, depth: int) -> Schema:
         leaves: list[Callable[[], Schema]] = [
-            *(self._integer, self._number, self._text, self._pattern, self._format),
-            *(self._enum, self._const, lambda: {"type": "boolean"}, lambda: {"type": "null"}),
+            *(self._integer, self._number, self._multiple, self._text, self._pattern, self._format),
+            *(self._enum, self._const, self._mixed, lambda: {"type": "boolean"}, lambda: {"type": "null"}),
         ]
         inner = [self._object, self._array, self._tuple, self._any_of, self._nullable, self._reference]
+        inner += [self._all_of, self._one_of, self._dictionary]
         if depth < MAX_DEPTH and self._random.random() < 0.4:
             return self._random.choice(inner)(depth + 1)
         return self._random.choice(leaves)()
@@ -90,6 +91,26 @@ class SchemaMaker:
         drawn = self._random.choice([self._integer, self._text, self._number])()
         return {**drawn, "type": [drawn["type"], "null"]}
 
+    def _all_of(self, depth: int) -> Schema:
+        """Return what holds two at once: two ranges that overlap, or an object and what it must have."""
+        if self._random.random() < 0.5:
+            middle = self._random.randint(-50, 50)
+            return {"allOf": [{"type": "integer", "minimum": middle - 5}, {"type": "number", "maximum": middle}]}
+        drawn = self._object(depth)
+        return {"allOf": [drawn, {"required": list(drawn["properties"])[:1]}]}
+
+    def _one_of(self, _: int) -> Schema:
+        return {"oneOf": [self._integer(), self._text(), {"type": "null"}]}
+
+    def _dictionary(self, depth: int) -> Schema:
+        pattern = self._random.choice(["^[a-c]{1,2}$", "^(foo|bar)$"])
+        return {
+            "type": "object",
+            "patternProperties": {pattern: self._any(depth)},
+            "additionalProperties": False,
+            "maxProperties": self._random.randint(1, 3),
+        }
+
     def _reference(self, depth: int) -> Schema:
         """Refer to a definition, an old one or a new one; only a list refers to itself."""
         if not self._definitions or self._random.random() < 0.5:
@@ -123,6 +144,13 @@ class SchemaMaker:
         least = self._random.choice([-10, 0, 0.5, 3, -0.25])
         return {"type": "number", "minimum": least, "maximum": least + self._random.choice([0.5, 1, 100])}
 
+    def _multiple(self) -> Schema:
+        step, number = self._random.choice([(7, "integer"), (3, "integer"), (0.25, "number"), (10, "number")])
+        return {"type": number, "multipleOf": step, "minimum": -10 * step, "maximum": 100 * step}
+
+    def _mixed(self) -> Schema:
+        return {"type": ["string", "integer", "boolean"], "maxLength": 4, "minimum": 0, "maximum": 99}
+
     def _text(self) -> Schema:
         least = self._random.randint(0, 3)
         return {"type": "string", "minLength": least, "maxLength": least + self._random.randint(0, 8)}
@@ -133,6 +161,8 @@ class SchemaMaker:
             for each in self._random.choices(CLASSES, k=self._random.randint(1, 3))
             for least in [self._random.randint(0, 2)]
         ]
+        if self._random.random() < 0.2:
+            return {"type": "string", "pattern": self._random.choice(["[a-c]", "^x", "y$", r"\w\s"]), "maxLength": 6}
         return {"type": "string", "pattern": f"^{''.join(parts)}$"}
 
     def _format(self) -> Schema:
