@@ -90,4 +90,7 @@ def one_line(message: str) -> str:
     >>> one_line("LexerTooComplex: too big <non-verbose/>")
     'LexerTooComplex: too big'
     """
-    return " ".join(message.replace("<non-verbose/>", "").split("<backtrace>")[0].split())[:300]
+    said = (
+        message.split("<backtrace>")[0].replace("<non-verbose/>", "").replace("NoExtensionBias", "no token can follow")
+    )
+    return " ".join(said.split())[:300]
