@@ -90,7 +90,6 @@ def one_line(message: str) -> str:
     >>> one_line("LexerTooComplex: too big <non-verbose/>")
     'LexerTooComplex: too big'
     """
-    said = (
-        message.split("<backtrace>")[0].replace("<non-verbose/>", "").replace("NoExtensionBias", "no token can follow")
-    )
+    said, _, _ = message.partition("<backtrace>")
+    said = said.replace("<non-verbose/>", "").replace("NoExtensionBias", "no token can follow")
     return " ".join(said.split())[:300]
