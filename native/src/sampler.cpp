@@ -25,20 +25,20 @@ void keep_share(Candidates& candidates, double top_p, Before before) {
     candidates.erase(candidates.begin(), end);
 }
 
-// Takes away the tokens whose bit is not set. Words without any are the rule where a grammar wants one of few tokens,
-// words with nearly all of them where it wants any text: both are quick.
-void forbid_all_but(const std::uint32_t* mask, int vocab_size, float* logits) {
+// Puts `nothing` in place of the tokens whose bit is not set. Words without any are the rule where a grammar wants one
+// of few tokens, words with nearly all of them where it wants any text: both are quick.
+void forbid_all_but(const std::uint32_t* mask, int vocab_size, float nothing, float* numbers) {
     constexpr int bits = 32;
     for (int first = 0; first < vocab_size; first += bits, ++mask) {
         const int count = std::min(bits, vocab_size - first);
         if (*mask == 0) {
-            std::fill_n(logits + first, count, -HUGE_VALF);
+            std::fill_n(numbers + first, count, nothing);
             continue;
         }
         for (std::uint32_t forbidden = ~*mask; forbidden != 0; forbidden &= forbidden - 1) {
             const int bit = std::countr_zero(forbidden);
             if (bit >= count) break;
-            logits[first + bit] = -HUGE_VALF;
+            numbers[first + bit] = nothing;
         }
     }
 }
@@ -105,10 +105,11 @@ Sampler::Field Sampler::change(const float* logits, const RulesView& rules, int 
     const bool limited = rules.allowed.has_any(index);
     const std::uint32_t* mask = rules.masks.of(index);
     if (!limited && !rules.banned.has_any(index) && !rules.biased.has_any(index) && !rules.seen.has_any(index)) {
-        if (mask == nullptr) return {logits, vocab_size_, nullptr};
+        if (mask == nullptr) return {logits, vocab_size_};
         if (gather(logits, mask, scratch)) {
             return {scratch.logits.data(), static_cast<int>(scratch.ids.size()), scratch.ids.data()};
         }
+        return {logits, vocab_size_, nullptr, mask};
     }
     float* changed = scratch.logits.data();
     const auto each = [index](const TokenLists& lists, auto&& visit) {
@@ -120,7 +121,7 @@ Sampler::Field Sampler::change(const float* logits, const RulesView& rules, int 
     } else {
         std::copy_n(logits, vocab_size_, changed);
     }
-    if (mask != nullptr) forbid_all_but(mask, vocab_size_, changed);
+    if (mask != nullptr) forbid_all_but(mask, vocab_size_, -HUGE_VALF, changed);
     each(rules.banned, [&](std::int64_t token, std::int64_t) { changed[token] = -HUGE_VALF; });
     each(rules.biased, [&](std::int64_t token, std::int64_t i) { changed[token] += rules.biases[i]; });
     const float repetition = rules.repetition[index], frequency = rules.frequency[index];
@@ -131,18 +132,26 @@ Sampler::Field Sampler::change(const float* logits, const RulesView& rules, int 
         logit -= frequency * static_cast<float>(rules.counts[i]);
         changed[token] = rules.counts[i] > 0 ? logit - presence : logit;
     });
-    return {changed, vocab_size_, nullptr};
+    return {changed, vocab_size_};
 }
 
-std::int64_t Sampler::choose(const Field& field, const DrawsView& draws, int index, Scratch& scratch) const {
+std::int64_t Sampler::choose(Field field, const DrawsView& draws, int index, Scratch& scratch) const {
     float highest;
     int place;
     kernels_.arg_max(field.logits, field.count, &highest, &place);
+    if (field.mask != nullptr && (field.mask[place / 32] >> (place % 32) & 1U) == 0) {
+        std::copy_n(field.logits, field.count, scratch.logits.data());
+        forbid_all_but(field.mask, field.count, -HUGE_VALF, scratch.logits.data());
+        field = {scratch.logits.data(), field.count};
+        kernels_.arg_max(field.logits, field.count, &highest, &place);
+    }
     const int best = field.token(place);
     const float temperature = draws.temperatures[index];
     const float factor = 1.0F / temperature;
     if (temperature == 0.0F || !std::isfinite(factor)) return best;
     kernels_.exponentials(field.logits, field.count, highest, factor, scratch.weights.data());
+    // Most often the likeliest token is allowed: then the mask has only weights to take away, and no copy is needed.
+    if (field.mask != nullptr) forbid_all_but(field.mask, field.count, 0.0F, scratch.weights.data());
 
     // The highest weight is 1, so a share of it is the weight itself.
     const float least = draws.min_p[index];

@@ -308,6 +308,10 @@ std::vector<Draw> varied_draws(int count, int num_rows, int vocab_size) {
         draw.frequency = random.below(2) == 0 ? 0.0F : random.number(-1.0F, 1.0F);
         draw.presence = random.below(2) == 0 ? 0.0F : random.number(-1.0F, 1.0F);
         draw.num_logprobs = random.below(kTopStride + 2) - 1;
+        if (!draw.mask.empty() && random.below(2) == 0) {  // nothing but the mask: other ways lead there
+            draw.allowed = draw.banned = draw.biased = draw.seen = draw.counts = {};
+            draw.biases = {};
+        }
     }
     return draws;
 }

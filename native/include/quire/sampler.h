@@ -104,11 +104,13 @@ class Sampler {
         std::vector<Candidate> candidates;
         std::vector<std::int32_t> ids;
     };
-    // The logits to choose from, in the order of ids; `ids` null: those of all tokens.
+    // The logits to choose from, in the order of ids; `ids` null: those of all tokens. Where there is a mask, it has
+    // not been applied yet.
     struct Field {
         const float* logits;
         int count;
-        const std::int32_t* ids;
+        const std::int32_t* ids = nullptr;
+        const std::uint32_t* mask = nullptr;
 
         int token(int place) const { return ids == nullptr ? place : ids[place]; }
     };
@@ -117,7 +119,7 @@ class Sampler {
               Scratch& scratch) const;
     Field change(const float* logits, const RulesView& rules, int index, Scratch& scratch) const;
     bool gather(const float* logits, const std::uint32_t* mask, Scratch& scratch) const;
-    std::int64_t choose(const Field& field, const DrawsView& draws, int index, Scratch& scratch) const;
+    std::int64_t choose(Field field, const DrawsView& draws, int index, Scratch& scratch) const;
     void report_one(const float* logits, std::int64_t count, int index, const ChoicesView& choices,
                     Scratch& scratch) const;
 

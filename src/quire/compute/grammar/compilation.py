@@ -61,5 +61,5 @@ def _refusal(grammar: Grammar, message: str) -> InvalidRequestError:
     reason = (
         one_line(EXCERPT.split(message)[0]).removeprefix("at 1(8): ").removeprefix("failed to compile JSON schema: ")
     )
-    reason = reason.replace("NoExtensionBias", "there is no text of it")
+    reason = reason.replace("no token can follow", "there is no text of it")
     return InvalidRequestError("grammar", grammar.text, f"a {grammar.kind} that can be compiled: {reason}")

@@ -3,7 +3,7 @@
 A client writes the grammar, so whatever it costs must have an end, and the same grammar must be refused on every
 machine and on every day. So the limits count what llguidance counts: fuel (nodes of regular expressions made and
 derived), items of its parser, states of its lexer. The defaults leave room for schemas of a thousand properties, and
-for strings of a fixed greatest length up to so many characters. What no count ends, `trial` does.
+for texts of 10,000 characters in a string that has a greatest length. What no count ends, `trial` does.
 """
 
 from __future__ import annotations

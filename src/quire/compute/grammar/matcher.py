@@ -90,4 +90,6 @@ def one_line(message: str) -> str:
     >>> one_line("LexerTooComplex: too big <non-verbose/>")
     'LexerTooComplex: too big'
     """
-    return " ".join(message.replace("<non-verbose/>", "").split("<backtrace>")[0].split())[:300]
+    said, _, _ = message.partition("<backtrace>")
+    said = said.replace("<non-verbose/>", "").replace("NoExtensionBias", "no token can follow")
+    return " ".join(said.split())[:300]
