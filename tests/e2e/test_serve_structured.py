@@ -252,6 +252,14 @@ def test_what_is_heavy_is_served_beside_others(server: RunningServer, wanted: di
     assert chat(server).value["choices"] == bystander
 
 
+def test_a_grammar_that_is_too_much_on_the_way_ends_its_stream(server: RunningServer) -> None:
+    wanted = {"json": REFUSED["repeats of repeats"]["json"]}
+    *begun, last = chat(server, structured_outputs=wanted, stream=True).events
+    assert "".join(event["choices"][0]["delta"].get("content", "") for event in begun).startswith('"')
+    assert last["error"]["param"] == "structured_outputs.json"
+    assert last["error"]["type"] == "invalid_request_error"
+
+
 def test_a_class_that_cannot_be_held_is_a_bad_request(server: RunningServer) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}, "required": ["a"]}
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}

@@ -12,6 +12,7 @@ refused there under the name that `Held.field` remembers: the client's own.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar
@@ -25,6 +26,7 @@ from quire.core.validate import MAX_NAME_LENGTH
 
 SchemaName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
 KINDS: Final = ("json", "regex", "choice", "grammar", "json_object")
+_GBNF_RULE: Final = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 
 Value = TypeVar("Value")
 
@@ -97,7 +99,7 @@ def held_to(response_format: ResponseFormat | None, structured_outputs: Structur
     if response_format is None or isinstance(response_format, TextFormat):
         return Held() if structured_outputs is None else _structured(structured_outputs)
     if structured_outputs is not None:
-        raise InvalidRequestError("structured_outputs", structured_outputs, "none beside response_format")
+        raise InvalidRequestError("structured_outputs", _given(structured_outputs), "none beside response_format")
     if isinstance(response_format, JsonObjectFormat):
         return Held(Grammar.json_object(), "response_format")
     return _schema(response_format.json_schema.schema, "response_format.json_schema.schema")
@@ -113,7 +115,7 @@ def response_held_to(wanted: OutputFormat) -> Held:
 
 
 def _structured(wanted: StructuredOutputs) -> Held:
-    given = [kind for kind in KINDS if getattr(wanted, kind) not in (None, False)]
+    given = _given(wanted)
     if len(given) != 1:
         raise InvalidRequestError("structured_outputs", given, f"exactly one of {', '.join(KINDS)}")
     field = f"structured_outputs.{given[0]}"
@@ -123,7 +125,15 @@ def _structured(wanted: StructuredOutputs) -> Held:
         return _held(Grammar.choice, wanted.choice, field)
     if wanted.regex is not None:
         return Held(Grammar.regex(wanted.regex), field)
-    return Held(Grammar.json_object() if wanted.grammar is None else Grammar.lark(wanted.grammar), field)
+    if wanted.grammar is None:
+        return Held(Grammar.json_object(), field)
+    if _GBNF_RULE.search(wanted.grammar):
+        raise InvalidRequestError(field, wanted.grammar, 'a grammar in Lark, of rules like start: "a", not in GBNF')
+    return Held(Grammar.lark(wanted.grammar), field)
+
+
+def _given(wanted: StructuredOutputs) -> list[str]:
+    return [kind for kind in KINDS if getattr(wanted, kind) not in (None, False)]
 
 
 def _schema(schema: dict[str, Any] | None, field: str) -> Held:
