@@ -16,7 +16,6 @@ answers a hundred times as fast.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol
@@ -24,8 +23,9 @@ from typing import Final, Literal, Protocol
 from quire.core.errors import InvalidRequestError
 
 GrammarKind = Literal["json_schema", "regex", "lark"]
-SPECIAL: Final = re.compile(r"[\\.+*?()|\[\]{}^$/&~#-]")
-"""What a regular expression does not read as itself."""
+ESCAPES: Final = str.maketrans({letter: f"\\{letter}" for letter in r"\.+*?()|[]{}^$/&~#-"})
+"""How letters are written that a regular expression does not read as themselves."""
+
 GRAMMAR_KINDS: Final[tuple[GrammarKind, ...]] = ("json_schema", "regex", "lark")
 
 CANNOT_HOLD: Final = "the text cannot be held to its grammar"
@@ -65,7 +65,7 @@ class Grammar:
         """Return the grammar of just these texts, at least one of them."""
         if isinstance(texts, str) or not texts or not all(isinstance(text, str) and text for text in texts):
             raise InvalidRequestError("grammar", texts, "at least one text to choose from, and none of them empty")
-        return cls("regex", "|".join(SPECIAL.sub(r"\\\g<0>", text) for text in dict.fromkeys(texts)))
+        return cls("regex", "|".join(text.translate(ESCAPES) for text in dict.fromkeys(texts)))
 
     @classmethod
     def lark(cls, text: str) -> Grammar:
