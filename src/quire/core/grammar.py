@@ -76,6 +76,10 @@ class Grammar:
 class GrammarChecker(Protocol):
     """Knows which grammars an engine can hold texts to."""
 
+    def open(self) -> None:
+        """Read what the first `prepare` would wait for; raises `InvalidRequestError` where it cannot be read."""
+        ...
+
     def check(self, grammar: Grammar) -> None:
         """Raise `InvalidRequestError` with the reason, unless texts can be held to it; from any thread.
 

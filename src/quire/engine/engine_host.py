@@ -16,10 +16,11 @@ import signal
 import socket
 import sys
 import threading
+from contextlib import suppress
 from typing import Final
 
 from quire.core.clock import Clock, SystemClock
-from quire.core.errors import ExecutionError, QuireError
+from quire.core.errors import ExecutionError, InvalidRequestError, QuireError
 from quire.core.grammar import GrammarChecker
 from quire.engine.client import InProcessClient, SequenceUpdate
 from quire.engine.core import EngineCore
@@ -126,6 +127,8 @@ class EngineHost:
         from quire.engine.factory import plan_engine
 
         blueprint = plan_engine(configure.config)
+        if blueprint.grammars is not None:
+            threading.Thread(target=_open, args=(blueprint.grammars,), name="quire-vocabulary", daemon=True).start()
         core = blueprint.build(self._clock, self._note_loaded)
         return core, Ready(core.scheduler.limits, blueprint.report), blueprint.grammars
 
@@ -161,6 +164,12 @@ class EngineHost:
         if now >= self._next_loaded_s:
             self._next_loaded_s = now + LOADED_EVERY_S
             self._connection.send(Loaded(num_bytes, total))
+
+
+def _open(grammars: GrammarChecker) -> None:
+    """Read the vocabulary while the weights are read: later, every step would wait for it."""
+    with suppress(InvalidRequestError):  # whoever comes with a grammar is told why there can be none
+        grammars.open()
 
 
 def _in_one_line(message: str) -> str:

@@ -1,20 +1,18 @@
-"""CompiledCache: what grammars became, kept up to so many bytes; those used longest ago go first."""
+"""GrammarCache: what is known of grammars, kept up to so many bytes; what was used longest ago goes first."""
 
 from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Generic, TypeVar
 
-from quire.core.errors import InvalidRequestError, InvariantError
+from quire.core.errors import InvariantError
 from quire.core.grammar import Grammar
 
-if TYPE_CHECKING:
-    from llguidance import LLMatcher
-
-    Compilation: TypeAlias = Future[LLMatcher | InvalidRequestError]
+Known = TypeVar("Known")
 
 
 @dataclass(slots=True)
@@ -25,13 +23,17 @@ class Weight:
     most: int
 
 
-class CompiledCache:
-    """What grammars became, the one used longest ago first; those under way weigh nothing yet. Threads may share it."""
+class GrammarCache(Generic[Known]):
+    """What is known of grammars, the one used longest ago first. Threads may share it.
 
-    def __init__(self, max_bytes: int) -> None:
+    `weigh` returns how many bytes something is counted for, and at most may be; what is being found out weighs nothing.
+    """
+
+    def __init__(self, max_bytes: int, weigh: Callable[[Grammar, Known], tuple[int, int]]) -> None:
         self.max_bytes = max_bytes
         self.num_bytes = 0
-        self._entries: OrderedDict[Grammar, Compilation] = OrderedDict()
+        self._weigh = weigh
+        self._entries: OrderedDict[Grammar, Future[Known]] = OrderedDict()
         self._weights: dict[Grammar, Weight] = {}
         self._lock = threading.Lock()
 
@@ -42,24 +44,27 @@ class CompiledCache:
     def __contains__(self, grammar: Grammar) -> bool:
         return grammar in self._entries
 
-    def is_settled(self, grammar: Grammar) -> bool:
-        """Return whether it is known what a grammar became. Does not mutate."""
+    def knows(self, grammar: Grammar) -> bool:
+        """Return whether `get` would answer at once. Does not mutate."""
         found = self._entries.get(grammar)
         return found is not None and found.done()
 
-    def get_or_add(self, grammar: Grammar, mine: Compilation) -> Compilation:
-        """Return what is there for a grammar; else enter `mine`, which its owner settles. Mutates."""
+    def get(self, grammar: Grammar, find_out: Callable[[Grammar], Known]) -> Known:
+        """Return what is known of a grammar. Of those who ask at once one finds out, the others wait. Mutates."""
+        mine: Future[Known] = Future()
         with self._lock:
             found = self._entries.setdefault(grammar, mine)
             self._entries.move_to_end(grammar)
-            return found
-
-    def settle(self, grammar: Grammar, weight: int, most: int) -> None:
-        """Count a grammar that is compiled; those used longest ago go until there is room. Mutates."""
-        with self._lock:
-            if grammar in self._entries:
-                self._weights[grammar] = Weight(0, most)
-                self._grow(grammar, weight)
+        if found is mine:
+            try:
+                known = find_out(grammar)
+            except BaseException as error:
+                self.drop(grammar)
+                mine.set_exception(error)
+                raise
+            mine.set_result(known)
+            self._settle(grammar, *self._weigh(grammar, known))
+        return found.result()
 
     def grow(self, grammar: Grammar, num_bytes: int) -> None:
         """Count what a grammar has grown by, up to what it may weigh at most. Mutates."""
@@ -80,9 +85,16 @@ class CompiledCache:
                 self.num_bytes != sum(each.num_bytes for each in self._weights.values())
                 or not self._weights.keys() <= self._entries.keys()
             ):
-                raise InvariantError("the bytes of the compiled grammars are not those of its entries")
+                raise InvariantError("the bytes of what is known of grammars are not those of its entries")
             if self.num_bytes > self.max_bytes:
-                raise InvariantError("the compiled grammars take more than their limit")
+                raise InvariantError("what is known of grammars takes more than its limit")
+
+    def _settle(self, grammar: Grammar, weight: int, most: int) -> None:
+        """Count what is known now; those used longest ago go until there is room."""
+        with self._lock:
+            if grammar in self._entries:
+                self._weights[grammar] = Weight(0, most)
+                self._grow(grammar, weight)
 
     def _grow(self, grammar: Grammar, num_bytes: int) -> None:
         weight = self._weights[grammar]

@@ -1,11 +1,12 @@
-"""GrammarCompiler: grammars in, matchers out; what was compiled is kept, up to so many bytes.
+"""GrammarCompiler: grammars in, matchers out; what was found out is kept, up to so many bytes.
 
-    check(grammar)   ──► kept? ──► no: tried in a process of its own, then compiled here ──► kept, or why it cannot be
-    matcher(grammar) ──► a copy of what is kept, which shares its lexer
+    check(grammar)   ──► tried in a process of its own ──► may be compiled, or the reason why not     at the door
+    matcher(grammar) ──► compiled here ──► a copy of it, which shares its lexer                       where the model is
 
-What the door has checked is compiled in the engine's process as well, where no trial is needed any more. Reasons of
-refusal are kept as well, or whoever repeats a bad request would pay for it with our time. Threads may ask at once: of
-those who ask for the same grammar one compiles, the others wait for it.
+So a door in another process than the model never reads the vocabulary, which stops all of Python for a second where it
+is large; where the model is, `open` has it read while the weights are. Threads may ask at once: of those who ask for
+the same grammar one finds out, the others wait for it. Refusals are kept like the rest, or whoever repeats a bad
+request would pay for it with our time.
 
 How much a compiled grammar weighs llguidance does not say, and it grows with use: its lexer makes states as texts take
 new ways. Measured (docs/design/structured-output.md), a fresh one weighs 60 bytes for each byte of its text, and half a
@@ -16,13 +17,11 @@ is counted for about twice that.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from quire.compute.grammar.cache import CompiledCache
+from quire.compute.grammar.cache import GrammarCache
 from quire.compute.grammar.compilation import compile_grammar
 from quire.compute.grammar.limits import GrammarLimits
 from quire.compute.grammar.matcher import TextMatcher
@@ -34,9 +33,8 @@ from quire.core.grammar import Grammar
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-    from quire.compute.grammar.cache import Compilation
-
 MAX_CACHE_BYTES: Final = 256 << 20
+MAX_VERDICT_BYTES: Final = 16 << 20
 BYTES_PER_STATE: Final = 1 << 10
 BYTES_PER_TOKEN: Final = 1 << 10
 BYTES_PER_TEXT_BYTE: Final = 120
@@ -55,22 +53,30 @@ class GrammarCompiler:
     ) -> None:
         self.vocabulary = vocabulary
         self.limits = limits or GrammarLimits()
-        self.cache = CompiledCache(max_cache_bytes)
+        self.verdicts: GrammarCache[str] = GrammarCache(MAX_VERDICT_BYTES, _verdict_weights)
+        self.cache: GrammarCache[LLMatcher] = GrammarCache(max_cache_bytes, self._weights)
         self._tokenizer: LLTokenizer | None = None
-        self._trial: GrammarTrial | None = None
         self._opening = threading.Lock()
+        self._trial: GrammarTrial | None = None
+        self._starting = threading.Lock()
+
+    def open(self) -> None:
+        """Read the vocabulary, which the first grammar would wait for. Mutates; from any thread."""
+        self._open_tokenizer()
 
     def check(self, grammar: Grammar) -> None:
-        """Raise `InvalidRequestError` with the reason, unless texts can be held to the grammar. Mutates the cache."""
-        self._compiled(grammar, self._try_and_compile)
+        """Raise `InvalidRequestError` with the reason, unless texts can be held to it. Mutates what is kept."""
+        reason = self.verdicts.get(grammar, lambda tried: self._start_trial().reason(tried))
+        if reason:
+            raise InvalidRequestError("grammar", grammar.text, reason)
 
     def knows(self, grammar: Grammar) -> bool:
         """Return whether it is known what becomes of a grammar. Does not mutate."""
-        return self.cache.is_settled(grammar)
+        return self.verdicts.knows(grammar)
 
     def matcher(self, grammar: Grammar) -> TextMatcher:
         """Return a matcher of an empty text, for a grammar that was checked somewhere. Mutates the cache."""
-        compiled = self._compiled(grammar, self._compile)
+        compiled = self.cache.get(grammar, self._compile)
         return TextMatcher(
             compiled.deep_copy(),
             renew=lambda: self._renewed(grammar),
@@ -79,43 +85,17 @@ class GrammarCompiler:
 
     def prepare(self, grammar: Grammar) -> None:
         """Compile a grammar that was checked somewhere, so that its matcher is had at once. Mutates the cache."""
-        self._compiled(grammar, self._compile)
+        self.cache.get(grammar, self._compile)
 
     def close(self) -> None:
         """End the process in which grammars are tried. May be called twice."""
-        with self._opening:
+        with self._starting:
             if self._trial is not None:
                 self._trial.close()
-
-    def _compiled(self, grammar: Grammar, compile_it: Callable[[Grammar], LLMatcher]) -> LLMatcher:
-        """Return the kept matcher of a grammar, which is only ever copied."""
-        mine: Compilation = Future()
-        found = self.cache.get_or_add(grammar, mine)
-        if found is mine:
-            try:
-                mine.set_result(compile_it(grammar))
-            except InvalidRequestError as error:
-                mine.set_result(error)
-            except BaseException as error:
-                self.cache.drop(grammar)
-                mine.set_exception(error)
-                raise
-            self.cache.settle(grammar, *self._weights(grammar, mine.result()))
-        compiled = found.result()
-        if isinstance(compiled, InvalidRequestError):
-            raise InvalidRequestError(compiled.field, compiled.value, compiled.allowed)
-        return compiled
 
     def _renewed(self, grammar: Grammar) -> LLMatcher:
         """Compile anew, and let who comes later have a lexer without the states of the past, too."""
         self.cache.drop(grammar)
-        return self._compile(grammar)
-
-    def _try_and_compile(self, grammar: Grammar) -> LLMatcher:
-        """Compile what comes from outside: where it may do harm first."""
-        reason = self._open_trial().reason(grammar)
-        if reason:
-            raise InvalidRequestError("grammar", grammar.text, reason)
         return self._compile(grammar)
 
     def _compile(self, grammar: Grammar) -> LLMatcher:
@@ -129,8 +109,8 @@ class GrammarCompiler:
                 self._tokenizer = self.vocabulary.build()
             return self._tokenizer
 
-    def _open_trial(self) -> GrammarTrial:
-        with self._opening:
+    def _start_trial(self) -> GrammarTrial:
+        with self._starting:
             if self._trial is None:
                 vocabulary = self.vocabulary
                 self._trial = GrammarTrial(
@@ -143,10 +123,13 @@ class GrammarCompiler:
                 )
             return self._trial
 
-    def _weights(self, grammar: Grammar, compiled: LLMatcher | InvalidRequestError) -> tuple[int, int]:
-        """Return how many bytes it is counted for now, and at most."""
-        if isinstance(compiled, InvalidRequestError):
-            weight = 2 * len(grammar.text) + BYTES_PER_STATE
-            return weight, weight
+    def _weights(self, grammar: Grammar, compiled: LLMatcher) -> tuple[int, int]:
+        """Return how many bytes a compiled grammar is counted for now, and at most."""
         weight = BYTES_PER_GRAMMAR + BYTES_PER_TEXT_BYTE * len(grammar.text)
         return weight, weight + BYTES_PER_STATE * self.limits.max_states
+
+
+def _verdict_weights(grammar: Grammar, reason: str) -> tuple[int, int]:
+    """Return how many bytes a verdict is counted for: the texts, and what Python needs to keep them."""
+    weight = 2 * len(grammar.text) + len(reason) + 1024
+    return weight, weight
