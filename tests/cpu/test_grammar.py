@@ -378,6 +378,25 @@ def test_nothing_is_loaded_before_the_first_grammar() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
+def test_a_server_leaves_grammars_to_its_engine() -> None:
+    program = """
+import asyncio, sys
+from quire import EngineConfig, SamplingParams
+from quire.core.grammar import Grammar
+from quire.engine.supervised import SupervisedLLM
+
+async def ask():
+    async with SupervisedLLM(EngineConfig(model="guide", kv_memory="4MiB")) as llm:
+        wanted = SamplingParams(grammar=Grammar.choice(["yes", "no"]), max_tokens=8)
+        deltas = [each async for each in llm.deltas(await llm.prepare("a", wanted))]
+        return "".join(each.outputs[0].text for each in deltas if each.outputs)
+
+assert asyncio.run(ask()) in ("yes", "no")
+assert "llguidance" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
 def test_a_vocabulary_is_read_only_when_it_is_needed() -> None:
     def read() -> dict[str, Any]:
         raise AssertionError("read too early")
