@@ -221,6 +221,11 @@ def test_arguments_that_nobody_has_named_are_not_written() -> None:
         ({}, [{}, {"a": 1}]),
         ({**named, "additionalProperties": {"enum": [2]}}, [{"title": "t", "place": {"x": 1}, "more": 2}]),
         ({"required": ["a"], "properties": {}}, [{"a": 3}]),
+        (
+            {"properties": {"p": {"$ref": "#/$defs/p"}}, "required": ["p"], "$defs": {"p": place}},
+            [{"p": {"x": 1}}],
+        ),
+        ({"properties": {"a": {"const": 1}}, "anyOf": [{"properties": {"b": {}}}]}, [{"a": 1, "b": 2}]),
         ({"allOf": [{"properties": {"a": {"const": 1}}}, {"properties": {"b": {"const": 2}}}]}, [{"a": 1, "b": 2}]),
     ):
         tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
@@ -230,7 +235,7 @@ def test_arguments_that_nobody_has_named_are_not_written() -> None:
             text = f'<tool_call>\n{{"name": "f", "arguments": {json.dumps(value)}}}\n</tool_call>'
             matcher = pen.matcher(grammar)
             assert matcher.validate_tokens(pen.ids(text)) == len(pen.ids(text))
-        if schema is named:
+        if "$defs" in schema or schema is named:
             for seed in range(4):
                 [call] = read(form, pen.write(grammar, seed)).calls
                 assert json.loads(call.arguments) == allowed[0]

@@ -257,8 +257,17 @@ def test_the_helpers_of_openai_python(guide: RunningServer) -> None:
         ({"ignore_eos": True}, "tools"),
         ({"use_beam_search": True, "n": 2}, "tools"),
         (
-            {"tools": [{"type": "function", "function": {"name": "f", "strict": True, "parameters": {"not": {}}}}]},
-            "tools",
+            {
+                "tools": [
+                    *TOOLS,
+                    {"type": "function", "function": {"name": "f", "strict": True, "parameters": {"not": {}}}},
+                ]
+            },
+            "tools[2].function.parameters",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": {"$ref": "http://127.0.0.1:1/"}}}]},
+            "tools[0].function.parameters",
         ),
     ],
 )
@@ -266,6 +275,13 @@ def test_what_cannot_be_called_is_named(guide: RunningServer, fields: Any, param
     answer = guide.post("/v1/chat/completions", {"messages": MESSAGES, "tools": TOOLS, **fields})
     assert answer.status == 400, answer.body
     assert answer.error["param"] == param
+    assert "start:" not in answer.error["message"]
+
+
+def test_a_response_names_its_own_fields(guide: RunningServer) -> None:
+    tool = {"type": "function", "name": "f", "parameters": {"properties": {"a": {"type": "what"}}}}
+    answer = guide.post("/v1/responses", {"input": "a", "tools": [tool]})
+    assert (answer.status, answer.error["param"]) == (400, "tools[0].parameters")
 
 
 def test_a_template_that_knows_no_tools(tmp_path: Path) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from quire.core.errors import InvalidRequestError
 from quire.serve.errors import ApiError
 from quire.serve.schemas.tools import MAX_CALLS, MAX_TOOLS, tool_choice_of
+from quire.serve.tools.base import Tool
+from quire.serve.tools.rules import arguments_schema
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
@@ -69,3 +74,25 @@ def test_what_is_wrong_is_named(tools: Any, choice: Any, field: str) -> None:
             tool_choice_of(tools, wanted, None)
         error = caught.value
         assert (error.detail.param if isinstance(error, ApiError) else error.field) == field
+
+
+KEYWORDS = st.sampled_from(
+    ["type", "properties", "required", "items", "$defs", "$ref", "anyOf", "allOf", "description"]
+)
+SCHEMAS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYWORDS, inner, max_size=4),
+    max_leaves=10,
+)
+
+
+@settings(max_examples=100)
+@given(schema=st.dictionaries(KEYWORDS, SCHEMAS), strict=st.booleans())
+def test_whatever_a_schema_is_it_becomes_a_rule(schema: dict[str, Any], strict: bool) -> None:
+    """What is wrong with it the compiler says."""
+    before = json.dumps(schema)
+    kind, _, text = arguments_schema(Tool("f", schema, strict)).partition(" ")
+    value = json.loads(text)
+    assert (kind, value["type"], value["x-guidance"]["lenient"]) == ("%json", "object", not strict)
+    assert "description" not in value
+    assert json.dumps(schema) == before

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from quire.core.errors import InvalidRequestError
 from quire.core.grammar import Grammar
 from quire.engine.tokenizer import Tokenizer
 from quire.serve.config import ServerConfig
@@ -33,6 +35,8 @@ from quire.serve.tools import create_tool_format
 from quire.serve.tools.base import ToolFormat
 from quire.serve.tools.rules import make_mark
 
+_LINE: Final = re.compile(r"at (\d+)\(\d+\): (.*)")
+_ARGUMENTS: Final = re.compile(r"arguments_(\d+): ")
 NO_TOOLS: Final = 'the chat template of this model knows no tools; with tool_choice "none" they are passed over'
 
 
@@ -83,6 +87,19 @@ class AnswerForm:
         if answer is not None and "answer" in body:
             found.append(_answer_rule(answer))
         return Grammar.lark("\n".join([f"start: {before}({body})", *found]))
+
+    def blame(self, error: InvalidRequestError) -> InvalidRequestError:
+        """Return a refusal of a grammar as one of the function that it is about, or of all of them. Does not mutate."""
+        if error.field != "grammar" or self.tools is None:
+            return error
+        found = _LINE.search(error.allowed)
+        lines = str(error.value).splitlines()
+        line = lines[int(found[1]) - 1] if found and int(found[1]) <= len(lines) else ""
+        if rule := _ARGUMENTS.match(line):
+            tool = self.choice.tools[int(rule[1])]
+            allowed = f"a schema that a call can be held to: {found[2] if found else ''}"
+            return InvalidRequestError(tool.place, tool.parameters, allowed)
+        return InvalidRequestError("grammar", [tool.name for tool in self.choice.tools], error.allowed)
 
     def reader(self, thinking: Thinking) -> AnswerReader:
         """Return a reader for one text. Does not mutate."""

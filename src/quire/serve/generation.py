@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
@@ -58,6 +58,8 @@ class Wanted:
     names: Mapping[str, str] = field(default_factory=dict)
     prompts_only: bool = False
     shown_token_ids: frozenset[int] = frozenset()
+    blame: Callable[[InvalidRequestError], InvalidRequestError] = lambda error: error
+    """Says of a refusal what of the request it is about, where that is not one field."""
 
 
 class Step(NamedTuple):
@@ -81,7 +83,7 @@ async def prepare(services: Services, context: RequestContext, wanted: Wanted) -
             request = await services.model.prepare(prompt, wanted.sampling, ticket, chat=wanted.chat)
             prepared.append(replace(request, shown_token_ids=wanted.shown_token_ids))
         except InvalidRequestError as error:
-            raise renamed(error, wanted.names, index if len(wanted.prompts) > 1 else None) from error
+            raise renamed(wanted.blame(error), wanted.names, index if len(wanted.prompts) > 1 else None) from error
     grammar_field = wanted.names.get("grammar", "grammar")
     return Generation(services, context, prepared, prompts_only=wanted.prompts_only, grammar_field=grammar_field)
 

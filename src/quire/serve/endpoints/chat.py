@@ -11,7 +11,7 @@ from starlette.responses import Response
 from quire.serve.answer_form import AnswerForm, answer_form
 from quire.serve.endpoints.call import Call, chunks, long_answer, now_s, open_call, shown_id
 from quire.serve.endpoints.chat_texts import ChatTexts
-from quire.serve.endpoints.conversation import Conversation, chat_options, conversation_prompt
+from quire.serve.endpoints.conversation import Conversation, chat_options, conversation_prompt, with_form
 from quire.serve.errors import ApiError
 from quire.serve.generation import Generation, Wanted, prepare
 from quire.serve.logprobs import TokenNames, prompt_logprobs
@@ -108,9 +108,8 @@ async def _wanted(call: Call[ChatRequest]) -> tuple[Wanted, AnswerForm | None]:
         cache_salt=fields.cache_salt,
         priority=fields.priority or 0,
         names=names,
-        shown_token_ids=frozenset() if form is None else form.shown_token_ids,
     )
-    return wanted, form
+    return with_form(wanted, form), form
 
 
 def _prompt_ids(generation: Generation) -> list[int]:

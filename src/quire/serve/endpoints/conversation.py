@@ -15,7 +15,7 @@ from quire.engine.tokenizer import Tokenizer
 from quire.serve.answer_form import AnswerForm
 from quire.serve.endpoints.call import Call, needs_truncation, truncated
 from quire.serve.errors import unsupported
-from quire.serve.generation import renamed
+from quire.serve.generation import Wanted, renamed
 from quire.serve.schemas.chat import require_plain_messages
 from quire.serve.schemas.sampling import SamplingFields
 
@@ -92,6 +92,11 @@ async def conversation_prompt(
     if form is not None:
         sampling = replace(sampling, grammar=form.grammar(sampling.grammar, form.thinking(ids)))
     return ids, sampling
+
+
+def with_form(wanted: Wanted, form: AnswerForm | None) -> Wanted:
+    """Return what a call wants written, with what the form of its answers needs. Does not mutate."""
+    return wanted if form is None else replace(wanted, shown_token_ids=form.shown_token_ids, blame=form.blame)
 
 
 async def conversation_ids(

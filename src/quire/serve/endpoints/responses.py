@@ -11,7 +11,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine.outputs import CompletionDelta
 from quire.serve.answer_form import AnswerForm, answer_form
 from quire.serve.endpoints.call import Call, json_answer, now_s, open_call, shown_id
-from quire.serve.endpoints.conversation import Conversation, chat_options, conversation_prompt
+from quire.serve.endpoints.conversation import Conversation, chat_options, conversation_prompt, with_form
 from quire.serve.endpoints.response_events import ResponseEvents, status_of
 from quire.serve.endpoints.response_items import Items
 from quire.serve.errors import unsupported
@@ -91,9 +91,8 @@ async def _wanted(call: Call[ResponseRequest]) -> tuple[Wanted, AnswerForm | Non
         cache_salt=fields.cache_salt,
         priority=fields.priority or 0,
         names={**NAMES, "grammar": "tools" if held.grammar is None else held.field},
-        shown_token_ids=frozenset() if form is None else form.shown_token_ids,
     )
-    return wanted, form
+    return with_form(wanted, form), form
 
 
 def _reader(form: AnswerForm | None, generation: Generation) -> AnswerReader | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 from quire.core.errors import InvalidRequestError
@@ -56,10 +57,15 @@ def response_tools(fields: ResponseRequest) -> ToolChoice:
     if isinstance(choice, dict):
         choice = {"type": choice.get("type"), "function": {"name": choice.get("name")}}
     try:
-        return tool_choice_of(tools, choice, fields.parallel_tool_calls)
+        found = tool_choice_of(tools, choice, fields.parallel_tool_calls)
     except InvalidRequestError as error:
-        field = error.field.replace(".function", "")
-        raise InvalidRequestError(field, error.value, error.allowed) from error
+        raise InvalidRequestError(_own_place(error.field), error.value, error.allowed) from error
+    return replace(found, tools=tuple(replace(tool, place=_own_place(tool.place)) for tool in found.tools))
+
+
+def _own_place(place: str) -> str:
+    """Return what chat calls so, in the words of this interface."""
+    return place.replace(".function", "")
 
 
 def _chat_tool(tool: dict[str, Any], where: str) -> dict[str, Any]:

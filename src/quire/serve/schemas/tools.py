@@ -68,7 +68,8 @@ def _tool(tool: Mapping[str, Any], where: str) -> Tool:
     strict = function.get("strict")
     if not (strict is None or isinstance(strict, bool)):
         raise InvalidRequestError(f"{place}.strict", strict, "true or false")
-    return Tool(name, _parameters(function.get("parameters"), f"{place}.parameters"), bool(strict))
+    parameters = f"{place}.parameters"
+    return Tool(name, _parameters(function.get("parameters"), parameters), bool(strict), parameters)
 
 
 def _parameters(parameters: object, where: str) -> Mapping[str, Any]:

@@ -27,6 +27,8 @@ class Tool:
     name: str
     parameters: Mapping[str, Any]
     strict: bool = False
+    place: str = "tools"
+    """Where the request has its parameters."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,8 @@ def repeated(element: str, most: int) -> str:
 
 def arguments_schema(tool: Tool) -> str:
     """Return the arguments of a call. Keywords that cannot be kept are passed over, unless the tool is a strict one."""
-    schema = _closed(_without_notes(tool.parameters))
+    schema = _without_notes(tool.parameters)
+    schema = schema if _adds_up(schema) else _closed(schema)
     schema |= {"type": "object", "x-guidance": {**SEPARATORS, "lenient": not tool.strict}}
     return f"%json {json.dumps(schema)}"
 
@@ -94,15 +95,28 @@ def _closed(schema: Any) -> Any:
     if not isinstance(schema, Mapping):
         return schema
     found = dict(schema)
-    properties = found.get("properties")
-    if isinstance(properties, Mapping):
-        found["properties"] = {name: _closed(each) for name, each in properties.items()}
-        required = found.get("required", [])
-        if not OPEN & found.keys() and isinstance(required, list) and properties.keys() >= set(map(str, required)):
-            found["additionalProperties"] = False
+    for key in ("properties", "$defs", "definitions"):
+        if isinstance(found.get(key), Mapping):
+            found[key] = {name: _closed(each) for name, each in found[key].items()}
     if "items" in found:
         found["items"] = _closed(found["items"])
-    return found
+    properties, required = found.get("properties"), found.get("required", [])
+    names_all = isinstance(properties, Mapping) and isinstance(required, list) and _names(properties, required)
+    return found | {"additionalProperties": False} if names_all and not OPEN & found.keys() else found
+
+
+def _names(properties: Mapping[str, Any], required: list[Any]) -> bool:
+    return all(isinstance(name, str) and name in properties for name in required)
+
+
+def _adds_up(schema: Any) -> bool:
+    """Return whether the properties of some object may stand in several places. Does not mutate."""
+    if isinstance(schema, list):
+        return any(map(_adds_up, schema))
+    if not isinstance(schema, Mapping):
+        return False
+    several = "properties" in schema and not schema.keys().isdisjoint(("$ref", "anyOf", "oneOf"))
+    return several or "allOf" in schema or any(map(_adds_up, schema.values()))
 
 
 def _without_notes(schema: Any) -> Any:
