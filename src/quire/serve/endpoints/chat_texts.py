@@ -114,9 +114,9 @@ class ChatTexts:
         number = self._num_calls[index]
         if isinstance(event, CallBegun):
             self._num_calls[index] += 1
-            begun = FunctionDelta("", event.name)
-            return ChatDelta(tool_calls=[ToolCallDelta(number, begun, self._call_id(index, number), "function")])
-        return ChatDelta(tool_calls=[ToolCallDelta(number - 1, FunctionDelta(event.text))])
+            own_id, begun = self._call_id(index, number), FunctionDelta(name=event.name, arguments="")
+            return ChatDelta(tool_calls=[ToolCallDelta(index=number, id=own_id, type="function", function=begun)])
+        return ChatDelta(tool_calls=[ToolCallDelta(index=number - 1, function=FunctionDelta(arguments=event.text))])
 
     def _call_id(self, index: int, number: int) -> str:
         return "" if self._form is None else self._form.call_id(self._request_id, index, number)

@@ -60,20 +60,20 @@ class ChatMessage(msgspec.Struct, frozen=True):
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
-class FunctionDelta(msgspec.Struct, frozen=True):
+class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True):
     """The name of a function, which comes once, and a piece of its arguments."""
 
-    arguments: str
     name: str | UnsetType = UNSET
+    arguments: str
 
 
-class ToolCallDelta(msgspec.Struct, frozen=True):
+class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
     """What is new of a call; its id and its type come once."""
 
     index: int
-    function: FunctionDelta
     id: str | UnsetType = UNSET
     type: Literal["function"] | UnsetType = UNSET
+    function: FunctionDelta
 
 
 class ChatDelta(msgspec.Struct, frozen=True):
