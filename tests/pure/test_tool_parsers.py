@@ -120,8 +120,8 @@ def test_nothing_is_lost(tool_format: ToolFormat, text: str) -> None:
 def before_call(tool_format: ToolFormat, name: str) -> str:
     opener = re.escape(tool_format.marks[0])
     if tool_format.name == "mistral_args":
-        return rf"\s*{opener}\s*{name}\[ARGS\]\s*"
-    space = {"hermes": opener, "llama3": rf"({opener}|;)?"}.get(tool_format.name, rf"({opener}\s*\[|,)")
+        return rf"\s*{opener}\s*{name}(\[CALL_ID\]\s*[\w-]*)?(\[ARGS\]\s*)?"
+    space = {"hermes": opener, "llama3": rf"({opener}|;)?"}.get(tool_format.name, rf"({opener}\s*\[?|,)")
     return rf'\s*{space}\s*\{{\s*"name"\s*:\s*"{name}"\s*,\s*"(arguments|parameters)"\s*:\s*'
 
 
@@ -129,7 +129,7 @@ def after_call(tool_format: ToolFormat, *, is_last: bool) -> str:
     if tool_format.name == "mistral_args":
         return r"\s*" if is_last else ""
     closers = {"hermes": "</tool_call>", "llama3": "", "mistral": "]", "phi4": "]<|/tool_call|>"}
-    letters = [re.escape(letter) for letter in closers[tool_format.name]]
+    letters = [re.escape(letter) + ("?" if letter == "]" else "") for letter in closers[tool_format.name]]
     closer = "".join(rf"(\s*{letter}" for letter in letters) + ")?" * len(letters)
     own_id = r'(\s*,\s*"id"\s*:\s*"[\w-]*")?' if tool_format.name == "mistral" else ""
     whole = rf"({own_id}\s*\}}{closer})?"
@@ -195,6 +195,26 @@ def test_mistrals_calls_may_have_an_id() -> None:
     assert mistral is not None
     text = '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}, "id": "abcDEF123"}]'
     answer = ReadAnswer.of(events_of(mistral, [text]))
+    assert (answer.text, [call.arguments for call in answer.calls]) == (None, ['{"a": 1}'])
+
+
+def test_the_newer_calls_of_mistral_may_have_an_id_or_no_mark() -> None:
+    named = create_tool_format("mistral_args", "")
+    assert named is not None
+    for between in ("[ARGS]", "[CALL_ID]abcDEF123[ARGS]", ""):
+        answer = ReadAnswer.of(events_of(named, [f'[TOOL_CALLS]add{between}{{"a": 1}}']))
+        assert (answer.text, [(call.name, call.arguments) for call in answer.calls]) == (None, [("add", '{"a": 1}')])
+    for wrong in ("[TOOL_CALLS]add[CALL_ID]abc", "[TOOL_CALLS]add[CALL]x[ARGS]{}", "[TOOL_CALLS][ARGS]{}"):
+        assert events_of(named, [wrong]) == [Text(wrong)]
+
+
+@pytest.mark.parametrize("name", ["mistral", "phi4"])
+def test_a_call_alone_needs_no_list(name: str) -> None:
+    tool_format = create_tool_format(name, "")
+    assert tool_format is not None
+    opener, *closer = tool_format.marks
+    text = f'{opener}{{"name": "add", "arguments": {{"a": 1}}}}{"".join(closer)}'
+    answer = ReadAnswer.of(events_of(tool_format, [text]))
     assert (answer.text, [call.arguments for call in answer.calls]) == (None, ['{"a": 1}'])
 
 

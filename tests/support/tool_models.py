@@ -36,7 +36,16 @@ TEMPLATES: Mapping[str, str] = {
     + "{% if 'tools' in message %}<|tool|>{{ message.tools }}<|/tool|>{% endif %}<|im_end|>\n{% endfor %}"
     + BEGIN,
 }
-SPECIAL = ("<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "<|tool_call|>", "<|/tool_call|>", "<|tool|>", "<|/tool|>")
+SPECIAL = (
+    "<|python_tag|>",
+    "[TOOL_CALLS]",
+    "[CALL_ID]",
+    "[ARGS]",
+    "<|tool_call|>",
+    "<|/tool_call|>",
+    "<|tool|>",
+    "<|/tool|>",
+)
 ADDED = ("<tool_call>", "</tool_call>", "</think>")
 
 

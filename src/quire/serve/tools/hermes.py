@@ -14,5 +14,5 @@ from typing import Final
 from quire.serve.tools.json_calls import CallShape
 from quire.serve.tools.json_format import JsonFormat
 
-SHAPE: Final = CallShape("<tool_call>", "</tool_call>", before="\n", after="\n")
+SHAPE: Final = CallShape("<tool_call>", "</tool_call>", before=r'"\n"', after=r'"\n"')
 HERMES: Final = JsonFormat("hermes", SHAPE, signs=("<tool_call>", "arguments"), others=("<function=", "<arg_key>"))

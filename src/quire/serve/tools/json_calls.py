@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from quire.serve.tools.base import Arguments, CallBegun, Event, Mark, Text, Tool, merged
-from quire.serve.tools.rules import arguments_schema, free_text, literal, repeated, spaced, text_before
+from quire.serve.tools.rules import arguments_schema, free_text, literal, repeated, text_before
 
 SPACE: Final = " \t\r\n"
 MAX_NAME_LENGTH: Final = 64
@@ -38,7 +38,7 @@ class CallShape:
     opener: str
     closer: str = ""
     key: str = "arguments"
-    before: str = ""  # what the model writes between opener and object, or list
+    before: str = ""  # rule of what the model writes between opener and object, or list
     after: str = ""  # between object, or list, and closer
     is_list: bool = False
     separator: str = ""  # between objects that share an opener and are no list
@@ -141,15 +141,15 @@ class JsonCallParser:
     def _calls(self) -> Reading:
         shape = self._shape
         letter = yield from _letter()
-        if shape.is_list:
-            _require(letter == "[")
+        is_list = shape.is_list and letter == "["  # one alone may have no list around it
+        if is_list:
             letter = yield from _letter()
         while True:
             yield from self._call(letter)
-            if not (shape.is_list or shape.separator):
+            if not (is_list or shape.separator):
                 break
             letter = yield from _letter()
-            if shape.is_list and letter == "]":
+            if is_list and letter == "]":
                 break
             _require(letter == (shape.separator.strip() or ","))
             self._is_safe = False
@@ -208,22 +208,30 @@ class JsonCallParser:
 
 
 class NamedCallParser(JsonCallParser):
-    """Reads calls whose name stands before their arguments, with a mark between the two. Mutable."""
+    """Reads calls whose name stands before their arguments, and perhaps an id between the two. Mutable.
 
-    def __init__(self, shape: CallShape, names: Collection[str], mark: str) -> None:
+    After the name comes a mark, or else the arguments; after the mark of an id, that and the mark of the arguments.
+    """
+
+    def __init__(self, shape: CallShape, names: Collection[str], own_id: str, mark: str) -> None:
         super().__init__(shape, names)
+        self._own_id = own_id
         self._mark = mark
 
     def _calls(self) -> Reading:
-        letter = yield from _letter()
-        name = ""
-        while letter != self._mark[0]:
-            _require(letter in _NAME_LETTERS and len(name) < MAX_NAME_LENGTH)
-            name += letter
-            letter = yield
+        name, letter = yield from _word((yield from _letter()))
         _require(name in self._names)
-        yield from _letters(self._mark[1:])
-        _require((yield from _letter()) == "{")
+        if letter == "[":
+            letter = yield
+            if letter == self._own_id[1]:
+                yield from _letters(self._own_id[2:])
+                _, letter = yield from _word((yield from _letter()))
+                _require(letter == "[")
+                letter = yield
+            _require(letter == self._mark[1])
+            yield from _letters(self._mark[2:])
+            letter = yield from _letter()
+        _require(letter == "{")
         self._begin_call(name)
         yield from self._arguments()
 
@@ -250,6 +258,16 @@ def _name() -> Generator[None, str, str]:
     return name
 
 
+def _word(letter: str) -> Generator[None, str, tuple[str, str]]:
+    """Return the letters of a name or an id, the first of which has come, and the letter that ends it."""
+    word = ""
+    while letter in _NAME_LETTERS:
+        _require(len(word) < MAX_NAME_LENGTH)
+        word += letter
+        letter = yield
+    return word, letter
+
+
 def _require(condition: bool) -> None:
     if not condition:
         raise _WrongCall
@@ -268,7 +286,7 @@ def json_call_rules(shape: CallShape, tools: Sequence[Tool], most: int, mark: Ma
     if shape.is_list:
         objects = f'"[" {objects} "]"'
     closer = [mark(shape.closer)] if shape.closer else []
-    rules.append("group: " + " ".join([*spaced(shape.before), objects, *spaced(shape.after), *closer]))
+    rules.append(" ".join(["group:", shape.before, objects, shape.after, *closer]))
     more = repeated(f"GAP {mark(shape.opener)} group", 1 if several > 1 else most)
     rules.append("calls: " + ("group" if shape.is_bare else f"{mark(shape.opener)} group{more}"))
     rules.append(f"opened: {text_before(shape.opener, mark)} group{more}" + (" | group" if shape.is_bare else ""))

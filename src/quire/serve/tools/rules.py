@@ -64,11 +64,6 @@ def make_mark(id_of: Callable[[str], int | None]) -> Mark:
     return mark
 
 
-def spaced(text: str) -> list[str]:
-    """Return a text as an element of a rule; none for no text."""
-    return [literal(text)] if text else []
-
-
 def repeated(element: str, most: int) -> str:
     """Return what follows the first of several elements.
 
