@@ -104,7 +104,7 @@ class InputTokensDetails(msgspec.Struct, frozen=True):
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
-    """Of the tokens of the output: those of a reasoning that is kept apart. There are none."""
+    """Of the tokens of the output: those of a reasoning that is counted apart. None is."""
 
     reasoning_tokens: int = 0
 

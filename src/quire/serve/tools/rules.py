@@ -21,6 +21,7 @@ SEPARATORS: Final = {"whitespace_flexible": False, "item_separator": ", ?", "key
 NOTES: Final = frozenset(
     {"$comment", "default", "deprecated", "description", "examples", "readOnly", "title", "writeOnly"}
 )
+LOOKS_AROUND: Final = re.compile(r"\(\?<?[=!]|\\[1-9]")
 NAMED: Final = frozenset({"$defs", "definitions", "dependentSchemas", "patternProperties", "properties"})
 """Keywords whose keys are names of the client's own."""
 
@@ -75,7 +76,7 @@ def repeated(element: str, most: int) -> str:
 
 def arguments_schema(tool: Tool) -> str:
     """Return the arguments of a call. Keywords that cannot be kept are passed over, unless the tool is a strict one."""
-    schema = _without_notes(tool.parameters)
+    schema = _without_notes(tool.parameters, keeps_all=tool.strict)
     schema = schema if _adds_up(schema) else _closed(schema)
     schema |= {"type": "object", "x-guidance": {**SEPARATORS, "lenient": not tool.strict}}
     return f"%json {json.dumps(schema)}"
@@ -114,18 +115,23 @@ def _adds_up(schema: Any) -> bool:
     return several or "allOf" in schema or any(map(_adds_up, schema.values()))
 
 
-def _without_notes(schema: Any) -> Any:
-    """Return a schema without what it says to readers only; that would fill a grammar. Does not mutate."""
+def _without_notes(schema: Any, *, keeps_all: bool) -> Any:
+    """Return a schema without what it says to readers only, which would fill a grammar. Does not mutate.
+
+    Unless it keeps all, patterns go that look around: no automaton can.
+    """
     if isinstance(schema, list):
-        return [_without_notes(each) for each in schema]
+        return [_without_notes(each, keeps_all=keeps_all) for each in schema]
     if not isinstance(schema, Mapping):
         return schema
     found = {}
     for key, value in schema.items():
         if key in NAMED and isinstance(value, Mapping):
-            found[key] = {name: _without_notes(each) for name, each in value.items()}
+            found[key] = {name: _without_notes(each, keeps_all=keeps_all) for name, each in value.items()}
+        elif key == "pattern" and not keeps_all and isinstance(value, str) and LOOKS_AROUND.search(value):
+            continue
         elif key not in NOTES:
-            found[key] = value if key in ("const", "enum") else _without_notes(value)
+            found[key] = value if key in ("const", "enum") else _without_notes(value, keeps_all=keeps_all)
     return found
 
 
