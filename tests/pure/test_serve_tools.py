@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core.errors import InvalidRequestError
@@ -86,7 +86,6 @@ SCHEMAS = st.recursive(
 )
 
 
-@settings(max_examples=100)
 @given(schema=st.dictionaries(KEYWORDS, SCHEMAS), strict=st.booleans())
 def test_whatever_a_schema_is_it_becomes_a_rule(schema: dict[str, Any], strict: bool) -> None:
     """What is wrong with it the compiler says."""

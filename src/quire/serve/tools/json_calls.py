@@ -62,6 +62,7 @@ class JsonCallParser:
         self._is_safe = False  # the calls so far are whole, what is held only closes them
         self._has_text = False
         self._has_call = False
+        self._ends_with_call = False
 
     def push(self, text: str) -> list[Event]:
         """Add text; return what it has brought. Mutates."""
@@ -71,7 +72,7 @@ class JsonCallParser:
 
     def finish(self) -> list[Event]:
         """Return what is left: the text has ended. Mutates."""
-        closes = self._is_safe if self._reading else self._has_call and not self._held.strip()
+        closes = self._is_safe if self._reading else self._ends_with_call and not self._held.strip(SPACE)
         if not closes:
             self._say(self._held)
         self._held, self._reading = "", None
@@ -82,7 +83,7 @@ class JsonCallParser:
     def _look(self, text: str) -> str:
         """Look for a call; return the text that has not been gone through."""
         text, opener = self._held + text, self._shape.opener
-        bare = len(text) - len(text.lstrip())
+        bare = len(text) - len(text.lstrip(SPACE))
         if self._shape.is_bare and not (self._has_text or self._has_call) and text[bare : bare + 1] == "{":
             return self._begin(text[:bare], "", text[bare:])
         place = text.find(opener)
@@ -106,7 +107,8 @@ class JsonCallParser:
     def _say(self, text: str) -> None:
         if text:
             self._events.append(Text(text))
-            self._has_text = self._has_text or bool(text.strip())
+            self._ends_with_call = False
+            self._has_text = self._has_text or bool(text.strip(SPACE))
 
     def _taken(self) -> list[Event]:
         events, self._events = merged(self._events), []
@@ -183,7 +185,7 @@ class JsonCallParser:
 
     def _begin_call(self, name: str) -> None:
         self._events.append(CallBegun(name))
-        self._has_call = True
+        self._has_call = self._ends_with_call = True
 
     def _arguments(self) -> Reading:
         """Pass an object on, the first letter of which has come."""
