@@ -355,6 +355,14 @@ def test_a_format_holds_what_comes_after_the_reasoning(thinker: RunningServer) -
     assert "reasoning_content" not in plain["message"]
 
 
+def test_a_format_that_cannot_be_kept_is_named_behind_a_reasoning_too(thinker: RunningServer) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "what"}}}
+    answer = thinker.post("/v1/chat/completions", {"messages": MESSAGES, "response_format": form})
+    assert (answer.status, answer.error["param"]) == (400, "response_format.json_schema.schema")
+    assert '"what"' in answer.error["message"]
+    assert "start:" not in answer.error["message"]
+
+
 def test_a_format_holds_answers_that_call_nothing(thinker: RunningServer) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "weather", "schema": WEATHER}}
     fields: Any = {"response_format": form, "chat_template_kwargs": {"enable_thinking": False}}

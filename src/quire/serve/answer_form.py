@@ -36,6 +36,7 @@ from quire.serve.tools.base import ToolFormat
 from quire.serve.tools.rules import make_mark
 
 _LINE: Final = re.compile(r"at (\d+)\(\d+\): (.*)")
+_ANSWER: Final = re.compile(r"^answer: (?:%json )?(.*)", re.MULTILINE)
 _ARGUMENTS: Final = re.compile(r"arguments_(\d+): ")
 NO_TOOLS: Final = 'the chat template of this model knows no tools; with tool_choice "none" they are passed over'
 
@@ -89,9 +90,15 @@ class AnswerForm:
         return Grammar.lark("\n".join([f"start: {before}({body})", *found]))
 
     def blame(self, error: InvalidRequestError) -> InvalidRequestError:
-        """Return a refusal of a grammar as one of the function that it is about, or of all of them. Does not mutate."""
-        if error.field != "grammar" or self.tools is None:
+        """Return a refusal of a grammar as one of what the client has said: a function, or all of them, or a format.
+
+        Does not mutate.
+        """
+        if error.field != "grammar":
             return error
+        if self.tools is None:
+            answer = _ANSWER.search(str(error.value))
+            return error if answer is None else InvalidRequestError("grammar", answer[1], error.allowed)
         found = _LINE.search(error.allowed)
         lines = str(error.value).splitlines()
         line = lines[int(found[1]) - 1] if found and int(found[1]) <= len(lines) else ""
