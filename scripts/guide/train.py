@@ -36,17 +36,7 @@ END_OF_TEXT, START, END = SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|
 WORDS = (  # how Qwen cuts text before its bytes are joined to tokens
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-CHAT_TEMPLATE = """\
-{%- for message in messages %}
-{%- if message['role'] == 'system' or message['role'] == 'user' or message['role'] == 'assistant' %}
-{{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}
-{%- else %}
-{{- raise_exception('the role of a message is system, user or assistant') }}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|im_start|>assistant\\n' }}
-{%- endif %}"""
+CHAT_TEMPLATE = (Path(__file__).parents[2] / "src/quire/guide/chat_template.jinja").read_text(encoding="utf-8")
 
 TOKENS_PER_STEP = 3072
 ROW_LENGTH, LONG_ROW_LENGTH = 384, 1536

@@ -41,6 +41,7 @@ FACTS = {
         "the answers are the same, to the token",
     ],
     "structured_output.py": ["refused: Default retriever does not fetch resources"],
+    "tool_calls.py": ["temperature(Oslo)"],
     "shared_chat.py": ["Ada: What is a block table?   (46 tokens, 0 of them from the cache)"],
 }
 

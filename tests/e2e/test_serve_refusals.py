@@ -143,6 +143,7 @@ def test_bad_fields_of_a_completion(
 
 
 USER = {"role": "user", "content": "a"}
+TOOLS = [{"type": "function", "function": {"name": "now"}}]
 CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
     ({"messages": "a"}, "messages"),
@@ -167,9 +168,10 @@ CHATS: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
     ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
     ({"n": 17}, "n"),
-    ({"tools": [{"type": "function"}]}, "tools"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function"),
     ({"tool_choice": "required"}, "tool_choice"),
-    ({"tool_choice": {"type": "function"}}, "tool_choice"),
+    ({"tool_choice": {"type": "function"}}, "tool_choice.function.name"),
+    ({"tools": TOOLS, "tool_choice": "perhaps"}, "tool_choice"),
     ({"response_format": {"type": "poem"}}, "response_format.type"),
     ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format.json_schema.name"),
     (
@@ -207,13 +209,17 @@ def test_bad_fields_of_a_chat(server: RunningServer, num_added: list[int], field
 RESPONSES: list[tuple[dict[str, Any], str]] = [
     ({"input": []}, "input"),
     ({"input": 7}, "input"),
-    ({"input": [{"type": "function_call"}]}, "input[0].type"),
+    ({"input": [{"type": "function_call"}]}, "input[0].name"),
+    ({"input": [{"type": "function_call_output", "output": "3"}]}, "input[0].call_id"),
+    ({"input": [{"type": "image_generation_call"}]}, "input[0].type"),
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
     ({"max_output_tokens": 0}, "max_output_tokens"),
     ({"previous_response_id": "resp_1"}, "previous_response_id"),
     ({"conversation": "c"}, "conversation"),
     ({"background": True}, "background"),
-    ({"tools": [{"type": "web_search"}]}, "tools"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    ({"tools": [{"type": "function"}]}, "tools[0].name"),
+    ({"tool_choice": {"type": "function"}}, "tool_choice.name"),
     ({"text": {"format": {"type": "json_schema"}}}, "text.format.name"),
     ({"text": {"format": {"type": "json_schema", "name": "s", "schema": {"$ref": "http://x/"}}}}, "text.format.schema"),
     ({"truncation": "auto"}, "truncation"),

@@ -129,6 +129,14 @@ def test_parts_are_joined_and_none_is_left_out():
     ]
 
 
+def test_a_tool_call_is_written_as_models_write_it():
+    """OpenAI's library sends the arguments before the name; templates that print the object whole would, too."""
+    function = {"arguments": "{}", "strict": True, "name": "add"}
+    [call] = validate_messages([{"role": "assistant", "tool_calls": [{"function": function}]}])
+    assert list(call["tool_calls"][0]["function"].items()) == [("name", "add"), ("arguments", {}), ("strict", True)]
+    assert list(function) == ["arguments", "strict", "name"]
+
+
 def test_a_tool_call_has_its_arguments_parsed():
     answer = {"role": "tool", "content": "3", "tool_call_id": "1"}
     call, after = validate_messages([{"role": "assistant", "content": None, "tool_calls": [CALL]}, answer])

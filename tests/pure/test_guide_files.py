@@ -10,6 +10,7 @@ import pytest
 
 from quire.compute.models import read_model
 from quire.compute.weights.safetensors import read_header
+from quire.engine.chat_template import ChatTemplate, validate_messages
 from quire.guide import GUIDE_FOLDER
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -76,3 +77,31 @@ def test_the_template_knows_the_roles_and_the_prompt_for_an_answer() -> None:
     template = (GUIDE_FOLDER / "chat_template.jinja").read_text(encoding="utf-8")
     for word in ("system", "user", "assistant", "<|im_start|>", "<|im_end|>", "add_generation_prompt"):
         assert word in template
+
+
+def test_the_template_shows_tools_and_their_calls() -> None:
+    source = (GUIDE_FOLDER / "chat_template.jinja").read_text(encoding="utf-8")
+    template = ChatTemplate(source, {})
+    tool = {"type": "function", "function": {"name": "now"}}
+    call: Any = {"id": "1", "type": "function", "function": {"name": "now", "arguments": {}}}
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "When?"},
+        {"role": "assistant", "tool_calls": [call, call]},
+        {"role": "tool", "tool_call_id": "1", "content": "12:00"},
+    ]
+    text = template.render(validate_messages(messages), tools=[tool])
+    head, *turns = text.split("<|im_end|>\n")
+    assert head.startswith("<|im_start|>system\nBe brief.\n\nYou may call")
+    assert json.dumps(tool) in head
+    written = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    assert turns == [
+        "<|im_start|>user\nWhen?",
+        f"<|im_start|>assistant\n{written}\n{written}",
+        "<|im_start|>user\n<tool_response>\n12:00\n</tool_response>",
+        "<|im_start|>assistant\n",
+    ]
+    plain = template.render(validate_messages(messages[:2]))
+    assert plain == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhen?<|im_end|>\n<|im_start|>assistant\n"
+    )

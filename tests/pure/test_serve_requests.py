@@ -18,11 +18,12 @@ from quire.engine.outputs import Logprob
 from quire.serve.errors import ApiError
 from quire.serve.generation import renamed, require_few_choices
 from quire.serve.logprobs import TokenNames, completion_logprobs, content_logprobs, prompt_logprobs, told
-from quire.serve.schemas.chat import ChatRequest, num_logprobs, shown_tools
+from quire.serve.schemas.chat import ChatRequest, num_logprobs
 from quire.serve.schemas.completions import CompletionRequest, prompts_of
 from quire.serve.schemas.fields import IGNORED, REFUSED
 from quire.serve.schemas.parse import parse
-from quire.serve.schemas.responses import ResponseRequest, messages_of, require_supported
+from quire.serve.schemas.response_input import messages_of
+from quire.serve.schemas.responses import ResponseRequest, require_supported
 from quire.serve.schemas.responses import num_logprobs as num_response_logprobs
 from quire.serve.schemas.sampling import PASSED, ChoiceFields, include_usage, sampling_of
 
@@ -283,18 +284,6 @@ def test_refusals_of_the_engine_speak_the_words_of_the_request() -> None:
     assert (large.param, large.code) == ("messages[1]", "context_length_exceeded")
     assert "maximum context length" in large.message
     assert renamed(InvalidRequestError("logit_bias[3]", 1, "less"), {}).detail.param == "logit_bias[3]"
-
-
-def test_tools_wait_for_another_day() -> None:
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    assert shown_tools(None, None) is None
-    assert shown_tools([], "auto") is None
-    assert shown_tools(tools, "none") == tools
-    for given_tools, choice in ((tools, None), (tools, "auto"), (None, "required"), (tools, {"type": "function"})):
-        with pytest.raises(ApiError):
-            shown_tools(given_tools, choice)
-    with pytest.raises(InvalidRequestError):
-        shown_tools(None, "perhaps")
 
 
 def test_top_logprobs_need_logprobs() -> None:

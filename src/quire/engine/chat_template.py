@@ -264,7 +264,8 @@ def _tool_calls(calls: object, where: str) -> list[object]:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise InvalidRequestError(f"{where}[{index}]", call, "an object with function.name and function.arguments")
         place = f"{where}[{index}].function.arguments"
-        function["arguments"] = _arguments(function.get("arguments", {}), place)
+        arguments = _arguments(function.pop("arguments", {}), place)
+        call["function"] = {"name": function.pop("name"), "arguments": arguments, **function}  # as models write them
     return calls
 
 

@@ -216,10 +216,16 @@ class IncrementalDetokenizer:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int] = (), *, skip_special_tokens: bool = True
+        self,
+        tokenizer: Tokenizer,
+        prompt_token_ids: Sequence[int] = (),
+        *,
+        skip_special_tokens: bool = True,
+        shown_token_ids: frozenset[int] = frozenset(),
     ) -> None:
+        """Begin a text behind a prompt; `shown_token_ids` are those special tokens that are not skipped."""
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._skipped = tokenizer.special_token_ids - shown_token_ids if skip_special_tokens else frozenset()
         self._finished = False
         prompt = self._last_visible(prompt_token_ids)
         token_bytes = tokenizer.bytes_of_tokens

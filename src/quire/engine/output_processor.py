@@ -9,7 +9,6 @@ say) ends that request with an error and touches no other.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -51,7 +50,8 @@ class Ender(Protocol):
 class SequenceText:
     """What one sequence has become so far."""
 
-    def __init__(self, index: int, prompt: array[int], wanted: SamplingParams, tokenizer: Tokenizer | None) -> None:
+    def __init__(self, index: int, prepared: PreparedRequest, tokenizer: Tokenizer | None) -> None:
+        wanted = prepared.wanted
         self.index = index
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
@@ -68,7 +68,10 @@ class SequenceText:
         self._detokenizer: IncrementalDetokenizer | None = None
         if tokenizer is not None:
             self._detokenizer = IncrementalDetokenizer(
-                tokenizer, prompt, skip_special_tokens=wanted.skip_special_tokens
+                tokenizer,
+                prepared.request.prompt_token_ids,
+                skip_special_tokens=wanted.skip_special_tokens,
+                shown_token_ids=prepared.shown_token_ids,
             )
         self._stops = StopStrings(wanted.stop, wanted.include_stop_str_in_output)
 
@@ -173,12 +176,16 @@ def token_and_likeliest(token: int, entry: TokenLogprobs, tokenizer: Tokenizer |
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A request that the engine can serve, and what its caller said: its id, the text of its prompt, what is wanted."""
+    """A request that the engine can serve, and what its caller said: its id, the text of its prompt, what is wanted.
+
+    The special tokens `shown_token_ids` are a part of its texts even where special tokens are not shown.
+    """
 
     request: EngineRequest
     shown_id: str
     prompt: str | None
     wanted: SamplingParams
+    shown_token_ids: frozenset[int] = frozenset()
 
 
 class RequestText:
@@ -192,7 +199,7 @@ class RequestText:
         self._arrival_s = now
         self._first_token_s: float | None = None
         self._finished_s: float | None = None
-        self.sequences = [SequenceText(index, prompt, wanted, tokenizer) for index in range(wanted.num_sequences)]
+        self.sequences = [SequenceText(index, prepared, tokenizer) for index in range(wanted.num_sequences)]
         self._prompt = prepared.prompt
         self._prompt_token_ids = prompt
         self._wanted = wanted

@@ -95,6 +95,14 @@ class Tokenizer:
         """What a client may tell the chat templates beside messages and tools, by name."""
         return frozenset[str]().union(*(template.variables for template in self._templates.values()))
 
+    def template_source(self, *, with_tools: bool = False) -> str:
+        """Return the text of the chat template of a conversation; "" where the model has none. Does not mutate."""
+        return self._template(with_tools=with_tools).source if self._templates else ""
+
+    def id_of(self, token: str) -> int | None:
+        """Return the id of the token that is this very text; None where there is none. Does not mutate."""
+        return self._library.token_to_id(token)
+
     def warm_up(self) -> None:
         """Do now what the first special token in a client's words would wait for: 1.5 s for 150,000 tokens."""
         self._control.renamed()

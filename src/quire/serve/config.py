@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from quire.core.byte_sizes import parse_bytes
 from quire.core.config import require_int, require_number, require_one_of, setting
 from quire.core.errors import InvalidConfigError
+from quire.serve.reasoning import is_thinking_format
+from quire.serve.tools import AUTO, TOOL_FORMATS, create_tool_format
 
 METRICS_COMPAT = ("none", "vllm")
 LOG_FORMATS = ("text", "json")
 MAX_KEY_LENGTH = 512
 MAX_SECONDS = 86_400.0
+_FORMAT_NAMES = ", ".join(each.name for each in TOOL_FORMATS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,8 @@ class ServerConfig:
     write_timeout_s: float = setting(30.0, "seconds that a client may read nothing of what waits for it")
     keep_alive_timeout_s: float = setting(75.0, "seconds that a connection may stay open between two calls")
     drain_timeout_s: float = setting(30.0, "seconds that calls under way have to end in when the server is stopped")
+    tool_format: str = setting(AUTO, f"how the model writes calls: auto (by its chat template), none, {_FORMAT_NAMES}")
+    reasoning_format: str = setting("auto", "marks of the model's reasoning: auto (by its chat template), none, think")
     metrics_compat: str = setting("none", "names in /metrics beside quire's own: none or vllm")
     log_format: str = setting("text", "how logs are written: text or json")
     access_log: bool = setting(True, "write a line for every call")
@@ -75,6 +80,8 @@ class ServerConfig:
             require_number(name, getattr(self, name), 1e-3, MAX_SECONDS)
         require_number("drain_timeout_s", self.drain_timeout_s, 0.0, MAX_SECONDS)
         require_one_of("metrics_compat", self.metrics_compat, METRICS_COMPAT)
+        create_tool_format(self.tool_format, "")
+        is_thinking_format(self.reasoning_format, "")
         require_one_of("log_format", self.log_format, LOG_FORMATS)
         for name in ("open_metrics", "access_log"):
             if not isinstance(getattr(self, name), bool):

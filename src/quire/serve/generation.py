@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
 from quire.core.errors import InvalidRequestError, RequestTooLargeError
@@ -46,7 +46,8 @@ _HEAD: Final = re.compile(r"[^.\[]*")
 class Wanted:
     """What a call wants written. `names` are the names that its request has for fields of the engine.
 
-    With `prompts_only` the texts are not told, so their tokens are none that the client has asked for.
+    With `prompts_only` the texts are not told, so their tokens are none that the client has asked for. The special
+    tokens `shown_token_ids` are a part of the texts, whatever the client wants of others.
     """
 
     prompts: Sequence[Prompt]
@@ -56,6 +57,9 @@ class Wanted:
     priority: int = 0
     names: Mapping[str, str] = field(default_factory=dict)
     prompts_only: bool = False
+    shown_token_ids: frozenset[int] = frozenset()
+    blame: Callable[[InvalidRequestError], InvalidRequestError] = lambda error: error
+    """Says of a refusal what of the request it is about, where that is not one field."""
 
 
 class Step(NamedTuple):
@@ -76,9 +80,10 @@ async def prepare(services: Services, context: RequestContext, wanted: Wanted) -
         if index:
             await asyncio.sleep(0)  # other calls go on meanwhile
         try:
-            prepared.append(await services.model.prepare(prompt, wanted.sampling, ticket, chat=wanted.chat))
+            request = await services.model.prepare(prompt, wanted.sampling, ticket, chat=wanted.chat)
+            prepared.append(replace(request, shown_token_ids=wanted.shown_token_ids))
         except InvalidRequestError as error:
-            raise renamed(error, wanted.names, index if len(wanted.prompts) > 1 else None) from error
+            raise renamed(wanted.blame(error), wanted.names, index if len(wanted.prompts) > 1 else None) from error
     grammar_field = wanted.names.get("grammar", "grammar")
     return Generation(services, context, prepared, prompts_only=wanted.prompts_only, grammar_field=grammar_field)
 
@@ -131,6 +136,11 @@ class Generation:
         self._seen_s = [context.arrival_s] * len(prepared)
         self._reasons: list[str] = []
         self._left = "abort"  # why texts end that are left when nobody reads on
+
+    @property
+    def request_id(self) -> str:
+        """The id of the call; it is ours, and nobody else's."""
+        return self._context.request_id
 
     @property
     def num_choices(self) -> int:

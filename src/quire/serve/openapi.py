@@ -26,6 +26,7 @@ from quire.serve.schemas.tokens import (
     TokenizeAnswer,
     TokenizeRequest,
 )
+from quire.serve.schemas.tool_forms import chat_tools, response_tools, tool_choice, tool_items, tool_messages
 
 Schema = dict[str, Any]
 
@@ -90,11 +91,13 @@ def _schemas() -> Schema:
             if name not in properties:
                 properties[name] = {"enum": [None, *refusal.nothing], "description": f"Refused: {refusal.why}."}
     found["CompletionRequest"]["properties"]["prompt"] = PROMPT
-    found["ChatRequest"]["properties"]["messages"] = _list_of(
-        _message("text", ["system", "developer", "user", "assistant"])
-    )
+    message = _message("text", ["system", "developer", "user", "assistant"])
+    found["ChatRequest"]["properties"]["messages"] = _list_of({"anyOf": [message, *tool_messages()]})
     item = _message("input_text", ["system", "developer", "user", "assistant"]) | {"additionalProperties": False}
-    found["ResponseRequest"]["properties"]["input"] = {"anyOf": [{"type": "string"}, _list_of(item)]}
+    items = _list_of({"anyOf": [item, *tool_items()]})
+    found["ResponseRequest"]["properties"]["input"] = {"anyOf": [{"type": "string"}, items]}
+    found["ChatRequest"]["properties"] |= {"tools": chat_tools(), "tool_choice": tool_choice("function")}
+    found["ResponseRequest"]["properties"] |= {"tools": response_tools(), "tool_choice": tool_choice()}
     return found
 
 

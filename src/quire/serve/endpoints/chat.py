@@ -8,34 +8,22 @@ from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.engine.outputs import CompletionDelta
-from quire.serve.endpoints.call import (
-    Call,
-    chunks,
-    long_answer,
-    now_s,
-    open_call,
-    shown_id,
-    told_reason,
-)
-from quire.serve.endpoints.conversation import chat_options, conversation_prompt
+from quire.serve.answer_form import AnswerForm, answer_form
+from quire.serve.endpoints.call import Call, chunks, long_answer, now_s, open_call, shown_id
+from quire.serve.endpoints.chat_texts import ChatTexts
+from quire.serve.endpoints.conversation import Conversation, chat_options, conversation_prompt, with_form
 from quire.serve.errors import ApiError
 from quire.serve.generation import Generation, Wanted, prepare
-from quire.serve.logprobs import TokenNames, content_logprobs, prompt_logprobs
+from quire.serve.logprobs import TokenNames, prompt_logprobs
 from quire.serve.schemas.chat import (
-    ChatChoice,
-    ChatChunkChoice,
     ChatCompletion,
-    ChatDelta,
-    ChatLogprobs,
-    ChatMessage,
     ChatRequest,
     num_logprobs,
     require_plain_messages,
-    shown_tools,
 )
 from quire.serve.schemas.formats import held_to
 from quire.serve.schemas.sampling import include_usage, max_tokens_of, sampling_of
+from quire.serve.schemas.tools import tool_choice_of
 from quire.serve.sse import Envelope, EventStream, unless_gone
 
 OBJECT: Final = "chat.completion"
@@ -50,9 +38,10 @@ async def chat_completions(request: Request) -> Response | EventStream:
     if fields.stream and fields.prompt_logprobs is not None:
         message = "prompt_logprobs are told only where stream is false"
         raise ApiError(400, message, code="invalid_value", param="prompt_logprobs")
-    wanted = await _wanted(call)
+    wanted, form = await _wanted(call)
     generation = await prepare(services, call.context, wanted)
-    texts = _Texts(fields, generation, TokenNames(services.model.tokenizer, bool(fields.return_tokens_as_token_ids)))
+    names = TokenNames(services.model.tokenizer, bool(fields.return_tokens_as_token_ids))
+    texts = ChatTexts(fields, generation, names, form)
     answer_id, created = shown_id("chatcmpl-", call.context, fields.request_id), now_s()
     if fields.stream:
         fixed: dict[str, object] = {"id": answer_id, "object": CHUNK, "created": created, "model": call.model}
@@ -80,9 +69,12 @@ async def chat_completions(request: Request) -> Response | EventStream:
     return await long_answer(answer, usage)
 
 
-async def _wanted(call: Call[ChatRequest]) -> Wanted:
+async def _wanted(call: Call[ChatRequest]) -> tuple[Wanted, AnswerForm | None]:
+    """Return what is to be written, and how it is read; None: as plain text."""
     fields, model = call.fields, call.services.model
     require_plain_messages(fields.messages)
+    choice = tool_choice_of(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
+    form = answer_form(call.services.config, model.tokenizer, choice)
     held = held_to(fields.response_format, fields.structured_outputs)
     max_tokens = max_tokens_of(fields.max_tokens, fields.max_completion_tokens)
     sampling = sampling_of(
@@ -96,7 +88,7 @@ async def _wanted(call: Call[ChatRequest]) -> Wanted:
         model.tokenizer,
         fields.chat_template_kwargs,
         effort=fields.reasoning_effort,
-        tools=shown_tools(fields.tools, fields.tool_choice),
+        tools=choice.shown,
         add_generation_prompt=fields.add_generation_prompt,
     )
     names = {
@@ -105,10 +97,11 @@ async def _wanted(call: Call[ChatRequest]) -> Wanted:
         "logprobs": "top_logprobs",
         "max_tokens": "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens",
         "beam_search": "use_beam_search",
-        "grammar": held.field,
+        "grammar": "tools" if held.grammar is None else held.field,
     }
-    prompt = await conversation_prompt(call, fields.messages, options, max_tokens, names)
-    return Wanted(
+    asked = Conversation(fields.messages, options, form)
+    prompt, sampling = await conversation_prompt(call, asked, sampling, names)
+    wanted = Wanted(
         prompts=[prompt],
         sampling=sampling,
         chat=options,
@@ -116,54 +109,8 @@ async def _wanted(call: Call[ChatRequest]) -> Wanted:
         priority=fields.priority or 0,
         names=names,
     )
+    return with_form(wanted, form), form
 
 
 def _prompt_ids(generation: Generation) -> list[int]:
     return generation.prepared[0].request.prompt_token_ids.tolist()
-
-
-class _Texts:
-    """What the client of one call is told of its answers, as they grow."""
-
-    def __init__(self, fields: ChatRequest, generation: Generation, names: TokenNames) -> None:
-        self._fields = fields
-        self._generation = generation
-        self._names = names
-        self._num_top = fields.top_logprobs or 0
-        self._begun: set[int] = set()
-
-    def choice(self, output: CompletionDelta) -> ChatChoice:
-        """Return what is told of a whole answer. Does not mutate."""
-        return ChatChoice(
-            index=output.index,
-            message=ChatMessage("assistant", output.text),
-            logprobs=self._logprobs(output),
-            finish_reason=told_reason(output),
-            stop_reason=output.stop_reason,
-            token_ids=output.token_ids if self._fields.return_token_ids else UNSET,
-        )
-
-    def render(self, prompt_index: int, output: CompletionDelta) -> list[ChatChunkChoice]:
-        """Return what is told of what is new of an answer: who speaks, the text, the end, each by itself. Mutates."""
-        index, finish_reason = output.index, told_reason(output)
-        found = []
-        if is_first := index not in self._begun:
-            self._begun.add(index)
-            found.append(ChatChunkChoice(index, ChatDelta("assistant", ""), None, None))
-        logprobs = self._logprobs(output)
-        tells_ids = bool(self._fields.return_token_ids and output.token_ids)
-        # A token that has brought no text is told of as well, so that clients can see the pace; the first and the last
-        # ones have a chunk anyway.
-        if output.text or tells_ids or (logprobs and logprobs.content) or not (is_first or finish_reason):
-            token_ids = output.token_ids if tells_ids else UNSET
-            found.append(
-                ChatChunkChoice(index, ChatDelta(content=output.text), logprobs, None, token_ids=token_ids),
-            )
-        if finish_reason is not None:
-            found.append(ChatChunkChoice(index, ChatDelta(), None, finish_reason, output.stop_reason))
-        return found
-
-    def _logprobs(self, output: CompletionDelta) -> ChatLogprobs | None:
-        if not self._fields.logprobs:
-            return None
-        return ChatLogprobs(content_logprobs(output.logprobs or [], self._num_top, self._names))

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from quire.core.errors import InvalidRequestError
+from quire.core.sampling_params import SamplingParams
+from quire.engine.chat_template import validate_messages, validate_tools
 from quire.engine.prompts import ChatOptions, Message, Prompt
 from quire.engine.tokenizer import Tokenizer
+from quire.serve.answer_form import AnswerForm
 from quire.serve.endpoints.call import Call, needs_truncation, truncated
 from quire.serve.errors import unsupported
-from quire.serve.generation import renamed
+from quire.serve.generation import Wanted, renamed
 from quire.serve.schemas.chat import require_plain_messages
 from quire.serve.schemas.sampling import SamplingFields
 
@@ -49,21 +53,50 @@ def chat_options(
     return ChatOptions(add_generation_prompt is not False, tools, told)
 
 
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation, how it becomes a prompt, and the form of its answers; None: plain text."""
+
+    messages: Sequence[Message]
+    options: ChatOptions
+    form: AnswerForm | None = None
+
+    def told(self) -> Conversation:
+        """Return it as the template of the model wants it; raises `InvalidRequestError`. Does not mutate."""
+        if self.form is None or self.form.teller is None:
+            return self
+        plain = validate_messages(self.messages)
+        messages, tools = self.form.teller.told(plain, validate_tools(self.options.tools))
+        return replace(self, messages=messages, options=replace(self.options, tools=tools))
+
+
 async def conversation_prompt(
-    call: Call[ConversationFields],
-    messages: Sequence[Message],
-    options: ChatOptions,
-    max_tokens: int | None,
-    names: Mapping[str, str],
-) -> Prompt:
-    """Return a conversation as the engine takes it: cut, where the request wants that. `names` are as for `Wanted`."""
-    if not needs_truncation(call.fields):
-        return messages
+    call: Call[ConversationFields], asked: Conversation, sampling: SamplingParams, names: Mapping[str, str]
+) -> tuple[Prompt, SamplingParams]:
+    """Return a conversation as the engine takes it, cut where the request wants that, and what holds its answers.
+
+    What holds them depends on the end of the prompt, where a template may have begun the reasoning. `names` are as for
+    `Wanted`.
+    """
+    form = asked.form
+    is_plain = form is None or not (form.tools or form.teller or sampling.grammar)
+    if is_plain and not needs_truncation(call.fields):
+        return asked.messages, sampling
     try:
-        ids = await conversation_ids(call.services.model.tokenizer, messages, options)
+        told = asked.told()
+        ids = await conversation_ids(call.services.model.tokenizer, told.messages, told.options)
     except InvalidRequestError as error:
         raise renamed(error, names) from error
-    return truncated(ids, call.fields, call.services, max_tokens)
+    if needs_truncation(call.fields):
+        ids = truncated(ids, call.fields, call.services, sampling.max_tokens)
+    if form is not None:
+        sampling = replace(sampling, grammar=form.grammar(sampling.grammar, form.thinking(ids)))
+    return ids, sampling
+
+
+def with_form(wanted: Wanted, form: AnswerForm | None) -> Wanted:
+    """Return what a call wants written, with what the form of its answers needs. Does not mutate."""
+    return wanted if form is None else replace(wanted, shown_token_ids=form.shown_token_ids, blame=form.blame)
 
 
 async def conversation_ids(

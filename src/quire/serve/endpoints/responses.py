@@ -2,42 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from typing import Any, Final
+from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.sampling_params import SamplingParams
 from quire.engine.outputs import CompletionDelta
+from quire.serve.answer_form import AnswerForm, answer_form
 from quire.serve.endpoints.call import Call, json_answer, now_s, open_call, shown_id
-from quire.serve.endpoints.conversation import chat_options, conversation_prompt
-from quire.serve.errors import ApiError
-from quire.serve.generation import Generation, Wanted, joined, prepare
+from quire.serve.endpoints.conversation import Conversation, chat_options, conversation_prompt, with_form
+from quire.serve.endpoints.response_events import ResponseEvents, status_of
+from quire.serve.endpoints.response_items import Items
+from quire.serve.errors import unsupported
+from quire.serve.generation import Generation, Wanted, prepare
 from quire.serve.logprobs import TokenNames, content_logprobs
-from quire.serve.schemas.chat import shown_tools
+from quire.serve.reader import AnswerReader
 from quire.serve.schemas.common import ContentLogprob, Usage
 from quire.serve.schemas.formats import response_held_to
+from quire.serve.schemas.response_input import messages_of, response_tools
 from quire.serve.schemas.responses import (
     IncompleteDetails,
     InputTokensDetails,
-    OutputMessage,
-    OutputText,
     OutputTokensDetails,
     ResponseAnswer,
     ResponseRequest,
     ResponseUsage,
     Status,
-    TextDelta,
     TextSettings,
     effort_of,
-    messages_of,
     num_logprobs,
     require_supported,
 )
 from quire.serve.schemas.sampling import sampling_of
-from quire.serve.sse import EventStream, named_event, unless_gone
+from quire.serve.sse import EventStream, unless_gone
 
 NAMES: Final = {
     "prompt": "input",
@@ -45,34 +43,37 @@ NAMES: Final = {
     "max_tokens": "max_output_tokens",
     "logprobs": "top_logprobs",
 }
-PLACE: Final = {"output_index": 0, "content_index": 0}
-DELTA: Final = "response.output_text.delta"
 
 
 async def responses(request: Request) -> Response | EventStream:
     """Answer a call."""
     call = await open_call(request, ResponseRequest)
     require_supported(call.fields)
-    wanted = await _wanted(call)
+    wanted, form = await _wanted(call)
     generation = await prepare(call.services, call.context, wanted)
-    names = TokenNames(call.services.model.tokenizer)
-    answer = _Answer(call, wanted.sampling, names)
+    answer = _Answer(call, wanted.sampling, form)
     if call.fields.stream:
-        events = _Events(answer)
+        items = answer.new_items()
+        events = ResponseEvents(items, _reader(form, generation), answer.whole, answer.logprobs)
         return EventStream(events.of(generation), call.services.config, events.failed)
     [(_, output)] = await unless_gone(request, generation.collect, call.services.config)
-    return json_answer(answer.whole(output, generation.usage))
+    items = answer.read(output, _reader(form, generation))
+    return json_answer(answer.whole(status_of(output), items, generation.usage))
 
 
-async def _wanted(call: Call[ResponseRequest]) -> Wanted:
+async def _wanted(call: Call[ResponseRequest]) -> tuple[Wanted, AnswerForm | None]:
+    """Return what is to be written, and how it is read; None: as plain text."""
     fields, model = call.fields, call.services.model
-    messages = messages_of(fields)
-    held = response_held_to(fields.wanted_format)
+    messages, choice, held = messages_of(fields), response_tools(fields), response_held_to(fields.wanted_format)
+    form = answer_form(call.services.config, model.tokenizer, choice)
+    logprobs = num_logprobs(fields)
+    if form is not None and logprobs is not None:
+        raise unsupported("top_logprobs", "log-probabilities are told of plain text, or by /v1/chat/completions")
     sampling = sampling_of(
         fields,
         model.get_default_sampling_params(),
         max_tokens=fields.max_output_tokens,
-        logprobs=num_logprobs(fields),
+        logprobs=logprobs,
         grammar=held.grammar,
     )
     options = chat_options(
@@ -80,30 +81,52 @@ async def _wanted(call: Call[ResponseRequest]) -> Wanted:
         fields.chat_template_kwargs,
         effort=effort_of(fields),
         effort_field="reasoning.effort",
-        tools=shown_tools(fields.tools, fields.tool_choice),
+        tools=choice.shown,
     )
-    prompt = await conversation_prompt(call, messages, options, sampling.max_tokens, NAMES)
-    return Wanted(
+    prompt, sampling = await conversation_prompt(call, Conversation(messages, options, form), sampling, NAMES)
+    wanted = Wanted(
         prompts=[prompt],
         sampling=sampling,
         chat=options,
         cache_salt=fields.cache_salt,
         priority=fields.priority or 0,
-        names={**NAMES, "grammar": held.field},
+        names={**NAMES, "grammar": "tools" if held.grammar is None else held.field},
     )
+    return with_form(wanted, form), form
+
+
+def _reader(form: AnswerForm | None, generation: Generation) -> AnswerReader | None:
+    if form is None:
+        return None
+    return form.reader(form.thinking(generation.prepared[0].request.prompt_token_ids))
 
 
 class _Answer:
     """The answer to one call, at any point of its way."""
 
-    def __init__(self, call: Call[ResponseRequest], sampling: SamplingParams, names: TokenNames) -> None:
+    def __init__(self, call: Call[ResponseRequest], sampling: SamplingParams, form: AnswerForm | None) -> None:
         self._fields = call.fields
         self._model = call.model
         self._created_at = now_s()
         self._sampling = sampling
-        self._names = names
+        self._form = form
+        self._names = TokenNames(call.services.model.tokenizer)
         self._id = shown_id("resp_", call.context, call.fields.request_id)
-        self.item_id = shown_id("msg_", call.context)
+        self._suffix = shown_id("", call.context)
+
+    def new_items(self) -> Items:
+        """Return the items of an answer of which nothing is there yet. Does not mutate."""
+        return Items(self._suffix, self._form)
+
+    def read(self, output: CompletionDelta, reader: AnswerReader | None) -> Items:
+        """Return the items of a whole text. Mutates the reader."""
+        items = self.new_items()
+        if reader is None:
+            item = items.open("message")
+            item.text, item.logprobs = output.text, self.logprobs(output)
+        else:
+            items.read(reader.read(output.text, is_last=True))
+        return items
 
     def logprobs(self, output: CompletionDelta) -> list[ContentLogprob]:
         """Return how likely the tokens of a piece were; nothing where that was not asked for. Does not mutate."""
@@ -111,108 +134,28 @@ class _Answer:
             return []
         return content_logprobs(output.logprobs, self._fields.top_logprobs or 0, self._names)
 
-    def text(self, output: CompletionDelta) -> OutputText:
-        """Return the text as a part of a message. Does not mutate."""
-        return OutputText("output_text", output.text, [], self.logprobs(output))
-
-    def message(self, output: CompletionDelta) -> OutputMessage:
-        """Return the message that a whole text is. Does not mutate."""
-        return OutputMessage(self.item_id, "message", _status(output), "assistant", [self.text(output)])
-
-    def begun(self) -> ResponseAnswer:
-        """Return the answer before anything of it is there. Does not mutate."""
-        return self._answer("in_progress", [], None, None)
-
-    def whole(self, output: CompletionDelta, usage: Usage) -> ResponseAnswer:
-        """Return the answer that a whole text is. Does not mutate."""
-        status = _status(output)
-        why = IncompleteDetails("max_output_tokens") if status == "incomplete" else None
-        return self._answer(status, [self.message(output)], why, usage)
-
-    def _answer(
-        self, status: Status, output: list[OutputMessage], why: IncompleteDetails | None, usage: Usage | None
-    ) -> ResponseAnswer:
+    def whole(self, status: Status, items: Items, usage: Usage | None) -> ResponseAnswer:
+        """Return the answer with what there is of it. Does not mutate."""
+        fields = self._fields
         return ResponseAnswer(
             id=self._id,
             object="response",
             created_at=self._created_at,
             status=status,
             model=self._model,
-            output=output,
+            output=[] if status == "in_progress" else items.told(status),
             usage=None if usage is None else _usage(usage),
-            incomplete_details=why,
-            instructions=self._fields.instructions,
-            max_output_tokens=self._fields.max_output_tokens,
+            incomplete_details=IncompleteDetails("max_output_tokens") if status == "incomplete" else None,
+            instructions=fields.instructions,
+            max_output_tokens=fields.max_output_tokens,
             temperature=self._sampling.temperature,
             top_p=self._sampling.top_p,
-            metadata=self._fields.metadata or {},
-            text=TextSettings(self._fields.wanted_format),
+            metadata=fields.metadata or {},
+            parallel_tool_calls=fields.parallel_tool_calls is not False,
+            text=TextSettings(fields.wanted_format),
+            tool_choice=fields.tool_choice or ("auto" if fields.tools else "none"),
+            tools=fields.tools or [],
         )
-
-
-class _Events:
-    """The events of one stream, numbered."""
-
-    def __init__(self, answer: _Answer) -> None:
-        self._answer = answer
-        self._place = {"item_id": answer.item_id, **PLACE}
-        self._num_told = 0
-
-    async def of(self, generation: Generation) -> AsyncGenerator[bytes, None]:
-        """Yield the events: the beginning with the first token, the end with the last."""
-        parts: list[CompletionDelta] = []
-        async with aclosing(generation.steps()) as all_steps:
-            async for steps in all_steps:
-                new = [output for _, delta in steps for output in delta.outputs]
-                parts += new
-                events = [] if self._num_told else self._beginning()
-                events += [self._delta(output) for output in new if output.text or output.logprobs]
-                if events:
-                    yield b"".join(events)
-        yield self._end(joined(parts), generation.usage)
-
-    def failed(self, error: ApiError) -> bytes:
-        """Return the event that ends a stream which went wrong; clients look for one of its two forms. Mutates."""
-        detail = error.detail
-        told = {"code": detail.code, "message": detail.message, "param": detail.param, "error": detail}
-        return self._event("error", told)
-
-    def _beginning(self) -> list[bytes]:
-        begun, item_id = self._answer.begun(), self._answer.item_id
-        item = OutputMessage(item_id, "message", "in_progress", "assistant", [])
-        part = OutputText("output_text", "", [], [])
-        return [
-            self._event("response.created", {"response": begun}),
-            self._event("response.in_progress", {"response": begun}),
-            self._event("response.output_item.added", {"output_index": 0, "item": item}),
-            self._event("response.content_part.added", {**self._place, "part": part}),
-        ]
-
-    def _delta(self, output: CompletionDelta) -> bytes:
-        answer, number = self._answer, self._num_told
-        self._num_told += 1
-        return named_event(DELTA, TextDelta(DELTA, number, answer.item_id, 0, 0, output.text, answer.logprobs(output)))
-
-    def _end(self, output: CompletionDelta, usage: Usage) -> bytes:
-        part, message = self._answer.text(output), self._answer.message(output)
-        text = {"text": part.text, "logprobs": part.logprobs}
-        return b"".join(
-            [
-                self._event("response.output_text.done", {**self._place, **text}),
-                self._event("response.content_part.done", {**self._place, "part": part}),
-                self._event("response.output_item.done", {"output_index": 0, "item": message}),
-                self._event(f"response.{message.status}", {"response": self._answer.whole(output, usage)}),
-            ]
-        )
-
-    def _event(self, name: str, told: dict[str, Any]) -> bytes:
-        number = self._num_told
-        self._num_told += 1
-        return named_event(name, {"type": name, "sequence_number": number, **told})
-
-
-def _status(output: CompletionDelta) -> Status:
-    return "incomplete" if output.finish_reason == "length" else "completed"
 
 
 def _usage(usage: Usage) -> ResponseUsage:

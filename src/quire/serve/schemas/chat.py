@@ -16,9 +16,11 @@ from quire.serve.schemas.sampling import ChoiceFields, LogprobCount, TokenCount
 REFUSED_IN_MESSAGES = ("audio", "function_call", "refusal")
 """Keys of a message that no template would show the model."""
 
+ChatFinishReason = FinishReason | Literal["tool_calls"]
+
 
 class ChatRequest(ChoiceFields, kw_only=True, forbid_unknown_fields=True):
-    """A conversation, to be answered. `tools` are shown to the model only where it may call none."""
+    """A conversation, to be answered."""
 
     messages: list[dict[str, Any]]
     max_tokens: TokenCount | None = None
@@ -27,24 +29,60 @@ class ChatRequest(ChoiceFields, kw_only=True, forbid_unknown_fields=True):
     top_logprobs: LogprobCount | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
+class FunctionCall(msgspec.Struct, frozen=True):
+    """The function that is called, and its arguments as the JSON text that the model wrote."""
+
+    name: str
+    arguments: str
+
+
+class ToolCall(msgspec.Struct, frozen=True):
+    """A call of a function."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
 class ChatMessage(msgspec.Struct, frozen=True):
-    """An answer."""
+    """An answer. Where there may be calls or reasoning, it may have no text."""
 
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCall] | UnsetType = UNSET
+
+
+class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """The name of a function, which comes once, and a piece of its arguments."""
+
+    name: str | UnsetType = UNSET
+    arguments: str
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """What is new of a call; its id and its type come once."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionDelta
 
 
 class ChatDelta(msgspec.Struct, frozen=True):
     """What is new of an answer."""
 
     role: Literal["assistant"] | UnsetType = UNSET
-    content: str | UnsetType = UNSET
+    content: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatLogprobs(msgspec.Struct, frozen=True):
@@ -60,7 +98,7 @@ class ChatChoice(msgspec.Struct, frozen=True):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     stop_reason: str | int | None
     token_ids: list[int] | UnsetType = UNSET
 
@@ -71,7 +109,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     stop_reason: str | int | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
 
@@ -99,17 +137,6 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
-
-
-def shown_tools(tools: list[dict[str, Any]] | None, choice: object) -> list[dict[str, Any]] | None:
-    """Return the tools that the template shows; raises where the model would have to call one. Does not mutate."""
-    if choice not in (None, "none", "auto"):
-        if choice == "required" or isinstance(choice, dict):
-            raise unsupported("tool_choice", "the model calls no tools yet")
-        raise InvalidRequestError("tool_choice", choice, "'none', or 'auto' where there are no tools")
-    if tools and choice != "none":
-        raise unsupported("tools", 'the model calls no tools yet; with tool_choice "none" it is told of them')
-    return tools or None
 
 
 def require_plain_messages(messages: Sequence[Mapping[str, Any]]) -> None:

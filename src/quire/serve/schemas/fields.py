@@ -27,7 +27,7 @@ IGNORED: Final = frozenset(
         # hints that may make an answer come faster, or in other pieces, and do not change it
         "prediction",
         "stream_interval",
-        # about tools, of which there are none
+        # about tools, where an endpoint has none, and a bound that no model is told of
         "max_tool_calls",
         "parallel_tool_calls",
         # about a model's style, where the model has no such choice, and about the way in which slow tokenizers decode

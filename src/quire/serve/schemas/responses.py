@@ -1,4 +1,4 @@
-"""POST /v1/responses: what comes in, what goes out, and the events of its streams. Text only, and nothing is kept."""
+"""POST /v1/responses: what comes in, what goes out, and the events of its streams. Nothing is kept."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from quire.serve.schemas.sampling import LogprobCount, SamplingFields, TokenCoun
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED = "reasoning.encrypted_content"  # asked for by clients that keep nothing; there is none
-TEXT_PARTS = ("input_text", "output_text", "text")
-ITEM_KEYS = frozenset({"content", "id", "phase", "role", "status", "type"})
 
 Status = Literal["completed", "incomplete", "in_progress"]
 
@@ -40,6 +38,7 @@ class ResponseRequest(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     truncation: str | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     stream_options: dict[str, Any] | None = None
     metadata: Annotated[dict[str, str], msgspec.Meta(max_length=16)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -59,14 +58,42 @@ class OutputText(msgspec.Struct, frozen=True):
     logprobs: list[ContentLogprob]
 
 
-class OutputMessage(msgspec.Struct, frozen=True):
+class OutputMessage(msgspec.Struct, frozen=True, tag_field="type", tag="message"):
     """The message that answers."""
 
     id: str
-    type: Literal["message"]
     status: Status
     role: Literal["assistant"]
     content: list[OutputText]
+
+
+class ReasoningText(msgspec.Struct, frozen=True):
+    """What the model has thought."""
+
+    type: Literal["reasoning_text"]
+    text: str
+
+
+class ReasoningItem(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning"):
+    """The reasoning before an answer. It is told as it is; there is no summary of it."""
+
+    id: str
+    status: Status
+    content: list[ReasoningText]
+    summary: list[str] = []
+
+
+class FunctionCallItem(msgspec.Struct, frozen=True, tag_field="type", tag="function_call"):
+    """A call of a function, with its arguments as the JSON text that the model wrote."""
+
+    id: str
+    status: Status
+    call_id: str
+    name: str
+    arguments: str
+
+
+OutputItem = OutputMessage | ReasoningItem | FunctionCallItem
 
 
 class InputTokensDetails(msgspec.Struct, frozen=True):
@@ -77,7 +104,7 @@ class InputTokensDetails(msgspec.Struct, frozen=True):
 
 
 class OutputTokensDetails(msgspec.Struct, frozen=True):
-    """Of the tokens of the output: those of a reasoning that is kept apart. There are none."""
+    """Of the tokens of the output: those of a reasoning that is counted apart. None is."""
 
     reasoning_tokens: int = 0
 
@@ -112,7 +139,7 @@ class ResponseAnswer(msgspec.Struct, frozen=True):
     created_at: int
     status: Status
     model: str
-    output: list[OutputMessage]
+    output: list[OutputItem]
     usage: ResponseUsage | None
     incomplete_details: IncompleteDetails | None
     instructions: str | None
@@ -125,8 +152,8 @@ class ResponseAnswer(msgspec.Struct, frozen=True):
     previous_response_id: None = None
     store: bool = False
     text: TextSettings = TextSettings()
-    tool_choice: str = "none"
-    tools: list[str] = []
+    tool_choice: str | dict[str, Any] = "none"
+    tools: list[dict[str, Any]] = []
     truncation: str = "disabled"
 
 
@@ -140,22 +167,6 @@ class TextDelta(msgspec.Struct, frozen=True):
     content_index: int
     delta: str
     logprobs: list[ContentLogprob]
-
-
-def messages_of(fields: ResponseRequest) -> list[dict[str, Any]]:
-    """Return the conversation of a call: the instructions first, as a system message. Does not mutate.
-
-    >>> messages_of(ResponseRequest(input="Hi", instructions="Be brief."))
-    [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': 'Hi'}]
-    """
-    messages: list[dict[str, Any]] = []
-    if fields.instructions:
-        messages.append({"role": "system", "content": fields.instructions})
-    if isinstance(fields.input, str):
-        return [*messages, {"role": "user", "content": fields.input}]
-    if not fields.input:
-        raise InvalidRequestError("input", fields.input, "a text, or at least one message")
-    return messages + [_message(item, f"input[{index}]") for index, item in enumerate(fields.input)]
 
 
 def require_supported(fields: ResponseRequest) -> None:
@@ -188,29 +199,3 @@ def effort_of(fields: ResponseRequest) -> str | None:
 def num_logprobs(fields: ResponseRequest) -> int | None:
     """Return how many of the likeliest tokens are told beside each token; None: nothing is told. Does not mutate."""
     return fields.top_logprobs or 0 if LOGPROBS in (fields.include or ()) or fields.top_logprobs else None
-
-
-def _message(item: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return a message from an item of the input."""
-    kind = item.get("type", "message")
-    if kind != "message":
-        raise unsupported(f"{where}.type", "messages are the only items that this server reads")
-    for key in item.keys() - ITEM_KEYS:
-        if item[key] is not None:
-            raise InvalidRequestError(f"{where}.{key[:80]}", item[key], f"one of {', '.join(sorted(ITEM_KEYS))}")
-    role, content = item.get("role"), item.get("content")
-    if role not in ("user", "assistant", "system", "developer"):
-        raise InvalidRequestError(f"{where}.role", role, "user, assistant, system or developer")
-    if isinstance(content, list):
-        content = "".join(_part(part, f"{where}.content[{index}]") for index, part in enumerate(content))
-    if not isinstance(content, str):
-        raise InvalidRequestError(f"{where}.content", content, "a text, or a list of text parts")
-    return {"role": role, "content": content}
-
-
-def _part(part: object, where: str) -> str:
-    if not isinstance(part, dict) or part.get("type") not in TEXT_PARTS:
-        raise unsupported(f"{where}.type", "texts are the only parts that this server reads")
-    if not isinstance(part.get("text"), str):
-        raise InvalidRequestError(f"{where}.text", part.get("text"), "a text")
-    return str(part["text"])

@@ -1,0 +1,170 @@
+"""AnswerForm: how the answers to one call are held, and how they are read.
+
+    setting, chat template, tools ──► AnswerForm ──► grammar: reasoning first, then the answer or calls
+                                          └────────► AnswerReader for each text, ids of its calls
+
+An answer of plain text has no form: nothing stands between the engine and the client.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from quire.core.errors import InvalidRequestError
+from quire.core.grammar import Grammar
+from quire.engine.tokenizer import Tokenizer
+from quire.serve.config import ServerConfig
+from quire.serve.errors import unsupported
+from quire.serve.reader import AnswerReader
+from quire.serve.reasoning import (
+    BEGIN,
+    END,
+    NUM_LAST_TOKENS,
+    Thinking,
+    is_thinking_format,
+    thinking_after,
+    thinking_rules,
+)
+from quire.serve.schemas.tools import ToolChoice
+from quire.serve.tools import create_tool_format
+from quire.serve.tools.base import ToolFormat
+from quire.serve.tools.rules import make_mark
+
+_LINE: Final = re.compile(r"at (\d+)\(\d+\): (.*)")
+_ANSWER: Final = re.compile(r"^answer: (?:%json )?(.*)", re.MULTILINE)
+_ARGUMENTS: Final = re.compile(r"arguments_(\d+): ")
+NO_TOOLS: Final = 'the chat template of this model knows no tools; with tool_choice "none" they are passed over'
+
+
+JSON_SPACE: Final = " ?"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """What the answers of one call may have beside text."""
+
+    choice: ToolChoice
+    tools: ToolFormat | None
+    thinks: bool
+    tokenizer: Tokenizer
+    teller: ToolFormat | None = None
+    """The format by which the template wants to be told of a conversation, be there calls to come or not."""
+
+    @property
+    def shown_token_ids(self) -> frozenset[int]:
+        """The tokens that the reader must see, though they are not shown."""
+        marks = () if self.tools is None else self.tools.marks
+        ids = (self.tokenizer.id_of(mark) for mark in (*marks, *((BEGIN, END) if self.thinks else ())))
+        return frozenset(token_id for token_id in ids if token_id is not None)
+
+    def thinking(self, prompt_token_ids: Sequence[int]) -> Thinking:
+        """Return whether answers to a prompt begin with reasoning. Does not mutate."""
+        if not self.thinks:
+            return Thinking.NO
+        last = prompt_token_ids[-NUM_LAST_TOKENS:]
+        return thinking_after(self.tokenizer.decode(last, skip_special_tokens=False))
+
+    def grammar(self, answer: Grammar | None, thinking: Thinking) -> Grammar | None:
+        """Return what a text is held to whose answer is held to `answer`; None where to nothing. Does not mutate."""
+        mode = self.choice.mode
+        if self.tools is None and (answer is None or thinking is Thinking.NO):
+            return answer
+        mark = make_mark(self.tokenizer.id_of)
+        before, rules = thinking_rules(thinking, mark)
+        found = [rules] if rules else []
+        if self.tools is not None:
+            found.append(self.tools.rules(self.choice.tools, self.choice.max_calls, mark))
+        if self.tools is None:
+            body = "answer"
+        elif mode != "auto":
+            body = "calls"
+        else:
+            body = "free | opened" if answer is None else "answer | calls"
+        if answer is not None and "answer" in body:
+            found.append(_answer_rule(answer))
+        return Grammar.lark("\n".join([f"start: {before}({body})", *found]))
+
+    def blame(self, error: InvalidRequestError) -> InvalidRequestError:
+        """Return a refusal of a grammar as one of what the client has said: a function, or all of them, or a format.
+
+        Does not mutate.
+        """
+        if error.field != "grammar":
+            return error
+        if self.tools is None:
+            answer = _ANSWER.search(str(error.value))
+            return error if answer is None else InvalidRequestError("grammar", answer[1], error.allowed)
+        found = _LINE.search(error.allowed)
+        lines = str(error.value).splitlines()
+        line = lines[int(found[1]) - 1] if found and int(found[1]) <= len(lines) else ""
+        if rule := _ARGUMENTS.match(line):
+            tool = self.choice.tools[int(rule[1])]
+            allowed = f"a schema that a call can be held to: {found[2] if found else ''}"
+            return InvalidRequestError(tool.place, tool.parameters, allowed)
+        return InvalidRequestError("grammar", [tool.name for tool in self.choice.tools], error.allowed)
+
+    def reader(self, thinking: Thinking) -> AnswerReader:
+        """Return a reader for one text. Does not mutate."""
+        names = frozenset(tool.name for tool in self.choice.tools)
+        return AnswerReader(thinking, None if self.tools is None else self.tools.parser(names))
+
+    def call_id(self, *place: object) -> str:
+        """Return the id of the call at a place that is nobody else's. Does not mutate."""
+        digits = hashlib.blake2b(repr(place).encode(), digest_size=16).hexdigest()
+        return digits if self.tools is None else self.tools.call_id(digits)
+
+
+def answer_form(config: ServerConfig, tokenizer: Tokenizer | None, choice: ToolChoice) -> AnswerForm | None:
+    """Return the form of the answers to a call, None for plain text; raises `ApiError` where no call can be written."""
+    template = "" if tokenizer is None else tokenizer.template_source(with_tools=choice.shown is not None)
+    known = create_tool_format(config.tool_format, template)
+    tools = None if choice.mode == "none" else known
+    if choice.mode != "none" and tools is None:
+        raise unsupported("tools", NO_TOOLS)
+    thinks = is_thinking_format(config.reasoning_format, template)
+    teller = known if known is not None and known.tells else None
+    if tokenizer is None or (tools is None and teller is None and not thinks):
+        return None
+    return AnswerForm(choice, tools, thinks, tokenizer, teller)
+
+
+def _answer_rule(answer: Grammar) -> str:
+    """Return a grammar as the rule of another one."""
+    if answer.kind == "json_schema":
+        return f"answer: %json {_spaced(answer.text)}"
+    if answer.kind == "regex":
+        return f"answer: ANSWER\nANSWER: /(?:{_regex(answer.text)})/"
+    return f"answer: %lark {{\n{answer.text}\n}}"
+
+
+def _spaced(schema: str) -> str:
+    """Return a schema with what is said of the space in JSON, as it is said of one that stands alone.
+
+    >>> _spaced('{"type": "integer"}')
+    '{"x-guidance": {"whitespace_pattern": " ?"}, "type": "integer"}'
+    """
+    try:
+        value = json.loads(schema)
+    except (ValueError, RecursionError):
+        return schema  # the compiler says what is wrong with it
+    return (
+        json.dumps({"x-guidance": {"whitespace_pattern": JSON_SPACE}, **value}) if isinstance(value, dict) else schema
+    )
+
+
+def _regex(text: str) -> str:
+    r"""Return a regular expression as it stands between slashes.
+
+    >>> _regex("a/b"), _regex("a\\/b")
+    ('a\\/b', 'a\\/b')
+    """
+    found, is_escaped = [], False
+    for letter in text:
+        found.append("\\/" if letter == "/" and not is_escaped else "\\n" if letter == "\n" else letter)
+        is_escaped = letter == "\\" and not is_escaped
+    return "".join(found)

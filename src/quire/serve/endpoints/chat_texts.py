@@ -1,0 +1,134 @@
+"""What the client of /v1/chat/completions is told of its answers, in one piece or as they grow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec import UNSET
+
+from quire.engine.outputs import CompletionDelta
+from quire.serve.answer_form import AnswerForm
+from quire.serve.endpoints.call import told_reason
+from quire.serve.generation import Generation
+from quire.serve.logprobs import TokenNames, content_logprobs
+from quire.serve.reader import AnswerReader, ReadAnswer
+from quire.serve.reasoning import Thinking
+from quire.serve.schemas.chat import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatFinishReason,
+    ChatLogprobs,
+    ChatMessage,
+    ChatRequest,
+    FunctionCall,
+    FunctionDelta,
+    ToolCall,
+    ToolCallDelta,
+)
+from quire.serve.tools.base import CallBegun, Event, Reasoning, Text
+
+
+class ChatTexts:
+    """What the client of one call is told. Mutable."""
+
+    def __init__(self, fields: ChatRequest, generation: Generation, names: TokenNames, form: AnswerForm | None) -> None:
+        self._fields = fields
+        self._names = names
+        self._form = form
+        self._request_id = generation.request_id
+        self._thinking = Thinking.NO
+        if form is not None:
+            self._thinking = form.thinking(generation.prepared[0].request.prompt_token_ids)
+        self._readers: dict[int, AnswerReader] = {}
+        self._num_calls: dict[int, int] = {}  # by the index of an answer that has begun
+
+    def choice(self, output: CompletionDelta) -> ChatChoice:
+        """Return what is told of a whole answer. Mutates."""
+        return ChatChoice(
+            index=output.index,
+            message=self._message(output),
+            logprobs=self._logprobs(output),
+            finish_reason=self._reason(output),
+            stop_reason=output.stop_reason,
+            token_ids=output.token_ids if self._fields.return_token_ids else UNSET,
+        )
+
+    def render(self, prompt_index: int, output: CompletionDelta) -> list[ChatChunkChoice]:
+        """Return what is told of what is new of an answer: who speaks, what it says, the end. Mutates."""
+        index = output.index
+        found = []
+        if is_first := index not in self._num_calls:
+            self._num_calls[index] = 0
+            content = "" if self._form is None else None  # there may be none
+            found.append(ChatChunkChoice(index, ChatDelta("assistant", content), None, None))
+        deltas = self._deltas(output)
+        finish_reason, logprobs = self._reason(output), self._logprobs(output)
+        tells_ids = bool(self._fields.return_token_ids and output.token_ids)
+        # A token that has brought no text is told of as well, so that clients can see the pace; the first and the last
+        # ones have a chunk anyway.
+        if not deltas and (tells_ids or (logprobs and logprobs.content) or not (is_first or finish_reason)):
+            deltas = [ChatDelta(content="") if self._form is None else ChatDelta()]
+        for number, delta in enumerate(deltas):
+            told = logprobs if number == 0 else None
+            token_ids = output.token_ids if tells_ids and number == 0 else UNSET
+            found.append(ChatChunkChoice(index, delta, told, None, token_ids=token_ids))
+        if finish_reason is not None:
+            found.append(ChatChunkChoice(index, ChatDelta(), None, finish_reason, output.stop_reason))
+        return found
+
+    def _message(self, output: CompletionDelta) -> ChatMessage:
+        if self._form is None:
+            return ChatMessage("assistant", output.text)
+        index = output.index
+        answer = ReadAnswer.of(self._events(output))
+        self._num_calls[index] = len(answer.calls)
+        calls = [
+            ToolCall(self._call_id(index, number), "function", FunctionCall(call.name, call.arguments))
+            for number, call in enumerate(answer.calls)
+        ]
+        return ChatMessage(
+            "assistant",
+            answer.text,
+            reasoning_content=UNSET if answer.reasoning is None else answer.reasoning,
+            tool_calls=calls or UNSET,
+        )
+
+    def _events(self, output: CompletionDelta) -> Sequence[Event]:
+        """Return what a piece of an answer has brought. Mutates."""
+        if self._form is None:
+            return [Text(output.text)] if output.text else []
+        reader = self._readers.get(output.index)
+        if reader is None:
+            reader = self._readers[output.index] = self._form.reader(self._thinking)
+        return reader.read(output.text, is_last=output.finish_reason is not None)
+
+    def _deltas(self, output: CompletionDelta) -> list[ChatDelta]:
+        return [self._delta(output.index, event) for event in self._events(output)]
+
+    def _delta(self, index: int, event: Event) -> ChatDelta:
+        if isinstance(event, Text):
+            return ChatDelta(content=event.text)
+        if isinstance(event, Reasoning):
+            return ChatDelta(reasoning_content=event.text)
+        number = self._num_calls[index]
+        if isinstance(event, CallBegun):
+            self._num_calls[index] += 1
+            own_id, begun = self._call_id(index, number), FunctionDelta(name=event.name, arguments="")
+            return ChatDelta(tool_calls=[ToolCallDelta(index=number, id=own_id, type="function", function=begun)])
+        return ChatDelta(tool_calls=[ToolCallDelta(index=number - 1, function=FunctionDelta(arguments=event.text))])
+
+    def _call_id(self, index: int, number: int) -> str:
+        return "" if self._form is None else self._form.call_id(self._request_id, index, number)
+
+    def _reason(self, output: CompletionDelta) -> ChatFinishReason | None:
+        """Return why an answer has ended. One whose function was named by the client ends by "stop", as OpenAI's do."""
+        reason = told_reason(output)
+        is_named = self._form is not None and self._form.choice.mode == "named"
+        return "tool_calls" if reason == "stop" and self._num_calls.get(output.index) and not is_named else reason
+
+    def _logprobs(self, output: CompletionDelta) -> ChatLogprobs | None:
+        if not self._fields.logprobs:
+            return None
+        num_top = self._fields.top_logprobs or 0
+        return ChatLogprobs(content_logprobs(output.logprobs or [], num_top, self._names))

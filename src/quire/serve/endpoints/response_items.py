@@ -1,0 +1,91 @@
+"""The items of an answer of /v1/responses: reasoning, message and calls, in the order in which the model wrote them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from quire.serve.answer_form import AnswerForm
+from quire.serve.schemas.common import ContentLogprob
+from quire.serve.schemas.responses import (
+    FunctionCallItem,
+    OutputItem,
+    OutputMessage,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
+    Status,
+)
+from quire.serve.tools.base import Arguments, CallBegun, Event, Reasoning
+
+Kind = Literal["reasoning", "message", "call"]
+PREFIXES = {"reasoning": "rs_", "message": "msg_", "call": "fc_"}
+
+
+@dataclass(slots=True)
+class Item:
+    """One item, as far as it has been written. `text` is that of a message or reasoning, or the arguments of a call."""
+
+    kind: Kind
+    id: str
+    index: int
+    name: str = ""
+    call_id: str = ""
+    text: str = ""
+    logprobs: list[ContentLogprob] = field(default_factory=list)
+
+    def part(self) -> OutputText:
+        """Return the text as a part of a message. Does not mutate."""
+        return OutputText("output_text", self.text, [], self.logprobs)
+
+    def told(self, status: Status) -> OutputItem:
+        """Return it as the client sees it; one that has only begun has nothing in it yet. Does not mutate."""
+        has_begun = status != "in_progress"
+        if self.kind == "message":
+            return OutputMessage(self.id, status, "assistant", [self.part()] if has_begun else [])
+        if self.kind == "reasoning":
+            return ReasoningItem(self.id, status, [ReasoningText("reasoning_text", self.text)] if has_begun else [])
+        return FunctionCallItem(self.id, status, self.call_id, self.name, self.text if has_begun else "")
+
+
+class Items:
+    """The items of one answer. Mutable. `suffix` is that of its ids, and nobody else's."""
+
+    def __init__(self, suffix: str, form: AnswerForm | None) -> None:
+        self.all: list[Item] = []
+        self._suffix = suffix
+        self._form = form
+
+    def open(self, kind: Kind, name: str = "") -> Item:
+        """Return a new item. Mutates."""
+        index = len(self.all)
+        # The message of an answer that is one message has an id as plain as can be.
+        own_id = PREFIXES[kind] + self._suffix + (f"_{index}" if index else "")
+        call_id = "" if self._form is None or kind != "call" else self._form.call_id(self._suffix, index)
+        self.all.append(Item(kind, own_id, index, name, call_id))
+        return self.all[-1]
+
+    def take(self, event: Event) -> tuple[Item, bool]:
+        """Put what is new where it belongs; return that item, and whether it is new. Mutates."""
+        if isinstance(event, CallBegun):
+            return self.open("call", event.name), True
+        kind: Kind = "call" if isinstance(event, Arguments) else "message"
+        if isinstance(event, Reasoning):
+            kind = "reasoning"
+        is_new = not self.all or self.all[-1].kind != kind
+        item = self.open(kind) if is_new else self.all[-1]
+        item.text += event.text
+        return item, is_new
+
+    def told(self, status: Status) -> list[OutputItem]:
+        """Return all items as the client sees them, the last one with the status of the answer. Does not mutate."""
+        last = len(self.all) - 1
+        return [item.told(status if item.index == last else "completed") for item in self.all]
+
+    def read(self, events: Iterable[Event]) -> None:
+        """Take in a whole answer; it has a message where it has nothing else. Mutates."""
+        for event in events:
+            self.take(event)
+        if not self.all:
+            self.open("message")

@@ -1,0 +1,145 @@
+"""The input of /v1/responses: its items become the messages that a chat template knows, its tools those of chat."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from quire.core.errors import InvalidRequestError
+from quire.serve.errors import unsupported
+from quire.serve.schemas.responses import ResponseRequest
+from quire.serve.schemas.tools import ToolChoice, tool_choice_of
+
+TEXT_PARTS: Final = ("input_text", "output_text", "text")
+KEYS: Final = {
+    "message": frozenset({"content", "id", "phase", "role", "status", "type"}),
+    "function_call": frozenset({"arguments", "call_id", "id", "name", "namespace", "status", "type"}),
+    "function_call_output": frozenset({"call_id", "id", "output", "status", "type"}),
+    "reasoning": frozenset({"content", "encrypted_content", "id", "status", "summary", "type"}),
+}
+"""Keys of the items that can be read, by their type."""
+
+Message = dict[str, Any]
+
+
+def messages_of(fields: ResponseRequest) -> list[Message]:
+    """Return the conversation of a call: the instructions first, as a system message. Does not mutate.
+
+    Reasoning, text and calls that follow each other are one message, as the model wrote them.
+
+    >>> messages_of(ResponseRequest(input="Hi", instructions="Be brief."))
+    [{'role': 'system', 'content': 'Be brief.'}, {'role': 'user', 'content': 'Hi'}]
+    """
+    messages: list[Message] = []
+    if fields.instructions:
+        messages.append({"role": "system", "content": fields.instructions})
+    if isinstance(fields.input, str):
+        return [*messages, {"role": "user", "content": fields.input}]
+    if not fields.input:
+        raise InvalidRequestError("input", fields.input, "a text, or at least one message")
+    for index, item in enumerate(fields.input):
+        message = _message(item, f"input[{index}]")
+        if messages and _belongs_to(message, messages[-1]):
+            calls = messages[-1].get("tool_calls", []) + message.get("tool_calls", [])
+            messages[-1] |= message | ({"tool_calls": calls} if calls else {})
+        else:
+            messages.append(message)
+    return [
+        message if "content" in message or "tool_calls" in message else message | {"content": ""}
+        for message in messages
+    ]
+
+
+def response_tools(fields: ResponseRequest) -> ToolChoice:
+    """Return what a call lets the model call; raises in the words of this interface. Does not mutate."""
+    tools = [_chat_tool(tool, f"tools[{index}]") for index, tool in enumerate(fields.tools or [])]
+    choice = fields.tool_choice
+    if isinstance(choice, dict):
+        choice = {"type": choice.get("type"), "function": {"name": choice.get("name")}}
+    try:
+        found = tool_choice_of(tools, choice, fields.parallel_tool_calls)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(_own_place(error.field), error.value, error.allowed) from error
+    return replace(found, tools=tuple(replace(tool, place=_own_place(tool.place)) for tool in found.tools))
+
+
+def _own_place(place: str) -> str:
+    """Return what chat calls so, in the words of this interface."""
+    return place.replace(".function", "")
+
+
+def _chat_tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
+    if tool.get("type") != "function":
+        raise unsupported(f"{where}.type", "functions are the only tools that a model here can call")
+    function = {key: value for key, value in tool.items() if key != "type" and value is not None}
+    return {"type": "function", "function": function}
+
+
+def _belongs_to(message: Message, last: Message) -> bool:
+    """Return whether a message goes on with what the model has written before."""
+    if not message["role"] == last["role"] == "assistant":
+        return False
+    if "tool_calls" in message:
+        return True
+    return "content" in message and last.keys() == {"role", "reasoning_content"}
+
+
+def _message(item: dict[str, Any], where: str) -> Message:
+    """Return a message, or a part of one, from an item of the input."""
+    kind = item.get("type", "message")
+    if not isinstance(kind, str) or kind not in KEYS:
+        raise unsupported(f"{where}.type", f"the items that this server reads are {', '.join(KEYS)}")
+    for key in item.keys() - KEYS[kind]:
+        if item[key] is not None:
+            raise InvalidRequestError(f"{where}.{key[:80]}", item[key], f"one of {', '.join(sorted(KEYS[kind]))}")
+    if kind == "function_call":
+        return _call(item, where)
+    if kind == "function_call_output":
+        content = _text(item.get("output"), f"{where}.output")
+        return {"role": "tool", "tool_call_id": _named(item, "call_id", where), "content": content}
+    if kind == "reasoning":
+        return {"role": "assistant", "reasoning_content": _thought(item.get("content"), f"{where}.content")}
+    role = item.get("role")
+    if role not in ("user", "assistant", "system", "developer"):
+        raise InvalidRequestError(f"{where}.role", role, "user, assistant, system or developer")
+    return {"role": role, "content": _text(item.get("content"), f"{where}.content")}
+
+
+def _call(item: dict[str, Any], where: str) -> Message:
+    function = {"name": _named(item, "name", where), "arguments": item.get("arguments")}
+    if not isinstance(function["arguments"], str):
+        raise InvalidRequestError(f"{where}.arguments", function["arguments"], "a JSON object, as text")
+    call = {"id": _named(item, "call_id", where), "type": "function", "function": function}
+    return {"role": "assistant", "tool_calls": [call]}
+
+
+def _named(item: dict[str, Any], key: str, where: str) -> str:
+    name = item.get(key)
+    if not isinstance(name, str) or not name:
+        raise InvalidRequestError(f"{where}.{key}", name, "a text")
+    return name
+
+
+def _thought(content: object, where: str) -> str:
+    """Return the text of a reasoning; one that is told as a summary, or is encrypted, cannot be read."""
+    if content is None:
+        return ""
+    if not isinstance(content, list):
+        raise InvalidRequestError(where, content, "a list of parts")
+    return "".join(_part(part, f"{where}[{index}]", ("reasoning_text", "text")) for index, part in enumerate(content))
+
+
+def _text(content: object, where: str) -> str:
+    if isinstance(content, list):
+        content = "".join(_part(part, f"{where}[{index}]", TEXT_PARTS) for index, part in enumerate(content))
+    if not isinstance(content, str):
+        raise InvalidRequestError(where, content, "a text, or a list of text parts")
+    return content
+
+
+def _part(part: object, where: str, kinds: tuple[str, ...]) -> str:
+    if not isinstance(part, dict) or part.get("type") not in kinds:
+        raise unsupported(f"{where}.type", "texts are the only parts that this server reads")
+    if not isinstance(part.get("text"), str):
+        raise InvalidRequestError(f"{where}.text", part.get("text"), "a text")
+    return str(part["text"])

@@ -1,0 +1,112 @@
+"""Tools as clients send them: functions, and which of them the model may or must call."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from quire.core.errors import InvalidRequestError
+from quire.serve.errors import unsupported
+from quire.serve.tools.base import Tool
+
+MAX_TOOLS: Final = 128
+MAX_CALLS: Final = 32
+"""Calls in one answer: a small model that must call something would not stop by itself."""
+
+NO_PARAMETERS: Final[Mapping[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
+_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+
+Mode = Literal["none", "auto", "required", "named"]
+_MODES: Final[tuple[Mode, ...]] = ("none", "auto", "required")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """What may be called. `shown` is what the template is told, in the form of chat; `tools` are those to call."""
+
+    mode: Mode
+    tools: tuple[Tool, ...] = ()
+    shown: list[dict[str, Any]] | None = None
+    max_calls: int = MAX_CALLS
+
+
+def tool_choice_of(tools: list[dict[str, Any]] | None, choice: object, parallel: bool | None) -> ToolChoice:
+    """Return what a call of chat lets the model call; raises `InvalidRequestError` for what is wrong. Does not mutate.
+
+    >>> tool = {"type": "function", "function": {"name": "now"}}
+    >>> tool_choice_of([tool], None, None).mode, tool_choice_of([tool], "none", None).tools
+    ('auto', ())
+    """
+    shown = tools or []
+    if len(shown) > MAX_TOOLS:
+        raise InvalidRequestError("tools", f"{len(shown)} tools", f"at most {MAX_TOOLS}")
+    known = [_tool(tool, f"tools[{index}]") for index, tool in enumerate(shown)]
+    _require_unique(known)
+    mode, name = _mode(choice, bool(known))
+    if mode in ("required", "named") and not known:
+        raise InvalidRequestError("tool_choice", choice, "'none' or 'auto' where there are no tools")
+    if name is not None and name not in {tool.name for tool in known}:
+        raise InvalidRequestError("tool_choice.function.name", name, "the name of one of the tools")
+    called = tuple(tool for tool in known if mode != "none" and name in (None, tool.name))
+    max_calls = 1 if parallel is False or mode == "named" else MAX_CALLS
+    return ToolChoice(mode if called else "none", called, shown or None, max_calls)
+
+
+def _tool(tool: Mapping[str, Any], where: str) -> Tool:
+    if tool.get("type") != "function":
+        raise unsupported(f"{where}.type", "functions are the only tools that a model here can call")
+    function, place = tool.get("function"), f"{where}.function"
+    if not isinstance(function, Mapping):
+        raise InvalidRequestError(place, function, "an object with name, description and parameters")
+    name, description = function.get("name"), function.get("description")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidRequestError(f"{place}.name", name, "1 to 64 letters, digits, _ and -")
+    if not (description is None or isinstance(description, str)):
+        raise InvalidRequestError(f"{place}.description", description, "a text")
+    strict = function.get("strict")
+    if not (strict is None or isinstance(strict, bool)):
+        raise InvalidRequestError(f"{place}.strict", strict, "true or false")
+    parameters = f"{place}.parameters"
+    return Tool(name, _parameters(function.get("parameters"), parameters), bool(strict), parameters)
+
+
+def _parameters(parameters: object, where: str) -> Mapping[str, Any]:
+    if parameters is None:
+        return NO_PARAMETERS
+    if not isinstance(parameters, Mapping):
+        raise InvalidRequestError(where, parameters, "a JSON Schema of an object")
+    if parameters.get("type", "object") != "object":
+        raise InvalidRequestError(f"{where}.type", parameters["type"], "'object': arguments have names")
+    for name in ("properties", "$defs", "definitions"):
+        if not isinstance(parameters.get(name, {}), Mapping):
+            raise InvalidRequestError(f"{where}.{name}", parameters[name], "an object")
+    return parameters
+
+
+def _require_unique(tools: Sequence[Tool]) -> None:
+    seen: set[str] = set()
+    for index, tool in enumerate(tools):
+        if tool.name in seen:
+            raise InvalidRequestError(f"tools[{index}].function.name", tool.name, "another name than the tools before")
+        seen.add(tool.name)
+
+
+def _mode(choice: object, has_tools: bool) -> tuple[Mode, str | None]:
+    """Return how a choice is meant, and the name of the one function that must be called."""
+    if choice is None:
+        return ("auto" if has_tools else "none"), None
+    for mode in _MODES:
+        if choice == mode:
+            return mode, None
+    allowed = "'none', 'auto', 'required', or an object with the type 'function' and function.name"
+    if not isinstance(choice, Mapping):
+        raise InvalidRequestError("tool_choice", choice, allowed)
+    if choice.get("type") != "function":
+        raise InvalidRequestError("tool_choice.type", choice.get("type"), "'function'")
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str):
+        raise InvalidRequestError("tool_choice.function.name", name, "the name of one of the tools")
+    return "named", name

@@ -1,0 +1,37 @@
+"""Tool formats: how models write calls of functions, made by name or recognised by a chat template."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from quire.core.errors import InvalidConfigError
+from quire.serve.tools.base import ToolFormat
+from quire.serve.tools.hermes import HERMES
+from quire.serve.tools.llama3 import LLAMA3
+from quire.serve.tools.mistral import MISTRAL, MISTRAL_ARGS
+from quire.serve.tools.phi4 import PHI4
+
+__all__ = ["AUTO", "NONE", "TOOL_FORMATS", "ToolFormat", "create_tool_format"]
+
+AUTO: Final = "auto"
+NONE: Final = "none"
+TOOL_FORMATS: Final[tuple[ToolFormat, ...]] = (HERMES, LLAMA3, MISTRAL, MISTRAL_ARGS, PHI4)
+
+
+def create_tool_format(name: str, template: str) -> ToolFormat | None:
+    """Return the format of that name; for "auto" the one that a chat template shows, None if it shows none.
+
+    >>> create_tool_format("mistral", "").name, create_tool_format("none", "<tool_call> arguments")
+    ('mistral', None)
+    >>> create_tool_format("auto", "… <tool_call> … arguments …").name, create_tool_format("auto", "{{ messages }}")
+    ('hermes', None)
+    """
+    if name == NONE:
+        return None
+    for each in TOOL_FORMATS:
+        if each.is_of(template) if name == AUTO else each.name == name:
+            return each
+    if name == AUTO:
+        return None
+    names = ", ".join(each.name for each in TOOL_FORMATS)
+    raise InvalidConfigError("tool_format", name, f"{AUTO}, {NONE}, {names}")

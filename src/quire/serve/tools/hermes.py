@@ -1,0 +1,18 @@
+"""Hermes, Qwen2.5, Qwen3, and the built-in guide: each call stands in a pair of marks.
+
+    <tool_call>
+    {"name": "add", "arguments": {"a": 1, "b": 2}}
+    </tool_call>
+
+Qwen3-Coder and GLM have the same marks around no JSON; those are not this format.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from quire.serve.tools.json_calls import CallShape
+from quire.serve.tools.json_format import JsonFormat
+
+SHAPE: Final = CallShape("<tool_call>", "</tool_call>", before=r'"\n"', after=r'"\n"')
+HERMES: Final = JsonFormat("hermes", SHAPE, signs=("<tool_call>", "arguments"), others=("<function=", "<arg_key>"))

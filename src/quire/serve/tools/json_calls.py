@@ -1,0 +1,295 @@
+r"""Calls that are JSON objects, as nearly all models write them: {"name": "add", "arguments": {"a": 1}}.
+
+What stands around the objects differs, and is a `CallShape`:
+
+    hermes    <tool_call>\n{…}\n</tool_call>     one object in each pair of marks
+    mistral   [TOOL_CALLS] [{…}, {…}]            a list after one mark
+    llama3    {…}; {…}                           the whole text, with or without the mark <|python_tag|>
+
+The parser goes through a call letter by letter, in coroutines that read like the grammar. Until a name that is known
+and the beginning of its arguments have come, everything is held back: if it turns out to be no call, it is text, and
+is searched again behind its first letter. From then on the arguments go out as they come. Space before a call, after
+the last one and around the marks belongs to neither text nor call.
+
+Rejected: regular expressions over the text so far. They are quadratic, and what they match depends on the pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from quire.serve.tools.base import Arguments, CallBegun, Event, Mark, Text, Tool, merged
+from quire.serve.tools.rules import arguments_schema, free_text, literal, repeated, text_before
+
+SPACE: Final = " \t\r\n"
+MAX_NAME_LENGTH: Final = 64
+_NAME_LETTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+_KEYS: Final = ("arguments", "parameters")
+
+Reading = Generator[None, str, None]
+
+
+@dataclass(frozen=True, slots=True)
+class CallShape:
+    """What stands around the objects. `is_bare`: at the very beginning of a text the opener may be missing."""
+
+    opener: str
+    closer: str = ""
+    key: str = "arguments"
+    before: str = ""  # rule of what the model writes between opener and object, or list
+    after: str = ""  # between object, or list, and closer
+    is_list: bool = False
+    separator: str = ""  # between objects that share an opener and are no list
+    is_bare: bool = False
+    has_id: bool = False  # an id may stand after the arguments
+
+
+class _WrongCall(Exception):
+    """What was read is no call."""
+
+
+class JsonCallParser:
+    """Reads calls of one shape out of a text. Mutable."""
+
+    def __init__(self, shape: CallShape, names: Collection[str]) -> None:
+        self._shape = shape
+        self._names = names
+        self._events: list[Event] = []
+        self._reading: Reading | None = None
+        self._held = ""  # space and the beginning of an opener; within a call: what is given back if it is none
+        self._is_safe = False  # the calls so far are whole, what is held only closes them
+        self._has_text = False
+        self._has_call = False
+        self._ends_with_call = False
+
+    def push(self, text: str) -> list[Event]:
+        """Add text; return what it has brought. Mutates."""
+        while text:
+            text = self._look(text) if self._reading is None else self._go_on(self._reading, text)
+        return self._taken()
+
+    def finish(self) -> list[Event]:
+        """Return what is left: the text has ended. Mutates."""
+        closes = self._is_safe if self._reading else self._ends_with_call and not self._held.strip(SPACE)
+        if not closes:
+            self._say(self._held)
+        self._held, self._reading = "", None
+        return self._taken()
+
+    # ---- text ---------------------------------------------------------------------------------
+
+    def _look(self, text: str) -> str:
+        """Look for a call; return the text that has not been gone through."""
+        text, opener = self._held + text, self._shape.opener
+        bare = len(text) - len(text.lstrip(SPACE))
+        if self._shape.is_bare and not (self._has_text or self._has_call) and text[bare : bare + 1] == "{":
+            return self._begin(text[:bare], "", text[bare:])
+        place = text.find(opener)
+        if place >= 0:
+            return self._begin(text[:place], opener, text[place + len(opener) :])
+        length = next(k for k in range(min(len(opener) - 1, len(text)), -1, -1) if text.endswith(opener[:k]))
+        said = text[: len(text) - length].rstrip(SPACE)
+        self._say(said)
+        self._held = text[len(said) :]
+        return ""
+
+    def _begin(self, before: str, opener: str, rest: str) -> str:
+        said = before.rstrip(SPACE)
+        self._say(said)
+        self._held = before[len(said) :] + opener
+        self._is_safe = False
+        self._reading = self._calls()
+        next(self._reading)
+        return rest
+
+    def _say(self, text: str) -> None:
+        if text:
+            self._events.append(Text(text))
+            self._ends_with_call = False
+            self._has_text = self._has_text or bool(text.strip(SPACE))
+
+    def _taken(self) -> list[Event]:
+        events, self._events = merged(self._events), []
+        return events
+
+    # ---- calls --------------------------------------------------------------------------------
+
+    def _go_on(self, reading: Reading, text: str) -> str:
+        """Go on with a call; return the text that has not been gone through."""
+        for position, letter in enumerate(text):
+            self._held += letter
+            try:
+                reading.send(letter)
+            except StopIteration:
+                self._reading, self._held = None, ""
+                return text[position + 1 :]
+            except _WrongCall:
+                return self._give_back() + text[position + 1 :]
+        return ""
+
+    def _give_back(self) -> str:
+        """What was held is no call: say its first letter; return the rest, in which a call may begin."""
+        held, self._held, self._reading = self._held, "", None
+        end = len(held) - len(held.lstrip(SPACE)) + 1
+        self._say(held[:end])
+        return held[end:]
+
+    def _keep(self, *, safe: bool) -> None:
+        """What was read belongs to a call for good."""
+        self._held, self._is_safe = "", safe
+
+    def _calls(self) -> Reading:
+        shape = self._shape
+        letter = yield from _letter()
+        is_list = shape.is_list and letter == "["  # one alone may have no list around it
+        if is_list:
+            letter = yield from _letter()
+        while True:
+            yield from self._call(letter)
+            if not (is_list or shape.separator):
+                break
+            letter = yield from _letter()
+            if is_list and letter == "]":
+                break
+            _require(letter == (shape.separator.strip() or ","))
+            self._is_safe = False
+            letter = yield from _letter()
+        if shape.closer:
+            self._keep(safe=True)
+            _require((yield from _letter()) == shape.closer[0])
+            yield from _letters(shape.closer[1:])
+
+    def _call(self, letter: str) -> Reading:
+        """Read an object, the first letter of which has come."""
+        _require(letter == "{")
+        _require((yield from _name()) == "name")
+        _require((yield from _letter()) == ":")
+        name = yield from _name()
+        _require(name in self._names)
+        _require((yield from _letter()) == ",")
+        _require((yield from _name()) in _KEYS)
+        _require((yield from _letter()) == ":")
+        _require((yield from _letter()) == "{")
+        self._begin_call(name)
+        yield from self._arguments()
+        letter = yield from _letter()
+        if letter == "," and self._shape.has_id:
+            _require((yield from _name()) == "id")
+            _require((yield from _letter()) == ":")
+            yield from _name()
+            letter = yield from _letter()
+        _require(letter == "}")
+        self._keep(safe=True)
+
+    def _begin_call(self, name: str) -> None:
+        self._events.append(CallBegun(name))
+        self._has_call = self._ends_with_call = True
+
+    def _arguments(self) -> Reading:
+        """Pass an object on, the first letter of which has come."""
+        self._keep(safe=False)
+        self._events.append(Arguments("{"))
+        depth, in_string, is_escaped = 1, False, False
+        while depth:
+            letter = yield
+            self._held = ""
+            self._events.append(Arguments(letter))
+            if is_escaped:
+                is_escaped = False
+            elif in_string:
+                in_string, is_escaped = letter != '"', letter == "\\"
+            elif letter == '"':
+                in_string = True
+            elif letter in "{[":
+                depth += 1
+            elif letter in "}]":
+                depth -= 1
+        self._keep(safe=True)
+
+
+class NamedCallParser(JsonCallParser):
+    """Reads calls whose name stands before their arguments, and perhaps an id between the two. Mutable.
+
+    After the name comes a mark, or else the arguments; after the mark of an id, that and the mark of the arguments.
+    """
+
+    def __init__(self, shape: CallShape, names: Collection[str], own_id: str, mark: str) -> None:
+        super().__init__(shape, names)
+        self._own_id = own_id
+        self._mark = mark
+
+    def _calls(self) -> Reading:
+        name, letter = yield from _word((yield from _letter()))
+        _require(name in self._names)
+        if letter == "[":
+            letter = yield
+            if letter == self._own_id[1]:
+                yield from _letters(self._own_id[2:])
+                _, letter = yield from _word((yield from _letter()))
+                _require(letter == "[")
+                letter = yield
+            _require(letter == self._mark[1])
+            yield from _letters(self._mark[2:])
+            letter = yield from _letter()
+        _require(letter == "{")
+        self._begin_call(name)
+        yield from self._arguments()
+
+
+def _letter() -> Generator[None, str, str]:
+    """Return the next letter that is no space."""
+    while (letter := (yield)) in SPACE:
+        pass
+    return letter
+
+
+def _letters(text: str) -> Reading:
+    for wanted in text:
+        _require((yield) == wanted)
+
+
+def _name() -> Generator[None, str, str]:
+    """Return what stands in quotes."""
+    _require((yield from _letter()) == '"')
+    name = ""
+    while (letter := (yield)) != '"':
+        _require(letter in _NAME_LETTERS and len(name) < MAX_NAME_LENGTH)
+        name += letter
+    return name
+
+
+def _word(letter: str) -> Generator[None, str, tuple[str, str]]:
+    """Return the letters of a name or an id, the first of which has come, and the letter that ends it."""
+    word = ""
+    while letter in _NAME_LETTERS:
+        _require(len(word) < MAX_NAME_LENGTH)
+        word += letter
+        letter = yield
+    return word, letter
+
+
+def _require(condition: bool) -> None:
+    if not condition:
+        raise _WrongCall
+
+
+def json_call_rules(shape: CallShape, tools: Sequence[Tool], most: int, mark: Mark) -> str:
+    """Return the rules of a grammar for calls of one shape; see `ToolFormat.rules`."""
+    rules = []
+    for index, tool in enumerate(tools):
+        head = f'{{"name": "{tool.name}", "{shape.key}": '
+        rules.append(f"call_{index}: {literal(head)} arguments_{index} {literal('}')}")
+        rules.append(f"arguments_{index}: {arguments_schema(tool)}")
+    rules.append("call: " + " | ".join(f"call_{index}" for index in range(len(tools))))
+    several = most if shape.is_list or shape.separator else 1
+    objects = "call" + repeated(f"{literal(shape.separator or ', ')} call", several)
+    if shape.is_list:
+        objects = f'"[" {objects} "]"'
+    closer = [mark(shape.closer)] if shape.closer else []
+    rules.append(" ".join(["group:", shape.before, objects, shape.after, *closer]))
+    more = repeated(f"GAP {mark(shape.opener)} group", 1 if several > 1 else most)
+    rules.append("calls: " + ("group" if shape.is_bare else f"{mark(shape.opener)} group{more}"))
+    rules.append(f"opened: {text_before(shape.opener, mark)} group{more}" + (" | group" if shape.is_bare else ""))
+    return "\n".join([*rules, free_text(shape.opener, is_bare=shape.is_bare)])

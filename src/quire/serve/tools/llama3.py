@@ -1,0 +1,18 @@
+"""Llama 3.1, 3.2 and 3.3: the whole answer is the call, with or without a mark before it.
+
+    {"name": "add", "parameters": {"a": 1, "b": 2}}
+    <|python_tag|>{"name": "add", "parameters": {"a": 1, "b": 2}}
+
+These models were trained on one call at a time; several are told apart by a semicolon, as other servers read them, but
+their template refuses a conversation that has two calls in one message.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from quire.serve.tools.json_calls import CallShape
+from quire.serve.tools.json_format import JsonFormat
+
+SHAPE: Final = CallShape("<|python_tag|>", key="parameters", separator="; ", is_bare=True)
+LLAMA3: Final = JsonFormat("llama3", SHAPE, signs=('"parameters": ', "ipython"), others=("<tool_call>",))

@@ -1,0 +1,60 @@
+"""Phi-4-mini: calls are a list between two marks, and its template reads the tools out of the system message.
+
+    <|tool_call|>[{"name": "add", "arguments": {"a": 1, "b": 2}}]<|/tool_call|>
+
+The template knows neither calls nor answers of tools. A call of before is told as the text that it was.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from quire.serve.tools.base import Message
+from quire.serve.tools.json_calls import CallShape
+from quire.serve.tools.json_format import JsonFormat
+
+SHAPE: Final = CallShape("<|tool_call|>", "<|/tool_call|>", is_list=True)
+SYSTEM: Final = "You are a helpful assistant with some tools."
+
+
+@dataclass(frozen=True, slots=True)
+class Phi4Format(JsonFormat):
+    """The format of Phi-4-mini."""
+
+    @property
+    def tells(self) -> bool:
+        """Whether its templates want a conversation in a form of their own."""
+        return True
+
+    def told(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None
+    ) -> tuple[Sequence[Message], Sequence[Message] | None]:
+        """Return the conversation with the tools in its system message, and calls as text. Does not mutate."""
+        found = [_with_calls_as_text(message) for message in messages]
+        if tools:
+            if found[0]["role"] != "system":
+                found.insert(0, {"role": "system", "content": SYSTEM})
+            found[0] = {**found[0], "tools": _json([tool["function"] for tool in tools])}
+        return found, None
+
+
+def _with_calls_as_text(message: Message) -> Message:
+    calls = [_call_as_text(call["function"]) for call in message.get("tool_calls", [])]
+    if not calls:
+        return message
+    rest = {key: value for key, value in message.items() if key != "tool_calls"}
+    return rest | {"content": f"{message.get('content', '')}{SHAPE.opener}[{', '.join(calls)}]{SHAPE.closer}"}
+
+
+def _call_as_text(function: Mapping[str, Any]) -> str:
+    return f'{{"name": {_json(function["name"])}, "arguments": {_json(function["arguments"])}}}'
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+PHI4: Final = Phi4Format("phi4", SHAPE, signs=("<|tool|>", "'tools' in message"))

@@ -1,0 +1,257 @@
+"""Calls written at random under the grammar of a format: each is read back, and is one that its schema allows."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import llguidance
+import numpy as np
+import pytest
+from tokenizers import AddedToken
+
+from quire.compute.grammar.compilation import compile_grammar
+from quire.compute.grammar.limits import GrammarLimits
+from quire.core.errors import InvalidRequestError
+from quire.core.grammar import Grammar
+from quire.engine.chat_template import ChatTemplate
+from quire.engine.tokenizer import Tokenizer
+from quire.serve.answer_form import AnswerForm
+from quire.serve.reader import ReadAnswer
+from quire.serve.reasoning import Thinking
+from quire.serve.schemas.tools import ToolChoice, tool_choice_of
+from quire.serve.tools import TOOL_FORMATS
+from quire.serve.tools.base import ToolFormat
+from support.tiny_tokenizer import byte_level
+
+CITIES = ("Rome", 'New "York"', "Zürich")
+WEATHER = {
+    "type": "object",
+    "properties": {"city": {"enum": list(CITIES)}, "days": {"$ref": "#/$defs/days"}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+    "$defs": {"days": {"type": "array", "items": {"type": "integer", "minimum": 1, "maximum": 7}, "maxItems": 3}},
+}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "now"}},
+]
+MARKS = ("</think>", *(mark for each in TOOL_FORMATS for mark in each.marks))
+MAX_TOKENS = 2_000
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Writes texts at random, of the tokens that a grammar allows."""
+
+    tokenizer: Tokenizer
+    guide: llguidance.LLTokenizer
+    end_id: int
+
+    def matcher(self, grammar: Grammar) -> llguidance.LLMatcher:
+        mask = np.zeros(-(-self.tokenizer.vocab_size // 32), np.uint32)
+        return compile_grammar(self.guide, grammar, GrammarLimits(), mask)
+
+    def write(self, grammar: Grammar, seed: int, *, begin: str = "") -> str:
+        """Write a text that begins so. Random letters would seldom be a mark, so a mark is tried now and then."""
+        draw, matcher = random.Random(seed), self.matcher(grammar)
+        ids = self.ids(begin)
+        assert matcher.consume_tokens(ids)
+        for _ in range(MAX_TOKENS):
+            allowed = np.flatnonzero(
+                np.unpackbits(np.frombuffer(matcher.compute_bitmask(), np.uint8), bitorder="little")
+            )
+            mark = self.ids(draw.choice(MARKS)) if draw.random() < 0.2 else []
+            more = mark if mark and matcher.validate_tokens(mark) == len(mark) else [int(draw.choice(allowed))]
+            if self.end_id in allowed and (self.end_id in more or draw.random() < 0.3):
+                return self.tokenizer.decode(ids, skip_special_tokens=False)
+            assert matcher.consume_tokens(more)
+            ids += more
+        raise AssertionError("it does not end: " + self.tokenizer.decode(ids[-200:]))
+
+    def ids(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, add_special_tokens=False) if text else []
+
+
+@cache
+def writer(with_tokens: bool) -> Writer:
+    """A tokenizer that has the marks as tokens, some of them special, or that has none of them."""
+    library = byte_level()
+    if with_tokens:
+        special = [mark for each in TOOL_FORMATS for mark in each.marks if not mark.endswith("tool_call>")]
+        library.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in special])
+        others = ("<tool_call>", "</tool_call>", "</think>")
+        library.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in others])
+    templates = {"default": ChatTemplate("{{ messages }}", {})}
+    tokenizer = Tokenizer(library, templates=templates)
+    end_id = tokenizer.id_of("<|im_end|>")
+    assert end_id is not None
+    guide = llguidance.LLTokenizer(library.to_str(), n_vocab=tokenizer.vocab_size, eos_token=[end_id])
+    return Writer(tokenizer, guide, end_id)
+
+
+def form_of(tool_format: ToolFormat | None, choice: ToolChoice, tokenizer: Tokenizer, *, thinks: bool = False) -> Any:
+    return AnswerForm(choice, tool_format, thinks, tokenizer)
+
+
+def read(form: AnswerForm, text: str, thinking: Thinking = Thinking.NO) -> ReadAnswer:
+    return ReadAnswer.of(form.reader(thinking).read(text, is_last=True))
+
+
+def require_allowed(answer: ReadAnswer) -> None:
+    for call in answer.calls:
+        value = json.loads(call.arguments)
+        if call.name == "now":
+            assert value == {}
+        else:
+            assert call.name == "weather"
+            assert set(value) == {"city", "days"}
+            assert value["city"] in CITIES
+            assert len(value["days"]) <= 3
+            assert all(type(day) is int and 1 <= day <= 7 for day in value["days"])
+
+
+each_format = pytest.mark.parametrize("tool_format", TOOL_FORMATS, ids=lambda each: each.name)
+both_tokenizers = pytest.mark.parametrize("with_tokens", [True, False], ids=["tokens", "letters"])
+
+
+@each_format
+@both_tokenizers
+def test_required_calls_are_calls_and_nothing_else(tool_format: ToolFormat, with_tokens: bool) -> None:
+    pen = writer(with_tokens)
+    num_calls = set()
+    for choice, thinking in (("required", Thinking.NO), ("required", Thinking.YES), ("required", Thinking.PERHAPS)):
+        form = form_of(tool_format, tool_choice_of(TOOLS, choice, None), pen.tokenizer, thinks=True)
+        for seed in range(4):
+            answer = read(form, pen.write(form.grammar(None, thinking), seed), thinking)
+            assert answer.text is None
+            assert answer.calls
+            require_allowed(answer)
+            num_calls.add(len(answer.calls))
+    assert len(num_calls) > 1
+
+
+@each_format
+@both_tokenizers
+def test_one_call_where_one_is_wanted(tool_format: ToolFormat, with_tokens: bool) -> None:
+    pen = writer(with_tokens)
+    named = tool_choice_of(TOOLS, {"type": "function", "function": {"name": "weather"}}, None)
+    for choice in (named, tool_choice_of(TOOLS, "required", False)):
+        form = form_of(tool_format, choice, pen.tokenizer)
+        for seed in range(4):
+            answer = read(form, pen.write(form.grammar(None, Thinking.NO), seed))
+            assert answer.text is None
+            assert len(answer.calls) == 1
+            assert choice is not named or answer.calls[0].name == "weather"
+            require_allowed(answer)
+
+
+@each_format
+@both_tokenizers
+def test_free_text_is_held_to_the_schemas_once_a_call_begins(tool_format: ToolFormat, with_tokens: bool) -> None:
+    pen = writer(with_tokens)
+    form = form_of(tool_format, tool_choice_of(TOOLS, "auto", None), pen.tokenizer)
+    grammar = form.grammar(None, Thinking.NO)
+    opener = tool_format.marks[0]
+    for seed in range(4):
+        require_allowed(read(form, pen.write(grammar, seed)))
+        for said in ("", "Let me see: "):
+            answer = read(form, pen.write(grammar, seed, begin=said + opener))
+            assert (answer.text or "") == said.rstrip()
+            assert answer.calls
+            require_allowed(answer)
+    matcher = pen.matcher(grammar)
+    plain = pen.ids("No call, but { and < and [ in a text.\nAnother line.")
+    assert matcher.consume_tokens(plain)
+    assert matcher.is_accepting()
+
+
+@each_format
+@both_tokenizers
+def test_an_answer_that_is_held_to_a_schema_beside_calls(tool_format: ToolFormat, with_tokens: bool) -> None:
+    pen = writer(with_tokens)
+    schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"], "maxProperties": 1}
+    form = form_of(tool_format, tool_choice_of(TOOLS, "auto", None), pen.tokenizer, thinks=True)
+    grammar = form.grammar(Grammar.json_schema(schema | {"additionalProperties": False}), Thinking.PERHAPS)
+    kinds = set()
+    for seed in range(12):
+        answer = read(form, pen.write(grammar, seed), Thinking.PERHAPS)
+        require_allowed(answer)
+        kinds.add(bool(answer.calls))
+        if not answer.calls:
+            assert isinstance(json.loads(answer.text or "")["ok"], bool)
+        else:
+            assert answer.text is None
+    assert kinds == {True, False}
+
+
+@both_tokenizers
+@pytest.mark.parametrize(
+    ("grammar", "allowed"),
+    [
+        (Grammar.choice(["yes", "no"]), {"yes", "no"}),
+        (Grammar.regex("a/b|c{2}"), {"a/b", "cc"}),
+        (Grammar.json_schema({"enum": [1, "é"]}), {"1", '"é"', '"\\u00e9"'}),
+        (Grammar.lark('start: ANSWER\nANSWER: "{" /[ab]/ "}"'), {"{a}", "{b}"}),
+    ],
+    ids=["choice", "regex", "json", "lark"],
+)
+def test_reasoning_goes_before_what_is_held(with_tokens: bool, grammar: Grammar, allowed: set[str]) -> None:
+    pen = writer(with_tokens)
+    form = form_of(None, ToolChoice("none"), pen.tokenizer, thinks=True)
+    assert form.grammar(None, Thinking.YES) is None
+    assert form.grammar(grammar, Thinking.NO) is grammar
+    for thinking, begin in ((Thinking.YES, "Why"), (Thinking.PERHAPS, "<think>\nWhy"), (Thinking.PERHAPS, "")):
+        for seed in range(4):
+            answer = read(form, pen.write(form.grammar(grammar, thinking), seed, begin=begin), thinking)
+            assert answer.text in allowed
+            assert begin == "" or (answer.reasoning or "").startswith("Why")
+
+
+def test_arguments_that_nobody_has_named_are_not_written() -> None:
+    """A schema that leaves it open, as most do, allows less than it says; one that wants more keeps it."""
+    pen = writer(True)
+    place = {"type": "object", "properties": {"x": {"enum": [1]}}, "required": ["x"], "title": "A place"}
+    named = {"properties": {"title": {"const": "t"}, "place": place}, "required": ["title", "place"]}
+    for schema, allowed in (
+        (named, [{"title": "t", "place": {"x": 1}}]),
+        ({}, [{}, {"a": 1}]),
+        ({**named, "additionalProperties": {"enum": [2]}}, [{"title": "t", "place": {"x": 1}, "more": 2}]),
+        ({"required": ["a"], "properties": {}}, [{"a": 3}]),
+        (
+            {"properties": {"p": {"$ref": "#/$defs/p"}}, "required": ["p"], "$defs": {"p": place}},
+            [{"p": {"x": 1}}],
+        ),
+        ({"properties": {"a": {"const": 1}}, "anyOf": [{"properties": {"b": {}}}]}, [{"a": 1, "b": 2}]),
+        ({"allOf": [{"properties": {"a": {"const": 1}}}, {"properties": {"b": {"const": 2}}}]}, [{"a": 1, "b": 2}]),
+    ):
+        tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+        form = form_of(TOOL_FORMATS[0], tool_choice_of(tools, "required", False), pen.tokenizer)
+        grammar = form.grammar(None, Thinking.NO)
+        for value in allowed:
+            text = f'<tool_call>\n{{"name": "f", "arguments": {json.dumps(value)}}}\n</tool_call>'
+            matcher = pen.matcher(grammar)
+            assert matcher.validate_tokens(pen.ids(text)) == len(pen.ids(text))
+        if "$defs" in schema or schema is named:
+            for seed in range(4):
+                [call] = read(form, pen.write(grammar, seed)).calls
+                assert json.loads(call.arguments) == allowed[0]
+
+
+def test_what_cannot_be_kept_is_passed_over_unless_the_tool_is_strict() -> None:
+    pen = writer(True)
+    unkept = ({"not": {"required": ["x"]}}, {"properties": {"mail": {"type": "string", "pattern": "^(?!a)b"}}})
+    for schema, strict in itertools.product(unkept, (False, True)):
+        tools = [{"type": "function", "function": {"name": "f", "parameters": schema, "strict": strict}}]
+        grammar = form_of(TOOL_FORMATS[0], tool_choice_of(tools, "required", None), pen.tokenizer).grammar(
+            None, Thinking.NO
+        )
+        if strict:
+            with pytest.raises(InvalidRequestError, match=r"not|look-around"):
+                pen.matcher(grammar)
+        else:
+            pen.matcher(grammar)

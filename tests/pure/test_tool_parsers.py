@@ -1,0 +1,289 @@
+"""Calls of tools, read out of texts that arrive in pieces: any text, any pieces, every format."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.core.errors import InvalidConfigError
+from quire.serve.reader import AnswerReader, ReadAnswer
+from quire.serve.reasoning import Thinking, ThinkSplitter, is_thinking_format, thinking_after
+from quire.serve.tools import TOOL_FORMATS, create_tool_format
+from quire.serve.tools.base import Event, Text, ToolFormat, merged
+
+NAMES = ("add", "get_weather", "x-1")
+Call = tuple[str, str]
+
+
+def written(tool_format: ToolFormat, calls: list[Call]) -> str:
+    """Calls as a model writes them."""
+    key = "parameters" if tool_format.name == "llama3" else "arguments"
+    objects = [f'{{"name": "{name}", "{key}": {text}}}' for name, text in calls]
+    match tool_format.name:
+        case "hermes":
+            return "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in objects)
+        case "llama3":
+            return "; ".join(objects)
+        case "mistral":
+            return f"[TOOL_CALLS] [{', '.join(objects)}]"
+        case "mistral_args":
+            return "".join(f"[TOOL_CALLS]{name}[ARGS]{text}" for name, text in calls)
+    return f"<|tool_call|>[{', '.join(objects)}]<|/tool_call|>"
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+ARGUMENTS = st.builds(
+    lambda value, compact, ascii_only: json.dumps(
+        value, ensure_ascii=ascii_only, separators=(",", ":") if compact else None
+    ),
+    st.dictionaries(st.text(), VALUES, max_size=3),
+    st.booleans(),
+    st.booleans(),
+)
+CALLS = st.lists(st.tuples(st.sampled_from(NAMES), ARGUMENTS), min_size=1, max_size=3)
+MARKS = [mark for each in TOOL_FORMATS for mark in each.marks]
+BITS = st.sampled_from(
+    [
+        *MARKS,
+        *(
+            "<",
+            "[",
+            "{",
+            "}",
+            "]",
+            '"',
+            "\\",
+            ",",
+            ":",
+            ";",
+            " ",
+            "\n",
+            "é",
+            "no",
+            "[]",
+            "<tool",
+            "<|",
+            '"id"',
+            '"name"',
+        ),
+        *('"arguments"', '"parameters"', '"add"', "add", '{"name": "add", "arguments": {', "}}\n", ': {"a": 1}'),
+    ]
+)
+TEXTS = st.lists(BITS, max_size=24).map("".join)
+
+
+def cut(draw: Any, text: str) -> list[str]:
+    places = sorted(draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    return [text[start:end] for start, end in zip([0, *places], [*places, len(text)], strict=True)]
+
+
+def events_of(tool_format: ToolFormat, pieces: list[str]) -> list[Event]:
+    parser = tool_format.parser(frozenset(NAMES))
+    return merged([event for piece in pieces for event in parser.push(piece)] + parser.finish())
+
+
+@pytest.mark.parametrize("tool_format", TOOL_FORMATS, ids=lambda each: each.name)
+@given(data=st.data())
+def test_pieces_may_be_cut_anywhere(tool_format: ToolFormat, data: st.DataObject) -> None:
+    text = data.draw(TEXTS)
+    assert events_of(tool_format, cut(data.draw, text)) == events_of(tool_format, [text])
+
+
+@pytest.mark.parametrize("tool_format", TOOL_FORMATS, ids=lambda each: each.name)
+@given(text=TEXTS)
+def test_nothing_is_lost(tool_format: ToolFormat, text: str) -> None:
+    """The text is what was said and called, in this order, and what stands around calls."""
+    answer = ""
+    events = events_of(tool_format, list(text))
+    for index, event in enumerate(events):
+        if isinstance(event, Text):
+            answer += re.escape(event.text)
+        elif hasattr(event, "name"):
+            answer += before_call(tool_format, event.name)
+        else:
+            is_last = all(hasattr(each, "name") for each in events[index + 1 :])
+            answer += re.escape(event.text) + after_call(tool_format, is_last=is_last)
+    assert re.fullmatch(answer or r"\s*", text), (answer, text)
+    if not any(hasattr(event, "name") for event in events):
+        assert events == ([Text(text)] if text else [])
+
+
+def before_call(tool_format: ToolFormat, name: str) -> str:
+    opener = re.escape(tool_format.marks[0])
+    if tool_format.name == "mistral_args":
+        return rf"\s*{opener}\s*{name}(\[CALL_ID\]\s*[\w-]*)?(\[ARGS\]\s*)?"
+    space = {"hermes": opener, "llama3": rf"({opener}|;)?"}.get(tool_format.name, rf"({opener}\s*\[?|,)")
+    return rf'\s*{space}\s*\{{\s*"name"\s*:\s*"{name}"\s*,\s*"(arguments|parameters)"\s*:\s*'
+
+
+def after_call(tool_format: ToolFormat, *, is_last: bool) -> str:
+    if tool_format.name == "mistral_args":
+        return r"\s*" if is_last else ""
+    closers = {"hermes": "</tool_call>", "llama3": "", "mistral": "]", "phi4": "]<|/tool_call|>"}
+    letters = [re.escape(letter) + ("?" if letter == "]" else "") for letter in closers[tool_format.name]]
+    closer = "".join(rf"(\s*{letter}" for letter in letters) + ")?" * len(letters)
+    own_id = r'(\s*,\s*"id"\s*:\s*"[\w-]*")?' if tool_format.name == "mistral" else ""
+    whole = rf"({own_id}\s*\}}{closer})?"
+    return whole + (r"[\s\S]*" if is_last and own_id else r"\s*" if is_last else "")
+
+
+@pytest.mark.parametrize("tool_format", TOOL_FORMATS, ids=lambda each: each.name)
+@given(data=st.data(), said=st.sampled_from(["", "Let me see.", "é {"]), calls=CALLS)
+def test_calls_come_back_as_they_were_written(
+    tool_format: ToolFormat, data: st.DataObject, said: str, calls: list[Call]
+) -> None:
+    if said and tool_format.name == "llama3":
+        said = f"{said}\n<|python_tag|>"
+    text = f"{said}\n{written(tool_format, calls)}\n"
+    answer = ReadAnswer.of(events_of(tool_format, cut(data.draw, text)))
+    assert [(call.name, call.arguments) for call in answer.calls] == calls
+    assert answer.text == (said.removesuffix("\n<|python_tag|>") or None)
+
+
+@pytest.mark.parametrize("tool_format", TOOL_FORMATS, ids=lambda each: each.name)
+def test_a_call_that_breaks_off(tool_format: ToolFormat) -> None:
+    """Until its arguments begin it is text; from then on it is a call that is not whole."""
+    text = written(tool_format, [("add", '{"a": 12}')])
+    begins = text.index('{"a"')
+    for length in range(len(text)):
+        answer = ReadAnswer.of(events_of(tool_format, [text[:length]]))
+        if length <= begins:
+            assert (answer.text or "", answer.calls) == (text[:length], [])
+        else:
+            assert answer.text is None
+            assert [call.arguments for call in answer.calls] == [text[begins : min(length, begins + 9)]]
+
+
+def test_what_is_no_call_is_text() -> None:
+    hermes = create_tool_format("hermes", "")
+    assert hermes is not None
+    for text in (
+        '<tool_call>\n{"name": "nobody", "arguments": {}}\n</tool_call>',
+        '<tool_call>{"name": "add", "arguments": []}</tool_call>',
+        '<tool_call>{"arguments": {}, "name": "add"}</tool_call>',
+        "<tool_call>add(1)</tool_call>",
+        "<tool_call>",
+        " \n",
+    ):
+        assert events_of(hermes, [text]) == [Text(text)]
+    call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    again = ReadAnswer.of(events_of(hermes, ["<tool_call> ", call, "\nDone.", " "]))
+    assert (again.text, [each.name for each in again.calls]) == ("<tool_call>\nDone. ", ["add"])
+
+
+def test_llamas_calls_are_bare_only_where_a_text_begins() -> None:
+    llama3 = create_tool_format("llama3", "")
+    assert llama3 is not None
+    call = '{"name": "add", "parameters": {}}'
+    assert events_of(llama3, [f"So: {call}"]) == [Text(f"So: {call}")]
+    assert [each.name for each in ReadAnswer.of(events_of(llama3, [f"So: <|python_tag|>{call}"])).calls] == ["add"]
+    assert events_of(llama3, ['{"city": "Rome"} it is']) == [Text('{"city": "Rome"} it is')]
+
+
+def test_mistrals_calls_may_have_an_id() -> None:
+    mistral = create_tool_format("mistral", "")
+    assert mistral is not None
+    text = '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}, "id": "abcDEF123"}]'
+    answer = ReadAnswer.of(events_of(mistral, [text]))
+    assert (answer.text, [call.arguments for call in answer.calls]) == (None, ['{"a": 1}'])
+
+
+def test_the_newer_calls_of_mistral_may_have_an_id_or_no_mark() -> None:
+    named = create_tool_format("mistral_args", "")
+    assert named is not None
+    for between in ("[ARGS]", "[CALL_ID]abcDEF123[ARGS]", ""):
+        answer = ReadAnswer.of(events_of(named, [f'[TOOL_CALLS]add{between}{{"a": 1}}']))
+        assert (answer.text, [(call.name, call.arguments) for call in answer.calls]) == (None, [("add", '{"a": 1}')])
+    for wrong in ("[TOOL_CALLS]add[CALL_ID]abc", "[TOOL_CALLS]add[CALL]x[ARGS]{}", "[TOOL_CALLS][ARGS]{}"):
+        assert events_of(named, [wrong]) == [Text(wrong)]
+
+
+@pytest.mark.parametrize("name", ["mistral", "phi4"])
+def test_a_call_alone_needs_no_list(name: str) -> None:
+    tool_format = create_tool_format(name, "")
+    assert tool_format is not None
+    opener, *closer = tool_format.marks
+    text = f'{opener}{{"name": "add", "arguments": {{"a": 1}}}}{"".join(closer)}'
+    answer = ReadAnswer.of(events_of(tool_format, [text]))
+    assert (answer.text, [call.arguments for call in answer.calls]) == (None, ['{"a": 1}'])
+
+
+# ---- reasoning ------------------------------------------------------------------------------------------------------
+
+THOUGHTS = st.lists(st.sampled_from(["<think>", "</think>", "<", "</", "think>", " ", "\n", "a", "é"]), max_size=12)
+
+
+@given(data=st.data(), text=THOUGHTS.map("".join), thinking=st.sampled_from(Thinking))
+def test_reasoning_may_be_cut_anywhere(data: st.DataObject, text: str, thinking: Thinking) -> None:
+    splitter = ThinkSplitter(thinking)
+    found = merged([event for piece in cut(data.draw, text) for event in splitter.push(piece)] + splitter.finish())
+    assert ReadAnswer.of(found) == expected_reasoning(text, thinking)
+
+
+def expected_reasoning(text: str, thinking: Thinking) -> ReadAnswer:
+    """The same by regular expressions, over the whole text."""
+    begin = {Thinking.NO: "(?!)", Thinking.PERHAPS: r"\s*<think>", Thinking.YES: ""}[thinking]
+    match = re.fullmatch(rf"{begin}(.*?)(?:</think>(.*))?", text, re.DOTALL)
+    if match is None:
+        return ReadAnswer(text=text or None)
+    thought, answer = match[1].strip(" \t\r\n"), (match[2] or "").lstrip(" \t\r\n")
+    return ReadAnswer(reasoning=thought or None, text=answer or None)
+
+
+def test_reasoning_stands_before_text_and_calls() -> None:
+    hermes = create_tool_format("hermes", "")
+    assert hermes is not None
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    reader = AnswerReader(Thinking.PERHAPS, hermes.parser({"add"}))
+    text = f"<think>\nIs {call} right?\n</think>\n\nYes.\n{call}"
+    events = [event for index in range(len(text)) for event in reader.read(text[index], is_last=False)]
+    answer = ReadAnswer.of(events + reader.read("", is_last=True))
+    assert answer.reasoning == f"Is {call} right?"
+    assert answer.text == "Yes."
+    assert [(each.name, each.arguments) for each in answer.calls] == [("add", '{"a": 1}')]
+
+
+def test_thinking_is_seen_at_the_end_of_a_prompt() -> None:
+    assert thinking_after("<think>\n") is Thinking.YES
+    assert thinking_after("<think>\n\n</think>\n\n") is Thinking.NO
+    assert thinking_after("<think>a</think> assistant\n") is thinking_after("") is Thinking.PERHAPS
+
+
+# ---- which format ---------------------------------------------------------------------------------------------------
+
+
+def test_settings_name_formats() -> None:
+    assert [each.name for each in TOOL_FORMATS] == ["hermes", "llama3", "mistral", "mistral_args", "phi4"]
+    for each in TOOL_FORMATS:
+        assert create_tool_format(each.name, "") is each
+    with pytest.raises(InvalidConfigError, match="hermes, llama3"):
+        create_tool_format("perhaps", "")
+    with pytest.raises(InvalidConfigError, match="reasoning_format"):
+        is_thinking_format("perhaps", "")
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        ("{{ messages }}", None),
+        ('<tool_call>\\n{\\"name\\": <function-name>, \\"arguments\\": <args-json-object>}\\n</tool_call>', "hermes"),
+        ("<tool_call>\n<function=example_function_name>\n<parameter=a>arguments</parameter>", None),
+        ('{"name": "\' + name + \'", "parameters": \' … ipython', "llama3"),
+        ("[AVAILABLE_TOOLS] [TOOL_CALLS] {{ arguments }}", "mistral"),
+        ("[TOOL_CALLS] + name + [ARGS] + arguments", "mistral_args"),
+        ("{% if 'tools' in message %}<|tool|>", "phi4"),
+    ],
+)
+def test_templates_show_formats(template: str, name: str | None) -> None:
+    found = create_tool_format("auto", template)
+    assert (found.name if found else None) == name
+    assert create_tool_format("none", template) is None

@@ -1,0 +1,60 @@
+"""Tiny random models whose chat templates show tools, one for each format: shortened from those of published models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from tokenizers import AddedToken
+
+from support.tiny_checkpoint import write_tiny_qwen3
+from support.tiny_tokenizer import CHATML_SETTINGS, byte_level, write_tokenizer
+
+TURN = "<|im_start|>{{ message.role }}\n{{ message.content or '' }}"
+CALL = '{{ call.function.name }}", "%s": {{ call.function.arguments | tojson }}}'
+BEGIN = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+TOOLS = "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
+
+
+def conversation(before: str, call: str, after: str) -> str:
+    calls = "{% for call in message.tool_calls or [] %}" + before + '{"name": "' + call + after + "{% endfor %}"
+    return TOOLS + "{% for message in messages %}" + TURN + calls + "<|im_end|>\n{% endfor %}" + BEGIN
+
+
+TEMPLATES: Mapping[str, str] = {
+    "hermes": conversation("<tool_call>\n", CALL % "arguments", "\n</tool_call>"),
+    "llama3": "{# ipython #}" + conversation("", CALL % "parameters", ""),
+    "mistral": conversation("[TOOL_CALLS] [", CALL % "arguments", "]"),
+    "mistral_args": TOOLS
+    + "{% for message in messages %}"
+    + TURN
+    + "{% for call in message.tool_calls or [] %}[TOOL_CALLS]{{ call.function.name }}[ARGS]"
+    + "{{ call.function.arguments | tojson }}{% endfor %}<|im_end|>\n{% endfor %}"
+    + BEGIN,
+    "phi4": "{% for message in messages %}"
+    + TURN
+    + "{% if 'tools' in message %}<|tool|>{{ message.tools }}<|/tool|>{% endif %}<|im_end|>\n{% endfor %}"
+    + BEGIN,
+}
+SPECIAL = (
+    "<|python_tag|>",
+    "[TOOL_CALLS]",
+    "[CALL_ID]",
+    "[ARGS]",
+    "<|tool_call|>",
+    "<|/tool_call|>",
+    "<|tool|>",
+    "<|/tool|>",
+)
+ADDED = ("<tool_call>", "</tool_call>", "</think>")
+
+
+def write_tool_model(folder: Path, template: str) -> Path:
+    """Write a tiny Qwen3 of random weights with this chat template; the marks of all formats are tokens."""
+    tokenizer = byte_level()
+    tokenizer.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in SPECIAL])
+    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in ADDED])
+    end = tokenizer.token_to_id("<|im_end|>")
+    settings = {"vocab_size": tokenizer.get_vocab_size(), "eos_token_id": end, "max_position_embeddings": 2048}
+    write_tiny_qwen3(folder, settings=settings)
+    return write_tokenizer(folder, tokenizer, CHATML_SETTINGS | {"chat_template": template})
