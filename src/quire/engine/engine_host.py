@@ -23,6 +23,7 @@ from quire.core.errors import ExecutionError, QuireError
 from quire.engine.client import InProcessClient, SequenceUpdate
 from quire.engine.core import EngineCore
 from quire.engine.engine_thread import EngineThread
+from quire.engine.live import LiveFrame
 from quire.engine.messages import (
     LENGTH_BYTES,
     Abort,
@@ -30,6 +31,7 @@ from quire.engine.messages import (
     Configure,
     Fail,
     Failed,
+    Live,
     Loaded,
     Message,
     Ready,
@@ -37,6 +39,7 @@ from quire.engine.messages import (
     Stop,
     ToEngine,
     Updates,
+    Watch,
     body_length,
     frame,
     message_to_engine,
@@ -114,7 +117,7 @@ class EngineHost:
             self._connection.send(Failed(_in_one_line(message)))
             return FAILED
         client = InProcessClient(core)
-        thread = EngineThread(client, self._deliver, self._die, self._tell, self._clock)
+        thread = EngineThread(client, self._deliver, self._die, self._tell, self._show, self._clock)
         self._connection.send(ready)
         self._obey(thread)
         _exit_after(CLOSING_S)
@@ -140,6 +143,8 @@ class EngineHost:
                     thread.fail(request_id, reason)
                 case Stop(request_id, branch):
                     thread.stop(request_id, branch)
+                case Watch(every_s):
+                    thread.watch(every_s)
                 case _:
                     return
 
@@ -154,6 +159,9 @@ class EngineHost:
 
     def _tell(self, stats: EngineStats) -> None:
         self._connection.send(Stats(stats))
+
+    def _show(self, frame: LiveFrame) -> None:
+        self._connection.send(Live(frame))
 
     def _note_loaded(self, num_bytes: int, total: int) -> None:
         now = self._clock.now()

@@ -1,6 +1,7 @@
 """EngineThread: an engine client at work in a thread of its own.
 
     any thread ── add, abort, stop ──► queue ──► engine thread: commands, then one step ──► deliver(updates)
+                     watch                                └── a few times a second ──► tell(stats), show(frame)
 
 With nothing under way the thread sleeps on the queue, so a request wakes it at once and an idle engine costs nothing.
 Commands are carried out between steps: what is aborted has given its blocks back before the next step is planned. An
@@ -18,6 +19,7 @@ from typing import Final
 from quire.core.clock import Clock
 from quire.core.errors import QuireError
 from quire.engine.client import EngineClient, EngineRequest, SequenceUpdate, refused
+from quire.engine.live import LiveFrame
 from quire.engine.stats import EngineStats
 
 logger = logging.getLogger("quire.engine")
@@ -27,9 +29,10 @@ Command = Callable[[EngineClient], None]
 
 
 class EngineThread:
-    """Owns a client; `deliver`, `fail` and `tell` are called from its thread.
+    """Owns a client; `deliver`, `fail`, `tell` and `show` are called from its thread.
 
-    `tell` gets the counters of the engine: before the thread sleeps, and otherwise ten times a second.
+    `tell` gets the counters of the engine: before the thread sleeps, and otherwise ten times a second. `show` gets what
+    happens in its memory while somebody watches, and only then.
     """
 
     def __init__(
@@ -38,14 +41,18 @@ class EngineThread:
         deliver: Callable[[list[SequenceUpdate]], None],
         fail: Callable[[str], None],
         tell: Callable[[EngineStats], None],
+        show: Callable[[LiveFrame], None],
         clock: Clock,
     ) -> None:
         self._client = client
         self._deliver = deliver
         self._on_failure = fail
         self._tell = tell
+        self._show = show
         self._clock = clock
         self._next_stats_s = 0.0
+        self._frames_every_s: float | None = None  # None: nobody watches
+        self._next_frame_s = 0.0
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
         self._thread.start()
@@ -66,6 +73,10 @@ class EngineThread:
         """Have a sequence ended."""
         self._commands.put(lambda client: client.stop(request_id, branch))
 
+    def watch(self, every_s: float | None) -> None:
+        """Have shown what happens, at most once in so many seconds; None: no more. Begins anew where it is already."""
+        self._commands.put(lambda client: self._watch(client, every_s))
+
     def close(self) -> None:
         """End the thread after the step that it is in, and close the client. May be called twice."""
         self._commands.put(None)
@@ -79,6 +90,8 @@ class EngineThread:
                     self._deliver(updates)
                 if self._clock.now() >= self._next_stats_s:
                     self._tell_stats()
+                if self._seconds_to_frame() == 0.0:
+                    self._show_frame()
         except BaseException as error:
             logger.exception("the engine has failed")
             self._on_failure(f"the engine has failed: {type(error).__name__}: {error}")
@@ -91,9 +104,12 @@ class EngineThread:
             if self._client.is_idle and self._commands.empty():
                 self._tell_stats()
             try:
-                command = self._commands.get(block=self._client.is_idle)
+                command = self._commands.get(self._client.is_idle, self._seconds_to_frame())
             except queue.Empty:
-                return True
+                if not self._client.is_idle:
+                    return True
+                self._show_frame()
+                continue
             if command is None:
                 return False
             command(self._client)
@@ -101,6 +117,26 @@ class EngineThread:
     def _tell_stats(self) -> None:
         self._next_stats_s = self._clock.now() + STATS_EVERY_S
         self._tell(self._client.stats())
+
+    def _watch(self, client: EngineClient, every_s: float | None) -> None:
+        self._frames_every_s, self._next_frame_s = every_s, 0.0
+        if every_s is None:
+            client.unwatch()
+        else:
+            client.watch()
+
+    def _seconds_to_frame(self) -> float | None:
+        """How long it is until something is to be shown; None: there is nothing that could be."""
+        if self._frames_every_s is None or not self._client.has_news:
+            return None
+        return max(self._next_frame_s - self._clock.now(), 0.0)
+
+    def _show_frame(self) -> None:
+        frame = self._client.live()
+        if frame is not None and self._frames_every_s is not None:
+            pause_s = self._frames_every_s if frame.is_whole else 0.0
+            self._next_frame_s = self._clock.now() + pause_s
+            self._show(frame)
 
     def _add(self, client: EngineClient, request: EngineRequest) -> None:
         try:

@@ -15,6 +15,7 @@ from quire.core.request import Request, RequestStatus
 from quire.memory.manager import KVCacheManager
 from quire.scheduler.commit import StepCommitter
 from quire.scheduler.groups import close_group, is_beam, moving_together
+from quire.scheduler.journal import RequestJournal
 from quire.scheduler.policy import WaitingQueue
 from quire.scheduler.running import RunningSet
 
@@ -36,9 +37,12 @@ class Preemption:
         self._running = running
         self._waiting = waiting
         self.num_preemptions = 0
+        self.journal: RequestJournal | None = None
 
     def preempt(self, victim: Request) -> None:
         """A running request yields to those in front of it. Mutates."""
+        if self.journal is not None:
+            self.journal.note_preempted(victim)
         self._go_back(victim, self._give_up_memory)
         self.num_preemptions += 1
 

@@ -161,6 +161,7 @@ class Server:
         except TimeoutError:
             logger.warning("stopping: %d calls have not ended in time and are ended now", gate.num_visits)
             await self._model.close()
+        self._services.live.close()
         self._http.should_exit = True
 
     @contextmanager
