@@ -123,7 +123,7 @@ class LiveJournal:
         self._num_tenants_told = 0
         self._numbers: dict[Request, int] = {}
         self._num_requests = 0
-        self._running: list[Request] = []  # as last told
+        self._moving: list[Request] = []  # may have got further since they were last told
         self._told: set[Request] = set()  # that have not been told to have gone
         self._events: list[tuple[int, ...]] = []
         self._event_times = array("d")
@@ -196,17 +196,20 @@ class LiveJournal:
     def _request_rows(self) -> tuple[list[tuple[int, ...]], list[int]]:
         """The requests that may have changed, and the numbers of those that have ended. Mutates."""
         running = self._scheduler.running
+        moving = list(running)
         rows, gone = [], []
-        for request in dict.fromkeys([*self._requests.take_changed(), *self._running, *running]):
+        for request in dict.fromkeys([*self._requests.take_changed(), *self._moving, *running]):
             if not request.is_finished:
                 self._told.add(request)
                 rows.append(self._request_row(request))
+                if request.num_late_results:  # it has yielded, and results of it are still to come
+                    moving.append(request)
                 continue
             number = self._numbers.pop(request, NOBODY)
             if request in self._told:
                 self._told.remove(request)
                 gone.append(number)
-        self._running = running
+        self._moving = moving
         return rows, gone
 
     def _request_row(self, request: Request) -> tuple[int, ...]:

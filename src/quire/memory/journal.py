@@ -97,8 +97,8 @@ class MemoryJournal:
         self._stamped.update(dict.fromkeys(self.touched, now_s))
         self.touched.clear()
 
-    def survey(self) -> Iterator[None]:
-        """Go through all there is, a part at a time, and have it told: first who holds what, then the blocks."""
+    def survey(self, at_once: int = SURVEYED_AT_ONCE) -> Iterator[None]:
+        """Go through all there is, so much at a time, and have it told: first who holds what, then the blocks."""
         num_seen = 0
         for request in list(self._memories):
             memory = self._memories.get(request)
@@ -106,15 +106,16 @@ class MemoryJournal:
                 for index, block_id in enumerate(table.block_ids):
                     self.note_holder(request, (group, index), block_id)
                 num_seen += len(table)
-            if num_seen >= SURVEYED_AT_ONCE:
+            if num_seen >= at_once:
                 yield
                 num_seen = 0
         blocks = self._pool.blocks
-        for start in range(0, len(blocks), SURVEYED_AT_ONCE):
-            for block in blocks[start : start + SURVEYED_AT_ONCE]:
+        for start in range(0, len(blocks), at_once):
+            if start:
+                yield
+            for block in blocks[start : start + at_once]:
                 if block.ref_count or block.entry is not None:
                     self._stamped.setdefault(block.block_id, None)
-            yield
 
     # ---- what it tells ----------------------------------------------------------------------------------------
 

@@ -59,17 +59,17 @@ class RequestJournal:
         """Whether anything was noted since it was last taken."""
         return bool(self._changed or self._events)
 
-    def note_added(self, request: Request) -> None:
-        """A request has come. Mutates."""
+    def note_waiting(self, request: Request) -> None:
+        """A request has come, or was set back. Mutates."""
         self._changed[request] = None
 
     def note_admitted(self, request: Request) -> None:
         """A request begins to run, or goes on. Mutates."""
         self._note(EventKind.ADMITTED, request, len(request.tokens))
 
-    def note_preempted(self, request: Request) -> None:
-        """A running request is about to yield. Mutates."""
-        self._note(EventKind.PREEMPTED, request, request.num_computed)
+    def note_preempted(self, request: Request, num_computed: int) -> None:
+        """A running request has yielded with so many tokens computed. Mutates."""
+        self._note(EventKind.PREEMPTED, request, num_computed)
 
     def note_ended(self, request: Request, reason: FinishReason) -> None:
         """A request has ended. Mutates."""

@@ -41,9 +41,10 @@ class Preemption:
 
     def preempt(self, victim: Request) -> None:
         """A running request yields to those in front of it. Mutates."""
+        num_computed = victim.num_computed
+        waiting = self._go_back(victim, self._give_up_memory)
         if self.journal is not None:
-            self.journal.note_preempted(victim)
-        self._go_back(victim, self._give_up_memory)
+            self.journal.note_preempted(waiting, num_computed)
         self.num_preemptions += 1
 
     def set_back(self, requests: Sequence[Request]) -> None:
@@ -58,7 +59,8 @@ class Preemption:
         request.forget_progress()
         request.become(RequestStatus.PREEMPTED)
 
-    def _go_back(self, victim: Request, give_up_memory: Callable[[Request], None]) -> None:
+    def _go_back(self, victim: Request, give_up_memory: Callable[[Request], None]) -> Request:
+        """Take rows and memory of the victim, and of who moves with it; return who waits now."""
         beams = moving_together(victim)
         num_late_results = max(self._committer.disturb(beam) for beam in beams)
         for beam in beams:
@@ -71,6 +73,9 @@ class Preemption:
         victim.num_late_results = num_late_results
         victim.num_preemptions += 1
         self._waiting.add(victim)
+        if self.journal is not None:
+            self.journal.note_waiting(victim)
+        return victim
 
     def _give_up_memory(self, request: Request) -> None:
         """The request becomes swapped, or preempted with nothing computed."""

@@ -103,7 +103,7 @@ class Scheduler:
         self.requests[request.request_id] = request
         self._waiting.add(request)
         if self._journal is not None:
-            self._journal.note_added(request)
+            self._journal.note_waiting(request)
 
     def abort(self, request_id: str) -> None:
         """End a request, and all sequences of its group, wherever they are. Mutates."""
