@@ -9,12 +9,13 @@ The engine notes and sends only while there are readers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 import quire
@@ -156,25 +157,42 @@ class Live:
             "max_num_seqs": config.max_num_seqs,
         }
 
-    def frame(self, reader: LiveReader) -> Line:
-        """Return what a reader is owed, and how things stand. Mutates the reader."""
-        if self._model.state is not ModelState.READY and self._mirror is not None:
-            self._mirror = None  # it was of an engine that is gone
-            for other in self._readers:
-                other.begin()
-        mirror = self._mirror if self._mirror is not None and self._mirror.is_whole else None
+    def frame(self, reader: LiveReader) -> Iterator[bytes]:
+        """Yield the line of a frame, in one piece unless it is very long. Mutates the reader."""
+        mirror = self._whole_mirror()
         at_s = 0.0 if mirror is None else mirror.at_s + self._clock.now() - self._received_s
-        line = {"type": "frame", **reader.frame(mirror, at_s)}
-        line["step"] = 0 if mirror is None else mirror.stats.steps_total
-        line["ledger"] = self._ledger(reader, mirror)
-        line["totals"] = self._totals_of(reader, mirror)
-        line["running"], line["waiting"] = reader.num_running_and_waiting(mirror)
-        line["state"] = "draining" if self._gate.is_draining else self._model.state.value
-        num_rejected, before = self._num_rejected(reader), reader.num_rejected
-        if num_rejected > before:
-            line["events"].append([line["t"], "rejected", -1, num_rejected - before])
-        reader.num_rejected = num_rejected
-        return line | reader.take_latencies()
+        owed, block_parts = reader.take(mirror, at_s)
+        running, waiting = reader.num_running_and_waiting(mirror)
+        rejected = self._num_rejected(reader)
+        if rejected > reader.num_rejected:
+            owed["events"].append([owed["t"], "rejected", -1, rejected - reader.num_rejected])
+        reader.num_rejected = rejected
+        line = {
+            "type": "frame",
+            **owed,
+            "step": 0 if mirror is None else mirror.stats.steps_total,
+            "ledger": self._ledger(reader, mirror),
+            "totals": self._totals_of(reader, mirror),
+            "running": running,
+            "waiting": waiting,
+            "state": "draining" if self._gate.is_draining else self._model.state.value,
+            **reader.take_latencies(),
+        }
+        piece = encode(line)[:-1] + b',"blocks":['
+        for index, rows in enumerate(block_parts):
+            if index:
+                yield piece
+                piece = b","
+            piece += encode(rows)[1:-1]
+        yield piece + b"]}\n"
+
+    def _whole_mirror(self) -> LiveMirror | None:
+        """Return what is known of the engine, once that is everything. Mutates: what was of a lost engine is void."""
+        if self._model.state is not ModelState.READY and self._mirror is not None:
+            self._mirror = None
+            for reader in self._readers:
+                reader.begin()
+        return self._mirror if self._mirror is not None and self._mirror.is_whole else None
 
     def _ledger(self, reader: LiveReader, mirror: LiveMirror | None) -> Line:
         """Where the memory is: all of it, or what a tenant has of it, to which nothing is free."""
@@ -228,36 +246,40 @@ async def lines(live: Live, reader: LiveReader) -> AsyncGenerator[bytes, None]:
             async with asyncio.timeout(BEATS_EVERY_S):
                 await reader.wake.wait()
         reader.wake.clear()
-        yield encode(live.frame(reader)) + b"\n"
+        for piece in live.frame(reader):
+            yield piece
+            await asyncio.sleep(0)  # whatever else there is to do goes on meanwhile
         await asyncio.sleep(FRAMES_EVERY_S)
 
 
 class LiveStream:
     """The answer to `GET /live`: lines, until the reader goes or the server ends."""
 
-    def __init__(self, live: Live, reader: LiveReader) -> None:
+    def __init__(self, live: Live, tenant: Tenant) -> None:
         self._live = live
-        self._reader = reader
+        self._tenant = tenant
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer. The reader has left when this returns. Mutates."""
+        """Answer; raises `ApiError` where there are as many readers as there may be. Mutates."""
+        reader = self._live.join(self._tenant)
         try:
-            await unless(gone(receive), self._write(send))
+            await unless(gone(receive), self._write(reader, send))
         except ClientDisconnect:
             pass  # which is how most of them end
         finally:
-            self._live.leave(self._reader)
+            self._live.leave(reader)
 
-    async def _write(self, send: Send) -> None:
+    async def _write(self, reader: LiveReader, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
-        async with aclosing(lines(self._live, self._reader)) as written:
-            async for line in written:
-                await send({"type": "http.response.body", "body": line, "more_body": True})
+        async with aclosing(lines(self._live, reader)) as written:
+            async for piece in written:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def live(request: Request) -> LiveStream:
+async def live(request: Request) -> LiveStream | Response:
     """Answer with what happens in the memory, from now on."""
     services: Services = request.app.state.services
-    reader = services.live.join(request.state.context.tenant)
-    return LiveStream(services.live, reader)
+    if request.method == "HEAD":
+        return Response(headers={name.decode(): value.decode() for name, value in HEADERS})
+    return LiveStream(services.live, request.state.context.tenant)

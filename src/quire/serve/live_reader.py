@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 from typing import Any, Final
 
@@ -25,9 +26,13 @@ from quire.serve.tenants import Tenant
 
 MOST_EVENTS: Final = 512
 MOST_SAMPLES: Final = 256
+MOST_OWED: Final = 1 << 16
+"""Blocks; a reader that is owed more is shown everything anew."""
+ROWS_AT_ONCE: Final = 4096
 KINDS: Final = tuple(kind.name.lower() for kind in EventKind)
 
 Line = dict[str, Any]
+Row = list[Any]
 
 
 class Numbers:
@@ -62,6 +67,14 @@ class Numbers:
             heappush(self._released, own)
 
 
+class Names:
+    """What a reader calls blocks and requests, unless it is an operator."""
+
+    def __init__(self) -> None:
+        self.blocks = Numbers()
+        self.requests = Numbers()
+
+
 class LiveReader:
     """One who watches. All of it is called in one event loop."""
 
@@ -88,8 +101,7 @@ class LiveReader:
         self._gone: set[int] = set()
         self._shown: set[int] = set()  # requests
         self._events: deque[EventRow] = deque(maxlen=MOST_EVENTS)
-        self._block_numbers = Numbers()
-        self._request_numbers = Numbers()
+        self._names = Names()
 
     def note_first_token(self, seconds: float) -> None:
         """The first token of a call came so long after it. Mutates."""
@@ -105,11 +117,13 @@ class LiveReader:
         self._events += [event for event in change.events if mine is None or event.tenant == mine]
         if self._is_owed_all:
             return
+        if len(self._blocks) > MOST_OWED:
+            return self.begin()
         if mine is None:
             self._blocks.update(change.blocks)
             self._requests.update(change.requests)
         else:
-            known = self._block_numbers
+            known = self._names.blocks
             self._blocks.update(
                 block_id for block_id in change.blocks if block_id in known or mirror.block(block_id).tenant == mine
             )
@@ -117,19 +131,22 @@ class LiveReader:
         self._requests.difference_update(change.gone)
         self._gone.update(self._shown.intersection(change.gone))
 
-    def frame(self, mirror: LiveMirror | None, at_s: float) -> Line:
-        """Return what it is owed: blocks, requests and events. Mutates; O(debt)."""
-        self.num_frames += 1
-        is_full = self._is_owed_all
+    def take(self, mirror: LiveMirror | None, at_s: float) -> tuple[Line, Iterator[list[Row]]]:
+        """Return what it is owed: requests and events, and its blocks a part at a time. Mutates; O(debt).
+
+        Blocks are told as they are when their part is asked for. What changes meanwhile is owed anew.
+        """
+        is_full, self.num_frames = self._is_owed_all, self.num_frames + 1
         self.at_s = at_s = at_s if is_full else max(at_s, self.at_s)  # an engine that began anew counts anew
-        line: Line = {"blocks": [], "requests": [], "gone": [], "events": []}
-        if mirror is not None and mirror.is_whole:
-            line["blocks"] = self._block_rows(mirror, round(at_s, 3))
-            line["requests"] = self._request_rows(mirror)
-            line["gone"] = sorted(self._number(self._request_numbers, number) for number in self._gone)
-            line["events"] = [self._event_row(event) for event in self._events]
-            self._forget(mirror)
-        return {"seq": self.num_frames, "t": round(at_s, 3), "full": is_full, **line}
+        line: Line = {"seq": self.num_frames, "t": round(at_s, 3), "full": is_full}
+        if mirror is None or not mirror.is_whole:
+            return line | {"requests": [], "gone": [], "events": []}, iter(())
+        owed = mirror.blocks_not_free() if is_full else sorted(self._blocks)
+        line["requests"] = self._request_rows(mirror)
+        line["gone"] = sorted(self._number(self._names.requests, number) for number in self._gone)
+        line["events"] = [self._event_row(event) for event in self._events]
+        self._forget(mirror)
+        return line, self._block_rows(mirror, owed, round(at_s, 3))
 
     def num_running_and_waiting(self, mirror: LiveMirror | None) -> tuple[int, int]:
         """Return how many run and how many wait, of those that it is shown. Does not mutate."""
@@ -159,36 +176,37 @@ class LiveReader:
     def _number(self, numbers: Numbers, number: int) -> int:
         return number if number < 0 or self.tenant.is_operator else numbers.of(number)
 
-    def _block_rows(self, mirror: LiveMirror, at_s: float) -> list[list[Any]]:
-        mine = self._tenant_number(mirror)
-        owed = mirror.blocks_not_free() if self._is_owed_all else sorted(self._blocks)
-        rows, left = [], []
-        for block_id in owed:
-            row = mirror.block(block_id)
-            if mine is None or row.tenant == mine:
-                rows.append(self._block_row(mirror, row, mine))
-            elif block_id in self._block_numbers:
-                left.append(block_id)
+    def _block_rows(self, mirror: LiveMirror, owed: Sequence[int], at_s: float) -> Iterator[list[Row]]:
+        """Yield the rows of blocks, some thousands at a time; those that are not shown any more last."""
+        mine, names, left = self._tenant_number(mirror), self._names, []
+        for start in range(0, len(owed), ROWS_AT_ONCE):
+            rows = []
+            for row in map(mirror.block, owed[start : start + ROWS_AT_ONCE]):
+                if mine is None or row.tenant == mine:
+                    rows.append(self._block_row(mirror, row, mine, names))
+                elif row.block_id in names.blocks:
+                    left.append(row.block_id)
+            if rows:
+                yield rows
+        if left:
+            yield [[names.blocks.of(each), int(LiveState.FREE), 0, NOBODY, NOT_PUBLISHED, at_s] for each in left]
         for block_id in left:
-            rows.append([self._block_numbers.of(block_id), int(LiveState.FREE), 0, NOBODY, NOT_PUBLISHED, at_s])
-        for block_id in left:
-            self._block_numbers.release(block_id)
-        return rows
+            names.blocks.release(block_id)
 
-    def _block_row(self, mirror: LiveMirror, row: BlockRow, mine: int | None) -> list[Any]:
-        parent = row.parent
+    def _block_row(self, mirror: LiveMirror, row: BlockRow, mine: int | None, names: Names) -> Row:
+        parent, owner = row.parent, row.owner if row.owner in mirror.requests else NOBODY
         if mine is not None and parent >= 0 and mirror.block(parent).tenant != mine:
             parent = NOBODY
         return [
-            self._number(self._block_numbers, row.block_id),
+            self._number(names.blocks, row.block_id),
             row.state,
             row.num_holders,
-            self._number(self._request_numbers, row.owner),
-            self._number(self._block_numbers, parent),
+            self._number(names.requests, owner),
+            self._number(names.blocks, parent),
             round(row.changed_s, 3),
         ]
 
-    def _request_rows(self, mirror: LiveMirror) -> list[list[Any]]:
+    def _request_rows(self, mirror: LiveMirror) -> list[Row]:
         mine = self._tenant_number(mirror)
         owed = mirror.requests if self._is_owed_all else sorted(self._requests)
         rows = [mirror.requests[number] for number in owed]
@@ -196,9 +214,9 @@ class LiveReader:
         self._shown.update(row.number for row in shown)
         return [self._request_row(mirror, row) for row in shown]
 
-    def _request_row(self, mirror: LiveMirror, row: RequestRow) -> list[Any]:
+    def _request_row(self, mirror: LiveMirror, row: RequestRow) -> Row:
         return [
-            self._number(self._request_numbers, row.number),
+            self._number(self._names.requests, row.number),
             STATUSES[row.status].value,
             mirror.tenants[row.tenant],
             row.num_prompt_tokens,
@@ -208,15 +226,15 @@ class LiveReader:
             row.num_preemptions,
         ]
 
-    def _event_row(self, event: EventRow) -> list[Any]:
-        number = self._number(self._request_numbers, event.request)
+    def _event_row(self, event: EventRow) -> Row:
+        number = self._number(self._names.requests, event.request)
         return [round(event.at_s, 3), KINDS[event.kind], number, event.number]
 
     def _forget(self, mirror: LiveMirror) -> None:
         """All is shown; who has gone has no number any more. Mutates."""
         for number in [*self._gone, *(event.request for event in self._events)]:
             if number not in mirror.requests:
-                self._request_numbers.release(number)
+                self._names.requests.release(number)
         self._shown -= self._gone
         self._blocks, self._requests, self._gone = set(), set(), set()
         self._events.clear()
