@@ -60,6 +60,8 @@ STATUSES: Final = (
     RequestStatus.SWAPPED,
 )
 
+STATUS_NUMBERS: Final = {status: number for number, status in enumerate(STATUSES)}
+
 
 @dataclass(frozen=True, slots=True)
 class LiveFrame:
@@ -215,7 +217,7 @@ class LiveJournal:
     def _request_row(self, request: Request) -> tuple[int, ...]:
         return (
             self._number(request),
-            STATUSES.index(request.status),
+            STATUS_NUMBERS[request.status],
             self._tenant(request.scope.tenant),
             request.num_prompt_tokens,
             request.num_computed,
