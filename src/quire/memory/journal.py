@@ -19,9 +19,9 @@ events (it grows with what happens, not with what there is, and whoever reads it
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from quire.core.request import Request
 from quire.core.step import NO_BLOCK
@@ -33,13 +33,59 @@ from quire.memory.sequence import SequenceMemory
 NOT_PUBLISHED: Final = -2
 """The parent of a block that nobody can hit."""
 
-SURVEYED_AT_ONCE: Final = 8192
+SURVEYED_AT_ONCE: Final = 4096
 """Blocks, or entries of tables, that a survey goes through before it lets the engine go on."""
 
-Holder = tuple[Request, int, int]
-"""Who has put a block into a table, and where: group, index."""
-Place = tuple[PrefixEntry, int]
-"""What a block is published under: the entry and the group."""
+INDEX_BITS: Final = 32
+GROUP_BITS: Final = 16
+
+Key = TypeVar("Key")
+
+
+class Multimap(Generic[Key]):
+    """Numbers by key, the first one first. Most keys have one, and then nothing is made for it that is collected.
+
+    >>> numbers = Multimap[str]()
+    >>> numbers.add("a", 7); numbers.add("a", 5); numbers.add("a", 7); numbers.add("b", 1)
+    >>> numbers.discard("a", 7); numbers.discard("b", 1); numbers.of("a"), numbers.of("b")
+    ([5], [])
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[Key, int | dict[int, None]] = {}
+
+    def add(self, key: Key, number: int) -> None:
+        """Put a number behind the others, unless it is there. Mutates; O(1)."""
+        found = self._numbers.get(key)
+        if found is None:
+            self._numbers[key] = number
+        elif not isinstance(found, int):
+            found[number] = None
+        elif found != number:
+            self._numbers[key] = {found: None, number: None}
+
+    def discard(self, key: Key, number: int) -> None:
+        """Take a number out, if it is there. Mutates; O(1)."""
+        found = self._numbers.get(key)
+        if isinstance(found, dict):
+            found.pop(number, None)
+        if found in (number, {}):
+            del self._numbers[key]
+
+    def of(self, key: Key) -> list[int]:
+        """Return the numbers of a key. Does not mutate; O(them)."""
+        found = self._numbers.get(key)
+        return [] if found is None else [found] if isinstance(found, int) else list(found)
+
+    def first(self, key: Key) -> int | None:
+        """Return the first number of a key. Does not mutate; O(1)."""
+        found = self._numbers.get(key)
+        return found if found is None or isinstance(found, int) else next(iter(found))
+
+    def count(self, key: Key) -> int:
+        """Return how many numbers a key has. Does not mutate; O(1)."""
+        found = self._numbers.get(key)
+        return 0 if found is None else 1 if isinstance(found, int) else len(found)
 
 
 class BlockChange(NamedTuple):
@@ -71,9 +117,13 @@ class MemoryJournal:
         self._memories = memories
         self._evicted: Counter[str] = Counter()  # blocks by tenant, since they were last taken
         self._stamped: dict[int, float | None] = {}  # when, or None: told again without having changed
-        self._holders: dict[int, deque[Holder]] = {}
-        self._places: dict[int, Place] = {}  # of published blocks, as last taken
-        self._followers: dict[Place, set[int]] = {}  # published blocks, by the place before theirs
+        self._requests: dict[int, Request] = {}  # whose tables blocks are put into
+        self._numbers: dict[Request, int] = {}
+        self._num_requests = 0
+        self._holders = Multimap[int]()  # by block: request, group and index in one number; some of them gone
+        self._entries: dict[int, PrefixEntry] = {}  # of published blocks, as last taken
+        self._groups: dict[int, int] = {}
+        self._followers = Multimap[PrefixEntry]()  # published blocks, by the entry before theirs
 
     @property
     def has_news(self) -> bool:
@@ -89,8 +139,21 @@ class MemoryJournal:
 
     def note_holder(self, request: Request, place: tuple[int, int], block_id: int) -> None:
         """A block was put into a table of a request, at `place` = (group, index). Mutates; O(1)."""
-        if block_id != NO_BLOCK:
-            self._holders.setdefault(block_id, deque()).append((request, *place))
+        if block_id == NO_BLOCK:
+            return
+        number = self._numbers.get(request)
+        if number is None:
+            number = self._numbers[request] = self._num_requests
+            self._requests[number] = request
+            self._num_requests += 1
+        group, index = place
+        self._holders.add(block_id, (number << GROUP_BITS | group) << INDEX_BITS | index)
+
+    def note_gone(self, request: Request) -> None:
+        """A request has let go of everything. Mutates; O(1)."""
+        number = self._numbers.pop(request, None)
+        if number is not None:
+            del self._requests[number]
 
     def stamp(self, now_s: float) -> None:
         """What has changed since the last stamp, has changed now. Mutates; O(changes)."""
@@ -130,7 +193,7 @@ class MemoryJournal:
         stamped, self._stamped = self._stamped, {}
         followers: set[int] = set()
         for block_id in stamped:
-            followers |= self._move(block_id)
+            followers.update(self._move(block_id))
         told = stamped | dict.fromkeys(followers - stamped.keys())
         return [self._change(self._pool.blocks[block_id], changed_s) for block_id, changed_s in told.items()]
 
@@ -148,59 +211,52 @@ class MemoryJournal:
         )
 
     def _owner(self, block: Block) -> Request | None:
-        """Return the one who took the block first, of those who hold it still."""
-        holders = self._holders.get(block.block_id)
-        if holders is None:
-            return None
-        if len(holders) > 2 * block.ref_count + 8:  # many came and went beside one who stays
-            holders = self._holders[block.block_id] = deque(
-                holder for holder in dict.fromkeys(holders) if self._holds(holder, block.block_id)
-            )
-        while holders and not self._holds(holders[0], block.block_id):
-            holders.popleft()
-        if holders:
-            return holders[0][0]
-        del self._holders[block.block_id]
+        """Return the one who took the block first, of those who hold it still. Forgets those who do not."""
+        block_id, holders = block.block_id, self._holders
+        if holders.count(block_id) > 2 * block.ref_count + 8:  # many came and went beside one who stays
+            for holder in holders.of(block_id):
+                if self._request_that_holds(holder, block_id) is None:
+                    holders.discard(block_id, holder)
+        while (first := holders.first(block_id)) is not None:
+            request = self._request_that_holds(first, block_id)
+            if request is not None:
+                return request
+            holders.discard(block_id, first)
         return None
 
-    def _holds(self, holder: Holder, block_id: int) -> bool:
-        request, group, index = holder
-        memory = self._memories.get(request)
+    def _request_that_holds(self, holder: int, block_id: int) -> Request | None:
+        place, index = divmod(holder, 1 << INDEX_BITS)
+        number, group = divmod(place, 1 << GROUP_BITS)
+        request = self._requests.get(number)
+        memory = None if request is None else self._memories.get(request)
         if memory is None:
-            return False
+            return None
         block_ids = memory.tables[group].block_ids
-        return index < len(block_ids) and block_ids[index] == block_id
+        return request if index < len(block_ids) and block_ids[index] == block_id else None
 
-    def _move(self, block_id: int) -> set[int]:
-        """Follow a block to another place in the index; return the blocks whose parent that changes. Mutates."""
-        block, known = self._pool.blocks[block_id], self._places.get(block_id)
-        place = None if block.entry is None else (block.entry, block.group)
-        if place == known:
-            return set()
-        changed: set[int] = set()
+    def _move(self, block_id: int) -> list[int]:
+        """Follow a block to another place in the index; return the blocks whose parent that may change. Mutates."""
+        block, known = self._pool.blocks[block_id], self._entries.get(block_id)
+        entry = block.entry
+        if entry is known and (entry is None or self._groups[block_id] == block.group):
+            return []
+        changed: list[int] = []
         if known is not None:
-            before = _place_before(known)
-            self._followers[before].discard(block_id)
-            if not self._followers[before]:
-                del self._followers[before]
-            del self._places[block_id]
-            changed |= self._followers.get(known, set())
-        if place is not None:
-            self._places[block_id] = place
-            self._followers.setdefault(_place_before(place), set()).add(block_id)
-            changed |= self._followers.get(place, set())
+            self._followers.discard(_entry_before(known), block_id)
+            del self._entries[block_id], self._groups[block_id]
+            changed += self._followers.of(known)
+        if entry is not None:
+            self._followers.add(_entry_before(entry), block_id)
+            self._entries[block_id], self._groups[block_id] = entry, block.group
+            changed += self._followers.of(entry)
         return changed
 
 
 def parent_of(block: Block) -> int:
     """Return the block that holds the tokens before those of a published one; `NO_BLOCK`: there is none."""
-    if block.entry is None:
-        return NOT_PUBLISHED
-    entry, group = _place_before((block.entry, block.group))
-    return entry.block_ids[group]
+    return NOT_PUBLISHED if block.entry is None else _entry_before(block.entry).block_ids[block.group]
 
 
-def _place_before(place: Place) -> Place:
-    """Return the place of the tokens before; of a root, which holds no blocks, it is itself."""
-    entry, group = place
-    return (entry if entry.parent is None else entry.parent), group
+def _entry_before(entry: PrefixEntry) -> PrefixEntry:
+    """Return the entry of the tokens before; of a root, which holds no blocks, it is itself."""
+    return entry if entry.parent is None else entry.parent

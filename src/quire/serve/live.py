@@ -105,7 +105,9 @@ class Live:
 
     def note_tokens(self, tenant: Tenant, num_prompt: int, num_generated: int, num_cached: int) -> None:
         """A call of a tenant has taken so many more tokens. Mutates."""
-        totals = self._totals.setdefault(tenant.name, LiveTotals())
+        totals = self._totals.get(tenant.name)
+        if totals is None:
+            totals = self._totals[tenant.name] = LiveTotals()
         totals.prompt_tokens += num_prompt
         totals.generated_tokens += num_generated
         totals.cached_tokens += num_cached
