@@ -60,8 +60,7 @@ class AsyncLLM(LocalModel):
         super().__init__(*open_engine(make_config(model, settings), clock, note_loaded))
         self._client = InProcessClient(self._core)
         self._stats = self._client.stats()
-        self._show: ShowLive | None = None
-        self._thread = EngineThread(self._client, self._receive, self._lose, self._take_stats, self._take_live, clock)
+        self._thread = EngineThread(self._client, self._receive, self._lose, self._take_stats, clock)
         self._streams = RequestStreams(self._thread, self._door.tokenizer, clock)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure = ""
@@ -128,13 +127,11 @@ class AsyncLLM(LocalModel):
         The first frames tell what is there already. Mutates.
         """
         self._require_engine()
-        self._show = show
-        self._thread.watch(every_s)
+        self._thread.watch(every_s, lambda frame: self._take_live(frame, show))
 
     def unwatch(self) -> None:
         """Have nothing shown any more. Mutates."""
-        self._show = None
-        self._thread.watch(None)
+        self._thread.unwatch()
 
     async def close(self) -> None:
         """End all requests and give the memory back. May be called twice; nothing can be asked afterwards."""
@@ -170,13 +167,9 @@ class AsyncLLM(LocalModel):
     def _take_stats(self, stats: EngineStats) -> None:
         self._stats = stats
 
-    def _take_live(self, frame: LiveFrame) -> None:
+    def _take_live(self, frame: LiveFrame, show: ShowLive) -> None:
         """Hand a frame to the event loop; called by the engine's thread."""
-        self._in_loop(lambda: self._show_frame(frame))
-
-    def _show_frame(self, frame: LiveFrame) -> None:
-        if self._show is not None:
-            self._show(frame)
+        self._in_loop(lambda: show(frame))
 
     def _receive(self, updates: list[SequenceUpdate]) -> None:
         """Hand updates to the event loop; called by the engine's thread."""

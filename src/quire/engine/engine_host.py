@@ -117,7 +117,7 @@ class EngineHost:
             self._connection.send(Failed(_in_one_line(message)))
             return FAILED
         client = InProcessClient(core)
-        thread = EngineThread(client, self._deliver, self._die, self._tell, self._show, self._clock)
+        thread = EngineThread(client, self._deliver, self._die, self._tell, self._clock)
         self._connection.send(ready)
         self._obey(thread)
         _exit_after(CLOSING_S)
@@ -143,8 +143,10 @@ class EngineHost:
                     thread.fail(request_id, reason)
                 case Stop(request_id, branch):
                     thread.stop(request_id, branch)
-                case Watch(every_s):
-                    thread.watch(every_s)
+                case Watch(float(every_s)):
+                    thread.watch(every_s, self._show)
+                case Watch():
+                    thread.unwatch()
                 case _:
                     return
 

@@ -1,7 +1,6 @@
 """EngineThread: an engine client at work in a thread of its own.
 
     any thread ── add, abort, stop ──► queue ──► engine thread: commands, then one step ──► deliver(updates)
-                     watch                                └── a few times a second ──► tell(stats), show(frame)
 
 With nothing under way the thread sleeps on the queue, so a request wakes it at once and an idle engine costs nothing.
 Commands are carried out between steps: what is aborted has given its blocks back before the next step is planned. An
@@ -19,7 +18,7 @@ from typing import Final
 from quire.core.clock import Clock
 from quire.core.errors import QuireError
 from quire.engine.client import EngineClient, EngineRequest, SequenceUpdate, refused
-from quire.engine.live import LiveFrame
+from quire.engine.live import ShowLive
 from quire.engine.stats import EngineStats
 
 logger = logging.getLogger("quire.engine")
@@ -29,10 +28,9 @@ Command = Callable[[EngineClient], None]
 
 
 class EngineThread:
-    """Owns a client; `deliver`, `fail`, `tell` and `show` are called from its thread.
+    """Owns a client; `deliver`, `fail` and `tell` are called from its thread.
 
-    `tell` gets the counters of the engine: before the thread sleeps, and otherwise ten times a second. `show` gets what
-    happens in its memory while somebody watches, and only then.
+    `tell` gets the counters of the engine: before the thread sleeps, and otherwise ten times a second.
     """
 
     def __init__(
@@ -41,17 +39,15 @@ class EngineThread:
         deliver: Callable[[list[SequenceUpdate]], None],
         fail: Callable[[str], None],
         tell: Callable[[EngineStats], None],
-        show: Callable[[LiveFrame], None],
         clock: Clock,
     ) -> None:
         self._client = client
         self._deliver = deliver
         self._on_failure = fail
         self._tell = tell
-        self._show = show
         self._clock = clock
         self._next_stats_s = 0.0
-        self._frames_every_s: float | None = None  # None: nobody watches
+        self._watched: tuple[float, ShowLive] | None = None  # seconds between frames, and who is shown them
         self._next_frame_s = 0.0
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
@@ -73,9 +69,16 @@ class EngineThread:
         """Have a sequence ended."""
         self._commands.put(lambda client: client.stop(request_id, branch))
 
-    def watch(self, every_s: float | None) -> None:
-        """Have shown what happens, at most once in so many seconds; None: no more. Begins anew where it is already."""
-        self._commands.put(lambda client: self._watch(client, every_s))
+    def watch(self, every_s: float, show: ShowLive) -> None:
+        """Have `show` called, in the engine's thread, with what happens, at most once in so many seconds.
+
+        Begins anew where it is done already.
+        """
+        self._commands.put(lambda client: self._watch(client, (every_s, show)))
+
+    def unwatch(self) -> None:
+        """Have nothing shown any more."""
+        self._commands.put(self._unwatch)
 
     def close(self) -> None:
         """End the thread after the step that it is in, and close the client. May be called twice."""
@@ -118,25 +121,26 @@ class EngineThread:
         self._next_stats_s = self._clock.now() + STATS_EVERY_S
         self._tell(self._client.stats())
 
-    def _watch(self, client: EngineClient, every_s: float | None) -> None:
-        self._frames_every_s, self._next_frame_s = every_s, 0.0
-        if every_s is None:
-            client.unwatch()
-        else:
-            client.watch()
+    def _watch(self, client: EngineClient, watched: tuple[float, ShowLive]) -> None:
+        self._watched, self._next_frame_s = watched, 0.0
+        client.watch()
+
+    def _unwatch(self, client: EngineClient) -> None:
+        self._watched = None
+        client.unwatch()
 
     def _seconds_to_frame(self) -> float | None:
         """How long it is until something is to be shown; None: there is nothing that could be."""
-        if self._frames_every_s is None or not self._client.has_news:
+        if self._watched is None or not self._client.has_news:
             return None
         return max(self._next_frame_s - self._clock.now(), 0.0)
 
     def _show_frame(self) -> None:
         frame = self._client.live()
-        if frame is not None and self._frames_every_s is not None:
-            pause_s = self._frames_every_s if frame.is_whole else 0.0
-            self._next_frame_s = self._clock.now() + pause_s
-            self._show(frame)
+        if frame is not None and self._watched is not None:
+            every_s, show = self._watched
+            self._next_frame_s = self._clock.now() + (every_s if frame.is_whole else 0.0)
+            show(frame)
 
     def _add(self, client: EngineClient, request: EngineRequest) -> None:
         try:

@@ -74,6 +74,11 @@ class Live:
         """How many watch."""
         return len(self._readers)
 
+    @property
+    def state(self) -> str:
+        """Where the server stands, in one word."""
+        return "draining" if self._gate.is_draining else self._model.state.value
+
     # ---- readers ------------------------------------------------------------------------------------------------
 
     def join(self, tenant: Tenant) -> LiveReader:
@@ -168,7 +173,7 @@ class Live:
         rejected = self._num_rejected(reader)
         if rejected > reader.num_rejected:
             owed["events"].append([owed["t"], "rejected", -1, rejected - reader.num_rejected])
-        reader.num_rejected = rejected
+        reader.num_rejected, reader.state = rejected, self.state
         line = {
             "type": "frame",
             **owed,
@@ -177,7 +182,7 @@ class Live:
             "totals": self._totals_of(reader, mirror),
             "running": running,
             "waiting": waiting,
-            "state": "draining" if self._gate.is_draining else self._model.state.value,
+            "state": reader.state,
             **reader.take_latencies(),
         }
         piece = encode(line)[:-1] + b',"blocks":['
@@ -244,14 +249,22 @@ async def lines(live: Live, reader: LiveReader) -> AsyncGenerator[bytes, None]:
     """Yield what a reader is shown, a line at a time, not too often and not too seldom."""
     yield encode(live.hello(reader)) + b"\n"
     while not live.is_closed:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(BEATS_EVERY_S):
-                await reader.wake.wait()
-        reader.wake.clear()
+        await _news(live, reader)
         for piece in live.frame(reader):
             yield piece
             await asyncio.sleep(0)  # whatever else there is to do goes on meanwhile
         await asyncio.sleep(FRAMES_EVERY_S)
+
+
+async def _news(live: Live, reader: LiveReader) -> None:
+    """Return when there is something to show, when the state is another than was shown, or after a while. Mutates."""
+    now = asyncio.get_running_loop().time
+    end_s = now() + BEATS_EVERY_S
+    while not reader.wake.is_set() and live.state == reader.state and now() < end_s:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FRAMES_EVERY_S):
+                await reader.wake.wait()
+    reader.wake.clear()
 
 
 class LiveStream:

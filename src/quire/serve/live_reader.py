@@ -84,6 +84,7 @@ class LiveReader:
         self.num_frames = 0
         self.at_s = 0.0
         self.num_rejected = 0  # as last shown
+        self.state = ""  # as last shown
         self._first_tokens_ms: deque[float] = deque(maxlen=MOST_SAMPLES)
         self._gaps_ms: deque[float] = deque(maxlen=MOST_SAMPLES)
         self.begin()
