@@ -320,3 +320,14 @@ def test_a_block_that_goes_to_somebody_else_is_free_and_its_number_is_the_next()
     assert line["ledger"]["used"] == 2
     model.show(frame_of(50, range(30, 31), begins=False, tenants=[]))
     assert [row[0] for row in line_of(live, reader)["blocks"]] == [1]
+
+
+def test_whoever_comes_late_need_not_wait_and_whoever_is_first_waits_for_the_engine() -> None:
+    model = WatchedModel()
+    live, _ = make_live(model)
+    first = live.join(ANYBODY)
+    assert not first.wake.is_set()
+    model.show(frame_of(8, range(2)))
+    assert first.wake.is_set() and live.join(ANYBODY).wake.is_set()
+    model.state = ModelState.RESTARTING
+    assert live.join(ANYBODY).wake.is_set()

@@ -87,6 +87,9 @@ class Live:
             raise too_many_readers(self._limit)
         reader = LiveReader(tenant)
         reader.num_rejected = self._num_rejected(reader)
+        if self._mirror is not None or self.state != ModelState.READY.value:
+            reader.wake.set()  # what is known is shown at once
+        reader.state = self.state
         self._readers.add(reader)
         if len(self._readers) == 1:
             with suppress(ExecutionError):  # it is gone for good, which is what its state tells
