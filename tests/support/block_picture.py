@@ -23,6 +23,7 @@ class BlockPicture:
         self._survey = self._journal.survey(surveyed_at_once)
         self._is_whole = False
         self._num_stamps = 0
+        self.num_checks = 0
         self._known: dict[int, BlockChange] = {}
         self._stamps: dict[int, tuple[Any, float]] = {}  # of each block: what it was at a stamp, and since when
 
@@ -33,15 +34,15 @@ class BlockPicture:
         self._note_changes()
         if self._num_stamps % self.taken_every:
             return
-        was_whole = self._is_whole
-        if not was_whole:
-            self._is_whole = next(self._survey, self) is self
-        for change in self._journal.take():
-            if change.changed_s is None and was_whole:
+        is_surveyed = next(self._survey, self) is self
+        for change in self._journal.take(most=1 + self._num_stamps % 9):
+            if change.changed_s is None and self._is_whole:
                 before = self._known[change.block_id]
                 assert before[:4] == change[:4], "something changed besides the parent, and has no time"
             self._known[change.block_id] = change
-        if self._is_whole:
+        if is_surveyed and not self._journal.has_news:
+            self._is_whole = True
+            self.num_checks += 1
             self.check()
 
     def check(self) -> None:

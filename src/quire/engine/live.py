@@ -72,7 +72,7 @@ class LiveFrame:
 
     at_s: float
     begins: bool  # what was known before is void
-    is_whole: bool  # nothing of the survey is still to come
+    is_whole: bool  # nothing is still to come of what has happened, or was there before
     num_blocks: int
     stats: EngineStats
     tenants: list[str]
@@ -168,7 +168,7 @@ class LiveJournal:
         frame = LiveFrame(
             at_s=now_s - self._began_s,
             begins=self._begins,
-            is_whole=self.is_whole,
+            is_whole=self.is_whole and not self._memory.has_news,
             num_blocks=self._scheduler.memory.pool.num_blocks,
             stats=stats,
             tenants=[],

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from typing import Final, Generic, NamedTuple, TypeVar
 
 from quire.core.request import Request
@@ -35,6 +36,9 @@ NOT_PUBLISHED: Final = -2
 
 SURVEYED_AT_ONCE: Final = 4096
 """Blocks, or entries of tables, that a survey goes through before it lets the engine go on."""
+
+MOST_TAKEN: Final = 8192
+"""Blocks that are told at once."""
 
 INDEX_BITS: Final = 32
 GROUP_BITS: Final = 16
@@ -188,13 +192,19 @@ class MemoryJournal:
         self._evicted.clear()
         return evicted
 
-    def take(self) -> list[BlockChange]:
-        """Return the blocks that have changed up to the last stamp, as they are now. Mutates; O(changes)."""
-        stamped, self._stamped = self._stamped, {}
+    def take(self, most: int = MOST_TAKEN) -> list[BlockChange]:
+        """Return the blocks that have changed up to the last stamp, as they are now. Mutates; O(changes).
+
+        Where more than `most` have changed, the others are left for the next time.
+        """
+        taken, self._stamped = self._stamped, {}
+        if len(taken) > most:
+            self._stamped = dict(islice(taken.items(), most, None))
+            taken = dict(islice(taken.items(), most))
         followers: set[int] = set()
-        for block_id in stamped:
+        for block_id in taken:
             followers.update(self._move(block_id))
-        told = stamped | dict.fromkeys(followers - stamped.keys())
+        told = taken | dict.fromkeys(followers - taken.keys() - self._stamped.keys())
         return [self._change(self._pool.blocks[block_id], changed_s) for block_id, changed_s in told.items()]
 
     def _change(self, block: Block, changed_s: float | None) -> BlockChange:

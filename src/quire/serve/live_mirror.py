@@ -106,7 +106,8 @@ class LiveMirror:
 
     def take_in(self, frame: LiveFrame) -> LiveChange:
         """Add a frame; return what it has changed. Mutates; O(changes)."""
-        self.at_s, self.stats, self.is_whole = frame.at_s, frame.stats, frame.is_whole
+        self.at_s, self.stats = frame.at_s, frame.stats
+        self.is_whole |= frame.is_whole  # what is told in parts later is shown in parts
         self.tenants += frame.tenants
         self._holdings += [Holdings() for _ in frame.tenants]
         blocks = []
