@@ -105,6 +105,9 @@ def test_a_model_is_served_and_loaded_until_it_overflows(tmp_path: Path, capsys:
     assert len(samples["Load"]) == 4
     assert all(level["memory_bytes"] for level in samples["Load"].values())
     assert all(run["client_s"] > 0 for run in samples["What HTTP costs"]["over HTTP"])
+    assert "throughput with one reader to that without" in printed
+    assert all(run["num_bytes"] > 0 for run in samples["What watching costs"]["one reader"])
+    assert not any(run["num_bytes"] for run in samples["What watching costs"]["nobody"])
 
 
 def test_a_shape_is_served_with_a_tokenizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

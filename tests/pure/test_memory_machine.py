@@ -40,6 +40,7 @@ from quire.memory.block_pool import BlockPool
 from quire.memory.manager import KVCacheManager
 from quire.memory.prefix import PrefixEntry
 from quire.memory.sequence import PrefixMatch
+from support.block_picture import BlockPicture
 from support.shadow import Content, ShadowCache, extend, root_digest
 
 VOCABULARY = 3
@@ -219,6 +220,7 @@ class MemoryMachine(RuleBasedStateMachine):
         self.entry_contents: dict[PrefixEntry, list[Content]] = {}
         self.under_way: deque[list[Work]] = deque()
         self.num_added = 0
+        self.picture = BlockPicture(self.manager, taken_every=1 + num_blocks % 3)
         self.clear_plan()
         self.is_sound = True
 
@@ -334,6 +336,13 @@ class MemoryMachine(RuleBasedStateMachine):
         self.manager.reset()
         assert self.pool.num_cached == 0
         assert len(self.manager.index) == 0
+
+    @operation(luck=LUCK)
+    def watch_anew(self, luck: int) -> None:
+        """Somebody else begins to watch, and is told what is there a few blocks at a time, while all goes on."""
+        if not luck:
+            self.picture = BlockPicture(self.manager, taken_every=self.picture.taken_every)
+        self.go_on()
 
     @operation(nth=st.integers(1, 3))
     def fail_allocation(self, nth: int) -> None:
@@ -796,6 +805,7 @@ class MemoryMachine(RuleBasedStateMachine):
     def check_books(self) -> None:
         manager = self.manager
         manager.check()
+        self.picture.follow()
         ledger = manager.ledger()
         held = sum(memory.num_held for memory in manager.memories.values())
         assert ledger.used_blocks + ledger.blocks_saved_by_sharing == held

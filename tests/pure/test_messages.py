@@ -14,6 +14,7 @@ from quire.core.request import CacheScope, FinishReason
 from quire.core.sampling_params import SamplingParams
 from quire.engine import messages
 from quire.engine.client import EngineRequest, SequenceUpdate
+from quire.engine.live import LiveFrame, packed
 from quire.engine.messages import (
     LENGTH_BYTES,
     Abort,
@@ -22,10 +23,12 @@ from quire.engine.messages import (
     Configure,
     Fail,
     Failed,
+    Live,
     Loaded,
     Stats,
     Stop,
     Updates,
+    Watch,
     body_length,
     frame,
     message_from_engine,
@@ -58,8 +61,25 @@ TO_ENGINE = [
     Abort("r"),
     Fail("r", "why"),
     Stop("r", 1),
+    Watch(0.125),
+    Watch(None),
     Close(),
 ]
+FRAME = LiveFrame(
+    at_s=0.1 + 0.2,
+    begins=True,
+    is_whole=False,
+    num_blocks=1 << 20,
+    stats=EngineStats(num_running=3),
+    tenants=["é"],
+    blocks=packed([(1, 2, 3, -1, -2, 0)]),
+    block_times=b"\x00" * 8,
+    requests=b"",
+    gone=packed([(7,)]),
+    slots=b"",
+    events=b"",
+    event_times=b"",
+)
 UPDATES = [
     SequenceUpdate("r", 1, [5, 6], [LOGPROBS], 16),
     SequenceUpdate("r", 0, [], [], 0, FinishReason.ERROR, "why", (LOGPROBS,), -1.25),
@@ -69,6 +89,7 @@ FROM_ENGINE = [
     Failed("why"),
     Updates.of(UPDATES),
     Stats(EngineStats(num_running=3, busy_s_total=1.5)),
+    Live(FRAME),
 ]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -98,13 +99,22 @@ class RunningServer:
 
 @contextmanager
 def running_server(
-    model: Any = "guide", settings: Mapping[str, Any] | None = None, **config: Any
+    model: Any = "guide",
+    settings: Mapping[str, Any] | None = None,
+    *,
+    send_buffer: int | None = None,
+    **config: Any,
 ) -> Iterator[RunningServer]:
-    """A server that has ended when the context is left; nobody may leave it in disorder."""
+    """A server that has ended when the context is left; nobody may leave it in disorder.
+
+    `send_buffer`: how many bytes the system holds for a client that reads nothing.
+    """
     llm = ServedLLM(model, **{**SETTINGS, **(settings or {})})
     server_config = ServerConfig(**({"port": 0, "drain_timeout_s": 0.0, "access_log": False} | config))
     services = make_services(llm, server_config, SystemClock())
     listener = listen("127.0.0.1", 0)
+    if send_buffer is not None:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
     server = Server(services, llm, make_app(services), announce=lambda _: None)
     port = listener.getsockname()[1]
     with in_thread(server, listener) as running_thread:

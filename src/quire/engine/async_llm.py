@@ -27,6 +27,7 @@ from quire.core.validate import RequestLimits
 from quire.engine.client import InProcessClient, SequenceUpdate
 from quire.engine.door import NO_TICKET, LocalModel, Ticket, make_config, open_engine
 from quire.engine.engine_thread import EngineThread
+from quire.engine.live import LiveFrame, ShowLive
 from quire.engine.output_processor import PreparedRequest
 from quire.engine.outputs import RequestDelta, RequestOutput
 from quire.engine.prompts import ChatOptions, Prompt
@@ -122,6 +123,18 @@ class AsyncLLM(LocalModel):
         """End the requests of that id; their iterators end with what there is. Mutates."""
         self._streams.abort(request_id)
 
+    def watch(self, every_s: float, show: ShowLive) -> None:
+        """Have `show` called in this event loop with what happens in the memory, at most once in so many seconds.
+
+        The first frames tell what is there already. Mutates.
+        """
+        self._require_engine()
+        self._thread.watch(every_s, lambda frame: self._take_live(frame, show))
+
+    def unwatch(self) -> None:
+        """Have nothing shown any more. Mutates."""
+        self._thread.unwatch()
+
     async def close(self) -> None:
         """End all requests and give the memory back. May be called twice; nothing can be asked afterwards."""
         self._end("the engine is closed")
@@ -156,6 +169,10 @@ class AsyncLLM(LocalModel):
 
     def _take_stats(self, stats: EngineStats) -> None:
         self._stats = stats
+
+    def _take_live(self, frame: LiveFrame, show: ShowLive) -> None:
+        """Hand a frame to the event loop; called by the engine's thread."""
+        self._in_loop(lambda: show(frame))
 
     def _receive(self, updates: list[SequenceUpdate]) -> None:
         """Hand updates to the event loop; called by the engine's thread."""

@@ -28,6 +28,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.core import EngineCore
 from quire.engine.interrupts import InterruptsDeferred
+from quire.engine.live import LiveFrame
 from quire.engine.stats import EngineStats
 from quire.scheduler.commit import StepOutcome
 
@@ -97,6 +98,23 @@ class EngineClient(Protocol):
 
     def stats(self) -> EngineStats:
         """Return what the engine has done and is doing. Does not mutate; O(requests)."""
+        ...
+
+    def watch(self) -> None:
+        """Have what happens in the engine noted, from the beginning if it is already. Mutates."""
+        ...
+
+    def unwatch(self) -> None:
+        """Have nothing noted any more. Mutates."""
+        ...
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `live` would tell something."""
+        ...
+
+    def live(self) -> LiveFrame | None:
+        """Return what has happened since the last call; None while nothing is noted. Mutates; O(changes + running)."""
         ...
 
     def close(self) -> None:
@@ -193,6 +211,24 @@ class InProcessClient:
     def stats(self) -> EngineStats:
         """Return what the engine has done and is doing. Does not mutate."""
         return self._core.stats()
+
+    def watch(self) -> None:
+        """Have what happens noted. Mutates."""
+        self._core.unwatch()
+        self._core.watch()
+
+    def unwatch(self) -> None:
+        """Have nothing noted any more. Mutates."""
+        self._core.unwatch()
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `live` would tell something."""
+        return self._core.has_news
+
+    def live(self) -> LiveFrame | None:
+        """Return what has happened since the last call. Mutates."""
+        return self._core.take_live()
 
     def close(self) -> None:
         """Let the engine go."""

@@ -15,6 +15,7 @@ from quire.core.clock import Clock
 from quire.core.errors import ExecutionError, ExecutorLostError
 from quire.core.executor import Executor
 from quire.core.request import FinishReason, Request
+from quire.engine.live import LiveFrame, LiveJournal
 from quire.engine.stats import EngineStats
 from quire.engine.step_log import StepLogWriter
 from quire.scheduler.commit import StepOutcome
@@ -37,6 +38,8 @@ class EngineCore:
         self._num_steps = 0  # that brought a result
         self._num_corrupted = 0  # requests that failed alone in a step that went well
         self._busy_s = 0.0
+        self._began_s = clock.now()
+        self._live: LiveJournal | None = None  # while somebody watches
         executor.start()
         if log is not None:
             log.begin(scheduler)
@@ -96,6 +99,7 @@ class EngineCore:
             if log is not None:
                 log.planned(plan)
             self._executor.submit(plan)
+        self._stamp()
         if not scheduler.num_steps_under_way:
             return None
         try:
@@ -111,7 +115,12 @@ class EngineCore:
         if result.failures:
             ended = {each.request_id for each in outcome.finished if each.finish_reason is FinishReason.ERROR}
             self._num_corrupted += len(ended)
+        self._stamp()
         return outcome
+
+    def _stamp(self) -> None:
+        if self._live is not None:
+            self._live.stamp(self._clock.now())
 
     def _lose_steps(self, error: ExecutionError) -> StepOutcome:
         isolation = self.scheduler.isolation
@@ -157,6 +166,30 @@ class EngineCore:
             corrupted_requests_total=self._num_corrupted,
             busy_s_total=self._busy_s,
         )
+
+    # ---- what happens, for those who watch ------------------------------------------------------------------------
+
+    def watch(self) -> None:
+        """Note from now on what happens to blocks and requests; what is there already is told first. Mutates."""
+        self._live = LiveJournal(self.scheduler, self._began_s)
+
+    def unwatch(self) -> None:
+        """Note nothing any more. Mutates."""
+        if self._live is not None:
+            self._live.close()
+            self._live = None
+
+    @property
+    def has_news(self) -> bool:
+        """Whether somebody watches and has not been told everything."""
+        return self._live is not None and self._live.has_news
+
+    def take_live(self) -> LiveFrame | None:
+        """Return what has happened since the last call; None while nobody watches. Mutates; O(changes + running).
+
+        To be called by the thread that steps the engine, between steps.
+        """
+        return None if self._live is None else self._live.take(self._clock.now(), self.stats())
 
     def close(self) -> None:
         """Let the executor go."""

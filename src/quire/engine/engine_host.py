@@ -25,6 +25,7 @@ from quire.core.grammar import GrammarChecker
 from quire.engine.client import InProcessClient, SequenceUpdate
 from quire.engine.core import EngineCore
 from quire.engine.engine_thread import EngineThread
+from quire.engine.live import LiveFrame
 from quire.engine.messages import (
     LENGTH_BYTES,
     Abort,
@@ -32,6 +33,7 @@ from quire.engine.messages import (
     Configure,
     Fail,
     Failed,
+    Live,
     Loaded,
     Message,
     Ready,
@@ -39,6 +41,7 @@ from quire.engine.messages import (
     Stop,
     ToEngine,
     Updates,
+    Watch,
     body_length,
     frame,
     message_to_engine,
@@ -144,6 +147,10 @@ class EngineHost:
                     thread.fail(request_id, reason)
                 case Stop(request_id, branch):
                     thread.stop(request_id, branch)
+                case Watch(float(every_s)):
+                    thread.watch(every_s, self._show)
+                case Watch():
+                    thread.unwatch()
                 case _:
                     return
 
@@ -158,6 +165,9 @@ class EngineHost:
 
     def _tell(self, stats: EngineStats) -> None:
         self._connection.send(Stats(stats))
+
+    def _show(self, frame: LiveFrame) -> None:
+        self._connection.send(Live(frame))
 
     def _note_loaded(self, num_bytes: int, total: int) -> None:
         now = self._clock.now()

@@ -22,6 +22,7 @@ from quire.core.clock import Clock
 from quire.core.errors import QuireError
 from quire.core.grammar import Grammar, GrammarChecker
 from quire.engine.client import EngineClient, EngineRequest, SequenceUpdate, refused
+from quire.engine.live import ShowLive
 from quire.engine.stats import EngineStats
 
 logger = logging.getLogger("quire.engine")
@@ -53,6 +54,8 @@ class EngineThread:
         self._tell = tell
         self._clock = clock
         self._next_stats_s = 0.0
+        self._watched: tuple[float, ShowLive] | None = None  # seconds between frames, and who is shown them
+        self._next_frame_s = 0.0
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
         self._grammars = grammars
         self._held: dict[str, list[Command]] = {}  # by request: what waits for its grammar
@@ -82,6 +85,17 @@ class EngineThread:
     def stop(self, request_id: str, branch: int) -> None:
         """Have a sequence ended."""
         self._say(request_id, lambda client: client.stop(request_id, branch))
+
+    def watch(self, every_s: float, show: ShowLive) -> None:
+        """Have `show` called, in the engine's thread, with what happens, at most once in so many seconds.
+
+        Begins anew where it is done already.
+        """
+        self._commands.put(lambda client: self._watch(client, (every_s, show)))
+
+    def unwatch(self) -> None:
+        """Have nothing shown any more."""
+        self._commands.put(self._unwatch)
 
     def close(self) -> None:
         """End the thread after the step that it is in, and close the client. May be called twice."""
@@ -119,6 +133,8 @@ class EngineThread:
                     self._deliver(updates)
                 if self._clock.now() >= self._next_stats_s:
                     self._tell_stats()
+                if self._seconds_to_frame() == 0.0:
+                    self._show_frame()
         except BaseException as error:
             logger.exception("the engine has failed")
             self._on_failure(f"the engine has failed: {type(error).__name__}: {error}")
@@ -131,9 +147,12 @@ class EngineThread:
             if self._client.is_idle and self._commands.empty():
                 self._tell_stats()
             try:
-                command = self._commands.get(block=self._client.is_idle)
+                command = self._commands.get(self._client.is_idle, self._seconds_to_frame())
             except queue.Empty:
-                return True
+                if not self._client.is_idle:
+                    return True
+                self._show_frame()
+                continue
             if command is None:
                 return False
             command(self._client)
@@ -141,6 +160,27 @@ class EngineThread:
     def _tell_stats(self) -> None:
         self._next_stats_s = self._clock.now() + STATS_EVERY_S
         self._tell(self._client.stats())
+
+    def _watch(self, client: EngineClient, watched: tuple[float, ShowLive]) -> None:
+        self._watched, self._next_frame_s = watched, 0.0
+        client.watch()
+
+    def _unwatch(self, client: EngineClient) -> None:
+        self._watched = None
+        client.unwatch()
+
+    def _seconds_to_frame(self) -> float | None:
+        """How long it is until something is to be shown; None: there is nothing that could be."""
+        if self._watched is None or not self._client.has_news:
+            return None
+        return max(self._next_frame_s - self._clock.now(), 0.0)
+
+    def _show_frame(self) -> None:
+        frame = self._client.live()
+        if frame is not None and self._watched is not None:
+            every_s, show = self._watched
+            self._next_frame_s = self._clock.now() + (every_s if frame.is_whole else 0.0)
+            show(frame)
 
     def _add(self, client: EngineClient, request: EngineRequest) -> None:
         try:

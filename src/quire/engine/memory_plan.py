@@ -59,6 +59,7 @@ class MemoryPlan:
     num_host_blocks: int
     max_model_len: int
     num_full_sequences: float
+    num_groups: int = 1
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:
@@ -111,6 +112,7 @@ def plan_memory(config: EngineConfig, spec: KVCacheSpec, context_length: int, ne
         num_host_blocks=num_host_blocks,
         max_model_len=fits,
         num_full_sequences=num_blocks / spec.num_blocks_for(fits, longest_chunk=longest_chunk),
+        num_groups=len(spec.groups),
     )
 
 

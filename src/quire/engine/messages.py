@@ -3,8 +3,8 @@
     server                                       engine process
       Configure ───────────────────────────────►            once: the settings
       ◄──────────────────── Loaded …, then Ready
-      Add, Abort, Fail, Stop ──────────────────►
-      ◄──────────────────── Updates, Stats                  after a step
+      Add, Abort, Fail, Stop, Watch ───────────►
+      ◄──────────────────── Updates, Stats, Live            after a step
       ◄──────────────────── Failed                          why it ends: it could not be built, or cannot go on
       Close, or the end of the connection ─────►            it ends
 
@@ -28,6 +28,7 @@ from quire.core.request import CacheScope, FinishReason
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.client import EngineRequest, SequenceUpdate
+from quire.engine.live import LiveFrame
 from quire.engine.report import EngineReport
 from quire.engine.stats import EngineStats
 
@@ -85,6 +86,12 @@ class Stop(Message, frozen=True):
 
     request_id: str
     branch: int
+
+
+class Watch(Message, frozen=True):
+    """Tell what happens in the memory, at most once in so many seconds, from the beginning; None: no more."""
+
+    every_s: float | None
 
 
 class Close(Message, frozen=True):
@@ -184,8 +191,14 @@ class Stats(Message, frozen=True):
     stats: EngineStats
 
 
-ToEngine = Configure | Add | Abort | Fail | Stop | Close
-FromEngine = Loaded | Ready | Failed | Updates | Stats
+class Live(Message, frozen=True):
+    """What has happened in the memory."""
+
+    frame: LiveFrame
+
+
+ToEngine = Configure | Add | Abort | Fail | Stop | Watch | Close
+FromEngine = Loaded | Ready | Failed | Updates | Stats | Live
 Received = TypeVar("Received")
 
 

@@ -31,6 +31,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.client import EngineRequest
 from quire.engine.door import NO_TICKET, Door, OpenModel, Ticket
+from quire.engine.live import ShowLive
 from quire.engine.messages import (
     LENGTH_BYTES,
     Abort,
@@ -40,12 +41,14 @@ from quire.engine.messages import (
     Fail,
     Failed,
     FromEngine,
+    Live,
     Loaded,
     Message,
     Ready,
     Stats,
     Stop,
     Updates,
+    Watch,
     body_length,
     frame,
     message_from_engine,
@@ -150,6 +153,10 @@ class EngineMessages:
         """Have one sequence ended."""
         self._tell(Stop(request_id, branch))
 
+    def watch(self, every_s: float | None) -> None:
+        """Have shown what happens; None: no more."""
+        self._tell(Watch(every_s))
+
     def _tell(self, message: Message) -> None:
         """An engine that is gone has ended all its requests."""
         if self.process is not None:
@@ -183,6 +190,7 @@ class SupervisedLLM(OpenModel):
         self._heard_s = 0.0
         self._num_restarts = 0
         self._supervisor: asyncio.Task[None] | None = None
+        self._watched: tuple[float, ShowLive] | None = None  # how often, and who is shown it
 
     # ---- what is asked of it ----------------------------------------------------------------------------------------
 
@@ -234,6 +242,19 @@ class SupervisedLLM(OpenModel):
         if self._state is not ModelState.READY:
             raise ExecutionError(self._failure or "the model is still being loaded")
         return self._streams.deltas(prepared)
+
+    def watch(self, every_s: float, show: ShowLive) -> None:
+        """Have `show` called with what happens in the memory, at most once in so many seconds.
+
+        The first frames tell what is there already; so do those after the engine was started again. Mutates.
+        """
+        self._watched = (every_s, show)
+        self._link.watch(every_s)
+
+    def unwatch(self) -> None:
+        """Have nothing shown any more. Mutates."""
+        self._watched = None
+        self._link.watch(None)
 
     # ---- the process ------------------------------------------------------------------------------------------------
 
@@ -319,6 +340,9 @@ class SupervisedLLM(OpenModel):
                     self._streams.process(message.updates)
                 case Stats(stats):
                     self._stats = stats
+                case Live(live_frame):
+                    if self._watched is not None:
+                        self._watched[1](live_frame)
                 case Loaded(num_bytes, total):
                     if self._note_loaded is not None:
                         self._note_loaded(num_bytes, total)
@@ -326,6 +350,8 @@ class SupervisedLLM(OpenModel):
                     self._limits, self._report = limits, report
                     self._link.process, self._state, self._failure = process, ModelState.READY, ""
                     self._settled.set()
+                    if self._watched is not None:
+                        self._link.watch(self._watched[0])
                 case Failed(reason):
                     self._reason = reason
 

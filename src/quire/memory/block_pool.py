@@ -15,6 +15,7 @@ Running out is the value None, and it changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from quire.core.errors import InvalidConfigError, InvariantError
 from quire.core.step import NO_BLOCK
@@ -22,6 +23,9 @@ from quire.memory.block import Block, BlockState
 from quire.memory.eviction.base import EvictionPolicy
 from quire.memory.prefix.base import PrefixEntry
 from quire.memory.quota import TenantQuota
+
+if TYPE_CHECKING:
+    from quire.memory.journal import MemoryJournal
 
 
 class BlockPool:
@@ -53,6 +57,7 @@ class BlockPool:
         self._num_published = 0
         self.num_evictions = 0
         self.num_extra_holders = 0  # sum over blocks of (ref_count - 1): blocks that sharing saves
+        self.journal: MemoryJournal | None = None  # told of every block that changes, while somebody watches
 
     @property
     def num_blocks(self) -> int:
@@ -96,6 +101,8 @@ class BlockPool:
         blocks = self.blocks
         for block_id in taken:
             blocks[block_id].ref_count = 1
+        if self.journal is not None:
+            self.journal.touched.update(taken)
         return taken
 
     def share(self, block_id: int) -> None:
@@ -110,6 +117,8 @@ class BlockPool:
             if self._quota is not None:
                 self._quota.remove(block)
         block.ref_count += 1
+        if self.journal is not None:
+            self.journal.touched.add(block_id)
 
     def free(self, block_id: int) -> None:
         """Take a holder away; the last one leaves the block cached if it is published, else free. Mutates; O(1)."""
@@ -125,6 +134,8 @@ class BlockPool:
                 self._keep(block)
         else:
             raise InvariantError(f"block {block_id} is freed more often than it is held")
+        if self.journal is not None:
+            self.journal.touched.add(block_id)
 
     def free_all(self, block_ids: Iterable[int]) -> None:
         """Free blocks in the order given."""
@@ -143,6 +154,8 @@ class BlockPool:
         block.priority = priority
         block.published_at = self._num_published
         entry.block_ids[group] = block_id
+        if self.journal is not None:
+            self.journal.touched.add(block_id)
 
     def unpublish(self, block_id: int) -> PrefixEntry | None:
         """Note that the content of a block may not be hit any more; returns the entry that lost it. Mutates; O(1)."""
@@ -157,6 +170,8 @@ class BlockPool:
             if self._quota is not None:
                 self._quota.remove(block)
             self._free.append(block_id)
+        if self.journal is not None:
+            self.journal.touched.add(block_id)
         return entry
 
     def _keep(self, block: Block) -> None:
@@ -178,6 +193,8 @@ class BlockPool:
         block.entry = None
         self._free.append(block.block_id)
         self.num_evictions += 1
+        if self.journal is not None:
+            self.journal.note_eviction(block)
         self._on_evict(entry)
 
     def check(self) -> None:

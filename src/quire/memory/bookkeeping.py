@@ -121,6 +121,20 @@ class MemoryBooks:
             misses=dict(self._misses),
         )
 
+    def slots_of_tenants(self, block_size: int, memories: dict[Request, SequenceMemory]) -> dict[str, tuple[int, int]]:
+        """Return what each tenant has of reserved and of fragmented slots. Does not mutate; O(requests)."""
+        holders: dict[str, dict[Request, SequenceMemory]] = {}
+        for request, memory in memories.items():
+            holders.setdefault(request.scope.tenant, {})[request] = memory
+        slots = {}
+        for tenant, held in holders.items():
+            fill = _fill_of_blocks(block_size, held).values()
+            slots[tenant] = (
+                sum(planned - stored for stored, planned in fill),
+                sum(block_size - planned for _, planned in fill),
+            )
+        return slots
+
     def check(
         self,
         spec: KVCacheSpec,

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from quire.core.request import Request
 from quire.core.step import BlockCopy, BlockMove
 from quire.memory.sequence import SequenceMemory
+
+if TYPE_CHECKING:
+    from quire.memory.journal import MemoryJournal
 
 
 @dataclass(slots=True)
@@ -18,6 +22,7 @@ class MemoryChanges:
     moves_out: list[BlockMove] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
     moves_in: list[BlockMove] = field(default_factory=list)
+    journal: MemoryJournal | None = None  # told who holds which block, while somebody watches
 
     @property
     def has_moves(self) -> bool:
@@ -33,6 +38,8 @@ class MemoryChanges:
         else:
             block_ids[index] = block_id
         self.table_entries.append((request, group, index, block_id))
+        if self.journal is not None:
+            self.journal.note_holder(request, place, block_id)
 
     def append_entries(self, request: Request, memory: SequenceMemory, group: int, blocks: list[int]) -> None:
         """Put blocks at the end of a table. Mutates."""
@@ -40,6 +47,9 @@ class MemoryChanges:
         first = len(block_ids)
         block_ids += blocks
         self.table_entries += [(request, group, index, block_id) for index, block_id in enumerate(blocks, start=first)]
+        if self.journal is not None:
+            for index, block_id in enumerate(blocks, start=first):
+                self.journal.note_holder(request, (group, index), block_id)
 
     def forget_copies(self, block_ids: Iterable[int]) -> dict[int, int]:
         """A sequence yields in the very plan that copies into its blocks: those copies are not made. Mutates.

@@ -31,6 +31,7 @@ from quire.memory.block_table import BlockTable
 from quire.memory.bookkeeping import MemoryBooks
 from quire.memory.changes import MemoryChanges
 from quire.memory.eviction import EvictionPolicy, create_eviction_policy
+from quire.memory.journal import MemoryJournal
 from quire.memory.ledger import MemoryLedger, RequestLedger
 from quire.memory.prefix import PrefixEntry, create_prefix_index
 from quire.memory.publisher import Publisher
@@ -325,6 +326,8 @@ class KVCacheManager:
     def free(self, request: Request) -> None:
         """Let go of everything that the request holds. Full blocks stay cached, the tail goes first. Mutates."""
         memory = self.memories.pop(request)
+        if self.pool.journal is not None:
+            self.pool.journal.note_gone(request)
         self._publisher.withdraw(memory)
         for table in memory.tables:
             self._changes.forget_copies(table.held)
@@ -405,6 +408,20 @@ class KVCacheManager:
     def ledger(self) -> MemoryLedger:
         """Return where the memory is. Does not mutate; O(requests)."""
         return self._books.ledger(self.spec, self.pool, self.host, self.memories)
+
+    def slots_of_tenants(self) -> dict[str, tuple[int, int]]:
+        """Return what each tenant has of reserved and of fragmented slots. Does not mutate; O(requests)."""
+        return self._books.slots_of_tenants(self._block_size, self.memories)
+
+    def watch(self) -> MemoryJournal:
+        """Have a new journal told of every block that changes, instead of the one before. Mutates."""
+        journal = MemoryJournal(self.pool, self.memories)
+        self.pool.journal = self._changes.journal = journal
+        return journal
+
+    def unwatch(self) -> None:
+        """Nobody watches any more. Mutates."""
+        self.pool.journal = self._changes.journal = None
 
     def check(self) -> None:
         """Raise `InvariantError` unless all books agree. O(everything)."""

@@ -15,6 +15,7 @@ from quire.core.request import Request, RequestStatus
 from quire.memory.manager import KVCacheManager
 from quire.scheduler.commit import StepCommitter
 from quire.scheduler.groups import close_group, is_beam, moving_together
+from quire.scheduler.journal import RequestJournal
 from quire.scheduler.policy import WaitingQueue
 from quire.scheduler.running import RunningSet
 
@@ -36,10 +37,14 @@ class Preemption:
         self._running = running
         self._waiting = waiting
         self.num_preemptions = 0
+        self.journal: RequestJournal | None = None
 
     def preempt(self, victim: Request) -> None:
         """A running request yields to those in front of it. Mutates."""
-        self._go_back(victim, self._give_up_memory)
+        num_computed = victim.num_computed
+        waiting = self._go_back(victim, self._give_up_memory)
+        if self.journal is not None:
+            self.journal.note_preempted(waiting, num_computed)
         self.num_preemptions += 1
 
     def set_back(self, requests: Sequence[Request]) -> None:
@@ -54,7 +59,8 @@ class Preemption:
         request.forget_progress()
         request.become(RequestStatus.PREEMPTED)
 
-    def _go_back(self, victim: Request, give_up_memory: Callable[[Request], None]) -> None:
+    def _go_back(self, victim: Request, give_up_memory: Callable[[Request], None]) -> Request:
+        """Take rows and memory of the victim, and of who moves with it; return who waits now."""
         beams = moving_together(victim)
         num_late_results = max(self._committer.disturb(beam) for beam in beams)
         for beam in beams:
@@ -67,6 +73,9 @@ class Preemption:
         victim.num_late_results = num_late_results
         victim.num_preemptions += 1
         self._waiting.add(victim)
+        if self.journal is not None:
+            self.journal.note_waiting(victim)
+        return victim
 
     def _give_up_memory(self, request: Request) -> None:
         """The request becomes swapped, or preempted with nothing computed."""

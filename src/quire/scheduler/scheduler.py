@@ -40,6 +40,7 @@ from quire.scheduler.admission import Admission
 from quire.scheduler.commit import StepCommitter, StepOutcome
 from quire.scheduler.groups import is_beam, moving_together
 from quire.scheduler.isolation import Isolation
+from quire.scheduler.journal import RequestJournal
 from quire.scheduler.plan_builder import PlanBuilder
 from quire.scheduler.policy import create_policy
 from quire.scheduler.preemption import Preemption
@@ -81,6 +82,7 @@ class Scheduler:
         self._awaited: dict[Request, Frontier] = {}  # waiting for a block that somebody computes
         self._short_of: tuple[Request, int] | None = None  # the request that did not fit, and what it needed
         self._num_added = 0
+        self._journal: RequestJournal | None = None  # while somebody watches
 
     # ---- requests in and out ----------------------------------------------------------------------------------
 
@@ -100,6 +102,8 @@ class Scheduler:
             request.group = RequestGroup(request)
         self.requests[request.request_id] = request
         self._waiting.add(request)
+        if self._journal is not None:
+            self._journal.note_waiting(request)
 
     def abort(self, request_id: str) -> None:
         """End a request, and all sequences of its group, wherever they are. Mutates."""
@@ -157,10 +161,22 @@ class Scheduler:
             (self.memory.drop if reason is FinishReason.ERROR else self.memory.free)(request)
         request.finish_reason = reason
         request.become(RequestStatus.FINISHED)
+        if self._journal is not None:
+            self._journal.note_ended(request, reason)
         members = request.group.members if request.group else [request]
         if all(member.is_finished for member in members):
             del self.requests[request.request_id]
         self.isolation.note_ended(request)
+
+    def watch(self) -> RequestJournal:
+        """Have a new journal told what becomes of requests, instead of the one before. Mutates."""
+        alive = [member for request_id in self.requests for member in self._members(request_id)]
+        self._journal = self._preemption.journal = RequestJournal(alive)
+        return self._journal
+
+    def unwatch(self) -> None:
+        """Nobody watches any more. Mutates."""
+        self._journal = self._preemption.journal = None
 
     @property
     def has_drafter(self) -> bool:
@@ -374,6 +390,8 @@ class Scheduler:
         request.backlog = len(request.tokens) - start
         request.num_slots = 0
         request.become(RequestStatus.RUNNING)
+        if self._journal is not None:
+            self._journal.note_admitted(request)
         self._running.start(request)
         self._stopping.arm(request)
 

@@ -45,6 +45,7 @@ class ServerConfig:
     )
     max_requests_per_key: int | None = setting(None, "requests of one key at once; none: no limit of their own")
     max_choices: int = setting(128, "texts of one call: n or best_of, for each of its prompts")
+    max_live_readers: int = setting(16, "readers of /live at once; 0: nobody may watch")
     max_body: int | str = setting("32MiB", "the largest body of a call")
     max_header_bytes: int | str = setting("32KiB", "the largest head of a call: its path and headers")
     max_connections: int = setting(4096, "connections that are open at once")
@@ -72,6 +73,7 @@ class ServerConfig:
             if getattr(self, name) is not None:
                 require_int(name, getattr(self, name), 1, 1 << 40)
         require_int("max_choices", self.max_choices, 1, 1 << 20)
+        require_int("max_live_readers", self.max_live_readers, 0, 1 << 20)
         require_int("max_connections", self.max_connections, 1, 1 << 20)
         for name in ("max_wait_s", "request_timeout_s"):
             if getattr(self, name) is not None:

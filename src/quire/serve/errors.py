@@ -169,6 +169,12 @@ def overloaded(retry_after_s: float) -> ApiError:
     return ApiError(503, message, type=UNAVAILABLE, code="server_is_overloaded", headers=_retry_after(retry_after_s))
 
 
+def too_many_readers(limit: int) -> ApiError:
+    """Return the answer to one more who wants to watch."""
+    message = f"{limit} readers watch already, which is as many as may (max_live_readers)"
+    return ApiError(503, message, type=UNAVAILABLE, code="too_many_readers", headers=_retry_after(RESTART_S))
+
+
 def draining(retry_after_s: float) -> ApiError:
     """Return the answer where the server is about to stop."""
     message = "the server is shutting down and takes no more requests"

@@ -135,6 +135,7 @@ class Gate:
         self._inside: Counter[str] = Counter()
         self._waiting_requests = self._waiting_tokens = 0
         self.refusals: Counter[Refusal] = Counter()
+        self.refusals_of: Counter[str] = Counter()  # by tenant: those for want of a place
 
     @property
     def num_waiting_requests(self) -> int:
@@ -200,10 +201,12 @@ class Gate:
         self.require_ready()
         inside = self._inside[tenant.name]
         if tenant.max_requests is not None and inside and inside + num_requests > tenant.max_requests:
+            self.refusals_of[tenant.name] += 1
             raise self._refused(Refusal.KEY_LIMIT, too_many_requests(self.retry_after_s))
         why = self._overload(num_requests, num_tokens) if self._waiting_requests else None
         if why is not None:
             self._warn_of_full_queue()
+            self.refusals_of[tenant.name] += 1
             raise self._refused(why, overloaded(self.retry_after_s))
 
     def enter(self, tenant: Tenant, num_requests: int, num_tokens: int) -> Visit:

@@ -216,6 +216,7 @@ class Generation:
         for index, delta in steps:
             note = metrics.note_first_token if self._known[index] is None else metrics.note_gap
             note(now - self._seen_s[index])
+            self._show(self._known[index], delta, now - self._seen_s[index])
             self._seen_s[index] = now
             self._known[index] = delta
             if delta.prompt_logprobs is not None:
@@ -225,6 +226,17 @@ class Generation:
                     self._finish(output, now)
         if visit.is_waiting and None not in self._known:
             visit.begin()
+
+    def _show(self, known: RequestDelta | None, delta: RequestDelta, seconds: float) -> None:
+        """Tell those who watch how fast it goes. Mutates."""
+        live, tenant = self._services.live, self._context.tenant
+        if known is None:
+            live.note_first_token(tenant, seconds)
+        else:
+            live.note_gap(tenant, seconds)
+        if not self._prompts_only:
+            num_new = delta.num_generated_tokens - (0 if known is None else known.num_generated_tokens)
+            live.note_tokens(tenant, 0, num_new, 0)
 
     def _finish(self, output: CompletionDelta, now: float) -> None:
         """A text has ended: count it, and raise where it did not end well. Mutates."""
@@ -249,6 +261,7 @@ class Generation:
         context.num_output_tokens = usage.completion_tokens
         context.finish_reason = ",".join(sorted(set(self._reasons)))
         metrics.note_tokens(context.num_prompt_tokens, context.num_output_tokens, context.num_cached_tokens)
+        self._services.live.note_tokens(context.tenant, context.num_prompt_tokens, 0, context.num_cached_tokens)
 
 
 class _Inbox:

@@ -9,6 +9,7 @@ from quire.core.config import EngineConfig
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.door import Ticket
+from quire.engine.live import ShowLive
 from quire.engine.output_processor import PreparedRequest
 from quire.engine.outputs import RequestDelta
 from quire.engine.prompts import ChatOptions, Prompt
@@ -58,6 +59,17 @@ class ServedModel(Protocol):
         self, prompt: Prompt, sampling: SamplingParams, ticket: Ticket, *, chat: ChatOptions | None = None
     ) -> PreparedRequest:
         """Return a request that the engine can serve; raises `InvalidRequestError` for what it cannot."""
+        ...
+
+    def watch(self, every_s: float, show: ShowLive) -> None:
+        """Have `show` called with what happens in the memory, at most once in so many seconds, from the beginning.
+
+        After the engine was started again it begins anew. Raises `ExecutionError` where the engine has failed for good.
+        """
+        ...
+
+    def unwatch(self) -> None:
+        """Have nothing shown any more."""
         ...
 
     async def close(self) -> None:

@@ -53,6 +53,11 @@ OPEN: Final = {
 TOKEN_IDS: Final[Schema] = {"type": "array", "minItems": 1, "items": {"type": "integer", "minimum": 0}}
 TEXT: Final[Schema] = {"type": "string", "minLength": 1}
 JSON_TEXT: Final[Schema] = {"type": "string", "contentMediaType": "application/json"}
+LINE: Final[Schema] = {
+    "type": "object",
+    "required": ["type"],
+    "properties": {"type": {"enum": ["hello", "frame"]}},
+}
 PROMPT: Final[Schema] = {
     "description": "A text, token ids, or a list of either.",
     "anyOf": [
@@ -132,6 +137,9 @@ def _paths() -> Schema:
         "/v1/models": _get("The models that are served.", _json(ModelList)),
         "/v1/models/{model_id}": _get("A model that is served.", _json(ModelCard))
         | {"parameters": [{"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}]},
+        "/live": _get(
+            "What happens in the memory, until the reader goes.", {"application/x-ndjson": {"itemSchema": LINE}}
+        ),
         "/openapi.json": _get("This document.", {"application/json": {"schema": {"type": "object"}}}),
         "/load": _get("How much the server has to do.", {"application/json": {"schema": {"type": "object"}}}),
         "/metrics": _get("All that is counted, for Prometheus.", {"text/plain": {"schema": {"type": "string"}}}),

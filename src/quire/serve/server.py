@@ -128,7 +128,7 @@ class Server:
             await self._model.wait_ready()
         except Exception as error:
             self._failure = error
-            self._http.should_exit = True
+            self._end()
         else:
             self._announce(f"ready after {clock.now() - began_s:.2f} s")
             await self._end_with_model()
@@ -138,7 +138,7 @@ class Server:
         while self._model.state is not ModelState.FAILED:
             await asyncio.sleep(LOOK_AT_MODEL_S)
         self._failure = ExecutionError("the engine cannot be started again; the log says why")
-        self._http.should_exit = True
+        self._end()
 
     async def _tell(self) -> None:
         """Write now and then how much there is to do."""
@@ -148,6 +148,11 @@ class Server:
             fields = line.take()
             if fields is not None:
                 logger.info("lately", extra={"fields": fields})
+
+    def _end(self) -> None:
+        """Stop listening; streams that would never end by themselves end now. Mutates."""
+        self._services.live.close()
+        self._http.should_exit = True
 
     async def _drain(self) -> None:
         """Wait for those inside, but not for ever."""
@@ -161,7 +166,7 @@ class Server:
         except TimeoutError:
             logger.warning("stopping: %d calls have not ended in time and are ended now", gate.num_visits)
             await self._model.close()
-        self._http.should_exit = True
+        self._end()
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from quire.core.clock import Clock
 from quire.serve.config import ServerConfig
 from quire.serve.gate import Gate, gate_limits
+from quire.serve.live import Live
 from quire.serve.metrics import Metrics
 from quire.serve.model import ServedModel
 from quire.serve.tenants import Tenants, read_tenants
@@ -30,6 +31,7 @@ class Services:
     gate: Gate
     tenants: Tenants
     metrics: Metrics
+    live: Live
     clock: Clock
     created_s: int
 
@@ -39,13 +41,16 @@ def make_services(model: ServedModel, config: ServerConfig, clock: Clock) -> Ser
 
     The model need not be loaded: the gate opens when it is ready.
     """
+    names = config.served_model_name or (model_name(model.config.model),)
+    gate = Gate(clock, gate_limits(config, model), lambda: model.state)
     return Services(
         model=model,
-        model_names=config.served_model_name or (model_name(model.config.model),),
+        model_names=names,
         config=config,
-        gate=Gate(clock, gate_limits(config, model), lambda: model.state),
+        gate=gate,
         tenants=read_tenants(config, secrets.token_bytes(SECRET_BYTES)),
         metrics=Metrics(config.metrics_compat),
+        live=Live(model, names[0], gate, config, clock),
         clock=clock,
         created_s=int(time.time()),
     )

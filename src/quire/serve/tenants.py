@@ -26,16 +26,20 @@ from quire.serve.config import ServerConfig, require_key, require_text
 
 DIGEST_BYTES: Final = 16
 MAX_NAME_LENGTH: Final = 64
-FIELDS: Final = ("name", "key", "max_requests")
+FIELDS: Final = ("name", "key", "max_requests", "operator")
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who asks. `max_requests` is how many of its requests may be here at once; None: any number."""
+    """Who asks. `max_requests` is how many of its requests may be here at once; None: any number.
+
+    An operator may see what happens to the requests and the memory of everybody.
+    """
 
     name: str
     scope: CacheScope
     max_requests: int | None = None
+    is_operator: bool = False
 
     def scope_for(self, cache_salt: str | None) -> CacheScope:
         """Return the scope of a request: the tenant's, and within it that of the salt that the request brings.
@@ -51,7 +55,7 @@ class Tenant:
         return replace(self.scope, extra_keys=(_digest(cache_salt),))
 
 
-ANYBODY: Final = Tenant("", DEFAULT_SCOPE)
+ANYBODY: Final = Tenant("", DEFAULT_SCOPE, is_operator=True)
 """The tenant of everybody, where no keys are set."""
 
 
@@ -91,17 +95,17 @@ def read_tenants(config: ServerConfig, random_secret: bytes) -> Tenants:
     keys: dict[str, Tenant] = {}
     for index, key in enumerate(config.api_key, start=1):
         name = f"key-{index}"
-        keys[key] = Tenant(name, _scope(name, secret), limit)
+        keys[key] = Tenant(name, _scope(name, secret), limit, not config.may_have_several_tenants)
     if config.api_keys_file is None:
         return Tenants(keys)
     names = {tenant.name for tenant in keys.values()}
     for index, entry in enumerate(_read_entries(config.api_keys_file)):
         where = f"api_keys_file[{index}]"
-        name, own_keys, own_limit = _read_entry(where, entry)
+        name, own_keys, own_limit, is_operator = _read_entry(where, entry)
         if name in names:
             raise InvalidConfigError(f"{where}.name", name, "a name that no other tenant has")
         names.add(name)
-        tenant = Tenant(name, _scope(name, secret), limit if own_limit is None else own_limit)
+        tenant = Tenant(name, _scope(name, secret), limit if own_limit is None else own_limit, is_operator)
         for key in own_keys:
             if key in keys:
                 raise InvalidConfigError(f"{where}.key", "a key that is there already", "each key once")
@@ -132,14 +136,19 @@ def _read_entries(path: str) -> list[Any]:
     return entries
 
 
-def _read_entry(where: str, entry: object) -> tuple[str, list[str], int | None]:
-    """Return name, keys and limit of a tenant; several keys, so that one can take another's place without a break."""
+def _read_entry(where: str, entry: object) -> tuple[str, list[str], int | None, bool]:
+    """Return name, keys and limit of a tenant, and whether it is an operator.
+
+    Several keys, so that one can take another's place without a break.
+    """
     if not isinstance(entry, dict):
         raise InvalidConfigError(where, f"a {type(entry).__name__}", f"a tenant, with {', '.join(FIELDS)}")
     unknown = [name for name in entry if name not in FIELDS]
     if unknown:
         raise InvalidConfigError(where, unknown[0], f"one of {', '.join(FIELDS)}")
-    name, limit = entry.get("name"), entry.get("max_requests")
+    name, limit, is_operator = entry.get("name"), entry.get("max_requests"), entry.get("operator", False)
+    if not isinstance(is_operator, bool):
+        raise InvalidConfigError(f"{where}.operator", is_operator, "true or false")
     require_text(f"{where}.name", name)
     if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH:
         raise InvalidConfigError(f"{where}.name", name, f"at most {MAX_NAME_LENGTH} characters")
@@ -149,4 +158,4 @@ def _read_entry(where: str, entry: object) -> tuple[str, list[str], int | None]:
     keys = keys if isinstance(keys, list) else [keys]
     if not keys:
         raise InvalidConfigError(f"{where}.key", [], "one key, or a list of them")
-    return name, [require_key(f"{where}.key", key) for key in keys], limit
+    return name, [require_key(f"{where}.key", key) for key in keys], limit, is_operator

@@ -13,7 +13,7 @@ from quire.core.errors import InvalidConfigError
 
 PARTS = ("decode", "growth", "prefix", "pool", "caching")
 KERNEL_PARTS = ("limits", "products", "attention")
-SERVE_PARTS = ("load", "http")
+SERVE_PARTS = ("load", "http", "live")
 SHAPES = ("qwen3-0.6b", "llama-3.2-1b", "tiny")
 
 
@@ -181,7 +181,7 @@ def _add_serve_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--load-seed", metavar="N", type=int, default=0, help="of arrivals and prompts; default: 0")
     parser.add_argument("--plot", metavar="FILE", help="write latency over offered load as SVG")
-    _add_count(parser, "streams", 64, "requests at once, for what HTTP costs")
+    _add_count(parser, "streams", 64, "requests at once, for what HTTP and watching cost")
     _add_count(parser, "repeat", 5, "runs of that")
     parser.add_argument(
         "--name", metavar="NAME", default="", help="what the server calls the model; default: its first"

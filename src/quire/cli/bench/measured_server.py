@@ -82,6 +82,8 @@ def _refuse_engine_options(options: argparse.Namespace) -> None:
     if options.shape is not None:
         given.append("shape")
     if "load" not in options.only:
-        raise InvalidConfigError("only", " ".join(options.only), "load: what HTTP costs needs a server of our own")
+        raise InvalidConfigError(
+            "only", " ".join(options.only), "load: what HTTP and watching cost needs a server of our own"
+        )
     if given:
         raise InvalidConfigError(given[0], getattr(options, given[0]), "none beside the URL of a server that runs")

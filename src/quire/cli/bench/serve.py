@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from quire.cli.bench.http_cost import measure_http_cost
+from quire.cli.bench.live_cost import measure_live_cost
 from quire.cli.bench.load_figures import MEASURES, REJECTION, LoadFigures, read_objectives, summarize_load
 from quire.cli.bench.load_plot import draw_load
 from quire.cli.bench.load_run import LoadResult, run_closed, run_open
@@ -62,6 +63,8 @@ def run(options: argparse.Namespace) -> int:
                 yield from bench.measure_load(server, tell)
             if "http" in options.only and server.process is not None:
                 yield measure_http_cost(server, options, tell)
+            if "live" in options.only and server.process is not None:
+                yield measure_live_cost(server, options, tell)
 
     return run_page(options, "Serving", measure)
 

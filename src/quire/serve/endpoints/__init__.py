@@ -12,6 +12,7 @@ from quire.serve.endpoints.chat import chat_completions
 from quire.serve.endpoints.completions import completions
 from quire.serve.endpoints.responses import responses
 from quire.serve.endpoints.tokens import detokenize, model, models, tokenize
+from quire.serve.live import live
 from quire.serve.openapi import openapi_document
 
 
@@ -30,5 +31,6 @@ ROUTES: Final = (
     Route("/detokenize", detokenize, methods=["POST"]),
     Route("/v1/tokenize", tokenize, methods=["POST"]),
     Route("/v1/detokenize", detokenize, methods=["POST"]),
+    Route("/live", live, methods=["GET"]),
     Route("/openapi.json", openapi, methods=["GET"]),
 )

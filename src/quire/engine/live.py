@@ -1,0 +1,237 @@
+"""LiveJournal: what happens in an engine, as frames for those who watch it from outside.
+
+    MemoryJournal ── blocks ────┐
+    RequestJournal ─ events ────┼──► stamp(now), twice a step ──► take, a few times a second ──► LiveFrame
+    Scheduler ────── progress ──┘
+
+A frame holds what has changed since the frame before, and what is small enough to be told every time. It costs
+O(changes + running), between steps. The first frames are a survey of what was there before, in parts: the picture is
+whole with the first frame that says so. Numbers cross as columns of bytes, as in `messages`.
+
+Requests and tenants get short numbers, in the order in which they are first told. The ids that clients chose stay here.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+from quire.core.request import Request, RequestStatus
+from quire.engine.stats import EngineStats
+from quire.memory.block import BlockState
+from quire.memory.journal import BlockChange
+from quire.scheduler.journal import EventKind
+from quire.scheduler.scheduler import Scheduler
+
+NOBODY: Final = -1
+UNCHANGED_S: Final = -1.0
+"""The time of a block that has not changed hands: the one that is known of it already."""
+
+BLOCK_COLUMNS: Final = 6
+"""Id, state, reference count, owner, parent, tenant."""
+REQUEST_COLUMNS: Final = 8
+"""Number, status, tenant, tokens of the prompt, computed, known, from the cache, preemptions."""
+EVENT_COLUMNS: Final = 4
+"""Kind, request, number, tenant."""
+SLOT_COLUMNS: Final = 3
+"""Tenant, reserved, fragmented."""
+
+
+class LiveState(IntEnum):
+    """The states of a block, as numbers."""
+
+    FREE = 0
+    USED = 1
+    CACHED = 2
+
+
+STATES: Final = {
+    BlockState.FREE: LiveState.FREE,
+    BlockState.IN_USE: LiveState.USED,
+    BlockState.CACHED: LiveState.CACHED,
+}
+STATUSES: Final = (
+    RequestStatus.WAITING,
+    RequestStatus.RUNNING,
+    RequestStatus.PREEMPTED,
+    RequestStatus.SWAPPED,
+)
+
+STATUS_NUMBERS: Final = {status: number for number, status in enumerate(STATUSES)}
+
+
+@dataclass(frozen=True, slots=True)
+class LiveFrame:
+    """What has changed since the frame before, and what is told every time.
+
+    Times are seconds since the engine began. `tenants` are new names; their numbers go on from those before.
+    """
+
+    at_s: float
+    begins: bool  # what was known before is void
+    is_whole: bool  # nothing is still to come of what has happened, or was there before
+    num_blocks: int
+    stats: EngineStats
+    tenants: list[str]
+    blocks: bytes
+    block_times: bytes
+    requests: bytes
+    gone: bytes
+    slots: bytes
+    events: bytes
+    event_times: bytes
+
+
+ShowLive = Callable[[LiveFrame], None]
+
+
+def packed(rows: Iterable[Iterable[int]]) -> bytes:
+    """Return rows of numbers, one after another, as 32-bit integers. Does not mutate."""
+    return array("i", [number for row in rows for number in row]).tobytes()
+
+
+def unpacked(data: bytes, num_columns: int) -> Iterator[tuple[int, ...]]:
+    """Return the rows again.
+
+    >>> list(unpacked(packed([(1, 2), (3, 4)]), 2))
+    [(1, 2), (3, 4)]
+    """
+    column = array("i")
+    column.frombytes(data)
+    return zip(*[iter(column)] * num_columns, strict=True)
+
+
+def unpacked_times(data: bytes) -> array[float]:
+    """Return a column of times."""
+    column = array("d")
+    column.frombytes(data)
+    return column
+
+
+class LiveJournal:
+    """Watches an engine from its making to `close`."""
+
+    def __init__(self, scheduler: Scheduler, began_s: float) -> None:
+        self._scheduler = scheduler
+        self._began_s = began_s
+        self._memory = scheduler.memory.watch()
+        self._requests = scheduler.watch()
+        self._survey: Iterator[None] | None = self._memory.survey()
+        self._begins = True
+        self._tenants: dict[str, int] = {}
+        self._num_tenants_told = 0
+        self._numbers: dict[Request, int] = {}
+        self._num_requests = 0
+        self._moving: list[Request] = []  # may have got further since they were last told
+        self._told: set[Request] = set()  # that have not been told to have gone
+        self._events: list[tuple[int, ...]] = []
+        self._event_times = array("d")
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is anything to tell that has not been told."""
+        is_moving = bool(self._survey or self._events or self._scheduler.requests)
+        return is_moving or self._memory.has_news or self._requests.has_news
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that was there before has been told."""
+        return self._survey is None
+
+    def close(self) -> None:
+        """Watch no longer. Mutates the scheduler and its memory."""
+        self._scheduler.unwatch()
+        self._scheduler.memory.unwatch()
+
+    def stamp(self, now_s: float) -> None:
+        """What has happened since the last stamp, has happened now. Mutates; O(changes)."""
+        at_s = now_s - self._began_s
+        self._memory.stamp(at_s)
+        for tenant, num_blocks in self._memory.take_evicted():
+            self._note(at_s, (EventKind.EVICTED, NOBODY, num_blocks, self._tenant(tenant)))
+        for kind, request, number in self._requests.take_events():
+            self._note(at_s, (kind, self._number(request), number, self._tenant(request.scope.tenant)))
+
+    def take(self, now_s: float, stats: EngineStats) -> LiveFrame:
+        """Return what is new. Mutates; O(changes + running), while it surveys a few thousand blocks more."""
+        self.stamp(now_s)
+        if self._survey is not None and next(self._survey, self) is self:
+            self._survey = None
+        changes = self._memory.take()
+        blocks = packed(map(self._block_row, changes))
+        times = array("d", [UNCHANGED_S if change.changed_s is None else change.changed_s for change in changes])
+        requests, gone = self._request_rows()
+        slots = self._scheduler.memory.slots_of_tenants()
+        frame = LiveFrame(
+            at_s=now_s - self._began_s,
+            begins=self._begins,
+            is_whole=self.is_whole and not self._memory.has_news,
+            num_blocks=self._scheduler.memory.pool.num_blocks,
+            stats=stats,
+            tenants=[],
+            blocks=blocks,
+            block_times=times.tobytes(),
+            requests=packed(requests),
+            gone=packed([gone]),
+            slots=packed((self._tenant(tenant), *unfilled) for tenant, unfilled in slots.items()),
+            events=packed(self._events),
+            event_times=self._event_times.tobytes(),
+        )
+        frame.tenants.extend(list(self._tenants)[self._num_tenants_told :])  # all of them have their numbers now
+        self._num_tenants_told, self._begins = len(self._tenants), False
+        self._events, self._event_times = [], array("d")
+        return frame
+
+    def _note(self, at_s: float, event: tuple[int, ...]) -> None:
+        self._events.append(event)
+        self._event_times.append(at_s)
+
+    def _block_row(self, change: BlockChange) -> tuple[int, ...]:
+        state, owner = STATES[change.state], change.owner
+        tenant = NOBODY if state is LiveState.FREE else self._tenant(change.tenant)
+        number = NOBODY if owner is None else self._number(owner)
+        return change.block_id, state, change.num_holders, number, change.parent, tenant
+
+    def _request_rows(self) -> tuple[list[tuple[int, ...]], list[int]]:
+        """The requests that may have changed, and the numbers of those that have ended. Mutates."""
+        running = self._scheduler.running
+        moving = list(running)
+        rows, gone = [], []
+        for request in dict.fromkeys([*self._requests.take_changed(), *self._moving, *running]):
+            if not request.is_finished:
+                self._told.add(request)
+                rows.append(self._request_row(request))
+                if request.num_late_results:  # it has yielded, and results of it are still to come
+                    moving.append(request)
+                continue
+            number = self._numbers.pop(request, NOBODY)
+            if request in self._told:
+                self._told.remove(request)
+                gone.append(number)
+        self._moving = moving
+        return rows, gone
+
+    def _request_row(self, request: Request) -> tuple[int, ...]:
+        return (
+            self._number(request),
+            STATUS_NUMBERS[request.status],
+            self._tenant(request.scope.tenant),
+            request.num_prompt_tokens,
+            request.num_computed,
+            len(request.tokens),
+            request.num_cached_tokens,
+            request.num_preemptions,
+        )
+
+    def _number(self, request: Request) -> int:
+        number = self._numbers.get(request)
+        if number is None:
+            number = self._numbers[request] = self._num_requests
+            self._num_requests += 1
+        return number
+
+    def _tenant(self, name: str) -> int:
+        return self._tenants.setdefault(name, len(self._tenants))

@@ -1,0 +1,272 @@
+"""MemoryJournal: which blocks have changed, while somebody watches.
+
+    BlockPool ──── touched ────┐
+    MemoryChanges ── holders ──┼──► stamp(now) ──► take() ──► a BlockChange for each block that changed
+    BlockPool ──── evicted ────┘
+
+While nobody watches there is no journal, and the pool and the tables test one attribute. While somebody does, they put
+a number into a set; what the change *was* is read from the blocks themselves when it is taken, so a block that changed
+ten times is told once, as it is then. Both cost O(changes), whatever the size of the pool.
+
+Two things of a block stand elsewhere. Its **owner** is one of those whose tables hold it: takers are noted as they put
+it into a table, and looked up there again before they are believed, so nobody needs to note who lets go. Its **parent**
+is the block of the entry before its own; when that one changes, those after it are told as well.
+
+What was there before the journal is told by a survey, a few thousand blocks at a time, so that an engine with a million
+blocks is not held up. Rejected: a scan for each picture (a million blocks, eight times a second), and a log of all
+events (it grows with what happens, not with what there is, and whoever reads it late must read it all).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from quire.core.request import Request
+from quire.core.step import NO_BLOCK
+from quire.memory.block import Block, BlockState
+from quire.memory.block_pool import BlockPool
+from quire.memory.prefix.base import PrefixEntry
+from quire.memory.sequence import SequenceMemory
+
+NOT_PUBLISHED: Final = -2
+"""The parent of a block that nobody can hit."""
+
+SURVEYED_AT_ONCE: Final = 4096
+"""Blocks, or entries of tables, that a survey goes through before it lets the engine go on."""
+
+MOST_TAKEN: Final = 8192
+"""Blocks that are told at once."""
+
+INDEX_BITS: Final = 32
+GROUP_BITS: Final = 16
+
+Key = TypeVar("Key")
+
+
+class Multimap(Generic[Key]):
+    """Numbers by key, the first one first. Most keys have one, and then nothing is made for it that is collected.
+
+    >>> numbers = Multimap[str]()
+    >>> numbers.add("a", 7); numbers.add("a", 5); numbers.add("a", 7); numbers.add("b", 1)
+    >>> numbers.discard("a", 7); numbers.discard("b", 1); numbers.of("a"), numbers.of("b")
+    ([5], [])
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[Key, int | dict[int, None]] = {}
+
+    def add(self, key: Key, number: int) -> None:
+        """Put a number behind the others, unless it is there. Mutates; O(1)."""
+        found = self._numbers.get(key)
+        if found is None:
+            self._numbers[key] = number
+        elif not isinstance(found, int):
+            found[number] = None
+        elif found != number:
+            self._numbers[key] = {found: None, number: None}
+
+    def discard(self, key: Key, number: int) -> None:
+        """Take a number out, if it is there. Mutates; O(1)."""
+        found = self._numbers.get(key)
+        if isinstance(found, dict):
+            found.pop(number, None)
+        if found in (number, {}):
+            del self._numbers[key]
+
+    def of(self, key: Key) -> list[int]:
+        """Return the numbers of a key. Does not mutate; O(them)."""
+        found = self._numbers.get(key)
+        return [] if found is None else [found] if isinstance(found, int) else list(found)
+
+    def first(self, key: Key) -> int | None:
+        """Return the first number of a key. Does not mutate; O(1)."""
+        found = self._numbers.get(key)
+        return found if found is None or isinstance(found, int) else next(iter(found))
+
+    def count(self, key: Key) -> int:
+        """Return how many numbers a key has. Does not mutate; O(1)."""
+        found = self._numbers.get(key)
+        return 0 if found is None else 1 if isinstance(found, int) else len(found)
+
+
+class BlockChange(NamedTuple):
+    """A block as it is now. `changed_s`: when it changed; None where only its parent did, or before the journal."""
+
+    block_id: int
+    state: BlockState
+    num_holders: int
+    owner: Request | None
+    parent: int
+    tenant: str
+    changed_s: float | None
+
+
+class MemoryJournal:
+    """What has changed since it was last taken. The survey makes it begin with all that is there.
+
+    >>> from quire.memory.eviction.lru import LRUEviction
+    >>> pool = BlockPool(4, LRUEviction(), on_evict=print)
+    >>> pool.journal = journal = MemoryJournal(pool, {})
+    >>> blocks = pool.allocate(2); pool.free(blocks[0]); journal.stamp(0.5)
+    >>> [(change.block_id, change.state.value, change.changed_s) for change in journal.take()]
+    [(0, 'free', 0.5), (1, 'in use', 0.5)]
+    """
+
+    def __init__(self, pool: BlockPool, memories: Mapping[Request, SequenceMemory]) -> None:
+        self.touched: set[int] = set()  # by the pool, since the last stamp
+        self._pool = pool
+        self._memories = memories
+        self._evicted: Counter[str] = Counter()  # blocks by tenant, since they were last taken
+        self._stamped: dict[int, float | None] = {}  # when, or None: told again without having changed
+        self._requests: dict[int, Request] = {}  # whose tables blocks are put into
+        self._numbers: dict[Request, int] = {}
+        self._num_requests = 0
+        self._holders = Multimap[int]()  # by block: request, group and index in one number; some of them gone
+        self._entries: dict[int, PrefixEntry] = {}  # of published blocks, as last taken
+        self._groups: dict[int, int] = {}
+        self._followers = Multimap[PrefixEntry]()  # published blocks, by the entry before theirs
+
+    @property
+    def has_news(self) -> bool:
+        """Whether anything has changed since it was last taken."""
+        return bool(self.touched or self._stamped)
+
+    # ---- what it is told --------------------------------------------------------------------------------------
+
+    def note_eviction(self, block: Block) -> None:
+        """A cached block was given up. Mutates; O(1)."""
+        self.touched.add(block.block_id)
+        self._evicted[block.tenant] += 1
+
+    def note_holder(self, request: Request, place: tuple[int, int], block_id: int) -> None:
+        """A block was put into a table of a request, at `place` = (group, index). Mutates; O(1)."""
+        if block_id == NO_BLOCK:
+            return
+        number = self._numbers.get(request)
+        if number is None:
+            number = self._numbers[request] = self._num_requests
+            self._requests[number] = request
+            self._num_requests += 1
+        group, index = place
+        self._holders.add(block_id, (number << GROUP_BITS | group) << INDEX_BITS | index)
+
+    def note_gone(self, request: Request) -> None:
+        """A request has let go of everything. Mutates; O(1)."""
+        number = self._numbers.pop(request, None)
+        if number is not None:
+            del self._requests[number]
+
+    def stamp(self, now_s: float) -> None:
+        """What has changed since the last stamp, has changed now. Mutates; O(changes)."""
+        self._stamped.update(dict.fromkeys(self.touched, now_s))
+        self.touched.clear()
+
+    def survey(self, at_once: int = SURVEYED_AT_ONCE) -> Iterator[None]:
+        """Go through all there is, so much at a time, and have it told: first who holds what, then the blocks."""
+        num_seen = 0
+        for request in list(self._memories):
+            memory = self._memories.get(request)
+            for group, table in enumerate(() if memory is None else memory.tables):
+                for index, block_id in enumerate(table.block_ids):
+                    self.note_holder(request, (group, index), block_id)
+                num_seen += len(table)
+            if num_seen >= at_once:
+                yield
+                num_seen = 0
+        blocks = self._pool.blocks
+        for start in range(0, len(blocks), at_once):
+            if start:
+                yield
+            for block in blocks[start : start + at_once]:
+                if block.ref_count or block.entry is not None:
+                    self._stamped.setdefault(block.block_id, None)
+
+    # ---- what it tells ----------------------------------------------------------------------------------------
+
+    def take_evicted(self) -> list[tuple[str, int]]:
+        """Return how many blocks of each tenant were given up since the last call. Mutates."""
+        evicted = list(self._evicted.items())
+        self._evicted.clear()
+        return evicted
+
+    def take(self, most: int = MOST_TAKEN) -> list[BlockChange]:
+        """Return the blocks that have changed up to the last stamp, as they are now. Mutates; O(changes).
+
+        Where more than `most` have changed, the others are left for the next time.
+        """
+        taken, self._stamped = self._stamped, {}
+        if len(taken) > most:
+            self._stamped = dict(islice(taken.items(), most, None))
+            taken = dict(islice(taken.items(), most))
+        followers: set[int] = set()
+        for block_id in taken:
+            followers.update(self._move(block_id))
+        told = taken | dict.fromkeys(followers - taken.keys() - self._stamped.keys())
+        return [self._change(self._pool.blocks[block_id], changed_s) for block_id, changed_s in told.items()]
+
+    def _change(self, block: Block, changed_s: float | None) -> BlockChange:
+        owner = self._owner(block)
+        tenant = block.tenant if block.entry is not None else ""
+        return BlockChange(
+            block_id=block.block_id,
+            state=block.state,
+            num_holders=block.ref_count,
+            owner=owner,
+            parent=parent_of(block),
+            tenant=tenant if owner is None else owner.scope.tenant,
+            changed_s=changed_s,
+        )
+
+    def _owner(self, block: Block) -> Request | None:
+        """Return the one who took the block first, of those who hold it still. Forgets those who do not."""
+        block_id, holders = block.block_id, self._holders
+        if holders.count(block_id) > 2 * block.ref_count + 8:  # many came and went beside one who stays
+            for holder in holders.of(block_id):
+                if self._request_that_holds(holder, block_id) is None:
+                    holders.discard(block_id, holder)
+        while (first := holders.first(block_id)) is not None:
+            request = self._request_that_holds(first, block_id)
+            if request is not None:
+                return request
+            holders.discard(block_id, first)
+        return None
+
+    def _request_that_holds(self, holder: int, block_id: int) -> Request | None:
+        place, index = divmod(holder, 1 << INDEX_BITS)
+        number, group = divmod(place, 1 << GROUP_BITS)
+        request = self._requests.get(number)
+        memory = None if request is None else self._memories.get(request)
+        if memory is None:
+            return None
+        block_ids = memory.tables[group].block_ids
+        return request if index < len(block_ids) and block_ids[index] == block_id else None
+
+    def _move(self, block_id: int) -> list[int]:
+        """Follow a block to another place in the index; return the blocks whose parent that may change. Mutates."""
+        block, known = self._pool.blocks[block_id], self._entries.get(block_id)
+        entry = block.entry
+        if entry is known and (entry is None or self._groups[block_id] == block.group):
+            return []
+        changed: list[int] = []
+        if known is not None:
+            self._followers.discard(_entry_before(known), block_id)
+            del self._entries[block_id], self._groups[block_id]
+            changed += self._followers.of(known)
+        if entry is not None:
+            self._followers.add(_entry_before(entry), block_id)
+            self._entries[block_id], self._groups[block_id] = entry, block.group
+            changed += self._followers.of(entry)
+        return changed
+
+
+def parent_of(block: Block) -> int:
+    """Return the block that holds the tokens before those of a published one; `NO_BLOCK`: there is none."""
+    return NOT_PUBLISHED if block.entry is None else _entry_before(block.entry).block_ids[block.group]
+
+
+def _entry_before(entry: PrefixEntry) -> PrefixEntry:
+    """Return the entry of the tokens before; of a root, which holds no blocks, it is itself."""
+    return entry if entry.parent is None else entry.parent

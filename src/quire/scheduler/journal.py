@@ -1,0 +1,90 @@
+"""RequestJournal: what becomes of requests, while somebody watches.
+
+The scheduler tells it when a request came, began to run, yielded or ended: a few calls for each request, none for a
+step. How far the running ones are is read when somebody asks. Nothing here has a time: whoever takes the events out
+(`quire.engine.live`) stamps them, because the control plane reads no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import NamedTuple
+
+from quire.core.request import FinishReason, Request
+
+
+class EventKind(IntEnum):
+    """What happened, and of what an event tells the number."""
+
+    ADMITTED = 0  # of tokens known
+    FINISHED = 1  # of tokens generated, as for the next two
+    ABORTED = 2
+    FAILED = 3
+    PREEMPTED = 4  # of tokens computed
+    EVICTED = 5  # of blocks
+
+
+ENDS = {
+    FinishReason.STOP: EventKind.FINISHED,
+    FinishReason.LENGTH: EventKind.FINISHED,
+    FinishReason.ABORT: EventKind.ABORTED,
+    FinishReason.ERROR: EventKind.FAILED,
+}
+
+
+class RequestEvent(NamedTuple):
+    """Something that happened to a request."""
+
+    kind: EventKind
+    request: Request
+    number: int
+
+
+class RequestJournal:
+    """Notes who changed and what happened, since it was last taken from. It begins with those that are there.
+
+    >>> request = Request("r", [5, 6, 7])
+    >>> journal = RequestJournal([request]); journal.note_admitted(request)
+    >>> [(event.kind.name, event.number) for event in journal.take_events()], journal.take_changed() == [request]
+    ([('ADMITTED', 3)], True)
+    """
+
+    def __init__(self, alive: Iterable[Request]) -> None:
+        self._changed = dict.fromkeys(alive)
+        self._events: list[RequestEvent] = []
+
+    @property
+    def has_news(self) -> bool:
+        """Whether anything was noted since it was last taken."""
+        return bool(self._changed or self._events)
+
+    def note_waiting(self, request: Request) -> None:
+        """A request has come, or was set back. Mutates."""
+        self._changed[request] = None
+
+    def note_admitted(self, request: Request) -> None:
+        """A request begins to run, or goes on. Mutates."""
+        self._note(EventKind.ADMITTED, request, len(request.tokens))
+
+    def note_preempted(self, request: Request, num_computed: int) -> None:
+        """A running request has yielded with so many tokens computed. Mutates."""
+        self._note(EventKind.PREEMPTED, request, num_computed)
+
+    def note_ended(self, request: Request, reason: FinishReason) -> None:
+        """A request has ended. Mutates."""
+        self._note(ENDS[reason], request, request.num_output_tokens)
+
+    def take_events(self) -> list[RequestEvent]:
+        """Return what happened since the last call, in its order. Mutates."""
+        events, self._events = self._events, []
+        return events
+
+    def take_changed(self) -> list[Request]:
+        """Return the requests of which anything was noted since the last call. Mutates."""
+        changed, self._changed = list(self._changed), {}
+        return changed
+
+    def _note(self, kind: EventKind, request: Request, number: int) -> None:
+        self._events.append(RequestEvent(kind, request, number))
+        self._changed[request] = None

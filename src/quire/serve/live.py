@@ -1,0 +1,303 @@
+"""Live: what happens in the memory, for those who watch it over HTTP.
+
+    engine ── LiveFrame ──► LiveMirror ──► for each LiveReader: which blocks and requests it has not been shown as they
+    gate, generation ──► LiveCounts ──┘    are now ──► a line of JSON, at its own pace
+
+The engine notes and sends only while there are readers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+import quire
+from quire.core.clock import Clock
+from quire.core.errors import ExecutionError
+from quire.engine.live import LiveFrame
+from quire.engine.stats import ModelState
+from quire.serve.config import ServerConfig
+from quire.serve.errors import too_many_readers
+from quire.serve.gate import Gate
+from quire.serve.live_mirror import Holdings, LiveMirror
+from quire.serve.live_reader import Line, LiveReader
+from quire.serve.model import ServedModel
+from quire.serve.sse import encode, gone, unless
+from quire.serve.tenants import Tenant
+
+if TYPE_CHECKING:
+    from quire.serve.services import Services
+
+FRAMES_EVERY_S: Final = 0.125
+BEATS_EVERY_S: Final = 1.0
+"""How long a reader may wait for a frame, though nothing happens."""
+HEADERS: Final = (
+    (b"content-type", b"application/x-ndjson"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # a proxy that gathers lines makes a stream pointless
+)
+
+
+@dataclass(slots=True)
+class LiveTotals:
+    """What the calls of a tenant have taken since the server began."""
+
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    cached_tokens: int = 0
+
+
+class Live:
+    """The watch over an engine, and its readers. All of it is called in one event loop."""
+
+    def __init__(self, model: ServedModel, model_name: str, gate: Gate, config: ServerConfig, clock: Clock) -> None:
+        self._model = model
+        self._model_name = model_name
+        self._gate = gate
+        self._limit = config.max_live_readers
+        self._clock = clock
+        self._readers: set[LiveReader] = set()
+        self._totals: dict[str, LiveTotals] = {}
+        self._mirror: LiveMirror | None = None
+        self._received_s = 0.0  # when the mirror last heard of the engine
+        self.is_closed = False
+
+    @property
+    def num_readers(self) -> int:
+        """How many watch."""
+        return len(self._readers)
+
+    @property
+    def state(self) -> str:
+        """Where the server stands, in one word."""
+        return "draining" if self._gate.is_draining else self._model.state.value
+
+    # ---- readers ------------------------------------------------------------------------------------------------
+
+    def join(self, tenant: Tenant) -> LiveReader:
+        """Return a new reader; raises `ApiError` where there are as many as there may be. Mutates."""
+        if len(self._readers) >= self._limit:
+            raise too_many_readers(self._limit)
+        reader = LiveReader(tenant)
+        reader.num_rejected = self._num_rejected(reader)
+        if self._mirror is not None or self.state != ModelState.READY.value:
+            reader.wake.set()  # what is known is shown at once
+        reader.state = self.state
+        self._readers.add(reader)
+        if len(self._readers) == 1:
+            with suppress(ExecutionError):  # it is gone for good, which is what its state tells
+                self._model.watch(FRAMES_EVERY_S, self._take_in)
+        return reader
+
+    def leave(self, reader: LiveReader) -> None:
+        """A reader has gone; after the last one nobody watches. Mutates."""
+        self._readers.discard(reader)
+        if not self._readers:
+            self._mirror = None
+            self._model.unwatch()
+
+    def close(self) -> None:
+        """End all streams. Mutates."""
+        self.is_closed = True
+        for reader in self._readers:
+            reader.wake.set()
+
+    # ---- what is told -------------------------------------------------------------------------------------------
+
+    def note_tokens(self, tenant: Tenant, num_prompt: int, num_generated: int, num_cached: int) -> None:
+        """A call of a tenant has taken so many more tokens. Mutates."""
+        totals = self._totals.get(tenant.name)
+        if totals is None:
+            totals = self._totals[tenant.name] = LiveTotals()
+        totals.prompt_tokens += num_prompt
+        totals.generated_tokens += num_generated
+        totals.cached_tokens += num_cached
+
+    def note_first_token(self, tenant: Tenant, seconds: float) -> None:
+        """The first token of a call of a tenant came so long after the call. Mutates."""
+        for reader in self._readers:
+            if reader.name in (None, tenant.name):
+                reader.note_first_token(seconds)
+
+    def note_gap(self, tenant: Tenant, seconds: float) -> None:
+        """So much time passed between two pieces of a text. Mutates."""
+        for reader in self._readers:
+            if reader.name in (None, tenant.name):
+                reader.note_gap(seconds)
+
+    def _take_in(self, frame: LiveFrame) -> None:
+        """A frame has come from the engine. Mutates."""
+        if not self._readers:
+            return  # left over from a watch that has ended
+        if frame.begins:
+            self._mirror = LiveMirror(frame.num_blocks)
+            for reader in self._readers:
+                reader.begin()
+        if self._mirror is None:
+            return
+        self._received_s = self._clock.now()
+        change = self._mirror.take_in(frame)
+        for reader in self._readers:
+            reader.owe(self._mirror, change)
+            if self._mirror.is_whole:
+                reader.wake.set()
+
+    # ---- what is shown ------------------------------------------------------------------------------------------
+
+    def hello(self, reader: LiveReader) -> Line:
+        """Return the first line of a reader. Does not mutate."""
+        plan, config = self._model.report.plan, self._model.config
+        return {
+            "type": "hello",
+            "version": quire.__version__,
+            "model": self._model_name,
+            "block_size": config.block_size,
+            "num_blocks": plan.num_blocks,
+            "bytes_per_block": plan.bytes_per_block,
+            "num_groups": plan.num_groups,
+            "scope": "operator" if reader.name is None else "tenant",
+            "tenant": reader.tenant.name,
+            "max_num_seqs": config.max_num_seqs,
+        }
+
+    def frame(self, reader: LiveReader) -> Iterator[bytes]:
+        """Yield the line of a frame, in one piece unless it is very long. Mutates the reader."""
+        mirror = self._whole_mirror()
+        at_s = 0.0 if mirror is None else mirror.at_s + self._clock.now() - self._received_s
+        owed, block_parts = reader.take(mirror, at_s)
+        running, waiting = reader.num_running_and_waiting(mirror)
+        rejected = self._num_rejected(reader)
+        if rejected > reader.num_rejected:
+            owed["events"].append([owed["t"], "rejected", -1, rejected - reader.num_rejected])
+        reader.num_rejected, reader.state = rejected, self.state
+        line = {
+            "type": "frame",
+            **owed,
+            "step": 0 if mirror is None else mirror.stats.steps_total,
+            "ledger": self._ledger(reader, mirror),
+            "totals": self._totals_of(reader, mirror),
+            "running": running,
+            "waiting": waiting,
+            "state": reader.state,
+            **reader.take_latencies(),
+        }
+        piece = encode(line)[:-1] + b',"blocks":['
+        for index, rows in enumerate(block_parts):
+            if index:
+                yield piece
+                piece = b","
+            piece += encode(rows)[1:-1]
+        yield piece + b"]}\n"
+
+    def _whole_mirror(self) -> LiveMirror | None:
+        """Return what is known of the engine, once that is everything. Mutates: what was of a lost engine is void."""
+        if self._model.state is not ModelState.READY and self._mirror is not None:
+            self._mirror = None
+            for reader in self._readers:
+                reader.begin()
+        return self._mirror if self._mirror is not None and self._mirror.is_whole else None
+
+    def _ledger(self, reader: LiveReader, mirror: LiveMirror | None) -> Line:
+        """Where the memory is: all of it, or what a tenant has of it, to which nothing is free."""
+        size = self._model.config.block_size
+        if mirror is None:
+            free = self._model.report.plan.num_blocks if reader.name is None else 0
+            names = ("used", "cached", "free", "stored", "reserved", "fragmented", "saved")
+            return dict.fromkeys(names, 0) | {"free": free}
+        held = mirror.holdings(reader.name)
+        return {
+            "used": held.used,
+            "cached": held.cached,
+            "free": mirror.num_blocks - held.used - held.cached if reader.name is None else 0,
+            "stored": held.used * size - held.reserved - held.fragmented,
+            "reserved": held.reserved,
+            "fragmented": held.fragmented,
+            "saved": held.saved,
+        }
+
+    def _totals_of(self, reader: LiveReader, mirror: LiveMirror | None) -> Line:
+        """What has been counted since the server began; of a tenant's memory, since somebody watches."""
+        if reader.name is None:
+            every = list(self._totals.values())
+            stats = self._model.stats if mirror is None else mirror.stats
+            queried, hit = stats.queried_tokens_total, stats.hit_tokens_total
+            evictions, preemptions = stats.evictions_total, stats.preemptions_total
+        else:
+            every = [self._totals.get(reader.name, LiveTotals())]
+            queried, hit = every[0].prompt_tokens, every[0].cached_tokens
+            held = Holdings() if mirror is None else mirror.holdings(reader.name)
+            evictions, preemptions = held.evictions, held.preemptions
+        return {
+            "prompt_tokens": sum(each.prompt_tokens for each in every),
+            "generated_tokens": sum(each.generated_tokens for each in every),
+            "queried_tokens": queried,
+            "hit_tokens": hit,
+            "evictions": evictions,
+            "preemptions": preemptions,
+            "rejected": self._num_rejected(reader),
+        }
+
+    def _num_rejected(self, reader: LiveReader) -> int:
+        return self._gate.refusals.total() if reader.name is None else self._gate.refusals_of[reader.name]
+
+
+async def lines(live: Live, reader: LiveReader) -> AsyncGenerator[bytes, None]:
+    """Yield what a reader is shown, a line at a time, not too often and not too seldom."""
+    yield encode(live.hello(reader)) + b"\n"
+    while not live.is_closed:
+        await _news(live, reader)
+        for piece in live.frame(reader):
+            yield piece
+            await asyncio.sleep(0)  # whatever else there is to do goes on meanwhile
+        await asyncio.sleep(FRAMES_EVERY_S)
+
+
+async def _news(live: Live, reader: LiveReader) -> None:
+    """Return when there is something to show, when the state is another than was shown, or after a while. Mutates."""
+    now = asyncio.get_running_loop().time
+    end_s = now() + BEATS_EVERY_S
+    while not reader.wake.is_set() and live.state == reader.state and now() < end_s:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FRAMES_EVERY_S):
+                await reader.wake.wait()
+    reader.wake.clear()
+
+
+class LiveStream:
+    """The answer to `GET /live`: lines, until the reader goes or the server ends."""
+
+    def __init__(self, live: Live, tenant: Tenant) -> None:
+        self._live = live
+        self._tenant = tenant
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer; raises `ApiError` where there are as many readers as there may be. Mutates."""
+        reader = self._live.join(self._tenant)
+        try:
+            await unless(gone(receive), self._write(reader, send))
+        except ClientDisconnect:
+            pass  # which is how most of them end
+        finally:
+            self._live.leave(reader)
+
+    async def _write(self, reader: LiveReader, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+        async with aclosing(lines(self._live, reader)) as written:
+            async for piece in written:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def live(request: Request) -> LiveStream | Response:
+    """Answer with what happens in the memory, from now on."""
+    services: Services = request.app.state.services
+    if request.method == "HEAD":
+        return Response(headers={name.decode(): value.decode() for name, value in HEADERS})
+    return LiveStream(services.live, request.state.context.tenant)

@@ -1,0 +1,185 @@
+"""LiveMirror: what the server knows of the engine's memory while somebody watches it.
+
+    LiveFrame ──► take_in ──► columns by block id, requests by number, sums by tenant ──► what a reader is shown
+
+The engine tells what changed; here it is put together again, so that a reader who comes later is shown everything
+without asking the engine, and one who falls behind is shown what there is and not all that was. A block costs 28
+bytes, whatever happens to it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Final, NamedTuple
+
+from quire.engine.live import (
+    BLOCK_COLUMNS,
+    EVENT_COLUMNS,
+    REQUEST_COLUMNS,
+    SLOT_COLUMNS,
+    UNCHANGED_S,
+    LiveFrame,
+    LiveState,
+    unpacked,
+    unpacked_times,
+)
+from quire.engine.stats import EngineStats
+from quire.memory.journal import NOT_PUBLISHED
+from quire.scheduler.journal import EventKind
+
+NOBODY: Final = -1
+FREE_ROW: Final = (int(LiveState.FREE), 0, NOBODY, NOT_PUBLISHED, NOBODY)
+
+
+class BlockRow(NamedTuple):
+    """A block: what the seam tells of it, and whose it is."""
+
+    block_id: int
+    state: int
+    num_holders: int
+    owner: int
+    parent: int
+    tenant: int
+    changed_s: float
+
+
+class RequestRow(NamedTuple):
+    """A request: its status is a place in `quire.engine.live.STATUSES`."""
+
+    number: int
+    status: int
+    tenant: int
+    num_prompt_tokens: int
+    num_computed: int
+    num_known: int
+    num_cached: int
+    num_preemptions: int
+
+
+class EventRow(NamedTuple):
+    """What happened, to whom, and when."""
+
+    kind: int
+    request: int
+    number: int
+    tenant: int
+    at_s: float
+
+
+@dataclass(slots=True)
+class Holdings:
+    """What one tenant has of the memory, in blocks and in slots."""
+
+    used: int = 0
+    cached: int = 0
+    saved: int = 0
+    reserved: int = 0
+    fragmented: int = 0
+    evictions: int = 0  # since the mirror began, as preemptions
+    preemptions: int = 0
+
+
+class LiveChange(NamedTuple):
+    """What a frame has changed: block ids, numbers of requests, those that are gone, and events."""
+
+    blocks: list[int]
+    requests: list[int]
+    gone: list[int]
+    events: list[EventRow]
+
+
+class LiveMirror:
+    """The picture that the frames of one engine add up to."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.is_whole = False
+        self.at_s = 0.0
+        self.stats = EngineStats()
+        self.tenants: list[str] = []
+        self.requests: dict[int, RequestRow] = {}
+        self._holdings: list[Holdings] = []  # by tenant
+        self._columns = [array("i", [value]) * num_blocks for value in FREE_ROW]
+        self._changed_s = array("d", bytes(8 * num_blocks))
+
+    def take_in(self, frame: LiveFrame) -> LiveChange:
+        """Add a frame; return what it has changed. Mutates; O(changes)."""
+        self.at_s, self.stats = frame.at_s, frame.stats
+        self.is_whole |= frame.is_whole  # what is told in parts later is shown in parts
+        self.tenants += frame.tenants
+        self._holdings += [Holdings() for _ in frame.tenants]
+        blocks = []
+        for row, changed_s in zip(
+            unpacked(frame.blocks, BLOCK_COLUMNS), unpacked_times(frame.block_times), strict=True
+        ):
+            self._set_block(row, changed_s)
+            blocks.append(row[0])
+        requests = self._set_requests(map(RequestRow._make, unpacked(frame.requests, REQUEST_COLUMNS)))
+        gone = [number for (number,) in unpacked(frame.gone, 1) if self.requests.pop(number, None) is not None]
+        for held in self._holdings:
+            held.reserved = held.fragmented = 0
+        for tenant, reserved, fragmented in unpacked(frame.slots, SLOT_COLUMNS):
+            self._holdings[tenant].reserved, self._holdings[tenant].fragmented = reserved, fragmented
+        rows = zip(unpacked(frame.events, EVENT_COLUMNS), unpacked_times(frame.event_times), strict=True)
+        events = [EventRow(kind, request, number, tenant, at_s) for (kind, request, number, tenant), at_s in rows]
+        for event in events:
+            self._count_event(event)
+        return LiveChange(blocks, requests, gone, events)
+
+    def block(self, block_id: int) -> BlockRow:
+        """Return what is known of a block. Does not mutate."""
+        state, holders, owner, parent, tenant = (column[block_id] for column in self._columns)
+        return BlockRow(block_id, state, holders, owner, parent, tenant, self._changed_s[block_id])
+
+    def blocks_not_free(self) -> list[int]:
+        """Return the blocks that a whole picture names: all others are free. Does not mutate; O(num_blocks)."""
+        return [block_id for block_id, state in enumerate(self._columns[0]) if state]
+
+    def holdings(self, name: str | None) -> Holdings:
+        """Return what a tenant has, or all of them together. Does not mutate."""
+        if name is not None:
+            number = self.tenant_number(name)
+            return Holdings() if number == NOBODY else self._holdings[number]
+        total = Holdings()
+        for held in self._holdings:
+            for each in fields(Holdings):
+                setattr(total, each.name, getattr(total, each.name) + getattr(held, each.name))
+        return total
+
+    def tenant_number(self, name: str) -> int:
+        """Return the number of a tenant; `NOBODY` where the engine has not heard of it. Does not mutate."""
+        return self.tenants.index(name) if name in self.tenants else NOBODY
+
+    def _set_block(self, row: tuple[int, ...], changed_s: float) -> None:
+        block_id, state, num_holders, _, _, tenant = row
+        before = self.block(block_id)
+        self._count(before.state, before.num_holders, before.tenant, -1)
+        self._count(state, num_holders, tenant, 1)
+        for column, value in zip(self._columns, row[1:], strict=True):
+            column[block_id] = value
+        if changed_s != UNCHANGED_S:
+            self._changed_s[block_id] = changed_s
+
+    def _count(self, state: int, num_holders: int, tenant: int, sign: int) -> None:
+        if state == LiveState.USED:
+            self._holdings[tenant].used += sign
+            self._holdings[tenant].saved += sign * (num_holders - 1)
+        elif state == LiveState.CACHED:
+            self._holdings[tenant].cached += sign
+
+    def _count_event(self, event: EventRow) -> None:
+        if event.kind == EventKind.EVICTED:
+            self._holdings[event.tenant].evictions += event.number
+        elif event.kind == EventKind.PREEMPTED:
+            self._holdings[event.tenant].preemptions += 1
+
+    def _set_requests(self, rows: Iterable[RequestRow]) -> list[int]:
+        """Take requests in; return the numbers of those that are not as they were. Mutates."""
+        changed = []
+        for row in rows:
+            if self.requests.get(row.number) != row:
+                self.requests[row.number] = row
+                changed.append(row.number)
+        return changed

@@ -1,0 +1,333 @@
+"""What readers are shown of simulated engines: an operator everything, a tenant its own, however slowly they read."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from quire.core.clock import ManualClock
+from quire.core.config import EngineConfig
+from quire.core.request import CacheScope, Request
+from quire.engine.live import LiveFrame, LiveJournal, packed
+from quire.engine.stats import EngineStats, ModelState
+from quire.memory.journal import parent_of
+from quire.serve.config import ServerConfig
+from quire.serve.errors import ApiError
+from quire.serve.gate import Gate, GateLimits
+from quire.serve.live import Live
+from quire.serve.live_reader import MOST_EVENTS, MOST_OWED, MOST_SAMPLES, LiveReader
+from quire.serve.tenants import ANYBODY, Tenant
+from support.bare_server import FakeModel
+from support.live_lines import Picture
+from support.simulation import Scenario, Simulation
+
+STATES = {"free": 0, "in use": 1, "cached": 2}
+
+
+class WatchedModel(FakeModel):
+    """A model whose frames a test makes."""
+
+    def __init__(self, block_size: int = 16) -> None:
+        super().__init__()
+        self.config = replace(self.config, block_size=block_size)
+        self.state = ModelState.READY
+        self.show: Any = None
+
+    def watch(self, every_s: float, show: Any) -> None:
+        assert every_s > 0
+        self.show = show
+
+    def unwatch(self) -> None:
+        self.show = None
+
+
+def make_live(model: WatchedModel, max_live_readers: int = 4) -> tuple[Live, Gate]:
+    clock = ManualClock()
+    gate = Gate(clock, GateLimits(1, 100), lambda: model.state)
+    return Live(model, "made up", gate, ServerConfig(max_live_readers=max_live_readers), clock), gate  # type: ignore[arg-type]
+
+
+def tenant(name: str) -> Tenant:
+    return Tenant(name, CacheScope(name, name))
+
+
+def line_of(live: Live, reader: LiveReader) -> dict[str, Any]:
+    return json.loads(b"".join(live.frame(reader)))  # type: ignore[no-any-return]
+
+
+def parted(scenario: Scenario) -> Scenario:
+    """The same requests, with tenants that cannot hit each other's blocks, as a server has them."""
+    jobs = [replace(job, scope=replace(job.scope, salt=job.scope.tenant + job.scope.salt)) for job in scenario.jobs]
+    return replace(scenario, jobs=jobs)
+
+
+class ShownSimulation(Simulation):
+    """A simulation with three readers: an operator and both tenants. Each reads when it has luck."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        super().__init__(scenario)
+        self._luck = random.Random(scenario.seed + 3)
+        self.model = WatchedModel(scenario.spec.block_size)
+        self.live, _ = make_live(self.model)
+        self.journal = LiveJournal(self.scheduler, began_s=0.0)
+        self.readers = {name: self.live.join(tenant(name)) for name in ("a", "b")}
+        self.readers[""] = self.live.join(ANYBODY)
+        self.pictures = {name: Picture() for name in self.readers}
+        self._pace = {name: self._luck.choice([1.0, 0.5, 0.1]) for name in self.readers}
+        self.num_shown = 0
+
+    def _advance(self) -> None:
+        super()._advance()
+        self.show_all(lambda name: self._luck.random() < self._pace[name])
+
+    def _check_nothing_left(self) -> None:
+        self.show_all(lambda _: True)
+        for name, picture in self.pictures.items():
+            assert not picture.requests
+            ends = Counter(kind for _, kind, _, _ in picture.events)
+            mine = [request for request in self.requests if name in ("", request.scope.tenant)]
+            members = [member for request in mine for member in (request.group.members if request.group else [request])]
+            assert ends["finished"] + ends["aborted"] + ends["failed"] == len(members)
+        super()._check_nothing_left()
+
+    def show_all(self, is_lucky: Any) -> None:
+        self.model.show(self.journal.take(float(self.num_actions), EngineStats()))
+        for name, reader in self.readers.items():
+            if is_lucky(name):
+                self.pictures[name].take_in(line_of(self.live, reader))
+                self.compare(name, self.pictures[name])
+                self.num_shown += 1
+
+    def compare(self, name: str, picture: Picture) -> None:
+        """What is shown is what a scan finds: of an operator by its ids, of a tenant by what it is."""
+        found = {}
+        owners = self.owners()
+        for block in self.memory.pool.blocks:
+            whose = owners.get(block.block_id, block.tenant if block.entry is not None else None)
+            if block.state.value != "free" and name in ("", whose):
+                found[block.block_id] = (STATES[block.state.value], block.ref_count, parent_of(block))
+        shown = {row[0]: (row[1], row[2], row[4]) for row in picture.blocks.values()}
+        requests = [request for request in self.alive() if name in ("", request.scope.tenant)]
+        if not name:
+            assert shown == found
+        else:
+            assert kinds_of(shown) == kinds_of(found)
+            assert {row[2] for row in picture.requests.values()} <= {name}
+            assert max([*shown, -1]) < self.memory.pool.num_blocks
+        assert Counter(row[1] for row in picture.requests.values()) == Counter(each.status.value for each in requests)
+        assert sorted(row[3:] for row in picture.requests.values()) == sorted(
+            [each.num_prompt_tokens, each.num_computed, len(each.tokens), each.num_cached_tokens, each.num_preemptions]
+            for each in requests
+        )
+
+    def alive(self) -> list[Request]:
+        leaders = self.scheduler.requests.values()
+        members = [member for leader in leaders for member in (leader.group.members if leader.group else [leader])]
+        return [member for member in members if not member.is_finished]
+
+    def owners(self) -> dict[int, str]:
+        return {
+            block_id: request.scope.tenant
+            for request, memory in self.memory.memories.items()
+            for table in memory.tables
+            for block_id in table.held
+        }
+
+
+def kinds_of(blocks: dict[int, tuple[int, int, int]]) -> Counter[tuple[int, int, int, tuple[int, ...]]]:
+    """Blocks without their numbers: each as it is, and how those are that stand before it."""
+    kinds: Counter[tuple[int, int, int, tuple[int, ...]]] = Counter()
+    for state, refs, parent in blocks.values():
+        path, before = [], parent
+        while before >= 0:
+            path.append(blocks[before][1])
+            before = blocks[before][2]
+        kinds[state, refs, before, tuple(path)] += 1
+    return kinds
+
+
+@pytest.mark.parametrize("shard", range(3))
+def test_everybody_is_shown_what_is_theirs(shard: int) -> None:
+    num_shown = 0
+    for seed in range(300 + 15 * shard, 315 + 15 * shard):
+        shown = ShownSimulation(parted(Scenario.draw(seed)))
+        shown.run()
+        num_shown += shown.num_shown
+    assert num_shown > 500
+
+
+def frame_of(num_blocks: int, block_ids: range, **fields: Any) -> LiveFrame:
+    """A frame in which these blocks are held by a request of the tenant "a"."""
+    values: dict[str, Any] = {
+        "at_s": 1.0,
+        "begins": True,
+        "is_whole": True,
+        "num_blocks": num_blocks,
+        "stats": EngineStats(num_running=1, num_waiting=2),
+        "tenants": ["a"],
+        "blocks": packed((block_id, 1, 1, 0, -2, 0) for block_id in block_ids),
+        "block_times": b"\x00" * 8 * len(block_ids),
+        "requests": packed([(0, 1, 0, 5, 4, 6, 0, 0)]),
+        "gone": b"",
+        "slots": b"",
+        "events": b"",
+        "event_times": b"",
+    }
+    return LiveFrame(**values | fields)
+
+
+def test_a_long_first_frame_is_written_in_parts() -> None:
+    model = WatchedModel()
+    live, _ = make_live(model)
+    reader = live.join(ANYBODY)
+    model.show(frame_of(10_000, range(10_000)))
+    pieces = list(live.frame(reader))
+    assert len(pieces) == 3
+    line = json.loads(b"".join(pieces))
+    assert [row[0] for row in line["blocks"]] == list(range(10_000))
+    assert line["full"] and line["ledger"]["used"] == 10_000
+
+
+def test_what_changes_while_a_frame_is_written_is_owed_anew() -> None:
+    model = WatchedModel()
+    live, _ = make_live(model)
+    reader, picture = live.join(tenant("a")), Picture()
+    model.show(frame_of(10_000, range(10_000)))
+    pieces = live.frame(reader)
+    first = next(pieces)
+    freed = packed((block_id, 0, 0, -1, -2, -1) for block_id in range(0, 10_000, 7))
+    times = b"\x00" * 8 * len(range(0, 10_000, 7))
+    model.show(frame_of(10_000, range(0), begins=False, tenants=[], blocks=freed, block_times=times))
+    line = json.loads(first + b"".join(pieces))
+    line["ledger"] = {"used": len(line["blocks"]), "cached": 0, "saved": 0}  # of another moment than the rows
+    picture.take_in(line)
+    picture.take_in(line_of(live, reader))
+    assert len(picture.blocks) == 10_000 - len(range(0, 10_000, 7))
+
+
+def test_whoever_is_owed_too_much_is_shown_everything_anew() -> None:
+    model = WatchedModel()
+    live, _ = make_live(model)
+    reader = live.join(ANYBODY)
+    num_blocks = MOST_OWED + 10
+    model.show(frame_of(num_blocks, range(1)))
+    assert line_of(live, reader)["full"]
+    for _ in range(2):
+        model.show(frame_of(num_blocks, range(num_blocks), begins=False, tenants=[]))
+    line = line_of(live, reader)
+    assert line["full"] and len(line["blocks"]) == num_blocks
+    assert not line_of(live, reader)["full"]
+
+
+def test_latencies_and_events_are_kept_up_to_a_number_and_told_to_whom_they_concern() -> None:
+    model = WatchedModel()
+    live, _ = make_live(model)
+    mine, others, every = live.join(tenant("a")), live.join(tenant("b")), live.join(ANYBODY)
+    for index in range(MOST_SAMPLES + 5):
+        live.note_gap(tenant("a"), index / 1000)
+    live.note_first_token(tenant("a"), 0.25)
+    events = packed((1, 0, index, 0) for index in range(MOST_EVENTS + 3))
+    model.show(frame_of(4, range(2), events=events, event_times=b"\x00" * 8 * (MOST_EVENTS + 3)))
+    for reader in (mine, every):
+        line = line_of(live, reader)
+        assert line["itl_ms"] == [float(index) for index in range(5, MOST_SAMPLES + 5)]
+        assert line["ttft_ms"] == [250.0]
+        assert [event[3] for event in line["events"]] == list(range(3, MOST_EVENTS + 3))
+        assert not line_of(live, reader)["itl_ms"]
+    line = line_of(live, others)
+    assert (line["itl_ms"], line["ttft_ms"], line["events"], line["blocks"], line["running"]) == ([], [], [], [], 0)
+
+
+def test_calls_that_are_turned_away_are_told_to_whom_they_concern() -> None:
+    model = WatchedModel()
+    live, gate = make_live(model)
+    mine, others, every = live.join(tenant("a")), live.join(tenant("b")), live.join(ANYBODY)
+    model.show(frame_of(4, range(0)))
+    with gate.enter(tenant("a"), 1, 1), pytest.raises(ApiError):
+        gate.enter(tenant("a"), 1, 1)
+    for reader, number in ((mine, 1), (every, 1), (others, 0)):
+        line = line_of(live, reader)
+        assert line["totals"]["rejected"] == number
+        assert [event[1:] for event in line["events"]] == [["rejected", -1, 1]] * number
+        assert not line_of(live, reader)["events"]
+
+
+def test_an_engine_that_is_gone_has_nothing_to_show() -> None:
+    model = WatchedModel()
+    live, _ = make_live(model)
+    reader = live.join(ANYBODY)
+    assert line_of(live, reader)["full"]  # nothing has come yet
+    model.show(frame_of(4, range(2)))
+    line_of(live, reader)
+    model.state = ModelState.RESTARTING
+    line = line_of(live, reader)
+    assert (line["full"], line["blocks"], line["requests"], line["state"]) == (True, [], [], "restarting")
+    assert line["ledger"]["free"] == 64  # as was planned
+    model.show(frame_of(4, range(2), begins=False))  # left over from the old one
+    assert line_of(live, reader)["full"]
+    model.state = ModelState.READY
+    model.show(frame_of(4, range(3)))
+    assert len(line_of(live, reader)["blocks"]) == 3
+
+
+def test_what_is_not_whole_is_not_shown() -> None:
+    model = WatchedModel()
+    live, _ = make_live(model)
+    reader = live.join(ANYBODY)
+    model.show(frame_of(8, range(2), is_whole=False))
+    assert not line_of(live, reader)["blocks"]
+    model.show(frame_of(8, range(2, 5), begins=False, tenants=[]))
+    line = line_of(live, reader)
+    assert line["full"] and [row[0] for row in line["blocks"]] == [0, 1, 2, 3, 4]
+
+
+def test_the_last_reader_ends_the_watch() -> None:
+    model = WatchedModel()
+    live, _ = make_live(model, max_live_readers=2)
+    first, second = live.join(ANYBODY), live.join(ANYBODY)
+    with pytest.raises(ApiError, match="2 readers watch already"):
+        live.join(ANYBODY)
+    live.leave(first)
+    assert model.show is not None
+    live.leave(second)
+    assert model.show is None and live.num_readers == 0
+
+
+def test_engine_settings_are_told_first() -> None:
+    model = WatchedModel()
+    live, _ = make_live(model)
+    hello = live.hello(live.join(tenant("a")))
+    assert hello["block_size"] == EngineConfig().block_size
+    assert (hello["num_blocks"], hello["bytes_per_block"], hello["num_groups"]) == (64, 1024, 1)
+    assert (hello["scope"], hello["tenant"], hello["model"]) == ("tenant", "a", "made up")
+
+
+def test_a_block_that_goes_to_somebody_else_is_free_and_its_number_is_the_next() -> None:
+    model = WatchedModel()
+    live, _ = make_live(model)
+    reader = live.join(tenant("a"))
+    model.show(frame_of(50, range(40, 43)))
+    assert [row[0] for row in line_of(live, reader)["blocks"]] == [0, 1, 2]
+    others = packed([(41, 1, 1, 0, -2, 1), (49, 1, 1, 0, -2, 1)])
+    model.show(frame_of(50, range(0), begins=False, tenants=["b"], blocks=others, block_times=b"\x00" * 16))
+    line = line_of(live, reader)
+    assert [row[:5] for row in line["blocks"]] == [[1, 0, 0, -1, -2]]
+    assert line["ledger"]["used"] == 2
+    model.show(frame_of(50, range(30, 31), begins=False, tenants=[]))
+    assert [row[0] for row in line_of(live, reader)["blocks"]] == [1]
+
+
+def test_whoever_comes_late_need_not_wait_and_whoever_is_first_waits_for_the_engine() -> None:
+    model = WatchedModel()
+    live, _ = make_live(model)
+    first = live.join(ANYBODY)
+    assert not first.wake.is_set()
+    model.show(frame_of(8, range(2)))
+    assert first.wake.is_set() and live.join(ANYBODY).wake.is_set()
+    model.state = ModelState.RESTARTING
+    assert live.join(ANYBODY).wake.is_set()
