@@ -58,6 +58,7 @@ class ServerConfig:
     tool_format: str = setting(AUTO, f"how the model writes calls: auto (by its chat template), none, {_FORMAT_NAMES}")
     reasoning_format: str = setting("auto", "marks of the model's reasoning: auto (by its chat template), none, think")
     metrics_compat: str = setting("none", "names in /metrics beside quire's own: none or vllm")
+    dashboard: bool = setting(True, "serve the page that shows the memory at work, at /")
     log_format: str = setting("text", "how logs are written: text or json")
     access_log: bool = setting(True, "write a line for every call")
 
@@ -85,7 +86,7 @@ class ServerConfig:
         create_tool_format(self.tool_format, "")
         is_thinking_format(self.reasoning_format, "")
         require_one_of("log_format", self.log_format, LOG_FORMATS)
-        for name in ("open_metrics", "access_log"):
+        for name in ("open_metrics", "dashboard", "access_log"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidConfigError(name, getattr(self, name), "True or False")
 
