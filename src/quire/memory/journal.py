@@ -76,6 +76,10 @@ class Multimap(Generic[Key]):
         if found in (number, {}):
             del self._numbers[key]
 
+    def drop(self, key: Key) -> None:
+        """Take all numbers of a key out. Mutates; O(1)."""
+        self._numbers.pop(key, None)
+
     def of(self, key: Key) -> list[int]:
         """Return the numbers of a key. Does not mutate; O(them)."""
         found = self._numbers.get(key)
@@ -161,8 +165,9 @@ class MemoryJournal:
 
     def stamp(self, now_s: float) -> None:
         """What has changed since the last stamp, has changed now. Mutates; O(changes)."""
-        self._stamped.update(dict.fromkeys(self.touched, now_s))
-        self.touched.clear()
+        if self.touched:
+            self._stamped.update(dict.fromkeys(self.touched, now_s))
+            self.touched.clear()
 
     def survey(self, at_once: int = SURVEYED_AT_ONCE) -> Iterator[None]:
         """Go through all there is, so much at a time, and have it told: first who holds what, then the blocks."""
@@ -188,6 +193,8 @@ class MemoryJournal:
 
     def take_evicted(self) -> list[tuple[str, int]]:
         """Return how many blocks of each tenant were given up since the last call. Mutates."""
+        if not self._evicted:
+            return []
         evicted = list(self._evicted.items())
         self._evicted.clear()
         return evicted
@@ -203,7 +210,9 @@ class MemoryJournal:
             taken = dict(islice(taken.items(), most))
         followers: set[int] = set()
         for block_id in taken:
-            followers.update(self._move(block_id))
+            moved = self._move(block_id)
+            if moved:
+                followers.update(moved)
         told = taken | dict.fromkeys(followers - taken.keys() - self._stamped.keys())
         return [self._change(self._pool.blocks[block_id], changed_s) for block_id, changed_s in told.items()]
 
@@ -223,6 +232,9 @@ class MemoryJournal:
     def _owner(self, block: Block) -> Request | None:
         """Return the one who took the block first, of those who hold it still. Forgets those who do not."""
         block_id, holders = block.block_id, self._holders
+        if not block.ref_count:
+            holders.drop(block_id)
+            return None
         if holders.count(block_id) > 2 * block.ref_count + 8:  # many came and went beside one who stays
             for holder in holders.of(block_id):
                 if self._request_that_holds(holder, block_id) is None:

@@ -77,6 +77,8 @@ class RequestJournal:
 
     def take_events(self) -> list[RequestEvent]:
         """Return what happened since the last call, in its order. Mutates."""
+        if not self._events:
+            return []
         events, self._events = self._events, []
         return events
 

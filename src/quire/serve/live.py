@@ -123,14 +123,14 @@ class Live:
     def note_first_token(self, tenant: Tenant, seconds: float) -> None:
         """The first token of a call of a tenant came so long after the call. Mutates."""
         for reader in self._readers:
-            if reader.name in (None, tenant.name):
-                reader.note_first_token(seconds)
+            if reader.name is None or reader.name == tenant.name:
+                reader.first_tokens_s.append(seconds)
 
     def note_gap(self, tenant: Tenant, seconds: float) -> None:
         """So much time passed between two pieces of a text. Mutates."""
         for reader in self._readers:
-            if reader.name in (None, tenant.name):
-                reader.note_gap(seconds)
+            if reader.name is None or reader.name == tenant.name:
+                reader.gaps_s.append(seconds)
 
     def _take_in(self, frame: LiveFrame) -> None:
         """A frame has come from the engine. Mutates."""

@@ -110,12 +110,7 @@ class LiveMirror:
         self.is_whole |= frame.is_whole  # what is told in parts later is shown in parts
         self.tenants += frame.tenants
         self._holdings += [Holdings() for _ in frame.tenants]
-        blocks = []
-        for row, changed_s in zip(
-            unpacked(frame.blocks, BLOCK_COLUMNS), unpacked_times(frame.block_times), strict=True
-        ):
-            self._set_block(row, changed_s)
-            blocks.append(row[0])
+        blocks = self._set_blocks(frame)
         requests = self._set_requests(map(RequestRow._make, unpacked(frame.requests, REQUEST_COLUMNS)))
         gone = [number for (number,) in unpacked(frame.gone, 1) if self.requests.pop(number, None) is not None]
         for held in self._holdings:
@@ -152,15 +147,24 @@ class LiveMirror:
         """Return the number of a tenant; `NOBODY` where the engine has not heard of it. Does not mutate."""
         return self.tenants.index(name) if name in self.tenants else NOBODY
 
-    def _set_block(self, row: tuple[int, ...], changed_s: float) -> None:
-        block_id, state, num_holders, _, _, tenant = row
-        before = self.block(block_id)
-        self._count(before.state, before.num_holders, before.tenant, -1)
-        self._count(state, num_holders, tenant, 1)
-        for column, value in zip(self._columns, row[1:], strict=True):
-            column[block_id] = value
-        if changed_s != UNCHANGED_S:
-            self._changed_s[block_id] = changed_s
+    def _set_blocks(self, frame: LiveFrame) -> list[int]:
+        """Take the blocks of a frame in; return their ids. Mutates. It is most of the work, so it is written out."""
+        states, holders, owners, parents, tenants = self._columns
+        rows = unpacked(frame.blocks, BLOCK_COLUMNS)
+        block_ids = []
+        for (block_id, state, num_holders, owner, parent, tenant), changed_s in zip(
+            rows, unpacked_times(frame.block_times), strict=True
+        ):
+            if states[block_id]:
+                self._count(states[block_id], holders[block_id], tenants[block_id], -1)
+            if state:
+                self._count(state, num_holders, tenant, 1)
+            states[block_id], holders[block_id], owners[block_id] = state, num_holders, owner
+            parents[block_id], tenants[block_id] = parent, tenant
+            if changed_s != UNCHANGED_S:
+                self._changed_s[block_id] = changed_s
+            block_ids.append(block_id)
+        return block_ids
 
     def _count(self, state: int, num_holders: int, tenant: int, sign: int) -> None:
         if state == LiveState.USED:

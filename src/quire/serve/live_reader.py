@@ -85,14 +85,12 @@ class LiveReader:
         self.at_s = 0.0
         self.num_rejected = 0  # as last shown
         self.state = ""  # as last shown
-        self._first_tokens_ms: deque[float] = deque(maxlen=MOST_SAMPLES)
-        self._gaps_ms: deque[float] = deque(maxlen=MOST_SAMPLES)
+        self.name = None if tenant.is_operator else tenant.name  # whose requests are shown; None: everybody's
+        self.first_tokens_s: deque[float] = deque(
+            maxlen=MOST_SAMPLES
+        )  # with every token one is noted: it must be quick
+        self.gaps_s: deque[float] = deque(maxlen=MOST_SAMPLES)
         self.begin()
-
-    @property
-    def name(self) -> str | None:
-        """Whose requests it is shown; None: everybody's."""
-        return None if self.tenant.is_operator else self.tenant.name
 
     def begin(self) -> None:
         """What was shown is void: it is owed everything. Mutates."""
@@ -103,14 +101,6 @@ class LiveReader:
         self._shown: set[int] = set()  # requests
         self._events: deque[EventRow] = deque(maxlen=MOST_EVENTS)
         self._names = Names()
-
-    def note_first_token(self, seconds: float) -> None:
-        """The first token of a call came so long after it. Mutates."""
-        self._first_tokens_ms.append(round(1000 * seconds, 1))
-
-    def note_gap(self, seconds: float) -> None:
-        """So much time passed between two pieces of a text. Mutates."""
-        self._gaps_ms.append(round(1000 * seconds, 1))
 
     def owe(self, mirror: LiveMirror, change: LiveChange) -> None:
         """Something has changed. Mutates; O(changes)."""
@@ -162,9 +152,12 @@ class LiveReader:
 
     def take_latencies(self) -> Line:
         """Return the latencies since the last call, in milliseconds. Mutates."""
-        line = {"ttft_ms": list(self._first_tokens_ms), "itl_ms": list(self._gaps_ms)}
-        self._first_tokens_ms.clear()
-        self._gaps_ms.clear()
+        line = {
+            name: [round(1000 * seconds, 1) for seconds in samples]
+            for name, samples in (("ttft_ms", self.first_tokens_s), ("itl_ms", self.gaps_s))
+        }
+        self.first_tokens_s.clear()
+        self.gaps_s.clear()
         return line
 
     def _tenant_number(self, mirror: LiveMirror) -> int | None:
