@@ -201,7 +201,8 @@ def test_health_needs_no_key(locked: BareServer, path: str) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        *("/v1/models", "/metrics", "/load", "/nowhere", "/", "/v1/fail", "/openapi.json"),
+        *("/v1/models", "/metrics", "/load", "/nowhere", "/v1/fail", "/openapi.json"),
+        *("/dashboard", "/dashboard/", "/dashboard/../v1/models", "/dashboard/main.mjs/", "/index.html"),
         *("//v1/models", "/v1/models/", "/v1//models", "/./v1/models", "/livez/../v1/models", "/livez/v1/models"),
         *("/v1%2Fmodels", "/%76%31/models", "/livez%2F..%2Fv1%2Fmodels", "/livez/", "/livez.", "/livez;/v1/models"),
         *("/livez%00", "/LIVEZ", "/v1/models?path=/livez", "/v1/models;/livez", "/readyz//", "/%2e/livez"),

@@ -11,6 +11,7 @@ from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
 from quire.core.errors import ExecutionError, InvalidRequestError
+from quire.serve.dashboard import dashboard_routes
 from quire.serve.endpoints import ROUTES
 from quire.serve.errors import ApiError
 from quire.serve.frame import Frame, answer_error
@@ -22,11 +23,12 @@ EXPECTED = (ApiError, HTTPException, ClientDisconnect, InvalidRequestError, Exec
 
 
 def make_app(services: Services, routes: Sequence[BaseRoute] = ROUTES) -> ASGIApp:
-    """Return the application of a server; `routes` stand beside those that tell how it is."""
+    """Return the application of a server; `routes` stand beside the dashboard and those that tell how it is."""
+    page = dashboard_routes() if services.config.dashboard else ()
     app = Starlette(
-        routes=[*HEALTH_ROUTES, *routes],
+        routes=[*HEALTH_ROUTES, *page, *routes],
         exception_handlers=dict.fromkeys((*EXPECTED, Exception), answer_error),
     )
     app.router.redirect_slashes = False  # a redirect would be put together from the header Host
     app.state.services = services
-    return Frame(app, services)
+    return Frame(app, services, open_paths=frozenset(route.path for route in page))

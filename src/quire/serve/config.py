@@ -53,6 +53,7 @@ class ServerConfig:
     keep_alive_timeout_s: float = setting(75.0, "seconds that a connection may stay open between two calls")
     drain_timeout_s: float = setting(30.0, "seconds that calls under way have to end in when the server is stopped")
     metrics_compat: str = setting("none", "names in /metrics beside quire's own: none or vllm")
+    dashboard: bool = setting(True, "serve the page that shows the memory at work, at /")
     log_format: str = setting("text", "how logs are written: text or json")
     access_log: bool = setting(True, "write a line for every call")
 
@@ -78,7 +79,7 @@ class ServerConfig:
         require_number("drain_timeout_s", self.drain_timeout_s, 0.0, MAX_SECONDS)
         require_one_of("metrics_compat", self.metrics_compat, METRICS_COMPAT)
         require_one_of("log_format", self.log_format, LOG_FORMATS)
-        for name in ("open_metrics", "access_log"):
+        for name in ("open_metrics", "dashboard", "access_log"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidConfigError(name, getattr(self, name), "True or False")
 

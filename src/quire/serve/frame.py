@@ -66,14 +66,22 @@ class RequestContext:
 
 
 class Frame:
-    """Wraps the application. `draw` returns so many random bytes."""
+    """Wraps the application. `open_paths` need no key, as those of `OPEN_PATHS`; `draw` returns random bytes."""
 
-    def __init__(self, app: ASGIApp, services: Services, draw: Draw = secrets.token_bytes) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        services: Services,
+        *,
+        open_paths: frozenset[str] = frozenset(),
+        draw: Draw = secrets.token_bytes,
+    ) -> None:
         self._app = app
         self._services = services
         self._draw = draw
         self._is_logged = services.config.access_log
-        self._open_paths = OPEN_PATHS | {METRICS_PATH} if services.config.open_metrics else OPEN_PATHS
+        metrics = {METRICS_PATH} if services.config.open_metrics else set()
+        self._open_paths = OPEN_PATHS | open_paths | metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a call."""

@@ -1,0 +1,97 @@
+"""The dashboard: a page that shows the memory at work, at `/`, and its files under `/dashboard/`.
+
+    /                    page/index.html
+    /dashboard/NAME      page/NAME: style, modules, and uPlot, which draws the plots
+    /live, /v1/...       what the page then asks for, with a key where keys are set
+
+The page is static and needs no key: it holds nothing of a server. It is read once, when the server starts, so that a
+call costs no file and no name of a call ever becomes a path. Nothing is built and nothing comes from elsewhere. The
+policy lets the page run and load what this server sends and nothing else, no line of script or style that stands in a
+document, and lets nobody frame it: what a model writes is text, and could not become more even by a mistake of ours.
+
+The files change with a version of quire, so a browser asks each time and is told that nothing is new.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+PAGE_FOLDER: Final = Path(__file__).parent / "page"
+INDEX: Final = "index.html"
+MEDIA_TYPES: Final = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+"""Files of any other kind (the licence of uPlot) stand beside the page and are not served."""
+
+POLICY: Final = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+ETAG_BYTES: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    """A file of the page, as it is sent."""
+
+    body: bytes
+    headers: Mapping[str, str]
+
+    @classmethod
+    def of(cls, path: Path) -> PageFile:
+        """Read a file of a kind that is known."""
+        body = path.read_bytes()
+        return cls(
+            body,
+            {
+                "content-type": MEDIA_TYPES[path.suffix],
+                "cache-control": "no-cache",
+                "etag": f'"{hashlib.blake2b(body, digest_size=ETAG_BYTES).hexdigest()}"',
+                "content-security-policy": POLICY,
+                "cross-origin-opener-policy": "same-origin",
+                "referrer-policy": "no-referrer",
+                "x-content-type-options": "nosniff",
+            },
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a call for the file: with it, or with 304 to who has it already."""
+        known = Request(scope).headers.get("if-none-match", "")
+        etag = self.headers["etag"]
+        is_known = known.strip() == "*" or etag in {tag.strip().removeprefix("W/") for tag in known.split(",")}
+        if is_known:
+            answer = Response(status_code=304, headers=dict(self.headers))
+        else:
+            answer = Response(self.body, headers=dict(self.headers))
+        await answer(scope, receive, send)
+
+
+def dashboard_routes() -> tuple[Route, ...]:
+    """Return the routes of the page, with its files in them: no call reads a file. Does not mutate."""
+    paths = sorted(path for path in PAGE_FOLDER.iterdir() if path.suffix in MEDIA_TYPES)
+    return tuple(_route("/" if path.name == INDEX else f"/dashboard/{path.name}", PageFile.of(path)) for path in paths)
+
+
+def _route(path: str, file: ASGIApp) -> Route:
+    return Route(path, file, methods=["GET"])
