@@ -32,7 +32,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help demo test test-long test-clients check bench clean
+.PHONY: help demo test test-long test-clients test-page check bench clean
 .PHONY: test-native check-format check-lint check-types check-imports check-native check-size
 
 help:  ## Show this list
@@ -50,6 +50,9 @@ test-long: $(VENV)/.installed-dev  ## Run the long tests
 test-clients: $(TO_RUN) $(CLIENTS)/.installed $(CLIENTS)/node_modules  ## Run programs made for OpenAI's service
 	@QUIRE_COMMAND=$(CURDIR)/$(BIN)/quire QUIRE_NODE_MODULES=$(CURDIR)/$(CLIENTS)/node_modules \
 		$(CLIENTS)/bin/python -m pytest -c /dev/null --rootdir tests/clients -q tests/clients $(PYTEST_ARGS)
+
+test-page: $(VENV)/.installed-dev  ## Run the tests of the dashboard in Chromium, and leave pictures in build/page
+	@QUIRE_SCREENSHOTS=$(CURDIR)/build/page $(BIN)/python -m pytest -m browser tests/e2e/test_dashboard_page.py $(PYTEST_ARGS)
 
 check: $(VENV)/.installed-dev  ## Check format, style, types, imports and size
 	@$(MAKE) --keep-going check-format check-lint check-types check-imports check-native check-size

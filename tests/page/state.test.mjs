@@ -94,7 +94,7 @@ function assertEqual(model, engine) {
   for (const [, state, refs] of engine.blocks) counts[state === FREE ? 0 : state === CACHED ? 3 : refs > 1 ? 2 : 1] += 1;
   assert.deepEqual(model.memory.counts, counts);
   assert.deepEqual([...model.requests.keys()].sort((a, b) => a - b), [...engine.requests.keys()].sort((a, b) => a - b));
-  for (const [id, row] of engine.requests) assert.deepEqual(Object.values(model.requests.get(id)), row);
+  for (const [id, row] of engine.requests) assert.deepEqual(Object.values(model.requests.get(id)).slice(0, 8), row);
 }
 
 test("frames added up are the full state", () => {
@@ -191,7 +191,7 @@ test("a map of any size has a place for every block, within its height", () => {
 });
 
 test("keys move within the map", () => {
-  const layout = layoutOf(50, 200, 340);
+  const layout = layoutOf(50, 280, 340);
   assert.equal(layout.columns, 10);
   assert.deepEqual(["ArrowRight", "ArrowDown", "End", "Home", "ArrowUp", "a"].map((key) => moved(layout, 12, key)), [13, 22, 19, 10, 2, null]);
   assert.equal(moved(layout, 0, "ArrowLeft"), 0);

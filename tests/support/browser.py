@@ -69,7 +69,7 @@ class Browser:
         os.close(to_write)
         self._rest = b""
         self._last_id = 0
-        self.on_event: Callable[[str, str, Mapping[str, Any]], None] = lambda session, method, fields: None
+        self.listeners: dict[str, Callable[[str, Mapping[str, Any]], None]] = {}  # by the id of a session
 
     def call(self, method: str, session: str = "", **fields: Any) -> Any:
         """Call a method; events that come meanwhile are told. Raises what the browser refuses."""
@@ -95,7 +95,9 @@ class Browser:
         data, _, self._rest = self._rest.partition(b"\0")
         message: dict[str, Any] = json.loads(data)
         if "method" in message:
-            self.on_event(message.get("sessionId", ""), message["method"], message["params"])
+            listener = self.listeners.get(message.get("sessionId", ""))
+            if listener is not None:
+                listener(message["method"], message["params"])
         return message
 
     def __enter__(self) -> Browser:
@@ -118,9 +120,10 @@ class Page:
         self._browser = browser
         context = browser.call("Target.createBrowserContext")["browserContextId"]
         target = browser.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
+        self._context = context
         self._session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         self.complaints: list[str] = []
-        browser.on_event = self._hear
+        browser.listeners[self._session] = self._hear
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
         self.resize(width, height)
@@ -129,9 +132,11 @@ class Page:
         """Call a method of the page."""
         return self._browser.call(method, self._session, **fields)
 
-    def _hear(self, session: str, method: str, fields: Mapping[str, Any]) -> None:
-        if session != self._session:
-            return
+    def close(self) -> None:
+        """Close the page and forget what it has stored."""
+        self._browser.call("Target.disposeBrowserContext", browserContextId=self._context)
+
+    def _hear(self, method: str, fields: Mapping[str, Any]) -> None:
         if method == "Runtime.exceptionThrown":
             details = fields["exceptionDetails"]
             self.complaints.append(str(details.get("exception", {}).get("description") or details["text"]))
@@ -145,7 +150,8 @@ class Page:
     def goto(self, url: str) -> None:
         """Open an address and wait until it has loaded."""
         self.call("Page.navigate", url=url)
-        self.wait_for("location.href !== 'about:blank' && document.readyState === 'complete'")
+        self.wait_for(f"location.href !== 'about:blank' === {json.dumps(url != 'about:blank')} && "
+                      "document.readyState === 'complete'")  # fmt: skip
 
     def resize(self, width: int, height: int, scale: float = 1.0) -> None:
         """Give the window a size, in CSS pixels."""
@@ -204,9 +210,10 @@ class Page:
         return str(self.evaluate(f"document.querySelector({json.dumps(selector)}).innerText"))
 
     def wait_for(self, expression: str, seconds: float = WAIT_S) -> Any:
-        """Wait until an expression is true; returns its value."""
+        """Wait until an expression is true; returns its value, True for an element."""
+        valued = f"((value) => value instanceof Node || value)({expression})"
         end = time.monotonic() + seconds
-        while not (value := self.evaluate(expression)):
+        while not (value := self.evaluate(valued)):
             assert time.monotonic() < end, f"it did not come to be so: {expression}; complaints: {self.complaints}"
             time.sleep(0.05)
         return value

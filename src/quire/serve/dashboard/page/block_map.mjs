@@ -105,7 +105,7 @@ export class BlockMap {
     canvas.style.width = `${layout.columns * layout.cell}px`;
     canvas.style.height = `${layout.rows * layout.cell}px`;
     this.hatch = this.makeHatch();
-    this.context.font = `600 ${Math.round((layout.cell - 7) * this.scale)}px system-ui, sans-serif`;
+    this.context.font = `600 ${Math.round(Math.min(layout.cell - 7, 13) * this.scale)}px system-ui, sans-serif`;
     this.context.textAlign = "center";
     this.context.textBaseline = "middle";
     for (let cell = 0; cell < layout.numCells; cell += 1) this.draw(cell);

@@ -1,4 +1,6 @@
 // The list of events, and a voice that tells a screen reader of them without talking all the time.
+//
+// A full memory evicts with almost every step, so evictions within a second are one entry that counts them.
 
 import { counted, requestName } from "./format.mjs";
 
@@ -23,6 +25,7 @@ export class Events {
     this.voice = voice;
     this.filter = filter;
     this.unspoken = new Map();
+    this.last = null; // the newest entry of evictions: {item, time, number}
     this.timer = null;
     filter.addEventListener("change", () => (list.dataset.filter = filter.value));
     list.dataset.filter = filter.value;
@@ -31,6 +34,8 @@ export class Events {
   /** Add the events of a frame; `wallOf` makes a time of day of their time. Mutates. */
   add(events, wallOf) {
     for (const [time, kind, request, number] of events) {
+      if (kind in SPOKEN) this.unspoken.set(kind, (this.unspoken.get(kind) ?? 0) + 1);
+      if (kind === "evicted" && this.addToLast(time, number)) continue;
       const item = document.createElement("li");
       item.dataset.kind = kind;
       const clock = document.createElement("time");
@@ -38,13 +43,22 @@ export class Events {
       const words = WORDS[kind] ?? (() => `${kind} ${requestName(request)}`);
       item.append(clock, words(requestName(request), number));
       this.list.prepend(item);
-      if (kind in SPOKEN) this.unspoken.set(kind, (this.unspoken.get(kind) ?? 0) + 1);
+      if (kind === "evicted") this.last = { item, time, number };
     }
     while (this.list.children.length > MAX_ROWS) this.list.lastElementChild.remove();
     if (this.unspoken.size && this.timer === null) {
       this.speak();
       this.timer = setTimeout(() => this.speakAgain(), SPEAK_EVERY_MS);
     }
+  }
+
+  /** Add evictions to an entry that is not a second old. Returns whether there is one. Mutates. */
+  addToLast(time, number) {
+    const { last } = this;
+    if (last === null || time - last.time >= 1 || time < last.time) return false;
+    last.number += number;
+    last.item.lastChild.data = WORDS.evicted("", last.number);
+    return true;
   }
 
   speak() {

@@ -1,6 +1,6 @@
 // How blocks are laid out on a map: pure arithmetic, so that tests can ask for a million of them.
 
-const LARGEST_CELL = 20; // with its gap
+const LARGEST_CELL = 28; // with its gap
 const SMALLEST_CELL = 3;
 const NO_GAP_BELOW = 5;
 

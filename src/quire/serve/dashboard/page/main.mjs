@@ -20,6 +20,8 @@ import { Model, ROOT, UNPUBLISHED } from "./state.mjs";
 
 const KEY_NAME = "quire-key";
 const THEME_NAME = "quire-theme";
+const SPEAK_EVERY_MS = 20_000;
+const WHOSE = ["num_blocks", "scope", "tenant"]; // of the hello: whose memory is shown
 const find = (id) => document.getElementById(id);
 
 const STATES = {
@@ -36,6 +38,7 @@ class Page {
     this.history = new History();
     this.wallOffset = 0; // time of day less the time of the engine, in seconds
     this.lastSlow = 0;
+    this.spokenAt = -SPEAK_EVERY_MS;
     this.isAsked = false;
     this.marked = null; // the request that stands out; null: none
     this.asked = null; // what is known of a call of our own whose number is not: {seen, promptTokens}
@@ -96,7 +99,7 @@ class Page {
     find("memory-size").textContent =
       `${counted(hello.num_blocks, "block")} of ${counted(hello.block_size, "token")}, ${bytes(hello.bytes_per_block)} each`;
     find("curl").textContent = this.curl(hello.model);
-    if (before && before.num_blocks !== hello.num_blocks) this.history = this.plots.history = new History();
+    if (before && WHOSE.some((name) => before[name] !== hello[name])) this.history = this.plots.history = new History();
     this.map.show(this.model.memory);
   }
 
@@ -132,13 +135,14 @@ class Page {
     const { model } = this;
     this.requests.update(model.listRequests(), model.ended);
     this.showFigures();
+    this.summarise();
     this.showState();
     const now = performance.now();
     if (this.isSampled) this.plots.update();
     this.isSampled = false;
     if (now < this.lastSlow) return;
     this.tree.update(model.memory, model.hello.block_size);
-    this.summarise();
+    this.speak(now);
     if (this.marked !== null) this.markRequest(this.marked);
     this.lastSlow = now + Math.max(900, 20 * (performance.now() - now));
   }
@@ -173,6 +177,13 @@ class Page {
       `${one} held by one request, ${shared} shared by several, ${cached} cached, ${free} ${rest}.`;
     const perCell = Number(find("map").querySelector("canvas").dataset.perCell ?? 1);
     find("map-note").textContent = perCell > 1 ? `Each cell stands for ${perCell} blocks and shows what most of them are.` : "";
+  }
+
+  /** Say the summary to a screen reader, not too often. Mutates. */
+  speak(now) {
+    if (now < this.spokenAt + SPEAK_EVERY_MS) return;
+    this.spokenAt = now;
+    find("map-voice").textContent = `Memory: ${find("map-summary").textContent}`;
   }
 
   showBlock(first, numBlocks, byKey) {
@@ -222,21 +233,21 @@ class Page {
     this.recognise();
   }
 
-  /** Return the numbers of all requests that the page has. */
+  /** Return the keys of all requests that the page has. */
   known() {
     const { requests, ended } = this.model ?? { requests: new Map(), ended: [] };
-    return new Set([...requests.keys(), ...ended.map((request) => request.id)]);
+    return new Set([...requests.values(), ...ended].map((request) => request.key));
   }
 
   /** Find the request of the chat: the only one that has come since and has so many prompt tokens. */
   recognise() {
     if (!this.asked || this.asked.promptTokens === null) return;
     const { seen, promptTokens } = this.asked;
-    const found = [...this.model.requests.values(), ...this.model.ended].filter((one) => !seen.has(one.id) && one.promptTokens === promptTokens);
+    const found = [...this.model.requests.values(), ...this.model.ended].filter((one) => !seen.has(one.key) && one.promptTokens === promptTokens);
     if (!found.length) return;
     this.asked = null;
     const numAnswers = Number(find("chat-form").elements.answers.value);
-    if (found.length <= numAnswers) for (const one of found) this.requests.own.add(one.id);
+    if (found.length <= numAnswers) for (const one of found) this.requests.own.add(one.key);
   }
 
   // ---- how the line is ----------------------------------------------------------------------------------------------

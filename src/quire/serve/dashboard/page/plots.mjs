@@ -22,7 +22,7 @@ const PLOTS = {
   throughput: {
     series: [["generated", "accent", {}], ["prompt", "faint", {}]],
     value: rate,
-    now: (history) => history.newest("generated") === null ? "" : `${rate(history.newest("generated"))} generated, ${rate(history.newest("prompt"))} of prompts`,
+    now: (history) => history.newest("generated") === null ? "" : `${rate(history.newest("generated"))} new, ${rate(history.newest("prompt"))} of prompts`,
   },
   ttft: {
     series: [["ttftSlow", "faint", { points: true }], ["ttftMiddle", "accent", { points: true }]],
@@ -74,7 +74,7 @@ export class Plots {
     return {
       width: width || 300,
       height: HEIGHT,
-      padding: [6, 6, 0, 0],
+      padding: [6, 14, 0, 0],
       legend: { show: false },
       cursor: { sync: { key: SYNC }, drag: { x: false, y: false }, points: { show: false } },
       scales: { x: { range: () => this.window() }, y: { range: (_, low, high) => [0, high > 0 ? high * (plan.stacked ? 1 : 1.1) : 1] } },

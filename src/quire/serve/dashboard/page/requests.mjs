@@ -18,7 +18,7 @@ export class Requests {
     this.onMark = onMark;
     this.rows = new Map();
     this.pinned = null;
-    this.own = new Set(); // numbers of the requests of the chat on this page
+    this.own = new Set(); // keys of the requests of the chat on this page
   }
 
   /** Show these requests, in this order, and below them some of those that have ended. Mutates. */
@@ -26,15 +26,15 @@ export class Requests {
     const shown = requests.slice(0, MAX_ROWS);
     shown.push(...ended.slice(0, Math.max(0, FILL_UP_TO - shown.length)));
     const longest = Math.max(1, ...shown.map((request) => request.total));
-    const kept = new Set(shown.map((request) => request.id));
-    for (const [id, row] of this.rows) {
-      if (kept.has(id)) continue;
+    const kept = new Set(shown.map((request) => request.key));
+    for (const [key, row] of this.rows) {
+      if (kept.has(key)) continue;
       row.remove();
-      this.rows.delete(id);
+      this.rows.delete(key);
     }
     if (this.pinned !== null && !requests.some((request) => request.id === this.pinned)) this.pin(null);
     shown.forEach((request, place) => {
-      const row = this.rows.get(request.id) ?? this.addRow(request);
+      const row = this.rows.get(request.key) ?? this.addRow(request);
       this.write(row, request, longest);
       if (this.body.children[place] !== row) this.body.insertBefore(row, this.body.children[place] ?? null);
     });
@@ -50,13 +50,14 @@ export class Requests {
     button.addEventListener("click", () => this.pin(this.pinned === request.id ? null : request.id));
     row.addEventListener("pointerenter", () => this.onMark(request.id));
     row.addEventListener("pointerleave", () => this.onMark(this.pinned));
-    this.rows.set(request.id, row);
+    row.dataset.id = request.id;
+    this.rows.set(request.key, row);
     return row;
   }
 
   pin(id) {
     this.pinned = id;
-    for (const [other, row] of this.rows) row.querySelector("button").ariaPressed = String(other === id);
+    for (const row of this.rows.values()) row.querySelector("button").ariaPressed = String(row.dataset.id === String(id));
     this.onMark(id);
   }
 
@@ -66,9 +67,10 @@ export class Requests {
       const cell = row.querySelector(name);
       if (cell.textContent !== text) cell.textContent = text;
     };
-    set(".status", request.preemptions ? `${request.status}, yielded ${request.preemptions}×` : request.status);
+    const status = request.status === "aborted" ? "left" : request.status;
+    set(".status", request.preemptions ? `${status}, yielded ${request.preemptions}×` : status);
     set(".tenant", request.tenant);
-    set(".own", this.own.has(request.id) ? "yours" : "");
+    set(".own", this.own.has(request.key) ? "yours" : "");
     set(".tokens", `${count(promptTokens)} + ${count(Math.max(total - promptTokens, 0))}`);
     set(".cached", count(cached));
     row.dataset.status = request.status;

@@ -105,6 +105,7 @@ export class Model {
     this.hello = hello;
     this.memory = new Memory(hello.num_blocks);
     this.requests = new Map();
+    this.numSeen = 0; // requests, ever: numbers may be given again, keys are not
     this.ended = []; // the requests that ended last, the newest first
     this.events = []; // the newest last
     this.ledger = null;
@@ -130,7 +131,7 @@ export class Model {
     }
     const blocks = [];
     for (const row of frame.blocks) if (this.memory.write(row)) blocks.push(row[0]);
-    for (const row of frame.requests) this.requests.set(row[0], readRequest(row));
+    for (const row of frame.requests) this.write(row);
     for (const id of frame.gone) this.end(id, frame.events);
     this.events.push(...frame.events.map(([t, kind, request, number]) => ({ t, kind, request, number })));
     if (this.events.length > MAX_EVENTS) this.events.splice(0, this.events.length - MAX_EVENTS);
@@ -149,6 +150,12 @@ export class Model {
       events: frame.events,
       isRestart,
     };
+  }
+
+  /** Write a request down as a frame tells it. Mutates. */
+  write(row) {
+    const key = this.requests.get(row[0])?.key ?? (this.numSeen += 1);
+    this.requests.set(row[0], { ...readRequest(row), key });
   }
 
   /** A request has ended; its events say how. Mutates. */

@@ -1,0 +1,479 @@
+"""The dashboard in a browser: looked at, clicked, typed into, resized, and driven by the keyboard alone.
+
+The browser is Chromium without a window; where there is none, all of this is skipped. Pictures go to the folder that
+QUIRE_SCREENSHOTS names, or to a temporary one, and each test says where. At the end of every test the console is empty:
+no error, no warning, nothing that the content policy has kept out.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.memory.block import BlockState
+from support.browser import CHROMIUM, Browser, Page
+from support.prometheus_text import parse
+from support.server import JSON, RunningServer, running_server
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (on Debian: the package chromium)"),
+]
+
+SETTINGS = {"kv_memory": "3MiB"}  # 128 blocks, so that a few requests fill it
+QUESTIONS = ("What is a block table?", "What is copy-on-write?", "What is prefix caching?", "What is a scheduler?")
+IS_LIVE = "window.quire?.phase === 'live' && quire.model?.numFrames > 0"
+STATES = {BlockState.FREE: 0, BlockState.IN_USE: 1, BlockState.CACHED: 2}
+
+CONTRAST = """(() => {
+  const parts = (text) => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, at) => sum + v * [0.2126, 0.7152, 0.0722][at], 0);
+  const behind = (one) => {
+    for (; one; one = one.parentElement) {
+      const colour = parts(getComputedStyle(one).backgroundColor);
+      if (colour[3] === undefined || colour[3] === 1) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const poor = [];
+  for (const one of document.querySelectorAll("body *")) {
+    const isText = [...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+    if (!isText || one.disabled || !one.checkVisibility()) continue;
+    const [a, b] = [light(parts(getComputedStyle(one).color)), light(behind(one))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) poor.push(`${one.tagName} ${one.className} ${one.innerText.slice(0, 30)} ${ratio.toFixed(2)}`);
+  }
+  return poor;
+})()"""
+
+OVERFLOW = """[...document.querySelectorAll("body *")].filter((one) => one.checkVisibility()
+  && one.getBoundingClientRect().right > innerWidth + 1 && !one.closest(".scroll, .u-wrap, .spoken, .skip"))
+  .map((one) => `${one.tagName}.${one.className}`)"""
+
+ENDLESS = """{ const post = quire.chat.post.bind(quire.chat);
+  quire.chat.post = (url, fields, signal) => post(url, {...fields, ignore_eos: true}, signal); }"""
+"""Lets answers of the chat go on until they are stopped."""
+
+
+FOCUSED = """(() => { const one = document.activeElement, style = getComputedStyle(one);
+  const name = one.id || one.name || one.className || one.getAttribute("role") || one.tagName;
+  return [one === document.body ? "" : name, style.outlineStyle, style.outlineWidth]; })()"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with Browser() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running_server(settings=SETTINGS) as running:
+        yield running
+
+
+@pytest.fixture
+def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
+    """Opens pages whose consoles are empty at the end."""
+    pages: list[Page] = []
+
+    def opened(url: str, width: int = 1440, height: int = 1000) -> Page:
+        page = Page(browser, width, height)
+        pages.append(page)
+        page.goto(url)
+        return page
+
+    yield opened
+    for page in pages:
+        page.evaluate("1")  # whatever was still on its way has been told by now
+        assert page.complaints == []
+        page.close()
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    named = os.environ.get("QUIRE_SCREENSHOTS")
+    folder = Path(named) if named else tmp_path_factory.mktemp("pictures")
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"pictures: {folder}")
+    return folder
+
+
+def ask(server: RunningServer, question: str, **fields: Any) -> None:
+    messages = [{"role": "system", "content": "Answer briefly."}, {"role": "user", "content": question}]
+    answer = server.post("/v1/chat/completions", {"model": "guide", "messages": messages, "max_tokens": 60} | fields)
+    assert answer.status == 200, answer.body
+
+
+@contextmanager
+def under_way(server: RunningServer, **fields: Any) -> Iterator[None]:
+    """A request that goes on until the context is left, and whose client then leaves."""
+    body = {"model": "guide", "prompt": "Blocks", "stream": True, "ignore_eos": True, "max_tokens": 1900} | fields
+    with closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)) as connection:
+        connection.request("POST", "/v1/completions", json.dumps(body), dict(JSON))
+        response = connection.getresponse()
+        assert response.readline().startswith(b"data: ")
+        yield
+        response.close()
+
+
+class Reader:
+    """Another reader of /live, who writes down all that is told."""
+
+    def __init__(self, server: RunningServer) -> None:
+        self.frames: list[dict[str, Any]] = []
+        self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        self._connection.request("GET", "/live")
+        self._response = self._connection.getresponse()
+        self.hello = json.loads(self._response.readline())
+        self._take()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _take(self) -> bool:
+        line = self._response.readline()
+        if line:
+            self.frames.append(json.loads(line))
+        return bool(line)
+
+    def _run(self) -> None:
+        try:
+            while self._take():
+                pass
+        except (OSError, ValueError, AttributeError):
+            pass  # closed meanwhile
+
+    def close(self) -> None:
+        assert self._connection.sock is not None
+        self._connection.sock.shutdown(2)
+        self._thread.join(10)
+        self._connection.close()
+
+    @property
+    def blocks(self) -> dict[int, list[Any]]:
+        """What all frames add up to: the rows of blocks that are not free, without their times."""
+        found: dict[int, list[Any]] = {}
+        for frame in self.frames:
+            if frame["full"]:
+                found.clear()
+            found |= {row[0]: row[1:5] for row in frame["blocks"]}
+        return {number: row for number, row in found.items() if row[0]}
+
+    def num_events(self, kind: str) -> int:
+        return sum(event[1] == kind for frame in self.frames for event in frame["events"])
+
+
+BLOCKS = """Object.fromEntries(Array.from({length: quire.model.memory.numBlocks}, (_, at) => at)
+  .map((id) => quire.model.memory.block(id)).filter((block) => block.state)
+  .map((block) => [block.id, [block.state, block.refs, block.owner, block.parent]]))"""
+
+
+# ---- what it shows is what there is ---------------------------------------------------------------------------------
+
+
+def test_the_map_is_what_live_has_told_and_what_the_books_say(
+    server: RunningServer, open_page: Callable[..., Page]
+) -> None:
+    page = open_page(server.url)
+    page.wait_for(IS_LIVE)
+    reader = Reader(server)
+    for number in range(24):
+        ask(server, f"{number}: {QUESTIONS[number % 4]}", n=1 + number % 3, max_tokens=200, ignore_eos=True)
+    server.wait_until_idle()
+    steps = server.call(lambda: server.llm.stats.steps_total)
+    page.wait_for(f"quire.model.step >= {steps} && quire.model.requests.size === 0")
+    while reader.frames[-1]["step"] < steps:
+        time.sleep(0.01)
+    shown = {int(number): row for number, row in page.evaluate(BLOCKS).items()}
+    reader.close()
+    assert shown == reader.blocks
+
+    books = server.llm.engine.scheduler.memory.pool.blocks
+    kept = {block.block_id: block for block in books if block.state is not BlockState.FREE}
+    assert {number: row[:2] for number, row in shown.items()} == {
+        number: [STATES[block.state], block.ref_count] for number, block in kept.items()
+    }
+    metrics = parse(server.get("/metrics").body.decode())
+    numbers = {name: family.value() for name, family in metrics.items() if len(family.samples) == 1}
+    counts = page.evaluate("quire.model.memory.counts")
+    assert sum(counts) == numbers["quire_kv_blocks"]
+    assert counts[1] + counts[2] == numbers["quire_kv_blocks_used"] == 0
+    assert counts[3] == numbers["quire_kv_blocks_cached"] > 50
+    totals = page.evaluate("quire.model.totals")
+    assert totals["evictions"] == numbers["quire_evictions_total"] > 0
+    assert totals["generated_tokens"] == numbers["quire_generated_tokens_total"]
+    assert page.text("#figure-evictions").replace(",", "") == str(totals["evictions"])
+
+    for kind in ("admitted", "finished"):
+        assert page.evaluate(f"quire.model.events.filter((event) => event.kind === '{kind}').length") == (
+            reader.num_events(kind)
+        )
+    assert reader.num_events("finished") == sum(1 + number % 3 for number in range(24))
+
+
+def test_only_what_changed_is_drawn_again_in_a_million_blocks(
+    server: RunningServer, open_page: Callable[..., Page]
+) -> None:
+    page = open_page(server.url)
+    page.wait_for(IS_LIVE)
+    page.evaluate("quire.live.onObject = () => {}")  # nothing more from the server
+    page.evaluate("window.frame = {...quire.model, type: 'frame', t: 1, blocks: [], requests: [], gone: [], events: [],"
+                  " ttft_ms: [], itl_ms: [], full: true}")  # fmt: skip
+    page.evaluate("quire.take({...quire.model.hello, num_blocks: 1000000})")
+    page.evaluate("quire.take({...frame, blocks: Array.from({length: 600000}, (_, at) => [at, 2, 0, 1, at - 1, 1])})")
+    page.wait_for("quire.map.memory.numBlocks === 1000000 && !quire.map.isStale && !quire.map.isAsked")
+    assert "Each cell stands for" in page.wait_for("document.getElementById('map-note').textContent")
+    before = page.evaluate("quire.map.numDrawn")
+    page.evaluate("quire.take({...frame, full: false, blocks: Array.from({length: 90}, (_, at) => [at * 9999, 1, 1, 3, -2, 2])})")  # fmt: skip # noqa: E501
+    page.wait_for("!quire.map.isAsked")
+    assert 0 < page.evaluate("quire.map.numDrawn") - before <= 90
+    page.move("#map canvas", 0.2, 0.1)
+    page.wait_for("document.getElementById('block-details').textContent.startsWith('Blocks ')")
+    page.wait_for("document.querySelectorAll('#tree li').length > 0")
+
+
+# ---- asking ---------------------------------------------------------------------------------------------------------
+
+
+def test_one_asks_and_watches_ones_own_blocks(server: RunningServer, open_page: Callable[..., Page]) -> None:
+    page = open_page(server.url)
+    page.wait_for(IS_LIVE)
+    page.click("#chat-text")
+    page.type(QUESTIONS[0])
+    page.click("#chat-form [type=submit]")
+    page.wait_for("!quire.chat.call && quire.chat.messages.length === 2")
+    answer = page.evaluate("quire.chat.messages[1].content")
+    assert answer
+    assert answer in page.text("#transcript")
+    page.wait_for("document.querySelector('.own:not(:empty)')?.innerText === 'yours'")
+
+    page.evaluate("document.querySelector('[name=answers]').value = '4'")
+    page.evaluate("document.querySelector('[name=length]').value = '1500'")
+    page.evaluate(ENDLESS)
+    page.click("#chat-text")
+    page.type("Tell me all that you know of blocks.")
+    page.press("Enter")
+    page.wait_for("quire.model.memory.counts[2] > 0")  # four answers share a prompt
+    page.click("[name=stop]")
+    page.wait_for("!quire.chat.call")
+    server.wait_until_idle()
+    page.click("[name=anew]")
+    assert page.text("#transcript") == ""
+
+
+def test_a_refusal_is_shown_as_the_server_says_it(server: RunningServer, open_page: Callable[..., Page]) -> None:
+    page = open_page(server.url)
+    page.wait_for(IS_LIVE)
+    page.evaluate("quire.chat.model = 'other'")
+    page.click("#chat-text")
+    page.type("x")
+    page.press("Enter")
+    page.wait_for("document.querySelector('#transcript [data-who=error]')")
+    assert "the model 'other'" in page.text("#transcript").lower()
+    assert [text for text in page.complaints if "404" not in text] == []  # Chromium tells of every such answer
+    page.complaints.clear()
+
+
+def test_the_line_for_a_terminal_works(open_page: Callable[..., Page]) -> None:
+    with running_server(settings=SETTINGS) as server:
+        page = open_page(server.url)
+        page.wait_for(IS_LIVE)
+        line = page.wait_for(
+            "document.querySelector('.when-new').checkVisibility() && document.getElementById('curl').textContent"
+        )
+        if shutil.which("curl"):
+            done = subprocess.run(["bash", "-c", f"{line} --silent"], capture_output=True, check=True, timeout=60)
+            assert json.loads(done.stdout)["choices"][0]["message"]["content"]
+            page.wait_for("!document.querySelector('.when-new').checkVisibility()")
+
+
+# ---- pointing -------------------------------------------------------------------------------------------------------
+
+
+def test_blocks_tell_of_themselves(server: RunningServer, open_page: Callable[..., Page]) -> None:
+    page = open_page(server.url)
+    page.wait_for(IS_LIVE)
+    with under_way(server, n=4):
+        page.wait_for("quire.model.memory.counts[2] > 0 && quire.model.requests.size === 4")
+        shared = page.evaluate("quire.model.memory.refs.findIndex((refs) => refs > 1)")
+        layout = page.evaluate("quire.map.layout")
+        column, row = shared % layout["columns"], shared // layout["columns"]
+        page.move("#map canvas", (column + 0.5) / layout["columns"], (row + 0.5) / layout["rows"])
+        details = page.wait_for(
+            f"(t => t.startsWith('Block {shared}:') && t)(document.getElementById('block-details').innerText)"
+        )
+        assert "shared · 4 references · taken by #" in details
+        before = page.evaluate("quire.map.marked")
+        page.move("#request-rows tr")
+        page.wait_for("quire.map.marked?.size > 0")
+        assert before is None
+        page.click("#request-rows button")
+        page.move("h1")
+        assert page.evaluate("quire.map.marked?.size > 0")
+        assert page.evaluate("document.querySelectorAll('#request-rows [aria-pressed=true]').length") == 1
+    server.wait_until_idle()
+    page.wait_for("quire.model.requests.size === 0 && quire.map.marked === null")
+
+
+# ---- the keyboard alone, and other senses ---------------------------------------------------------------------------
+
+
+def test_everything_is_reached_by_the_keyboard_and_shows_that_it_is(
+    server: RunningServer, open_page: Callable[..., Page]
+) -> None:
+    page = open_page(server.url)
+    page.wait_for(IS_LIVE)
+    ask(server, QUESTIONS[0])
+    page.wait_for("document.querySelector('#tree li') && document.querySelector('#event-list li')")
+    seen = []
+    for _ in range(60):
+        page.press("Tab")
+        found = page.evaluate(FOCUSED)
+        if not found[0] or (seen and found[0] == "skip"):
+            break
+        seen.append(found[0])
+        assert found[1] != "none" and found[2] != "0px", f"{found[0]} does not show its focus"
+    for name in ("skip", "theme", "key-button", "map", "chat-text", "answers", "length", "treeitem", "event-list"):
+        assert name in seen
+
+    page.evaluate("document.getElementById('map').focus()")
+    page.press("Home")
+    page.press("ArrowRight", times=2)
+    page.wait_for("document.getElementById('block-details').innerText.startsWith('Block 2:')")
+    page.press("ArrowDown")
+    columns = page.evaluate("quire.map.layout.columns")
+    page.wait_for(f"document.getElementById('block-details').innerText.startsWith('Block {2 + columns}:')")
+    assert page.evaluate("document.getElementById('block-details').ariaLive") == "polite"
+
+    page.evaluate("document.querySelector('#tree [tabindex=\"0\"]').focus()")
+    num_items = page.evaluate("document.querySelectorAll('#tree li').length")
+    page.press("Home")
+    page.press("ArrowLeft")
+    page.wait_for(f"document.querySelectorAll('#tree li').length <= {num_items}")
+    assert page.evaluate("document.activeElement.getAttribute('role')") == "treeitem"
+    assert page.evaluate("quire.map.marked?.size > 0")
+
+
+def test_a_screen_reader_finds_names_and_landmarks(server: RunningServer, open_page: Callable[..., Page]) -> None:
+    ask(server, QUESTIONS[0])
+    page = open_page(server.url)
+    with under_way(server):
+        page.wait_for(f"{IS_LIVE} && document.querySelector('#tree li') && document.querySelector('#request-rows tr')")
+        nodes = page.call("Accessibility.getFullAXTree")["nodes"]
+    server.wait_until_idle()
+    roles: dict[str, list[str]] = {}
+    for node in nodes:
+        if not node["ignored"]:
+            roles.setdefault(node["role"]["value"], []).append(node.get("name", {}).get("value", ""))
+    for role in ("button", "combobox", "textbox", "spinbutton", "treeitem", "progressbar", "region", "application"):
+        assert roles.get(role), role
+        assert all(roles[role]), f"a {role} has no name: {roles[role]}"
+    assert len(roles["main"]) == len(roles["banner"]) == len(roles["tree"]) == len(roles["log"]) == 1
+    assert {"KV memory", "Requests", "Ask the model", "Prefix tree", "Events"} <= set(roles["heading"])
+    assert "cached" in page.text("#map-summary")
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 700, 1100, 1440])
+def test_it_can_be_read(
+    server: RunningServer, open_page: Callable[..., Page], pictures: Path, theme: str, width: int
+) -> None:
+    page = open_page(server.url, width, 900)
+    page.wait_for(IS_LIVE)
+    page.prefer(prefers_color_scheme=theme, prefers_reduced_motion="reduce")
+    with under_way(server, n=2):
+        ask(server, QUESTIONS[1])
+        page.wait_for("quire.history.columns.time.length >= 2 && document.querySelector('#request-rows tr')")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate(OVERFLOW) == []
+        assert page.evaluate(CONTRAST) == []
+        page.screenshot(pictures / f"{theme}-{width}.png")
+    server.wait_until_idle()
+
+
+def test_the_theme_can_be_chosen_and_is_remembered(server: RunningServer, open_page: Callable[..., Page]) -> None:
+    page = open_page(server.url)
+    page.wait_for(IS_LIVE)
+    page.prefer(prefers_color_scheme="light")
+    ground = "getComputedStyle(document.documentElement).backgroundColor"
+    light = page.evaluate(ground)
+    page.evaluate("document.getElementById('theme').focus()")
+    page.press("ArrowDown", times=2)
+    page.wait_for(f"{ground} !== '{light}'")
+    page.goto(f"{server.url}/?again")
+    page.wait_for(f"{IS_LIVE} && document.getElementById('theme').value === 'dark'")
+    assert page.evaluate(ground) != light
+
+
+def test_the_map_follows_the_width_of_the_window(server: RunningServer, open_page: Callable[..., Page]) -> None:
+    page = open_page(server.url)
+    page.wait_for(f"{IS_LIVE} && quire.map.layout")
+    wide = page.evaluate("quire.map.layout.columns")
+    page.resize(400, 900)
+    page.wait_for(f"quire.map.layout.columns < {wide}")
+    assert page.evaluate("document.querySelector('#map canvas').getBoundingClientRect().right <= innerWidth")
+    assert page.evaluate("quire.plots.plots.every(({plot}) => plot.width < 400)")
+
+
+# ---- keys, and a line that breaks -----------------------------------------------------------------------------------
+
+
+def test_a_key_is_asked_for_and_says_what_is_shown(open_page: Callable[..., Page], tmp_path: Path) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text("- {name: ada, key: ada-key}\n- {name: root, key: root-key, operator: true}\n", encoding="utf-8")
+    with running_server(settings=SETTINGS, api_keys_file=str(keys)) as server:
+        page = open_page(server.url)
+        page.wait_for("document.getElementById('key-dialog').open")
+        page.type("wrong-key")
+        page.press("Enter")
+        page.wait_for("document.getElementById('key-error').textContent")
+        page.type("ada-key")
+        page.press("Enter")
+        page.wait_for(IS_LIVE)
+        assert page.text("#scope") == "tenant ada"
+        assert page.evaluate("document.querySelector('.for-tenant').checkVisibility()")
+        page.click("#chat-text")
+        page.type(QUESTIONS[0])
+        page.press("Enter")
+        page.wait_for("!quire.chat.call && quire.chat.messages.length === 2 && quire.model.memory.counts[3] > 0")
+        page.click("#key-button")
+        page.type("root-key")
+        page.press("Enter")
+        page.wait_for("document.getElementById('scope').textContent === 'operator'")
+        assert [text for text in page.complaints if "401" not in text] == []
+        page.complaints.clear()  # Chromium tells of every answer of 401
+
+
+def test_a_line_that_breaks_is_told_and_taken_up_again(server: RunningServer, open_page: Callable[..., Page]) -> None:
+    page = open_page(server.url)
+    page.wait_for(IS_LIVE)
+    live = server.services.live
+    server.call(live.close)
+    page.wait_for("quire.phase === 'lost'")
+    assert "Connection lost" in page.text("#banner")
+    server.call(lambda: setattr(live, "is_closed", False))
+    page.click("#retry")
+    page.wait_for(IS_LIVE)
+    assert not page.evaluate("document.getElementById('banner').checkVisibility()")
+
+
+def test_a_server_that_drains_says_so(open_page: Callable[..., Page]) -> None:
+    with running_server(settings=SETTINGS) as server:
+        page = open_page(server.url)
+        page.wait_for(IS_LIVE)
+        server.call(server.services.gate.drain)
+        page.wait_for("document.getElementById('phase').textContent === 'draining'")
+        assert "stopping" in page.text("#banner")
+        page.goto("about:blank")
