@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import http.client
 import io
+import json
 import os
 import pty
 import re
@@ -14,6 +16,7 @@ import subprocess
 import sys
 import termios
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -238,7 +241,7 @@ def test_terminals_without_256_colours_get_16() -> None:
 
 
 def test_terminal_is_recognised(terminal: tuple[int, int]) -> None:
-    process = start_on(terminal, "demo", "--fast")
+    process = start_on(terminal, "demo", "--fast", "--serve-for", "0")
     text = read_all(terminal[0])
     assert process.wait(60) == 0
     assert "\x1b[1m" in text
@@ -319,6 +322,35 @@ def test_demonstration_takes_fifteen_seconds_at_most() -> None:
     for number, chapter in enumerate(demo.story(), start=1):
         stage.play(number, chapter)
     assert 5 < sum(pauses) <= 15
+
+
+def test_demonstration_ends_with_the_guide_and_a_crowd_until_it_is_interrupted(terminal: tuple[int, int]) -> None:
+    process = start_on(terminal, "demo", "--fast")
+    seen = b""
+    while (found := re.search(rb"http://127\.0\.0\.1:(\d+)/", seen)) is None or b"Ctrl-C" not in seen:
+        seen += os.read(terminal[0], 1 << 16)
+    with closing(http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=60)) as connection:
+        connection.request("GET", "/live")
+        live = connection.getresponse()
+        totals = {"generated_tokens": 0}
+        assert json.loads(live.readline())["model"] == "guide"
+        while not totals["generated_tokens"]:
+            totals = json.loads(live.readline())["totals"]
+    process.send_signal(signal.SIGINT)
+    rest = read_all(terminal[0])
+    assert process.wait(60) == 0
+    assert "Traceback" not in rest
+
+
+def test_demonstration_serves_so_long_where_it_is_told_so() -> None:
+    served = call("demo", "--fast", "--serve-for", "1.5").stdout
+    assert "http://127.0.0.1:" in served
+    assert "ends by itself after 1.5 seconds" in served
+    assert "http://" not in call("demo", "--fast").stdout
+    for text in ("-1", "soon", "nan", "1e9"):
+        refused = call("demo", f"--serve-for={text}")
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert "seconds from 0" in refused.stderr
 
 
 def test_animation_ends_as_the_last_picture() -> None:

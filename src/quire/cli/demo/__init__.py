@@ -1,4 +1,7 @@
-"""`quire demo`: the documents' own example, on the real engine, drawn as it happens.
+"""`quire demo`: the documents' own example, on the real engine, drawn as it happens; then a server to watch.
+
+On a terminal the demonstration ends by serving the guide with its dashboard, until Ctrl-C. Where nobody watches, as in
+continuous integration, it ends with the story; `--serve-for` says otherwise for either.
 
 A story is a tuple of chapters; to add one, write a module with a function that yields scenes and name it here.
 """
@@ -15,8 +18,12 @@ from quire.cli.terminal import add_color_option, detect
 
 if TYPE_CHECKING:
     from quire.cli.demo.scene import Chapter
+    from quire.cli.demo.stage import Stage
 
-
+DESCRIPTION = (
+    "Show paged KV memory at work: a story on the real engine, drawn as it happens, and then a server of the built-in "
+    "guide with its dashboard and a small crowd, to be watched in a browser."
+)
 INTRODUCTION = (
     "Nothing here is staged: a real scheduler plans every step, the real memory manager carries it out, and what you "
     "see is read from its books afterwards; in the last chapter a model stands on top. A card is a block: its number, "
@@ -27,14 +34,37 @@ CONCLUSION = (
     "All books were audited after every step. To go on: `quire chat` talks to that model, examples/ has each idea in a "
     "few lines of code, `quire bench control` measures all this, and `quire doctor` says what works on this machine."
 )
+MAX_SERVED_S = 86_400.0
+SERVED = (
+    "The guide is served now, and a small crowd asks it: some begin alike, some want several answers, some leave "
+    "before the end, and now and then they are too many for the memory. Open this address in a browser to watch, and "
+    "to ask it yourself:"
+)
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command `demo`. Mutates `subparsers`."""
-    parser = subparsers.add_parser("demo", help="watch paged KV memory at work", description=__doc__)
+    parser = subparsers.add_parser("demo", help="watch paged KV memory at work", description=DESCRIPTION)
     parser.add_argument("--fast", action="store_true", help="print everything at once, without pauses")
+    parser.add_argument(
+        "--serve-for",
+        type=_seconds,
+        metavar="SECONDS",
+        help="serve the guide with its dashboard so long after the story; 0: not at all (default: until Ctrl-C on a "
+        "terminal, not at all elsewhere)",
+    )
     add_color_option(parser)
     parser.set_defaults(run=run)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0.0 <= seconds <= MAX_SERVED_S:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to {MAX_SERVED_S:g}")
+    return seconds
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -51,7 +81,22 @@ def run(arguments: argparse.Namespace) -> int:
     for number, chapter in enumerate(story(), start=1):
         stage.play(number, chapter)
     stage.say(CONCLUSION)
+    if arguments.serve_for != 0 and (terminal.interactive or arguments.serve_for is not None):
+        _serve(stage, arguments.serve_for)
     return 0
+
+
+def _serve(stage: Stage, seconds: float | None) -> None:
+    """Serve the guide, and say where. Returns when it has ended in order."""
+    from quire.cli.demo.served import serve_guide
+    from quire.cli.text import BOLD, line, span
+
+    def say(address: str) -> None:
+        stage.say(SERVED)
+        stage.write([line(span(f"{address}/", BOLD)), ()], 4)
+        stage.say("Ctrl-C ends it." if seconds is None else f"It ends by itself after {seconds:g} seconds.")
+
+    serve_guide(say, seconds)
 
 
 def story() -> tuple[Chapter, ...]:

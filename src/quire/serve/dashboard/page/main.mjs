@@ -223,8 +223,9 @@ class Page {
   // ---- requests -----------------------------------------------------------------------------------------------------
 
   markRequest(id) {
+    const blocks = id === null ? null : this.model.memory.blocksOf(id);
     this.marked = id;
-    this.map.highlight(id === null ? null : this.model.memory.blocksOf(id));
+    this.map.highlight(blocks?.size ? blocks : null); // one that has ended holds none
   }
 
   learn(promptTokens) {

@@ -7,6 +7,7 @@ import { readColours } from "./colours.mjs";
 import { count, milliseconds, rate } from "./format.mjs";
 
 const HEIGHT = 150;
+const TICK = 4; // px
 const SYNC = "minutes";
 const WINDOWS = [60, 120, 300]; // s: the shortest that holds what is known
 const STEPS = { 60: 15, 120: 30, 300: 60 };
@@ -113,16 +114,14 @@ export class Plots {
     const [start, end] = this.window();
     const scale = window.devicePixelRatio || 1;
     context.save();
-    context.strokeStyle = this.colours.warn;
-    context.lineWidth = scale;
-    context.beginPath();
+    context.fillStyle = this.colours.warn;
     for (const { time, kind } of this.history.marks) {
       if (time < start || time > end) continue;
-      const x = Math.round(plot.valToPos(time, "x", true)) + 0.5;
-      context.moveTo(x, bbox.top + (kind === "preempted" ? 0 : bbox.height - 7 * scale));
-      context.lineTo(x, bbox.top + bbox.height);
+      const x = Math.round(plot.valToPos(time, "x", true));
+      const height = kind === "preempted" ? bbox.height : TICK * scale;
+      context.globalAlpha = kind === "preempted" ? 0.8 : 0.6;
+      context.fillRect(x, bbox.top + bbox.height - height, scale, height);
     }
-    context.stroke();
     context.restore();
   }
 

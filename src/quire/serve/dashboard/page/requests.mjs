@@ -18,6 +18,7 @@ export class Requests {
     this.onMark = onMark;
     this.rows = new Map();
     this.pinned = null;
+    this.pointed = null; // the row under the mouse; one that is removed tells of no leave
     this.own = new Set(); // keys of the requests of the chat on this page
   }
 
@@ -31,6 +32,7 @@ export class Requests {
       if (kept.has(key)) continue;
       row.remove();
       this.rows.delete(key);
+      if (row === this.pointed) this.point(null);
     }
     if (this.pinned !== null && !requests.some((request) => request.id === this.pinned)) this.pin(null);
     shown.forEach((request, place) => {
@@ -48,11 +50,16 @@ export class Requests {
     button.append(requestName(request.id));
     button.querySelector(".swatch").dataset.owner = ownerIndex(request.id);
     button.addEventListener("click", () => this.pin(this.pinned === request.id ? null : request.id));
-    row.addEventListener("pointerenter", () => this.onMark(request.id));
-    row.addEventListener("pointerleave", () => this.onMark(this.pinned));
+    row.addEventListener("pointerenter", () => this.point(row));
+    row.addEventListener("pointerleave", () => this.point(null));
     row.dataset.id = request.id;
     this.rows.set(request.key, row);
     return row;
+  }
+
+  point(row) {
+    this.pointed = row;
+    this.onMark(row === null ? this.pinned : Number(row.dataset.id));
   }
 
   pin(id) {

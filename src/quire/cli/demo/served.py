@@ -1,0 +1,66 @@
+"""The end of the demonstration: the guide is served, with its dashboard, and a crowd asks it.
+
+It is `quire serve` with less memory than it could have, so that it fills up, on a port that is free. Ctrl-C ends it, or
+the time that it was given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from contextlib import closing, suppress
+
+from quire.cli.demo.crowd import crowd
+from quire.core.clock import SystemClock
+from quire.core.config import EngineConfig
+from quire.engine.factory import GUIDE
+from quire.engine.supervised import SupervisedLLM
+from quire.serve.app import make_app
+from quire.serve.config import ServerConfig
+from quire.serve.server import Server, address_of, listen
+from quire.serve.services import Services, make_services
+
+KV_MEMORY = "9MiB"
+"""384 blocks of the guide: room for a class, not for a rush."""
+
+MAX_SEQUENCES = 16
+LOOK_S = 0.02
+
+Say = Callable[[str], None]
+
+
+def serve_guide(say: Say, seconds: float | None) -> None:
+    """Serve the guide for so long, None: until a signal comes. `say` is told the address as soon as it answers."""
+    engine = EngineConfig(model=GUIDE, kv_memory=KV_MEMORY, max_num_seqs=MAX_SEQUENCES)
+    config = ServerConfig(port=0, access_log=False, drain_timeout_s=0.0)
+    model = SupervisedLLM(engine)
+    services = make_services(model, config, SystemClock())
+    logging.getLogger("quire").setLevel(logging.ERROR)  # the demonstration has said what there is to say
+    with closing(listen(config.host, config.port)) as listener:
+        server = Server(services, model, make_app(services), announce=lambda _: None)
+        asyncio.run(_run(server, listener, services, say, seconds))
+
+
+async def _run(server: Server, listener: socket.socket, services: Services, say: Say, seconds: float | None) -> None:
+    guests = asyncio.create_task(_show(server, listener, services, say, seconds))
+    try:
+        await server.run(listener)
+    finally:
+        guests.cancel()
+        with suppress(asyncio.CancelledError):
+            await guests
+
+
+async def _show(server: Server, listener: socket.socket, services: Services, say: Say, seconds: float | None) -> None:
+    """Wait until the server is ready, say where it is, and be its crowd."""
+    while not services.gate.is_ready:
+        await asyncio.sleep(LOOK_S)
+    say(address_of(listener))
+    host, port = listener.getsockname()[:2]
+    try:
+        async with asyncio.timeout(seconds):
+            await crowd(host, port)
+    except TimeoutError:
+        server.stop()
