@@ -4,8 +4,8 @@
 //     one     the colour of its request      shared  amber, hatched, its reference count where there is room
 //
 // Only what changed is drawn again; everything is after a resize, another theme or another highlight. Where cells would
-// be too small, several blocks share one, which shows what most of them are. The cursor is an element over the canvas,
-// so that it costs no drawing: the mouse moves it, and so do the arrow keys.
+// be too small, several blocks share one, which is the stronger the more of them are held. The cursor is an element over
+// the canvas, so that it costs no drawing: the mouse moves it, and so do the arrow keys.
 
 import { ownerIndex, readColours } from "./colours.mjs";
 import { cellAt, layoutOf, moved } from "./layout.mjs";
@@ -15,6 +15,7 @@ const MAX_HEIGHT = 340;
 const COUNT_FROM = 15; // px of a cell that has room for its reference count
 const HATCH_FROM = 6;
 const DIMMED = 0.22;
+const FAINTEST = 0.4; // of what is held, however little
 
 /** A map on a canvas within a host that can be focused. `onPoint(firstBlock, numBlocks, byKey)` is told of the cursor. */
 export class BlockMap {
@@ -135,14 +136,39 @@ export class BlockMap {
     const side = (layout.cell - layout.gap) * scale;
     const x = (cell % layout.columns) * layout.cell * scale;
     const y = Math.floor(cell / layout.columns) * layout.cell * scale;
-    const shown = layout.perCell === 1 ? cell : this.typical(cell);
-    const kind = this.memory.kind(shown);
     context.clearRect(x, y, layout.cell * scale, layout.cell * scale);
     context.globalAlpha = this.marked === null || this.isMarked(cell) ? 1 : DIMMED;
-    context.fillStyle = this.colourOf(shown, kind);
-    context.fillRect(x, y, side, side);
-    if (kind === IS_SHARED && layout.cell >= HATCH_FROM) this.drawShared(shown, x, y, side);
+    if (layout.perCell === 1) this.drawBlock(cell, x, y, side);
+    else this.drawMixture(cell, x, y, side);
     context.globalAlpha = 1;
+  }
+
+  drawBlock(block, x, y, side) {
+    const kind = this.memory.kind(block);
+    this.context.fillStyle = this.colourOf(block, kind);
+    this.context.fillRect(x, y, side, side);
+    if (kind === IS_SHARED && this.layout.cell >= HATCH_FROM) this.drawShared(block, x, y, side);
+  }
+
+  /** Draw a cell of several: what most of those are that nobody holds, and over it, as strong as they are many, the held. */
+  drawMixture(cell, x, y, side) {
+    const counts = [0, 0, 0, 0];
+    const firsts = [-1, -1, -1, -1];
+    for (const id of this.blocksIn(cell)) {
+      const kind = this.memory.kind(id);
+      counts[kind] += 1;
+      if (firsts[kind] < 0) firsts[kind] = id;
+    }
+    const { context } = this;
+    const base = counts[IS_CACHED] >= counts[IS_FREE] ? IS_CACHED : IS_FREE;
+    const top = counts[IS_SHARED] >= counts[IS_ONE] ? IS_SHARED : IS_ONE;
+    const share = (counts[IS_ONE] + counts[IS_SHARED]) / (counts[IS_ONE] + counts[IS_SHARED] + counts[IS_CACHED] + counts[IS_FREE]);
+    context.fillStyle = this.colourOf(-1, base);
+    context.fillRect(x, y, side, side);
+    if (!counts[top]) return;
+    context.globalAlpha *= Math.max(FAINTEST, share);
+    context.fillStyle = this.colourOf(firsts[top], top);
+    context.fillRect(x, y, side, side);
   }
 
   drawShared(block, x, y, side) {
@@ -165,20 +191,6 @@ export class BlockMap {
     if (kind === IS_SHARED) return colours.shared;
     const owner = this.memory.owners[block];
     return owner < 0 ? colours.unknown : colours.owners[ownerIndex(owner)];
-  }
-
-  /** Return the block that stands for a cell of several: the first of the kind that most of them are of. */
-  typical(cell) {
-    const counts = [0, 0, 0, 0];
-    const firsts = [-1, -1, -1, -1];
-    for (const id of this.blocksIn(cell)) {
-      const kind = this.memory.kind(id);
-      counts[kind] += 1;
-      if (firsts[kind] < 0) firsts[kind] = id;
-    }
-    let best = IS_FREE;
-    for (const kind of [IS_CACHED, IS_ONE, IS_SHARED]) if (counts[kind] >= counts[best] && counts[kind]) best = kind;
-    return firsts[best];
   }
 
   *blocksIn(cell) {

@@ -44,7 +44,7 @@ export class Chat {
       this.send();
     });
     this.stopButton.addEventListener("click", () => this.call?.abort());
-    form.querySelector("[name=anew]").addEventListener("click", () => this.forget());
+    form.elements.anew.addEventListener("click", () => this.forget());
   }
 
   forget() {

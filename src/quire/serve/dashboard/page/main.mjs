@@ -155,7 +155,9 @@ class Page {
     const set = (name, text) => (find(`figure-${name}`).textContent = text);
     set("running", count(running));
     set("waiting", count(waiting));
-    set("used", percent(ledger.used / Math.max(ledger.used + ledger.cached + ledger.free, 1)));
+    const numBlocks = Math.max(ledger.used + ledger.cached + ledger.free, 1);
+    set("used", percent(ledger.used / numBlocks));
+    set("cached", percent(ledger.cached / numBlocks));
     set("rate", rate(history.newest("generated")));
     set("ttft", milliseconds(history.ttft));
     set("itl", milliseconds(history.itl));
@@ -165,6 +167,7 @@ class Page {
     set("preemptions", count(totals.preemptions));
     set("rejected", count(totals.rejected));
     const isIdle = this.model.requests.size === 0;
+    document.body.classList.remove("is-blank");
     document.body.classList.toggle("is-idle", isIdle && this.model.ended.length === 0);
     document.body.classList.toggle("is-new", isIdle && totals.prompt_tokens === 0);
   }
@@ -176,7 +179,7 @@ class Page {
     find("map-summary").textContent =
       `${one} held by one request, ${shared} shared by several, ${cached} cached, ${free} ${rest}.`;
     const perCell = Number(find("map").querySelector("canvas").dataset.perCell ?? 1);
-    find("map-note").textContent = perCell > 1 ? `Each cell stands for ${perCell} blocks and shows what most of them are.` : "";
+    find("map-note").textContent = perCell > 1 ? `Each cell stands for ${perCell} blocks: the more of them are held, the stronger its colour.` : "";
   }
 
   /** Say the summary to a screen reader, not too often. Mutates. */

@@ -80,12 +80,16 @@ export class Plots {
       cursor: { sync: { key: SYNC }, drag: { x: false, y: false }, points: { show: false } },
       scales: { x: { range: () => this.window() }, y: { range: (_, low, high) => [0, high > 0 ? high * (plan.stacked ? 1 : 1.1) : 1] } },
       axes: [
-        { ...axis, size: 22, splits: () => this.splits(), values: (_, splits) => splits.map((time) => this.ago(time)), grid: { show: false } },
-        { ...axis, size: 52, space: 30, values: (_, splits) => splits.map((value) => plan.value(value)) },
+        { ...axis, size: 22, splits: () => this.splits(), values: (_, splits) => this.labels(splits, (time) => this.ago(time)), grid: { show: false } },
+        { ...axis, size: 52, space: 30, values: (_, splits) => this.labels(splits, plan.value) },
       ],
       series: [{}, ...series],
       hooks: { draw: [(plot) => this.drawMarks(plot)] },
     };
+  }
+
+  labels(splits, write) {
+    return splits.map((value) => (this.history.columns.time.length ? write(value) : ""));
   }
 
   window() {
