@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from quire.guide import GUIDE_FOLDER
 from quire.memory.block import BlockState
 from support.browser import CHROMIUM, Browser, Page
 from support.prometheus_text import parse
@@ -284,6 +285,25 @@ def test_a_refusal_is_shown_as_the_server_says_it(server: RunningServer, open_pa
     assert "the model 'other'" in page.text("#transcript").lower()
     assert [text for text in page.complaints if "404" not in text] == []  # Chromium tells of every such answer
     page.complaints.clear()
+
+
+def test_a_model_without_a_chat_template_writes_on(open_page: Callable[..., Page], tmp_path: Path) -> None:
+    folder = tmp_path / "plain"
+    shutil.copytree(GUIDE_FOLDER, folder, ignore=shutil.ignore_patterns("chat_template*", "__*"))
+    settings = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+    settings.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    with running_server(folder, SETTINGS) as server:
+        page = open_page(server.url)
+        page.wait_for(IS_LIVE)
+        page.click("#chat-text")
+        for number in (1, 2):
+            page.type("A block table is")
+            page.press("Enter")
+            page.wait_for(f"!quire.chat.call && quire.chat.messages.length === {2 * number}")
+        assert page.evaluate("quire.chat.messages[3].content")
+        assert len(page.complaints) == 1 and "400" in page.complaints[0]  # it was asked for a chat once
+        page.complaints.clear()
 
 
 def test_the_line_for_a_terminal_works(open_page: Callable[..., Page]) -> None:

@@ -97,7 +97,7 @@ export class Chat {
   }
 
   async lacksTemplate(response) {
-    return /chat template/.test(await errorMessage(response));
+    return /has no chat template/.test(await errorMessage(response));
   }
 
   post(url, fields, signal) {

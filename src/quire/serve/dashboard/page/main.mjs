@@ -277,12 +277,12 @@ class Page {
     find("retry").hidden = this.phase !== "lost";
     if (isTold) find("banner-text").textContent = STATES[state];
     if (this.phase === "locked") find("banner-text").textContent = "This server shows its memory to those who have a key.";
+    if (this.phase === "lost") find("banner-text").textContent = `Connection lost: ${this.phaseText}. What is shown is old.`;
   }
 
   countDown() {
-    if (this.phase !== "lost") return;
     const seconds = Math.max(0, Math.ceil((this.retryAt - Date.now()) / 1000));
-    find("banner-text").textContent = `Connection lost: ${this.phaseText}. Trying again${seconds ? ` in ${seconds} s` : " now"}. What is shown is old.`;
+    find("banner-countdown").textContent = this.phase !== "lost" ? "" : seconds ? `Trying again in ${seconds} s.` : "Trying again.";
   }
 
   askForKey(message) {
