@@ -20,7 +20,7 @@ from support.browser import Browser, Page  # noqa: E402 (its folder had to be na
 WIDTH, HEIGHT = 1360, 1045
 WARM_UP_S = 62.0
 QUESTION = "What is a block table?"
-IS_BUSY = "quire.model.requests.size >= 6 && quire.model.memory.counts[2] >= 5 && quire.model.memory.counts[1] >= 90"
+IS_BUSY = "quire.model.requests.size >= 5 && quire.model.memory.counts[2] >= 4 && quire.model.memory.counts[1] >= 70"
 
 
 def take(page: Page, folder: Path) -> None:
@@ -32,10 +32,10 @@ def take(page: Page, folder: Path) -> None:
     page.press("Enter")
     page.wait_for("!quire.chat.call && quire.chat.messages.length === 2")
     page.move("h1")
-    for theme in ("dark", "light"):
+    for theme in ("light", "dark"):
         page.prefer(prefers_color_scheme=theme)
         page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
-        page.wait_for(IS_BUSY, 90.0)
+        page.wait_for(IS_BUSY, 150.0)
         page.screenshot(folder / ("dashboard.png" if theme == "light" else "dashboard-dark.png"), whole=False)
 
 
