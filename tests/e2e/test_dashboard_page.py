@@ -64,8 +64,8 @@ OVERFLOW = """[...document.querySelectorAll("body *")].filter((one) => one.check
   .map((one) => `${one.tagName}.${one.className}`)"""
 
 ENDLESS = """{ const post = quire.chat.post.bind(quire.chat);
-  quire.chat.post = (url, fields, signal) => post(url, {...fields, ignore_eos: true}, signal); }"""
-"""Lets answers of the chat go on until they are stopped."""
+  quire.chat.post = (url, fields, signal) => post(url, {...fields, ignore_eos: true, temperature: 2}, signal); }"""
+"""Lets answers of the chat go on until they are stopped, each another way: the guide alone would be done in a blink."""
 
 
 FOCUSED = """(() => { const one = document.activeElement, style = getComputedStyle(one);
@@ -258,15 +258,16 @@ def test_one_asks_and_watches_ones_own_blocks(server: RunningServer, open_page: 
     answer = page.evaluate("quire.chat.messages[1].content")
     assert answer
     assert answer in page.text("#transcript")
-    page.wait_for("document.querySelector('.own:not(:empty)')?.innerText === 'yours'")
 
-    page.evaluate("document.querySelector('[name=answers]').value = '4'")
+    page.evaluate("document.querySelector('[name=answers]').value = '8'")
     page.evaluate("document.querySelector('[name=length]').value = '1500'")
     page.evaluate(ENDLESS)
     page.click("#chat-text")
     page.type("Tell me all that you know of blocks.")
     page.press("Enter")
-    page.wait_for("quire.model.memory.counts[2] > 0")  # four answers share a prompt
+    page.wait_for("quire.model.memory.counts[2] > 0")  # eight answers share a prompt
+    page.wait_for("document.querySelector('.own:not(:empty)')?.innerText === 'yours'")
+    assert page.evaluate("quire.chat.call !== null")
     page.click("[name=stop]")
     page.wait_for("!quire.chat.call")
     server.wait_until_idle()

@@ -21,18 +21,20 @@ export async function readEvents(stream, onEvent) {
   }
 }
 
-/** The chat of the page. `headers()` has the key; `onAsked()` and `onPromptTokens(number)` help to find the request. */
+/** The chat of the page. `headers()` has the key; `onAsked()`, `onPromptTokens(number)` and `onEnded()` help to find the request. */
 export class Chat {
-  constructor(form, transcript, { headers, onAsked, onPromptTokens }) {
+  constructor(form, transcript, { headers, onAsked, onPromptTokens, onEnded }) {
     this.form = form;
     this.transcript = transcript;
     this.headers = headers;
     this.onAsked = onAsked;
     this.onPromptTokens = onPromptTokens;
+    this.onEnded = onEnded;
     this.model = "";
     this.messages = [];
     this.hasTemplate = true;
     this.call = null;
+    this.isAsked = false;
     this.stopButton = form.querySelector("[name=stop]");
     form.addEventListener("submit", (event) => {
       event.preventDefault();
@@ -67,6 +69,7 @@ export class Chat {
       if (error.name !== "AbortError") this.show("error", error.message);
     } finally {
       this.setBusy(null);
+      this.onEnded();
     }
   }
 
@@ -109,7 +112,7 @@ export class Chat {
     const answers = new Map();
     let failure = "";
     const said = (index) => {
-      if (!answers.has(index)) answers.set(index, { text: "", element: this.show("model", "", index) });
+      if (!answers.has(index)) answers.set(index, { text: "", node: this.show("model", "", index).firstChild });
       return answers.get(index);
     };
     try {
@@ -119,16 +122,30 @@ export class Chat {
         for (const choice of event.choices ?? []) {
           const piece = choice.delta?.content ?? choice.text ?? "";
           if (!piece) continue;
-          const answer = said(choice.index);
-          answer.text += piece;
-          answer.element.append(piece);
+          said(choice.index).text += piece;
         }
-        this.scroll();
+        this.later(answers);
       });
       if (failure) throw new Error(failure);
     } finally {
+      this.write(answers);
       this.messages.push({ role: "assistant", content: answers.get(0)?.text ?? "" });
     }
+  }
+
+  /** Write what has come of the answers, with the next picture: a fast model sends far more pieces than pictures. */
+  later(answers) {
+    if (this.isAsked) return;
+    this.isAsked = true;
+    requestAnimationFrame(() => {
+      this.isAsked = false;
+      this.write(answers);
+    });
+  }
+
+  write(answers) {
+    for (const { text, node } of answers.values()) node.appendData(text.slice(node.length));
+    this.scroll();
   }
 
   show(who, text, index = 0) {
@@ -137,7 +154,7 @@ export class Chat {
     const name = document.createElement("b");
     name.textContent = who === "model" && index ? `${this.model}, answer ${index + 1}` : who === "model" ? this.model : who;
     const body = document.createElement("p");
-    body.textContent = text;
+    body.append(document.createTextNode(text));
     item.append(name, body);
     this.transcript.append(item);
     this.scroll();

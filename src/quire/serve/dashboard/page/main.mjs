@@ -21,6 +21,7 @@ import { Model, ROOT, UNPUBLISHED } from "./state.mjs";
 const KEY_NAME = "quire-key";
 const THEME_NAME = "quire-theme";
 const SPEAK_EVERY_MS = 20_000;
+const GIVE_UP_MS = 400;
 const WHOSE = ["num_blocks", "scope", "tenant"]; // of the hello: whose memory is shown
 const find = (id) => document.getElementById(id);
 
@@ -52,6 +53,7 @@ class Page {
       headers: () => this.live.headers(),
       onAsked: () => (this.asked = { seen: this.known(), promptTokens: null }),
       onPromptTokens: (number) => this.learn(number),
+      onEnded: () => this.giveUp(this.asked),
     });
     this.plots = new Plots(find("plots"), this.history);
     this.listen();
@@ -235,6 +237,13 @@ class Page {
     if (!this.asked) return;
     this.asked.promptTokens = promptTokens;
     this.recognise();
+  }
+
+  /** A call has ended whose request was not found: after the next frames it would be another's. Mutates. */
+  giveUp(asked) {
+    setTimeout(() => {
+      if (this.asked === asked) this.asked = null;
+    }, GIVE_UP_MS);
   }
 
   /** Return the keys of all requests that the page has. */
