@@ -7,161 +7,164 @@ import { errorMessage } from "./live.mjs";
 
 /** Hand the events of a stream on, each as the object that it says. Returns at its end. */
 export async function readEvents(stream, onEvent) {
-  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    const events = (rest + value).split("\n\n");
-    rest = events.pop();
-    for (const event of events) {
-      const data = event.startsWith("data: ") ? event.slice(6) : "";
-      if (data && data !== "[DONE]") onEvent(JSON.parse(data));
+    const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+    let rest = "";
+    for (;;) {
+        const { done, value } = await reader.read();
+        if (done) return;
+        const events = (rest + value).split("\n\n");
+        rest = events.pop();
+        for (const event of events) {
+            const data = event.startsWith("data: ") ? event.slice(6) : "";
+            if (data && data !== "[DONE]") onEvent(JSON.parse(data));
+        }
     }
-  }
 }
 
-/** The chat of the page. `headers()` has the key; `onAsked()`, `onPromptTokens(number)` and `onEnded()` help to find the request. */
+/** The chat of the page. `headers()` has the key; what else is called helps to find the request in the frames. */
 export class Chat {
-  constructor(form, transcript, { headers, onAsked, onPromptTokens, onEnded }) {
-    this.form = form;
-    this.transcript = transcript;
-    this.headers = headers;
-    this.onAsked = onAsked;
-    this.onPromptTokens = onPromptTokens;
-    this.onEnded = onEnded;
-    this.model = "";
-    this.messages = [];
-    this.hasTemplate = true;
-    this.call = null;
-    this.isAsked = false;
-    this.stopButton = form.querySelector("[name=stop]");
-    form.addEventListener("submit", (event) => {
-      event.preventDefault();
-      this.send();
-    });
-    form.elements.text.addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
-      event.preventDefault();
-      this.send();
-    });
-    this.stopButton.addEventListener("click", () => this.call?.abort());
-    form.elements.anew.addEventListener("click", () => this.forget());
-  }
-
-  forget() {
-    this.call?.abort();
-    this.messages = [];
-    this.transcript.replaceChildren();
-    this.form.elements.text.focus();
-  }
-
-  async send() {
-    const text = this.form.elements.text.value.trim();
-    if (!text || this.call) return;
-    this.form.elements.text.value = "";
-    this.messages.push({ role: "user", content: text });
-    this.show("you", text);
-    this.setBusy(new AbortController());
-    try {
-      await this.ask(text, this.call.signal);
-    } catch (error) {
-      if (error.name !== "AbortError") this.show("error", error.message);
-    } finally {
-      this.setBusy(null);
-      this.onEnded();
+    constructor(form, transcript, { headers, onAsked, onPromptTokens, onEnded }) {
+        this.form = form;
+        this.transcript = transcript;
+        this.headers = headers;
+        this.onAsked = onAsked;
+        this.onPromptTokens = onPromptTokens;
+        this.onEnded = onEnded;
+        this.model = "";
+        this.messages = [];
+        this.hasTemplate = true;
+        this.call = null;
+        this.isAsked = false;
+        this.stopButton = form.querySelector("[name=stop]");
+        form.addEventListener("submit", (event) => {
+            event.preventDefault();
+            this.send();
+        });
+        form.elements.text.addEventListener("keydown", (event) => {
+            if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+            event.preventDefault();
+            this.send();
+        });
+        this.stopButton.addEventListener("click", () => this.call?.abort());
+        form.elements.anew.addEventListener("click", () => this.forget());
     }
-  }
 
-  setBusy(call) {
-    this.call = call;
-    this.stopButton.disabled = call === null;
-    this.form.querySelector("[type=submit]").disabled = call !== null;
-    this.transcript.ariaBusy = String(call !== null);
-  }
-
-  async ask(text, signal) {
-    const fields = {
-      model: this.model,
-      stream: true,
-      stream_options: { include_usage: true, continuous_usage_stats: true },
-      n: Number(this.form.elements.answers.value),
-      max_tokens: Number(this.form.elements.length.value),
-    };
-    this.onAsked();
-    let response = this.hasTemplate ? await this.post("v1/chat/completions", { ...fields, messages: this.messages }, signal) : null;
-    if (response?.status === 400 && (await this.lacksTemplate(response.clone()))) this.hasTemplate = false;
-    if (!this.hasTemplate) response = await this.post("v1/completions", { ...fields, prompt: text }, signal);
-    if (!response.ok) {
-      this.messages.pop();
-      throw new Error(await errorMessage(response));
+    forget() {
+        this.call?.abort();
+        this.messages = [];
+        this.transcript.replaceChildren();
+        this.form.elements.text.focus();
     }
-    await this.read(response.body);
-  }
 
-  async lacksTemplate(response) {
-    return /has no chat template/.test(await errorMessage(response));
-  }
-
-  post(url, fields, signal) {
-    const headers = { "content-type": "application/json", ...this.headers() };
-    return fetch(url, { method: "POST", headers, body: JSON.stringify(fields), signal });
-  }
-
-  async read(stream) {
-    const answers = new Map();
-    let failure = "";
-    const said = (index) => {
-      if (!answers.has(index)) answers.set(index, { text: "", node: this.show("model", "", index).firstChild });
-      return answers.get(index);
-    };
-    try {
-      await readEvents(stream, (event) => {
-        if (event.error) failure = event.error.message;
-        if (event.usage) this.onPromptTokens(event.usage.prompt_tokens);
-        for (const choice of event.choices ?? []) {
-          const piece = choice.delta?.content ?? choice.text ?? "";
-          if (!piece) continue;
-          said(choice.index).text += piece;
+    async send() {
+        const text = this.form.elements.text.value.trim();
+        if (!text || this.call) return;
+        this.form.elements.text.value = "";
+        this.messages.push({ role: "user", content: text });
+        this.show("you", text);
+        this.setBusy(new AbortController());
+        try {
+            await this.ask(text, this.call.signal);
+        } catch (error) {
+            if (error.name !== "AbortError") this.show("error", error.message);
+        } finally {
+            this.setBusy(null);
+            this.onEnded();
         }
-        this.later(answers);
-      });
-      if (failure) throw new Error(failure);
-    } finally {
-      this.write(answers);
-      this.messages.push({ role: "assistant", content: answers.get(0)?.text ?? "" });
     }
-  }
 
-  /** Write what has come of the answers, with the next picture: a fast model sends far more pieces than pictures. */
-  later(answers) {
-    if (this.isAsked) return;
-    this.isAsked = true;
-    requestAnimationFrame(() => {
-      this.isAsked = false;
-      this.write(answers);
-    });
-  }
+    setBusy(call) {
+        this.call = call;
+        this.stopButton.disabled = call === null;
+        this.form.querySelector("[type=submit]").disabled = call !== null;
+        this.transcript.ariaBusy = String(call !== null);
+    }
 
-  write(answers) {
-    for (const { text, node } of answers.values()) node.appendData(text.slice(node.length));
-    this.scroll();
-  }
+    async ask(text, signal) {
+        const fields = {
+            model: this.model,
+            stream: true,
+            stream_options: { include_usage: true, continuous_usage_stats: true },
+            n: Number(this.form.elements.answers.value),
+            max_tokens: Number(this.form.elements.length.value),
+        };
+        this.onAsked();
+        let response = this.hasTemplate
+            ? await this.post("v1/chat/completions", { ...fields, messages: this.messages }, signal)
+            : null;
+        if (response?.status === 400 && (await this.lacksTemplate(response.clone()))) this.hasTemplate = false;
+        if (!this.hasTemplate) response = await this.post("v1/completions", { ...fields, prompt: text }, signal);
+        if (!response.ok) {
+            this.messages.pop();
+            throw new Error(await errorMessage(response));
+        }
+        await this.read(response.body);
+    }
 
-  show(who, text, index = 0) {
-    const item = document.createElement("li");
-    item.dataset.who = who;
-    const name = document.createElement("b");
-    name.textContent = who === "model" && index ? `${this.model}, answer ${index + 1}` : who === "model" ? this.model : who;
-    const body = document.createElement("p");
-    body.append(document.createTextNode(text));
-    item.append(name, body);
-    this.transcript.append(item);
-    this.scroll();
-    return body;
-  }
+    async lacksTemplate(response) {
+        return /has no chat template/.test(await errorMessage(response));
+    }
 
-  scroll() {
-    this.transcript.scrollTop = this.transcript.scrollHeight;
-  }
+    post(url, fields, signal) {
+        const headers = { "content-type": "application/json", ...this.headers() };
+        return fetch(url, { method: "POST", headers, body: JSON.stringify(fields), signal });
+    }
+
+    async read(stream) {
+        const answers = new Map();
+        let failure = "";
+        const said = (index) => {
+            if (!answers.has(index)) answers.set(index, { text: "", node: this.show("model", "", index).firstChild });
+            return answers.get(index);
+        };
+        try {
+            await readEvents(stream, (event) => {
+                if (event.error) failure = event.error.message;
+                if (event.usage) this.onPromptTokens(event.usage.prompt_tokens);
+                for (const choice of event.choices ?? []) {
+                    const piece = choice.delta?.content ?? choice.text ?? "";
+                    if (!piece) continue;
+                    said(choice.index).text += piece;
+                }
+                this.later(answers);
+            });
+            if (failure) throw new Error(failure);
+        } finally {
+            this.write(answers);
+            this.messages.push({ role: "assistant", content: answers.get(0)?.text ?? "" });
+        }
+    }
+
+    /** Write what has come of the answers, with the next picture: a fast model sends far more pieces than pictures. */
+    later(answers) {
+        if (this.isAsked) return;
+        this.isAsked = true;
+        requestAnimationFrame(() => {
+            this.isAsked = false;
+            this.write(answers);
+        });
+    }
+
+    write(answers) {
+        for (const { text, node } of answers.values()) node.appendData(text.slice(node.length));
+        this.scroll();
+    }
+
+    show(who, text, index = 0) {
+        const item = document.createElement("li");
+        item.dataset.who = who;
+        const name = document.createElement("b");
+        name.textContent =
+            who === "model" && index ? `${this.model}, answer ${index + 1}` : who === "model" ? this.model : who;
+        const body = document.createElement("p");
+        body.append(document.createTextNode(text));
+        item.append(name, body);
+        this.transcript.append(item);
+        this.scroll();
+        return body;
+    }
+
+    scroll() {
+        this.transcript.scrollTop = this.transcript.scrollHeight;
+    }
 }

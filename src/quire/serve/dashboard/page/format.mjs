@@ -13,32 +13,33 @@ export const percent = (share) => (share === null || Number.isNaN(share) ? "–"
 
 /** Return milliseconds as they are read best. */
 export function milliseconds(ms) {
-  if (ms === null) return "–";
-  if (ms >= 10_000) return `${(ms / 1000).toFixed(0)} s`;
-  if (ms >= 1000) return `${(ms / 1000).toFixed(1)} s`;
-  return `${ms.toFixed(ms < 10 ? 1 : 0)} ms`;
+    if (ms === null) return "–";
+    if (ms >= 10_000) return `${(ms / 1000).toFixed(0)} s`;
+    if (ms >= 1000) return `${(ms / 1000).toFixed(1)} s`;
+    return `${ms.toFixed(ms < 10 ? 1 : 0)} ms`;
 }
 
 /** Return a rate: whole numbers, but for slow ones. */
-export const rate = (perSecond) => (perSecond === null ? "–" : count(perSecond < 10 ? Number(perSecond.toFixed(1)) : Math.round(perSecond)));
+export const rate = (perSecond) =>
+    perSecond === null ? "–" : count(perSecond < 10 ? Number(perSecond.toFixed(1)) : Math.round(perSecond));
 
 /** Return how long ago something was. */
 export function age(seconds) {
-  if (seconds < 1) return "less than 1 s";
-  if (seconds < 120) return `${Math.floor(seconds)} s`;
-  if (seconds < 7200) return `${Math.floor(seconds / 60)} min`;
-  return `${Math.floor(seconds / 3600)} h`;
+    if (seconds < 1) return "less than 1 s";
+    if (seconds < 120) return `${Math.floor(seconds)} s`;
+    if (seconds < 7200) return `${Math.floor(seconds / 60)} min`;
+    return `${Math.floor(seconds / 3600)} h`;
 }
 
 /** Return bytes in binary units. */
 export function bytes(number) {
-  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
-  let unit = 0;
-  while (number >= 1024 && unit < units.length - 1) {
-    number /= 1024;
-    unit += 1;
-  }
-  return `${unit && number < 100 ? number.toFixed(1) : Math.round(number)} ${units[unit]}`;
+    const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let unit = 0;
+    while (number >= 1024 && unit < units.length - 1) {
+        number /= 1024;
+        unit += 1;
+    }
+    return `${unit && number < 100 ? number.toFixed(1) : Math.round(number)} ${units[unit]}`;
 }
 
 /** Return how a request is called: its short number. */

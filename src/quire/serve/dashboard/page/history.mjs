@@ -5,85 +5,95 @@
 // that were measured in it. Pure; times are those of the reader's clock, in seconds.
 
 const COLUMNS = [
-  "time", "used", "cached", "free", "generated", "prompt", "hitRate", "ttftMiddle", "ttftSlow", "itlMiddle", "itlSlow",
+    "time",
+    "used",
+    "cached",
+    "free",
+    "generated",
+    "prompt",
+    "hitRate",
+    "ttftMiddle",
+    "ttftSlow",
+    "itlMiddle",
+    "itlSlow",
 ];
 
 /** Return a quantile of numbers; null where there are none. */
 export function quantile(values, share) {
-  if (values.length === 0) return null;
-  const sorted = [...values].sort((a, b) => a - b);
-  return sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))];
+    if (values.length === 0) return null;
+    const sorted = [...values].sort((a, b) => a - b);
+    return sorted[Math.min(sorted.length - 1, Math.floor(share * sorted.length))];
 }
 
 /** Samples of the last `windowS` seconds, as columns, and the marks of what interrupted. */
 export class History {
-  constructor(windowS = 300) {
-    this.windowS = windowS;
-    this.columns = Object.fromEntries(COLUMNS.map((name) => [name, []]));
-    this.marks = []; // {time, kind, number}
-    this.ttft = null; // the newest that were measured, in ms
-    this.itl = null;
-    this.startBin(null, null);
-  }
-
-  startBin(time, totals) {
-    this.bin = { time, totals, ttft: [], itl: [], kinds: new Map() };
-  }
-
-  /** Add a frame that came at some time. Returns whether a sample has been added. Mutates. */
-  add(frame, time) {
-    if (this.bin.time === null || this.isBackwards(frame)) this.startBin(time, frame.totals);
-    const { bin } = this;
-    bin.ttft.push(...frame.ttft_ms);
-    bin.itl.push(...frame.itl_ms);
-    for (const [, kind, , number] of frame.events) {
-      if (kind === "preempted" || kind === "evicted") bin.kinds.set(kind, (bin.kinds.get(kind) ?? 0) + number);
+    constructor(windowS = 300) {
+        this.windowS = windowS;
+        this.columns = Object.fromEntries(COLUMNS.map((name) => [name, []]));
+        this.marks = []; // {time, kind, number}
+        this.ttft = null; // the newest that were measured, in ms
+        this.itl = null;
+        this.startBin(null, null);
     }
-    if (time - bin.time < 1) return false;
-    this.endBin(frame, time);
-    return true;
-  }
 
-  /** Return whether the totals of a frame have begun anew, as after a restart. */
-  isBackwards(frame) {
-    const before = this.bin.totals;
-    return before !== null && frame.totals.generated_tokens < before.generated_tokens;
-  }
+    startBin(time, totals) {
+        this.bin = { time, totals, ttft: [], itl: [], kinds: new Map() };
+    }
 
-  endBin(frame, time) {
-    const { bin, columns } = this;
-    const seconds = time - bin.time;
-    const grown = (name) => frame.totals[name] - bin.totals[name];
-    this.ttft = quantile(bin.ttft, 0.5) ?? this.ttft;
-    this.itl = quantile(bin.itl, 0.5) ?? this.itl;
-    const sample = {
-      time,
-      used: frame.ledger.used,
-      cached: frame.ledger.cached,
-      free: frame.ledger.free,
-      generated: grown("generated_tokens") / seconds,
-      prompt: grown("prompt_tokens") / seconds,
-      hitRate: grown("queried_tokens") > 0 ? grown("hit_tokens") / grown("queried_tokens") : null,
-      ttftMiddle: quantile(bin.ttft, 0.5),
-      ttftSlow: quantile(bin.ttft, 0.95),
-      itlMiddle: quantile(bin.itl, 0.5),
-      itlSlow: quantile(bin.itl, 0.95),
-    };
-    for (const name of COLUMNS) columns[name].push(sample[name]);
-    for (const [kind, number] of bin.kinds) this.marks.push({ time, kind, number });
-    this.forget(time - this.windowS);
-    this.startBin(time, frame.totals);
-  }
+    /** Add a frame that came at some time. Returns whether a sample has been added. Mutates. */
+    add(frame, time) {
+        if (this.bin.time === null || this.isBackwards(frame)) this.startBin(time, frame.totals);
+        const { bin } = this;
+        bin.ttft.push(...frame.ttft_ms);
+        bin.itl.push(...frame.itl_ms);
+        for (const [, kind, , number] of frame.events) {
+            if (kind === "preempted" || kind === "evicted") bin.kinds.set(kind, (bin.kinds.get(kind) ?? 0) + number);
+        }
+        if (time - bin.time < 1) return false;
+        this.endBin(frame, time);
+        return true;
+    }
 
-  forget(before) {
-    const { columns } = this;
-    const first = columns.time.findIndex((time) => time >= before);
-    if (first > 0) for (const name of COLUMNS) columns[name].splice(0, first);
-    this.marks = this.marks.filter((mark) => mark.time >= before);
-  }
+    /** Return whether the totals of a frame have begun anew, as after a restart. */
+    isBackwards(frame) {
+        const before = this.bin.totals;
+        return before !== null && frame.totals.generated_tokens < before.generated_tokens;
+    }
 
-  /** Return the newest sample of a column; null where there is none. */
-  newest(name) {
-    return this.columns[name].at(-1) ?? null;
-  }
+    endBin(frame, time) {
+        const { bin, columns } = this;
+        const seconds = time - bin.time;
+        const grown = (name) => frame.totals[name] - bin.totals[name];
+        this.ttft = quantile(bin.ttft, 0.5) ?? this.ttft;
+        this.itl = quantile(bin.itl, 0.5) ?? this.itl;
+        const sample = {
+            time,
+            used: frame.ledger.used,
+            cached: frame.ledger.cached,
+            free: frame.ledger.free,
+            generated: grown("generated_tokens") / seconds,
+            prompt: grown("prompt_tokens") / seconds,
+            hitRate: grown("queried_tokens") > 0 ? grown("hit_tokens") / grown("queried_tokens") : null,
+            ttftMiddle: quantile(bin.ttft, 0.5),
+            ttftSlow: quantile(bin.ttft, 0.95),
+            itlMiddle: quantile(bin.itl, 0.5),
+            itlSlow: quantile(bin.itl, 0.95),
+        };
+        for (const name of COLUMNS) columns[name].push(sample[name]);
+        for (const [kind, number] of bin.kinds) this.marks.push({ time, kind, number });
+        this.forget(time - this.windowS);
+        this.startBin(time, frame.totals);
+    }
+
+    forget(before) {
+        const { columns } = this;
+        const first = columns.time.findIndex((time) => time >= before);
+        if (first > 0) for (const name of COLUMNS) columns[name].splice(0, first);
+        this.marks = this.marks.filter((mark) => mark.time >= before);
+    }
+
+    /** Return the newest sample of a column; null where there is none. */
+    newest(name) {
+        return this.columns[name].at(-1) ?? null;
+    }
 }

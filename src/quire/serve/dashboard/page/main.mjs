@@ -26,290 +26,315 @@ const WHOSE = ["num_blocks", "scope", "tenant"]; // of the hello: whose memory i
 const find = (id) => document.getElementById(id);
 
 const STATES = {
-  starting: "The model is being loaded.",
-  draining: "The server is stopping: calls under way may end, new ones are turned away.",
-  restarting: "The engine was lost and is being started again.",
-  failed: "The engine cannot be started again; the log of the server says why.",
-  closed: "The engine has been shut down.",
+    starting: "The model is being loaded.",
+    draining: "The server is stopping: calls under way may end, new ones are turned away.",
+    restarting: "The engine was lost and is being started again.",
+    failed: "The engine cannot be started again; the log of the server says why.",
+    closed: "The engine has been shut down.",
 };
 
 class Page {
-  constructor() {
-    this.model = null;
-    this.history = new History();
-    this.wallOffset = 0; // time of day less the time of the engine, in seconds
-    this.lastSlow = 0;
-    this.spokenAt = -SPEAK_EVERY_MS;
-    this.isAsked = false;
-    this.marked = null; // the request that stands out; null: none
-    this.asked = null; // what is known of a call of our own whose number is not: {seen, promptTokens}
-    this.live = new Live("live", { onObject: (object) => this.take(object), onPhase: (...phase) => this.showPhase(...phase) });
-    this.live.key = sessionStorage.getItem(KEY_NAME) ?? "";
-    this.map = new BlockMap(find("map"), { onPoint: (...point) => this.showBlock(...point) });
-    this.requests = new Requests(find("request-rows"), find("requests-note"), { onMark: (id) => this.markRequest(id) });
-    this.events = new Events(find("event-list"), find("event-voice"), find("event-filter"));
-    this.tree = new PrefixTree(find("tree"), find("tree-note"), { onMark: (blocks) => this.map.highlight(blocks) });
-    this.chat = new Chat(find("chat-form"), find("transcript"), {
-      headers: () => this.live.headers(),
-      onAsked: () => (this.asked = { seen: this.known(), promptTokens: null }),
-      onPromptTokens: (number) => this.learn(number),
-      onEnded: () => this.giveUp(this.asked),
-    });
-    this.plots = new Plots(find("plots"), this.history);
-    this.listen();
-    this.live.connect();
-  }
-
-  listen() {
-    const theme = find("theme");
-    theme.addEventListener("change", () => {
-      localStorage.setItem(THEME_NAME, theme.value);
-      this.recolour();
-    });
-    theme.value = localStorage.getItem(THEME_NAME) ?? "auto";
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.recolour());
-    applyTheme(theme.value);
-    find("retry").addEventListener("click", () => this.live.connect());
-    find("key-button").addEventListener("click", () => this.askForKey(""));
-    find("key-form").addEventListener("submit", (event) => this.takeKey(event));
-    find("key-cancel").addEventListener("click", () => find("key-dialog").close());
-    setInterval(() => this.countDown(), 500);
-  }
-
-  recolour() {
-    applyTheme(find("theme").value);
-    this.map.redraw();
-    this.plots.recolour();
-  }
-
-  // ---- what the line says -------------------------------------------------------------------------------------------
-
-  take(object) {
-    if (object.type === "hello") this.greet(object);
-    else if (object.type === "frame" && this.model) this.apply(object);
-  }
-
-  greet(hello) {
-    const before = this.model?.hello;
-    this.model = new Model(hello);
-    this.chat.model = hello.model;
-    document.title = `${hello.model} · quire`;
-    find("model-name").textContent = hello.model;
-    find("scope").textContent = hello.scope === "operator" ? "operator" : `tenant ${hello.tenant}`;
-    find("scope").title = hello.scope === "operator" ? "Everything is shown." : "Only what is your own is shown.";
-    document.body.dataset.scope = hello.scope;
-    find("memory-size").textContent =
-      `${counted(hello.num_blocks, "block")} of ${counted(hello.block_size, "token")}, ${bytes(hello.bytes_per_block)} each`;
-    find("curl").textContent = this.curl(hello.model);
-    if (before && WHOSE.some((name) => before[name] !== hello[name])) this.history = this.plots.history = new History();
-    this.map.show(this.model.memory);
-  }
-
-  curl(model) {
-    const key = this.live.key ? " -H 'Authorization: Bearer …'" : "";
-    const body = JSON.stringify({ model, messages: [{ role: "user", content: "What is a block table?" }] });
-    return `curl ${location.origin}/v1/chat/completions -H 'Content-Type: application/json'${key} -d '${body}'`;
-  }
-
-  apply(frame) {
-    const change = this.model.apply(frame);
-    const now = Date.now() / 1000;
-    if (frame.full) this.wallOffset = now - frame.t;
-    this.map.update(change.blocks);
-    this.events.add(change.events, (time) => time + this.wallOffset);
-    if (change.isRestart) this.requests.pin(null);
-    const isSampled = this.history.add(frame, now);
-    this.recognise();
-    this.later(isSampled);
-  }
-
-  later(isSampled) {
-    this.isSampled ||= isSampled;
-    if (this.isAsked) return;
-    this.isAsked = true;
-    requestAnimationFrame(() => {
-      this.isAsked = false;
-      this.draw();
-    });
-  }
-
-  draw() {
-    const { model } = this;
-    this.requests.update(model.listRequests(), model.ended);
-    this.showFigures();
-    this.summarise();
-    this.showState();
-    const now = performance.now();
-    if (this.isSampled) this.plots.update();
-    this.isSampled = false;
-    if (now < this.lastSlow) return;
-    this.tree.update(model.memory, model.hello.block_size);
-    this.speak(now);
-    if (this.marked !== null) this.markRequest(this.marked);
-    this.lastSlow = now + Math.max(900, 20 * (performance.now() - now));
-  }
-
-  // ---- in words -----------------------------------------------------------------------------------------------------
-
-  showFigures() {
-    const { ledger, totals, running, waiting } = this.model;
-    const { history } = this;
-    const set = (name, text) => (find(`figure-${name}`).textContent = text);
-    set("running", count(running));
-    set("waiting", count(waiting));
-    const numBlocks = Math.max(ledger.used + ledger.cached + ledger.free, 1);
-    set("used", percent(ledger.used / numBlocks));
-    set("cached", percent(ledger.cached / numBlocks));
-    set("rate", rate(history.newest("generated")));
-    set("ttft", milliseconds(history.ttft));
-    set("itl", milliseconds(history.itl));
-    set("hits", totals.queried_tokens ? percent(totals.hit_tokens / totals.queried_tokens) : "–");
-    set("saved", count(ledger.saved));
-    set("evictions", count(totals.evictions));
-    set("preemptions", count(totals.preemptions));
-    set("rejected", count(totals.rejected));
-    const isIdle = this.model.requests.size === 0;
-    document.body.classList.remove("is-blank");
-    document.body.classList.toggle("is-idle", isIdle && this.model.ended.length === 0);
-    document.body.classList.toggle("is-new", isIdle && totals.prompt_tokens === 0);
-  }
-
-  summarise() {
-    const { memory, hello } = this.model;
-    const [free, one, shared, cached] = memory.counts.map(count);
-    const rest = hello.scope === "operator" ? "are free" : "are free or others'";
-    find("map-summary").textContent =
-      `${one} held by one request, ${shared} shared by several, ${cached} cached, ${free} ${rest}.`;
-    const perCell = Number(find("map").querySelector("canvas").dataset.perCell ?? 1);
-    find("map-note").textContent = perCell > 1 ? `Each cell stands for ${perCell} blocks: the more of them are held, the stronger its colour.` : "";
-  }
-
-  /** Say the summary to a screen reader, not too often. Mutates. */
-  speak(now) {
-    if (now < this.spokenAt + SPEAK_EVERY_MS) return;
-    this.spokenAt = now;
-    find("map-voice").textContent = `Memory: ${find("map-summary").textContent}`;
-  }
-
-  showBlock(first, numBlocks, byKey) {
-    const details = find("block-details");
-    details.ariaLive = byKey ? "polite" : "off";
-    if (first < 0) {
-      details.replaceChildren("Point at a block, or go there with the arrow keys.");
-      details.classList.add("hint");
-      return;
+    constructor() {
+        this.model = null;
+        this.history = new History();
+        this.wallOffset = 0; // time of day less the time of the engine, in seconds
+        this.lastSlow = 0;
+        this.spokenAt = -SPEAK_EVERY_MS;
+        this.isAsked = false;
+        this.marked = null; // the request that stands out; null: none
+        this.asked = null; // what is known of a call of our own whose number is not: {seen, promptTokens}
+        this.live = new Live("live", {
+            onObject: (object) => this.take(object),
+            onPhase: (...phase) => this.showPhase(...phase),
+        });
+        this.live.key = sessionStorage.getItem(KEY_NAME) ?? "";
+        this.map = new BlockMap(find("map"), { onPoint: (...point) => this.showBlock(...point) });
+        this.requests = new Requests(find("request-rows"), find("requests-note"), {
+            onMark: (id) => this.markRequest(id),
+        });
+        this.events = new Events(find("event-list"), find("event-voice"), find("event-filter"));
+        this.tree = new PrefixTree(find("tree"), find("tree-note"), { onMark: (blocks) => this.map.highlight(blocks) });
+        this.chat = new Chat(find("chat-form"), find("transcript"), {
+            headers: () => this.live.headers(),
+            onAsked: () => (this.asked = { seen: this.known(), promptTokens: null }),
+            onPromptTokens: (number) => this.learn(number),
+            onEnded: () => this.giveUp(this.asked),
+        });
+        this.plots = new Plots(find("plots"), this.history);
+        this.listen();
+        this.live.connect();
     }
-    details.classList.remove("hint");
-    details.replaceChildren(numBlocks === 1 ? this.describe(first) : this.describeMany(first, numBlocks));
-  }
 
-  describe(id) {
-    const { memory, time } = this.model;
-    const block = memory.block(id);
-    const since = `for ${age(Math.max(0, time - block.time))}`;
-    const parent = { [ROOT]: "the first of its prompt", [UNPUBLISHED]: "not published" }[block.parent] ?? `after block ${block.parent}`;
-    const owner = `taken by ${requestName(block.owner)}`;
-    const words = {
-      free: this.model.hello.scope === "operator" ? ["free"] : ["free, or another's"],
-      one: ["held by one", "1 reference", owner, since, parent],
-      shared: ["shared", `${block.refs} references`, owner, since, parent],
-      cached: ["cached", "no references", owner, since, parent],
-    }[block.kind];
-    return `Block ${id}: ${words.join(" · ")}`;
-  }
+    listen() {
+        const theme = find("theme");
+        theme.addEventListener("change", () => {
+            localStorage.setItem(THEME_NAME, theme.value);
+            this.recolour();
+        });
+        theme.value = localStorage.getItem(THEME_NAME) ?? "auto";
+        matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.recolour());
+        applyTheme(theme.value);
+        find("retry").addEventListener("click", () => this.live.connect());
+        find("key-button").addEventListener("click", () => this.askForKey(""));
+        find("key-form").addEventListener("submit", (event) => this.takeKey(event));
+        find("key-cancel").addEventListener("click", () => find("key-dialog").close());
+        setInterval(() => this.countDown(), 500);
+    }
 
-  describeMany(first, numBlocks) {
-    const counts = [0, 0, 0, 0];
-    for (let id = first; id < first + numBlocks; id += 1) counts[this.model.memory.kind(id)] += 1;
-    const [free, one, shared, cached] = counts;
-    return `Blocks ${count(first)} to ${count(first + numBlocks - 1)}: ${one} held by one · ${shared} shared · ${cached} cached · ${free} free`;
-  }
+    recolour() {
+        applyTheme(find("theme").value);
+        this.map.redraw();
+        this.plots.recolour();
+    }
 
-  // ---- requests -----------------------------------------------------------------------------------------------------
+    // ---- what the line says -------------------------------------------------------------------------------------
 
-  markRequest(id) {
-    const blocks = id === null ? null : this.model.memory.blocksOf(id);
-    this.marked = id;
-    this.map.highlight(blocks?.size ? blocks : null); // one that has ended holds none
-  }
+    take(object) {
+        if (object.type === "hello") this.greet(object);
+        else if (object.type === "frame" && this.model) this.apply(object);
+    }
 
-  learn(promptTokens) {
-    if (!this.asked) return;
-    this.asked.promptTokens = promptTokens;
-    this.recognise();
-  }
+    greet(hello) {
+        const before = this.model?.hello;
+        this.model = new Model(hello);
+        this.chat.model = hello.model;
+        document.title = `${hello.model} · quire`;
+        find("model-name").textContent = hello.model;
+        find("scope").textContent = hello.scope === "operator" ? "operator" : `tenant ${hello.tenant}`;
+        find("scope").title = hello.scope === "operator" ? "Everything is shown." : "Only what is your own is shown.";
+        document.body.dataset.scope = hello.scope;
+        find("memory-size").textContent =
+            `${counted(hello.num_blocks, "block")} of ${counted(hello.block_size, "token")}, ` +
+            `${bytes(hello.bytes_per_block)} each`;
+        find("curl").textContent = this.curl(hello.model);
+        if (before && WHOSE.some((name) => before[name] !== hello[name]))
+            this.history = this.plots.history = new History();
+        this.map.show(this.model.memory);
+    }
 
-  /** A call has ended whose request was not found: after the next frames it would be another's. Mutates. */
-  giveUp(asked) {
-    setTimeout(() => {
-      if (this.asked === asked) this.asked = null;
-    }, GIVE_UP_MS);
-  }
+    curl(model) {
+        const key = this.live.key ? " -H 'Authorization: Bearer …'" : "";
+        const body = JSON.stringify({ model, messages: [{ role: "user", content: "What is a block table?" }] });
+        return `curl ${location.origin}/v1/chat/completions -H 'Content-Type: application/json'${key} -d '${body}'`;
+    }
 
-  /** Return the keys of all requests that the page has. */
-  known() {
-    const { requests, ended } = this.model ?? { requests: new Map(), ended: [] };
-    return new Set([...requests.values(), ...ended].map((request) => request.key));
-  }
+    apply(frame) {
+        const change = this.model.apply(frame);
+        const now = Date.now() / 1000;
+        if (frame.full) this.wallOffset = now - frame.t;
+        this.map.update(change.blocks);
+        this.events.add(change.events, (time) => time + this.wallOffset);
+        if (change.isRestart) this.requests.pin(null);
+        const isSampled = this.history.add(frame, now);
+        this.recognise();
+        this.later(isSampled);
+    }
 
-  /** Find the request of the chat: the only one that has come since and has so many prompt tokens. */
-  recognise() {
-    if (!this.asked || this.asked.promptTokens === null) return;
-    const { seen, promptTokens } = this.asked;
-    const found = [...this.model.requests.values(), ...this.model.ended].filter((one) => !seen.has(one.key) && one.promptTokens === promptTokens);
-    if (!found.length) return;
-    this.asked = null;
-    const numAnswers = Number(find("chat-form").elements.answers.value);
-    if (found.length <= numAnswers) for (const one of found) this.requests.own.add(one.key);
-  }
+    later(isSampled) {
+        this.isSampled ||= isSampled;
+        if (this.isAsked) return;
+        this.isAsked = true;
+        requestAnimationFrame(() => {
+            this.isAsked = false;
+            this.draw();
+        });
+    }
 
-  // ---- how the line is ----------------------------------------------------------------------------------------------
+    draw() {
+        const { model } = this;
+        if (model.numFrames === 0) return; // the line was taken up again: the hello is there, the first frame is not
+        this.requests.update(model.listRequests(), model.ended);
+        this.showFigures();
+        this.summarise();
+        this.showState();
+        const now = performance.now();
+        if (this.isSampled) this.plots.update();
+        this.isSampled = false;
+        if (now < this.lastSlow) return;
+        this.tree.update(model.memory, model.hello.block_size);
+        this.speak(now);
+        if (this.marked !== null) this.markRequest(this.marked);
+        this.lastSlow = now + Math.max(900, 20 * (performance.now() - now));
+    }
 
-  showPhase(phase, text, retryAt) {
-    if (phase === this.phase && phase === "live") return;
-    this.phase = phase;
-    this.phaseText = text;
-    this.retryAt = retryAt;
-    if (phase === "locked") this.askForKey(this.live.key ? text : "");
-    this.showState();
-    this.countDown();
-  }
+    // ---- in words -----------------------------------------------------------------------------------------------
 
-  showState() {
-    const state = this.model?.state ?? "ready";
-    const isTold = this.phase === "live" && state in STATES && this.model.step !== undefined && this.model.numFrames > 0;
-    const labels = { connecting: "connecting", live: isTold ? state : "live", lost: "connection lost", locked: "key needed" };
-    const label = labels[this.phase] ?? "";
-    document.body.dataset.phase = isTold ? "troubled" : this.phase;
-    if (find("phase").textContent !== label) find("phase").textContent = label;
-    find("banner").hidden = !(isTold || this.phase === "lost" || this.phase === "locked");
-    find("retry").hidden = this.phase !== "lost";
-    if (isTold) find("banner-text").textContent = STATES[state];
-    if (this.phase === "locked") find("banner-text").textContent = "This server shows its memory to those who have a key.";
-    if (this.phase === "lost") find("banner-text").textContent = `Connection lost: ${this.phaseText}. What is shown is old.`;
-  }
+    showFigures() {
+        const { ledger, totals, running, waiting } = this.model;
+        const { history } = this;
+        const set = (name, text) => (find(`figure-${name}`).textContent = text);
+        set("running", count(running));
+        set("waiting", count(waiting));
+        const numBlocks = Math.max(ledger.used + ledger.cached + ledger.free, 1);
+        set("used", percent(ledger.used / numBlocks));
+        set("cached", percent(ledger.cached / numBlocks));
+        set("rate", rate(history.newest("generated")));
+        set("ttft", milliseconds(history.ttft));
+        set("itl", milliseconds(history.itl));
+        set("hits", totals.queried_tokens ? percent(totals.hit_tokens / totals.queried_tokens) : "–");
+        set("saved", count(ledger.saved));
+        set("evictions", count(totals.evictions));
+        set("preemptions", count(totals.preemptions));
+        set("rejected", count(totals.rejected));
+        const isIdle = this.model.requests.size === 0;
+        document.body.classList.remove("is-blank");
+        document.body.classList.toggle("is-idle", isIdle && this.model.ended.length === 0);
+        document.body.classList.toggle("is-new", isIdle && totals.prompt_tokens === 0);
+    }
 
-  countDown() {
-    const seconds = Math.max(0, Math.ceil((this.retryAt - Date.now()) / 1000));
-    find("banner-countdown").textContent = this.phase !== "lost" ? "" : seconds ? `Trying again in ${seconds} s.` : "Trying again.";
-  }
+    summarise() {
+        const { memory, hello } = this.model;
+        const [free, one, shared, cached] = memory.counts.map(count);
+        const rest = hello.scope === "operator" ? "are free" : "are free or others'";
+        find("map-summary").textContent =
+            `${one} held by one request, ${shared} shared by several, ${cached} cached, ${free} ${rest}.`;
+        const perCell = Number(find("map").querySelector("canvas").dataset.perCell ?? 1);
+        find("map-note").textContent =
+            perCell > 1
+                ? `Each cell stands for ${perCell} blocks: the more of them are held, the stronger its colour.`
+                : "";
+    }
 
-  askForKey(message) {
-    find("key-error").textContent = message;
-    if (!find("key-dialog").open) find("key-dialog").showModal();
-    find("key-input").value = "";
-    find("key-input").focus();
-  }
+    /** Say the summary to a screen reader, not too often. Mutates. */
+    speak(now) {
+        if (now < this.spokenAt + SPEAK_EVERY_MS) return;
+        this.spokenAt = now;
+        find("map-voice").textContent = `Memory: ${find("map-summary").textContent}`;
+    }
 
-  takeKey(event) {
-    event.preventDefault();
-    const key = find("key-input").value.trim();
-    if (key) sessionStorage.setItem(KEY_NAME, key);
-    else sessionStorage.removeItem(KEY_NAME);
-    this.live.key = key;
-    find("key-dialog").close();
-    this.live.connect();
-  }
+    showBlock(first, numBlocks, byKey) {
+        const details = find("block-details");
+        details.ariaLive = byKey ? "polite" : "off";
+        if (first < 0) {
+            details.replaceChildren("Point at a block, or go there with the arrow keys.");
+            details.classList.add("hint");
+            return;
+        }
+        details.classList.remove("hint");
+        details.replaceChildren(numBlocks === 1 ? this.describe(first) : this.describeMany(first, numBlocks));
+    }
+
+    describe(id) {
+        const { memory, time } = this.model;
+        const block = memory.block(id);
+        const since = `for ${age(Math.max(0, time - block.time))}`;
+        const parent =
+            { [ROOT]: "the first of its prompt", [UNPUBLISHED]: "not published" }[block.parent] ??
+            `after block ${block.parent}`;
+        const owner = `taken by ${requestName(block.owner)}`;
+        const words = {
+            free: this.model.hello.scope === "operator" ? ["free"] : ["free, or another's"],
+            one: ["held by one", "1 reference", owner, since, parent],
+            shared: ["shared", `${block.refs} references`, owner, since, parent],
+            cached: ["cached", "no references", owner, since, parent],
+        }[block.kind];
+        return `Block ${id}: ${words.join(" · ")}`;
+    }
+
+    describeMany(first, numBlocks) {
+        const counts = [0, 0, 0, 0];
+        for (let id = first; id < first + numBlocks; id += 1) counts[this.model.memory.kind(id)] += 1;
+        const [free, one, shared, cached] = counts;
+        const where = `Blocks ${count(first)} to ${count(first + numBlocks - 1)}`;
+        return `${where}: ${one} held by one · ${shared} shared · ${cached} cached · ${free} free`;
+    }
+
+    // ---- requests -----------------------------------------------------------------------------------------------
+
+    markRequest(id) {
+        const blocks = id === null ? null : this.model.memory.blocksOf(id);
+        this.marked = id;
+        this.map.highlight(blocks?.size ? blocks : null); // one that has ended holds none
+    }
+
+    learn(promptTokens) {
+        if (!this.asked) return;
+        this.asked.promptTokens = promptTokens;
+        this.recognise();
+    }
+
+    /** A call has ended whose request was not found: after the next frames it would be another's. Mutates. */
+    giveUp(asked) {
+        setTimeout(() => {
+            if (this.asked === asked) this.asked = null;
+        }, GIVE_UP_MS);
+    }
+
+    /** Return the keys of all requests that the page has. */
+    known() {
+        const { requests, ended } = this.model ?? { requests: new Map(), ended: [] };
+        return new Set([...requests.values(), ...ended].map((request) => request.key));
+    }
+
+    /** Find the request of the chat: the only one that has come since and has so many prompt tokens. */
+    recognise() {
+        if (!this.asked || this.asked.promptTokens === null) return;
+        const { seen, promptTokens } = this.asked;
+        const found = [...this.model.requests.values(), ...this.model.ended].filter(
+            (one) => !seen.has(one.key) && one.promptTokens === promptTokens,
+        );
+        if (!found.length) return;
+        this.asked = null;
+        const numAnswers = Number(find("chat-form").elements.answers.value);
+        if (found.length <= numAnswers) for (const one of found) this.requests.own.add(one.key);
+    }
+
+    // ---- how the line is ----------------------------------------------------------------------------------------
+
+    showPhase(phase, text, retryAt) {
+        if (phase === this.phase && phase === "live") return;
+        this.phase = phase;
+        this.phaseText = text;
+        this.retryAt = retryAt;
+        if (phase === "locked") this.askForKey(this.live.key ? text : "");
+        this.showState();
+        this.countDown();
+    }
+
+    showState() {
+        const state = this.model?.state ?? "ready";
+        const isTold =
+            this.phase === "live" && state in STATES && this.model.step !== undefined && this.model.numFrames > 0;
+        const labels = {
+            connecting: "connecting",
+            live: isTold ? state : "live",
+            lost: "connection lost",
+            locked: "key needed",
+        };
+        const label = labels[this.phase] ?? "";
+        document.body.dataset.phase = isTold ? "troubled" : this.phase;
+        if (find("phase").textContent !== label) find("phase").textContent = label;
+        find("banner").hidden = !(isTold || this.phase === "lost" || this.phase === "locked");
+        find("retry").hidden = this.phase !== "lost";
+        if (isTold) find("banner-text").textContent = STATES[state];
+        if (this.phase === "locked")
+            find("banner-text").textContent = "This server shows its memory to those who have a key.";
+        if (this.phase === "lost")
+            find("banner-text").textContent = `Connection lost: ${this.phaseText}. What is shown is old.`;
+    }
+
+    countDown() {
+        const seconds = Math.max(0, Math.ceil((this.retryAt - Date.now()) / 1000));
+        find("banner-countdown").textContent =
+            this.phase !== "lost" ? "" : seconds ? `Trying again in ${seconds} s.` : "Trying again.";
+    }
+
+    askForKey(message) {
+        find("key-error").textContent = message;
+        if (!find("key-dialog").open) find("key-dialog").showModal();
+        find("key-input").value = "";
+        find("key-input").focus();
+    }
+
+    takeKey(event) {
+        event.preventDefault();
+        const key = find("key-input").value.trim();
+        if (key) sessionStorage.setItem(KEY_NAME, key);
+        else sessionStorage.removeItem(KEY_NAME);
+        this.live.key = key;
+        find("key-dialog").close();
+        this.live.connect();
+    }
 }
 
 window.quire = new Page(); // for the curious, and for the tests

@@ -1,7 +1,7 @@
 // The prefix tree: which published block stands before which.
 //
-// A prompt of a hundred blocks is a chain of a hundred nodes of which none says anything, so a chain without a fork, all
-// of one kind, is one run. Runs are made for what is unfolded only, and at most so many: a tree of a million blocks
+// A prompt of a hundred blocks is a chain of a hundred nodes of which none says anything, so a chain without a fork,
+// all of one kind, is one run. Runs are made for what is unfolded only, and at most so many: a tree of a million blocks
 // costs what is seen of it, and one walk to count.
 
 import { count, counted } from "./format.mjs";
@@ -11,222 +11,250 @@ export const MAX_RUNS = 150;
 
 /** Children of each published block, as lists chained through arrays, and how many blocks stand in each subtree. */
 export class TreeIndex {
-  constructor(memory) {
-    const { numBlocks } = memory;
-    this.memory = memory;
-    this.firstChild = new Int32Array(numBlocks).fill(-1);
-    this.nextSibling = new Int32Array(numBlocks).fill(-1);
-    this.sizes = new Int32Array(numBlocks);
-    this.roots = [];
-    this.numPublished = 0;
-    for (let id = numBlocks - 1; id >= 0; id -= 1) if (memory.isPublished(id)) this.add(id);
-    this.count();
-  }
-
-  add(id) {
-    const parent = this.memory.parents[id];
-    this.numPublished += 1;
-    if (parent === ROOT || !this.memory.isPublished(parent)) {
-      this.roots.push(id);
-      return;
+    constructor(memory) {
+        const { numBlocks } = memory;
+        this.memory = memory;
+        this.firstChild = new Int32Array(numBlocks).fill(-1);
+        this.nextSibling = new Int32Array(numBlocks).fill(-1);
+        this.sizes = new Int32Array(numBlocks);
+        this.roots = [];
+        this.numPublished = 0;
+        for (let id = numBlocks - 1; id >= 0; id -= 1) if (memory.isPublished(id)) this.add(id);
+        this.count();
     }
-    this.nextSibling[id] = this.firstChild[parent];
-    this.firstChild[parent] = id;
-  }
 
-  /** Count subtrees, children before parents. What hangs in a circle is reached from no root and is left out. */
-  count() {
-    const order = [...this.roots];
-    for (let place = 0; place < order.length; place += 1) order.push(...this.children(order[place]));
-    for (const id of order.reverse()) {
-      this.sizes[id] = 1;
-      for (const child of this.children(id)) this.sizes[id] += this.sizes[child];
-    }
-    this.roots = this.sorted(this.roots);
-  }
-
-  children(id) {
-    const found = [];
-    for (let child = this.firstChild[id]; child >= 0; child = this.nextSibling[child]) found.push(child);
-    return found;
-  }
-
-  sorted(ids) {
-    return ids.sort((a, b) => this.sizes[b] - this.sizes[a] || a - b);
-  }
-
-  /** Return the run that begins with a block. */
-  run(first) {
-    const { memory } = this;
-    const blocks = [first];
-    let children = this.children(first);
-    while (children.length === 1 && this.isAlike(first, children[0])) {
-      blocks.push(children[0]);
-      children = this.children(children[0]);
-    }
-    return {
-      first,
-      blocks,
-      kind: memory.kind(first),
-      refs: memory.refs[first],
-      owner: memory.owners[first],
-      children: this.sorted(children),
-      numBelow: this.sizes[first] - blocks.length,
-    };
-  }
-
-  isAlike(a, b) {
-    const { states, refs } = this.memory;
-    return states[a] === states[b] && refs[a] === refs[b] && (states[a] === CACHED || this.memory.owners[a] === this.memory.owners[b]);
-  }
-
-  /** Return the runs that are seen, in the order in which they are listed: `isOpen(run, level)` says what is unfolded. */
-  visible(isOpen, maxRuns = MAX_RUNS) {
-    const found = [];
-    let numHidden = 0;
-    const visit = (ids, level) => {
-      ids.forEach((id, place) => {
-        if (found.length >= maxRuns) {
-          numHidden += 1;
-          return;
+    add(id) {
+        const parent = this.memory.parents[id];
+        this.numPublished += 1;
+        if (parent === ROOT || !this.memory.isPublished(parent)) {
+            this.roots.push(id);
+            return;
         }
-        const run = this.run(id);
-        const open = run.children.length > 0 && isOpen(run, level);
-        found.push({ ...run, level, open, place: place + 1, siblings: ids.length });
-        if (open) visit(run.children, level + 1);
-      });
-    };
-    visit(this.roots, 1);
-    return { runs: found, numHidden };
-  }
-
-  /** Return a run's own blocks, all before them and all behind them. */
-  related(run) {
-    const found = new Set(run.blocks);
-    for (let id = this.memory.parents[run.first]; id >= 0 && !found.has(id); id = this.memory.parents[id]) found.add(id);
-    const queue = [...run.children];
-    while (queue.length) {
-      const id = queue.pop();
-      found.add(id);
-      queue.push(...this.children(id));
+        this.nextSibling[id] = this.firstChild[parent];
+        this.firstChild[parent] = id;
     }
-    return found;
-  }
+
+    /** Count subtrees, children before parents. What hangs in a circle is reached from no root and is left out. */
+    count() {
+        const order = [...this.roots];
+        for (let place = 0; place < order.length; place += 1) order.push(...this.children(order[place]));
+        for (const id of order.reverse()) {
+            this.sizes[id] = 1;
+            for (const child of this.children(id)) this.sizes[id] += this.sizes[child];
+        }
+        this.roots = this.sorted(this.roots);
+    }
+
+    children(id) {
+        const found = [];
+        for (let child = this.firstChild[id]; child >= 0; child = this.nextSibling[child]) found.push(child);
+        return found;
+    }
+
+    sorted(ids) {
+        return ids.sort((a, b) => this.sizes[b] - this.sizes[a] || a - b);
+    }
+
+    /** Return the run that begins with a block. */
+    run(first) {
+        const { memory } = this;
+        const blocks = [first];
+        let children = this.children(first);
+        while (children.length === 1 && this.isAlike(first, children[0])) {
+            blocks.push(children[0]);
+            children = this.children(children[0]);
+        }
+        return {
+            first,
+            blocks,
+            kind: memory.kind(first),
+            refs: memory.refs[first],
+            owner: memory.owners[first],
+            children: this.sorted(children),
+            numBelow: this.sizes[first] - blocks.length,
+        };
+    }
+
+    isAlike(a, b) {
+        const { states, refs } = this.memory;
+        return (
+            states[a] === states[b] &&
+            refs[a] === refs[b] &&
+            (states[a] === CACHED || this.memory.owners[a] === this.memory.owners[b])
+        );
+    }
+
+    /** Return the runs that are seen, as they are listed: `isOpen(run, level)` says what is unfolded. */
+    visible(isOpen, maxRuns = MAX_RUNS) {
+        const found = [];
+        let numHidden = 0;
+        const visit = (ids, level) => {
+            ids.forEach((id, place) => {
+                if (found.length >= maxRuns) {
+                    numHidden += 1;
+                    return;
+                }
+                const run = this.run(id);
+                const open = run.children.length > 0 && isOpen(run, level);
+                found.push({ ...run, level, open, place: place + 1, siblings: ids.length });
+                if (open) visit(run.children, level + 1);
+            });
+        };
+        visit(this.roots, 1);
+        return { runs: found, numHidden };
+    }
+
+    /** Return a run's own blocks, all before them and all behind them. */
+    related(run) {
+        const found = new Set(run.blocks);
+        for (let id = this.memory.parents[run.first]; id >= 0 && !found.has(id); id = this.memory.parents[id])
+            found.add(id);
+        const queue = [...run.children];
+        while (queue.length) {
+            const id = queue.pop();
+            found.add(id);
+            queue.push(...this.children(id));
+        }
+        return found;
+    }
 }
 
 /** The tree as a list that can be walked with the keys of a tree. `onMark(blocks)`: let these stand out; null: none. */
 export class PrefixTree {
-  constructor(list, note, { onMark }) {
-    this.list = list;
-    this.note = note;
-    this.onMark = onMark;
-    this.unfolded = new Map(); // first block of a run -> whether somebody has opened or closed it
-    this.focused = -1;
-    this.index = null;
-    this.shown = "";
-    list.addEventListener("keydown", (event) => this.walk(event));
-    list.addEventListener("click", (event) => this.toggle(event.target.closest("[role=treeitem]")));
-    list.addEventListener("pointerover", (event) => this.mark(event.target.closest("[role=treeitem]")));
-    list.addEventListener("pointerleave", () => this.onMark(null));
-    list.addEventListener("focusin", (event) => this.mark(event.target));
-    list.addEventListener("focusout", () => this.onMark(null));
-  }
+    constructor(list, note, { onMark }) {
+        this.list = list;
+        this.note = note;
+        this.onMark = onMark;
+        this.unfolded = new Map(); // first block of a run -> whether somebody has opened or closed it
+        this.focused = -1;
+        this.index = null;
+        this.shown = "";
+        list.addEventListener("keydown", (event) => this.walk(event));
+        list.addEventListener("click", (event) => this.toggle(event.target.closest("[role=treeitem]")));
+        list.addEventListener("pointerover", (event) => this.mark(event.target.closest("[role=treeitem]")));
+        list.addEventListener("pointerleave", () => this.onMark(null));
+        list.addEventListener("focusin", (event) => this.mark(event.target));
+        list.addEventListener("focusout", () => this.onMark(null));
+    }
 
-  /** Draw the tree of a memory. Mutates. */
-  update(memory, blockSize) {
-    this.index = new TreeIndex(memory);
-    this.blockSize = blockSize;
-    const { runs, numHidden } = this.index.visible((run, level) => this.unfolded.get(run.first) ?? level < 3);
-    this.runs = runs;
-    const signature = JSON.stringify(runs.map((run) => [run.first, run.blocks.length, run.refs, run.kind, run.owner, run.level, run.open, run.numBelow]));
-    if (signature === this.shown) return;
-    this.shown = signature;
-    const hadFocus = this.list.contains(document.activeElement);
-    if (!runs.some((run) => run.first === this.focused)) this.focused = runs[0]?.first ?? -1;
-    this.list.replaceChildren(...runs.map((run, place) => this.item(run, place)));
-    if (hadFocus) this.list.querySelector('[tabindex="0"]')?.focus();
-    const more = numHidden ? ` ${count(numHidden)} more branches are not drawn.` : "";
-    const { numPublished } = this.index;
-    this.note.textContent = numPublished ? `${counted(numPublished, "block")} can be found by what stands in them.${more}` : "";
-  }
+    /** Draw the tree of a memory. Mutates. */
+    update(memory, blockSize) {
+        this.index = new TreeIndex(memory);
+        this.blockSize = blockSize;
+        const { runs, numHidden } = this.index.visible((run, level) => this.unfolded.get(run.first) ?? level < 3);
+        this.runs = runs;
+        const signature = JSON.stringify(
+            runs.map((run) => [
+                run.first,
+                run.blocks.length,
+                run.refs,
+                run.kind,
+                run.owner,
+                run.level,
+                run.open,
+                run.numBelow,
+            ]),
+        );
+        if (signature === this.shown) return;
+        this.shown = signature;
+        const hadFocus = this.list.contains(document.activeElement);
+        if (!runs.some((run) => run.first === this.focused)) this.focused = runs[0]?.first ?? -1;
+        this.list.replaceChildren(...runs.map((run, place) => this.item(run, place)));
+        if (hadFocus) this.list.querySelector('[tabindex="0"]')?.focus();
+        const more = numHidden ? ` ${count(numHidden)} more branches are not drawn.` : "";
+        const { numPublished } = this.index;
+        this.note.textContent = numPublished
+            ? `${counted(numPublished, "block")} can be found by what stands in them.${more}`
+            : "";
+    }
 
-  item(run, place) {
-    const item = document.createElement("li");
-    item.setAttribute("role", "treeitem");
-    item.setAttribute("aria-level", run.level);
-    item.setAttribute("aria-setsize", run.siblings);
-    item.setAttribute("aria-posinset", run.place);
-    if (run.children.length) item.setAttribute("aria-expanded", run.open);
-    item.tabIndex = run.first === this.focused ? 0 : -1;
-    item.dataset.place = place;
-    item.style.setProperty("--level", run.level - 1);
-    const twist = document.createElement("span");
-    twist.className = "twist";
-    twist.ariaHidden = "true";
-    twist.textContent = run.children.length ? (run.open ? "▾" : "▸") : "";
-    const swatch = document.createElement("span");
-    swatch.className = `swatch ${KINDS[run.kind]}`;
-    if (run.kind === 1 && run.owner >= 0) swatch.dataset.owner = run.owner % 8;
-    const label = document.createElement("span");
-    label.textContent = this.describe(run);
-    item.append(twist, swatch, label);
-    return item;
-  }
+    item(run, place) {
+        const item = document.createElement("li");
+        item.setAttribute("role", "treeitem");
+        item.setAttribute("aria-level", run.level);
+        item.setAttribute("aria-setsize", run.siblings);
+        item.setAttribute("aria-posinset", run.place);
+        if (run.children.length) item.setAttribute("aria-expanded", run.open);
+        item.tabIndex = run.first === this.focused ? 0 : -1;
+        item.dataset.place = place;
+        item.style.setProperty("--level", run.level - 1);
+        const twist = document.createElement("span");
+        twist.className = "twist";
+        twist.ariaHidden = "true";
+        twist.textContent = run.children.length ? (run.open ? "▾" : "▸") : "";
+        const swatch = document.createElement("span");
+        swatch.className = `swatch ${KINDS[run.kind]}`;
+        if (run.kind === 1 && run.owner >= 0) swatch.dataset.owner = run.owner % 8;
+        const label = document.createElement("span");
+        label.textContent = this.describe(run);
+        item.append(twist, swatch, label);
+        return item;
+    }
 
-  describe(run) {
-    const last = run.blocks.at(-1);
-    const where = run.blocks.length === 1 ? `block ${run.first}` : `${counted(run.blocks.length, "block")}, ${run.first} to ${last}`;
-    const tokens = counted(run.blocks.length * this.blockSize, "token");
-    const who = run.kind === IS_SHARED ? `read by ${run.refs}` : run.refs ? (run.owner >= 0 ? `read by #${run.owner}` : "read by one") : "cached";
-    const below = run.children.length && !run.open ? ` · ${count(run.numBelow)} behind` : "";
-    return `${where} · ${tokens} · ${who}${below}`;
-  }
+    describe(run) {
+        const last = run.blocks.at(-1);
+        const where =
+            run.blocks.length === 1
+                ? `block ${run.first}`
+                : `${counted(run.blocks.length, "block")}, ${run.first} to ${last}`;
+        const tokens = counted(run.blocks.length * this.blockSize, "token");
+        const who =
+            run.kind === IS_SHARED
+                ? `read by ${run.refs}`
+                : run.refs
+                  ? run.owner >= 0
+                      ? `read by #${run.owner}`
+                      : "read by one"
+                  : "cached";
+        const below = run.children.length && !run.open ? ` · ${count(run.numBelow)} behind` : "";
+        return `${where} · ${tokens} · ${who}${below}`;
+    }
 
-  runOf(item) {
-    return item ? this.runs[Number(item.dataset.place)] : null;
-  }
+    runOf(item) {
+        return item ? this.runs[Number(item.dataset.place)] : null;
+    }
 
-  mark(item) {
-    const run = this.runOf(item);
-    if (run) this.onMark(this.index.related(run));
-  }
+    mark(item) {
+        const run = this.runOf(item);
+        if (run) this.onMark(this.index.related(run));
+    }
 
-  toggle(item) {
-    const run = this.runOf(item);
-    if (!run) return;
-    this.focused = run.first;
-    if (run.children.length) this.unfolded.set(run.first, !run.open);
-    this.again();
-  }
+    toggle(item) {
+        const run = this.runOf(item);
+        if (!run) return;
+        this.focused = run.first;
+        if (run.children.length) this.unfolded.set(run.first, !run.open);
+        this.again();
+    }
 
-  again() {
-    this.shown = "";
-    this.update(this.index.memory, this.blockSize);
-    this.list.querySelector('[tabindex="0"]')?.focus();
-  }
+    again() {
+        this.shown = "";
+        this.update(this.index.memory, this.blockSize);
+        this.list.querySelector('[tabindex="0"]')?.focus();
+    }
 
-  walk(event) {
-    const place = Number(event.target.dataset?.place);
-    const run = this.runs?.[place];
-    if (!run) return;
-    const parentPlace = this.runs.findLastIndex((other, at) => at < place && other.level < run.level);
-    const targets = { ArrowDown: place + 1, ArrowUp: place - 1, Home: 0, End: this.runs.length - 1 };
-    if (event.key === "Enter" || event.key === " ") this.toggle(event.target);
-    else if (event.key === "ArrowRight" && run.children.length && !run.open) this.toggle(event.target);
-    else if (event.key === "ArrowLeft" && run.open) this.toggle(event.target);
-    else if (event.key === "ArrowRight" && run.open) this.focus(place + 1);
-    else if (event.key === "ArrowLeft") this.focus(parentPlace);
-    else if (event.key in targets) this.focus(targets[event.key]);
-    else return;
-    event.preventDefault();
-  }
+    walk(event) {
+        const place = Number(event.target.dataset?.place);
+        const run = this.runs?.[place];
+        if (!run) return;
+        const parentPlace = this.runs.findLastIndex((other, at) => at < place && other.level < run.level);
+        const targets = { ArrowDown: place + 1, ArrowUp: place - 1, Home: 0, End: this.runs.length - 1 };
+        if (event.key === "Enter" || event.key === " ") this.toggle(event.target);
+        else if (event.key === "ArrowRight" && run.children.length && !run.open) this.toggle(event.target);
+        else if (event.key === "ArrowLeft" && run.open) this.toggle(event.target);
+        else if (event.key === "ArrowRight" && run.open) this.focus(place + 1);
+        else if (event.key === "ArrowLeft") this.focus(parentPlace);
+        else if (event.key in targets) this.focus(targets[event.key]);
+        else return;
+        event.preventDefault();
+    }
 
-  focus(place) {
-    const item = this.list.children[place];
-    if (!item) return;
-    for (const other of this.list.children) other.tabIndex = -1;
-    item.tabIndex = 0;
-    this.focused = this.runs[place].first;
-    item.focus();
-  }
+    focus(place) {
+        const item = this.list.children[place];
+        if (!item) return;
+        for (const other of this.list.children) other.tabIndex = -1;
+        item.tabIndex = 0;
+        this.focused = this.runs[place].first;
+        item.focus();
+    }
 }

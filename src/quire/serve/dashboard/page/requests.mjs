@@ -12,84 +12,85 @@ const FILL_UP_TO = 10; // rows, with those that have ended lately
 
 /** Rows in a table body. `onMark(id)`: the blocks of this request shall stand out; null: of none. */
 export class Requests {
-  constructor(body, note, { onMark }) {
-    this.body = body;
-    this.note = note;
-    this.onMark = onMark;
-    this.rows = new Map();
-    this.pinned = null;
-    this.pointed = null; // the row under the mouse; one that is removed tells of no leave
-    this.own = new Set(); // keys of the requests of the chat on this page
-  }
-
-  /** Show these requests, in this order, and below them some of those that have ended. Mutates. */
-  update(requests, ended) {
-    const shown = requests.slice(0, MAX_ROWS);
-    shown.push(...ended.slice(0, Math.max(0, FILL_UP_TO - shown.length)));
-    const longest = Math.max(1, ...shown.map((request) => request.total));
-    const kept = new Set(shown.map((request) => request.key));
-    for (const [key, row] of this.rows) {
-      if (kept.has(key)) continue;
-      row.remove();
-      this.rows.delete(key);
-      if (row === this.pointed) this.point(null);
+    constructor(body, note, { onMark }) {
+        this.body = body;
+        this.note = note;
+        this.onMark = onMark;
+        this.rows = new Map();
+        this.pinned = null;
+        this.pointed = null; // the row under the mouse; one that is removed tells of no leave
+        this.own = new Set(); // keys of the requests of the chat on this page
     }
-    if (this.pinned !== null && !requests.some((request) => request.id === this.pinned)) this.pin(null);
-    shown.forEach((request, place) => {
-      const row = this.rows.get(request.key) ?? this.addRow(request);
-      this.write(row, request, longest);
-      if (this.body.children[place] !== row) this.body.insertBefore(row, this.body.children[place] ?? null);
-    });
-    const numMore = Math.max(0, requests.length - MAX_ROWS);
-    this.note.textContent = numMore ? `${counted(numMore, "more request")} not listed.` : "";
-  }
 
-  addRow(request) {
-    const row = document.getElementById("request-row").content.firstElementChild.cloneNode(true);
-    const button = row.querySelector("button");
-    button.append(requestName(request.id));
-    button.querySelector(".swatch").dataset.owner = ownerIndex(request.id);
-    button.addEventListener("click", () => this.pin(this.pinned === request.id ? null : request.id));
-    row.addEventListener("pointerenter", () => this.point(row));
-    row.addEventListener("pointerleave", () => this.point(null));
-    row.dataset.id = request.id;
-    this.rows.set(request.key, row);
-    return row;
-  }
+    /** Show these requests, in this order, and below them some of those that have ended. Mutates. */
+    update(requests, ended) {
+        const shown = requests.slice(0, MAX_ROWS);
+        shown.push(...ended.slice(0, Math.max(0, FILL_UP_TO - shown.length)));
+        const longest = Math.max(1, ...shown.map((request) => request.total));
+        const kept = new Set(shown.map((request) => request.key));
+        for (const [key, row] of this.rows) {
+            if (kept.has(key)) continue;
+            row.remove();
+            this.rows.delete(key);
+            if (row === this.pointed) this.point(null);
+        }
+        if (this.pinned !== null && !requests.some((request) => request.id === this.pinned)) this.pin(null);
+        shown.forEach((request, place) => {
+            const row = this.rows.get(request.key) ?? this.addRow(request);
+            this.write(row, request, longest);
+            if (this.body.children[place] !== row) this.body.insertBefore(row, this.body.children[place] ?? null);
+        });
+        const numMore = Math.max(0, requests.length - MAX_ROWS);
+        this.note.textContent = numMore ? `${counted(numMore, "more request")} not listed.` : "";
+    }
 
-  point(row) {
-    this.pointed = row;
-    this.onMark(row === null ? this.pinned : Number(row.dataset.id));
-  }
+    addRow(request) {
+        const row = document.getElementById("request-row").content.firstElementChild.cloneNode(true);
+        const button = row.querySelector("button");
+        button.append(requestName(request.id));
+        button.querySelector(".swatch").dataset.owner = ownerIndex(request.id);
+        button.addEventListener("click", () => this.pin(this.pinned === request.id ? null : request.id));
+        row.addEventListener("pointerenter", () => this.point(row));
+        row.addEventListener("pointerleave", () => this.point(null));
+        row.dataset.id = request.id;
+        this.rows.set(request.key, row);
+        return row;
+    }
 
-  pin(id) {
-    this.pinned = id;
-    for (const row of this.rows.values()) row.querySelector("button").ariaPressed = String(row.dataset.id === String(id));
-    this.onMark(id);
-  }
+    point(row) {
+        this.pointed = row;
+        this.onMark(row === null ? this.pinned : Number(row.dataset.id));
+    }
 
-  write(row, request, longest) {
-    const { promptTokens, computed, total, cached } = request;
-    const set = (name, text) => {
-      const cell = row.querySelector(name);
-      if (cell.textContent !== text) cell.textContent = text;
-    };
-    const status = request.status === "aborted" ? "left" : request.status;
-    set(".status", request.preemptions ? `${status}, yielded ${request.preemptions}×` : status);
-    set(".tenant", request.tenant);
-    set(".own", this.own.has(request.key) ? "yours" : "");
-    set(".tokens", `${count(promptTokens)} + ${count(Math.max(total - promptTokens, 0))}`);
-    set(".cached", count(cached));
-    row.dataset.status = request.status;
-    const bar = row.querySelector("[role=progressbar]");
-    bar.ariaValueMax = total;
-    bar.ariaValueNow = computed;
-    bar.ariaValueText = `${computed} of ${total} tokens computed, ${cached} of them from the cache`;
-    bar.ariaLabel = `request ${request.id}`;
-    const part = (name, tokens) => (bar.querySelector(name).style.width = `${(100 * tokens) / longest}%`);
-    const fromCache = Math.min(cached, computed);
-    part(".from-cache", fromCache);
-    part(".computed", computed - fromCache);
-    part(".missing", Math.max(total - computed, 0));
-  }
+    pin(id) {
+        this.pinned = id;
+        for (const row of this.rows.values())
+            row.querySelector("button").ariaPressed = String(row.dataset.id === String(id));
+        this.onMark(id);
+    }
+
+    write(row, request, longest) {
+        const { promptTokens, computed, total, cached } = request;
+        const set = (name, text) => {
+            const cell = row.querySelector(name);
+            if (cell.textContent !== text) cell.textContent = text;
+        };
+        const status = request.status === "aborted" ? "left" : request.status;
+        set(".status", request.preemptions ? `${status}, yielded ${request.preemptions}×` : status);
+        set(".tenant", request.tenant);
+        set(".own", this.own.has(request.key) ? "yours" : "");
+        set(".tokens", `${count(promptTokens)} + ${count(Math.max(total - promptTokens, 0))}`);
+        set(".cached", count(cached));
+        row.dataset.status = request.status;
+        const bar = row.querySelector("[role=progressbar]");
+        bar.ariaValueMax = total;
+        bar.ariaValueNow = computed;
+        bar.ariaValueText = `${computed} of ${total} tokens computed, ${cached} of them from the cache`;
+        bar.ariaLabel = `request ${request.id}`;
+        const part = (name, tokens) => (bar.querySelector(name).style.width = `${(100 * tokens) / longest}%`);
+        const fromCache = Math.min(cached, computed);
+        part(".from-cache", fromCache);
+        part(".computed", computed - fromCache);
+        part(".missing", Math.max(total - computed, 0));
+    }
 }

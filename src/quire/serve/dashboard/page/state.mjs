@@ -24,154 +24,154 @@ const ENDS = ["finished", "aborted", "failed"];
 
 /** The blocks of the KV memory. */
 export class Memory {
-  constructor(numBlocks) {
-    this.numBlocks = numBlocks;
-    this.states = new Uint8Array(numBlocks);
-    this.refs = new Int32Array(numBlocks);
-    this.owners = new Int32Array(numBlocks).fill(NOBODY);
-    this.parents = new Int32Array(numBlocks).fill(UNPUBLISHED);
-    this.times = new Float64Array(numBlocks);
-    this.counts = [numBlocks, 0, 0, 0]; // of each kind
-  }
-
-  /** Forget everything. Mutates. */
-  clear() {
-    this.states.fill(FREE);
-    this.refs.fill(0);
-    this.owners.fill(NOBODY);
-    this.parents.fill(UNPUBLISHED);
-    this.times.fill(0);
-    this.counts = [this.numBlocks, 0, 0, 0];
-  }
-
-  /** Write a block down as a frame tells it. Returns whether there is such a block. Mutates. */
-  write([id, state, refs, owner, parent, time]) {
-    if (!(id >= 0 && id < this.numBlocks)) return false;
-    this.counts[this.kind(id)] -= 1;
-    this.states[id] = state;
-    this.refs[id] = refs;
-    this.owners[id] = state === FREE ? NOBODY : owner;
-    this.parents[id] = state === FREE ? UNPUBLISHED : parent;
-    this.times[id] = time;
-    this.counts[this.kind(id)] += 1;
-    return true;
-  }
-
-  /** Return how a block is drawn: free, held by one, shared, or cached. */
-  kind(id) {
-    const state = this.states[id];
-    if (state === FREE) return IS_FREE;
-    if (state === CACHED) return IS_CACHED;
-    return this.refs[id] > 1 ? IS_SHARED : IS_ONE;
-  }
-
-  /** Return whether a block is in the prefix index. */
-  isPublished(id) {
-    return this.states[id] !== FREE && this.parents[id] !== UNPUBLISHED;
-  }
-
-  /** Return a block as an object. */
-  block(id) {
-    return {
-      id,
-      state: this.states[id],
-      kind: KINDS[this.kind(id)],
-      refs: this.refs[id],
-      owner: this.owners[id],
-      parent: this.parents[id],
-      time: this.times[id],
-    };
-  }
-
-  /** Return the blocks that a request took, and those before them in the prefix index: what it reads. */
-  blocksOf(owner) {
-    const found = new Set();
-    for (let id = 0; id < this.numBlocks; id += 1) {
-      if (this.owners[id] !== owner || this.states[id] !== USED) continue;
-      for (let block = id; block >= 0 && !found.has(block); block = this.parents[block]) found.add(block);
+    constructor(numBlocks) {
+        this.numBlocks = numBlocks;
+        this.states = new Uint8Array(numBlocks);
+        this.refs = new Int32Array(numBlocks);
+        this.owners = new Int32Array(numBlocks).fill(NOBODY);
+        this.parents = new Int32Array(numBlocks).fill(UNPUBLISHED);
+        this.times = new Float64Array(numBlocks);
+        this.counts = [numBlocks, 0, 0, 0]; // of each kind
     }
-    return found;
-  }
+
+    /** Forget everything. Mutates. */
+    clear() {
+        this.states.fill(FREE);
+        this.refs.fill(0);
+        this.owners.fill(NOBODY);
+        this.parents.fill(UNPUBLISHED);
+        this.times.fill(0);
+        this.counts = [this.numBlocks, 0, 0, 0];
+    }
+
+    /** Write a block down as a frame tells it. Returns whether there is such a block. Mutates. */
+    write([id, state, refs, owner, parent, time]) {
+        if (!(id >= 0 && id < this.numBlocks)) return false;
+        this.counts[this.kind(id)] -= 1;
+        this.states[id] = state;
+        this.refs[id] = refs;
+        this.owners[id] = state === FREE ? NOBODY : owner;
+        this.parents[id] = state === FREE ? UNPUBLISHED : parent;
+        this.times[id] = time;
+        this.counts[this.kind(id)] += 1;
+        return true;
+    }
+
+    /** Return how a block is drawn: free, held by one, shared, or cached. */
+    kind(id) {
+        const state = this.states[id];
+        if (state === FREE) return IS_FREE;
+        if (state === CACHED) return IS_CACHED;
+        return this.refs[id] > 1 ? IS_SHARED : IS_ONE;
+    }
+
+    /** Return whether a block is in the prefix index. */
+    isPublished(id) {
+        return this.states[id] !== FREE && this.parents[id] !== UNPUBLISHED;
+    }
+
+    /** Return a block as an object. */
+    block(id) {
+        return {
+            id,
+            state: this.states[id],
+            kind: KINDS[this.kind(id)],
+            refs: this.refs[id],
+            owner: this.owners[id],
+            parent: this.parents[id],
+            time: this.times[id],
+        };
+    }
+
+    /** Return the blocks that a request took, and those before them in the prefix index: what it reads. */
+    blocksOf(owner) {
+        const found = new Set();
+        for (let id = 0; id < this.numBlocks; id += 1) {
+            if (this.owners[id] !== owner || this.states[id] !== USED) continue;
+            for (let block = id; block >= 0 && !found.has(block); block = this.parents[block]) found.add(block);
+        }
+        return found;
+    }
 }
 
 /** Return a request as an object. */
 function readRequest([id, status, tenant, promptTokens, computed, total, cached, preemptions]) {
-  return { id, status, tenant, promptTokens, computed, total, cached, preemptions };
+    return { id, status, tenant, promptTokens, computed, total, cached, preemptions };
 }
 
 /** Everything known of a server. `step` is -1 until the first frame. */
 export class Model {
-  constructor(hello) {
-    this.hello = hello;
-    this.memory = new Memory(hello.num_blocks);
-    this.requests = new Map();
-    this.numSeen = 0; // requests, ever: numbers may be given again, keys are not
-    this.ended = []; // the requests that ended last, the newest first
-    this.events = []; // the newest last
-    this.ledger = null;
-    this.totals = null;
-    this.running = 0;
-    this.waiting = 0;
-    this.state = "starting";
-    this.step = -1;
-    this.time = 0;
-    this.numFrames = 0;
-    this.numRestarts = 0;
-  }
-
-  /**
-   * Apply a frame. Mutates. Returns what changed: `blocks` (null: every one), `requests` (whether any), `events`.
-   * A frame that is full replaces what was known; any other adds to it.
-   */
-  apply(frame) {
-    const isRestart = frame.full && this.numFrames > 0 && frame.t < this.time;
-    if (frame.full) {
-      this.memory.clear();
-      this.requests.clear();
+    constructor(hello) {
+        this.hello = hello;
+        this.memory = new Memory(hello.num_blocks);
+        this.requests = new Map();
+        this.numSeen = 0; // requests, ever: numbers may be given again, keys are not
+        this.ended = []; // the requests that ended last, the newest first
+        this.events = []; // the newest last
+        this.ledger = null;
+        this.totals = null;
+        this.running = 0;
+        this.waiting = 0;
+        this.state = "starting";
+        this.step = -1;
+        this.time = 0;
+        this.numFrames = 0;
+        this.numRestarts = 0;
     }
-    const blocks = [];
-    for (const row of frame.blocks) if (this.memory.write(row)) blocks.push(row[0]);
-    for (const row of frame.requests) this.write(row);
-    for (const id of frame.gone) this.end(id, frame.events);
-    this.events.push(...frame.events.map(([t, kind, request, number]) => ({ t, kind, request, number })));
-    if (this.events.length > MAX_EVENTS) this.events.splice(0, this.events.length - MAX_EVENTS);
-    this.ledger = frame.ledger;
-    this.totals = frame.totals;
-    this.running = frame.running;
-    this.waiting = frame.waiting;
-    this.state = frame.state;
-    this.step = frame.step;
-    this.time = frame.t;
-    this.numFrames += 1;
-    if (isRestart) this.numRestarts += 1;
-    return {
-      blocks: frame.full ? null : blocks,
-      requests: frame.full || frame.requests.length > 0 || frame.gone.length > 0,
-      events: frame.events,
-      isRestart,
-    };
-  }
 
-  /** Write a request down as a frame tells it. Mutates. */
-  write(row) {
-    const key = this.requests.get(row[0])?.key ?? (this.numSeen += 1);
-    this.requests.set(row[0], { ...readRequest(row), key });
-  }
+    /**
+     * Apply a frame. Mutates. Returns what changed: `blocks` (null: every one), `requests` (whether any), `events`.
+     * A frame that is full replaces what was known; any other adds to it.
+     */
+    apply(frame) {
+        const isRestart = frame.full && this.numFrames > 0 && frame.t < this.time;
+        if (frame.full) {
+            this.memory.clear();
+            this.requests.clear();
+        }
+        const blocks = [];
+        for (const row of frame.blocks) if (this.memory.write(row)) blocks.push(row[0]);
+        for (const row of frame.requests) this.write(row);
+        for (const id of frame.gone) this.end(id, frame.events);
+        this.events.push(...frame.events.map(([t, kind, request, number]) => ({ t, kind, request, number })));
+        if (this.events.length > MAX_EVENTS) this.events.splice(0, this.events.length - MAX_EVENTS);
+        this.ledger = frame.ledger;
+        this.totals = frame.totals;
+        this.running = frame.running;
+        this.waiting = frame.waiting;
+        this.state = frame.state;
+        this.step = frame.step;
+        this.time = frame.t;
+        this.numFrames += 1;
+        if (isRestart) this.numRestarts += 1;
+        return {
+            blocks: frame.full ? null : blocks,
+            requests: frame.full || frame.requests.length > 0 || frame.gone.length > 0,
+            events: frame.events,
+            isRestart,
+        };
+    }
 
-  /** A request has ended; its events say how. Mutates. */
-  end(id, events) {
-    const request = this.requests.get(id);
-    if (!request) return;
-    this.requests.delete(id);
-    const how = events.findLast(([, kind, who]) => who === id && ENDS.includes(kind));
-    this.ended.unshift({ ...request, status: how ? how[1] : "ended" });
-    if (this.ended.length > MAX_ENDED) this.ended.pop();
-  }
+    /** Write a request down as a frame tells it. Mutates. */
+    write(row) {
+        const key = this.requests.get(row[0])?.key ?? (this.numSeen += 1);
+        this.requests.set(row[0], { ...readRequest(row), key });
+    }
 
-  /** Return the requests as they are listed: those that run first, then by age. */
-  listRequests() {
-    const order = { running: 0, preempted: 1, swapped: 2, waiting: 3 };
-    const place = (request) => order[request.status] ?? 4;
-    return [...this.requests.values()].sort((a, b) => place(a) - place(b) || a.id - b.id);
-  }
+    /** A request has ended; its events say how. Mutates. */
+    end(id, events) {
+        const request = this.requests.get(id);
+        if (!request) return;
+        this.requests.delete(id);
+        const how = events.findLast(([, kind, who]) => who === id && ENDS.includes(kind));
+        this.ended.unshift({ ...request, status: how ? how[1] : "ended" });
+        if (this.ended.length > MAX_ENDED) this.ended.pop();
+    }
+
+    /** Return the requests as they are listed: those that run first, then by age. */
+    listRequests() {
+        const order = { running: 0, preempted: 1, swapped: 2, waiting: 3 };
+        const place = (request) => order[request.status] ?? 4;
+        return [...this.requests.values()].sort((a, b) => place(a) - place(b) || a.id - b.id);
+    }
 }
