@@ -57,7 +57,7 @@ class ModelDescription:
 
 
 def read_model(folder: Path, max_length: int | None = None) -> ModelDescription:
-    """Read the settings of a model folder; touches no weights.
+    """Read the settings of a model folder; touches no weights. The path of a config.json alone will do.
 
     `max_length` is the longest text that will be run, where the caller limits or stretches it: rope
     scalings that depend on the current length are frozen for it.
@@ -79,6 +79,8 @@ def read_model(folder: Path, max_length: int | None = None) -> ModelDescription:
 
 
 def _config_file(folder: Path) -> Path:
+    if folder.suffix == ".json" and folder.is_file():
+        return folder
     if not folder.is_dir():
         found = "a file" if folder.exists() else "not there"
         raise CheckpointError(f"model folder {folder}", found, f"a folder with {CONFIG_FILE} and weights in it")

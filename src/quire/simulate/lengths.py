@@ -1,0 +1,126 @@
+"""How long requests are: prompts and outputs, as pairs that a plan is made for.
+
+    512          every one of them so long
+    512±200      mean and standard deviation; 512+-200 is the same
+    400/1500     median and 95th percentile
+
+Lengths of real traffic are skewed: a few are many times the median. Two figures are taken for those of a lognormal
+distribution, whose prompts and outputs are independent of each other. The pairs are points that cover it evenly, not
+draws: the same words always give the same plan, and there is no seed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Final
+
+from quire.core.errors import InvalidConfigError
+
+NUM_POINTS: Final = 1000
+GOLDEN: Final = (math.sqrt(5) - 1) / 2
+NORMAL: Final = NormalDist()
+SPREAD: Final = re.compile(r"\s*(\d+)\s*(?:(±|\+-|/)\s*(\d+)\s*)?", re.ASCII)
+MAX_TOKENS: Final = 1 << 30
+ALLOWED: Final = "tokens such as 512, a mean and a deviation (512±200) or a median and a 95th percentile (400/1500)"
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """The length of prompts, or of outputs: lognormal, with `location` and `scale` of the logarithm.
+
+    >>> Length.parse("512").quantile(0.9), Length.parse("400/1500").quantile(0.5), Length.parse("100±50").quantile(0.5)
+    (512, 400, 89)
+    """
+
+    text: str
+    location: float
+    scale: float
+
+    @classmethod
+    def parse(cls, text: str, field: str = "tokens") -> Length:
+        """Return the length of a text; raises `InvalidConfigError` that names the field."""
+        match = SPREAD.fullmatch(text)
+        if match is None or len(text) > 40 or not 0 < int(match[1]) <= MAX_TOKENS:
+            raise InvalidConfigError(field, text, ALLOWED)
+        first, sign, second = int(match[1]), match[2], int(match[3] or 0)
+        if sign == "/":
+            if not first <= second <= MAX_TOKENS:
+                raise InvalidConfigError(field, text, f"a 95th percentile that is at least the median, {first}")
+            return cls(text, math.log(first), math.log(second / first) / NORMAL.inv_cdf(0.95))
+        if second > 100 * first:
+            raise InvalidConfigError(field, text, f"a deviation of at most 100 times the mean, {100 * first}")
+        variance = math.log(1 + (second / first) ** 2)
+        return cls(text, math.log(first) - variance / 2, math.sqrt(variance))
+
+    def quantile(self, share: float) -> int:
+        """Return the length that so large a share of all stays within; 1 at least."""
+        return min(max(1, round(math.exp(self.location + self.scale * NORMAL.inv_cdf(share)))), MAX_TOKENS)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLengths:
+    """Pairs of prompt and output tokens, by their sum. `num_cut`: how many were longer than the context.
+
+    >>> lengths = RequestLengths.of_pairs([(100, 10), (20, 30), (500, 4)], longest=300)
+    >>> lengths.pairs, lengths.num_cut, lengths.total(0.5)
+    (((20, 30), (100, 10), (299, 1)), 1, 110)
+    """
+
+    pairs: tuple[tuple[int, int], ...]
+    num_cut: int = 0
+
+    @classmethod
+    def of_pairs(cls, pairs: Sequence[tuple[int, int]], longest: int) -> RequestLengths:
+        """Return them cut to what a sequence may have: a prompt leaves room for one token of output."""
+        if not pairs:
+            raise InvalidConfigError("requests", "none", "one at least: a plan needs their lengths")
+        cut = [_cut(pair, longest) for pair in pairs]
+        num_cut = sum(kept != pair for kept, pair in zip(cut, pairs, strict=True))
+        return cls(tuple(sorted(cut, key=lambda pair: (sum(pair), pair))), num_cut)
+
+    @classmethod
+    def of_lengths(cls, prompt: Length, output: Length, longest: int) -> RequestLengths:
+        """Return pairs that cover both distributions evenly: a lattice of the unit square, mapped by the quantiles."""
+        pairs = []
+        for index in range(NUM_POINTS):
+            across, up = (index + 0.5) / NUM_POINTS, (0.5 + index * GOLDEN) % 1
+            pairs.append((prompt.quantile(across), output.quantile(min(max(up, 1e-6), 1 - 1e-6))))
+        return cls.of_pairs(pairs, longest)
+
+    @property
+    def mean_prompt(self) -> float:
+        """Tokens of a prompt, on average."""
+        return sum(prompt for prompt, _ in self.pairs) / len(self.pairs)
+
+    @property
+    def mean_output(self) -> float:
+        """Tokens of an output, on average."""
+        return sum(output for _, output in self.pairs) / len(self.pairs)
+
+    @property
+    def mean_context(self) -> float:
+        """Tokens that a decode attends to, on average over all decodes: long outputs make more of them."""
+        attended = sum(output * (prompt + (output + 1) / 2) for prompt, output in self.pairs)
+        return attended / sum(output for _, output in self.pairs)
+
+    def total(self, share: float) -> int:
+        """Return the tokens of prompt and output together that so large a share of all stays within."""
+        return sum(self.pairs[_place(share, len(self.pairs))])
+
+    def prompt(self, share: float) -> int:
+        """Return the tokens that the prompts of so large a share of all stay within."""
+        return sorted(prompt for prompt, _ in self.pairs)[_place(share, len(self.pairs))]
+
+
+def _cut(pair: tuple[int, int], longest: int) -> tuple[int, int]:
+    prompt = min(pair[0], longest - 1)
+    return prompt, max(1, min(pair[1], longest - prompt))
+
+
+def _place(share: float, count: int) -> int:
+    """The nearest rank."""
+    return min(count - 1, max(0, math.ceil(share * count) - 1))
