@@ -53,7 +53,7 @@ class Roofline:
         self.hardware = hardware
         self.shape = shape
         self.numbers = numbers
-        self._kinds = tuple(Counter(shape.windows).items())
+        self.kinds = tuple(Counter(shape.windows).items())  # windows, and how many layers have each
         self._product_rate = hardware.rate(numbers.multiplied)
         self._pair_s = shape.operations_per_pair / hardware.rate(numbers.stored_kv_dtype)
         self._read_s = shape.kv_bytes_per_layer_token(numbers.stored_kv_dtype) / hardware.read_bandwidth
@@ -83,8 +83,12 @@ class Roofline:
     def attention_s(self, starts: Sequence[int], counts: Sequence[int]) -> float:
         """Return the seconds of attention."""
         read, pairs = 0, 0
-        for window, num_layers in self._kinds:
+        for window, num_layers in self.kinds:
             for start, count in zip(starts, counts, strict=True):
                 read += num_layers * num_read(start, count, window)
                 pairs += num_layers * num_pairs(start, count, window)
+        return self.seconds_of(read, pairs)
+
+    def seconds_of(self, read: int, pairs: int) -> float:
+        """Return the seconds of attention that reads so many tokens and makes so many pairs, each of one layer."""
         return max(read * self._read_s, pairs * self._pair_s)

@@ -1,0 +1,77 @@
+"""Timeline: where the memory and the queue stood over time, in a room that does not grow with the length of a run.
+
+A point is taken every `interval_s` of simulated time. When there are too many, each two become one, their mean, and the
+interval doubles: a run of minutes is seen by the quarter second, one of hours by the half minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
+
+from quire.memory.ledger import MemoryLedger
+
+MAX_POINTS = 512
+FIRST_INTERVAL_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class TimelinePoint:
+    """The state around one moment; counts are means over what was merged."""
+
+    time_s: float
+    running: float
+    waiting: float
+    used_blocks: float
+    cached_blocks: float
+    free_blocks: float
+    stored_slots: float
+    reserved_slots: float
+    fragmented_slots: float
+    saved_blocks: float
+
+    @classmethod
+    def of(cls, time_s: float, num_running: int, num_waiting: int, ledger: MemoryLedger) -> TimelinePoint:
+        """Return the point of a ledger."""
+        return cls(
+            time_s,
+            num_running,
+            num_waiting,
+            ledger.used_blocks,
+            ledger.cached_blocks,
+            ledger.free_blocks,
+            ledger.stored_slots,
+            ledger.reserved_slots,
+            ledger.fragmented_slots,
+            ledger.blocks_saved_by_sharing,
+        )
+
+
+class Timeline:
+    """Takes points as time goes on.
+
+    >>> timeline = Timeline()
+    >>> for step in range(2000): timeline.advance(step * 0.1, lambda now_s: TimelinePoint(now_s, *[1.0] * 9))
+    >>> len(timeline.points) <= MAX_POINTS, timeline.interval_s
+    (True, 0.5)
+    """
+
+    def __init__(self) -> None:
+        self.points: list[TimelinePoint] = []
+        self.interval_s = FIRST_INTERVAL_S
+        self._next_s = 0.0
+
+    def advance(self, now_s: float, look: Callable[[float], TimelinePoint]) -> None:
+        """Take a point if one is due. Mutates; `look` is called only then."""
+        if now_s < self._next_s:
+            return
+        self.points.append(look(now_s))
+        if len(self.points) >= MAX_POINTS:
+            pairs = zip(self.points[::2], self.points[1::2], strict=True)
+            self.points = [_mean(first, second) for first, second in pairs]
+            self.interval_s *= 2
+        self._next_s = (now_s // self.interval_s + 1) * self.interval_s
+
+
+def _mean(first: TimelinePoint, second: TimelinePoint) -> TimelinePoint:
+    return TimelinePoint(*((one + other) / 2 for one, other in zip(astuple(first), astuple(second), strict=True)))
