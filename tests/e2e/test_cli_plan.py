@@ -179,3 +179,27 @@ def test_this_machine_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
     assert machine["name"] == "here"
     assert machine["read_bandwidth"] > 1e8
     assert machine["matrix_rate"]["float32"] > 1e8
+
+
+# ---- traces ---------------------------------------------------------------------------------------------------------
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.68,374,44
+2023-11-16 18:15:50.99,396,109
+soon,1,1
+2023-11-16 18:15:51.22,879,55
+"""
+
+
+def test_lengths_may_come_from_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "azure.csv"
+    path.write_text(AZURE)
+    arguments = ["guide", "--trace", str(path), "--memory", "64MiB", "--hardware", MACHINE]
+    said = refusal(*arguments, capsys=capsys)
+    assert "azure.csv, line 4" in said
+    report = plan(*arguments, "--skip-malformed", capsys=capsys)
+    assert report["requests"]["total_tokens"] == {"0.5": 505, "0.95": 934, "1.0": 934}
+    assert report["requests"]["text"] == f"3 of {path}, 1 lines skipped"
+    assert "not from both" in refusal(*arguments, "--prompt-tokens", "5", capsys=capsys)
+    path.write_text("")
+    assert "requests is 'none'" in refusal(*arguments, capsys=capsys)

@@ -1,7 +1,8 @@
 """Capacity: how many requests a pool of blocks holds at once, and how much of it holds tokens.
 
     grown      all requests at their full length: what can never fail
-    on average requests at every stage of their lives, long ones for longer: what a busy server has
+    on average requests at every stage of their lives, long ones for longer: what a busy server has, whose admission
+               keeps a block free for each that runs, and some headroom
 
 Blocks that sequences share are not counted: a common system prompt makes it more. What a reservation of the longest
 possible sequence would hold in the same memory stands beside.
@@ -17,6 +18,9 @@ from quire.simulate.model_shape import num_pairs
 
 LONGEST_CHUNK = 2
 """Tokens that a step may add to a sequence's window, with one step under way."""
+
+HEADROOM = 0.02
+"""The share of the blocks that admission keeps free, where the scheduler is told nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ class Occupancy:
     >>> occupancy = Occupancy.of(spec, RequestLengths(((90, 20), (400, 100))))
     >>> held = occupancy.in_pool(1000, reserved_tokens=2048)
     >>> held.p50, held.longest, held.reserved, round(held.average, 1), round(held.waste, 3)
-    (142, 31, 7, 40.0, 0.019)
+    (142, 31, 7, 37.7, 0.019)
     """
 
     spec: KVCacheSpec
@@ -72,7 +76,7 @@ class Occupancy:
             p50=num_blocks // self.p50,
             p95=num_blocks // self.p95,
             longest=num_blocks // self.longest,
-            average=num_blocks / self.average,
+            average=(1 - HEADROOM) * num_blocks / (self.average + len(self.spec.groups)),
             reserved=num_blocks // reserved,
             waste=self.waste,
         )

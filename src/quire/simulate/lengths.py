@@ -6,14 +6,15 @@
 
 Lengths of real traffic are skewed: a few are many times the median. Two figures are taken for those of a lognormal
 distribution, whose prompts and outputs are independent of each other. The pairs are points that cover it evenly, not
-draws: the same words always give the same plan, and there is no seed.
+draws: the same words always give the same plan, and there is no seed. Better than any distribution is a trace.
 """
 
 from __future__ import annotations
 
 import math
+import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final
@@ -25,6 +26,7 @@ GOLDEN: Final = (math.sqrt(5) - 1) / 2
 NORMAL: Final = NormalDist()
 SPREAD: Final = re.compile(r"\s*(\d+)\s*(?:(±|\+-|/)\s*(\d+)\s*)?", re.ASCII)
 MAX_TOKENS: Final = 1 << 30
+MAX_SAMPLE: Final = 10_000
 ALLOWED: Final = "tokens such as 512, a mean and a deviation (512±200) or a median and a 95th percentile (400/1500)"
 
 
@@ -114,6 +116,29 @@ class RequestLengths:
     def prompt(self, share: float) -> int:
         """Return the tokens that the prompts of so large a share of all stay within."""
         return sorted(prompt for prompt, _ in self.pairs)[_place(share, len(self.pairs))]
+
+
+def sample_pairs(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return all pairs, or of many a fair sample, always the same one, with the longest in it. Memory is bounded.
+
+    >>> sample_pairs([(1, 2), (3, 4)])
+    [(1, 2), (3, 4)]
+    >>> sample = sample_pairs((length, 1) for length in range(1, 30_001))
+    >>> len(sample), max(sample), 14_500 < sorted(sample)[5000][0] < 15_500
+    (10000, (30000, 1), True)
+    """
+    rng = random.Random("lengths")
+    kept: list[tuple[int, int]] = []
+    longest = (0, 0)
+    for index, pair in enumerate(pairs):
+        longest = max(longest, pair, key=sum)
+        if index < MAX_SAMPLE:
+            kept.append(pair)
+        elif (place := rng.randrange(index + 1)) < MAX_SAMPLE:
+            kept[place] = pair
+    if kept and longest not in kept:
+        kept[0] = longest
+    return kept
 
 
 def _cut(pair: tuple[int, int], longest: int) -> tuple[int, int]:

@@ -116,8 +116,8 @@ class Planner:
             narrow, is_served = self._narrow_spec(engine, dtype, memory_bytes)
             if narrow.bytes_per_token < spec.bytes_per_token:
                 num_blocks = kv_bytes // narrow.bytes_per_block
-                average = num_blocks / Occupancy.of(narrow, self._lengths).average
-                found.append(NarrowKV(dtype, narrow.bytes_per_token, num_blocks, average, is_served))
+                held = Occupancy.of(narrow, self._lengths).in_pool(num_blocks, engine.plan.max_model_len)
+                found.append(NarrowKV(dtype, narrow.bytes_per_token, num_blocks, held.average, is_served))
         return found
 
     def _narrow_spec(self, engine: SizedEngine, dtype: str, memory_bytes: int) -> tuple[KVCacheSpec, bool]:
