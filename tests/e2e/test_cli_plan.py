@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,20 @@ def test_the_best_settings_make_an_engine_that_runs(capsys: pytest.CaptureFixtur
         assert llm.report.plan.total_bytes - llm.report.plan.needs.rest_bytes <= 48 << 20
         (output,) = llm.generate(["A block is"], SamplingParams(max_tokens=3, temperature=0))
         assert len(output.outputs[0].token_ids) == 3
+
+
+def test_the_command_of_the_best_settings_is_the_plan_that_it_stands_under(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--weights", "int8", "--no-enable-prefix-caching", "--num-threads", "2"]
+    assert main(["plan", "guide", "--memory", "48MiB", "--hardware", MACHINE, *given]) == 0
+    *_, command = capsys.readouterr().out.splitlines()
+    words = shlex.split(command)
+    assert words[:3] == ["quire", "serve", "guide"]
+    assert main(["config", "show", "--json", *words[2:]]) == 0
+    settings = {name: found["value"] for name, found in json.loads(capsys.readouterr().out).items()}
+    assert (settings["weights"], settings["enable_prefix_caching"], settings["num_threads"]) == ("int8", False, 2)
+    (machine,) = plan("guide", "--memory", "48MiB", "--hardware", MACHINE, *given, capsys=capsys)["machines"]
+    for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "kv_memory"):
+        assert settings[name] == machine["best"][name]
 
 
 @pytest.mark.parametrize("model", ["guide", "windows", *known_models()])

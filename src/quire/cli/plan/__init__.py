@@ -10,12 +10,13 @@ import argparse
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from quire.cli.engine_options import add_engine_options, engine_config, engine_settings
-from quire.cli.options import DEFAULT
+from quire.cli.options import DEFAULT, Setting
 from quire.core.byte_sizes import parse_bytes
 from quire.core.errors import InvalidConfigError
 from quire.core.granted import usable_cores
@@ -103,7 +104,7 @@ def make_report(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Pl
     machines = [_hardware(name, config) for name in dict.fromkeys(arguments.hardware)]
     studies = tuple(planner.study(machine, memory or machine.memory_bytes) for machine in machines)
     _require_one(studies, arguments.slo)
-    return PlanReport(sizer, requests, lengths, studies)
+    return PlanReport(sizer, _given_flags(engine_settings(arguments, environ)), requests, lengths, studies)
 
 
 def _requests(arguments: argparse.Namespace, longest: int) -> tuple[str, RequestLengths]:
@@ -153,6 +154,20 @@ def _choices(arguments: argparse.Namespace, environ: Mapping[str, str], config: 
     settings = engine_settings(arguments, environ)
     fixed = {choices: (getattr(config, name),) for name, choices in FIXED.items() if settings[name].origin != DEFAULT}
     return Choices(**fixed)
+
+
+def _given_flags(settings: Mapping[str, Setting]) -> str:
+    """Return the flags of what somebody has set, but the model and what is recommended anew."""
+    flags = []
+    for name, setting in settings.items():
+        if setting.origin == DEFAULT or name in (*FIXED, "model", "kv_memory"):
+            continue
+        flag, value = setting.option.flag, setting.value
+        if isinstance(value, bool):
+            flags.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            flags.append(f"{flag} {shlex.quote(str(value).lower() if value is None else str(value))}")
+    return " ".join(flags)
 
 
 def _require_one(studies: tuple[Study, ...], slo: str | None) -> None:

@@ -22,9 +22,10 @@ Row = tuple[str, Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """Studies of one model and one kind of requests. `requests` says in words which."""
+    """Studies of one model and one kind of requests, which `requests` says in words. `given`: flags that were set."""
 
     sizer: EngineSizer
+    given: str
     requests: str
     lengths: RequestLengths
     studies: tuple[Study, ...]
@@ -32,7 +33,8 @@ class PlanReport:
     def __str__(self) -> str:
         """Return the whole text."""
         blocks = [self._facts(), _table(self._rows())]
-        blocks.extend(_advice(self.sizer.config.model, study) for study in self.studies)
+        command = f"quire serve {shlex.quote(self.sizer.config.model)} {self.given}".rstrip()
+        blocks.extend(_advice(command, study) for study in self.studies)
         return "\n\n".join(block for block in blocks if block)
 
     def _facts(self) -> str:
@@ -128,7 +130,7 @@ def _table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def _advice(model: str, study: Study) -> str:
+def _advice(command: str, study: Study) -> str:
     """Return what is best on a machine, or why nothing is."""
     name = study.hardware.name
     if study.problem is not None:
@@ -139,9 +141,9 @@ def _advice(model: str, study: Study) -> str:
         return f"{name}: no settings keep the objective; the nearest: {nearest_text(study.nearest)}"
     estimate = study.best.estimate
     return (
-        f"best on {name}: up to {estimate.tokens_per_s:,.0f} tok/s of {estimate.num_sequences} requests, "
-        f"{_ms(estimate.tpot_s)} ms between tokens, first token of the p95 after {_ms(estimate.ttft_p95_s)} ms\n"
-        f"  quire serve {shlex.quote(model)} {flags_of(study.best)}"
+        f"best on {name}: up to {estimate.tokens_per_s:,.0f} tok/s of {estimate.num_sequences} requests; "
+        f"{_ms(estimate.tpot_s)} ms between tokens, first token (p95) {_ms(estimate.ttft_p95_s)} ms\n"
+        f"  {command} {flags_of(study.best)}"
     )
 
 
