@@ -1,4 +1,4 @@
-"""Cost models: a roofline counts a plan as the slow definition does, and a fit finds the weights that made the times."""
+"""Cost models: a roofline counts a plan as the slow definition does, a fit finds the weights that made the times."""
 
 from __future__ import annotations
 
