@@ -1,11 +1,14 @@
 """Estimates of serving: how many tokens a second, and how long until the first, at the least time that steps can take.
 
-A busy server in balance: whenever a sequence ends another begins, so beside D decodes a step computes D × prompt /
-output tokens of prompts. Where that is more than the budget of a step, fewer sequences decode.
+A busy server in balance: whenever one of its N sequences ends another begins, so beside D decodes a step computes
+D × prompt / output tokens of prompts. Where that is more than the budget of a step, D is less than N.
 
     tokens a second    D / step
     between tokens     step
-    first token        the chunks of the prompt, in what decodes leave of the budget; the wait for a place not counted
+    first token        the chunks of the prompt, in what decodes leave of the budget; or, where D is less than N, the
+                       time that N − D prompts take to begin at the rate at which sequences end (Little's law)
+
+The wait for one of the N places is not counted: that depends on how many come, and is what a simulation is for.
 
 These are bounds, for a roofline gives bounds: what an engine reaches of them is measured. A plan compares with them.
 """
@@ -72,16 +75,22 @@ class Estimator:
         decodes = min(num_sequences, budget / (1 + prompts_per_decode))
         step = self._mixed_s(decodes, decodes * prompts_per_decode)
         beside = min(int(decodes), max(0, budget - 1))
+        requests_per_s = decodes / step / self._output
+        queued_s = (num_sequences - decodes) / requests_per_s
         return Estimate(
             num_sequences=num_sequences,
             budget=budget,
             num_decodes=decodes,
             tokens_per_s=decodes / step,
-            requests_per_s=decodes / step / self._output,
+            requests_per_s=requests_per_s,
             tpot_s=step,
-            ttft_s=self._chunks_s(self._prompts[0], budget - beside, beside),
-            ttft_p95_s=self._chunks_s(self._prompts[1], budget - beside, beside),
+            ttft_s=max(queued_s, self._chunks_s(self._prompts[0], budget - beside, beside)),
+            ttft_p95_s=max(queued_s, self._chunks_s(self._prompts[1], budget - beside, beside)),
         )
+
+    def is_enough(self, num_sequences: int, budget: int) -> bool:
+        """Return whether a larger budget changes nothing: all sequences decode, and a long prompt is one chunk."""
+        return budget >= num_sequences + max(num_sequences * self._prompt / self._output, self._prompts[1])
 
     def _mixed_s(self, decodes: float, prompt_tokens: float) -> float:
         """Return the seconds of a step of decodes and, on average, so many tokens from the middle of a prompt."""

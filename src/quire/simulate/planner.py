@@ -2,7 +2,7 @@
 
     block size    the largest that holds nearly as many requests as the best: longer runs of memory, shorter tables
     sequences,    every pair in steps of powers of two, each with the pool that it leaves: the most tokens a second
-    tokens        within the objective; of nearly equal ones the smallest product of the two times, then the least tokens
+    tokens        within the objective; of nearly equal ones the smallest product of the two times, then fewest tokens
 
 Larger steps take memory from the pool (activations, logits), so every choice is sized anew by the engine's own plan of
 its memory, which the caller hands in: `PoolOf`. Nothing is searched that a simulation would have to decide; for
@@ -114,6 +114,7 @@ def _candidates(
 ) -> Iterator[Recommendation]:
     occupancy: Occupancy | None = None
     for budget in choices.budgets:
+        running = 0
         for sequences in (count for count in choices.sequences if count <= budget):  # a token for each of them
             pool = pool_of(block_size, sequences, budget)
             if pool is None:
@@ -122,7 +123,8 @@ def _candidates(
             held = occupancy.in_pool(pool.num_blocks, pool.max_model_len)
             running = min(sequences, int(held.average))
             if running:
-                estimate = estimator.serving(running, budget)
-                yield Recommendation(block_size, sequences, pool, held, estimate)
+                yield Recommendation(block_size, sequences, pool, held, estimator.serving(running, budget))
             if held.average < sequences:
                 break  # more places than requests fit
+        if running and estimator.is_enough(running, budget):
+            break
