@@ -118,7 +118,9 @@ class ContiguousEngine:
         run = run_size(self._num_reserved(request))
         num_runs = self._setup.num_slots // run
         if request.sampling.num_sequences > num_runs:
-            raise RequestTooLargeError("n", request.sampling.num_sequences, f"at most {num_runs}, with runs of {run} slots")
+            raise RequestTooLargeError(
+                "n", request.sampling.num_sequences, f"at most {num_runs}, with runs of {run} slots"
+            )
         self._waiting.append(request)
 
     def _num_reserved(self, request: Request) -> int:
