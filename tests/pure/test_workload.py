@@ -16,11 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core.errors import InvalidConfigError
+from quire.simulate.lengths import Length
 from quire.simulate.workload.arrivals import PATTERNS, Arrivals
 from quire.simulate.workload.closed_loop import ClosedLoop
 from quire.simulate.workload.conversations import Conversations, Turns
 from quire.simulate.workload.drawn import DrawnPrompts, SharedPrefixes, drawn_requests
-from quire.simulate.workload.lengths import ALPACA, SHAREGPT, FixedLengths, LognormalLengths, UniformLengths
+from quire.simulate.workload.lengths import (
+    ALPACA,
+    SHAREGPT,
+    FixedLengths,
+    LognormalLengths,
+    SaidLengths,
+    UniformLengths,
+)
 from quire.simulate.workload.offered import OpenLoop
 from quire.simulate.workload.trace import Trace, TraceError, tokens_of_blocks
 
@@ -37,6 +45,7 @@ MOONCAKE = [
 
 seeds = st.integers(0, 1 << 32)
 patterns = st.sampled_from(PATTERNS)
+LONG = SaidLengths(Length.parse("5000"), Length.parse("400/1500"))
 
 
 # ---- when ---------------------------------------------------------------------------------------------------------
@@ -91,7 +100,7 @@ def test_lognormal_lengths_have_the_published_means(trace: LognormalLengths) -> 
 @given(longest=st.integers(2, 4000), seed=seeds)
 def test_lengths_fit(longest: int, seed: int) -> None:
     rng = random.Random(seed)
-    for lengths in (LognormalLengths("", 5.0, 5.0), FixedLengths(500, 700), UniformLengths((1, 900), (1, 800))):
+    for lengths in (LognormalLengths("", 5.0, 5.0), FixedLengths(500, 700), UniformLengths((1, 900), (1, 800)), LONG):
         prompt, output = lengths.draw(rng, longest)
         assert prompt >= 1 and output >= 1 and prompt + output <= longest
 

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from quire.core.config import require_int, require_number
+from quire.simulate.lengths import Length
 
 SPREAD = 0.7
+MAX_DRAWS = 64
 
 
 class Lengths(Protocol):
@@ -96,13 +99,34 @@ class LognormalLengths:
 
     def draw(self, rng: random.Random, longest: int) -> tuple[int, int]:
         """Return lengths that fit together into `longest`."""
-        while True:
-            prompt, output = (
-                max(1, round(rng.lognormvariate(math.log(mean) - self.spread**2 / 2, self.spread)))
-                for mean in (self.prompt, self.output)
-            )
-            if prompt + output <= longest:
-                return prompt, output
+        locations = (math.log(mean) - self.spread**2 / 2 for mean in (self.prompt, self.output))
+        return _draw_fitting(rng, longest, [(location, self.spread) for location in locations])
+
+
+@dataclass(frozen=True, slots=True)
+class SaidLengths:
+    """Prompts and outputs as a user says them: `512`, `512±200`, `400/1500`; see `quire.simulate.lengths`.
+
+    >>> SaidLengths(Length.parse("512"), Length.parse("64")).draw(random.Random(0), longest=1024)
+    (512, 64)
+    """
+
+    prompt: Length
+    output: Length
+
+    def draw(self, rng: random.Random, longest: int) -> tuple[int, int]:
+        """Return lengths that fit together into `longest`."""
+        return _draw_fitting(rng, longest, [(length.location, length.scale) for length in (self.prompt, self.output)])
+
+
+def _draw_fitting(rng: random.Random, longest: int, parts: Sequence[tuple[float, float]]) -> tuple[int, int]:
+    """Draw a prompt and an output by location and scale, until they fit; after many failures, cut them."""
+    for _ in range(MAX_DRAWS):
+        prompt, output = (max(1, round(rng.lognormvariate(location, scale))) for location, scale in parts)
+        if prompt + output <= longest:
+            break
+    prompt = min(prompt, longest - 1)
+    return prompt, min(output, longest - prompt)
 
 
 SHAREGPT = LognormalLengths("ShareGPT", 161.31, 337.99)
