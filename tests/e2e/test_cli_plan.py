@@ -120,9 +120,9 @@ def test_a_memory_that_is_too_small_is_answered_with_the_nearest(
     nearest = said.partition("allowed: ")[2].partition(" or more")[0]
     assert "quire: error: memory is '1.0 MiB'" in said
     (machine,) = plan(name, "--memory", nearest, "--hardware", MACHINE, capsys=capsys)["machines"]
-    assert machine["num_blocks"] >= 1
-    smaller = str(parse_bytes(nearest) - (1 << 20) - machine["bytes_per_block"])
-    assert "or more" in refusal(name, "--memory", smaller, "--hardware", MACHINE, capsys=capsys)
+    assert machine["best"] is not None
+    smaller = str(parse_bytes(nearest) - (2 << 20) - 2 * machine["bytes_per_block"])
+    assert f"allowed: {nearest} or more" in refusal(name, "--memory", smaller, "--hardware", MACHINE, capsys=capsys)
 
 
 def test_a_model_that_is_too_large_is_counted_in_machines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,7 +130,7 @@ def test_a_model_that_is_too_large_is_counted_in_machines(capsys: pytest.Capture
     assert "cut into 2 parts it would fit on 2 such machines, which quire does not do" in said
     assert main(["plan", "opt-13b", "--hardware", "nvidia-l4", "nvidia-a100-40gb"]) == 0
     text = capsys.readouterr().out
-    assert "nvidia-l4: memory is '24.00 GiB'; allowed: 24" in text
+    assert "nvidia-l4: memory is '24.00 GiB'; allowed: 2" in text
     assert "best on nvidia-a100-40gb" in text
 
 
@@ -155,6 +155,7 @@ def test_an_objective_that_cannot_be_kept_is_answered_with_the_nearest(capsys: p
         (["guide", "--slo", "ttft=0ms"], "slo is 'ttft=0ms'"),
         (["guide", "--prompt-tokens", "some"], "prompt-tokens is 'some'"),
         (["guide", "--output-tokens", "9/3"], "output-tokens is '9/3'"),
+        (["guide", "--kv-memory", "200KiB", "--memory", "1GiB"], "kv_memory is '200.0 KiB'; allowed: 1MiB or more for"),
         (["guide", "--kv-memory", "70GiB", "--memory", "1GiB"], "kv_memory is '70.00 GiB'; allowed: at most"),
         (["guide", "--max-model-len", "4096", "--memory", "1GiB"], "max_model_len is 4096; allowed: at most 2048"),
     ],

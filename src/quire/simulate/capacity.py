@@ -10,6 +10,7 @@ possible sequence would hold in the same memory stands beside.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from quire.core.kv_spec import KVCacheSpec
@@ -67,6 +68,10 @@ class Occupancy:
 
         waste = 1 - tokens / (blocks * spec.block_size / len(spec.groups))
         return cls(spec, grown(0.5), grown(0.95), grown(1.0), blocks, waste)
+
+    def blocks_for_one(self) -> int:
+        """Return the fewest blocks that hold one request on average, with what admission keeps free."""
+        return math.ceil((self.average + len(self.spec.groups)) / (1 - HEADROOM))
 
     def in_pool(self, num_blocks: int, reserved_tokens: int) -> Concurrency:
         """Return how many requests so many blocks hold; `reserved_tokens`: the longest possible sequence."""

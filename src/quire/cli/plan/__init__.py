@@ -102,7 +102,7 @@ def make_report(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Pl
     requests, lengths = _requests(arguments, config.max_model_len or sizer.model.spec.context_length)
     planner = Planner(sizer, lengths, _choices(arguments, environ, config), objective)
     machines = [_hardware(name, config) for name in dict.fromkeys(arguments.hardware)]
-    studies = tuple(planner.study(machine, memory or machine.memory_bytes) for machine in machines)
+    studies = tuple(planner.study(machine, machine.memory_bytes if memory is None else memory) for machine in machines)
     _require_one(studies, arguments.slo)
     return PlanReport(sizer, _given_flags(engine_settings(arguments, environ)), requests, lengths, studies)
 
@@ -181,7 +181,5 @@ def _require_one(studies: tuple[Study, ...], slo: str | None) -> None:
         raise max(zip(studies, problems, strict=True), key=lambda pair: pair[0].memory_bytes)[1]
     objective = parse_objective(slo or "")
     missed = [(study.hardware.name, study.nearest) for study in studies if study.nearest is not None]
-    if not missed:
-        return  # a request of average length does not fit: the table says how long one may be
     name, nearest = min(missed, key=lambda pair: objective.excess(pair[1].ttft_p95_s, pair[1].tpot_s))
     raise InvalidConfigError("slo", slo, f"{nearest_text(nearest)} on {name}, which comes nearest, or longer times")

@@ -92,11 +92,11 @@ class PlanReport:
         streams = [study.stream_tokens_per_s for study in self.studies]
         prompts = [study.prompt_s for study in self.studies]
         return [
-            ("one stream, tok/s at most", [NOTHING if rate is None else f"{rate:,.1f}" for rate in streams]),
+            ("one stream, tok/s at most", [NOTHING if rate is None else _rate(rate) for rate in streams]),
             ("its first token, ms at least", [NOTHING if each is None else _ms(each) for each in prompts]),
             speed("busy: decodes side by side", lambda each: f"{each.num_decodes:,.0f}"),
-            speed("  tok/s at most", lambda each: f"{each.tokens_per_s:,.0f}"),
-            speed("  requests/s at most", lambda each: f"{each.requests_per_s:,.2f}"),
+            speed("  tok/s at most", lambda each: _rate(each.tokens_per_s)),
+            speed("  requests/s at most", lambda each: _rate(each.requests_per_s)),
             speed("  between tokens, ms at least", lambda each: _ms(each.tpot_s)),
             speed("  first token, p50, ms at least", lambda each: _ms(each.ttft_s)),
             speed("  first token, p95, ms at least", lambda each: _ms(each.ttft_p95_s)),
@@ -136,12 +136,11 @@ def _advice(command: str, study: Study) -> str:
     if study.problem is not None:
         return f"{name}: {study.problem}"
     if study.best is None:
-        if study.nearest is None:
-            return f"{name}: no settings hold a whole request of average length"
-        return f"{name}: no settings keep the objective; the nearest: {nearest_text(study.nearest)}"
+        nearest = "" if study.nearest is None else f"; the nearest: {nearest_text(study.nearest)}"
+        return f"{name}: no settings keep the objective{nearest}"
     estimate = study.best.estimate
     return (
-        f"best on {name}: up to {estimate.tokens_per_s:,.0f} tok/s of {estimate.num_sequences} requests; "
+        f"best on {name}: up to {_rate(estimate.tokens_per_s)} tok/s of {estimate.num_sequences} at once; "
         f"{_ms(estimate.tpot_s)} ms between tokens, first token (p95) {_ms(estimate.ttft_p95_s)} ms\n"
         f"  {command} {flags_of(study.best)}"
     )
@@ -171,6 +170,10 @@ def _narrow(study: Study, dtype: str) -> str:
         if narrow.dtype == dtype:
             return f"{narrow.average:,.1f}"
     return NOTHING
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.1f}" if per_s >= 10 else f"{per_s:.2g}"
 
 
 def _ms(seconds: float) -> str:
