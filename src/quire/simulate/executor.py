@@ -34,6 +34,8 @@ class SimExecutor:
         self._cost = cost or LinearCost()
         self._prompts: dict[int, bytes] = {}  # by row, the hash of its prompt
         self._texts: dict[int, Iterator[int]] = {}  # by row, the tokens to come
+        self._steady_rows = array("i")  # of the last plan, and what they go on with
+        self._steady_texts: list[Iterator[int]] = []
         self._under_way: deque[tuple[StepPlan, StepResult, float]] = deque()
         self.plan: StepPlan | None = None
         """The plan whose result was collected last."""
@@ -49,7 +51,10 @@ class SimExecutor:
             num_known = len(start.tokens) - start.num_prompt_tokens
             self._texts[start.row] = text_after(prompt, start.branch, num_known, self._vocab_size)
         texts, num_decodes = self._texts, plan.num_decodes
-        tokens = array("i", map(next, map(texts.__getitem__, plan.rows[:num_decodes])))
+        if plan.row_starts or plan.rows != self._steady_rows:
+            self._steady_rows = plan.rows
+            self._steady_texts = [texts[row] for row in plan.rows]
+        tokens = array("i", map(next, self._steady_texts[:num_decodes]))
         for row, samples in zip(plan.rows[num_decodes:], plan.samples[num_decodes:], strict=True):
             if samples:
                 tokens.append(next(texts[row]))
@@ -85,11 +90,14 @@ def text_after(prompt: bytes, branch: int, num_known: int, vocab_size: int) -> I
     >>> [next(whole) for _ in range(300)][298:] == [next(text_after(b"prompt", 0, at, 1000)) for at in (298, 299)]
     True
     """
-    chunks = _chunks(prompt + branch.to_bytes(4), num_known // _CHUNK, vocab_size)
-    return itertools.islice(itertools.chain.from_iterable(chunks), num_known % _CHUNK, None)
+    return itertools.chain.from_iterable(_chunks(prompt + branch.to_bytes(4), num_known, vocab_size))
 
 
-def _chunks(seed: bytes, first: int, vocab_size: int) -> Iterator[list[int]]:
+def _chunks(seed: bytes, num_known: int, vocab_size: int) -> Iterator[array[int]]:
+    first, skipped = divmod(num_known, _CHUNK)
     for number in itertools.count(first):
-        drawn = array("H", hashlib.shake_128(seed + number.to_bytes(8)).digest(2 * _CHUNK)).tolist()
-        yield drawn if vocab_size > 0xFFFF else [token % vocab_size for token in drawn]
+        drawn = array("H", hashlib.shake_128(seed + number.to_bytes(8)).digest(2 * _CHUNK))
+        if vocab_size <= 0xFFFF:
+            drawn = array("H", [token % vocab_size for token in drawn])
+        yield drawn[skipped:]
+        skipped = 0
