@@ -18,7 +18,8 @@ from collections.abc import Iterator
 
 from quire.core.clock import ManualClock
 from quire.core.errors import ExecutionError
-from quire.core.step import StepPlan, StepResult
+from quire.core.step import RowStart, StepPlan, StepResult
+from quire.simulate.beams import BeamModel
 from quire.simulate.cost.base import StepCost
 from quire.simulate.cost.linear import LinearCost
 
@@ -34,6 +35,10 @@ class SimExecutor:
         self._cost = cost or LinearCost()
         self._prompts: dict[int, bytes] = {}  # by row, the hash of its prompt
         self._texts: dict[int, Iterator[int]] = {}  # by row, the tokens to come
+        self._beams = BeamModel()
+        self._searches: dict[int, RowStart] = {}  # by row, what started it, where that is a beam
+        self._steady_rows = array("i")  # of the last plan, and what they go on with
+        self._steady_texts: list[Iterator[int]] = []
         self._under_way: deque[tuple[StepPlan, StepResult, float]] = deque()
         self.plan: StepPlan | None = None
         """The plan whose result was collected last."""
@@ -48,15 +53,43 @@ class SimExecutor:
             self._prompts[start.row] = prompt
             num_known = len(start.tokens) - start.num_prompt_tokens
             self._texts[start.row] = text_after(prompt, start.branch, num_known, self._vocab_size)
+            before = self._searches.pop(start.row, start)
+            if before.request_id != start.request_id:
+                self._beams.forget(before.request_id)
+            if start.sampling.num_beams > 1:
+                self._searches[start.row] = start
         texts, num_decodes = self._texts, plan.num_decodes
-        tokens = array("i", map(next, map(texts.__getitem__, plan.rows[:num_decodes])))
+        if plan.row_starts or plan.rows != self._steady_rows:
+            self._steady_rows = plan.rows
+            self._steady_texts = [texts[row] for row in plan.rows]
+        tokens = array("i", map(next, self._steady_texts[:num_decodes]))
         for row, samples in zip(plan.rows[num_decodes:], plan.samples[num_decodes:], strict=True):
             if samples:
                 tokens.append(next(texts[row]))
             for branch in range(1, samples):
                 tokens.append(next(text_after(self._prompts[row], branch, 0, self._vocab_size)))
-        result = StepResult(plan.step_id, plan.samples, tokens)
+        parents = self._parents(plan) if self._searches else array("i")
+        result = StepResult(plan.step_id, plan.samples, tokens, parents)
         self._under_way.append((plan, result, self._cost.step_s(plan)))
+
+    def _parents(self, plan: StepPlan) -> array[int]:
+        """Return the row that each entry continues; searches that open begin here. Mutates."""
+        parents = plan.rows[:]
+        found: dict[str, list[tuple[int, int]]] = {}  # the branch of each beam of a step, and its entry
+        for entry in range(plan.num_decodes, len(plan.rows)):
+            start = self._searches.get(plan.rows[entry])
+            if start is None or not plan.samples[entry]:
+                continue
+            if plan.samples[entry] > 1:
+                self._beams.open(start.request_id, self._prompts[start.row], plan.samples[entry])
+            else:
+                found.setdefault(start.request_id, []).append((start.branch, entry))
+        for request_id, beams in found.items():
+            entries = [entry for _, entry in sorted(beams)]
+            prompt, position = self._prompts[plan.rows[entries[0]]], plan.starts[entries[0]]
+            for entry, parent in zip(entries, self._beams.choose(request_id, prompt, position), strict=True):
+                parents[entry] = plan.rows[entries[parent]]
+        return parents
 
     def collect(self) -> StepResult:
         """Return the oldest result and move the clock past it. Mutates."""
@@ -85,11 +118,14 @@ def text_after(prompt: bytes, branch: int, num_known: int, vocab_size: int) -> I
     >>> [next(whole) for _ in range(300)][298:] == [next(text_after(b"prompt", 0, at, 1000)) for at in (298, 299)]
     True
     """
-    chunks = _chunks(prompt + branch.to_bytes(4), num_known // _CHUNK, vocab_size)
-    return itertools.islice(itertools.chain.from_iterable(chunks), num_known % _CHUNK, None)
+    return itertools.chain.from_iterable(_chunks(prompt + branch.to_bytes(4), num_known, vocab_size))
 
 
-def _chunks(seed: bytes, first: int, vocab_size: int) -> Iterator[list[int]]:
+def _chunks(seed: bytes, num_known: int, vocab_size: int) -> Iterator[array[int]]:
+    first, skipped = divmod(num_known, _CHUNK)
     for number in itertools.count(first):
-        drawn = array("H", hashlib.shake_128(seed + number.to_bytes(8)).digest(2 * _CHUNK)).tolist()
-        yield drawn if vocab_size > 0xFFFF else [token % vocab_size for token in drawn]
+        drawn = array("H", hashlib.shake_128(seed + number.to_bytes(8)).digest(2 * _CHUNK))
+        if vocab_size <= 0xFFFF:
+            drawn = array("H", [token % vocab_size for token in drawn])
+        yield drawn[skipped:]
+        skipped = 0

@@ -7,9 +7,9 @@
 Times count from when a request was due, so waiting for a step that is under way is part of them. Normalised latency is
 latency over output length, as in the paper.
 
-Between two tokens of a sequence usually lies just one step, and then the gap is the same for everybody. So the meter
-keeps, per row, when its last token came, and counts equal times in C (`Counter`): a step of 256 decodes is a few calls.
-A sequence that loses its row takes its time along and brings it back.
+Between two tokens of a sequence usually lies just one step, and then the gap is the same for everybody. So as long as
+the same rows decode, one time stands for all of them. When something changes it is written down for each row, and equal
+times are counted in C (`Counter`). A sequence that loses its row takes its time along and brings it back.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ class Meter:
         self._latencies = latencies
         self._tracks: dict[Key, _Track] = {}
         self._holders: dict[int, Key] = {}  # by row
-        self._last_s: dict[int, float] = {}  # by row, when its last token came
+        self._last_s: dict[int, float] = {}  # by row, when its last token came, but of those in `_steady_rows`
+        self._steady_rows = array("i")  # whose last token came at the same time
+        self._steady_s = 0.0
         self.num_computed_tokens = 0
         self.num_output_tokens = 0
         self.num_needed_tokens = 0  # prompt and output of those that ended, less what samples share
@@ -80,18 +82,27 @@ class Meter:
         self.sequence_seconds += len(plan.rows) * (now_s - began_s)
         self.num_copied_blocks += len(plan.copies)
         self.num_moved_blocks += len(plan.moves_in) + len(plan.moves_out)
-        if plan.released_rows or plan.row_starts:
-            self._change_rows(plan)
+        changed = plan.row_starts or plan.released_rows
+        if plan.rows == self._steady_rows and plan.num_decodes == len(plan.rows) and not changed:
+            self._latencies.itl_s.add(now_s - self._steady_s, len(plan.rows))
+            self._steady_s = now_s
+        else:
+            self._note_rows(plan, now_s)
+        for sibling in outcome.opened:
+            self._open(sibling, now_s)
+        for request in outcome.finished:
+            self._end(request, now_s)
+
+    def _note_rows(self, plan: StepPlan, now_s: float) -> None:
+        self._last_s.update(dict.fromkeys(self._steady_rows, self._steady_s))
+        self._change_rows(plan)
         num_decodes = plan.num_decodes
         sampled = plan.rows[:num_decodes]
         if num_decodes < len(plan.rows):
             samples = plan.samples[num_decodes:]
             sampled += array("i", [row for row, count in zip(plan.rows[num_decodes:], samples, strict=True) if count])
         self._note_tokens(sampled, now_s)
-        for sibling in outcome.opened:
-            self._open(sibling, now_s)
-        for request in outcome.finished:
-            self._end(request, now_s)
+        self._steady_rows, self._steady_s = sampled, now_s
 
     def _change_rows(self, plan: StepPlan) -> None:
         for row in plan.released_rows:
@@ -115,7 +126,6 @@ class Meter:
                     self._latencies.ttft_s.add(now_s - track.due_s)
         for since_s, count in gaps.items():
             self._latencies.itl_s.add(now_s - since_s, count)
-        last_s.update(dict.fromkeys(rows, now_s))
 
     def _open(self, sibling: Request, now_s: float) -> None:
         """A sequence begins beside the first of its request; a beam that takes another's place goes on as that."""
