@@ -32,7 +32,8 @@ WINDOWS = st.sampled_from([(None,), (None, None, 24), (24, 50), (None, 7, 7)])
 
 
 @pytest.mark.parametrize(
-    "text", ["", "0", "-3", "512±", "5/", "600/400", "1±101", "many", "1.5", "1" * 41, "9" * 12, "5 6", "1/2/3", "٣"]
+    "text",
+    ["", "0", "-3", "512±", "5/", "600/400", "1±101", "x", "1.5", "1" * 41, "9" * 12, "5 6", "1/2/3", "٣", "5M"],
 )
 def test_a_text_that_is_no_length_is_refused(text: str) -> None:
     with pytest.raises(InvalidConfigError, match="prompt-tokens is"):
@@ -47,6 +48,7 @@ def test_two_figures_are_those_of_the_distribution() -> None:
     assert math.sqrt(sum((length - mean) ** 2 for length in lengths) / len(lengths)) == pytest.approx(200, rel=0.03)
     assert Length.parse("512+-200") == replace(Length.parse("512±200"), text="512+-200")
     assert Length.parse("400/1500").quantile(0.95) == 1500
+    assert replace(Length.parse("4K/5k"), text="") == replace(Length.parse("4096/5000"), text="")
     assert {Length.parse(text).quantile(0.99) for text in ("7", "7±0", "7/7")} == {7}
 
 

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 from quire.cli.engine_options import add_engine_options, engine_config, engine_settings
 from quire.cli.options import DEFAULT, Setting
+from quire.cli.terminal import detect
+from quire.cli.text import line
 from quire.core.byte_sizes import parse_bytes
 from quire.core.errors import InvalidConfigError
 from quire.core.granted import usable_cores
@@ -66,7 +68,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     group.add_argument(
         "--prompt-tokens",
         metavar="N",
-        help="tokens of prompts: 512, a mean and a deviation (512±200), or a median and a 95th percentile (400/1500); "
+        help="tokens of prompts: 512 or 4K, mean and deviation (512+-200), or median and 95th percentile (400/4K); "
         "default: 512",
     )
     group.add_argument("--output-tokens", metavar="N", help="tokens of outputs, likewise; default: 128")
@@ -84,7 +86,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(report.as_json(), indent=2))
     else:
-        print(report)
+        terminal = detect(sys.stdout, os.environ)
+        for text in str(report).splitlines():
+            print(terminal.render(line(text if terminal.unicode else text.replace("±", "+-"))))
     return 0
 
 
