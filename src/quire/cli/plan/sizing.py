@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from quire.compute.models import ModelDescription, read_model
+from quire.cli.model_shapes import describe
+from quire.compute.models import ModelDescription
 from quire.core.byte_sizes import format_bytes
 from quire.core.config import EngineConfig
 from quire.core.errors import InvalidConfigError
@@ -51,7 +52,7 @@ class EngineSizer:
 
     def __init__(self, config: EngineConfig, settings: Path) -> None:
         self.config = config
-        self.model: ModelDescription = read_model(settings, config.max_model_len)
+        self.model: ModelDescription = describe(settings, config.max_model_len)
         self._settings = settings
         self._sized: dict[tuple[EngineConfig, int], SizedEngine] = {}
 
