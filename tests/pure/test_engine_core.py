@@ -14,7 +14,8 @@ from quire.core.validate import RequestLimits
 from quire.engine.core import EngineCore
 from quire.memory.manager import KVCacheManager
 from quire.scheduler.scheduler import Scheduler
-from quire.simulate.executor import LinearCost, SimExecutor
+from quire.simulate.cost.linear import LinearCost
+from quire.simulate.executor import SimExecutor
 from support.shadow import ShadowExecutor, expected_tokens
 
 VOCAB = 1000

@@ -26,7 +26,6 @@ from quire.cli.bench.offered_load import (
     CHAT,
     COMPLETIONS,
     DrawnShape,
-    arrival_times,
     drawn_requests,
     request_body,
     request_source,
@@ -37,6 +36,7 @@ from quire.cli.bench.streams import Outcome, StreamReading
 from quire.cli.bench.workload_file import Workload, WorkloadError, WorkloadRequest
 from quire.cli.http.events import EventReader
 from quire.core.errors import InvalidValueError
+from quire.simulate.workload.arrivals import arrival_times
 
 EVENTS = (b'{"choices": []}', '{"text": "größer 😀"}'.encode(), b"[DONE]")
 STREAM = b": ping\n\n" + b"".join(b"data: " + data + b"\n\n" for data in EVENTS)

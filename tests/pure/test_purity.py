@@ -18,6 +18,7 @@ CONTROL_PLANE = (
     "quire.engine.core",
     "quire.engine.step_log",
     "quire.simulate.executor",
+    "quire.simulate.roofline",
 )
 
 

@@ -40,6 +40,8 @@ COMMANDS = (
     Command("demo", "watch paged KV memory at work, in the terminal", "quire.cli.demo"),
     Command("bench", "measure quire on this machine", "quire.cli.bench"),
     Command("torture", "bring a server into trouble, and see that it copes", "quire.cli.torture"),
+    Command("simulate", "run hours of traffic in seconds, on the real scheduler", "quire.cli.simulate"),
+    Command("plan", "say what fits, how fast, with which settings", "quire.cli.plan"),
     Command("doctor", "say what works on this machine", "quire.cli.doctor"),
     Command("config", "say what quire would be started with, and why", "quire.cli.config"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Collection, Mapping
 
-from quire.cli.options import add_file_option, add_options, make_config, options_of, resolve
+from quire.cli.options import Setting, add_file_option, add_options, make_config, options_of, resolve
 from quire.core.config import EngineConfig
 from quire.serve.config import ServerConfig
 
@@ -31,10 +31,14 @@ def add_engine_options(parser: argparse.ArgumentParser, otherwise_said: Collecti
 
 def engine_config(arguments: argparse.Namespace, environ: Mapping[str, str]) -> EngineConfig:
     """Return the settings that flags, environment, file and defaults make together. Does not mutate."""
+    return make_config(EngineConfig, engine_settings(arguments, environ))
+
+
+def engine_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, Setting]:
+    """Return each of these settings with where it comes from. Does not mutate."""
     given = vars(arguments).items()
     own = {name: value for name, value in given if name == "model" or name not in OTHERWISE_SAID}
-    settings = resolve(options_of(EngineConfig), argparse.Namespace(**own), environ, known_settings())
-    return make_config(EngineConfig, settings)
+    return resolve(options_of(EngineConfig), argparse.Namespace(**own), environ, known_settings())
 
 
 def known_settings() -> frozenset[str]:

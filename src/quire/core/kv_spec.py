@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from quire.core.errors import InvalidConfigError
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8": 1}
 INT8_SCALE_BYTES = 4
 MAX_BLOCK_SIZE = 4096
 MAX_PADDING_FRACTION = 0.10

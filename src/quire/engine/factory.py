@@ -120,7 +120,7 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     """
     folder = _model_folder(config.model)
     model = read_model(folder, config.max_model_len)
-    backend = _choose_backend(config, folder, model)
+    backend = choose_backend(config, folder, model)
     failpoints = parse_failpoints(os.environ.get(FAILPOINTS_VARIABLE, ""))
     if failpoints:
         backend = _armed(backend, failpoints)
@@ -212,7 +212,11 @@ def _assemble(
 # ---- backends -------------------------------------------------------------------------------------------------------
 
 
-def _choose_backend(config: EngineConfig, folder: Path, model: ModelDescription) -> Backend:
+def choose_backend(config: EngineConfig, folder: Path, model: ModelDescription) -> Backend:
+    """Return what computes a model that was read, and what it needs; raises for settings that do not fit it.
+
+    Reads nothing: weights are looked for in the folder when the backend loads.
+    """
     if config.backend == "reference":
         return _reference_backend(config, folder, model)
     try:

@@ -83,4 +83,6 @@ class SequenceMemory:
     @property
     def num_slots(self) -> int:
         """Positions that its tables cover in every group."""
+        if len(self.tables) == 1:  # as a rule; asked at every border of a block
+            return self.tables[0].num_slots
         return min(table.num_slots for table in self.tables)

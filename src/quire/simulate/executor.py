@@ -1,49 +1,29 @@
 """SimExecutor: one more Executor. It computes no model; it takes the time that a model would take.
 
 Time is the injected clock's: collecting a step moves a `ManualClock` forward by what the cost model says, so hours of
-traffic run in seconds. Tokens are drawn from a hash of everything before them, so that equal prompts go on equally, and
-a token never depends on the batch, the chunks or the cache: another schedule must bring the same tokens.
+traffic run in seconds. What follows a prompt is drawn from a hash of that prompt, and which of its tokens comes next
+depends on how long the sequence is and on nothing else: equal prompts go on equally, and a token never depends on the
+batch, the chunks or the cache, so another schedule must bring the same tokens.
+
+Speed matters here: a step of 256 decodes is one pass in C over 256 iterators. Tokens are made 256 at a time.
 """
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 from array import array
 from collections import deque
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterator
 
 from quire.core.clock import ManualClock
 from quire.core.errors import ExecutionError
-from quire.core.step import StepPlan, StepResult
+from quire.core.step import RowStart, StepPlan, StepResult
+from quire.simulate.beams import BeamModel
+from quire.simulate.cost.base import StepCost
+from quire.simulate.cost.linear import LinearCost
 
-_MULTIPLIER = 6364136223846793005
-_INCREMENT = 1442695040888963407
-_MASK = (1 << 64) - 1
-
-
-class StepCost(Protocol):
-    """How long a step takes."""
-
-    def step_s(self, plan: StepPlan) -> float:
-        """Return the seconds that the plan takes. Does not mutate."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class LinearCost:
-    """A fixed time per step and per token.
-
-    >>> from quire.core.step import column
-    >>> LinearCost(0.01, 0.001).step_s(StepPlan(0, column(0), column(0), column(5), column(1)))
-    0.015
-    """
-
-    fixed_s: float = 0.02
-    per_token_s: float = 0.0002
-
-    def step_s(self, plan: StepPlan) -> float:
-        """Return the seconds that the plan takes."""
-        return self.fixed_s + self.per_token_s * plan.num_tokens
+_CHUNK = 256
 
 
 class SimExecutor:
@@ -53,8 +33,15 @@ class SimExecutor:
         self._vocab_size = vocab_size
         self._clock = clock
         self._cost = cost or LinearCost()
-        self._rows: dict[int, int] = {}  # per row, the hash of all its known tokens
-        self._results: deque[tuple[StepResult, float]] = deque()
+        self._prompts: dict[int, bytes] = {}  # by row, the hash of its prompt
+        self._texts: dict[int, Iterator[int]] = {}  # by row, the tokens to come
+        self._beams = BeamModel()
+        self._searches: dict[int, RowStart] = {}  # by row, what started it, where that is a beam
+        self._steady_rows = array("i")  # of the last plan, and what they go on with
+        self._steady_texts: list[Iterator[int]] = []
+        self._under_way: deque[tuple[StepPlan, StepResult, float]] = deque()
+        self.plan: StepPlan | None = None
+        """The plan whose result was collected last."""
 
     def start(self) -> None:
         """There is nothing to get ready."""
@@ -62,45 +49,83 @@ class SimExecutor:
     def submit(self, plan: StepPlan) -> None:
         """Take a plan. Mutates."""
         for start in plan.row_starts:
-            self._rows[start.row] = hash_tokens(start.tokens, start.branch)
-        counts = array("i")
-        tokens = array("i")
-        for row, samples in zip(plan.rows, plan.samples, strict=True):
-            counts.append(samples)
-            if samples == 1:
-                token = self._draw(self._rows[row])
-                tokens.append(token)
-                self._rows[row] = extend_hash(self._rows[row], token)
-            elif samples:
-                tokens.extend(self._draw(self._rows[row] + branch) for branch in range(samples))
-                self._rows[row] = extend_hash(self._rows[row], tokens[-samples])
-        self._results.append((StepResult(plan.step_id, counts, tokens), self._cost.step_s(plan)))
+            prompt = hash_prompt(start.tokens[: start.num_prompt_tokens])
+            self._prompts[start.row] = prompt
+            num_known = len(start.tokens) - start.num_prompt_tokens
+            self._texts[start.row] = text_after(prompt, start.branch, num_known, self._vocab_size)
+            before = self._searches.pop(start.row, start)
+            if before.request_id != start.request_id:
+                self._beams.forget(before.request_id)
+            if start.sampling.num_beams > 1:
+                self._searches[start.row] = start
+        texts, num_decodes = self._texts, plan.num_decodes
+        if plan.row_starts or plan.rows != self._steady_rows:
+            self._steady_rows = plan.rows
+            self._steady_texts = [texts[row] for row in plan.rows]
+        tokens = array("i", map(next, self._steady_texts[:num_decodes]))
+        for row, samples in zip(plan.rows[num_decodes:], plan.samples[num_decodes:], strict=True):
+            if samples:
+                tokens.append(next(texts[row]))
+            for branch in range(1, samples):
+                tokens.append(next(text_after(self._prompts[row], branch, 0, self._vocab_size)))
+        parents = self._parents(plan) if self._searches else array("i")
+        result = StepResult(plan.step_id, plan.samples, tokens, parents)
+        self._under_way.append((plan, result, self._cost.step_s(plan)))
 
-    def _draw(self, state: int) -> int:
-        mixed = (state ^ (state >> 29)) * _MULTIPLIER & _MASK
-        return (mixed >> 32) % self._vocab_size
+    def _parents(self, plan: StepPlan) -> array[int]:
+        """Return the row that each entry continues; searches that open begin here. Mutates."""
+        parents = plan.rows[:]
+        found: dict[str, list[tuple[int, int]]] = {}  # the branch of each beam of a step, and its entry
+        for entry in range(plan.num_decodes, len(plan.rows)):
+            start = self._searches.get(plan.rows[entry])
+            if start is None or not plan.samples[entry]:
+                continue
+            if plan.samples[entry] > 1:
+                self._beams.open(start.request_id, self._prompts[start.row], plan.samples[entry])
+            else:
+                found.setdefault(start.request_id, []).append((start.branch, entry))
+        for request_id, beams in found.items():
+            entries = [entry for _, entry in sorted(beams)]
+            prompt, position = self._prompts[plan.rows[entries[0]]], plan.starts[entries[0]]
+            for entry, parent in zip(entries, self._beams.choose(request_id, prompt, position), strict=True):
+                parents[entry] = plan.rows[entries[parent]]
+        return parents
 
     def collect(self) -> StepResult:
         """Return the oldest result and move the clock past it. Mutates."""
-        if not self._results:
+        if not self._under_way:
             raise ExecutionError("no step is under way")
-        result, seconds = self._results.popleft()
+        self.plan, result, seconds = self._under_way.popleft()
         self._clock.advance(seconds)
         return result
 
     def shutdown(self) -> None:
         """Drop what is under way. Mutates."""
-        self._results.clear()
+        self._under_way.clear()
 
 
-def extend_hash(state: int, token: int) -> int:
-    """Return the hash of a sequence grown by a token."""
-    return ((state ^ token) * _MULTIPLIER + _INCREMENT) & _MASK
+def hash_prompt(tokens: array[int]) -> bytes:
+    """Return what a prompt is known by."""
+    return hashlib.blake2b(tokens.tobytes(), digest_size=16).digest()
 
 
-def hash_tokens(tokens: array[int], branch: int) -> int:
-    """Return the hash of a whole sequence; siblings of one prompt differ by their branch."""
-    state = branch
-    for token in tokens:
-        state = extend_hash(state, token)
-    return state
+def text_after(prompt: bytes, branch: int, num_known: int, vocab_size: int) -> Iterator[int]:
+    """Return the tokens that follow a prompt in one of its sequences, without the first `num_known`.
+
+    Ids lie below 65,536 and below the size of the vocabulary.
+
+    >>> whole = text_after(b"prompt", 0, 0, 1000)
+    >>> [next(whole) for _ in range(300)][298:] == [next(text_after(b"prompt", 0, at, 1000)) for at in (298, 299)]
+    True
+    """
+    return itertools.chain.from_iterable(_chunks(prompt + branch.to_bytes(4), num_known, vocab_size))
+
+
+def _chunks(seed: bytes, num_known: int, vocab_size: int) -> Iterator[array[int]]:
+    first, skipped = divmod(num_known, _CHUNK)
+    for number in itertools.count(first):
+        drawn = array("H", hashlib.shake_128(seed + number.to_bytes(8)).digest(2 * _CHUNK))
+        if vocab_size <= 0xFFFF:
+            drawn = array("H", [token % vocab_size for token in drawn])
+        yield drawn[skipped:]
+        skipped = 0

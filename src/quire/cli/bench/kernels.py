@@ -14,11 +14,11 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from quire.cli.bench.attention_layout import CONTIGUOUS, IN_ORDER, SHUFFLED, PagedLayers
-from quire.cli.bench.limits import MachineLimits
 from quire.cli.bench.page import Tell, run_page
 from quire.cli.bench.report import Goal, Section, cell
 from quire.cli.bench.samples import ratios, summarize
 from quire.cli.bench.shapes import HEAD, KernelShape, Matrix, kernel_shape
+from quire.cli.machine_limits import MachineLimits
 from quire.core.granted import usable_cores
 
 MIN_CALLS = 3

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
 from quire.cli.bench.disturbance import CHAT_TOKENS, measure_disturbance
-from quire.cli.bench.limits import MachineLimits
 from quire.cli.bench.measured_engine import MeasuredEngine
 from quire.cli.bench.model_costs import ModelCosts, model_costs
 from quire.cli.bench.page import Tell, run_page
@@ -24,6 +23,7 @@ from quire.cli.bench.samples import percentile, summarize
 from quire.cli.bench.shapes import measured_config
 from quire.cli.bench.throughput import describe_engine
 from quire.cli.bench.workload_file import WorkloadRequest
+from quire.cli.machine_limits import MachineLimits
 from quire.core.byte_sizes import format_bytes
 from quire.core.config import EngineConfig
 from quire.core.errors import ExecutionError, InvalidConfigError
@@ -121,7 +121,7 @@ class LatencyBench:
         self._options = options
         self._tell = tell
         self._limits = MachineLimits(engine.blueprint.backend.num_threads, options.read_size)
-        self._costs: ModelCosts | None = model_costs(engine.blueprint.model.spec, engine.blueprint.backend)
+        self._costs: ModelCosts | None = model_costs(engine.blueprint.model, engine.blueprint.backend)
         self._random = random.Random(0)
         self._has_goals = self._costs is not None and self._costs.step_bytes >= LARGE_MODEL_BYTES
 

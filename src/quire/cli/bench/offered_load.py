@@ -17,7 +17,6 @@ from typing import Any
 
 from quire.cli.bench.workload_file import LOWEST_ID, Workload, WorkloadError, WorkloadRequest
 
-POISSON, FIXED = "poisson", "fixed"
 COMPLETIONS, CHAT = "completions", "chat"
 PATHS = {COMPLETIONS: "/v1/completions", CHAT: "/v1/chat/completions"}
 MAX_ID_SHARE = 0.95
@@ -31,24 +30,6 @@ class DrawnShape:
     prompt_tokens: int
     output_tokens: int
     spread: float = 0.0
-
-
-def arrival_times(rate: float, duration_s: float, *, pattern: str, seed: int) -> list[float]:
-    """Return when requests are due, in seconds from the start, at a mean of `rate` a second.
-
-    Poisson arrivals are those of many users who know nothing of one another; fixed ones are evenly spaced.
-
-    >>> arrival_times(2.0, 2.0, pattern="fixed", seed=0)
-    [0.0, 0.5, 1.0, 1.5]
-    >>> 80 < len(arrival_times(10.0, 10.0, pattern="poisson", seed=0)) < 120
-    True
-    """
-    if pattern == FIXED:
-        return [index / rate for index in range(round(rate * duration_s))]
-    rng, times, now = random.Random(seed), list[float](), 0.0
-    while (now := now + rng.expovariate(rate)) < duration_s:
-        times.append(now)
-    return times
 
 
 def workload_requests(workload: Workload, vocab_size: int, first_shift: int = 0) -> Iterator[WorkloadRequest]:

@@ -21,12 +21,13 @@ from quire.cli.bench.load_figures import MEASURES, REJECTION, LoadFigures, read_
 from quire.cli.bench.load_plot import draw_load
 from quire.cli.bench.load_run import LoadResult, run_closed, run_open
 from quire.cli.bench.measured_server import MeasuredServer, measured_server
-from quire.cli.bench.offered_load import DrawnShape, arrival_times, request_source, require_token_ids
+from quire.cli.bench.offered_load import DrawnShape, request_source, require_token_ids
 from quire.cli.bench.page import Tell, run_page
 from quire.cli.bench.report import Goal, Section
 from quire.cli.bench.samples import show
 from quire.cli.bench.workload_file import WorkloadRequest, read_workload
 from quire.core.errors import ExecutionError, InvalidValueError
+from quire.simulate.workload.arrivals import arrival_times
 
 AUTO_SHARES = (0.5, 1.0, 2.0)
 MIN_GOODPUT_SHARE = 0.95

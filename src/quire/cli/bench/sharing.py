@@ -9,7 +9,6 @@ had its own; the share saved is taken over all steps, so a long request counts f
 from __future__ import annotations
 
 import argparse
-import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,38 +19,23 @@ from quire.core.config import EngineConfig
 from quire.core.request import Request
 from quire.core.sampling_params import SamplingParams
 from quire.engine.llm import LLM
+from quire.simulate.workload.lengths import ALPACA, SHAREGPT, SPREAD, LognormalLengths
 
 BLOCK_SIZE = 16
-SPREAD = 0.7  # of the logarithm of a length
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
-    """Lengths like those of a trace: log-normal, with the means that the paper names for it.
+class Trace:
+    """Lengths like those of a trace, and the paper's ranges of the share saved for two to six sequences of OPT-13B."""
 
-    `samples` and `beams` are the paper's ranges of the share saved, for two to six sequences of OPT-13B.
-    """
-
-    name: str
-    prompt: float
-    output: float
+    lengths: LognormalLengths
     samples: str
     beams: str
 
-    def draw(self, rng: random.Random, longest: int) -> tuple[int, int]:
-        """Return the tokens of a prompt and of an output that fit together into `longest`."""
-        while True:
-            prompt, output = (
-                max(1, round(rng.lognormvariate(math.log(mean) - SPREAD**2 / 2, SPREAD)))
-                for mean in (self.prompt, self.output)
-            )
-            if prompt + output <= longest:
-                return prompt, output
-
 
 TRACES = (
-    Lengths("Alpaca", 19.31, 58.45, "6.1–9.8 %", "37.6–55.2 %"),
-    Lengths("ShareGPT", 161.31, 337.99, "16.2–30.5 %", "44.3–66.3 %"),
+    Trace(ALPACA, "6.1–9.8 %", "37.6–55.2 %"),
+    Trace(SHAREGPT, "16.2–30.5 %", "44.3–66.3 %"),
 )
 NUM_SEQUENCES = (2, 4, 6)
 WHERE_IT_DIFFERS = (
@@ -82,12 +66,12 @@ def measure_sharing(model: str, num_requests: int, tell: Tell) -> Section:
             for kind, papers in (("samples", trace.samples), ("beams", trace.beams)):
                 found = []
                 for count in NUM_SEQUENCES:
-                    tell(f"sharing: {trace.name}, {count} {kind}")
+                    tell(f"sharing: {trace.lengths.name}, {count} {kind}")
                     found.append(_share_saved(llm, jobs, count, beam_search=kind == "beams"))
-                    shares[f"{trace.name}, {count} {kind}"] = found[-1]
+                    shares[f"{trace.lengths.name}, {count} {kind}"] = found[-1]
                 prompt, output = (sum(lengths) / len(jobs) for lengths in zip(*_sizes(jobs), strict=True))
                 lengths = f"{prompt:.0f} + {output:.0f}"
-                rows.append((trace.name, lengths, kind, *(f"{100 * share:.1f} %" for share in found), papers))
+                rows.append((trace.lengths.name, lengths, kind, *(f"{100 * share:.1f} %" for share in found), papers))
     header = ("lengths like", "mean tokens", "side by side", *map(str, NUM_SEQUENCES), "the paper's range")
     title = "Blocks saved"
     about = (
@@ -108,10 +92,10 @@ def _text_of(llm: LLM) -> list[int]:
     return output.outputs[0].token_ids
 
 
-def _jobs(trace: Lengths, num_requests: int, text: list[int], longest: int) -> Iterator[tuple[list[int], int]]:
-    rng = random.Random(trace.name)
+def _jobs(trace: Trace, num_requests: int, text: list[int], longest: int) -> Iterator[tuple[list[int], int]]:
+    rng = random.Random(trace.lengths.name)
     for _ in range(num_requests):
-        prompt, output = trace.draw(rng, min(longest, len(text)))
+        prompt, output = trace.lengths.draw(rng, min(longest, len(text)))
         start = rng.randrange(len(text) - prompt + 1)
         yield text[start : start + prompt], output
 

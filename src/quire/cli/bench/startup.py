@@ -16,11 +16,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from quire.cli.bench.installation import installed_bytes
-from quire.cli.bench.limits import MachineLimits
 from quire.cli.bench.page import Tell, run_page
 from quire.cli.bench.report import Goal, Section, cell
 from quire.cli.bench.samples import summarize
 from quire.cli.bench.shapes import measured_config
+from quire.cli.machine_limits import MachineLimits
 from quire.core.config import EngineConfig
 from quire.core.errors import ExecutionError
 from quire.core.granted import usable_cores

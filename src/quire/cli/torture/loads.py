@@ -18,7 +18,7 @@ from typing import Any
 
 from quire.cli.bench.load_figures import BETWEEN_TOKENS, REJECTION, summarize_load
 from quire.cli.bench.load_run import Target, run_closed, run_open
-from quire.cli.bench.offered_load import COMPLETIONS, POISSON, DrawnShape, arrival_times, drawn_requests
+from quire.cli.bench.offered_load import COMPLETIONS, DrawnShape, drawn_requests
 from quire.cli.bench.samples import percentile
 from quire.cli.bench.serve import request_rate
 from quire.cli.bench.shapes import write_byte_tokenizer, write_random_checkpoint
@@ -31,6 +31,7 @@ from quire.cli.torture.case import Case, require
 from quire.cli.torture.retries import RetryingClient
 from quire.cli.torture.stage import VOCAB_SIZE, ServerSpec, Stage, TortureServer
 from quire.core.config import EngineConfig
+from quire.simulate.workload.arrivals import POISSON, arrival_times
 
 MAX_GROWTH_BYTES = 5e6
 MAX_PROBE_MS = 50.0

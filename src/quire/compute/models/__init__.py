@@ -62,10 +62,15 @@ def read_model(folder: Path, max_length: int | None = None) -> ModelDescription:
     `max_length` is the longest text that will be run, where the caller limits or stretches it: rope
     scalings that depend on the current length are frozen for it.
     """
-    config = ConfigFile.read(_config_file(folder))
+    return read_settings(_config_file(folder), max_length)
+
+
+def read_settings(config_file: Path, max_length: int | None = None) -> ModelDescription:
+    """Read settings by themselves: a config.json, whatever its name, and what stands beside it for generation."""
+    config = ConfigFile.read(config_file)
     architecture = _architecture(config)
     spec: DecoderSpec = import_module(FAMILIES[architecture]).decoder_spec(config, max_length)
-    path = folder / GENERATION_CONFIG_FILE
+    path = config_file.parent / GENERATION_CONFIG_FILE
     generation = ConfigFile.read(path) if path.is_file() else ConfigFile(str(path), {})
     dtype = _dtype(config)
     return ModelDescription(

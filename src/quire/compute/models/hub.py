@@ -16,6 +16,7 @@ from quire.core.errors import CheckpointError
 
 HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 WANTED: Final = ("*.json", "*.jinja", "*.safetensors", "*.txt", "tokenizer.model")
+SETTINGS: Final = ("config.json", "generation_config.json")
 UNWANTED: Final = ("*/*", "consolidated*")
 ADVICE: Final = "the path of a model folder; fetch it where there is a network with `hf download {name}`"
 
@@ -29,17 +30,24 @@ def resolve_model(name: str) -> Path:
         raise CheckpointError(f"model {name}", "a file", "a folder with config.json and safetensors in it")
     if HUB_ID.fullmatch(name) is None:
         raise CheckpointError(f"model {name}", "not there", "a folder that is there, or a hub id: ORGANISATION/NAME")
-    return _download(name)
+    return _download(name, WANTED)
 
 
-def _download(name: str) -> Path:
+def resolve_settings(name: str) -> Path:
+    """Return the folder of a model as `resolve_model` does; of a hub id only the settings are fetched, no weights."""
+    if HUB_ID.fullmatch(name) is None or Path(name).expanduser().exists():
+        return resolve_model(name)
+    return _download(name, SETTINGS)
+
+
+def _download(name: str, wanted: tuple[str, ...]) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         found = "a hub id, and huggingface_hub is not installed"
         raise CheckpointError(f"model {name}", found, ADVICE.format(name=name)) from error
     try:
-        folder = snapshot_download(name, allow_patterns=list(WANTED), ignore_patterns=list(UNWANTED))
+        folder = snapshot_download(name, allow_patterns=list(wanted), ignore_patterns=list(UNWANTED))
     # The library raises errors of its own, of its HTTP client and of the system; all mean one thing.
     except Exception as error:
         found = f"a hub id that could not be fetched ({type(error).__name__})"

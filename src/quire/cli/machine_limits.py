@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 NUM_PASSES = 5
 ARITHMETIC_S = 0.2
 
+HALVES = ("avx512_bf16", "amx")
+"""Sets of kernels that multiply numbers of bfloat16 as they are."""
+
 
 class MachineLimits:
     """The limits for a number of threads; `read_bytes` is the memory that is read for the bandwidth."""
@@ -40,6 +43,22 @@ class MachineLimits:
     def bandwidth(self) -> float:
         """Return bytes read per second, all threads together."""
         return self._memory.nbytes / min(self._native.read_seconds(self.team, self._memory, NUM_PASSES))
+
+    def rates(self) -> dict[str, float]:
+        """Return additions and multiplications per second by the numbers multiplied, of the best set that has them.
+
+        What is not known here is left out; numbers of eight bits are among it.
+        """
+        names = self._native.kernel_names()
+        sets = {
+            "float32": [name for name in names if name not in HALVES],
+            "bfloat16": [n for n in names if n in HALVES],
+        }
+        found = {}
+        for dtype, members in sets.items():
+            if members:
+                found[dtype] = self._native.arithmetic_rate(self._native.kernels(members[-1]), self.team, ARITHMETIC_S)
+        return {dtype: rate for dtype, rate in found.items() if rate}
 
     def arithmetic(self) -> float | None:
         """Return additions and multiplications per second, all threads together; None where it is not known."""

@@ -1,0 +1,105 @@
+"""From what a user calls a model to its `ModelShape`: only settings are read, of no model a weight.
+
+    guide, a folder, a config.json ──┐
+    a name kept in simulate/models ──┼──► path of the settings ──► DecoderSpec ──► ModelShape
+    a hub id (settings fetched) ─────┘
+
+The simulator may not know the compute plane, so the way from one to the other is here, above both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from pathlib import Path
+
+from quire.compute.models import ModelDescription, read_model, read_settings
+from quire.compute.models.base import DecoderSpec, Part, PartShape
+from quire.compute.models.hub import HUB_ID, resolve_settings
+from quire.compute.weights.decoder_weights import is_made_int8
+from quire.core.errors import CheckpointError
+from quire.engine.factory import GUIDE
+from quire.guide import GUIDE_FOLDER
+from quire.simulate.model_shape import ModelShape, WeightCount
+
+MODELS_FOLDER = Path(__file__).parent.parent / "simulate" / "models"
+
+
+def known_models() -> tuple[str, ...]:
+    """Return the names of the models whose settings are kept here, sorted."""
+    return tuple(sorted(path.stem for path in MODELS_FOLDER.glob("*.json")))
+
+
+def find_settings(model: str) -> Path:
+    """Return where the settings of a model are: a folder, or a config.json by itself."""
+    path = Path(model).expanduser()
+    if model == GUIDE and not path.is_dir():
+        return GUIDE_FOLDER
+    if model and path.exists():
+        return path
+    if model.lower() in known_models():
+        return MODELS_FOLDER / f"{model.lower()}.json"
+    if HUB_ID.fullmatch(model) is None:
+        allowed = f"a folder or a config.json that is there, a hub id, or one of {GUIDE}, {', '.join(known_models())}"
+        raise CheckpointError(f"model {model}", "not there", allowed)
+    return resolve_settings(model)
+
+
+def find_shape(model: str) -> ModelShape:
+    """Return the shape of a model. Reads its settings only.
+
+    >>> find_shape("llama-3.1-8b").num_parameters
+    8030261248
+    """
+    return shape_of(model, describe(find_settings(model)))
+
+
+def describe(settings: Path, max_length: int | None = None) -> ModelDescription:
+    """Return what stands in the settings of a model, a folder or a file; `max_length` as of `read_model`."""
+    return read_settings(settings, max_length) if settings.is_file() else read_model(settings, max_length)
+
+
+def shape_of(name: str, model: ModelDescription, kv_head_dim: int = 0) -> ModelShape:
+    """Return the shape of a model that was read; `kv_head_dim`: how many numbers of a head are stored, if not all."""
+    spec = model.spec
+    once = spec.model_parts()
+    head_part = Part.EMBEDDING if spec.tied_head else Part.HEAD
+    head = _count(spec, {head_part: once.pop(head_part)})
+    layers = _count(spec, once)
+    for layer in spec.layers:
+        layers += _count(spec, spec.layer_parts(layer))
+    expert, experts = WeightCount(), spec.experts
+    for layer in spec.layers:
+        expert += _count(spec, spec.expert_parts()) if layer.sparse else WeightCount()
+    return ModelShape(
+        name=name,
+        dtype=model.dtype,
+        hidden_size=spec.hidden_size,
+        num_heads=spec.attention.num_heads,
+        num_kv_heads=spec.attention.num_kv_heads,
+        head_dim=spec.attention.head_dim,
+        vocab_size=spec.vocab_size,
+        context_length=spec.context_length,
+        windows=tuple(layer.window for layer in spec.layers),
+        layers=layers,
+        head=head,
+        kv_head_dim=kv_head_dim,
+        expert=expert,
+        num_experts=0 if experts is None else experts.num_experts,
+        experts_per_token=0 if experts is None else experts.experts_per_token,
+    )
+
+
+def _count(spec: DecoderSpec, parts: Mapping[Part, PartShape]) -> WeightCount:
+    """Count the numbers of parts by how `quire.compute.weights` stores them."""
+    matrices = rows = tables = floats = 0
+    for part, shape in parts.items():
+        size, outputs = prod(shape.weight), shape.weight[0]
+        floats += outputs * shape.bias
+        if len(shape.weight) == 1 or part is Part.ROUTER:
+            floats += size
+        elif is_made_int8(spec, part):
+            matrices, rows = matrices + size, rows + outputs
+        else:
+            tables += size
+    return WeightCount(matrices, rows, tables, floats)

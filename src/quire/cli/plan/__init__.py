@@ -1,0 +1,189 @@
+"""`quire plan`: what fits, how fast it can be, and which settings, before anything is bought or loaded.
+
+Only the settings of a model are read. Memory is the engine's own plan of it (`sizing`), times are bounds by roofline
+(`quire.simulate.roofline`), and what is best is searched among settings (`quire.simulate.planner`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final
+
+from quire.cli.engine_options import add_engine_options, engine_config, engine_settings
+from quire.cli.options import DEFAULT, Setting
+from quire.cli.terminal import detect
+from quire.cli.text import line
+from quire.core.byte_sizes import parse_bytes
+from quire.core.errors import InvalidConfigError
+from quire.core.granted import usable_cores
+from quire.simulate.estimate import Objective
+from quire.simulate.hardware import Hardware, find_hardware, known_hardware
+from quire.simulate.lengths import Length, RequestLengths, sample_pairs
+from quire.simulate.planner import Choices
+from quire.simulate.workload.trace import REFUSE, SKIP, Trace
+
+if TYPE_CHECKING:
+    from quire.cli.plan.report import PlanReport
+    from quire.cli.plan.study import Study
+    from quire.core.config import EngineConfig
+
+DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s)", re.ASCII)
+PROMISES: Final = ("ttft", "tpot")
+FIXED: Final = {"block_size": "block_sizes", "max_num_seqs": "sequences", "max_num_batched_tokens": "budgets"}
+"""A setting that somebody has given is not searched for."""
+
+DESCRIPTION: Final = (
+    "Say what of MODEL fits into a memory, how many requests that is, how fast machines can serve them at most, and "
+    "with which settings. MODEL is a folder, a config.json, a hub id, guide, or a name kept here: llama-3.1-8b, "
+    "opt-13b, qwen3-0.6b. Only its settings are read."
+)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command `plan`. Mutates `subparsers`."""
+    parser = subparsers.add_parser("plan", help="say what fits, how fast, with which settings", description=DESCRIPTION)
+    group = parser.add_argument_group("what is planned")
+    group.add_argument("--memory", metavar="SIZE", help="memory of each machine; default: what it has, of here: free")
+    group.add_argument(
+        "--hardware",
+        metavar="NAME",
+        nargs="+",
+        default=["here"],
+        help=f"machines, side by side: here (measured; default), a YAML file, {', '.join(known_hardware())}",
+    )
+    group.add_argument(
+        "--trace", metavar="FILE", help="lengths of requests: a CSV or JSONL file in the format of Azure or Mooncake"
+    )
+    group.add_argument(
+        "--skip-malformed",
+        action="store_true",
+        help="leave out lines of the trace that are no requests; they are counted",
+    )
+    group.add_argument(
+        "--prompt-tokens",
+        metavar="N",
+        help="tokens of prompts: 512 or 4K, mean and deviation (512+-200), or median and 95th percentile (400/4K); "
+        "default: 512",
+    )
+    group.add_argument("--output-tokens", metavar="N", help="tokens of outputs, likewise; default: 128")
+    group.add_argument(
+        "--slo", metavar="TIMES", help="what is promised, as ttft=500ms,tpot=50ms: first tokens (p95), between tokens"
+    )
+    group.add_argument("--json", action="store_true", help="print one JSON object")
+    add_engine_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Plan, and print. Returns the exit status."""
+    report = make_report(arguments, os.environ)
+    if arguments.json:
+        print(json.dumps(report.as_json(), indent=2))
+    else:
+        terminal = detect(sys.stdout, os.environ)
+        for text in str(report).splitlines():
+            print(terminal.render(line(text if terminal.unicode else text.replace("±", "+-"))))
+    return 0
+
+
+def make_report(arguments: argparse.Namespace, environ: Mapping[str, str]) -> PlanReport:
+    """Return what the arguments ask for; raises the error that names what comes nearest, where nothing is possible."""
+    from quire.cli.model_shapes import find_settings
+    from quire.cli.plan.report import PlanReport
+    from quire.cli.plan.sizing import EngineSizer
+    from quire.cli.plan.study import Planner
+
+    config = engine_config(arguments, environ)
+    objective = parse_objective(arguments.slo or "")
+    memory = None if arguments.memory is None else parse_bytes(arguments.memory, "memory")
+    sizer = EngineSizer(config, find_settings(config.model))
+    requests, lengths = _requests(arguments, config.max_model_len or sizer.model.spec.context_length)
+    planner = Planner(sizer, lengths, _choices(arguments, environ, config), objective)
+    machines = [_hardware(name, config) for name in dict.fromkeys(arguments.hardware)]
+    studies = tuple(planner.study(machine, machine.memory_bytes if memory is None else memory) for machine in machines)
+    _require_one(studies, arguments.slo)
+    return PlanReport(sizer, _given_flags(engine_settings(arguments, environ)), requests, lengths, studies)
+
+
+def _requests(arguments: argparse.Namespace, longest: int) -> tuple[str, RequestLengths]:
+    """Return in words which requests are planned for, and how long they are."""
+    if arguments.trace is None:
+        prompt = Length.parse(arguments.prompt_tokens or "512", "prompt-tokens")
+        output = Length.parse(arguments.output_tokens or "128", "output-tokens")
+        text = f"prompts of {prompt.text} tokens, outputs of {output.text}"
+        return text, RequestLengths.of_lengths(prompt, output, longest)
+    if arguments.prompt_tokens is not None or arguments.output_tokens is not None:
+        raise InvalidConfigError("trace", arguments.trace, "lengths from a trace or from figures, not from both")
+    with open(arguments.trace, encoding="utf-8", errors="replace") as file:
+        trace = Trace(file, name=arguments.trace, malformed=SKIP if arguments.skip_malformed else REFUSE)
+        pairs = sample_pairs((len(request.prompt), request.num_output_tokens) for request in trace)
+    skipped = f", {trace.num_skipped:,} lines skipped" if trace.num_skipped else ""
+    return f"{trace.num_read:,} of {arguments.trace}{skipped}", RequestLengths.of_pairs(pairs, longest)
+
+
+def parse_objective(text: str) -> Objective:
+    """Return the times of a text; raises `InvalidConfigError`.
+
+    >>> parse_objective("ttft=0.5s,tpot=40ms")
+    Objective(ttft_s=0.5, tpot_s=0.04)
+    """
+    found: dict[str, float] = {}
+    for part in text.split(",") if text else ():
+        name, _, value = part.strip().partition("=")
+        match = DURATION.fullmatch(value)
+        if name not in PROMISES or name in found or match is None or not float(match[1]):
+            raise InvalidConfigError("slo", text, "times such as ttft=500ms,tpot=0.05s, one or both")
+        found[name] = float(match[1]) / (1000 if match[2] == "ms" else 1)
+    return Objective(found.get("ttft"), found.get("tpot"))
+
+
+def _hardware(name: str, config: EngineConfig) -> Hardware:
+    from quire.cli.plan.here import HERE, measure_here
+
+    if name != HERE:
+        return find_hardware(name)
+    if sys.stderr.isatty():
+        print("measuring this machine …", file=sys.stderr)
+    return measure_here(config.num_threads or usable_cores())
+
+
+def _choices(arguments: argparse.Namespace, environ: Mapping[str, str], config: EngineConfig) -> Choices:
+    """Return what is searched: what nobody has said."""
+    settings = engine_settings(arguments, environ)
+    fixed = {choices: (getattr(config, name),) for name, choices in FIXED.items() if settings[name].origin != DEFAULT}
+    return Choices(**fixed)
+
+
+def _given_flags(settings: Mapping[str, Setting]) -> str:
+    """Return the flags of what somebody has set, but the model and what is recommended anew."""
+    flags = []
+    for name, setting in settings.items():
+        if setting.origin == DEFAULT or name in (*FIXED, "model", "kv_memory"):
+            continue
+        flag, value = setting.option.flag, setting.value
+        if isinstance(value, bool):
+            flags.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            flags.append(f"{flag} {shlex.quote(str(value).lower() if value is None else str(value))}")
+    return " ".join(flags)
+
+
+def _require_one(studies: tuple[Study, ...], slo: str | None) -> None:
+    """Raise unless some machine serves the model as is asked; names what comes nearest."""
+    from quire.cli.plan.report import nearest_text
+
+    if any(study.best is not None for study in studies):
+        return
+    problems = [study.problem for study in studies if study.problem is not None]
+    if len(problems) == len(studies):
+        raise max(zip(studies, problems, strict=True), key=lambda pair: pair[0].memory_bytes)[1]
+    objective = parse_objective(slo or "")
+    missed = [(study.hardware.name, study.nearest) for study in studies if study.nearest is not None]
+    name, nearest = min(missed, key=lambda pair: objective.excess(pair[1].ttft_p95_s, pair[1].tpot_s))
+    raise InvalidConfigError("slo", slo, f"{nearest_text(nearest)} on {name}, which comes nearest, or longer times")

@@ -1,0 +1,35 @@
+"""This machine as a `Hardware`, measured in about a second by the compiled core."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from quire.cli.machine_limits import MachineLimits
+from quire.core.granted import free_memory
+from quire.simulate.hardware import Hardware
+
+HERE: Final = "here"
+READ_BYTES: Final = 512 << 20
+LEAST_READ_BYTES: Final = 64 << 20
+STEP_OVERHEAD_S: Final = 0.0005
+COPY_BANDWIDTH: Final = 4e9
+NOTES: Final = (
+    "Measured just now: the best pass of a few over memory that no cache holds, and products on registers. int8 is not "
+    "measured, and counts as bfloat16. The overhead of a step and the copies of swapping are taken from "
+    "benchmarks/RESULTS.md."
+)
+
+
+def measure_here(num_threads: int, num_bytes: int = READ_BYTES) -> Hardware:
+    """Return this machine as so many threads find it. Takes memory and processors for about a second."""
+    free = free_memory() or 1 << 31
+    limits = MachineLimits(num_threads, max(min(num_bytes, free // 4), LEAST_READ_BYTES))
+    return Hardware(
+        name=HERE,
+        memory_bytes=max(free, 1),
+        read_bandwidth=limits.bandwidth(),
+        matrix_rate=limits.rates(),
+        step_overhead_s=STEP_OVERHEAD_S,
+        host_link_bandwidth=COPY_BANDWIDTH,
+        notes=NOTES,
+    )

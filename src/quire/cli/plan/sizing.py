@@ -1,0 +1,107 @@
+"""The memory of an engine that would be started somewhere else, by the engine's own plan.
+
+`plan_engine` asks this machine what is free. Here that is said: of a card that is not there, or of a machine to be
+bought. Everything else is the same code, so the parts agree to the byte. One thing is decided otherwise: where no
+`kv_memory` is given, an engine takes half of what is left, because others may want the rest; a plan gives it all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from quire.cli.model_shapes import describe
+from quire.compute.models import ModelDescription
+from quire.core.byte_sizes import format_bytes
+from quire.core.config import EngineConfig
+from quire.core.errors import InvalidConfigError
+from quire.engine.factory import Backend, choose_backend
+from quire.engine.memory_plan import USEFUL_TOKENS, MemoryNeeds, MemoryPlan, plan_memory
+from quire.simulate.planner import Pool
+
+MIB: Final = 1 << 20
+MAX_MACHINES: Final = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SizedEngine:
+    """An engine that fits. `config` says how much KV memory it has."""
+
+    config: EngineConfig
+    backend: Backend
+    plan: MemoryPlan
+
+    @property
+    def pool(self) -> Pool:
+        """Its KV memory, as the planner sees it."""
+        return Pool(self.backend.kv_spec, self.plan.num_blocks, self.plan.max_model_len)
+
+
+class TooSmallError(InvalidConfigError):
+    """A memory holds no engine of the settings; `needed_bytes` would, and `why` says what takes them."""
+
+    def __init__(self, memory_bytes: int, needed_bytes: int, why: str) -> None:
+        super().__init__("memory", format_bytes(memory_bytes), f"{whole_mebibytes(needed_bytes)} or more{why}")
+        self.needed_bytes = needed_bytes
+        self.why = why
+
+
+class EngineSizer:
+    """Sizes engines of one model for memories that are said. Reads settings when it is made, and no weights."""
+
+    def __init__(self, config: EngineConfig, settings: Path) -> None:
+        self.config = config
+        self.model: ModelDescription = describe(settings, config.max_model_len)
+        self._settings = settings
+        self._sized: dict[tuple[EngineConfig, int], SizedEngine] = {}
+
+    def size(self, config: EngineConfig, memory_bytes: int) -> SizedEngine:
+        """Return the engine; raises `InvalidConfigError` that names the nearest memory in which there is one."""
+        key = (config, memory_bytes)
+        if key not in self._sized:
+            self._sized[key] = self._size(config, memory_bytes)
+        return self._sized[key]
+
+    def _size(self, config: EngineConfig, memory_bytes: int) -> SizedEngine:
+        backend = choose_backend(config, self._settings, self.model)
+        needs = MemoryNeeds(backend.weight_bytes, backend.activation_bytes, 0, memory_bytes)
+        self._require(config, backend, needs)
+        if config.kv_memory is None:
+            block = backend.kv_spec.bytes_per_block
+            left = needs.left_bytes - int(config.swap_space)
+            config = replace(config, kv_memory=left // block * block)
+        plan = plan_memory(config, backend.kv_spec, self.model.spec.context_length, needs)
+        return SizedEngine(config, backend, plan)
+
+    def _require(self, config: EngineConfig, backend: Backend, needs: MemoryNeeds) -> None:
+        """Raise where not even one sequence fits: with what it takes, and over how many machines it would go."""
+        length = config.max_model_len or min(self.model.spec.context_length, USEFUL_TOKENS)
+        chunk = 1 + config.max_steps_under_way
+        spec, memory = backend.kv_spec, needs.free_bytes or 0
+        kv_bytes = spec.num_blocks_for(length, longest_chunk=chunk) * spec.bytes_per_block + int(config.swap_space)
+        needed = needs.weight_bytes + needs.activation_bytes + kv_bytes
+        if memory >= needed:
+            return
+        why = f": weights take {format_bytes(needs.weight_bytes)}, activations {format_bytes(needs.activation_bytes)}, "
+        why += f"a sequence of {length:,} tokens {format_bytes(kv_bytes)}"
+        count = _num_machines(needs.weight_bytes + kv_bytes, memory - needs.activation_bytes)
+        if count is not None:
+            why += f"; cut into {count} parts it would fit on {count} such machines, which quire does not do"
+        raise TooSmallError(memory, needed, why)
+
+
+def whole_mebibytes(size: int) -> str:
+    """Return a size rounded up, so that whoever asks for it gets enough.
+
+    >>> whole_mebibytes((5 << 20) + 1)
+    '6MiB'
+    """
+    return f"{-(-size // MIB)}MiB"
+
+
+def _num_machines(shared_bytes: int, room_bytes: int) -> int | None:
+    """Return over how many machines weights and KV memory would have to go; None: over more than anybody has."""
+    if room_bytes <= 0 or shared_bytes > MAX_MACHINES * room_bytes:
+        return None
+    return -(-shared_bytes // room_bytes)

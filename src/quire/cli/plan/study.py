@@ -1,0 +1,167 @@
+"""A study: what one model would do on one machine. Everything that `quire plan` prints is a field of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from quire.cli.model_shapes import shape_of
+from quire.cli.plan.sizing import EngineSizer, SizedEngine, TooSmallError, whole_mebibytes
+from quire.core.byte_sizes import format_bytes
+from quire.core.config import EngineConfig
+from quire.core.errors import InvalidConfigError
+from quire.core.kv_spec import KVCacheSpec
+from quire.simulate.capacity import Concurrency, Occupancy
+from quire.simulate.estimate import Estimate, Estimator, Objective
+from quire.simulate.hardware import Hardware
+from quire.simulate.lengths import RequestLengths
+from quire.simulate.planner import Choices, Pool, Recommendation, UnreachableError, recommend
+from quire.simulate.roofline import Numbers, Roofline
+
+NARROW_KV = ("int8", "fp8")
+UNLIMITED_BYTES = 1 << 50
+
+
+@dataclass(frozen=True, slots=True)
+class NarrowKV:
+    """What the same KV memory holds with narrower numbers. `is_served`: whether quire runs them."""
+
+    dtype: str
+    bytes_per_token: int
+    num_blocks: int
+    average: float
+    is_served: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """A machine, the engine on it, and what it serves. `problem`: why it serves nothing; the rest may be None then.
+
+    `best` are the settings that keep the objective; where there are none, `nearest` is what comes closest.
+    """
+
+    hardware: Hardware
+    memory_bytes: int
+    problem: InvalidConfigError | None = None
+    engine: SizedEngine | None = None
+    held: Concurrency | None = None
+    narrow: tuple[NarrowKV, ...] = ()
+    stream_tokens_per_s: float | None = None
+    prompt_s: float | None = None
+    estimate: Estimate | None = None
+    best: Recommendation | None = None
+    nearest: Estimate | None = None
+
+
+class Planner:
+    """Studies machines for one model and one kind of requests. Immutable but for what it remembers."""
+
+    def __init__(self, sizer: EngineSizer, lengths: RequestLengths, choices: Choices, objective: Objective) -> None:
+        self._sizer = sizer
+        self._lengths = lengths
+        self._choices = choices
+        self._objective = objective
+
+    def study(self, hardware: Hardware, memory_bytes: int) -> Study:
+        """Return what the model does on the machine with so much of its memory."""
+        config = self._sizer.config
+        try:
+            engine = self._sizer.size(config, memory_bytes)
+        except TooSmallError as error:
+            needed = max(error.needed_bytes, sum(self._least_parts()))
+            return Study(hardware, memory_bytes, problem=TooSmallError(memory_bytes, needed, error.why))
+        except InvalidConfigError as error:
+            return Study(hardware, memory_bytes, problem=error)
+        spec, plan = engine.backend.kv_spec, engine.plan
+        held = Occupancy.of(spec, self._lengths).in_pool(plan.num_blocks, plan.max_model_len)
+        estimator = self._estimator(hardware, engine)
+        running = min(config.max_num_seqs, int(held.average))
+        budget = config.max_num_batched_tokens
+        found = Study(
+            hardware=hardware,
+            memory_bytes=memory_bytes,
+            engine=engine,
+            held=held,
+            narrow=tuple(self._narrow(engine, memory_bytes)),
+            stream_tokens_per_s=estimator.stream_tokens_per_s(),
+            prompt_s=estimator.prompt_s(self._lengths.prompt(0.5), budget),
+            estimate=estimator.serving(running, budget) if running else None,
+        )
+        return self._with_best(found, estimator)
+
+    def _with_best(self, study: Study, estimator: Estimator) -> Study:
+        def pool_of(block_size: int, max_num_seqs: int, max_num_batched_tokens: int) -> Pool | None:
+            config = replace(
+                self._sizer.config,
+                block_size=block_size,
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+            )
+            try:
+                return self._sizer.size(config, study.memory_bytes).pool
+            except InvalidConfigError:
+                return None
+
+        try:
+            best = recommend(pool_of, estimator, self._lengths, self._choices, self._objective)
+            return replace(study, best=best)
+        except UnreachableError as error:
+            if error.nearest is not None:
+                return replace(study, nearest=error.nearest)
+            return replace(study, problem=self._too_long(study.memory_bytes))
+
+    def _too_long(self, memory_bytes: int) -> InvalidConfigError:
+        """Return the error for requests that are longer than any pool of the settings."""
+        why = " for requests as long as these"
+        fixed = self._sizer.config.kv_memory
+        if fixed is None:
+            return TooSmallError(memory_bytes, sum(self._least_parts()), why)
+        return InvalidConfigError(
+            "kv_memory", format_bytes(int(fixed)), f"{whole_mebibytes(self._least_parts()[0])} or more{why}"
+        )
+
+    def _least_parts(self) -> tuple[int, int]:
+        """Return the bytes of KV memory that hold one request of these lengths, on average, and those beside it.
+
+        They are of the settings that take least.
+        """
+        choices = self._choices
+        sequences = min(choices.sequences)
+        least = replace(
+            self._sizer.config,
+            block_size=min(choices.block_sizes),
+            max_num_seqs=sequences,
+            max_num_batched_tokens=max(min(choices.budgets), sequences),
+        )
+        engine = self._sizer.size(least, UNLIMITED_BYTES)
+        parts = dict(engine.plan.parts)
+        needed = Occupancy.of(engine.backend.kv_spec, self._lengths).blocks_for_one() * engine.plan.bytes_per_block
+        return needed, parts["weights"] + parts["activations"] + parts["swap"]
+
+    def _estimator(self, hardware: Hardware, engine: SizedEngine) -> Estimator:
+        backend = engine.backend
+        shape = shape_of(engine.config.model, self._sizer.model, backend.kv_spec.head_dim)
+        numbers = Numbers(backend.dtype, backend.weights, backend.kv_spec.dtype)
+        return Estimator(Roofline(hardware, shape, numbers), self._lengths)
+
+    def _narrow(self, engine: SizedEngine, memory_bytes: int) -> list[NarrowKV]:
+        """Return what narrower keys and values would hold in as many bytes."""
+        spec, kv_bytes = engine.backend.kv_spec, engine.plan.num_blocks * engine.plan.bytes_per_block
+        found = []
+        for dtype in NARROW_KV:
+            narrow, is_served = self._narrow_spec(engine, dtype, memory_bytes)
+            if narrow.bytes_per_token < spec.bytes_per_token:
+                num_blocks = kv_bytes // narrow.bytes_per_block
+                held = Occupancy.of(narrow, self._lengths).in_pool(num_blocks, engine.plan.max_model_len)
+                found.append(NarrowKV(dtype, narrow.bytes_per_token, num_blocks, held.average, is_served))
+        return found
+
+    def _narrow_spec(self, engine: SizedEngine, dtype: str, memory_bytes: int) -> tuple[KVCacheSpec, bool]:
+        """Return the blocks of a narrower dtype: as the engine makes them, or, where it does not, a byte a number."""
+        config: EngineConfig = engine.config
+        if dtype == "int8":
+            try:
+                narrow = self._sizer.size(replace(config, kv_dtype=dtype), memory_bytes)
+                return narrow.backend.kv_spec, True
+            except InvalidConfigError:
+                pass
+        return replace(engine.backend.kv_spec, dtype=dtype), False

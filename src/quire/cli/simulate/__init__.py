@@ -1,0 +1,121 @@
+"""`quire simulate`: hours of traffic in seconds, on the scheduler and the memory manager that serve.
+
+Settings are those of the engine, so what is simulated can be started. Only the settings of a model are read; how long a
+step takes is a roofline's answer, or that of recorded steps. `--what-if` runs the same requests once for each choice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from quire.cli.engine_options import add_engine_options
+from quire.simulate.hardware import known_hardware
+from quire.simulate.routing import ROUND_ROBIN, ROUTERS
+from quire.simulate.workload.arrivals import PATTERNS, POISSON
+
+SYSTEMS = ("quire", "vllm", "orca_oracle", "orca_pow2", "orca_max", "static")
+DESCRIPTION = (
+    "Serve drawn requests, or those of a trace, with the real scheduler and memory on a virtual clock, and say how "
+    "long users wait and where the memory is. MODEL is a folder, a config.json, a hub id, guide, or a name kept here: "
+    "llama-3.1-8b, opt-13b, qwen3-0.6b. Only its settings are read."
+)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command `simulate`. Mutates `subparsers`."""
+    parser = subparsers.add_parser("simulate", help="run traffic on a virtual clock", description=DESCRIPTION)
+    _add_machine(parser.add_argument_group("where it runs"))
+    _add_requests(parser.add_argument_group("what is asked"))
+    _add_output(parser.add_argument_group("what comes out"))
+    add_engine_options(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_machine(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--hardware",
+        metavar="NAME",
+        default="nvidia-a100-40gb",
+        help=f"here (measured), a YAML file, {', '.join(known_hardware())}; default: nvidia-a100-40gb, the paper's",
+    )
+    group.add_argument("--memory", metavar="SIZE", help="memory of the machine; default: what it has")
+    group.add_argument("--steps", metavar="FILE", help="recorded steps that times are fitted to, not the hardware's")
+    group.add_argument("--replicas", metavar="N", type=int, default=1, help="engines side by side; default: 1")
+    group.add_argument(
+        "--router", choices=ROUTERS, default=ROUND_ROBIN, help=f"which of them is asked; default: {ROUND_ROBIN}"
+    )
+    group.add_argument(
+        "--system", choices=SYSTEMS, default="quire", help="whose memory management, as the paper says; default: quire"
+    )
+
+
+def _add_requests(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--trace", metavar="FILE", help="CSV or JSONL in the format of Azure or Mooncake; -: stdin")
+    group.add_argument("--skip-malformed", action="store_true", help="leave out lines that are no requests, and count")
+    group.add_argument("--speed", metavar="X", type=float, default=1.0, help="a trace so many times faster; default: 1")
+    group.add_argument("--rate", metavar="R", type=float, default=1.0, help="requests a second; default: 1")
+    group.add_argument("--arrivals", choices=PATTERNS, default=POISSON, help=f"how they come; default: {POISSON}")
+    group.add_argument("--variation", metavar="X", type=float, default=2.0, help="of gamma gaps; default: 2")
+    group.add_argument("--users", metavar="N", type=int, help="in place of a rate: so many ask, wait, and ask again")
+    group.add_argument("--turns", metavar="N", type=int, default=1, help="chats of so many turns; default: 1, no chats")
+    group.add_argument(
+        "--thinking", metavar="S", type=float, default=10.0, help="seconds before a next turn; default: 10"
+    )
+    group.add_argument("--duration", metavar="S", type=float, default=600.0, help="seconds of arrivals; default: 600")
+    group.add_argument("--limit", metavar="N", type=int, help="at most so many requests")
+    group.add_argument(
+        "--lengths", choices=("sharegpt", "alpaca"), default="sharegpt", help="like those of a trace; default: sharegpt"
+    )
+    group.add_argument("--prompt-tokens", metavar="N", help="in place of that: 512, 512±200, or p50/p95 as 400/1500")
+    group.add_argument("--output-tokens", metavar="N", help="likewise; default beside --prompt-tokens: 128")
+    group.add_argument("--shared-tokens", metavar="N", type=int, default=0, help="that prompts begin with in common")
+    group.add_argument("--prefixes", metavar="N", type=int, default=1, help="of so many kinds; default: 1")
+    group.add_argument("--samples", metavar="N", type=int, default=1, help="texts for each prompt; default: 1")
+    group.add_argument("--beams", metavar="N", type=int, default=1, help="beams for each prompt; default: 1")
+    group.add_argument("--seed", metavar="N", type=int, default=0, help="of all that is drawn; default: 0")
+
+
+def _add_output(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--what-if",
+        metavar="NAME=VALUE,…",
+        action="append",
+        default=[],
+        help="run once for each value of a setting of the engine, or of --system, --router, --replicas; repeatable",
+    )
+    group.add_argument("--json", metavar="FILE", help="write everything; -: print it in place of the table")
+    group.add_argument("--csv", metavar="FILE", help="write the memory and the queue over time")
+    group.add_argument("--log", metavar="FILE", help="write the step log of the run, of one replica")
+    group.add_argument("--replay", metavar="FILE", help="nothing of all this: run a step log again, compare every plan")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Simulate, and print. Returns the exit status."""
+    from quire.cli.simulate.report import SimulationReport
+    from quire.cli.simulate.study import Study
+    from quire.engine.step_log import replay
+
+    if arguments.replay is not None:
+        with open(arguments.replay, "rb") as file:
+            print(f"{replay(file):,} plans, each the same to the byte")
+        return 0
+    study = Study(arguments, os.environ)
+    results = []
+    for variant in study.variants:
+        if sys.stderr.isatty():
+            print(f"simulating {variant.name} …", file=sys.stderr)
+        results.append((variant, study.simulate(variant)))
+    report = SimulationReport(study.title, results)
+    if arguments.json == "-":
+        print(report.as_json())
+    else:
+        print(report)
+    if arguments.json not in (None, "-"):
+        with open(arguments.json, "w", encoding="utf-8") as text:
+            text.write(report.as_json() + "\n")
+    if arguments.csv is not None:
+        with open(arguments.csv, "w", encoding="utf-8", newline="") as text:
+            report.write_csv(text)
+    return 0

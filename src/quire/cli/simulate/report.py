@@ -1,0 +1,96 @@
+"""What `quire simulate` prints: a column for each variant; the same as JSON; memory and queue over time as CSV."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, fields
+from typing import TextIO
+
+from quire.cli.simulate.study import Variant
+from quire.simulate.result import ReplicaResult, SimulationResult
+from quire.simulate.timeline import TimelinePoint
+
+Results = Sequence[tuple[Variant, SimulationResult]]
+
+
+class SimulationReport:
+    """The results of the variants of a study."""
+
+    def __init__(self, title: str, results: Results) -> None:
+        self._title = title
+        self._results = results
+
+    def __str__(self) -> str:
+        """Return the table."""
+        rows = [("", [variant.name for variant, _ in self._results])]
+        rows += [(label, [show(result) for _, result in self._results]) for label, show in ROWS]
+        rows = [row for row in rows if any(cell.strip("−") for cell in row[1])]
+        labels = max(len(label) for label, _ in rows)
+        widths = [max(map(len, column)) for column in zip(*(cells for _, cells in rows), strict=True)]
+        lines = [
+            f"{label:<{labels}}  " + "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
+            for label, cells in rows
+        ]
+        return "\n".join([self._title, "", *(line.rstrip() for line in lines)])
+
+    def as_json(self) -> str:
+        """Return everything, timelines included."""
+        results = {variant.name: result.as_json() for variant, result in self._results}
+        return json.dumps({"title": self._title, "results": results}, indent=1)
+
+    def write_csv(self, file: TextIO) -> None:
+        """Write a line for each moment of each replica."""
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["variant", "replica", *(field.name for field in fields(TimelinePoint))])
+        for variant, result in self._results:
+            for number, replica in enumerate(result.replicas):
+                for point in replica.timeline:
+                    writer.writerow([variant.name, number, *(f"{value:.6g}" for value in astuple(point))])
+
+
+def _times(name: str) -> Callable[[SimulationResult], str]:
+    def show(result: SimulationResult) -> str:
+        found = result.latencies[name]
+        return " / ".join(_seconds(value) for value in (found.p50, found.p95, found.p99)) if found.count else "−"
+
+    return show
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1000:.3g} ms" if value < 0.9995 else f"{value:.3g} s"
+
+
+def _share(share: Callable[[ReplicaResult], float]) -> Callable[[SimulationResult], str]:
+    def show(result: SimulationResult) -> str:
+        busy = [replica for replica in result.replicas if replica.timeline]
+        return f"{100 * sum(map(share, busy)) / len(busy):.1f} %" if busy else "−"
+
+    return show
+
+
+def _count(value: int) -> str:
+    return f"{value:,}" if value else "−"
+
+
+ROWS: tuple[tuple[str, Callable[[SimulationResult], str]], ...] = (
+    ("requests", lambda result: f"{result.num_requests:,}"),
+    ("refused: too large", lambda result: _count(result.num_refused)),
+    ("time until the last end", lambda result: _seconds(result.duration_s)),
+    ("requests a second", lambda result: f"{result.requests_per_s:.2f}"),
+    ("output tokens a second", lambda result: f"{result.output_tokens_per_s:,.0f}"),
+    ("first token: p50 / p95 / p99", _times("ttft_s")),
+    ("between tokens: p50 / p95 / p99", _times("itl_s")),
+    ("per token of a request", _times("tpot_s")),
+    ("latency: p50 / p95 / p99", _times("latency_s")),
+    ("normalised latency, mean", lambda result: f"{_seconds(result.latencies['normalised_latency_s'].mean)}/token"),
+    ("sequences running, mean", lambda result: f"{result.mean_running:.1f}"),
+    ("prompt tokens from the cache", lambda result: f"{100 * result.hit_rate:.1f} %"),
+    ("preemptions", lambda result: _count(result.num_preemptions)),
+    ("tokens computed again", lambda result: _count(result.recomputed_tokens)),
+    ("KV memory in use", _share(lambda replica: replica.mean_share("used_blocks"))),
+    ("… holding only the cache", _share(lambda replica: replica.mean_share("cached_blocks"))),
+    ("… of that in use, holding tokens", _share(lambda replica: replica.stored_share_of_used)),
+    ("steps", lambda result: f"{result.num_steps:,}"),
+)

@@ -1,0 +1,216 @@
+"""Study: what a command line of `quire simulate` asks for, as engines and sources of requests.
+
+A variant is one choice of what `--what-if` names; each variant has engines of its own and is asked the same requests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TextIO
+
+from quire.cli.engine_options import engine_config
+from quire.cli.model_shapes import find_settings, shape_of
+from quire.cli.options import options_of
+from quire.cli.plan.here import HERE, measure_here
+from quire.cli.plan.sizing import EngineSizer, SizedEngine
+from quire.core.byte_sizes import format_bytes, parse_bytes
+from quire.core.config import EngineConfig, require_int
+from quire.core.errors import InvalidConfigError
+from quire.core.granted import usable_cores
+from quire.simulate.baselines.contiguous import ContiguousEngine, ContiguousSetup
+from quire.simulate.baselines.published import contiguous_setup, vllm_setup
+from quire.simulate.cost.base import StepCost
+from quire.simulate.cost.fitted import FittedCost, read_steps
+from quire.simulate.cost.roofline import RooflineCost
+from quire.simulate.hardware import Hardware, find_hardware
+from quire.simulate.lengths import Length
+from quire.simulate.replica import EngineSetup, PagedEngine, SimulatedEngine
+from quire.simulate.result import SimulationResult
+from quire.simulate.roofline import Numbers, Roofline
+from quire.simulate.routing import create_router
+from quire.simulate.simulation import Simulation
+from quire.simulate.workload.arrivals import Arrivals
+from quire.simulate.workload.closed_loop import ClosedLoop
+from quire.simulate.workload.conversations import Conversations, Turns
+from quire.simulate.workload.drawn import DrawnPrompts, SharedPrefixes, drawn_requests
+from quire.simulate.workload.lengths import ALPACA, SHAREGPT, Lengths, SaidLengths
+from quire.simulate.workload.offered import OpenLoop, RequestSource
+from quire.simulate.workload.trace import REFUSE, SKIP, Trace
+
+OWN = ("system", "router", "replicas")
+MAX_VARIANTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One choice of settings. `name` says what was chosen."""
+
+    name: str
+    config: EngineConfig
+    system: str
+    router: str
+    num_replicas: int
+
+
+class Study:
+    """Everything that a command line says. Reads the settings of the model when it is made."""
+
+    def __init__(self, arguments: argparse.Namespace, environ: Mapping[str, str]) -> None:
+        self._arguments = arguments
+        config = engine_config(arguments, environ)
+        self._sizer = EngineSizer(config, find_settings(config.model))
+        self._hardware = _hardware(arguments.hardware, config)
+        memory = arguments.memory
+        self._memory_bytes = self._hardware.memory_bytes if memory is None else parse_bytes(memory, "memory")
+        self.variants = list(_variants(arguments, config))
+        alone = len(self.variants) == 1
+        if arguments.log is not None and not (alone and self.variants[0].num_replicas == 1):
+            raise InvalidConfigError("log", arguments.log, "one run of one replica, without --what-if and --replicas")
+        if arguments.trace == "-" and not alone:
+            raise InvalidConfigError("trace", arguments.trace, "a file, which each variant can read again")
+        self._steps = None if arguments.steps is None else _fit(arguments.steps)
+        self._trace: Trace | None = None
+
+    @property
+    def title(self) -> str:
+        """Say in words what was run; with the seed, so that it can be run again."""
+        arguments, name = self._arguments, self._sizer.config.model
+        where = "steps as recorded in " + arguments.steps if arguments.steps else self._hardware.name
+        sized = self._size(self.variants[0].config)
+        block = sized.plan.bytes_per_block
+        blocks = f"{sized.plan.num_blocks:,} blocks of {format_bytes(block)}"
+        return (
+            f"{name} on {where} ({format_bytes(self._memory_bytes)}, {blocks}); {self._asked()}; seed {arguments.seed}"
+        )
+
+    def _asked(self) -> str:
+        arguments = self._arguments
+        if arguments.trace is not None:
+            skipped = f", {self._trace.num_skipped:,} lines skipped" if self._trace and self._trace.num_skipped else ""
+            return f"trace {arguments.trace}{skipped}"
+        rate = f"{arguments.rate:g} a second, {arguments.arrivals}"
+        source = f"{arguments.users:,} users" if arguments.users is not None else rate
+        said = arguments.prompt_tokens, arguments.output_tokens
+        lengths = arguments.lengths if said == (None, None) else f"{said[0] or '512'} + {said[1] or '128'} tokens"
+        return f"{source}, for {arguments.duration:g} s, {lengths}"
+
+    def simulate(self, variant: Variant) -> SimulationResult:
+        """Run a variant. Writes the log, if one is asked for."""
+        sized = self._size(variant.config)
+        router = create_router(variant.router)
+        with contextlib.ExitStack() as files:
+            log = None if self._arguments.log is None else files.enter_context(open(self._arguments.log, "wb"))
+            make = self._engine_maker(variant, sized)
+            engines = [make(log) for _ in range(variant.num_replicas)]
+            source = self._source(sized.plan.max_model_len, files)
+            return Simulation(engines, source, router=router).run()
+
+    def _size(self, config: EngineConfig) -> SizedEngine:
+        return self._sizer.size(config, self._memory_bytes)
+
+    def _engine_maker(self, variant: Variant, sized: SizedEngine) -> Callable[[Any], SimulatedEngine]:
+        cost, plan, config = self._cost(sized), sized.plan, sized.config
+        setup = EngineSetup(
+            sized.backend.kv_spec,
+            config.memory_config(plan.num_blocks, plan.num_host_blocks, b""),
+            config.scheduler_config(plan.max_model_len),
+            cost,
+        )
+        if variant.system == "quire":
+            return lambda log: PagedEngine(setup, log=log)
+        if variant.system == "vllm":
+            return lambda log: PagedEngine(vllm_setup(setup), log=log)
+        if self._arguments.log is not None:
+            raise InvalidConfigError("log", self._arguments.log, "a run of quire's scheduler: --system quire or vllm")
+        contiguous: ContiguousSetup = contiguous_setup(setup, variant.system)
+        return lambda log: ContiguousEngine(contiguous)
+
+    def _cost(self, sized: SizedEngine) -> StepCost:
+        if self._steps is not None:
+            return self._steps
+        spec = sized.backend.kv_spec
+        shape = shape_of(sized.config.model, self._sizer.model, spec.head_dim)
+        numbers = Numbers(sized.backend.dtype, sized.backend.weights, spec.dtype)
+        return RooflineCost(Roofline(self._hardware, shape, numbers), bytes_per_block=spec.bytes_per_block)
+
+    def _source(self, longest: int, files: contextlib.ExitStack) -> RequestSource:
+        arguments, seed = self._arguments, self._arguments.seed
+        if arguments.trace is not None:
+            malformed = SKIP if arguments.skip_malformed else REFUSE
+            lines = files.enter_context(_open_text(arguments.trace))
+            self._trace = Trace(lines, name=arguments.trace, malformed=malformed, speed=arguments.speed, seed=seed)
+            return OpenLoop(itertools.islice(self._trace, arguments.limit))
+        prompts = DrawnPrompts(
+            self._lengths(),
+            longest,
+            SharedPrefixes(arguments.prefixes, arguments.shared_tokens),
+            max(arguments.samples, arguments.beams),
+            arguments.beams > 1,
+        )
+        duration_s = arguments.duration
+        if arguments.users is not None:
+            return ClosedLoop(arguments.users, prompts, duration_s=duration_s, seed=seed)
+        arrivals = Arrivals(arguments.rate, arguments.arrivals, arguments.variation)
+        if arguments.turns > 1:
+            turns = Turns(arguments.turns, arguments.thinking)
+            return Conversations(arrivals, prompts, turns, duration_s=duration_s, seed=seed)
+        return OpenLoop(drawn_requests(arrivals, prompts, duration_s=duration_s, seed=seed, limit=arguments.limit))
+
+    def _lengths(self) -> Lengths:
+        arguments = self._arguments
+        if arguments.prompt_tokens is None and arguments.output_tokens is None:
+            return SHAREGPT if arguments.lengths == "sharegpt" else ALPACA
+        prompt = Length.parse(arguments.prompt_tokens or "512", "prompt-tokens")
+        return SaidLengths(prompt, Length.parse(arguments.output_tokens or "128", "output-tokens"))
+
+
+def _hardware(name: str, config: EngineConfig) -> Hardware:
+    return measure_here(config.num_threads or usable_cores()) if name == HERE else find_hardware(name)
+
+
+def _fit(path: str) -> FittedCost:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return FittedCost.fit(read_steps(file, path))
+
+
+def _open_text(path: str) -> contextlib.AbstractContextManager[TextIO]:
+    return contextlib.nullcontext(sys.stdin) if path == "-" else open(path, encoding="utf-8", errors="replace")
+
+
+def _variants(arguments: argparse.Namespace, config: EngineConfig) -> Iterator[Variant]:
+    """Yield every combination of what `--what-if` names; one without a name where it names nothing."""
+    from quire.cli.simulate import SYSTEMS
+
+    choices = [_choices(text) for text in arguments.what_if]
+    require_int("variants of --what-if", math.prod(map(len, choices)), 1, MAX_VARIANTS)
+    for chosen in itertools.product(*choices):
+        values: dict[str, Any] = dict(chosen)
+        own = {name: values.pop(name, getattr(arguments, name)) for name in OWN}
+        require_int("replicas", own["replicas"], 1, 1024)
+        if own["system"] not in SYSTEMS:
+            raise InvalidConfigError("system", own["system"], f"one of {', '.join(SYSTEMS)}")
+        name = " ".join(f"{name}={value}" for name, value in chosen) or own["system"]
+        yield Variant(name, replace(config, **values), own["system"], own["router"], own["replicas"])
+
+
+def _choices(text: str) -> list[tuple[str, Any]]:
+    """Return the choices of one setting; raises `InvalidConfigError` for what is none."""
+    name, _, values = text.partition("=")
+    name = name.strip().replace("-", "_")
+    options = options_of(EngineConfig)
+    if not values or (name not in options and name not in OWN) or name == "model":
+        raise InvalidConfigError(
+            "what-if", text, "a setting and its values, as block_size=8,32 or system=quire,orca_max"
+        )
+    try:
+        if name in options:
+            return [(name, options[name].read(value)) for value in values.split(",")]
+        return [(name, int(value) if name == "replicas" else value) for value in values.split(",")]
+    except ValueError as error:
+        raise InvalidConfigError("what-if", text, str(error)) from None

@@ -1,0 +1,76 @@
+"""Histogram: how values are spread, in a room that does not grow with their number.
+
+Buckets are equally wide on a logarithmic scale, so a percentile read from them is wrong by a known share at most, here
+one percent, whatever the values are. Count, sum, least and most are exact. A reservoir of samples was rejected: its
+error depends on luck, and p99 of a million values needs many of them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+RELATIVE_ERROR = 0.01
+_LOG_GROWTH = 2 * math.log1p(RELATIVE_ERROR)
+_LEAST = 1e-9
+PERCENTILES = (50.0, 90.0, 95.0, 99.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """What a histogram says. Percentiles are exact to one percent; count, mean, least and most are exact."""
+
+    count: int
+    mean: float
+    least: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    most: float
+
+
+class Histogram:
+    """Counts values of 0 or more.
+
+    >>> histogram = Histogram()
+    >>> for value in range(1, 1001): histogram.add(value / 1000)
+    >>> abs(histogram.percentile(50.0) / 0.5 - 1) < 0.011, histogram.distribution().most
+    (True, 1.0)
+    """
+
+    __slots__ = ("_buckets", "count", "total", "least", "most")
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, int] = {}
+        self.count = 0
+        self.total = 0.0
+        self.least = math.inf
+        self.most = 0.0
+
+    def add(self, value: float, times: int = 1) -> None:
+        """Count a value, as often as it came. Mutates; O(1)."""
+        bucket = math.floor(math.log(value if value > _LEAST else _LEAST) / _LOG_GROWTH)
+        self._buckets[bucket] = self._buckets.get(bucket, 0) + times
+        self.count += times
+        self.total += value * times
+        self.least = min(self.least, value)
+        self.most = max(self.most, value)
+
+    def percentile(self, percent: float) -> float:
+        """Return the value that `percent` of the values do not exceed, within one percent; 0 of none."""
+        wanted = max(1, math.ceil(self.count * percent / 100.0))
+        seen = 0
+        for bucket in sorted(self._buckets):
+            seen += self._buckets[bucket]
+            if seen >= wanted:
+                middle = math.exp((bucket + 0.5) * _LOG_GROWTH)
+                return min(max(middle, self.least), self.most)
+        return 0.0
+
+    def distribution(self) -> Distribution:
+        """Return what the values are like. Does not mutate."""
+        p50, p90, p95, p99 = (self.percentile(percent) for percent in PERCENTILES)
+        least = self.least if self.count else 0.0
+        mean = self.total / self.count if self.count else 0.0
+        return Distribution(self.count, mean, least, p50, p90, p95, p99, self.most)

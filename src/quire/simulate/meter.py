@@ -1,0 +1,154 @@
+"""Meter: what the users of one replica see, step by step.
+
+    due ────► first token ──► token ──► … ──► last token
+     └─ ttft ──────┘└── itl ──┘                   │
+     └───────────────────── latency ──────────────┘         tpot: mean of the itl of a sequence
+
+Times count from when a request was due, so waiting for a step that is under way is part of them. Normalised latency is
+latency over output length, as in the paper.
+
+Between two tokens of a sequence usually lies just one step, and then the gap is the same for everybody. So as long as
+the same rows decode, one time stands for all of them. When something changes it is written down for each row, and equal
+times are counted in C (`Counter`). A sequence that loses its row takes its time along and brings it back.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from dataclasses import dataclass
+
+from quire.core.errors import InvariantError
+from quire.core.request import Request
+from quire.core.step import StepPlan
+from quire.scheduler.commit import StepOutcome
+from quire.simulate.histogram import Histogram
+
+Key = tuple[str, int]
+NOT_BEGUN = -1.0
+
+
+class Latencies:
+    """The histograms of a run, all replicas together."""
+
+    NAMES = ("ttft_s", "tpot_s", "itl_s", "latency_s", "normalised_latency_s")
+
+    def __init__(self) -> None:
+        self.ttft_s = Histogram()
+        self.tpot_s = Histogram()
+        self.itl_s = Histogram()
+        self.latency_s = Histogram()
+        self.normalised_latency_s = Histogram()
+
+
+@dataclass(slots=True)
+class _Track:
+    """One sequence on its way."""
+
+    due_s: float
+    first_s: float = NOT_BEGUN
+    last_s: float = NOT_BEGUN  # while it holds no row
+
+
+class Meter:
+    """Notes the steps of one replica."""
+
+    def __init__(self, latencies: Latencies) -> None:
+        self._latencies = latencies
+        self._tracks: dict[Key, _Track] = {}
+        self._holders: dict[int, Key] = {}  # by row
+        self._last_s: dict[int, float] = {}  # by row, when its last token came, but of those in `_steady_rows`
+        self._steady_rows = array("i")  # whose last token came at the same time
+        self._steady_s = 0.0
+        self.num_computed_tokens = 0
+        self.num_output_tokens = 0
+        self.num_needed_tokens = 0  # prompt and output of those that ended, less what samples share
+        self.num_ended = 0
+        self.num_steps = 0
+        self.busy_s = 0.0
+        self.sequence_seconds = 0.0  # sequences in a step, times its length
+        self.num_copied_blocks = 0
+        self.num_moved_blocks = 0
+
+    def took(self, request: Request, due_s: float) -> None:
+        """A request was taken in. Mutates."""
+        self._tracks[request.request_id, 0] = _Track(due_s)
+
+    def note(self, plan: StepPlan, outcome: StepOutcome, began_s: float, now_s: float) -> None:
+        """A step has ended. Mutates; O(sequences in the step), most of it in C."""
+        self.num_steps += 1
+        self.num_computed_tokens += plan.num_tokens
+        self.busy_s += now_s - began_s
+        self.sequence_seconds += len(plan.rows) * (now_s - began_s)
+        self.num_copied_blocks += len(plan.copies)
+        self.num_moved_blocks += len(plan.moves_in) + len(plan.moves_out)
+        changed = plan.row_starts or plan.released_rows
+        if plan.rows == self._steady_rows and plan.num_decodes == len(plan.rows) and not changed:
+            self._latencies.itl_s.add(now_s - self._steady_s, len(plan.rows))
+            self._steady_s = now_s
+        else:
+            self._note_rows(plan, now_s)
+        for sibling in outcome.opened:
+            self._open(sibling, now_s)
+        for request in outcome.finished:
+            self._end(request, now_s)
+
+    def _note_rows(self, plan: StepPlan, now_s: float) -> None:
+        self._last_s.update(dict.fromkeys(self._steady_rows, self._steady_s))
+        self._change_rows(plan)
+        num_decodes = plan.num_decodes
+        sampled = plan.rows[:num_decodes]
+        if num_decodes < len(plan.rows):
+            samples = plan.samples[num_decodes:]
+            sampled += array("i", [row for row, count in zip(plan.rows[num_decodes:], samples, strict=True) if count])
+        self._note_tokens(sampled, now_s)
+        self._steady_rows, self._steady_s = sampled, now_s
+
+    def _change_rows(self, plan: StepPlan) -> None:
+        for row in plan.released_rows:
+            track = self._tracks.get(self._holders.pop(row))
+            if track is not None:
+                track.last_s = self._last_s[row]
+        for start in plan.row_starts:
+            key = (start.request_id, start.branch)
+            self._holders[start.row] = key
+            self._last_s[start.row] = self._tracks[key].last_s
+
+    def _note_tokens(self, rows: array[int], now_s: float) -> None:
+        last_s = self._last_s
+        gaps = Counter(map(last_s.__getitem__, rows))
+        if NOT_BEGUN in gaps:
+            del gaps[NOT_BEGUN]
+            for row in rows:
+                if last_s[row] == NOT_BEGUN:
+                    track = self._tracks[self._holders[row]]
+                    track.first_s = now_s
+                    self._latencies.ttft_s.add(now_s - track.due_s)
+        for since_s, count in gaps.items():
+            self._latencies.itl_s.add(now_s - since_s, count)
+
+    def _open(self, sibling: Request, now_s: float) -> None:
+        """A sequence begins beside the first of its request; a beam that takes another's place goes on as that."""
+        key = (sibling.request_id, sibling.branch)
+        if key not in self._tracks:
+            leader = self._tracks[sibling.request_id, 0]
+            self._tracks[key] = _Track(leader.due_s, leader.first_s, now_s)
+
+    def _end(self, request: Request, now_s: float) -> None:
+        track = self._tracks.pop((request.request_id, request.branch))
+        num_tokens = request.num_output_tokens
+        if num_tokens < 1 or track.first_s == NOT_BEGUN:
+            raise InvariantError(f"request {request.request_id!r} ended before it began")
+        self.num_ended += 1
+        self.num_output_tokens += num_tokens
+        self.num_needed_tokens += num_tokens - 1 + (0 if request.branch else request.num_prompt_tokens)
+        latency_s = now_s - track.due_s
+        self._latencies.latency_s.add(latency_s)
+        self._latencies.normalised_latency_s.add(latency_s / num_tokens)
+        if num_tokens > 1:
+            self._latencies.tpot_s.add((now_s - track.first_s) / (num_tokens - 1))
+
+    @property
+    def num_under_way(self) -> int:
+        """Sequences that were taken and have not ended."""
+        return len(self._tracks)

@@ -1,0 +1,175 @@
+"""ModelShape: how large a model is, what a step of it reads and what it multiplies, as a plain value.
+
+    head     its matrix, which the last token of a prompt and every decode are multiplied with
+    layers   everything else that stands once: matrices, tables that rows are looked up in, norms and biases
+    expert   one expert of every sparse layer together; a token takes `experts_per_token` of `num_experts`
+
+Numbers are counted by what becomes of them when weights are narrowed, so that one value answers for every dtype, to
+the byte. The counts are taken from the spec of the model by whoever may import it (`quire.cli.model_shapes`): the
+simulator knows no families.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.core.config import require_int, require_one_of
+from quire.core.kv_spec import DTYPE_BYTES, KVCacheSpec
+
+SCALE_BYTES = 4
+FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class WeightCount:
+    """Numbers of weights by how they are stored.
+
+    `matrices`: in the dtype of the weights, or int8 with a scale for each of their `rows`; `tables`: in the dtype,
+    looked up and never multiplied; `floats`: in float32 always (norms, biases, routers).
+
+    >>> count = WeightCount(matrices=1000, rows=10, tables=50, floats=5)
+    >>> count.num_bytes("bfloat16"), count.num_bytes("bfloat16", "int8")
+    (2120, 1160)
+    """
+
+    matrices: int = 0
+    rows: int = 0
+    tables: int = 0
+    floats: int = 0
+
+    def __add__(self, other: WeightCount) -> WeightCount:
+        return WeightCount(
+            self.matrices + other.matrices,
+            self.rows + other.rows,
+            self.tables + other.tables,
+            self.floats + other.floats,
+        )
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers there are, scales aside."""
+        return self.matrices + self.tables + self.floats
+
+    def num_bytes(self, dtype: str, weights: str = "auto") -> int:
+        """Return the bytes that they take in memory."""
+        return self.tables * DTYPE_BYTES[dtype] + self.read_bytes(dtype, weights)
+
+    def read_bytes(self, dtype: str, weights: str = "auto") -> int:
+        """Return the bytes that a step reads: all but the tables, of which it takes a few rows."""
+        narrow = weights == "int8"
+        matrices = self.matrices + self.rows * SCALE_BYTES if narrow else self.matrices * DTYPE_BYTES[dtype]
+        return matrices + self.floats * FLOAT_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The sizes of a model. `windows[i]` is the window of layer i, None for full attention; `dtype` the checkpoint's.
+
+    `kv_head_dim` is how many numbers of a head are stored: an engine may round `head_dim` up.
+
+    >>> shape = ModelShape("m", "bfloat16", hidden_size=8, num_heads=2, num_kv_heads=1, head_dim=4, vocab_size=10,
+    ...     context_length=64, windows=(None, 16), layers=WeightCount(matrices=600, rows=60), head=WeightCount(80, 10))
+    >>> shape.weight_bytes("bfloat16"), shape.kv_bytes_per_token("bfloat16"), shape.operations_per_token
+    (1360, 32, 1200)
+    """
+
+    name: str
+    dtype: str
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    context_length: int
+    windows: tuple[int | None, ...]
+    layers: WeightCount
+    head: WeightCount
+    kv_head_dim: int = 0
+    expert: WeightCount = WeightCount()
+    num_experts: int = 0
+    experts_per_token: int = 0
+
+    def __post_init__(self) -> None:
+        for field in ("hidden_size", "num_heads", "num_kv_heads", "head_dim", "vocab_size", "context_length"):
+            require_int(field, getattr(self, field), 1, 1 << 31)
+        require_one_of("dtype", self.dtype, tuple(DTYPE_BYTES))
+        require_int("number of layers", len(self.windows), 1, 1 << 16)
+        require_int("experts_per_token", self.experts_per_token, min(self.num_experts, 1), self.num_experts)
+        object.__setattr__(self, "kv_head_dim", self.kv_head_dim or self.head_dim)
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers there are."""
+        return len(self.windows)
+
+    @property
+    def num_parameters(self) -> int:
+        """How many numbers the weights are."""
+        return self.layers.numbers + self.head.numbers + self.num_experts * self.expert.numbers
+
+    @property
+    def operations_per_token(self) -> int:
+        """Additions and multiplications of the products that every token goes through; the head aside."""
+        return 2 * (self.layers.matrices + self.experts_per_token * self.expert.matrices)
+
+    @property
+    def operations_per_logits(self) -> int:
+        """Those of the head, for each token that is sampled after."""
+        return 2 * self.head.matrices
+
+    @property
+    def operations_per_pair(self) -> int:
+        """Those of one layer for each pair of a token and one that it attends to: a score, and a part of the sum."""
+        return 4 * self.num_heads * self.head_dim
+
+    def weight_bytes(self, dtype: str, weights: str = "auto") -> int:
+        """Return how many bytes the weights take in memory."""
+        stored = self.layers.num_bytes(dtype, weights) + self.head.num_bytes(dtype, weights)
+        return stored + self.num_experts * self.expert.num_bytes(dtype, weights)
+
+    def layer_read_bytes(self, dtype: str, weights: str, num_tokens: int) -> float:
+        """Return the bytes of weights that a step of so many tokens reads, the head aside.
+
+        Of experts those that some token is expected to take, where each takes any of them as likely.
+        """
+        taken = 0.0
+        if self.num_experts:
+            taken = self.num_experts * (1 - (1 - self.experts_per_token / self.num_experts) ** num_tokens)
+        return self.layers.read_bytes(dtype, weights) + taken * self.expert.read_bytes(dtype, weights)
+
+    def kv_cache_spec(self, block_size: int, dtype: str) -> KVCacheSpec:
+        """Return what a block of KV memory holds."""
+        return KVCacheSpec.from_layers(
+            self.windows,
+            block_size=block_size,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.kv_head_dim,
+            dtype=dtype,
+        )
+
+    def kv_bytes_per_layer_token(self, dtype: str) -> int:
+        """Return the bytes of the key and the value of one token in one layer."""
+        return self.kv_cache_spec(1, dtype).bytes_per_layer_token
+
+    def kv_bytes_per_token(self, dtype: str) -> int:
+        """Return the bytes of the keys and values of one token."""
+        return self.num_layers * self.kv_bytes_per_layer_token(dtype)
+
+
+def num_pairs(start: int, count: int, window: int | None = None) -> int:
+    """Return how many pairs of a token and one that it attends to, itself too, the tokens from `start` on make.
+
+    >>> num_pairs(0, 3), num_pairs(10, 1), num_pairs(0, 5, window=2)
+    (6, 11, 9)
+    """
+    growing = count if window is None else min(count, max(0, window - start))
+    return growing * start + growing * (growing + 1) // 2 + (count - growing) * (window or 0)
+
+
+def num_read(start: int, count: int, window: int | None = None) -> int:
+    """Return of how many tokens the keys and values are read, each once, for the tokens from `start` on.
+
+    >>> num_read(0, 3), num_read(10, 1), num_read(10, 4, window=4)
+    (3, 11, 7)
+    """
+    return start + count if window is None else min(start + count, window - 1 + count)

@@ -1,0 +1,130 @@
+"""The planner: which settings serve requests of certain lengths best, from sizes and bounds alone.
+
+    block size    the largest that holds nearly as many requests as the best: longer runs of memory, shorter tables
+    sequences,    every pair in steps of powers of two, each with the pool that it leaves: the most tokens a second
+    tokens        within the objective; of nearly equal ones the smallest product of the two times, then fewest tokens
+
+Larger steps take memory from the pool (activations, logits), so every choice is sized anew by the engine's own plan of
+its memory, which the caller hands in: `PoolOf`. Nothing is searched that a simulation would have to decide; for
+queues, shared prefixes and preemptions there is `quire simulate`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from quire.core.errors import QuireError
+from quire.core.kv_spec import KVCacheSpec
+from quire.simulate.capacity import Concurrency, Occupancy
+from quire.simulate.estimate import Estimate, Estimator, Objective
+from quire.simulate.lengths import RequestLengths
+
+BUDGETS: Final = tuple(1 << power for power in range(5, 14))
+SEQUENCES: Final = (1, 2, 3, *(part << power for power in range(1, 10) for part in (2, 3)))
+NEARLY: Final = 0.98
+"""Of the best: what is left to gain is less than what the bounds do not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The KV memory that certain settings leave."""
+
+    spec: KVCacheSpec
+    num_blocks: int
+    max_model_len: int
+
+
+class PoolOf(Protocol):
+    """Sizes the memory of an engine of certain settings."""
+
+    def __call__(self, block_size: int, max_num_seqs: int, max_num_batched_tokens: int) -> Pool | None:
+        """Return the pool; None where these settings do not fit."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What may be chosen; a setting that the user has fixed is alone here."""
+
+    block_sizes: tuple[int, ...] = (16, 32, 64, 128)
+    sequences: tuple[int, ...] = SEQUENCES
+    budgets: tuple[int, ...] = BUDGETS
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """Settings, the requests that their pool holds, and what they bring."""
+
+    block_size: int
+    max_num_seqs: int
+    pool: Pool
+    held: Concurrency
+    estimate: Estimate
+
+
+class UnreachableError(QuireError):
+    """No settings keep the objective; `nearest` come closest, None where no settings fit at all."""
+
+    def __init__(self, nearest: Estimate | None) -> None:
+        super().__init__("no settings keep the objective")
+        self.nearest = nearest
+
+
+def recommend(
+    pool_of: PoolOf, estimator: Estimator, lengths: RequestLengths, choices: Choices, objective: Objective
+) -> Recommendation:
+    """Return the best settings; raises `UnreachableError` where none keep the objective."""
+    block_size = _best_block_size(pool_of, lengths, choices)
+    found = list(_candidates(pool_of, estimator, lengths, choices, block_size))
+    if not found:
+        raise UnreachableError(None)
+
+    def excess(choice: Recommendation) -> float:
+        return objective.excess(choice.estimate.ttft_p95_s, choice.estimate.tpot_s)
+
+    kept = [choice for choice in found if excess(choice) <= 1]
+    if not kept:
+        raise UnreachableError(min(found, key=excess).estimate)
+    most = max(choice.estimate.tokens_per_s for choice in kept)
+    good = [choice for choice in kept if choice.estimate.tokens_per_s >= NEARLY * most]
+    return min(good, key=lambda choice: (_grade(choice.estimate), choice.estimate.budget, choice.max_num_seqs))
+
+
+def _grade(estimate: Estimate) -> int:
+    """Return how long the times of an estimate are, in grades of 5 %: those of one grade are taken for equal."""
+    return round(math.log(estimate.tpot_s * estimate.ttft_p95_s) / math.log(1.05))
+
+
+def _best_block_size(pool_of: PoolOf, lengths: RequestLengths, choices: Choices) -> int:
+    """Return the largest size that holds nearly as many requests as the best one does."""
+    held = {}
+    for size in choices.block_sizes:
+        pool = pool_of(size, min(choices.sequences), max(min(choices.budgets), min(choices.sequences)))
+        if pool is not None:
+            held[size] = Occupancy.of(pool.spec, lengths).in_pool(pool.num_blocks, pool.max_model_len).average
+    most = max(held.values(), default=0.0)
+    return max((size for size, average in held.items() if average >= NEARLY * most), default=choices.block_sizes[0])
+
+
+def _candidates(
+    pool_of: PoolOf, estimator: Estimator, lengths: RequestLengths, choices: Choices, block_size: int
+) -> Iterator[Recommendation]:
+    occupancy: Occupancy | None = None
+    for budget in choices.budgets:
+        running = 0
+        for sequences in (count for count in choices.sequences if count <= budget):  # a token for each of them
+            pool = pool_of(block_size, sequences, budget)
+            if pool is None:
+                continue
+            occupancy = occupancy or Occupancy.of(pool.spec, lengths)
+            held = occupancy.in_pool(pool.num_blocks, pool.max_model_len)
+            running = min(sequences, int(held.average))
+            if running:
+                yield Recommendation(block_size, sequences, pool, held, estimator.serving(running, budget))
+            if held.average < sequences:
+                break  # more places than requests fit
+        if running and estimator.is_enough(running, budget):
+            break

@@ -1,0 +1,142 @@
+"""Replica: one simulated engine, with a clock of its own.
+
+    SimulatedEngine   what a simulation asks of an engine: take a request, do a step, say where the memory is
+    PagedEngine       the product: EngineCore, Scheduler and KVCacheManager, on a SimExecutor and a ManualClock
+
+The engines of others that quire is compared with (baselines/) are `SimulatedEngine`s as well, and are driven, measured
+and checked by the same lines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import BinaryIO, Protocol
+
+from quire.core.clock import ManualClock
+from quire.core.config import MemoryConfig, SchedulerConfig
+from quire.core.errors import InvariantError
+from quire.core.kv_spec import KVCacheSpec
+from quire.core.request import Request
+from quire.core.step import StepPlan
+from quire.core.validate import RequestLimits
+from quire.engine.core import EngineCore
+from quire.engine.step_log import StepLogWriter
+from quire.memory.ledger import MemoryLedger
+from quire.memory.manager import KVCacheManager
+from quire.memory.sizing import max_sequence_tokens
+from quire.scheduler.commit import StepOutcome
+from quire.scheduler.scheduler import Scheduler
+from quire.simulate.cost.base import StepCost
+from quire.simulate.cost.linear import LinearCost
+from quire.simulate.executor import SimExecutor
+
+VOCAB_SIZE = 1 << 20
+"""More than any model has, so that the requests of every log are allowed. What is drawn lies below 65,536."""
+
+
+class SimulatedEngine(Protocol):
+    """An engine under simulation."""
+
+    clock: ManualClock
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that run."""
+        ...
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that wait."""
+        ...
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a sequence has yielded."""
+        ...
+
+    @property
+    def plan(self) -> StepPlan:
+        """The plan of the last step."""
+        ...
+
+    def add(self, request: Request) -> None:
+        """Take a request in; raises `InvalidRequestError` for what can never be served. Mutates."""
+        ...
+
+    def step(self) -> StepOutcome | None:
+        """Do a step, which moves the clock; None: there is nothing to do. Mutates."""
+        ...
+
+    def ledger(self) -> MemoryLedger:
+        """Return where the memory is. Does not mutate."""
+        ...
+
+    def check(self) -> None:
+        """Raise `InvariantError` unless the books agree, and the memory is free once nothing runs or waits."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSetup:
+    """What a simulated engine is made of: the product's own settings, and a cost model."""
+
+    spec: KVCacheSpec
+    memory: MemoryConfig
+    scheduler: SchedulerConfig
+    cost: StepCost = field(default_factory=LinearCost)
+
+    def limits(self) -> RequestLimits:
+        """Return what requests may ask for."""
+        longest = max_sequence_tokens(self.memory.num_blocks, self.spec)
+        return RequestLimits(VOCAB_SIZE, self.scheduler.max_model_len, longest, self.scheduler.max_num_seqs)
+
+
+class PagedEngine:
+    """The product's engine under simulation. With a log, its run can be replayed to the byte."""
+
+    def __init__(self, setup: EngineSetup, *, log: BinaryIO | None = None) -> None:
+        self.clock = ManualClock()
+        self._executor = SimExecutor(VOCAB_SIZE, self.clock, setup.cost)
+        self._scheduler = Scheduler(setup.scheduler, KVCacheManager(setup.spec, setup.memory), setup.limits())
+        writer = None if log is None else StepLogWriter(log)
+        self.core = EngineCore(self._scheduler, self._executor, self.clock, log=writer)
+
+    @property
+    def num_running(self) -> int:
+        """Sequences that hold a row."""
+        return len(self._scheduler.running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences that hold none."""
+        return self._scheduler.num_waiting
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a running sequence has yielded."""
+        return self._scheduler.num_preemptions
+
+    @property
+    def plan(self) -> StepPlan:
+        """The plan of the last step."""
+        if self._executor.plan is None:
+            raise InvariantError("no step was taken")
+        return self._executor.plan
+
+    def add(self, request: Request) -> None:
+        """Take a request in. Mutates."""
+        self.core.add_request(request)
+
+    def step(self) -> StepOutcome | None:
+        """Do a step. Mutates."""
+        return self.core.step()
+
+    def ledger(self) -> MemoryLedger:
+        """Return where the memory is. Does not mutate; O(running)."""
+        return self._scheduler.memory.ledger()
+
+    def check(self) -> None:
+        """Raise `InvariantError` unless all books agree. O(everything)."""
+        self._scheduler.check()
+        if not self._scheduler.requests and self._scheduler.memory.pool.num_in_use:
+            raise InvariantError("nobody runs, and blocks are held")

@@ -1,0 +1,98 @@
+"""SimulationResult: what came of a run, as a frozen value that can be written as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from quire.memory.ledger import MemoryLedger
+from quire.simulate.histogram import Distribution
+from quire.simulate.timeline import TimelinePoint
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaResult:
+    """What came of one replica: its memory over time, and its ledger at the end."""
+
+    num_requests: int
+    num_steps: int
+    busy_s: float
+    num_preemptions: int
+    num_copied_blocks: int
+    num_moved_blocks: int
+    timeline: tuple[TimelinePoint, ...]
+    ledger: MemoryLedger
+
+    def mean_share(self, name: str) -> float:
+        """Return the mean share of all slots that a count of the timeline took, over the time that it shows.
+
+        Blocks are counted with all their slots.
+        """
+        if not self.timeline:
+            return 0.0
+        total = sum(float(getattr(point, name)) for point in self.timeline) / len(self.timeline)
+        slots = total if name.endswith("_slots") else total * self.ledger.block_size
+        return slots / (self.ledger.num_blocks * self.ledger.block_size)
+
+    @property
+    def stored_share_of_used(self) -> float:
+        """Share of the memory in use that held keys and values of a token, over the time that the timeline shows."""
+        used = self.mean_share("used_blocks")
+        return self.mean_share("stored_slots") / used if used else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationResult:
+    """What came of a run.
+
+    Computed tokens are those of all steps. What requests needed and did not find in the cache was computed once;
+    `recomputed_tokens` are what was computed beyond that, because preemption had thrown it away.
+    """
+
+    duration_s: float
+    num_requests: int
+    num_refused: int
+    num_sequences: int
+    prompt_tokens: int
+    output_tokens: int
+    computed_tokens: int
+    hit_tokens: int
+    recomputed_tokens: int
+    mean_running: float
+    latencies: Mapping[str, Distribution]
+    replicas: tuple[ReplicaResult, ...]
+
+    @property
+    def num_preemptions(self) -> int:
+        """How often a sequence has yielded."""
+        return sum(replica.num_preemptions for replica in self.replicas)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of all replicas."""
+        return sum(replica.num_steps for replica in self.replicas)
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        """Tokens that came out in a second of simulated time, from the first request to the last end."""
+        return self.output_tokens / self.duration_s if self.duration_s else 0.0
+
+    @property
+    def requests_per_s(self) -> float:
+        """Requests that ended in a second of simulated time."""
+        return (self.num_requests - self.num_refused) / self.duration_s if self.duration_s else 0.0
+
+    @property
+    def hit_rate(self) -> float:
+        """Share of the tokens of prompts that the cache served."""
+        return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the value as what JSON can hold, derived figures included."""
+        content = asdict(self)
+        for replica in content["replicas"]:
+            misses = replica["ledger"]["misses"]
+            replica["ledger"]["misses"] = {reason.value: count for reason, count in misses.items()}
+        derived = ("num_preemptions", "num_steps", "output_tokens_per_s", "requests_per_s", "hit_rate")
+        return {**content, **{name: getattr(self, name) for name in derived}}

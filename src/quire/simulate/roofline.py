@@ -1,0 +1,94 @@
+"""Roofline: how long a step takes at the least, from what a machine can do and what the step must read and compute.
+
+    products of the layers   max(weights / bandwidth, operations / rate)
+    the head                 max(its matrix / bandwidth, operations / rate)       only where something is sampled
+    attention                max(keys and values / bandwidth, operations / rate)
+    the step                 their sum, and the overhead
+
+Each byte is counted once, whoever uses it, and the parts follow one another: no engine is faster unless it lets the
+attention of some rows read while others compute. Norms, rotations and sampling are not counted. What share of this an
+engine reaches is measured, not assumed: docs/how-to/plan.md has it for this one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire.core.config import require_one_of
+from quire.core.kv_spec import DTYPE_BYTES
+from quire.simulate.hardware import Hardware
+from quire.simulate.model_shape import ModelShape, num_pairs, num_read
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """What a model is computed with, in the words of `EngineConfig`; auto: as `dtype`."""
+
+    dtype: str = "bfloat16"
+    weights: str = "auto"
+    kv_dtype: str = "auto"
+
+    def __post_init__(self) -> None:
+        require_one_of("dtype", self.dtype, tuple(DTYPE_BYTES))
+        require_one_of("weights", self.weights, ("auto", "int8"))
+        require_one_of("kv_dtype", self.kv_dtype, ("auto", *DTYPE_BYTES))
+
+    @property
+    def stored_kv_dtype(self) -> str:
+        """The numbers of keys and values."""
+        return self.dtype if self.kv_dtype == "auto" else self.kv_dtype
+
+    @property
+    def multiplied(self) -> str:
+        """The numbers that rows are multiplied as."""
+        return self.dtype if self.weights == "auto" else self.weights
+
+
+class Roofline:
+    """Bounds of the steps of one model on one machine. Immutable."""
+
+    def __init__(self, hardware: Hardware, shape: ModelShape, numbers: Numbers) -> None:
+        self.hardware = hardware
+        self.shape = shape
+        self.numbers = numbers
+        self.kinds = tuple(Counter(shape.windows).items())  # windows, and how many layers have each
+        self._product_rate = hardware.rate(numbers.multiplied)
+        self._pair_s = shape.operations_per_pair / hardware.rate(numbers.stored_kv_dtype)
+        self._read_s = shape.kv_bytes_per_layer_token(numbers.stored_kv_dtype) / hardware.read_bandwidth
+        self._head_s = shape.head.read_bytes(numbers.dtype, numbers.weights) / hardware.read_bandwidth
+
+    def step_s(self, starts: Sequence[int], counts: Sequence[int], num_logits: int) -> float:
+        """Return the seconds of a step that computes `counts[i]` tokens from position `starts[i]` on.
+
+        `num_logits` of all tokens are sampled after. O(rows × kinds of layers).
+        """
+        attention_s = self.attention_s(starts, counts)
+        return self.products_s(sum(counts), num_logits) + attention_s + self.hardware.step_overhead_s
+
+    def decode_s(self, num_sequences: int, context: int) -> float:
+        """Return the seconds of a step of decodes that all attend to `context` tokens, themselves counted."""
+        return self.step_s([context - 1] * num_sequences, [1] * num_sequences, num_sequences)
+
+    def products_s(self, num_tokens: int, num_logits: int) -> float:
+        """Return the seconds of the products with weights."""
+        shape, numbers = self.shape, self.numbers
+        read = shape.layer_read_bytes(numbers.dtype, numbers.weights, num_tokens) / self.hardware.read_bandwidth
+        seconds = max(read, num_tokens * shape.operations_per_token / self._product_rate)
+        if num_logits:
+            seconds += max(self._head_s, num_logits * shape.operations_per_logits / self._product_rate)
+        return seconds
+
+    def attention_s(self, starts: Sequence[int], counts: Sequence[int]) -> float:
+        """Return the seconds of attention."""
+        read, pairs = 0, 0
+        for window, num_layers in self.kinds:
+            for start, count in zip(starts, counts, strict=True):
+                read += num_layers * num_read(start, count, window)
+                pairs += num_layers * num_pairs(start, count, window)
+        return self.seconds_of(read, pairs)
+
+    def seconds_of(self, read: int, pairs: int) -> float:
+        """Return the seconds of attention that reads so many tokens and makes so many pairs, each of one layer."""
+        return max(read * self._read_s, pairs * self._pair_s)

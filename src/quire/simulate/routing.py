@@ -1,0 +1,105 @@
+"""Routers: which replica gets the next request.
+
+    round_robin       one after another
+    least_loaded      the one with the fewest requests, running and waiting
+    prefix_affinity   the one that saw the longest beginning before, unless it has far more to do than the others
+
+A router sees what a router in front of servers sees: the request, and how many each replica has. It is told of a step
+when the step has ended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Protocol
+
+from quire.core.errors import InvalidConfigError
+from quire.simulate.workload.offered import OfferedRequest
+
+ROUND_ROBIN, LEAST_LOADED, PREFIX_AFFINITY = "round_robin", "least_loaded", "prefix_affinity"
+ROUTERS = (ROUND_ROBIN, LEAST_LOADED, PREFIX_AFFINITY)
+MAX_BEGINNINGS = 1 << 16
+
+
+class Router(Protocol):
+    """Chooses replicas."""
+
+    def choose(self, request: OfferedRequest, loads: Sequence[int]) -> int:
+        """Return the replica for a request; `loads` are the requests that each has. Mutates the router."""
+        ...
+
+
+class RoundRobin:
+    """One after another.
+
+    >>> from array import array
+    >>> router = RoundRobin()
+    >>> request = OfferedRequest("r", 0.0, array("i", [1]), 1)
+    >>> [router.choose(request, [5, 0, 0]) for _ in range(4)]
+    [0, 1, 2, 0]
+    """
+
+    def __init__(self) -> None:
+        self._next = -1
+
+    def choose(self, request: OfferedRequest, loads: Sequence[int]) -> int:
+        """Return the next replica. Mutates."""
+        self._next = (self._next + 1) % len(loads)
+        return self._next
+
+
+class LeastLoaded:
+    """The one with the fewest requests, the first of several."""
+
+    def choose(self, request: OfferedRequest, loads: Sequence[int]) -> int:
+        """Return the replica with the least load. Does not mutate."""
+        return loads.index(min(loads))
+
+
+class PrefixAffinity:
+    """The one that was sent the longest of the request's beginnings last; the least loaded one where none was.
+
+    Beginnings are known by chained hashes of their chunks, so many of them at most, the latest used. Where the replica
+    has more than `slack` requests above the least loaded, that one is chosen: a popular beginning may not drown one.
+    """
+
+    def __init__(self, *, chunk_tokens: int = 16, max_chunks: int = 64, slack: int = 16) -> None:
+        self._chunk_tokens = chunk_tokens
+        self._max_chunks = max_chunks
+        self._slack = slack
+        self._sent: OrderedDict[bytes, int] = OrderedDict()
+
+    def choose(self, request: OfferedRequest, loads: Sequence[int]) -> int:
+        """Return the replica of the longest beginning that is known, or the least loaded one. Mutates."""
+        beginnings = self._beginnings(request)
+        known = next((self._sent[digest] for digest in reversed(beginnings) if digest in self._sent), None)
+        least = min(loads)
+        chosen = loads.index(least) if known is None or loads[known] > least + self._slack else known
+        for digest in beginnings:
+            self._sent[digest] = chosen
+            self._sent.move_to_end(digest)
+        while len(self._sent) > MAX_BEGINNINGS:
+            self._sent.popitem(last=False)
+        return chosen
+
+    def _beginnings(self, request: OfferedRequest) -> list[bytes]:
+        """Return the hashes of the request's first chunk, its first two, and so on."""
+        size, digest, found = self._chunk_tokens, b"", []
+        for at in range(0, min(len(request.prompt), size * self._max_chunks) - size + 1, size):
+            tokens = request.prompt[at : at + size].tobytes()
+            digest = hashlib.blake2b(digest + tokens, digest_size=16).digest()
+            found.append(digest)
+        return found
+
+
+def create_router(name: str) -> Router:
+    """Return a new router of a name; raises `InvalidConfigError` for one that there is not."""
+    if name == ROUND_ROBIN:
+        return RoundRobin()
+    if name == LEAST_LOADED:
+        return LeastLoaded()
+    if name == PREFIX_AFFINITY:
+        return PrefixAffinity()
+    raise InvalidConfigError("router", name, f"one of {', '.join(ROUTERS)}")

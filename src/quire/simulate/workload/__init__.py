@@ -1,0 +1,1 @@
+"""What is asked of a simulated engine, and when: drawn from distributions, or read from traces."""

@@ -1,0 +1,83 @@
+"""When requests are due: endless times, in seconds from the start, drawn from a seed.
+
+    fixed      evenly spaced
+    poisson    many users who know nothing of one another: gaps are exponential, their coefficient of variation is 1
+    gamma      gaps with another coefficient of variation: above 1 requests come in clusters, below 1 nearly evenly
+    bursts     poisson, but at `peak` times the rate for a share of the time and more slowly in between
+
+Each pattern is an iterator of its own, so that a workload of hours holds one time and not all of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from quire.core.config import require_number, require_one_of
+
+FIXED, POISSON, GAMMA, BURSTS = "fixed", "poisson", "gamma", "bursts"
+PATTERNS = (FIXED, POISSON, GAMMA, BURSTS)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """A pattern of arrivals at a mean of `rate` a second.
+
+    `variation` is the coefficient of variation of gamma gaps. Bursts begin every `period_s`, take `burst_share` of it,
+    and come at `peak` times the rate.
+    """
+
+    rate: float
+    pattern: str = POISSON
+    variation: float = 1.0
+    peak: float = 4.0
+    burst_share: float = 0.1
+    period_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        require_one_of("pattern", self.pattern, PATTERNS)
+        require_number("rate", self.rate, 1e-6, 1e9)
+        require_number("variation", self.variation, 1e-2, 1e2)
+        require_number("burst_share", self.burst_share, 1e-3, 0.999)
+        require_number("peak", self.peak, 1.0, 1.0 / self.burst_share)
+        require_number("period_s", self.period_s, 1e-3, 1e9)
+
+    def times(self, seed: int) -> Iterator[float]:
+        """Yield times without an end; the same seed gives the same ones. Does not mutate.
+
+        >>> list(itertools.islice(Arrivals(2.0, FIXED).times(seed=0), 3))
+        [0.0, 0.5, 1.0]
+        """
+        rng = random.Random(seed)
+        if self.pattern == FIXED:
+            return (index / self.rate for index in itertools.count())
+        if self.pattern == GAMMA:
+            shape = 1.0 / self.variation**2
+            return itertools.accumulate(rng.gammavariate(shape, 1.0 / (shape * self.rate)) for _ in itertools.count())
+        gaps = (rng.expovariate(self.rate) for _ in itertools.count())
+        unhurried = itertools.accumulate(gaps)
+        return unhurried if self.pattern == POISSON else map(self._hurried, unhurried)
+
+    def _hurried(self, time_s: float) -> float:
+        """Move a time of an even stream to where a stream with bursts has come as far."""
+        period, within = divmod(time_s / self.period_s, 1.0)
+        in_bursts = self.peak * self.burst_share
+        if within < in_bursts:
+            at = within / self.peak
+        else:
+            at = self.burst_share + (within - in_bursts) / (1.0 - in_bursts) * (1.0 - self.burst_share)
+        return (period + at) * self.period_s
+
+
+def arrival_times(rate: float, duration_s: float, *, pattern: str, seed: int) -> list[float]:
+    """Return when the requests of a short time are due, at a mean of `rate` a second.
+
+    >>> arrival_times(2.0, 2.0, pattern="fixed", seed=0)
+    [0.0, 0.5, 1.0, 1.5]
+    >>> 80 < len(arrival_times(10.0, 10.0, pattern="poisson", seed=0)) < 120
+    True
+    """
+    times = Arrivals(rate, pattern).times(seed)
+    return list(itertools.takewhile(lambda time_s: time_s < duration_s, times))

@@ -1,0 +1,221 @@
+"""`quire plan`: its memory is the engine's own, its nearest is possible, and its settings can be run."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.cli import MISUSED, main
+from quire.cli.model_shapes import find_settings, known_models
+from quire.core.byte_sizes import parse_bytes
+from quire.core.config import EngineConfig
+from quire.engine.factory import plan_engine
+from quire.engine.memory_plan import MemoryPlan
+from support.tiny_checkpoint import write_tiny_llama, write_tiny_qwen3
+
+MACHINE = "zen5-2-cores"
+SETTINGS: dict[str, dict[str, Any]] = {
+    "as they are": {},
+    "narrow": {"weights": "int8", "kv_dtype": "int8", "block_size": 64},
+    "float32": {"dtype": "float32", "num_threads": 1, "max_num_seqs": 3, "max_num_batched_tokens": 40},
+    "swap": {"swap_space": 1 << 20, "max_model_len": 300, "block_size": 32},
+    "reference": {"backend": "reference", "block_size": 8},
+}
+
+
+def plan(*arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """The report of a call that works."""
+    assert main(["plan", *arguments, "--json"]) == 0
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return report
+
+
+def refusal(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line that a call is refused with."""
+    assert main(["plan", *arguments]) == MISUSED
+    written = capsys.readouterr()
+    assert written.out == ""
+    assert written.err.count("\n") == 1
+    return written.err
+
+
+def flags(settings: dict[str, Any]) -> list[str]:
+    return [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+def assert_same(machine: dict[str, Any], engine: MemoryPlan) -> None:
+    """Everything but the rest of the process, which a machine that is not there does not have."""
+    assert machine["parts_bytes"] == dict(engine.parts[:-1])
+    assert machine["num_blocks"] == engine.num_blocks
+    assert machine["bytes_per_block"] == engine.bytes_per_block
+    assert machine["max_model_len"] == engine.max_model_len
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Models: the built-in one, and tiny ones; one has windows."""
+    root = tmp_path_factory.mktemp("models")
+    windows = {"use_sliding_window": True, "sliding_window": 48, "max_window_layers": 1}
+    return {
+        "guide": "guide",
+        "qwen3": str(write_tiny_qwen3(root / "qwen3")),
+        "windows": str(write_tiny_qwen3(root / "windows", settings=windows)),
+        "llama": str(write_tiny_llama(root / "llama", dtype="BF16")),
+    }
+
+
+@pytest.mark.parametrize("model", ["guide", "qwen3", "windows", "llama"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_memory_is_that_of_the_start_up_table(
+    folders: dict[str, str], model: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = {"max_num_seqs": 64, "max_num_batched_tokens": 512, **SETTINGS[name]}  # fixed: nothing is searched
+    arguments = [folders[model], "--memory", "64MiB", "--hardware", MACHINE, *flags(settings)]
+    (machine,) = plan(*arguments, capsys=capsys)["machines"]
+    kv_memory = machine["parts_bytes"]["KV blocks"]
+    blueprint = plan_engine(EngineConfig(model=folders[model], kv_memory=kv_memory, **settings))
+    assert_same(machine, blueprint.report.plan)
+    used = sum(machine["parts_bytes"].values())
+    assert used <= 64 << 20 < used + machine["bytes_per_block"]
+    (again,) = plan(*arguments, "--kv-memory", str(kv_memory), capsys=capsys)["machines"]
+    assert again["parts_bytes"] == machine["parts_bytes"]
+
+
+def test_the_best_settings_make_an_engine_that_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (machine,) = plan("guide", "--memory", "48MiB", "--hardware", MACHINE, capsys=capsys)["machines"]
+    best = machine["best"]
+    names = ("block_size", "max_num_seqs", "max_num_batched_tokens", "kv_memory")
+    with LLM("guide", **{name: best[name] for name in names}) as llm:
+        assert llm.report.plan.num_blocks == best["num_blocks"]
+        assert llm.report.plan.total_bytes - llm.report.plan.needs.rest_bytes <= 48 << 20
+        (output,) = llm.generate(["A block is"], SamplingParams(max_tokens=3, temperature=0))
+        assert len(output.outputs[0].token_ids) == 3
+
+
+def test_the_command_of_the_best_settings_is_the_plan_that_it_stands_under(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--weights", "int8", "--no-enable-prefix-caching", "--num-threads", "2"]
+    assert main(["plan", "guide", "--memory", "48MiB", "--hardware", MACHINE, *given]) == 0
+    *_, command = capsys.readouterr().out.splitlines()
+    words = shlex.split(command)
+    assert words[:3] == ["quire", "serve", "guide"]
+    assert main(["config", "show", "--json", *words[2:]]) == 0
+    settings = {name: found["value"] for name, found in json.loads(capsys.readouterr().out).items()}
+    assert (settings["weights"], settings["enable_prefix_caching"], settings["num_threads"]) == ("int8", False, 2)
+    (machine,) = plan("guide", "--memory", "48MiB", "--hardware", MACHINE, *given, capsys=capsys)["machines"]
+    for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "kv_memory"):
+        assert settings[name] == machine["best"][name]
+
+
+@pytest.mark.parametrize("model", ["guide", "windows", *known_models()])
+def test_a_memory_that_is_too_small_is_answered_with_the_nearest(
+    folders: dict[str, str], model: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = folders.get(model, model)
+    said = refusal(name, "--memory", "1MiB", "--hardware", MACHINE, capsys=capsys)
+    nearest = said.partition("allowed: ")[2].partition(" or more")[0]
+    assert "quire: error: memory is '1.0 MiB'" in said
+    (machine,) = plan(name, "--memory", nearest, "--hardware", MACHINE, capsys=capsys)["machines"]
+    assert machine["best"] is not None
+    smaller = str(parse_bytes(nearest) - (2 << 20) - 2 * machine["bytes_per_block"])
+    assert f"allowed: {nearest} or more" in refusal(name, "--memory", smaller, "--hardware", MACHINE, capsys=capsys)
+
+
+def test_a_model_that_is_too_large_is_counted_in_machines(capsys: pytest.CaptureFixture[str]) -> None:
+    said = refusal("opt-13b", "--hardware", "nvidia-l4", "nvidia-rtx-4090", capsys=capsys)
+    assert "cut into 2 parts it would fit on 2 such machines, which quire does not do" in said
+    assert main(["plan", "opt-13b", "--hardware", "nvidia-l4", "nvidia-a100-40gb"]) == 0
+    text = capsys.readouterr().out
+    assert "nvidia-l4: memory is '24.00 GiB'; allowed: 2" in text
+    assert "best on nvidia-a100-40gb" in text
+
+
+def test_an_objective_that_cannot_be_kept_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["llama-3.1-8b", "--hardware", "nvidia-h100"]
+    said = refusal(*asked, "--slo", "ttft=1ms,tpot=1ms", capsys=capsys)
+    nearest = said.partition("allowed: ")[2].partition(" ")[0]
+    assert said.startswith("quire: error: slo is 'ttft=1ms,tpot=1ms'; allowed: ttft=")
+    (machine,) = plan(*asked, "--slo", nearest, capsys=capsys)["machines"]
+    assert machine["best"] is not None
+    assert main(["plan", *asked, "nvidia-l4", "--slo", nearest]) == 0
+    assert "nvidia-l4: no settings keep the objective; the nearest: ttft=" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no-such-model"], "model no-such-model is 'not there'"),
+        (["guide", "--memory", "much"], "memory is 'much'"),
+        (["guide", "--slo", "fast"], "slo is 'fast'; allowed: times such as ttft=500ms,tpot=0.05s"),
+        (["guide", "--slo", "ttft=5ms,ttft=6ms"], "slo is 'ttft=5ms,ttft=6ms'"),
+        (["guide", "--slo", "ttft=0ms"], "slo is 'ttft=0ms'"),
+        (["guide", "--prompt-tokens", "some"], "prompt-tokens is 'some'"),
+        (["guide", "--output-tokens", "9/3"], "output-tokens is '9/3'"),
+        (["guide", "--kv-memory", "200KiB", "--memory", "1GiB"], "kv_memory is '200.0 KiB'; allowed: 1MiB or more for"),
+        (["guide", "--kv-memory", "70GiB", "--memory", "1GiB"], "kv_memory is '70.00 GiB'; allowed: at most"),
+        (["guide", "--max-model-len", "4096", "--memory", "1GiB"], "max_model_len is 4096; allowed: at most 2048"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in refusal(*arguments, "--hardware", MACHINE, capsys=capsys)
+    assert "hardware is 'abacus'" in refusal("guide", "--hardware", "abacus", capsys=capsys)
+
+
+def test_a_settings_file_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(find_settings("qwen3-0.6b").read_text())
+    arguments = ["--memory", "8GiB", "--hardware", MACHINE]
+    (by_path,) = plan(str(path), *arguments, capsys=capsys)["machines"]
+    (by_name,) = plan("qwen3-0.6b", *arguments, capsys=capsys)["machines"]
+    assert by_path == by_name
+    assert (by_name["bytes_per_token"], by_name["bytes_per_block"]) == (114_688, 1_835_008)
+
+
+def test_narrow_keys_and_values_hold_more(capsys: pytest.CaptureFixture[str]) -> None:
+    (machine,) = plan("qwen3-0.6b", "--memory", "8GiB", "--hardware", MACHINE, capsys=capsys)["machines"]
+    int8, fp8 = machine["narrow_kv"]
+    assert (int8["dtype"], int8["is_served"], fp8["dtype"], fp8["is_served"]) == ("int8", True, "fp8", False)
+    assert (int8["bytes_per_token"], fp8["bytes_per_token"]) == (59_136, 57_344)  # a scale of 4 bytes for each 128
+    (narrow,) = plan(*("qwen3-0.6b", "--memory", "8GiB", "--hardware", MACHINE, "--kv-dtype", "int8"), capsys=capsys)[
+        "machines"
+    ]
+    assert narrow["num_blocks"] == pytest.approx(int8["num_blocks"], rel=0.01)
+    assert [each["dtype"] for each in narrow["narrow_kv"]] == ["fp8"]
+
+
+def test_this_machine_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("quire._native")
+    (machine,) = plan("guide", "--memory", "64MiB", "--num-threads", "1", capsys=capsys)["machines"]
+    assert machine["name"] == "here"
+    assert machine["read_bandwidth"] > 1e8
+    assert machine["matrix_rate"]["float32"] > 1e8
+
+
+# ---- traces ---------------------------------------------------------------------------------------------------------
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.68,374,44
+2023-11-16 18:15:50.99,396,109
+soon,1,1
+2023-11-16 18:15:51.22,879,55
+"""
+
+
+def test_lengths_may_come_from_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "azure.csv"
+    path.write_text(AZURE)
+    arguments = ["guide", "--trace", str(path), "--memory", "64MiB", "--hardware", MACHINE]
+    said = refusal(*arguments, capsys=capsys)
+    assert "azure.csv, line 4" in said
+    report = plan(*arguments, "--skip-malformed", capsys=capsys)
+    assert report["requests"]["total_tokens"] == {"0.5": 505, "0.95": 934, "1.0": 934}
+    assert report["requests"]["text"] == f"3 of {path}, 1 lines skipped"
+    assert "not from both" in refusal(*arguments, "--prompt-tokens", "5", capsys=capsys)
+    path.write_text("")
+    assert "requests is 'none'" in refusal(*arguments, capsys=capsys)

@@ -1,0 +1,118 @@
+"""`quire simulate`, as a user calls it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from quire.cli import main
+
+SMALL = ["simulate", "qwen3-0.6b", "--kv-memory", "64MiB", "--max-model-len", "512", "--dtype", "bfloat16"]
+BRIEF = ["--rate", "4", "--duration", "20", "--prompt-tokens", "60", "--output-tokens", "30"]
+TRACE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.68,74,4
+2023-11-16 18:15:46.99,96,9
+so much for that
+2023-11-16 18:15:51.22,79,5
+"""
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main([*SMALL, *arguments]) == 0
+    return capsys.readouterr().out
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main([*SMALL, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("quire: error: ") and error.count("\n") == 1
+    return error
+
+
+def test_a_run_says_what_was_run_and_what_came_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    table = run(capsys, *BRIEF)
+    assert table == run(capsys, *BRIEF)
+    head, _, *rows = table.splitlines()
+    assert head.startswith("qwen3-0.6b on nvidia-a100-40gb (40.00 GiB, 36 blocks of 1.8 MiB); 4 a second, poisson")
+    assert head.endswith("60 + 30 tokens; seed 0")
+    assert any(row.startswith("first token: p50 / p95 / p99") for row in rows)
+    assert table != run(capsys, *BRIEF, "--seed", "1")
+
+
+def test_variants_stand_side_by_side(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    what_if = ["--what-if", "block_size=16,32", "--what-if", "system=quire,orca_max", "--csv", str(tmp_path / "t.csv")]
+    report = json.loads(run(capsys, *BRIEF, *what_if, "--json", "-"))
+    results = report["results"]
+    assert list(results) == [
+        "block_size=16 system=quire",
+        "block_size=16 system=orca_max",
+        "block_size=32 system=quire",
+        "block_size=32 system=orca_max",
+    ]
+    assert len({result["output_tokens"] for result in results.values()}) == 1
+    running = [result["mean_running"] for result in results.values()]
+    assert running[0] > running[1] and running[2] > running[3]
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "t.csv").read_text())))
+    assert {row["variant"] for row in rows} == set(results)
+    assert all(float(row["stored_slots"]) >= 0 for row in rows)
+
+
+def test_a_trace_is_run_and_what_is_no_request_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_text(TRACE)
+    assert "line 4" in fails(capsys, "--trace", str(path))
+    table = run(capsys, "--trace", str(path), "--skip-malformed")
+    assert "1 lines skipped" in table
+    assert table.splitlines()[3].split() == ["requests", "3"]
+
+
+def test_a_log_is_replayed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = str(tmp_path / "run.log")
+    steps = run(capsys, *BRIEF, "--log", path).splitlines()[-1].split()
+    assert run(capsys, "--replay", path) == f"{steps[1]} plans, each the same to the byte\n"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        ["--users", "5"],
+        ["--turns", "3", "--thinking", "2"],
+        ["--arrivals", "gamma", "--variation", "3"],
+        ["--arrivals", "bursts"],
+        ["--samples", "3"],
+        ["--beams", "2"],
+        ["--replicas", "2", "--router", "prefix_affinity", "--shared-tokens", "32", "--prefixes", "2"],
+        ["--system", "static"],
+    ],
+    ids=" ".join,
+)
+def test_every_kind_of_load_runs(capsys: pytest.CaptureFixture[str], source: list[str]) -> None:
+    table = run(capsys, *BRIEF, *source)
+    assert "output tokens a second" in table
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--rate", "0"], "rate is 0.0"),
+        (["--memory", "1MiB"], "memory is"),
+        (["--what-if", "block_size"], "what-if is 'block_size'"),
+        (["--what-if", "no_such=1,2"], "what-if is"),
+        (["--what-if", "block_size=0"], "block_size is 0"),
+        (["--what-if", "router=random"], "router is 'random'"),
+        (["--hardware", "abacus"], "hardware is 'abacus'"),
+        (["--replicas", "0"], "replicas is 0"),
+        (["--prompt-tokens", "many"], "prompt-tokens is 'many'"),
+        (["--log", "x", "--replicas", "2"], "log is 'x'"),
+        (["--trace", "-", "--what-if", "replicas=1,2"], "trace is '-'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_what_cannot_be_is_named_in_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], named: str
+) -> None:
+    assert named in fails(capsys, *BRIEF, *arguments)

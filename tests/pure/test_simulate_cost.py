@@ -1,0 +1,90 @@
+"""Cost models: a roofline counts a plan as the slow definition does, a fit finds the weights that made the times."""
+
+from __future__ import annotations
+
+import random
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.core.errors import InvalidValueError
+from quire.core.step import BlockCopy, BlockMove, StepPlan
+from quire.simulate.cost.features import StepFeatures
+from quire.simulate.cost.fitted import FittedCost, RecordedStep, read_steps
+from quire.simulate.cost.roofline import RooflineCost
+from quire.simulate.hardware import Hardware
+from quire.simulate.model_shape import ModelShape, WeightCount
+from quire.simulate.roofline import Numbers, Roofline
+
+MACHINE = Hardware("m", 1 << 34, 1e11, {"float32": 1e12, "bfloat16": 2e12}, 0.0005, 2e10)
+
+
+def shape(*windows: int | None) -> ModelShape:
+    count = WeightCount(matrices=10_000_000, rows=1000)
+    return ModelShape("m", "bfloat16", 64, 8, 2, 32, 1000, 4096, windows, count, WeightCount(64_000, 1000))
+
+
+def draw_plan(rng: random.Random) -> StepPlan:
+    num_decodes, num_chunks = rng.randrange(6), rng.randrange(1, 4)
+    total = num_decodes + num_chunks
+    counts = [1] * num_decodes + [rng.randint(1, 300) for _ in range(num_chunks)]
+    samples = [1] * num_decodes + [rng.randrange(2) for _ in range(num_chunks)]
+    starts = [rng.randrange(2000) for _ in range(total)]
+    columns = (array("i", values) for values in (range(total), starts, counts, samples))
+    copies = tuple(BlockCopy(at, at + 50) for at in range(rng.randrange(3)))
+    moves = tuple(BlockMove(at + 100, at) for at in range(rng.randrange(3)))
+    return StepPlan(0, *columns, num_decodes, copies=copies, moves_out=moves)
+
+
+@given(seed=st.integers(0, 1 << 32), windows=st.lists(st.sampled_from([None, None, 64, 500]), min_size=1, max_size=5))
+def test_a_plan_costs_what_its_rows_do(seed: int, windows: list[int | None]) -> None:
+    plan = draw_plan(random.Random(seed))
+    roofline = Roofline(MACHINE, shape(*windows), Numbers())
+    expected = roofline.step_s(plan.starts, plan.counts, sum(plan.samples))
+    expected += len(plan.copies) * 2 * 4096 / MACHINE.read_bandwidth
+    expected += len(plan.moves_out) * 4096 / MACHINE.host_link_bandwidth
+    assert RooflineCost(roofline, bytes_per_block=4096).step_s(plan) == pytest.approx(expected, rel=1e-12)
+    half = RooflineCost(roofline, bytes_per_block=4096, efficiency=0.5).step_s(plan)
+    assert half == pytest.approx(2 * expected - MACHINE.step_overhead_s, rel=1e-12)
+
+
+@given(
+    seed=st.integers(0, 1 << 32),
+    weights=st.tuples(*[st.sampled_from([0.0, 1.0, 3.0])] * 6).filter(lambda weights: weights[0] > 0),
+)
+def test_a_fit_finds_the_weights_that_made_the_times(seed: int, weights: tuple[float, ...]) -> None:
+    rng = random.Random(seed)
+    units = (1e-3, 1e-4, 1e-5, 1e-7, 1e-8, 1e-4)
+    true = FittedCost(tuple(weight * unit for weight, unit in zip(weights, units, strict=True)))
+    plans = [draw_plan(rng) for _ in range(60)]
+    fitted = FittedCost.fit(RecordedStep(StepFeatures.of(plan), true.step_s(plan)) for plan in plans)
+    for plan in [draw_plan(rng) for _ in range(20)]:
+        assert fitted.step_s(plan) == pytest.approx(true.step_s(plan), rel=1e-3)
+
+
+@given(seed=st.integers(0, 1 << 32))
+def test_no_weight_is_negative_whatever_the_times_are(seed: int) -> None:
+    rng = random.Random(seed)
+    steps = [RecordedStep(StepFeatures.of(draw_plan(rng)), rng.uniform(1e-4, 1.0)) for _ in range(30)]
+    assert min(FittedCost.fit(steps).weights) >= 0.0
+
+
+def test_recorded_steps_are_read_as_they_were_written() -> None:
+    steps = [RecordedStep(StepFeatures.of(draw_plan(random.Random(seed))), 0.5 + seed) for seed in range(9)]
+    assert list(read_steps([step.as_json() for step in steps], "steps")) == steps
+
+
+@pytest.mark.parametrize(
+    "line", ["{}", "[]", "x", '{"is_step": 1}', RecordedStep(StepFeatures(1, 1, 1, 1, 1, -1), 1.0).as_json()]
+)
+def test_a_line_that_is_no_step_is_named(line: str) -> None:
+    good = RecordedStep(StepFeatures(1, 2, 1, 3, 3, 0), 0.1).as_json()
+    with pytest.raises(InvalidValueError, match="steps, line 2"):
+        list(read_steps([good, line], "steps"))
+
+
+def test_too_few_steps_make_no_model() -> None:
+    with pytest.raises(InvalidValueError, match="recorded steps is 1; allowed: 6 or more"):
+        FittedCost.fit([RecordedStep(StepFeatures(1, 2, 1, 3, 3, 0), 0.1)])
