@@ -95,6 +95,15 @@ def test_every_kind_of_load_runs(capsys: pytest.CaptureFixture[str], source: lis
     assert "output tokens a second" in table
 
 
+def test_figures_of_the_paper_stand_beside_what_was_published(capsys: pytest.CaptureFixture[str]) -> None:
+    text = run(capsys, "--paper", "memory", "--limit", "40")
+    assert text.startswith("KV memory that holds token states (seed 0)")
+    assert "38.2 %" in text
+    (figure,) = json.loads(run(capsys, "--paper", "memory", "--limit", "40", "--json", "-"))
+    assert figure["name"] == "memory"
+    assert len(figure["rows"]) == 6
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [

@@ -10,10 +10,10 @@ that the paper does not give (workload/lengths.py). Nothing is tuned; where a fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from quire.core.config import MemoryConfig, SchedulerConfig, require_int
+from quire.core.config import MemoryConfig, SchedulerConfig, require_int, require_one_of
 from quire.simulate.baselines.contiguous import ContiguousEngine
 from quire.simulate.baselines.published import contiguous_setup, vllm_setup
 from quire.simulate.cost.roofline import RooflineCost
@@ -32,6 +32,7 @@ KV_BYTES = 12 << 30
 LONGEST = 2048
 SATURATED = 10.0
 SYSTEMS = ("quire", "vllm", "orca_oracle", "orca_pow2", "orca_max", "static")
+FIGURES = ("memory", "batches", "latency", "sharing", "prefix", "blocks", "swap")
 SPREADS = (0.5, SPREAD, 1.0, 1.3)
 RATES = (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)
 NUM_SEQUENCES = (2, 4, 6)
@@ -60,15 +61,12 @@ class Paper:
         self._roofline = Roofline(hardware, shape, Numbers("float16"))
         self._seed = seed
         self._num_requests = num_requests
-        self.figures: dict[str, Callable[[], Figure]] = {
-            "memory": self.memory,
-            "batches": self.batches,
-            "latency": self.latency,
-            "sharing": self.sharing,
-            "prefix": self.prefix,
-            "blocks": self.blocks,
-            "swap": self.swap,
-        }
+
+    def figure(self, name: str) -> Figure:
+        """Make a figure by its name; takes seconds to a minute."""
+        require_one_of("figure", name, FIGURES)
+        made: Figure = getattr(self, name)()
+        return made
 
     def setup(self, *, block_size: int = 16, preemption: str = "recompute", host_share: float = 0.0) -> EngineSetup:
         """Return the product's engine in the paper's memory."""
@@ -82,10 +80,9 @@ class Paper:
         )
 
     def run(self, engine: SimulatedEngine, rate: float, prompts: DrawnPrompts) -> SimulationResult:
-        """Serve so many requests at a rate."""
-        requests = drawn_requests(
-            Arrivals(rate), prompts, duration_s=float("inf"), seed=self._seed, limit=self._num_requests
-        )
+        """Serve requests at a rate: as many as were said, in all their sequences."""
+        limit = -(-self._num_requests // prompts.num_sequences)
+        requests = drawn_requests(Arrivals(rate), prompts, duration_s=float("inf"), seed=self._seed, limit=limit)
         return Simulation([engine], OpenLoop(requests)).run()
 
     def _serve(self, system: str, rate: float, prompts: DrawnPrompts | None = None) -> SimulationResult:
