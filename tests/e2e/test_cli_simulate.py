@@ -74,6 +74,8 @@ def test_a_log_is_replayed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     path = str(tmp_path / "run.log")
     steps = run(capsys, *BRIEF, "--log", path).splitlines()[-1].split()
     assert run(capsys, "--replay", path) == f"{steps[1]} plans, each the same to the byte\n"
+    again = json.loads(run(capsys, "--trace", path, "--json", "-"))["results"]["quire"]
+    assert str(again["num_steps"]) == steps[1].replace(",", "")
 
 
 @pytest.mark.parametrize(

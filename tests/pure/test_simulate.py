@@ -33,6 +33,7 @@ from quire.simulate.workload.conversations import Conversations, Turns
 from quire.simulate.workload.drawn import DrawnPrompts, SharedPrefixes, drawn_requests
 from quire.simulate.workload.lengths import FixedLengths, UniformLengths
 from quire.simulate.workload.offered import OfferedRequest, OpenLoop, RequestSource
+from quire.simulate.workload.step_log import logged_requests
 
 FULL = KVCacheSpec(4, 1, 8, "float32", (KVGroup((0,)),))
 MIXED = KVCacheSpec(4, 1, 8, "float32", (KVGroup((0,)), KVGroup((1,), window=9)))
@@ -288,6 +289,18 @@ def test_the_log_of_a_run_gives_the_same_plans(seed: int) -> None:
         logs.append(log.getvalue())
     assert logs[0] == logs[1]
     assert replay(io.BytesIO(logs[0])) == result.num_steps
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 1 << 32))
+def test_a_log_offers_what_was_asked_in_order(seed: int) -> None:
+    rng = random.Random(seed)
+    requests, log = requests_for(rng), io.BytesIO()
+    engine = PagedEngine(setup_for(rng), log=log)
+    Simulation([engine], OpenLoop(requests)).run()
+    logged = list(logged_requests(io.BytesIO(log.getvalue())))
+    assert [replace(request, due_s=0.0) for request in logged] == [replace(request, due_s=0.0) for request in requests]
+    assert all(before.due_s <= after.due_s for before, after in itertools.pairwise(logged))
 
 
 def test_a_batch_of_the_engine_and_of_the_simulator_are_planned_alike() -> None:

@@ -57,7 +57,7 @@ def _add_machine(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_requests(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--trace", metavar="FILE", help="CSV or JSONL in the format of Azure or Mooncake; -: stdin")
+    group.add_argument("--trace", metavar="FILE", help="CSV or JSONL of Azure or Mooncake, or a step log; -: stdin")
     group.add_argument("--skip-malformed", action="store_true", help="leave out lines that are no requests, and count")
     group.add_argument("--speed", metavar="X", type=float, default=1.0, help="a trace so many times faster; default: 1")
     group.add_argument("--rate", metavar="R", type=float, default=1.0, help="requests a second; default: 1")

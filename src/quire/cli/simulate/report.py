@@ -101,7 +101,7 @@ ROWS: tuple[tuple[str, Callable[[SimulationResult], str]], ...] = (
     ("preemptions", lambda result: _count(result.num_preemptions)),
     ("tokens computed again", lambda result: _count(result.recomputed_tokens)),
     ("KV memory in use", _share(lambda replica: replica.mean_share("used_blocks"))),
-    ("… holding only the cache", _share(lambda replica: replica.mean_share("cached_blocks"))),
-    ("… of that in use, holding tokens", _share(lambda replica: replica.stored_share_of_used)),
+    ("KV memory holding only the cache", _share(lambda replica: replica.mean_share("cached_blocks"))),
+    ("of the memory in use, holding tokens", _share(lambda replica: replica.stored_share_of_used)),
     ("steps", lambda result: f"{result.num_steps:,}"),
 )
