@@ -18,6 +18,10 @@ FACTS = {
         "the same answers again, their prompts from the cache",
     ],
     "beam_search.py": ["   A …'A block table'", "   B …'A layer with'"],
+    "capacity_plan.py": [
+        "      int8      int8             373.4          2,194",
+        "narrower numbers bring up to 2.0 times the tokens, on the same card",
+    ],
     "eviction_policy.py": ["hit rate with LRU: 4%, with the most hit kept: 25%"],
     "many_callers.py": ["7 callers have read all, 1 has left, 0 blocks in use"],
     "openai_client.py": [

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.cli.model_shapes import find_settings
 from quire.compute.models import read_model
 from quire.compute.models.base import Part
-from quire.compute.models.hub import resolve_model
+from quire.compute.models.hub import resolve_model, resolve_settings
 from quire.compute.reference.operations import linear
 from quire.compute.weights.bfloat16 import narrowed, widened
 from quire.compute.weights.checkpoint import Checkpoint
@@ -297,6 +298,14 @@ def test_a_hub_id_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)  # type: ignore[arg-type]
     assert resolve_model("quire-no-such/model") == tmp_path
     assert [name for name, _ in hub.asked] == ["quire-no-such/model"]
+
+
+def test_for_a_plan_only_the_settings_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = FakeHub(tmp_path)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)  # type: ignore[arg-type]
+    assert find_settings("quire-no-such/model") == tmp_path
+    assert resolve_settings(str(tmp_path)) == tmp_path
+    assert hub.asked == [("quire-no-such/model", ["config.json", "generation_config.json"])]
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.cli.model_shapes import find_settings, find_shape, known_models, shape_of
-from quire.compute.models import read_model
+from quire.cli.model_shapes import describe, find_settings, find_shape, known_models, shape_of
 from quire.compute.weights.decoder_weights import weight_bytes
 from quire.core.errors import CheckpointError, InvalidConfigError
 from quire.simulate.hardware import Hardware, find_hardware, known_hardware, parse_hardware
@@ -24,7 +23,7 @@ CARD = Hardware("card", 1 << 30, 1e9, {"float32": 1e12})
 @pytest.mark.parametrize("name", [*known_models(), "guide"])
 @pytest.mark.parametrize(("dtype", "weights"), NUMBERS)
 def test_known_models_weigh_what_the_compute_plane_says(name: str, dtype: str, weights: str) -> None:
-    spec = read_model(find_settings(name)).spec
+    spec = describe(find_settings(name)).spec
     shape = find_shape(name)
     assert shape.weight_bytes(dtype, weights) == weight_bytes(spec, dtype, weights)
     assert shape.kv_cache_spec(16, dtype) == spec.kv_cache_spec(16, dtype)
@@ -140,7 +139,7 @@ def test_a_model_may_be_a_name_a_folder_or_its_settings(tmp_path) -> None:
 
 @pytest.mark.parametrize("name", SPECS)
 def test_every_family_weighs_what_the_compute_plane_says(name: str) -> None:
-    model = replace(read_model(find_settings("guide")), spec=SPECS[name])
+    model = replace(describe(find_settings("guide")), spec=SPECS[name])
     shape = shape_of(name, model)
     for dtype, weights in NUMBERS:
         assert shape.weight_bytes(dtype, weights) == weight_bytes(SPECS[name], dtype, weights)

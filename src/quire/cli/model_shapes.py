@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 
-from quire.compute.models import ModelDescription, read_model
+from quire.compute.models import ModelDescription, read_model, read_settings
 from quire.compute.models.base import DecoderSpec, Part, PartShape
-from quire.compute.models.hub import resolve_settings
+from quire.compute.models.hub import HUB_ID, resolve_settings
 from quire.compute.weights.decoder_weights import is_made_int8
+from quire.core.errors import CheckpointError
 from quire.engine.factory import GUIDE
 from quire.guide import GUIDE_FOLDER
 from quire.simulate.model_shape import ModelShape, WeightCount
@@ -36,8 +37,12 @@ def find_settings(model: str) -> Path:
         return GUIDE_FOLDER
     if model and path.exists():
         return path
-    kept = MODELS_FOLDER / f"{model.lower()}.json"
-    return kept if model.lower() in known_models() else resolve_settings(model)
+    if model.lower() in known_models():
+        return MODELS_FOLDER / f"{model.lower()}.json"
+    if HUB_ID.fullmatch(model) is None:
+        allowed = f"a folder or a config.json that is there, a hub id, or one of {GUIDE}, {', '.join(known_models())}"
+        raise CheckpointError(f"model {model}", "not there", allowed)
+    return resolve_settings(model)
 
 
 def find_shape(model: str) -> ModelShape:
@@ -46,7 +51,12 @@ def find_shape(model: str) -> ModelShape:
     >>> find_shape("llama-3.1-8b").num_parameters
     8030261248
     """
-    return shape_of(model, read_model(find_settings(model)))
+    return shape_of(model, describe(find_settings(model)))
+
+
+def describe(settings: Path, max_length: int | None = None) -> ModelDescription:
+    """Return what stands in the settings of a model, a folder or a file; `max_length` as of `read_model`."""
+    return read_settings(settings, max_length) if settings.is_file() else read_model(settings, max_length)
 
 
 def shape_of(name: str, model: ModelDescription, kv_head_dim: int = 0) -> ModelShape:

@@ -1,7 +1,8 @@
 """Capacity: how many requests a pool of blocks holds at once, and how much of it holds tokens.
 
     grown      all requests at their full length: what can never fail
-    on average requests at every stage of their lives, long ones for longer: what a busy server has
+    on average requests at every stage of their lives, long ones for longer: what a busy server has, whose admission
+               keeps a block free for each that runs, and some headroom
 
 Blocks that sequences share are not counted: a common system prompt makes it more. What a reservation of the longest
 possible sequence would hold in the same memory stands beside.
@@ -9,6 +10,7 @@ possible sequence would hold in the same memory stands beside.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 from quire.core.kv_spec import KVCacheSpec
@@ -17,6 +19,9 @@ from quire.simulate.model_shape import num_pairs
 
 LONGEST_CHUNK = 2
 """Tokens that a step may add to a sequence's window, with one step under way."""
+
+HEADROOM = 0.02
+"""The share of the blocks that admission keeps free, where the scheduler is told nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,7 @@ class Occupancy:
     >>> occupancy = Occupancy.of(spec, RequestLengths(((90, 20), (400, 100))))
     >>> held = occupancy.in_pool(1000, reserved_tokens=2048)
     >>> held.p50, held.longest, held.reserved, round(held.average, 1), round(held.waste, 3)
-    (142, 31, 7, 40.0, 0.019)
+    (142, 31, 7, 37.7, 0.019)
     """
 
     spec: KVCacheSpec
@@ -64,6 +69,10 @@ class Occupancy:
         waste = 1 - tokens / (blocks * spec.block_size / len(spec.groups))
         return cls(spec, grown(0.5), grown(0.95), grown(1.0), blocks, waste)
 
+    def blocks_for_one(self) -> int:
+        """Return the fewest blocks that hold one request on average, with what admission keeps free."""
+        return math.ceil((self.average + len(self.spec.groups)) / (1 - HEADROOM))
+
     def in_pool(self, num_blocks: int, reserved_tokens: int) -> Concurrency:
         """Return how many requests so many blocks hold; `reserved_tokens`: the longest possible sequence."""
         stored = max(1, reserved_tokens - 1)  # of the last token nothing is stored
@@ -72,7 +81,7 @@ class Occupancy:
             p50=num_blocks // self.p50,
             p95=num_blocks // self.p95,
             longest=num_blocks // self.longest,
-            average=num_blocks / self.average,
+            average=(1 - HEADROOM) * num_blocks / (self.average + len(self.spec.groups)),
             reserved=num_blocks // reserved,
             waste=self.waste,
         )

@@ -2,20 +2,22 @@
 
     512          every one of them so long
     512±200      mean and standard deviation; 512+-200 is the same
-    400/1500     median and 95th percentile
+    400/4K       median and 95th percentile; k means 1000 and K means 1024
 
 Lengths of real traffic are skewed: a few are many times the median. Two figures are taken for those of a lognormal
 distribution, whose prompts and outputs are independent of each other. The pairs are points that cover it evenly, not
-draws: the same words always give the same plan, and there is no seed.
+draws: the same words always give the same plan, and there is no seed. Better than any distribution is a trace.
 """
 
 from __future__ import annotations
 
 import math
+import random
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from types import MappingProxyType
 from typing import Final
 
 from quire.core.errors import InvalidConfigError
@@ -23,17 +25,19 @@ from quire.core.errors import InvalidConfigError
 NUM_POINTS: Final = 1000
 GOLDEN: Final = (math.sqrt(5) - 1) / 2
 NORMAL: Final = NormalDist()
-SPREAD: Final = re.compile(r"\s*(\d+)\s*(?:(±|\+-|/)\s*(\d+)\s*)?", re.ASCII)
+SPREAD: Final = re.compile(r"\s*(\d+)([kK]?)\s*(?:(±|\+-|/)\s*(\d+)([kK]?)\s*)?", re.ASCII)
+UNITS: Final = MappingProxyType({"": 1, "k": 1000, "K": 1024})
 MAX_TOKENS: Final = 1 << 30
-ALLOWED: Final = "tokens such as 512, a mean and a deviation (512±200) or a median and a 95th percentile (400/1500)"
+MAX_SAMPLE: Final = 10_000
+ALLOWED: Final = "tokens such as 512 or 4K, mean and deviation (512+-200), or median and 95th percentile (400/1500)"
 
 
 @dataclass(frozen=True, slots=True)
 class Length:
     """The length of prompts, or of outputs: lognormal, with `location` and `scale` of the logarithm.
 
-    >>> Length.parse("512").quantile(0.9), Length.parse("400/1500").quantile(0.5), Length.parse("100±50").quantile(0.5)
-    (512, 400, 89)
+    >>> Length.parse("4K").quantile(0.9), Length.parse("400/1k").quantile(0.95), Length.parse("100±50").quantile(0.5)
+    (4096, 1000, 89)
     """
 
     text: str
@@ -44,9 +48,11 @@ class Length:
     def parse(cls, text: str, field: str = "tokens") -> Length:
         """Return the length of a text; raises `InvalidConfigError` that names the field."""
         match = SPREAD.fullmatch(text)
-        if match is None or len(text) > 40 or not 0 < int(match[1]) <= MAX_TOKENS:
+        if match is None or len(text) > 40:
             raise InvalidConfigError(field, text, ALLOWED)
-        first, sign, second = int(match[1]), match[2], int(match[3] or 0)
+        first, sign, second = int(match[1]) * UNITS[match[2]], match[3], int(match[4] or 0) * UNITS[match[5] or ""]
+        if not 0 < first <= MAX_TOKENS:
+            raise InvalidConfigError(field, text, f"tokens from 1 to {MAX_TOKENS}")
         if sign == "/":
             if not first <= second <= MAX_TOKENS:
                 raise InvalidConfigError(field, text, f"a 95th percentile that is at least the median, {first}")
@@ -114,6 +120,29 @@ class RequestLengths:
     def prompt(self, share: float) -> int:
         """Return the tokens that the prompts of so large a share of all stay within."""
         return sorted(prompt for prompt, _ in self.pairs)[_place(share, len(self.pairs))]
+
+
+def sample_pairs(pairs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return all pairs, or of many a fair sample, always the same one, with the longest in it. Memory is bounded.
+
+    >>> sample_pairs([(1, 2), (3, 4)])
+    [(1, 2), (3, 4)]
+    >>> sample = sample_pairs((length, 1) for length in range(1, 30_001))
+    >>> len(sample), max(sample), 14_500 < sorted(sample)[5000][0] < 15_500
+    (10000, (30000, 1), True)
+    """
+    rng = random.Random("lengths")
+    kept: list[tuple[int, int]] = []
+    longest = (0, 0)
+    for index, pair in enumerate(pairs):
+        longest = max(longest, pair, key=sum)
+        if index < MAX_SAMPLE:
+            kept.append(pair)
+        elif (place := rng.randrange(index + 1)) < MAX_SAMPLE:
+            kept[place] = pair
+    if kept and longest not in kept:
+        kept[0] = longest
+    return kept
 
 
 def _cut(pair: tuple[int, int], longest: int) -> tuple[int, int]:

@@ -104,7 +104,7 @@ def _best_block_size(pool_of: PoolOf, lengths: RequestLengths, choices: Choices)
     for size in choices.block_sizes:
         pool = pool_of(size, min(choices.sequences), max(min(choices.budgets), min(choices.sequences)))
         if pool is not None:
-            held[size] = pool.num_blocks / Occupancy.of(pool.spec, lengths).average
+            held[size] = Occupancy.of(pool.spec, lengths).in_pool(pool.num_blocks, pool.max_model_len).average
     most = max(held.values(), default=0.0)
     return max((size for size, average in held.items() if average >= NEARLY * most), default=choices.block_sizes[0])
 

@@ -121,7 +121,7 @@ class LatencyBench:
         self._options = options
         self._tell = tell
         self._limits = MachineLimits(engine.blueprint.backend.num_threads, options.read_size)
-        self._costs: ModelCosts | None = model_costs(engine.blueprint.model.spec, engine.blueprint.backend)
+        self._costs: ModelCosts | None = model_costs(engine.blueprint.model, engine.blueprint.backend)
         self._random = random.Random(0)
         self._has_goals = self._costs is not None and self._costs.step_bytes >= LARGE_MODEL_BYTES
 

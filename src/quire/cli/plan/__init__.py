@@ -10,19 +10,23 @@ import argparse
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from quire.cli.engine_options import add_engine_options, engine_config, engine_settings
-from quire.cli.options import DEFAULT
+from quire.cli.options import DEFAULT, Setting
+from quire.cli.terminal import detect
+from quire.cli.text import line
 from quire.core.byte_sizes import parse_bytes
 from quire.core.errors import InvalidConfigError
 from quire.core.granted import usable_cores
 from quire.simulate.estimate import Objective
 from quire.simulate.hardware import Hardware, find_hardware, known_hardware
-from quire.simulate.lengths import Length, RequestLengths
+from quire.simulate.lengths import Length, RequestLengths, sample_pairs
 from quire.simulate.planner import Choices
+from quire.simulate.workload.trace import REFUSE, SKIP, Trace
 
 if TYPE_CHECKING:
     from quire.cli.plan.report import PlanReport
@@ -54,13 +58,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help=f"machines, side by side: here (measured; default), a YAML file, {', '.join(known_hardware())}",
     )
     group.add_argument(
+        "--trace", metavar="FILE", help="lengths of requests: a CSV or JSONL file in the format of Azure or Mooncake"
+    )
+    group.add_argument(
+        "--skip-malformed",
+        action="store_true",
+        help="leave out lines of the trace that are no requests; they are counted",
+    )
+    group.add_argument(
         "--prompt-tokens",
         metavar="N",
-        default="512",
-        help="tokens of prompts: 512, a mean and a deviation (512±200), or a median and a 95th percentile (400/1500); "
+        help="tokens of prompts: 512 or 4K, mean and deviation (512+-200), or median and 95th percentile (400/4K); "
         "default: 512",
     )
-    group.add_argument("--output-tokens", metavar="N", default="128", help="tokens of outputs, likewise; default: 128")
+    group.add_argument("--output-tokens", metavar="N", help="tokens of outputs, likewise; default: 128")
     group.add_argument(
         "--slo", metavar="TIMES", help="what is promised, as ttft=500ms,tpot=50ms: first tokens (p95), between tokens"
     )
@@ -75,7 +86,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(report.as_json(), indent=2))
     else:
-        print(report)
+        terminal = detect(sys.stdout, os.environ)
+        for text in str(report).splitlines():
+            print(terminal.render(line(text if terminal.unicode else text.replace("±", "+-"))))
     return 0
 
 
@@ -88,17 +101,30 @@ def make_report(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Pl
 
     config = engine_config(arguments, environ)
     objective = parse_objective(arguments.slo or "")
-    prompt = Length.parse(arguments.prompt_tokens, "prompt-tokens")
-    output = Length.parse(arguments.output_tokens, "output-tokens")
     memory = None if arguments.memory is None else parse_bytes(arguments.memory, "memory")
     sizer = EngineSizer(config, find_settings(config.model))
-    lengths = RequestLengths.of_lengths(prompt, output, config.max_model_len or sizer.model.spec.context_length)
+    requests, lengths = _requests(arguments, config.max_model_len or sizer.model.spec.context_length)
     planner = Planner(sizer, lengths, _choices(arguments, environ, config), objective)
     machines = [_hardware(name, config) for name in dict.fromkeys(arguments.hardware)]
-    studies = tuple(planner.study(machine, memory or machine.memory_bytes) for machine in machines)
+    studies = tuple(planner.study(machine, machine.memory_bytes if memory is None else memory) for machine in machines)
     _require_one(studies, arguments.slo)
-    requests = f"prompts of {prompt.text} tokens, outputs of {output.text}"
-    return PlanReport(sizer, requests, lengths, studies)
+    return PlanReport(sizer, _given_flags(engine_settings(arguments, environ)), requests, lengths, studies)
+
+
+def _requests(arguments: argparse.Namespace, longest: int) -> tuple[str, RequestLengths]:
+    """Return in words which requests are planned for, and how long they are."""
+    if arguments.trace is None:
+        prompt = Length.parse(arguments.prompt_tokens or "512", "prompt-tokens")
+        output = Length.parse(arguments.output_tokens or "128", "output-tokens")
+        text = f"prompts of {prompt.text} tokens, outputs of {output.text}"
+        return text, RequestLengths.of_lengths(prompt, output, longest)
+    if arguments.prompt_tokens is not None or arguments.output_tokens is not None:
+        raise InvalidConfigError("trace", arguments.trace, "lengths from a trace or from figures, not from both")
+    with open(arguments.trace, encoding="utf-8", errors="replace") as file:
+        trace = Trace(file, name=arguments.trace, malformed=SKIP if arguments.skip_malformed else REFUSE)
+        pairs = sample_pairs((len(request.prompt), request.num_output_tokens) for request in trace)
+    skipped = f", {trace.num_skipped:,} lines skipped" if trace.num_skipped else ""
+    return f"{trace.num_read:,} of {arguments.trace}{skipped}", RequestLengths.of_pairs(pairs, longest)
 
 
 def parse_objective(text: str) -> Objective:
@@ -134,6 +160,20 @@ def _choices(arguments: argparse.Namespace, environ: Mapping[str, str], config: 
     return Choices(**fixed)
 
 
+def _given_flags(settings: Mapping[str, Setting]) -> str:
+    """Return the flags of what somebody has set, but the model and what is recommended anew."""
+    flags = []
+    for name, setting in settings.items():
+        if setting.origin == DEFAULT or name in (*FIXED, "model", "kv_memory"):
+            continue
+        flag, value = setting.option.flag, setting.value
+        if isinstance(value, bool):
+            flags.append(flag if value else flag.replace("--", "--no-", 1))
+        else:
+            flags.append(f"{flag} {shlex.quote(str(value).lower() if value is None else str(value))}")
+    return " ".join(flags)
+
+
 def _require_one(studies: tuple[Study, ...], slo: str | None) -> None:
     """Raise unless some machine serves the model as is asked; names what comes nearest."""
     from quire.cli.plan.report import nearest_text
@@ -145,7 +185,5 @@ def _require_one(studies: tuple[Study, ...], slo: str | None) -> None:
         raise max(zip(studies, problems, strict=True), key=lambda pair: pair[0].memory_bytes)[1]
     objective = parse_objective(slo or "")
     missed = [(study.hardware.name, study.nearest) for study in studies if study.nearest is not None]
-    if not missed:
-        return  # a request of average length does not fit: the table says how long one may be
     name, nearest = min(missed, key=lambda pair: objective.excess(pair[1].ttft_p95_s, pair[1].tpot_s))
     raise InvalidConfigError("slo", slo, f"{nearest_text(nearest)} on {name}, which comes nearest, or longer times")

@@ -22,9 +22,10 @@ Row = tuple[str, Sequence[str]]
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """Studies of one model and one kind of requests. `requests` says in words which."""
+    """Studies of one model and one kind of requests, which `requests` says in words. `given`: flags that were set."""
 
     sizer: EngineSizer
+    given: str
     requests: str
     lengths: RequestLengths
     studies: tuple[Study, ...]
@@ -32,7 +33,8 @@ class PlanReport:
     def __str__(self) -> str:
         """Return the whole text."""
         blocks = [self._facts(), _table(self._rows())]
-        blocks.extend(_advice(self.sizer.config.model, study) for study in self.studies)
+        command = f"quire serve {shlex.quote(self.sizer.config.model)} {self.given}".rstrip()
+        blocks.extend(_advice(command, study) for study in self.studies)
         return "\n\n".join(block for block in blocks if block)
 
     def _facts(self) -> str:
@@ -90,11 +92,11 @@ class PlanReport:
         streams = [study.stream_tokens_per_s for study in self.studies]
         prompts = [study.prompt_s for study in self.studies]
         return [
-            ("one stream, tok/s at most", [NOTHING if rate is None else f"{rate:,.1f}" for rate in streams]),
+            ("one stream, tok/s at most", [NOTHING if rate is None else _rate(rate) for rate in streams]),
             ("its first token, ms at least", [NOTHING if each is None else _ms(each) for each in prompts]),
             speed("busy: decodes side by side", lambda each: f"{each.num_decodes:,.0f}"),
-            speed("  tok/s at most", lambda each: f"{each.tokens_per_s:,.0f}"),
-            speed("  requests/s at most", lambda each: f"{each.requests_per_s:,.2f}"),
+            speed("  tok/s at most", lambda each: _rate(each.tokens_per_s)),
+            speed("  requests/s at most", lambda each: _rate(each.requests_per_s)),
             speed("  between tokens, ms at least", lambda each: _ms(each.tpot_s)),
             speed("  first token, p50, ms at least", lambda each: _ms(each.ttft_s)),
             speed("  first token, p95, ms at least", lambda each: _ms(each.ttft_p95_s)),
@@ -128,20 +130,19 @@ def _table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def _advice(model: str, study: Study) -> str:
+def _advice(command: str, study: Study) -> str:
     """Return what is best on a machine, or why nothing is."""
     name = study.hardware.name
     if study.problem is not None:
         return f"{name}: {study.problem}"
     if study.best is None:
-        if study.nearest is None:
-            return f"{name}: no settings hold a whole request of average length"
-        return f"{name}: no settings keep the objective; the nearest: {nearest_text(study.nearest)}"
+        nearest = "" if study.nearest is None else f"; the nearest: {nearest_text(study.nearest)}"
+        return f"{name}: no settings keep the objective{nearest}"
     estimate = study.best.estimate
     return (
-        f"best on {name}: up to {estimate.tokens_per_s:,.0f} tok/s of {estimate.num_sequences} requests, "
-        f"{_ms(estimate.tpot_s)} ms between tokens, first token of the p95 after {_ms(estimate.ttft_p95_s)} ms\n"
-        f"  quire serve {shlex.quote(model)} {flags_of(study.best)}"
+        f"best on {name}: up to {_rate(estimate.tokens_per_s)} tok/s of {estimate.num_sequences} at once; "
+        f"{_ms(estimate.tpot_s)} ms between tokens, first token (p95) {_ms(estimate.ttft_p95_s)} ms\n"
+        f"  {command} {flags_of(study.best)}"
     )
 
 
@@ -169,6 +170,10 @@ def _narrow(study: Study, dtype: str) -> str:
         if narrow.dtype == dtype:
             return f"{narrow.average:,.1f}"
     return NOTHING
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.1f}" if per_s >= 10 else f"{per_s:.2g}"
 
 
 def _ms(seconds: float) -> str:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from quire.compute.models import ModelDescription, read_model
+from quire.cli.model_shapes import describe
+from quire.compute.models import ModelDescription
 from quire.core.byte_sizes import format_bytes
 from quire.core.config import EngineConfig
 from quire.core.errors import InvalidConfigError
@@ -37,12 +38,21 @@ class SizedEngine:
         return Pool(self.backend.kv_spec, self.plan.num_blocks, self.plan.max_model_len)
 
 
+class TooSmallError(InvalidConfigError):
+    """A memory holds no engine of the settings; `needed_bytes` would, and `why` says what takes them."""
+
+    def __init__(self, memory_bytes: int, needed_bytes: int, why: str) -> None:
+        super().__init__("memory", format_bytes(memory_bytes), f"{whole_mebibytes(needed_bytes)} or more{why}")
+        self.needed_bytes = needed_bytes
+        self.why = why
+
+
 class EngineSizer:
     """Sizes engines of one model for memories that are said. Reads settings when it is made, and no weights."""
 
     def __init__(self, config: EngineConfig, settings: Path) -> None:
         self.config = config
-        self.model: ModelDescription = read_model(settings, config.max_model_len)
+        self.model: ModelDescription = describe(settings, config.max_model_len)
         self._settings = settings
         self._sized: dict[tuple[EngineConfig, int], SizedEngine] = {}
 
@@ -73,12 +83,12 @@ class EngineSizer:
         needed = needs.weight_bytes + needs.activation_bytes + kv_bytes
         if memory >= needed:
             return
-        allowed = f"{whole_mebibytes(needed)} or more: weights take {format_bytes(needs.weight_bytes)}, activations "
-        allowed += f"{format_bytes(needs.activation_bytes)}, a sequence of {length:,} tokens {format_bytes(kv_bytes)}"
+        why = f": weights take {format_bytes(needs.weight_bytes)}, activations {format_bytes(needs.activation_bytes)}, "
+        why += f"a sequence of {length:,} tokens {format_bytes(kv_bytes)}"
         count = _num_machines(needs.weight_bytes + kv_bytes, memory - needs.activation_bytes)
         if count is not None:
-            allowed += f"; cut into {count} parts it would fit on {count} such machines, which quire does not do"
-        raise InvalidConfigError("memory", format_bytes(memory), allowed)
+            why += f"; cut into {count} parts it would fit on {count} such machines, which quire does not do"
+        raise TooSmallError(memory, needed, why)
 
 
 def whole_mebibytes(size: int) -> str:

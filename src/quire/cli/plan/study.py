@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from quire.cli.model_shapes import shape_of
-from quire.cli.plan.sizing import EngineSizer, SizedEngine
+from quire.cli.plan.sizing import EngineSizer, SizedEngine, TooSmallError, whole_mebibytes
+from quire.core.byte_sizes import format_bytes
 from quire.core.config import EngineConfig
 from quire.core.errors import InvalidConfigError
 from quire.core.kv_spec import KVCacheSpec
@@ -17,6 +18,7 @@ from quire.simulate.planner import Choices, Pool, Recommendation, UnreachableErr
 from quire.simulate.roofline import Numbers, Roofline
 
 NARROW_KV = ("int8", "fp8")
+UNLIMITED_BYTES = 1 << 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +34,7 @@ class NarrowKV:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A machine, the engine on it, and what it serves. `problem`: why there is none; the rest is None then.
+    """A machine, the engine on it, and what it serves. `problem`: why it serves nothing; the rest may be None then.
 
     `best` are the settings that keep the objective; where there are none, `nearest` is what comes closest.
     """
@@ -64,6 +66,9 @@ class Planner:
         config = self._sizer.config
         try:
             engine = self._sizer.size(config, memory_bytes)
+        except TooSmallError as error:
+            needed = max(error.needed_bytes, sum(self._least_parts()))
+            return Study(hardware, memory_bytes, problem=TooSmallError(memory_bytes, needed, error.why))
         except InvalidConfigError as error:
             return Study(hardware, memory_bytes, problem=error)
         spec, plan = engine.backend.kv_spec, engine.plan
@@ -100,7 +105,37 @@ class Planner:
             best = recommend(pool_of, estimator, self._lengths, self._choices, self._objective)
             return replace(study, best=best)
         except UnreachableError as error:
-            return replace(study, nearest=error.nearest)
+            if error.nearest is not None:
+                return replace(study, nearest=error.nearest)
+            return replace(study, problem=self._too_long(study.memory_bytes))
+
+    def _too_long(self, memory_bytes: int) -> InvalidConfigError:
+        """Return the error for requests that are longer than any pool of the settings."""
+        why = " for requests as long as these"
+        fixed = self._sizer.config.kv_memory
+        if fixed is None:
+            return TooSmallError(memory_bytes, sum(self._least_parts()), why)
+        return InvalidConfigError(
+            "kv_memory", format_bytes(int(fixed)), f"{whole_mebibytes(self._least_parts()[0])} or more{why}"
+        )
+
+    def _least_parts(self) -> tuple[int, int]:
+        """Return the bytes of KV memory that hold one request of these lengths, on average, and those beside it.
+
+        They are of the settings that take least.
+        """
+        choices = self._choices
+        sequences = min(choices.sequences)
+        least = replace(
+            self._sizer.config,
+            block_size=min(choices.block_sizes),
+            max_num_seqs=sequences,
+            max_num_batched_tokens=max(min(choices.budgets), sequences),
+        )
+        engine = self._sizer.size(least, UNLIMITED_BYTES)
+        parts = dict(engine.plan.parts)
+        needed = Occupancy.of(engine.backend.kv_spec, self._lengths).blocks_for_one() * engine.plan.bytes_per_block
+        return needed, parts["weights"] + parts["activations"] + parts["swap"]
 
     def _estimator(self, hardware: Hardware, engine: SizedEngine) -> Estimator:
         backend = engine.backend
@@ -116,8 +151,8 @@ class Planner:
             narrow, is_served = self._narrow_spec(engine, dtype, memory_bytes)
             if narrow.bytes_per_token < spec.bytes_per_token:
                 num_blocks = kv_bytes // narrow.bytes_per_block
-                average = num_blocks / Occupancy.of(narrow, self._lengths).average
-                found.append(NarrowKV(dtype, narrow.bytes_per_token, num_blocks, average, is_served))
+                held = Occupancy.of(narrow, self._lengths).in_pool(num_blocks, engine.plan.max_model_len)
+                found.append(NarrowKV(dtype, narrow.bytes_per_token, num_blocks, held.average, is_served))
         return found
 
     def _narrow_spec(self, engine: SizedEngine, dtype: str, memory_bytes: int) -> tuple[KVCacheSpec, bool]:

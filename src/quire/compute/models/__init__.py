@@ -57,15 +57,20 @@ class ModelDescription:
 
 
 def read_model(folder: Path, max_length: int | None = None) -> ModelDescription:
-    """Read the settings of a model folder; touches no weights. The path of a config.json alone will do.
+    """Read the settings of a model folder; touches no weights.
 
     `max_length` is the longest text that will be run, where the caller limits or stretches it: rope
     scalings that depend on the current length are frozen for it.
     """
-    config = ConfigFile.read(_config_file(folder))
+    return read_settings(_config_file(folder), max_length)
+
+
+def read_settings(config_file: Path, max_length: int | None = None) -> ModelDescription:
+    """Read settings by themselves: a config.json, whatever its name, and what stands beside it for generation."""
+    config = ConfigFile.read(config_file)
     architecture = _architecture(config)
     spec: DecoderSpec = import_module(FAMILIES[architecture]).decoder_spec(config, max_length)
-    path = folder / GENERATION_CONFIG_FILE
+    path = config_file.parent / GENERATION_CONFIG_FILE
     generation = ConfigFile.read(path) if path.is_file() else ConfigFile(str(path), {})
     dtype = _dtype(config)
     return ModelDescription(
@@ -79,8 +84,6 @@ def read_model(folder: Path, max_length: int | None = None) -> ModelDescription:
 
 
 def _config_file(folder: Path) -> Path:
-    if folder.suffix == ".json" and folder.is_file():
-        return folder
     if not folder.is_dir():
         found = "a file" if folder.exists() else "not there"
         raise CheckpointError(f"model folder {folder}", found, f"a folder with {CONFIG_FILE} and weights in it")

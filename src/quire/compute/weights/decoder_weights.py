@@ -82,12 +82,16 @@ def _quantized(part: PartWeights) -> PartWeights:
 
 
 def weight_bytes(spec: DecoderSpec, dtype: str = "float32", weights: str = "auto") -> int:
-    """Return how many bytes the weights of a model take in memory; O(number of parts).
+    """Return how many bytes the weights of a model take in memory; O(parts), each expert's counted once.
 
     A checkpoint that holds `dtype` is mapped: these bytes are then pages of its files.
     """
     _check_numbers(dtype, weights)
-    return sum(place.num_bytes(dtype, weights) for place in _places(spec))
+    num_bytes = sum(place.num_bytes(dtype, weights) for place in _shared_places(spec))
+    for layer in range(len(spec.layers)):
+        if count := _num_experts(spec, layer):
+            num_bytes += count * sum(place.num_bytes(dtype, weights) for place in _expert_places(spec, layer, 0))
+    return num_bytes
 
 
 def is_made_int8(spec: DecoderSpec, part: Part) -> bool:
@@ -150,14 +154,25 @@ class _Place:
 
 def _places(spec: DecoderSpec) -> Iterator[_Place]:
     """Yield every part of the model."""
+    yield from _shared_places(spec)
+    for layer in range(len(spec.layers)):
+        for expert in range(_num_experts(spec, layer)):
+            yield from _expert_places(spec, layer, expert)
+
+
+def _shared_places(spec: DecoderSpec) -> Iterator[_Place]:
+    """Yield the parts that no expert has."""
     for part, shape in spec.model_parts().items():
         yield _Place.of(spec, part, shape)
     for index, layer in enumerate(spec.layers):
         for part, shape in spec.layer_parts(layer).items():
             yield _Place.of(spec, part, shape, index)
-        for expert in range(_num_experts(spec, index)):
-            for part, shape in spec.expert_parts().items():
-                yield _Place.of(spec, part, shape, index, expert)
+
+
+def _expert_places(spec: DecoderSpec, layer: int, expert: int) -> Iterator[_Place]:
+    """Yield the parts of one expert."""
+    for part, shape in spec.expert_parts().items():
+        yield _Place.of(spec, part, shape, layer, expert)
 
 
 def _num_experts(spec: DecoderSpec, layer: int) -> int:
