@@ -41,6 +41,10 @@ FACTS = {
         "sharing:         35 blocks at the most, 176 prompt tokens computed, 1488 taken from the cache (89%)",
         "the answers are the same, to the token",
     ],
+    "simulated_traffic.py": [
+        "round_robin      678 turns, 48% of their prompts from a cache",
+        "prefix_affinity  678 turns, 86% of their prompts from a cache",
+    ],
     "shared_chat.py": ["Ada: What is a block table?   (46 tokens, 0 of them from the cache)"],
 }
 
