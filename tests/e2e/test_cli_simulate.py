@@ -119,6 +119,7 @@ def test_figures_of_the_paper_stand_beside_what_was_published(capsys: pytest.Cap
         (["--replicas", "0"], "replicas is 0"),
         (["--prompt-tokens", "many"], "prompt-tokens is 'many'"),
         (["--log", "x", "--replicas", "2"], "log is 'x'"),
+        (["--trace", "/dev/null"], "trace is '/dev/null'; allowed: a file with one request or more"),
         (["--trace", "-", "--what-if", "replicas=1,2"], "trace is '-'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

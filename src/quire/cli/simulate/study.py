@@ -111,7 +111,10 @@ class Study:
             make = self._engine_maker(variant, sized)
             engines = [make(log) for _ in range(variant.num_replicas)]
             source = self._source(sized.plan.max_model_len, files)
-            return Simulation(engines, source, router=router).run()
+            result = Simulation(engines, source, router=router).run()
+        if self._arguments.trace is not None and not result.num_requests:
+            raise InvalidConfigError("trace", self._arguments.trace, "a file with one request or more")
+        return result
 
     def _size(self, config: EngineConfig) -> SizedEngine:
         return self._sizer.size(config, self._memory_bytes)
