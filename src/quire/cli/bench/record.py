@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
             yield describe_fit(cost, steps)
             for load in LOADS:
                 tell(f"foretelling a load of {load:.0%}")
-                yield foretell(engine, replace(setup, cost=cost), load, options.duration, options.load_seed + 1)
+                yield foretell(engine, setup, cost, load, options.duration, options.load_seed + 1)
 
     return run_page(options, "Recorded steps", measure)
 
@@ -88,8 +88,11 @@ def describe_fit(cost: FittedCost, steps: Sequence[RecordedStep]) -> Section:
     return Section("What a step takes", text, ("part", "fitted"), rows, samples)
 
 
-def foretell(engine: MeasuredEngine, setup: EngineSetup, load: float, duration_s: float, seed: int) -> Section:
+def foretell(
+    engine: MeasuredEngine, setup: EngineSetup, cost: FittedCost, load: float, duration_s: float, seed: int
+) -> Section:
     """Serve requests that nothing was fitted to, for real and simulated, and compare what users notice."""
+    setup = replace(setup, cost=cost)
     longest = setup.scheduler.max_model_len
     prompts = DrawnPrompts(LognormalLengths("", longest / 12, longest / 16), longest)
     rate = load * _most_served(setup, prompts, seed)
@@ -97,9 +100,12 @@ def foretell(engine: MeasuredEngine, setup: EngineSetup, load: float, duration_s
     def source() -> OpenLoop:
         return OpenLoop(drawn_requests(Arrivals(rate), prompts, duration_s=duration_s, seed=seed))
 
-    measured = Simulation([RealEngine(engine)], source()).run()
+    real = RealEngine(engine)
+    measured = Simulation([real], source()).run()
     simulated = Simulation([PagedEngine(setup)], source()).run()
-    rows, errors = [], {}
+    known_s, fitted_s = (sum(each) for each in zip(*_step_times(real.steps, cost), strict=True))
+    rows = [("seconds of the real one's steps", _show(known_s), _show(fitted_s), f"{fitted_s / known_s - 1:+.1%}")]
+    errors = {}
     for (name, ours), theirs in zip(_figures(measured), dict(_figures(simulated)).values(), strict=True):
         errors[name] = theirs / ours - 1 if ours else 0.0
         rows.append((name, _show(ours), _show(theirs), f"{errors[name]:+.1%}"))
@@ -111,9 +117,19 @@ def foretell(engine: MeasuredEngine, setup: EngineSetup, load: float, duration_s
         Goal(f"throughput foretold, {load:.0%}", abs(errors[BUSY]), THROUGHPUT_ERROR),
         Goal(f"p95 of first tokens foretold, {load:.0%}", abs(errors["first token, p95"]), TTFT_ERROR),
     ]
-    samples: dict[str, object] = {"measured": measured.as_json(), "simulated": simulated.as_json()}
+    samples: dict[str, object] = {
+        "steps_s": [known_s, fitted_s],
+        "measured": measured.as_json(),
+        "simulated": simulated.as_json(),
+    }
     header = ("what", "measured", "simulated", "error")
     return Section(f"Foretold at {load:.0%}", text, header, rows, samples, goals)
+
+
+def _step_times(steps: Sequence[RecordedStep], cost: FittedCost) -> Iterator[tuple[float, float]]:
+    """Yield the seconds of each step, as measured and as the fit has them: the cost alone, without what queues make."""
+    for step in steps:
+        yield step.seconds, cost.seconds_of(step.features)
 
 
 def _most_served(setup: EngineSetup, prompts: DrawnPrompts, seed: int) -> float:
