@@ -29,6 +29,7 @@ from quire.compute.weights.decoder_weights import weight_bytes
 from quire.core.config import EngineConfig
 from quire.core.errors import CheckpointError, ExecutionError
 from quire.engine.factory import plan_engine
+from quire.simulate.cost.fitted import FittedCost, read_steps
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SMALL = ["--kv-memory", "8MiB", "--num-threads", "1"]
@@ -311,6 +312,20 @@ def test_shuffled_and_contiguous_memory_are_the_same_bytes() -> None:
         assert np.shares_memory(keys, whole_keys)
         assert np.shares_memory(values, whole_values)
         assert (keys.shape, whole_keys.shape) == ((9, 16, 2, 32), (3, 48, 2, 32))
+
+
+def test_recorded_steps_are_fitted_and_foretell_other_traffic(tmp_path: Path) -> None:
+    steps = tmp_path / "steps.jsonl"
+    samples = bench("record", "guide", "--duration", "0.4", "--steps", steps, *SMALL, folder=tmp_path)
+    weights = samples["What a step takes"]["weights"]
+    assert len(weights) == 6 and min(weights) >= 0 < max(weights)
+    recorded = list(read_steps(steps.read_text(encoding="utf-8").splitlines(), "steps"))
+    assert len(recorded) == len(samples["What a step takes"]["errors"])
+    assert FittedCost.fit(recorded).weights == pytest.approx(weights, abs=1e-9)
+    for load in ("40%", "70%"):
+        measured, simulated = (samples[f"Foretold at {load}"][side] for side in ("measured", "simulated"))
+        for name in ("num_requests", "output_tokens", "prompt_tokens"):
+            assert measured[name] == simulated[name]
 
 
 def test_sharing_writes_its_part_of_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

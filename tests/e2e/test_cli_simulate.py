@@ -74,6 +74,8 @@ def test_a_log_is_replayed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     path = str(tmp_path / "run.log")
     steps = run(capsys, *BRIEF, "--log", path).splitlines()[-1].split()
     assert run(capsys, "--replay", path) == f"{steps[1]} plans, each the same to the byte\n"
+    again = json.loads(run(capsys, "--trace", path, "--json", "-"))["results"]["quire"]
+    assert str(again["num_steps"]) == steps[1].replace(",", "")
 
 
 @pytest.mark.parametrize(
@@ -95,6 +97,15 @@ def test_every_kind_of_load_runs(capsys: pytest.CaptureFixture[str], source: lis
     assert "output tokens a second" in table
 
 
+def test_figures_of_the_paper_stand_beside_what_was_published(capsys: pytest.CaptureFixture[str]) -> None:
+    text = run(capsys, "--paper", "memory", "--limit", "40")
+    assert text.startswith("KV memory that holds token states (seed 0)")
+    assert "38.2 %" in text
+    (figure,) = json.loads(run(capsys, "--paper", "memory", "--limit", "40", "--json", "-"))
+    assert figure["name"] == "memory"
+    assert len(figure["rows"]) == 6
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -108,6 +119,7 @@ def test_every_kind_of_load_runs(capsys: pytest.CaptureFixture[str], source: lis
         (["--replicas", "0"], "replicas is 0"),
         (["--prompt-tokens", "many"], "prompt-tokens is 'many'"),
         (["--log", "x", "--replicas", "2"], "log is 'x'"),
+        (["--trace", "/dev/null"], "trace is '/dev/null'; allowed: a file with one request or more"),
         (["--trace", "-", "--what-if", "replicas=1,2"], "trace is '-'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

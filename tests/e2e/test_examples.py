@@ -46,6 +46,10 @@ FACTS = {
     ],
     "structured_output.py": ["refused: Default retriever does not fetch resources"],
     "tool_calls.py": ["temperature(Oslo)"],
+    "simulated_traffic.py": [
+        "round_robin      678 turns, 48% of their prompts from a cache",
+        "prefix_affinity  678 turns, 86% of their prompts from a cache",
+    ],
     "shared_chat.py": ["Ada: What is a block table?   (46 tokens, 0 of them from the cache)"],
 }
 

@@ -18,6 +18,8 @@ CONTROL_PLANE = (
     "quire.engine.core",
     "quire.engine.step_log",
     "quire.simulate.executor",
+    "quire.simulate.paper",
+    "quire.simulate.workload.step_log",
     "quire.simulate.roofline",
 )
 

@@ -161,6 +161,24 @@ def test_each_turn_of_a_chat_repeats_what_was_said() -> None:
     assert set(turns.values()) == {3}
 
 
+def test_a_chat_goes_on_alike_whatever_becomes_of_the_others() -> None:
+    def turns_of(order: str) -> dict[str, tuple[int, int]]:
+        prompts = DrawnPrompts(UniformLengths((1, 30), (1, 30)), longest=4000)
+        chats = Conversations(Arrivals(1.0), prompts, Turns(3, 5.0), duration_s=20.0, seed=3)
+        taken, waiting = {}, []
+        while chats.next_due_s() is not None or waiting:
+            if chats.next_due_s() is not None:
+                turn = chats.take()
+                taken[turn.request_id] = len(turn.prompt), turn.num_output_tokens
+                waiting.append(turn)
+            if len(waiting) > 4 or chats.next_due_s() is None:
+                turn = waiting.pop(0 if order == "first" else -1)
+                chats.ended(turn.request_id, array("i", [1] * turn.num_output_tokens), turn.due_s + 1.0)
+        return taken
+
+    assert turns_of("first") == turns_of("last")
+
+
 # ---- traces ---------------------------------------------------------------------------------------------------------
 
 

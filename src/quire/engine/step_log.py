@@ -192,6 +192,14 @@ def replay(file: BinaryIO) -> int:
 
     Raises `StepLogError` at the first plan that differs.
     """
+    return sum(kind == PLANNED for kind, _ in replayed(file))
+
+
+def replayed(file: BinaryIO) -> Iterator[tuple[bytes, Scheduler]]:
+    """Feed a log to a new scheduler; yield it after each record has taken effect, with the kind of the record.
+
+    Raises `StepLogError` at the first plan that differs.
+    """
     records = read_records(file)
     kind, payload = next(records, (b"", b""))
     if kind != SETTINGS:
@@ -227,4 +235,4 @@ def replay(file: BinaryIO) -> int:
             scheduler.lose_steps((ExecutionError if kind == LOST else OutOfMemoryError)(payload.decode()))
         else:
             raise StepLogError(f"a record of kind {kind!r} is unknown")
-    return num_plans
+        yield kind, scheduler

@@ -106,9 +106,9 @@ class Meter:
 
     def _change_rows(self, plan: StepPlan) -> None:
         for row in plan.released_rows:
-            track = self._tracks.get(self._holders.pop(row))
-            if track is not None:
-                track.last_s = self._last_s[row]
+            key = self._holders.pop(row, None)  # none: of a run before this one, in the same engine
+            if key in self._tracks:
+                self._tracks[key].last_s = self._last_s[row]
         for start in plan.row_starts:
             key = (start.request_id, start.branch)
             self._holders[start.row] = key

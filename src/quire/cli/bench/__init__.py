@@ -32,6 +32,7 @@ def add_parser(subparsers: Any) -> None:
         ("kernels", _add_kernel_options, "kernels", "products and attention, beside the machine's limits", KERNELS),
         ("quality", _add_quality_options, "quality", "what narrower numbers do to what a model says", QUALITY),
         ("sharing", _add_sharing_options, "sharing", "blocks saved by several texts of one prompt", SHARING),
+        ("record", _add_record_options, "record", "steps, and a cost model fitted to them", RECORD),
         ("serve", _add_serve_options, "serve", "a server under load, and what HTTP costs", SERVE),
         ("structured", _add_structured_options, "structured", "what holding texts to a schema costs", STRUCTURED),
         ("control", _add_control_options, "control", "the control plane, beside vLLM's, where it is there", CONTROL),
@@ -69,6 +70,10 @@ QUALITY = (
 SHARING = (
     "Measure the share of blocks that samples and beams of one prompt save by sharing them, for lengths like those of "
     "the traces in the paper."
+)
+RECORD = (
+    "Record the steps of an engine under simulated traffic, fit a cost model to them for `quire simulate --steps`, and "
+    "compare what it foretells of other traffic with what is measured. Latencies are in milliseconds."
 )
 SERVE = (
     "Offer load to a server, at given rates or with so many requests under way, and measure times to first tokens and "
@@ -157,6 +162,13 @@ def _add_quality_options(parser: argparse.ArgumentParser) -> None:
 def _add_sharing_options(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     _add_count(parser, "requests", 100, "requests for each of the lengths")
+
+
+def _add_record_options(parser: argparse.ArgumentParser) -> None:
+    _add_seconds(parser, "duration", 40.0, "seconds of traffic to fit to, and to foretell at each load")
+    parser.add_argument("--load-seed", metavar="N", type=int, default=0, help="of arrivals and prompts; default: 0")
+    parser.add_argument("--steps", metavar="FILE", help="write the recorded steps, a JSON object a line")
+    _add_model_options(parser)
 
 
 def _add_serve_options(parser: argparse.ArgumentParser) -> None:

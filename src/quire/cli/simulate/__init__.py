@@ -7,11 +7,16 @@ step takes is a roofline's answer, or that of recorded steps. `--what-if` runs t
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
+import textwrap
+from dataclasses import asdict
+from pathlib import Path
 
 from quire.cli.engine_options import add_engine_options
-from quire.simulate.hardware import known_hardware
+from quire.simulate.hardware import find_hardware, known_hardware
+from quire.simulate.paper import FIGURES
 from quire.simulate.routing import ROUND_ROBIN, ROUTERS
 from quire.simulate.workload.arrivals import PATTERNS, POISSON
 
@@ -52,7 +57,7 @@ def _add_machine(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_requests(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--trace", metavar="FILE", help="CSV or JSONL in the format of Azure or Mooncake; -: stdin")
+    group.add_argument("--trace", metavar="FILE", help="CSV or JSONL of Azure or Mooncake, or a step log; -: stdin")
     group.add_argument("--skip-malformed", action="store_true", help="leave out lines that are no requests, and count")
     group.add_argument("--speed", metavar="X", type=float, default=1.0, help="a trace so many times faster; default: 1")
     group.add_argument("--rate", metavar="R", type=float, default=1.0, help="requests a second; default: 1")
@@ -88,6 +93,13 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--json", metavar="FILE", help="write everything; -: print it in place of the table")
     group.add_argument("--csv", metavar="FILE", help="write the memory and the queue over time")
     group.add_argument("--log", metavar="FILE", help="write the step log of the run, of one replica")
+    group.add_argument(
+        "--paper",
+        metavar="FIGURE",
+        nargs="*",
+        choices=FIGURES,
+        help=f"nothing of all this: figures of the PagedAttention paper made again (all, or: {', '.join(FIGURES)})",
+    )
     group.add_argument("--replay", metavar="FILE", help="nothing of all this: run a step log again, compare every plan")
 
 
@@ -101,6 +113,8 @@ def run(arguments: argparse.Namespace) -> int:
         with open(arguments.replay, "rb") as file:
             print(f"{replay(file):,} plans, each the same to the byte")
         return 0
+    if arguments.paper is not None:
+        return _make_figures(arguments)
     study = Study(arguments, os.environ)
     results = []
     for variant in study.variants:
@@ -113,9 +127,33 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(report)
     if arguments.json not in (None, "-"):
-        with open(arguments.json, "w", encoding="utf-8") as text:
-            text.write(report.as_json() + "\n")
+        Path(arguments.json).write_text(report.as_json() + "\n", encoding="utf-8")
     if arguments.csv is not None:
         with open(arguments.csv, "w", encoding="utf-8", newline="") as text:
             report.write_csv(text)
+    return 0
+
+
+def _make_figures(arguments: argparse.Namespace) -> int:
+    from quire.cli.model_shapes import find_shape
+    from quire.cli.simulate.report import show_table
+    from quire.simulate.paper import Paper
+
+    machine = find_hardware(arguments.hardware)
+    paper = Paper(find_shape("opt-13b"), machine, seed=arguments.seed, num_requests=arguments.limit or 1000)
+    figures = []
+    for name in arguments.paper or FIGURES:
+        if sys.stderr.isatty():
+            print(f"simulating {name} …", file=sys.stderr)
+        figures.append(paper.figure(name))
+        if arguments.json != "-":
+            made = figures[-1]
+            print(f"{made.title} (seed {arguments.seed})\n\n{show_table([made.header, *made.rows])}\n")
+            print(textwrap.fill(made.note, 100) + "\n", flush=True)
+    if arguments.json is not None:
+        content = json.dumps([asdict(made) for made in figures], indent=1)
+        if arguments.json == "-":
+            print(content)
+        else:
+            Path(arguments.json).write_text(content + "\n", encoding="utf-8")
     return 0

@@ -12,6 +12,7 @@ from quire.cli.simulate.study import Variant
 from quire.simulate.result import ReplicaResult, SimulationResult
 from quire.simulate.timeline import TimelinePoint
 
+NOTHING = "−"
 Results = Sequence[tuple[Variant, SimulationResult]]
 
 
@@ -24,16 +25,9 @@ class SimulationReport:
 
     def __str__(self) -> str:
         """Return the table."""
-        rows = [("", [variant.name for variant, _ in self._results])]
-        rows += [(label, [show(result) for _, result in self._results]) for label, show in ROWS]
-        rows = [row for row in rows if any(cell.strip("−") for cell in row[1])]
-        labels = max(len(label) for label, _ in rows)
-        widths = [max(map(len, column)) for column in zip(*(cells for _, cells in rows), strict=True)]
-        lines = [
-            f"{label:<{labels}}  " + "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))
-            for label, cells in rows
-        ]
-        return "\n".join([self._title, "", *(line.rstrip() for line in lines)])
+        rows = [["", *(variant.name for variant, _ in self._results)]]
+        rows += [[label, *(show(result) for _, result in self._results)] for label, show in ROWS]
+        return f"{self._title}\n\n{show_table([row for row in rows if set(row[1:]) != {NOTHING}])}"
 
     def as_json(self) -> str:
         """Return everything, timelines included."""
@@ -50,10 +44,27 @@ class SimulationReport:
                     writer.writerow([variant.name, number, *(f"{value:.6g}" for value in astuple(point))])
 
 
+def show_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows as text, labels to the left and cells to the right.
+
+    >>> print(show_table([["", "a"], ["requests", "12"]]))
+               a
+    requests  12
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            [f"{row[0]:<{widths[0]}}", *(f"{cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))]
+        )
+        for row in rows
+    ]
+    return "\n".join(line.rstrip() for line in lines)
+
+
 def _times(name: str) -> Callable[[SimulationResult], str]:
     def show(result: SimulationResult) -> str:
         found = result.latencies[name]
-        return " / ".join(_seconds(value) for value in (found.p50, found.p95, found.p99)) if found.count else "−"
+        return " / ".join(_seconds(value) for value in (found.p50, found.p95, found.p99)) if found.count else NOTHING
 
     return show
 
@@ -65,13 +76,13 @@ def _seconds(value: float) -> str:
 def _share(share: Callable[[ReplicaResult], float]) -> Callable[[SimulationResult], str]:
     def show(result: SimulationResult) -> str:
         busy = [replica for replica in result.replicas if replica.timeline]
-        return f"{100 * sum(map(share, busy)) / len(busy):.1f} %" if busy else "−"
+        return f"{100 * sum(map(share, busy)) / len(busy):.1f} %" if busy else NOTHING
 
     return show
 
 
 def _count(value: int) -> str:
-    return f"{value:,}" if value else "−"
+    return f"{value:,}" if value else NOTHING
 
 
 ROWS: tuple[tuple[str, Callable[[SimulationResult], str]], ...] = (
@@ -90,7 +101,7 @@ ROWS: tuple[tuple[str, Callable[[SimulationResult], str]], ...] = (
     ("preemptions", lambda result: _count(result.num_preemptions)),
     ("tokens computed again", lambda result: _count(result.recomputed_tokens)),
     ("KV memory in use", _share(lambda replica: replica.mean_share("used_blocks"))),
-    ("… holding only the cache", _share(lambda replica: replica.mean_share("cached_blocks"))),
-    ("… of that in use, holding tokens", _share(lambda replica: replica.stored_share_of_used)),
+    ("KV memory holding only the cache", _share(lambda replica: replica.mean_share("cached_blocks"))),
+    ("of the memory in use, holding tokens", _share(lambda replica: replica.stored_share_of_used)),
     ("steps", lambda result: f"{result.num_steps:,}"),
 )

@@ -12,7 +12,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from quire.cli.engine_options import engine_config
 from quire.cli.model_shapes import find_settings, shape_of
@@ -23,6 +23,7 @@ from quire.core.byte_sizes import format_bytes, parse_bytes
 from quire.core.config import EngineConfig, require_int
 from quire.core.errors import InvalidConfigError
 from quire.core.granted import usable_cores
+from quire.engine.step_log import MAGIC
 from quire.simulate.baselines.contiguous import ContiguousEngine, ContiguousSetup
 from quire.simulate.baselines.published import contiguous_setup, vllm_setup
 from quire.simulate.cost.base import StepCost
@@ -41,6 +42,7 @@ from quire.simulate.workload.conversations import Conversations, Turns
 from quire.simulate.workload.drawn import DrawnPrompts, SharedPrefixes, drawn_requests
 from quire.simulate.workload.lengths import ALPACA, SHAREGPT, Lengths, SaidLengths
 from quire.simulate.workload.offered import OpenLoop, RequestSource
+from quire.simulate.workload.step_log import logged_requests
 from quire.simulate.workload.trace import REFUSE, SKIP, Trace
 
 OWN = ("system", "router", "replicas")
@@ -109,7 +111,10 @@ class Study:
             make = self._engine_maker(variant, sized)
             engines = [make(log) for _ in range(variant.num_replicas)]
             source = self._source(sized.plan.max_model_len, files)
-            return Simulation(engines, source, router=router).run()
+            result = Simulation(engines, source, router=router).run()
+        if self._arguments.trace is not None and not result.num_requests:
+            raise InvalidConfigError("trace", self._arguments.trace, "a file with one request or more")
+        return result
 
     def _size(self, config: EngineConfig) -> SizedEngine:
         return self._sizer.size(config, self._memory_bytes)
@@ -142,6 +147,9 @@ class Study:
     def _source(self, longest: int, files: contextlib.ExitStack) -> RequestSource:
         arguments, seed = self._arguments, self._arguments.seed
         if arguments.trace is not None:
+            if _is_step_log(arguments.trace):
+                log = files.enter_context(_open_bytes(arguments.trace))
+                return OpenLoop(itertools.islice(logged_requests(log), arguments.limit))
             malformed = SKIP if arguments.skip_malformed else REFUSE
             lines = files.enter_context(_open_text(arguments.trace))
             self._trace = Trace(lines, name=arguments.trace, malformed=malformed, speed=arguments.speed, seed=seed)
@@ -177,6 +185,17 @@ def _hardware(name: str, config: EngineConfig) -> Hardware:
 def _fit(path: str) -> FittedCost:
     with open(path, encoding="utf-8", errors="replace") as file:
         return FittedCost.fit(read_steps(file, path))
+
+
+def _is_step_log(path: str) -> bool:
+    if path == "-":
+        return False
+    with open(path, "rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def _open_bytes(path: str) -> BinaryIO:
+    return open(path, "rb")
 
 
 def _open_text(path: str) -> contextlib.AbstractContextManager[TextIO]:

@@ -39,15 +39,17 @@ class RooflineCost:
 
     def _attention_s(self, plan: StepPlan) -> float:
         num_decodes = plan.num_decodes
-        decodes, starts = plan.starts[:num_decodes], plan.starts[num_decodes:]
-        counts = plan.counts[num_decodes:]
+        decodes = plan.starts[:num_decodes]
+        chunks = list(zip(plan.starts[num_decodes:], plan.counts[num_decodes:], strict=True))
         read = pairs = 0
         for window, num_layers in self._roofline.kinds:
             if window is None:
                 seen = sum(decodes) + num_decodes
             else:
-                seen = sum(num_read(start, 1, window) for start in decodes)
-            chunks = list(zip(starts, counts, strict=True))
-            read += num_layers * (seen + sum(num_read(start, count, window) for start, count in chunks))
-            pairs += num_layers * (seen + sum(num_pairs(start, count, window) for start, count in chunks))
+                seen = sum([num_read(start, 1, window) for start in decodes])
+            read += num_layers * seen
+            pairs += num_layers * seen
+            for start, count in chunks:
+                read += num_layers * num_read(start, count, window)
+                pairs += num_layers * num_pairs(start, count, window)
         return self._roofline.seconds_of(read, pairs)

@@ -48,5 +48,6 @@ class ClosedLoop:
         return self._prompts.offer(f"r{self._num_offered - 1}", heapq.heappop(self._due), prompt, output)
 
     def ended(self, request_id: str, output: array[int], now_s: float) -> None:
-        """A user has the answer, and will ask again. Mutates."""
-        heapq.heappush(self._due, self._later(now_s))
+        """A user has the answer, and will ask again; one who was refused goes away. Mutates."""
+        if output:
+            heapq.heappush(self._due, self._later(now_s))

@@ -37,6 +37,7 @@ class Turns:
 @dataclass(slots=True)
 class _Chat:
     number: int
+    rng: random.Random  # its own, so that it goes on alike whatever becomes of the others
     history: array[int]
     num_turns_left: int
     num_turns_asked: int = 0
@@ -52,7 +53,7 @@ class Conversations:
         self._prompts = prompts
         self._turns = turns
         self._draws = prompts.draw(seed)
-        self._rng = random.Random(f"chats {seed}")
+        self._seed = seed
         self._beginnings = enumerate(itertools.takewhile(lambda time_s: time_s < duration_s, arrivals.times(seed)))
         self._due: list[tuple[float, int, _Chat]] = []
         self._waiting: dict[str, _Chat] = {}
@@ -63,7 +64,8 @@ class Conversations:
         number, due_s = next(self._beginnings, (0, None))
         if due_s is not None:
             prompt, output = next(self._draws)
-            chat = _Chat(number, prompt, self._turns.num_turns, num_output_tokens=output)
+            rng = random.Random(f"chat {self._seed} {number}")
+            chat = _Chat(number, rng, prompt, self._turns.num_turns, num_output_tokens=output)
             heapq.heappush(self._due, (due_s, number, chat))
 
     def next_due_s(self) -> float | None:
@@ -88,10 +90,10 @@ class Conversations:
             raise InvariantError(f"nobody waits for {request_id!r}")
         if not chat.num_turns_left or not output:
             return
-        num_question_tokens, chat.num_output_tokens = self._prompts.lengths.draw(self._rng, self._prompts.longest)
-        history = chat.history + output + draw_tokens(self._rng, num_question_tokens)
+        num_question_tokens, chat.num_output_tokens = self._prompts.lengths.draw(chat.rng, self._prompts.longest)
+        history = chat.history + output + draw_tokens(chat.rng, num_question_tokens)
         if len(history) + chat.num_output_tokens > self._prompts.longest:
             return
         chat.history = history
-        due_s = now_s + self._rng.expovariate(1.0 / self._turns.thinking_s)
+        due_s = now_s + chat.rng.expovariate(1.0 / self._turns.thinking_s)
         heapq.heappush(self._due, (due_s, chat.number, chat))
