@@ -87,8 +87,9 @@ def weight_bytes(spec: DecoderSpec, dtype: str = "float32", weights: str = "auto
     A checkpoint that holds `dtype` is mapped: these bytes are then pages of its files.
     """
     _check_numbers(dtype, weights)
-    num_bytes = sum(place.num_bytes(dtype, weights) for place in _shared_places(spec))
+    num_bytes = sum(place.num_bytes(dtype, weights) for place in _model_places(spec))
     for layer in range(len(spec.layers)):
+        num_bytes += sum(place.num_bytes(dtype, weights) for place in _layer_places(spec, layer))
         if count := _num_experts(spec, layer):
             num_bytes += count * sum(place.num_bytes(dtype, weights) for place in _expert_places(spec, layer, 0))
     return num_bytes
@@ -153,20 +154,24 @@ class _Place:
 
 
 def _places(spec: DecoderSpec) -> Iterator[_Place]:
-    """Yield every part of the model."""
-    yield from _shared_places(spec)
+    """Yield every part of the model, layer by layer."""
+    yield from _model_places(spec)
     for layer in range(len(spec.layers)):
+        yield from _layer_places(spec, layer)
         for expert in range(_num_experts(spec, layer)):
             yield from _expert_places(spec, layer, expert)
 
 
-def _shared_places(spec: DecoderSpec) -> Iterator[_Place]:
-    """Yield the parts that no expert has."""
+def _model_places(spec: DecoderSpec) -> Iterator[_Place]:
+    """Yield the parts that stand outside of layers."""
     for part, shape in spec.model_parts().items():
         yield _Place.of(spec, part, shape)
-    for index, layer in enumerate(spec.layers):
-        for part, shape in spec.layer_parts(layer).items():
-            yield _Place.of(spec, part, shape, index)
+
+
+def _layer_places(spec: DecoderSpec, layer: int) -> Iterator[_Place]:
+    """Yield the parts of one layer that no expert has."""
+    for part, shape in spec.layer_parts(spec.layers[layer]).items():
+        yield _Place.of(spec, part, shape, layer)
 
 
 def _expert_places(spec: DecoderSpec, layer: int, expert: int) -> Iterator[_Place]:
