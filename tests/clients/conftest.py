@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -26,10 +27,15 @@ def server() -> Iterator[str]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert process.stdout is not None
     try:
-        yield _address(process.stdout)
+        address = _address(process.stdout)
+        # It writes a line for every call; a pipe that nobody empties would hold it up.
+        reader = threading.Thread(target=process.stdout.read)
+        reader.start()
+        yield address
     finally:
         process.terminate()
-        process.communicate(timeout=30)
+        process.wait(timeout=30)
+    reader.join()
     assert process.returncode == 0
 
 
