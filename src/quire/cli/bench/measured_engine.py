@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from types import TracebackType
+from typing import Any
 
 from quire.cli.bench.workload_file import WorkloadRequest
 from quire.compute.worker.cache_engine import CacheEngine
@@ -54,7 +55,7 @@ class StepWatch:
 class WatchedRunner:
     """A model runner, and how long it runs."""
 
-    def __init__(self, runner: ModelRunner, watch: StepWatch) -> None:
+    def __init__(self, runner: ModelRunner[Any], watch: StepWatch) -> None:
         self._runner = runner
         self._watch = watch
 

@@ -1,8 +1,8 @@
 """What a decoder does to rows of numbers between its products and its attention, in two forms.
 
-`Operations` is what the layer walk asks for; which form answers is chosen once, when a decoder is made. `PlainOperations`
-is torch alone, on any device, written to be read: what the fused Triton forms are compared with. All work row by row:
-no sum runs over more than one row.
+`Operations` is what the layer walk asks for; which form answers is chosen once, when a decoder is made.
+`PlainOperations` is torch alone, on any device, written to be read: what the fused Triton forms are compared with. All
+work row by row: no sum runs over more than one row.
 
 Every form computes in float32 and rounds once, to the dtype of the rows. One place has two roundings: `add_norm` rounds
 the sum, and norms what was rounded, so that it is `norm` of the new residual stream to the bit.

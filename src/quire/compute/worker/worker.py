@@ -17,16 +17,16 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from quire.compute.arrays import IntArray
 from quire.compute.sampling.draws import Sampler
 from quire.compute.worker.beam_rows import BeamRows
-from quire.compute.worker.cache_engine import CacheEngine
 from quire.compute.worker.grammar_rows import GrammarRows, RowMasks
 from quire.compute.worker.input_batch import InputBatch, num_sampled_logits
+from quire.compute.worker.kv_memory import KVMemory
 from quire.compute.worker.model_runner import ModelRunner, StepInputs, StepOutputs
 from quire.compute.worker.reports import reports
 from quire.compute.worker.sampling_columns import Sampling, SamplingColumns
@@ -44,8 +44,8 @@ class Worker:
 
     def __init__(
         self,
-        runner: ModelRunner,
-        cache: CacheEngine,
+        runner: ModelRunner[Any],
+        cache: KVMemory,
         sampler: Sampler,
         *,
         eos_token_ids: frozenset[int] = frozenset(),

@@ -61,14 +61,14 @@ class KVPool:
     scales: torch.Tensor | None  # float32 [2 × num_places, num_blocks, num_kv_heads, block_size]
 
     @classmethod
-    def allocate(cls, spec: KVCacheSpec, num_blocks: int, device: torch.device, *, pinned: bool = False) -> KVPool:
-        """Return new blocks, their content undefined; `pinned`: such that a device can read and write them."""
+    def allocate(cls, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> KVPool:
+        """Return new blocks, their content undefined."""
         shape = (2 * spec.layers_per_group, num_blocks, spec.num_kv_heads, spec.block_size)
         dtype = STORED_AS[spec.dtype]
-        numbers = torch.empty((*shape, spec.head_dim), dtype=dtype, device=device, pin_memory=pinned)
+        numbers = torch.empty((*shape, spec.head_dim), dtype=dtype, device=device)
         if spec.dtype not in SCALED:
             return cls(numbers, None)
-        return cls(numbers, torch.empty(shape, dtype=torch.float32, device=device, pin_memory=pinned))
+        return cls(numbers, torch.empty(shape, dtype=torch.float32, device=device))
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:

@@ -1,0 +1,142 @@
+"""TorchDecoder: interprets a `DecoderSpec` on a device, one layer after another, as the reference decoder does.
+
+    embed ─┬─ norm ─ attention ─ norm ─ + ─ norm ─┬─ norm ─ MLP ─ norm ─ + ─ norm ─► norm ─► head
+           └────────────────────────────┘         └──────────────────────┘
+           └─────────────────────────── × layers ───────────────────────────┘
+
+A sublayer's output is not added to the residual stream by itself: it waits until the norm that follows, in the same
+layer or in the next one, so that adding and norming are one pass over memory (`Operations.add_norm`). What computes is
+chosen when a decoder is made: attention, operations, products. The walk asks for nothing that the host must wait for,
+experts aside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from quire.compute.models.base import DecoderSpec, Part, RopeSpec
+from quire.compute.torch.attention.base import AttentionBackend, AttentionRule, KVPair, StepBatch
+from quire.compute.torch.experts import MLPs
+from quire.compute.torch.operations import Angles, Norm, Operations
+from quire.compute.torch.products import Product
+from quire.compute.torch.weights import LayerWeights, TorchWeights
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """What a decoder computes with."""
+
+    attention: AttentionBackend[Any]
+    operations: Operations
+    product: Product
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderOutputs:
+    """What a step brings, on the device."""
+
+    logits: torch.Tensor  # float32 [num_logits, vocab_size]
+    finite: torch.Tensor  # bool [num_tokens]: the hidden state of the token
+    finite_logits: torch.Tensor  # bool [num_logits]
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What all layers of a step share."""
+
+    batch: StepBatch
+    planned: object
+    angles: dict[RopeSpec, Angles]
+
+
+class TorchDecoder:
+    """A decoder over tensors. Immutable; all that it mutates is the KV memory that it is given."""
+
+    def __init__(self, spec: DecoderSpec, weights: TorchWeights, engines: Engines) -> None:
+        self.spec = spec
+        self._weights = weights
+        self._attention, self._operations, self._product = engines.attention, engines.operations, engines.product
+        self._mlps = MLPs(engines.operations, engines.product, spec.mlp.activation, gated=spec.mlp.gated)
+        shape = spec.attention
+        self._rules = [AttentionRule(shape.scale, layer.window, shape.score_soft_cap) for layer in spec.layers]
+        ropes = {layer.rope for layer in spec.layers if layer.rope is not None}
+        device = weights.embedding.weight.device
+        self._frequencies = {rope: torch.tensor(rope.inverse_frequencies, device=device) for rope in ropes}
+
+    def run(self, batch: StepBatch, pairs: Sequence[KVPair]) -> DecoderOutputs:
+        """Compute one step over the KV memory of each layer. Mutates the slots of its tokens there."""
+        with torch.inference_mode():
+            return self._run(batch, pairs)
+
+    def _run(self, batch: StepBatch, pairs: Sequence[KVPair]) -> DecoderOutputs:
+        angles = {rope: Angles.at(batch.positions, rope, table) for rope, table in self._frequencies.items()}
+        step = _Step(batch, self._attention.plan(batch), angles)
+        hidden, update, joined = self._embed(batch), None, None
+        for index, pair in enumerate(pairs):
+            weights = self._weights.layers[index]
+            norms = weights.norms
+            hidden, rows = self._enter(hidden, update, joined, norms.get(Part.ATTENTION_NORM))
+            update = self._normed(self._attend(rows, index, pair, step), norms.get(Part.AFTER_ATTENTION_NORM))
+            joined = norms.get(Part.JOINED_ATTENTION_NORM)
+            hidden, rows = self._enter(hidden, update, joined, norms.get(Part.MLP_NORM))
+            update = self._normed(self._transform(rows, weights), norms.get(Part.AFTER_MLP_NORM))
+            joined = norms.get(Part.JOINED_MLP_NORM)
+        _, rows = self._enter(hidden, update, joined, self._weights.final_norm)
+        logits = self._logits(rows[batch.logit_indices])
+        return DecoderOutputs(logits, rows.isfinite().all(dim=-1), logits.isfinite().all(dim=-1))
+
+    def _embed(self, batch: StepBatch) -> torch.Tensor:
+        weights = self._weights
+        hidden = weights.embedding.looked_up(batch.token_ids).to(torch.float32) * self.spec.embedding_scale
+        hidden = hidden.to(weights.dtype)
+        if weights.embedding_in is not None:
+            hidden = self._product(hidden, weights.embedding_in)
+        if weights.positions is not None and self.spec.learned_positions is not None:
+            hidden = hidden + weights.positions[batch.positions + self.spec.learned_positions]
+        return hidden
+
+    def _enter(
+        self, hidden: torch.Tensor, update: torch.Tensor | None, joined: Norm | None, before: Norm | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add what waits to the residual stream; return the stream, and the rows that the next sublayer reads."""
+        if update is not None and joined is not None:
+            hidden = self._operations.add_norm(hidden, update, joined)[1]
+        elif update is not None and before is not None:
+            return self._operations.add_norm(hidden, update, before)
+        elif update is not None:
+            hidden = hidden + update
+        return hidden, self._normed(hidden, before)
+
+    def _attend(self, rows: torch.Tensor, index: int, pair: KVPair, step: _Step) -> torch.Tensor:
+        """Store the step's keys and values, attend: `[num_tokens, hidden_size]`. Mutates the pair."""
+        weights, rope = self._weights.layers[index], self.spec.layers[index].rope
+        queries = self._operations.rotate_and_write(
+            self._product(rows, weights.projection),
+            weights.form,
+            None if rope is None else step.angles[rope],
+            pair,
+            step.batch.slots[pair.group],
+        )
+        attended = self._attention.run(queries, pair, step.planned, self._rules[index])
+        return self._product(attended.flatten(1), weights.output)
+
+    def _transform(self, rows: torch.Tensor, weights: LayerWeights) -> torch.Tensor:
+        if weights.mlp is not None:
+            return self._mlps.dense(rows, weights.mlp)
+        assert self.spec.experts is not None  # a layer without an MLP is sparse
+        return self._mlps.sparse(rows, weights, self.spec.experts)
+
+    def _normed(self, rows: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        """Return the rows normed, or as they are where the model has no norm in this place."""
+        return rows if norm is None else self._operations.norm(rows, norm)
+
+    def _logits(self, rows: torch.Tensor) -> torch.Tensor:
+        if self._weights.embedding_out is not None:
+            rows = self._product(rows, self._weights.embedding_out)
+        logits = self._product(rows, self._weights.head).to(torch.float32)
+        cap = self.spec.logit_soft_cap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
