@@ -1,0 +1,28 @@
+"""Where the tests of the GPU engine run: on a GPU where there is one, else in Triton's interpreter.
+
+The interpreter carries kernels out on the CPU, with numpy. It takes their place when they are imported, so that is
+decided here, before any of them is. In it a product (`tl.dot`) of bfloat16 is garbage, without a word: test float32
+and float16 there.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+try:
+    import torch
+except ImportError as error:
+    raise pytest.UsageError(f"tests/gpu needs torch ({error}): run them by `make test-gpu`") from None
+
+HAS_GPU = torch.cuda.is_available()
+if not HAS_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"
+    torch.set_num_threads(1)  # tests run side by side, and their tensors are small
+
+
+@pytest.fixture(scope="session")
+def device() -> str:
+    """What torch calls the device that tests compute on."""
+    return "cuda" if HAS_GPU else "cpu"
