@@ -34,6 +34,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib import import_module, metadata
 from pkgutil import iter_modules
+from typing import Any
 
 from quire.cli.bench.page import write_part
 from quire.cli.bench.report import render_table
@@ -133,10 +134,24 @@ def _source(variant: KernelVariant) -> object:
     names = variant.kernel.arg_names
     unknown = {*variant.arguments, *variant.constants} ^ set(names)
     assert not unknown, f"{variant.name}: {sorted(unknown)} are parameters or in the variant, and not both"
-    types = {name: variant.arguments.get(name, "constexpr") for name in names}
-    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name, kind in types.items() if kind.endswith(":16")}
-    signature = {name: kind.partition(":")[0] for name, kind in types.items()}
-    return ASTSource(variant.kernel, signature, constexprs=dict(variant.constants), attrs=aligned)
+    constants = {(names.index(name),): value for name, value in variant.constants.items()}
+    aligned: dict[tuple[int, ...], list[list[object]]] = {}
+
+    def plain(kind: Any, path: tuple[int, ...]) -> Any:
+        """A type as Triton has it; what it is a multiple of, and what is no type, is noted beside."""
+        if isinstance(kind, tuple):
+            members = [plain(member, (*path, index)) for index, member in enumerate(kind)]
+            return type(kind)(*members) if hasattr(kind, "_fields") else tuple(members)
+        if not isinstance(kind, str):
+            constants[path] = kind
+            return "constexpr"
+        if kind.endswith(":16"):
+            aligned[path] = [["tt.divisibility", 16]]
+        return kind.partition(":")[0]
+
+    kinds = [variant.arguments.get(name, "constexpr") for name in names]
+    signature = {name: plain(kind, (index,)) for index, (name, kind) in enumerate(zip(names, kinds, strict=True))}
+    return ASTSource(variant.kernel, signature, constexprs=constants, attrs=aligned)
 
 
 def _resources(cubin: bytes) -> tuple[int, int]:

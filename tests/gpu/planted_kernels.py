@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
@@ -31,6 +31,24 @@ def attend_kernel(
         value = tl.load(values + places)
         total += tl.dot(scores.to(value.dtype), value)
     tl.store(outputs + rows[:, None] * DIM + dims[None, :], total)
+
+
+class Place(NamedTuple):
+    """Where numbers are, and what they are multiplied by; None: by nothing."""
+
+    numbers: Any
+    stride: Any
+    factor: Any
+
+
+@triton.jit
+def grouped_kernel(source: Place, target: Place, SIZE: tl.constexpr):
+    """Copy numbers, multiplied where there is a factor; parameters come in groups."""
+    offsets = tl.program_id(0) * source.stride + tl.arange(0, SIZE)
+    numbers = tl.load(source.numbers + offsets)
+    if source.factor is not None:
+        numbers *= source.factor
+    tl.store(target.numbers + offsets, numbers)
 
 
 @triton.jit
@@ -63,5 +81,11 @@ VARIANTS = (
     planted("too large", tile=256, num_stages=6, num_warps=8, num_buffers=5, capabilities=(80,)),
     planted("spilled", tile=128, dim=512, num_warps=1, capabilities=(90,)),
     planted("narrow", arguments={name: kind.partition(":")[0] for name, kind in ALIGNED.items()}, capabilities=(90,)),
+    KernelVariant(
+        "grouped",
+        grouped_kernel,
+        {"source": Place("*fp16:16", "i32:16", "fp32"), "target": Place("*fp16:16", 16, None)},
+        {"SIZE": 1024},
+    ),
     KernelVariant("refused", refused_kernel, {"numbers": "*fp32:16"}, {"SIZE": 64}, capabilities=(90,)),
 )

@@ -22,7 +22,8 @@ class KernelVariant:
     """A kernel with everything that shapes its code.
 
     - `arguments`: Triton's type of each parameter that is no constant, as "*bf16", "i32" or "fp32"; with ":16" where it
-      is known to be a multiple of 16 when it is launched (addresses from torch are, strides mostly).
+      is known to be a multiple of 16 when it is launched (addresses from torch are, strides mostly). A parameter that
+      is a NamedTuple has one of types, where None or a number stands for a member that is this constant.
     - `constants`: the others.
     - `num_buffers`: tiles that stand in shared memory at once for each tensor that the loop reads ahead; None: it reads
       nothing ahead. The compiler's number must be this one, and loads must be under way while it computes.
@@ -31,7 +32,7 @@ class KernelVariant:
 
     name: str
     kernel: Any
-    arguments: Mapping[str, str]
+    arguments: Mapping[str, str | tuple[Any, ...]]
     constants: Mapping[str, Any]
     num_warps: int = 4
     num_stages: int = 3
