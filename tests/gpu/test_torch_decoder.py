@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from quire.compute.torch.load import TorchSettings
-from quire.core.step import NO_BLOCK, BlockCopy, BlockMove
+from quire.compute.torch.settings import TorchSettings
 from support.reference_runs import ReferenceRun
 from support.spec_models import SPECS, write_spec_model
-from support.step_plans import Work
 from support.tiny_checkpoint import write_tiny_qwen3
 from support.torch_runs import FLOAT32, TorchRun
 
