@@ -51,7 +51,9 @@ class TorchSettings:
 
 
 def kv_cache_spec(spec: DecoderSpec, settings: TorchSettings) -> KVCacheSpec:
-    """Return what a block holds; raises `InvalidConfigError` for what no device stores."""
+    """Return what a block holds; raises `InvalidConfigError` for what is not computed with or not stored."""
+    if settings.dtype not in DTYPES:
+        raise InvalidConfigError("dtype", settings.dtype, f"one of {', '.join(DTYPES)}")
     if settings.block_size not in BLOCK_SIZES:
         raise InvalidConfigError("block_size", settings.block_size, f"one of {', '.join(map(str, BLOCK_SIZES))}")
     if settings.stored_kv_dtype not in STORED_AS:
@@ -112,8 +114,6 @@ def make_worker(
     eos_token_ids: frozenset[int] = frozenset(),
 ) -> Worker:
     """Return a worker for a spec and whatever its weights are read from, over KV memory of `kv_cache_spec`."""
-    if settings.dtype not in DTYPES:
-        raise InvalidConfigError("dtype", settings.dtype, f"one of {', '.join(DTYPES)}")
     weights = TorchWeights.load(spec, reader, DTYPES[settings.dtype], cache.device)
     engines = Engines(cache.attention, PlainOperations(cache.attention), _product(weights, settings))
     runner = TorchRunner(TorchDecoder(spec, weights, engines), cache.device)
