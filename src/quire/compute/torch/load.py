@@ -23,7 +23,6 @@ from quire.compute.torch.weights import DTYPES, PartReader, TorchWeights
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import WeightReader
 from quire.compute.worker.worker import Worker
-from quire.core.errors import InvalidConfigError
 from quire.core.executor import NoteLoaded
 
 
@@ -70,8 +69,6 @@ def make_worker(
     eos_token_ids: frozenset[int] = frozenset(),
 ) -> Worker:
     """Return a worker for a spec and whatever its weights are read from, over KV memory of `kv_cache_spec`."""
-    if settings.dtype not in DTYPES:
-        raise InvalidConfigError("dtype", settings.dtype, f"one of {', '.join(DTYPES)}")
     weights = TorchWeights.load(spec, reader, DTYPES[settings.dtype], cache.device)
     engines = Engines(cache.attention, PlainOperations(cache.attention), _product(weights, settings))
     runner = TorchRunner(TorchDecoder(spec, weights, engines), cache.device)

@@ -40,7 +40,9 @@ class TorchSettings:
 
 
 def kv_cache_spec(spec: DecoderSpec, settings: TorchSettings) -> KVCacheSpec:
-    """Return what a block holds; raises `InvalidConfigError` for what no device stores."""
+    """Return what a block holds; raises `InvalidConfigError` for what is not computed with or not stored."""
+    if settings.dtype not in DTYPES:
+        raise InvalidConfigError("dtype", settings.dtype, f"one of {', '.join(DTYPES)}")
     if settings.block_size not in BLOCK_SIZES:
         raise InvalidConfigError("block_size", settings.block_size, f"one of {', '.join(map(str, BLOCK_SIZES))}")
     if settings.stored_kv_dtype not in KV_DTYPES:
