@@ -71,8 +71,9 @@ def make_worker(
     """Return a worker for a spec and whatever its weights are read from, over KV memory of `kv_cache_spec`."""
     weights = TorchWeights.load(spec, reader, DTYPES[settings.dtype], cache.device)
     engines = Engines(cache.attention, PlainOperations(cache.attention), _product(weights, settings))
-    runner = TorchRunner(TorchDecoder(spec, weights, engines), cache.device)
-    return Worker(runner, cache, HostSampler(ReferenceSampler()), eos_token_ids=eos_token_ids)
+    sampler = HostSampler(ReferenceSampler())
+    runner = TorchRunner(TorchDecoder(spec, weights, engines), sampler, cache.device)
+    return Worker(runner, cache, sampler, eos_token_ids=eos_token_ids, launcher=runner)
 
 
 def _product(weights: TorchWeights, settings: TorchSettings) -> Product:
