@@ -47,12 +47,13 @@ class TorchSampler:
 
     def choose(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
         """Return the token of each draw, int64, on the device; waits for nothing. Does not mutate the logits."""
-        rows, own = logits[:, : self._vocab_size], draws.logit_rows
-        if _has_any(draws.rules):
-            rows = changed(rows[_on(own, logits.device)].to(torch.float32), draws.rules)
-            own = np.arange(len(draws))
-        columns = own, draws.temperatures, draws.top_k, draws.top_p, draws.min_p, uniforms(draws)
-        return choose_tokens(rows, _on(np.stack(columns, axis=1).astype(np.float64), logits.device))
+        with torch.inference_mode():
+            rows, own = logits[:, : self._vocab_size], draws.logit_rows
+            if _has_any(draws.rules):
+                rows = changed(rows[_on(own, logits.device)].to(torch.float32), draws.rules)
+                own = np.arange(len(draws))
+            columns = own, draws.temperatures, draws.top_k, draws.top_p, draws.min_p, uniforms(draws)
+            return choose_tokens(rows, _on(np.stack(columns, axis=1).astype(np.float64), logits.device))
 
     def report(self, logits: torch.Tensor, logit_rows: IntArray, tokens: IntArray, num_logprobs: IntArray) -> Choices:
         """Return the log-probabilities of given tokens. Waits for the device. Does not mutate the logits."""
@@ -63,7 +64,7 @@ class TorchSampler:
     def _report(
         self, logits: torch.Tensor, rows: IntArray, entries: IntArray, num_logprobs: IntArray, choices: Choices
     ) -> None:
-        """Fill in entries of the choices, each from its row of logits."""
+        """Fill in entries of the choices, each from its row of logits. Mutates them."""
         for start in range(0, len(entries), SLAB):
             own = entries[start : start + SLAB]
             numbers = logits[_on(rows[start : start + SLAB], logits.device), : self._vocab_size].to(torch.float32)

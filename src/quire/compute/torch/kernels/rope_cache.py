@@ -204,16 +204,13 @@ def _parts(head_dim: int, rotary_dim: int) -> dict[str, Any]:
 def _variant(head_dim: int, rotary_dim: int, dtype: str, stored: str, *, norms: bool = False) -> KernelVariant:
     format_ = {"i8": "int8", "fp8e4nv": "fp8"}.get(stored, "plain")
     scale = f"*{stored}:16" if format_ == "plain" else "*fp32:16"
-    types = {
-        f"*{dtype}:16": ("projected", "queries"),
-        f"*{stored}:16": ("keys", "values"),
-        "*i32:16": ("slots",),
-        "i32:16": ("projected_stride", "block_stride", "head_stride", "token_stride", "block_size"),
-        "fp32": ("query_epsilon", "key_epsilon"),
-    }
-    arguments = {name: kind for kind, names in types.items() for name in names}
-    arguments |= dict.fromkeys(("scale_block_stride", "scale_head_stride"), "i32:16")
-    arguments |= dict.fromkeys(("key_scales", "value_scales"), scale)
+    arguments = {name: f"*{dtype}:16" for name in ("projected", "queries")} | {"slots": "*i32:16"}
+    arguments |= dict.fromkeys(("keys", "values"), f"*{stored}:16") | dict.fromkeys(
+        ("key_scales", "value_scales"), scale
+    )
+    strides = ("projected", "block", "head", "token", "scale_block", "scale_head")
+    arguments |= {f"{name}_stride": "i32:16" for name in strides} | {"block_size": "i32:16"}
+    arguments |= dict.fromkeys(("query_epsilon", "key_epsilon"), "fp32")
     optional = dict.fromkeys(("query_weight", "key_weight"), norms) | dict.fromkeys(
         ("cosines", "sines"), rotary_dim > 0
     )
