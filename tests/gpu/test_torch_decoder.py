@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from quire.compute.torch.load import TorchSettings
+from quire.compute.torch.settings import TorchSettings
 from quire.core.step import NO_BLOCK, BlockCopy, BlockMove
 from support.reference_runs import ReferenceRun
 from support.spec_models import SPECS, write_spec_model
@@ -73,8 +72,7 @@ class Models:
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+def models(tmp_path_factory: pytest.TempPathFactory, device: str) -> Models:
     return Models(tmp_path_factory.mktemp("models"), device)
 
 

@@ -19,10 +19,11 @@ PREFIX_INDEXES = ("hash_chain", "radix_tree", "none")
 EVICTIONS = ("lru", "fifo", "priority")
 POLICIES = ("fcfs", "priority", "fair_share")
 PREEMPTIONS = ("recompute", "swap", "auto")
-DTYPES = ("auto", "bfloat16", "float32")
+DTYPES = ("auto", "bfloat16", "float16", "float32")
 WEIGHTS = ("auto", "int8")
-KV_DTYPES = ("auto", "bfloat16", "float32", "int8")
-BACKENDS = ("auto", "native", "reference")
+KV_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "fp8")
+BACKENDS = ("auto", "native", "reference", "torch")
+DEVICES = ("auto", "cpu", "cuda")
 
 
 def setting(default: Any, text: str, *, secret: bool = False) -> Any:
@@ -101,13 +102,17 @@ class EngineConfig:
     model: str = setting("guide", "folder of a model, or its name on the Hugging Face hub; guide: the one built in")
     tokenizer: str | None = setting(None, "folder with the tokenizer; none: that of the model")
     skip_tokenizer_init: bool = setting(False, "token ids in, token ids out: no tokenizer is read")
-    dtype: str = setting("auto", "numbers of weights and KV memory: bfloat16, float32, or auto (as the checkpoint)")
+    dtype: str = setting("auto", "numbers to compute with: bfloat16, float32, of torch float16; auto: the checkpoint's")
     weights: str = setting("auto", "numbers of the weights: auto (as dtype), or int8 (made when they are read)")
-    kv_dtype: str = setting("auto", "numbers of the KV memory: auto (as dtype), bfloat16, float32, or int8")
-    backend: str = setting("auto", "what computes: native, reference, or auto (native where it can)")
+    kv_dtype: str = setting("auto", "numbers of the KV memory: auto (as dtype), bfloat16, float32, int8, of torch fp8")
+    device: str = setting("auto", "where it computes: cpu, cuda (a GPU), or auto (a GPU where one can be used)")
+    backend: str = setting("auto", "what computes: native, reference, torch, or auto (on GPUs torch, else native)")
+    batch_invariant: bool = setting(False, "torch: the same bits whatever runs beside a request; native: always so")
     num_threads: int | None = setting(None, "threads that compute; none: as many as the system grants cores")
     block_size: int = setting(16, "tokens in one block of KV memory")
-    kv_memory: int | str | None = setting(None, "KV memory; none: half of what is free, at most what can be used")
+    kv_memory: int | str | None = setting(
+        None, "KV memory; none: half of what is free (of a GPU most), if it can be used"
+    )
     touch_kv_memory: bool = setting(False, "take all KV memory from the system at the start, not as it is filled")
     swap_space: int | str = setting(0, "KV memory on the host, to swap to; 0: preempt by recompute only")
     max_num_seqs: int = setting(64, "sequences that run at once")
@@ -131,12 +136,15 @@ class EngineConfig:
         require_one_of("dtype", self.dtype, DTYPES)
         require_one_of("weights", self.weights, WEIGHTS)
         require_one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
+        require_one_of("device", self.device, DEVICES)
         require_one_of("backend", self.backend, BACKENDS)
+        if self.device == "cuda" and self.backend not in ("auto", "torch"):
+            raise InvalidConfigError("backend", self.backend, "torch or auto: nothing else runs on device cuda")
         require_one_of("prefix_index", self.prefix_index, PREFIX_INDEXES)
         require_one_of("eviction", self.eviction, EVICTIONS)
         require_int("block_size", self.block_size, 1, 4096)
         require_int("seed", self.seed, 0, (1 << 63) - 1)
-        for name in ("skip_tokenizer_init", "touch_kv_memory", "enable_prefix_caching"):
+        for name in ("skip_tokenizer_init", "batch_invariant", "touch_kv_memory", "enable_prefix_caching"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidConfigError(name, getattr(self, name), "True or False")
         if self.num_threads is not None:
@@ -186,7 +194,9 @@ class EngineSettings(TypedDict, total=False):
     dtype: str
     weights: str
     kv_dtype: str
+    device: str
     backend: str
+    batch_invariant: bool
     num_threads: int | None
     block_size: int
     kv_memory: int | str | None
