@@ -9,13 +9,14 @@ import torch
 
 from quire.compute.models import ModelDescription
 from quire.compute.models.base import DecoderSpec
+from quire.compute.sampling.draws import Sampler
 from quire.compute.sampling.reference import ReferenceSampler
 from quire.compute.torch.attention.base import AttentionBackend
 from quire.compute.torch.attention.plain import PlainAttention
 from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.decoder import Engines, TorchDecoder
 from quire.compute.torch.host_sampler import HostSampler
-from quire.compute.torch.operations import PlainOperations
+from quire.compute.torch.operations import Operations, PlainOperations
 from quire.compute.torch.products import Product, choose_tile, keep_sums_whole, product
 from quire.compute.torch.runner import TorchRunner
 from quire.compute.torch.settings import TorchSettings, kv_cache_spec
@@ -70,9 +71,27 @@ def make_worker(
 ) -> Worker:
     """Return a worker for a spec and whatever its weights are read from, over KV memory of `kv_cache_spec`."""
     weights = TorchWeights.load(spec, reader, DTYPES[settings.dtype], cache.device)
-    engines = Engines(cache.attention, PlainOperations(cache.attention), _product(weights, settings))
+    engines = Engines(cache.attention, create_operations(cache.attention, cache.device), _product(weights, settings))
     runner = TorchRunner(TorchDecoder(spec, weights, engines), cache.device)
-    return Worker(runner, cache, HostSampler(ReferenceSampler()), eos_token_ids=eos_token_ids)
+    return Worker(runner, cache, create_sampler(spec.vocab_size, cache.device), eos_token_ids=eos_token_ids)
+
+
+def create_operations(attention: AttentionBackend[Any], device: torch.device) -> Operations:
+    """Return what computes between products: kernels on a GPU, operations of torch elsewhere."""
+    if device.type != "cuda":
+        return PlainOperations(attention)
+    from quire.compute.torch.fused_operations import FusedOperations  # needs Triton
+
+    return FusedOperations(attention)
+
+
+def create_sampler(vocab_size: int, device: torch.device) -> Sampler:
+    """Return what chooses tokens: where the logits are on a GPU, else the definition itself."""
+    if device.type != "cuda":
+        return HostSampler(ReferenceSampler())
+    from quire.compute.torch.sampling import TorchSampler  # needs Triton
+
+    return TorchSampler(vocab_size)
 
 
 def _product(weights: TorchWeights, settings: TorchSettings) -> Product:
