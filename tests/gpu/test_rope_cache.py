@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 
@@ -11,6 +12,7 @@ from quire.compute.torch.attention.base import KVPair
 from quire.compute.torch.kernels.rope_cache import rotate_and_write
 from quire.compute.torch.operations import Angles, HeadForm, Norm
 from quire.compute.torch.quantize import quantized, restored
+from quire.compute.weights import quantize
 
 NUM_BLOCKS, BLOCK_SIZE = 5, 8
 STORED = {"plain": torch.float32, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -177,6 +179,15 @@ def test_rows_at_the_edges_are_quantised_as_the_definition_says(device: str, sto
     assert torch.equal(numbers.float(), q.float())
     assert torch.equal(scales.nan_to_num(-1), scale.nan_to_num(-1))
     assert restored(numbers, scales).isfinite().all(dim=1).tolist() == [True] * 3 + [False] * 3 + [True] * 3
+
+
+def test_torch_makes_the_int8_that_numpy_makes() -> None:
+    """Of so many rows that a factor which is off by one bit shows."""
+    rows = torch.randn((100_000, 64), generator=torch.Generator().manual_seed(1))
+    q, scales = quantized(rows, torch.int8)
+    expected, of_numpy = quantize.quantized(rows.numpy())
+    assert np.array_equal(q.numpy(), expected)
+    assert np.array_equal(scales.numpy(), of_numpy)
 
 
 def test_a_token_does_not_depend_on_the_tokens_beside_it(device: str) -> None:

@@ -37,6 +37,9 @@ class Watched:
         self.num_unknown = 0
         self._runner = runner
 
+    def prepare(self, cache: TorchCache) -> None:
+        self.events.append("prepare")
+
     def launch(self, inputs: StepInputs, draws: object, cache: TorchCache) -> WatchedStep:
         number = sum(event.startswith("launch") for event in self.events)
         self.events.append(f"launch {number}")
@@ -86,11 +89,11 @@ def run(folder: Path, device: str) -> Run:
 def texts_of(folder: Path, device: str, works: Iterator[list[Work]], sampling: SamplingParams) -> list[list[int]]:
     """Return the tokens of each step, computed one after another by a worker that never launches any."""
     run = Run(folder, device)
-    run.worker.runner = run.worker.runner
+    run.worker.runner = run.worker.runner  # from now on every step waits
     for row in range(3):
         run.driver.open(row, PROMPT[row:], sampling)
     found = [run.step(*each).tokens.tolist() for each in works]
-    assert run.watched.events == []
+    assert run.watched.events == ["prepare"]
     return found
 
 
@@ -117,7 +120,7 @@ def test_texts_are_the_same_with_steps_under_way(sampling: SamplingParams, run: 
     found.append(run.worker.collect().tokens.tolist())
     assert found == texts_of(folder, device, steps(), sampling)
     # Each step is launched before the one before it is waited for: its tokens are known to the device only.
-    assert run.watched.events[:5] == ["launch 0", "launch 1", "wait 0", "launch 2", "wait 1"]
+    assert run.watched.events[:6] == ["prepare", "launch 0", "launch 1", "wait 0", "launch 2", "wait 1"]
     assert run.watched.num_unknown == 13
 
 
@@ -147,11 +150,11 @@ def test_who_looks_at_its_text_waits_for_it(sampling: SamplingParams, run: Run) 
     run.driver.open(0, PROMPT)
     run.driver.open(1, PROMPT, sampling)
     run.submit(Work(0, 0, 40, 1), Work(1, 0, 20))
-    assert run.watched.events == []  # a chunk of it as well: what it reports may be wanted of any step
+    assert run.watched.events == ["prepare"]  # a chunk of it as well: what it reports may be wanted of any step
     run.submit(Work(0, 40, 1, 1))
     run.submit(Work(0, 41, 1, 1))
     run.submit(Work(0, 42, 1, 1), Work(1, 20, 20, 1))
-    assert run.watched.events == ["launch 0", "launch 1", "wait 0", "wait 1"]
+    assert run.watched.events == ["prepare", "launch 0", "launch 1", "wait 0", "wait 1"]
     for _ in range(4):
         run.worker.collect()
     # Without it the steps are launched again.

@@ -78,7 +78,8 @@ class DecodeGraphs:
     def __init__(self, decoder: TorchDecoder, recorder: Recorder, max_size: int) -> None:
         self._decoder = decoder
         self._recorder = recorder
-        self._sizes = [size for size in SIZES if size < max_size] + [min(max_size, SIZES[-1])]
+        largest = min(max_size, SIZES[-1])
+        self._sizes = [size for size in SIZES if size < largest] + [largest]
         self._graphs: dict[int, Graph] = {}
 
     def record(self, pairs: Sequence[KVPair], device: torch.device) -> None:

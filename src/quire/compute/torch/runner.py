@@ -13,6 +13,7 @@ its steps smaller.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
@@ -22,9 +23,11 @@ from quire.compute.sampling.draws import Draws, Sampler
 from quire.compute.torch.attention.base import StepBatch
 from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.decoder import DecoderOutputs, TorchDecoder
+from quire.compute.torch.graphs import DecodeGraphs
 from quire.compute.torch.upload import on_device, part_of, uploaded
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
 from quire.compute.worker.step_ahead import Drawn
+from quire.core.errors import InvalidConfigError
 
 
 class DeviceSampler(Sampler, Protocol):
@@ -38,16 +41,42 @@ class DeviceSampler(Sampler, Protocol):
 class TorchRunner:
     """Runs steps on a device; implements `ModelRunner` and `Launcher`. Its logits are tensors on the device."""
 
-    def __init__(self, decoder: TorchDecoder, sampler: DeviceSampler, device: torch.device) -> None:
+    def __init__(
+        self,
+        decoder: TorchDecoder,
+        sampler: DeviceSampler,
+        device: torch.device,
+        *,
+        graphs: DecodeGraphs | None = None,
+        rehearsals: Sequence[StepInputs] = (),
+    ) -> None:
         self._decoder = decoder
         self._sampler = sampler
         self._device = device
+        self._graphs = graphs
+        self._rehearsals = rehearsals
         self._last_tokens = torch.zeros(1, dtype=torch.int32, device=device)  # [num_rows]: what each row drew last
 
     @property
     def vocab_size(self) -> int:
         """How many tokens the model knows."""
         return self._decoder.spec.vocab_size
+
+    def prepare(self, cache: TorchCache) -> None:
+        """Compute the largest steps once, then record the graphs. Mutates nothing in the cache.
+
+        Kernels are compiled on the way, and whether such steps fit beside weights and KV blocks is known afterwards:
+        an `InvalidConfigError` says so if one does not.
+        """
+        for inputs in self._rehearsals:
+            try:
+                self._decoder.run(uploaded(inputs, cache.spec.block_size, self._device)[0], cache.pairs())
+            except torch.OutOfMemoryError as error:
+                size = len(inputs.token_ids)
+                allowed = "less, or less kv_memory: a step of this size does not fit beside the KV blocks"
+                raise InvalidConfigError("max_num_batched_tokens", size, allowed) from error
+        if self._graphs is not None:
+            self._graphs.record(cache.pairs(), self._device)
 
     def run(self, inputs: StepInputs, cache: TorchCache) -> StepOutputs:
         """Compute one step and wait for it. Mutates the slots of its tokens in the cache."""
@@ -71,6 +100,8 @@ class TorchRunner:
             batch, rows = uploaded(inputs, cache.spec.block_size, self._device)
             if inputs.token_ids.min() < 0:
                 self._fill_in(batch, rows)
+            if self._graphs is not None and self._graphs.takes(batch):
+                return self._graphs.run(batch, cache.pairs())
             return self._decoder.run(batch, cache.pairs())
         except torch.OutOfMemoryError as error:
             if len(inputs.entries) == 1:

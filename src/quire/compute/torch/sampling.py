@@ -23,7 +23,7 @@ from quire.compute.sampling.draws import NO_MASK, Choices, Draws, TokenLists, To
 from quire.compute.torch.kernels.sampling import MAX_VOCABULARY, choose_tokens
 from quire.core.errors import InvalidConfigError
 
-SLAB: Final = 64
+SLAB: Final = 16
 """Rows of logits that are reported at once: what bounds the float64 numbers and keys of all their tokens."""
 
 WORD_BITS: Final = 32

@@ -55,6 +55,10 @@ class StepUnderWay(Protocol):
 class Launcher(Protocol[Memory_contra]):
     """A runner that samples as well, and waits for neither."""
 
+    def prepare(self, cache: Memory_contra) -> None:
+        """Do what had better be done before the first step; the memory is allocated. Mutates the launcher only."""
+        ...
+
     def launch(self, inputs: StepInputs, draws: Draws, cache: Memory_contra) -> StepUnderWay:
         """Start a step of at least one token, a draw for each row of logits. Mutates its slots in the cache.
 
@@ -109,6 +113,10 @@ class StepsAhead:
             self._careful_rows.discard(start.row)
             if _is_careful(start):
                 self._careful_rows.add(start.row)
+
+    def prepare(self, cache: KVMemory) -> None:
+        """Let the launcher do what had better be done before the first step. Mutates it."""
+        self._launcher.prepare(cache)
 
     def takes(self, plan: StepPlan) -> bool:
         """Return whether a plan may be launched while the steps before it are under way. Does not mutate."""

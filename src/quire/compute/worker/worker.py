@@ -82,6 +82,8 @@ class Worker:
         self.cache.allocate()
         num_blocks, vocab_size = self.cache.num_blocks, self._runner.vocab_size
         self._batch = InputBatch(self.cache.spec, num_blocks=num_blocks, vocab_size=vocab_size)
+        if self._ahead is not None:
+            self._ahead.prepare(self.cache)
 
     def submit(self, plan: StepPlan) -> None:
         """Compute a plan and queue its result, or start it and queue what is to come. Mutates."""

@@ -1,18 +1,20 @@
 """From the fused product of a layer to what attention reads, in one launch: norm, turn, quantise, store.
 
-    projected row of a token        q q q q q q q q │ k k │ v v          one program a head
+    projected row of a token        q q q q q q q q │ k k │ v v          eight heads a program
     queries ─► norm ─► turn ──────────────────────────────────────────► queries
     keys    ─► norm ─► turn ─► its scale, int8 or e4m3 where asked ───► their slots in the KV memory
     values  ─────────────────► its scale, int8 or e4m3 where asked ───► their slots
 
 A head is held in three parts: the first of each pair, the second of each pair, and the rest that does not turn. Where
 sums are taken over a head (norms, the highest size), they are taken over the parts and then added, in one order.
-Everything between the load and the store is float32 and rounded once.
+Everything between the load and the store is float32 and rounded once. A program may hold heads of all three kinds: each
+is computed as all, and what does not belong to its kind is not taken. That costs less than programs of one head, of
+which a long prefill would launch a hundred thousand.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import torch
 import triton
@@ -30,51 +32,45 @@ from quire.compute.torch.kernels.quantize import (
 from quire.compute.torch.kernels.variants import KernelVariant
 from quire.compute.torch.operations import Angles, HeadForm
 
+HEADS: Final = 8
+NUM_WARPS: Final = 4
+
 
 @triton.jit
-def load_head(start, HALF: tl.constexpr, REST: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr):
-    """Return the three parts of a head as float32; places beyond them are 0."""
-    pairs, others = tl.arange(0, HALF_BLOCK), tl.arange(0, REST_BLOCK)
-    first = tl.load(start + pairs, mask=pairs < HALF, other=0.0).to(tl.float32)
-    second = tl.load(start + HALF + pairs, mask=pairs < HALF, other=0.0).to(tl.float32)
-    rest = tl.load(start + 2 * HALF + others, mask=others < REST, other=0.0).to(tl.float32)
+def load_parts(start, held, HALF: tl.constexpr, REST: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr):
+    """Return the three parts of rows that start there, as float32; places beyond them are 0."""
+    pairs, others = tl.arange(0, HALF_BLOCK)[None, :], tl.arange(0, REST_BLOCK)[None, :]
+    are_pairs, are_others = held & (pairs < HALF), held & (others < REST)
+    first = tl.load(start + pairs, mask=are_pairs, other=0.0).to(tl.float32)
+    second = tl.load(start + HALF + pairs, mask=are_pairs, other=0.0).to(tl.float32)
+    rest = tl.load(start + 2 * HALF + others, mask=are_others, other=0.0).to(tl.float32)
     return first, second, rest
 
 
 @triton.jit
-def store_head(
-    start, parts, HALF: tl.constexpr, REST: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr
+def store_parts(
+    start, held, parts, HALF: tl.constexpr, REST: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr
 ):
-    """Store the three parts of a head, in the type of where they go."""
-    pairs, others = tl.arange(0, HALF_BLOCK), tl.arange(0, REST_BLOCK)
-    tl.store(start + pairs, parts[0].to(start.dtype.element_ty), mask=pairs < HALF)
-    tl.store(start + HALF + pairs, parts[1].to(start.dtype.element_ty), mask=pairs < HALF)
-    tl.store(start + 2 * HALF + others, parts[2].to(start.dtype.element_ty), mask=others < REST)
+    """Store the three parts of rows, in the type of where they go."""
+    pairs, others = tl.arange(0, HALF_BLOCK)[None, :], tl.arange(0, REST_BLOCK)[None, :]
+    are_pairs, are_others = held & (pairs < HALF), held & (others < REST)
+    dtype: tl.constexpr = start.dtype.element_ty
+    tl.store(start + pairs, parts[0].to(dtype), mask=are_pairs)
+    tl.store(start + HALF + pairs, parts[1].to(dtype), mask=are_pairs)
+    tl.store(start + 2 * HALF + others, parts[2].to(dtype), mask=are_others)
 
 
 @triton.jit
-def store_kv(
-    start,
-    scale_place,
-    parts,
-    FORMAT: tl.constexpr,
-    HALF: tl.constexpr,
-    REST: tl.constexpr,
-    HALF_BLOCK: tl.constexpr,
-    REST_BLOCK: tl.constexpr,
-):
-    """Store a key or a value, quantised with a scale of its own where the format asks for it."""
-    if FORMAT == "plain":
-        store_head(start, parts, HALF, REST, HALF_BLOCK, REST_BLOCK)
-    else:
-        highest = tl.maximum(tl.max(size_of(parts[0])), tl.max(size_of(parts[1])))
-        highest = tl.maximum(highest, tl.max(size_of(parts[2])))
-        scale, factor = scale_and_factor(highest, INT8_MOST if FORMAT == "int8" else FP8_MOST)
-        first = quantized(parts[0], factor, FORMAT == "int8")
-        second = quantized(parts[1], factor, FORMAT == "int8")
-        rest = quantized(parts[2], factor, FORMAT == "int8")
-        store_head(start, (first, second, rest), HALF, REST, HALF_BLOCK, REST_BLOCK)
-        tl.store(scale_place, scale)
+def over_head(first, second, rest):
+    """Return the sum over each head of three parts."""
+    return tl.sum(first, axis=1)[:, None] + tl.sum(second, axis=1)[:, None] + tl.sum(rest, axis=1)[:, None]
+
+
+@triton.jit
+def highest_size(first, second, rest):
+    """Return the highest size in each head of three parts."""
+    highest = tl.maximum(tl.max(size_of(first), axis=1), tl.max(size_of(second), axis=1))
+    return tl.maximum(highest, tl.max(size_of(rest), axis=1))[:, None]
 
 
 @triton.jit
@@ -109,43 +105,53 @@ def rotate_and_write_kernel(
     REST: tl.constexpr,
     HALF_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,
 ):
-    """Bring one head of one token where it belongs."""
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    """Bring some heads of one token where they belong."""
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     head_dim: tl.constexpr = 2 * HALF + REST
-    start = projected + token * projected_stride + head * head_dim
-    first, second, rest = load_head(start, HALF, REST, HALF_BLOCK, REST_BLOCK)
-    pairs, others = tl.arange(0, HALF_BLOCK), tl.arange(0, REST_BLOCK)
-    if HAS_NORM and head < NUM_HEADS + NUM_KV_HEADS:
-        epsilon = tl.where(head < NUM_HEADS, query_epsilon, key_epsilon)
-        total = tl.sum(first * first) + tl.sum(second * second) + tl.sum(rest * rest)
-        length = tl.sqrt_rn(total / head_dim + epsilon)
-        weight = query_weight
-        if head >= NUM_HEADS:
-            weight = key_weight
-        first = tl.load(weight + pairs, mask=pairs < HALF, other=0.0) * (first / length)
-        second = tl.load(weight + HALF + pairs, mask=pairs < HALF, other=0.0) * (second / length)
-        rest = tl.load(weight + 2 * HALF + others, mask=others < REST, other=0.0) * (rest / length)
-    if TURNS and head < NUM_HEADS + NUM_KV_HEADS:
+    is_query, is_value = heads < NUM_HEADS, heads >= NUM_HEADS + NUM_KV_HEADS
+    held = heads < NUM_HEADS + 2 * NUM_KV_HEADS
+    start = projected + token * projected_stride + heads * head_dim
+    first, second, rest = load_parts(start, held, HALF, REST, HALF_BLOCK, REST_BLOCK)
+    if HAS_NORM:
+        mean = over_head(first * first, second * second, rest * rest) / head_dim
+        length = tl.sqrt_rn(mean + tl.where(is_query, query_epsilon, key_epsilon))
+        weight = tl.where(is_query, query_weight, key_weight)
+        weights = load_parts(weight, held & (is_value == 0), HALF, REST, HALF_BLOCK, REST_BLOCK)
+        first = tl.where(is_value, first, weights[0] * (first / length))
+        second = tl.where(is_value, second, weights[1] * (second / length))
+        rest = tl.where(is_value, rest, weights[2] * (rest / length))
+    if TURNS:
+        pairs = tl.arange(0, HALF_BLOCK)[None, :]
         cosine = tl.load(cosines + token * HALF + pairs, mask=pairs < HALF, other=0.0)
         sine = tl.load(sines + token * HALF + pairs, mask=pairs < HALF, other=0.0)
         turned = first * cosine - second * sine
-        second = second * cosine + first * sine
-        first = turned
+        second = tl.where(is_value, second, second * cosine + first * sine)
+        first = tl.where(is_value, first, turned)
     parts = (first, second, rest)
-    if head < NUM_HEADS:
-        target = queries + (token * NUM_HEADS + head) * head_dim
-        store_head(target, parts, HALF, REST, HALF_BLOCK, REST_BLOCK)
+    target = queries + (token * NUM_HEADS + heads) * head_dim
+    store_parts(target, is_query, parts, HALF, REST, HALF_BLOCK, REST_BLOCK)
+
     slot = tl.load(slots + token).to(tl.int64)
-    if (head >= NUM_HEADS) & (slot >= 0):
-        kv_head = (head - NUM_HEADS) % NUM_KV_HEADS
-        block, offset = slot // block_size, slot % block_size
-        place = block * block_stride + kv_head * head_stride + offset * token_stride
-        scale_place = block * scale_block_stride + kv_head * scale_head_stride + offset * scale_token_stride
-        if head < NUM_HEADS + NUM_KV_HEADS:
-            store_kv(keys + place, key_scales + scale_place, parts, FORMAT, HALF, REST, HALF_BLOCK, REST_BLOCK)
-        else:
-            store_kv(values + place, value_scales + scale_place, parts, FORMAT, HALF, REST, HALF_BLOCK, REST_BLOCK)
+    block, offset, kv_heads = slot // block_size, slot % block_size, (heads - NUM_HEADS) % NUM_KV_HEADS
+    is_key = (is_query == 0) & (is_value == 0) & (slot >= 0)
+    is_value = is_value & held & (slot >= 0)
+    if FORMAT != "plain":
+        scale, factor = scale_and_factor(highest_size(*parts), INT8_MOST if FORMAT == "int8" else FP8_MOST)
+        IS_INT8: tl.constexpr = FORMAT == "int8"
+        parts = (
+            quantized(first, factor, IS_INT8),
+            quantized(second, factor, IS_INT8),
+            quantized(rest, factor, IS_INT8),
+        )
+        place = block * scale_block_stride + kv_heads * scale_head_stride + offset * scale_token_stride
+        tl.store(key_scales + place, scale, mask=is_key)
+        tl.store(value_scales + place, scale, mask=is_value)
+    place = block * block_stride + kv_heads * head_stride + offset * token_stride
+    store_parts(keys + place, is_key, parts, HALF, REST, HALF_BLOCK, REST_BLOCK)
+    store_parts(values + place, is_value, parts, HALF, REST, HALF_BLOCK, REST_BLOCK)
 
 
 def rotate_and_write(
@@ -164,7 +170,8 @@ def rotate_and_write(
     query_norm, key_norm = form.query_norm, form.key_norm
     format_ = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}.get(pair.keys.dtype, "plain")
     scales = pair.keys if pair.key_scales is None else pair.key_scales
-    rotate_and_write_kernel[(num_tokens, form.num_heads + 2 * form.num_kv_heads)](
+    grid = (num_tokens, triton.cdiv(form.num_heads + 2 * form.num_kv_heads, HEADS))
+    rotate_and_write_kernel[grid](
         projected,
         queries,
         None if query_norm is None else query_norm.weight,
@@ -188,7 +195,8 @@ def rotate_and_write(
         TURNS=angles is not None,
         FORMAT=format_,
         **_parts(form.head_dim, form.head_dim if angles is None else 2 * angles.cosines.shape[-1]),
-        num_warps=1,
+        HEADS=HEADS,
+        num_warps=NUM_WARPS,
         **EXACT,
     )
     return queries
@@ -226,7 +234,7 @@ def _variant(head_dim: int, rotary_dim: int, dtype: str, stored: str, *, norms: 
         rotate_and_write_kernel,
         arguments=arguments,
         constants=constants | {"HAS_NORM": norms, "TURNS": rotary_dim > 0, "FORMAT": format_},
-        num_warps=1,
+        num_warps=NUM_WARPS,
         min_wide_share=0.0,  # a head is small: its parts are loaded by 4 or 8 bytes a thread
         capabilities=(90, 100) if format_ == "fp8" else (80, 90, 100),
     )

@@ -107,7 +107,7 @@ def weigh_kernel(
         inside = ids < vocab_size
         numbers = tl.load(logits + row * row_stride + ids, mask=inside, other=float("-inf")).to(tl.float64)
         weights = tl.exp((numbers - top.to(tl.float64)) / temperature)
-        weights = tl.where(weights < setting(settings, MIN_P, draw), 0.0, weights)
+        weights = tl.where(weights >= setting(settings, MIN_P, draw), weights, 0.0)  # 0 where it is no number
         whole = (weights * WEIGHT_OF_HIGHEST + 0.5).to(tl.int64)
         found = tl.where(whole > 0, (whole << ID_BITS) + (MAX_ID - ids), 0)
         tl.store(keys + draw * vocab_size + ids, found, mask=inside)
