@@ -14,14 +14,17 @@ from quire.compute.torch.attention.base import AttentionBackend
 from quire.compute.torch.attention.plain import PlainAttention
 from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.decoder import Engines, TorchDecoder
+from quire.compute.torch.graphs import CudaRecorder, DecodeGraphs
 from quire.compute.torch.host_sampler import HostSampler
-from quire.compute.torch.operations import PlainOperations
+from quire.compute.torch.operations import Operations, PlainOperations
 from quire.compute.torch.products import Product, choose_tile, keep_sums_whole, product
-from quire.compute.torch.runner import TorchRunner
+from quire.compute.torch.rehearsal import largest_steps
+from quire.compute.torch.runner import DeviceSampler, TorchRunner
 from quire.compute.torch.settings import TorchSettings, kv_cache_spec
 from quire.compute.torch.weights import DTYPES, PartReader, TorchWeights
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import WeightReader
+from quire.compute.worker.model_runner import StepInputs
 from quire.compute.worker.worker import Worker
 from quire.core.executor import NoteLoaded
 
@@ -70,9 +73,35 @@ def make_worker(
 ) -> Worker:
     """Return a worker for a spec and whatever its weights are read from, over KV memory of `kv_cache_spec`."""
     weights = TorchWeights.load(spec, reader, DTYPES[settings.dtype], cache.device)
-    engines = Engines(cache.attention, PlainOperations(cache.attention), _product(weights, settings))
-    runner = TorchRunner(TorchDecoder(spec, weights, engines), cache.device)
-    return Worker(runner, cache, HostSampler(ReferenceSampler()), eos_token_ids=eos_token_ids)
+    engines = Engines(cache.attention, create_operations(cache.attention, cache.device), _product(weights, settings))
+    decoder, sampler = TorchDecoder(spec, weights, engines), create_sampler(spec.vocab_size, cache.device)
+    graphs: DecodeGraphs | None = None
+    rehearsals: tuple[StepInputs, ...] = ()
+    if cache.device.type == "cuda":
+        rehearsals = largest_steps(cache.spec, settings)
+        # Experts are launched in the shape of what the router chose; a recording has one shape.
+        if settings.graphs and not any(layer.sparse for layer in spec.layers):
+            graphs = DecodeGraphs(decoder, CudaRecorder(), settings.max_num_seqs)
+    runner = TorchRunner(decoder, sampler, cache.device, graphs=graphs, rehearsals=rehearsals)
+    return Worker(runner, cache, sampler, eos_token_ids=eos_token_ids, launcher=runner)
+
+
+def create_operations(attention: AttentionBackend[Any], device: torch.device) -> Operations:
+    """Return what computes between products: kernels on a GPU, operations of torch elsewhere."""
+    if device.type != "cuda":
+        return PlainOperations(attention)
+    from quire.compute.torch.fused_operations import FusedOperations  # needs Triton
+
+    return FusedOperations(attention)
+
+
+def create_sampler(vocab_size: int, device: torch.device) -> DeviceSampler:
+    """Return what chooses tokens: where the logits are on a GPU, else the definition itself."""
+    if device.type != "cuda":
+        return HostSampler(ReferenceSampler())
+    from quire.compute.torch.sampling import TorchSampler  # needs Triton
+
+    return TorchSampler(vocab_size)
 
 
 def _product(weights: TorchWeights, settings: TorchSettings) -> Product:

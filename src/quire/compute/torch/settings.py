@@ -21,7 +21,10 @@ HEAD_DIM_STEP: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class TorchSettings:
-    """How torch runs a model; `device` is "cpu" or "cuda", `num_threads` those of a CPU, 0: torch's own choice."""
+    """How torch runs a model; `device` is "cpu" or "cuda", `num_threads` those of a CPU, 0: torch's own choice.
+
+    `graphs`: on a GPU, decodes are recorded at the start and replayed.
+    """
 
     device: str = "cuda"
     dtype: str = "bfloat16"
@@ -32,6 +35,7 @@ class TorchSettings:
     max_num_seqs: int = 256
     batch_invariant: bool = False
     num_threads: int = 0
+    graphs: bool = True
 
     @property
     def stored_kv_dtype(self) -> str:

@@ -65,6 +65,10 @@ class InputBatch:
         """Return the tokens known of a row; not to be changed."""
         return self._row(row).tokens
 
+    def state(self, row: int) -> RowState:
+        """Return what is known of a row: the state itself, which the row keeps until it is released."""
+        return self._row(row)
+
     def num_prompt_logits(self, plan: StepPlan, entry: int) -> int:
         """Return of how many of an entry's tokens, the first ones, the logits are wanted. Does not mutate."""
         start, stop = plan.starts[entry], plan.starts[entry] + plan.counts[entry]
@@ -102,6 +106,7 @@ class InputBatch:
             block_tables=tuple(table[rows] for table in self._tables),
             logit_starts=logit_starts,
             logit_indices=_join([_span(end - count, end) for end, count in ends]),
+            rows=rows,
         )
 
     def _row(self, row: int) -> RowState:
