@@ -28,7 +28,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def texts(folder: Path, **settings: Any) -> list[list[list[int]]]:
-    with LLM(str(folder), skip_tokenizer_init=True, dtype="float32", max_model_len=256, num_threads=1, **settings) as llm:
+    with LLM(
+        str(folder), skip_tokenizer_init=True, dtype="float32", max_model_len=256, num_threads=1, **settings
+    ) as llm:
         outputs = llm.generate(PROMPTS, SAMPLING, use_tqdm=False)
         again = llm.generate(PROMPTS[::-1], SAMPLING[::-1], use_tqdm=False)[::-1]
     found = [[[*each.token_ids] for each in output.outputs] for output in outputs]
@@ -46,7 +48,11 @@ def expected(folder: Path) -> list[list[list[int]]]:
 def test_texts_are_those_of_the_reference(
     steps: int, memory: str, folder: Path, device: str, expected: list[list[list[int]]]
 ) -> None:
-    limits = {"ample": {}, "tight": {"max_num_batched_tokens": 24, "max_num_seqs": 8}, "swap": {"swap_space": 64 * BLOCK_BYTES}}[memory]
+    limits = {
+        "ample": {},
+        "tight": {"max_num_batched_tokens": 24, "max_num_seqs": 8},
+        "swap": {"swap_space": 64 * BLOCK_BYTES},
+    }[memory]
     num_blocks = 256 if memory == "ample" else 20
     found = texts(
         folder,
