@@ -115,6 +115,8 @@ def expected(case: Case, device: str) -> tuple[torch.Tensor, torch.Tensor, torch
 def at_slots(stored: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """Return what stands in slots: `[num_slots, num_kv_heads, …]`."""
     slots = slots.long()
+    if stored.dtype is torch.float8_e4m3fn:  # which not every device can look up
+        return at_slots(stored.view(torch.uint8), slots).view(torch.float8_e4m3fn)
     return stored.transpose(1, 2)[slots // BLOCK_SIZE, slots % BLOCK_SIZE]
 
 
