@@ -11,6 +11,8 @@ from quire.compute.torch.kernels.norms import add_norm, norm
 
 SIZES = (1, 2, 63, 64, 100, 128, 1000)
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3}
+if torch.cuda.is_available():  # the interpreter truncates where it makes bfloat16
+    TOLERANCE[torch.bfloat16] = 1e-2
 EPSILON = 1e-5
 
 
