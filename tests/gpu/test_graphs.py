@@ -184,12 +184,13 @@ def test_sizes_reach_up_to_the_most_sequences_and_no_further() -> None:
 def test_the_largest_steps_are_as_large_as_they_may_be_and_store_nothing(folder: Path, device: str) -> None:
     run = Run(folder, device, records=False)
     settings = replace(FLOAT32, max_num_batched_tokens=200, max_num_seqs=24)
-    prompt, decodes = largest_steps(run.worker.cache.spec, settings)
-    assert [len(prompt.token_ids), len(decodes.token_ids)] == [200, 24]
-    assert [len(prompt.logit_indices), len(decodes.logit_indices)] == [152, 24]
-    run.runner._rehearsals = (prompt, decodes)
+    steps = prompts, _, last = largest_steps(run.worker.cache.spec, settings, context_length=90)
+    assert [len(step.token_ids) for step in steps] == [198, 24, 1]  # 3 prompts of 66 tokens
+    assert [len(step.logit_indices) for step in steps] == [153, 24, 1]
+    assert prompts.positions.max() == 65 and last.positions.tolist() == [89]
+    run.runner._rehearsals = steps
     run.runner.prepare(run.worker.cache)  # type: ignore[arg-type]
     assert not any(tensor.any() for tensor in pools_of(run))
-    batches: list[StepBatch] = [uploaded(each, 16, torch.device(device))[0] for each in (prompt, decodes)]
-    assert [batch.shape.num_decodes for batch in batches] == [0, 24]
+    batches: list[StepBatch] = [uploaded(each, 16, torch.device(device))[0] for each in steps]
+    assert [batch.shape.num_decodes for batch in batches] == [0, 24, 1]
     assert np.array_equal(batches[1].logit_indices.cpu().numpy(), np.arange(24))
