@@ -123,7 +123,8 @@ class EngineConfig:
     eviction: str = setting("lru", "which cached block goes first: lru, fifo or priority")
     policy: str = setting("fcfs", "order of the waiting: fcfs, priority or fair_share")
     preemption: str = setting("auto", "how a request yields: recompute, swap, or auto (the cheaper)")
-    max_steps_under_way: int = setting(1, "plans handed out before the first result is awaited")
+    max_steps_under_way: int | None = setting(None, "plans handed out before a result is awaited; none: 1, of a GPU 2")
+    cuda_graphs: bool = setting(True, "on a GPU: decodes are recorded at the start, and replayed")
     max_cached_blocks_per_tenant: int | None = setting(None, "cached blocks that one tenant may keep; none: no limit")
     seed: int = setting(0, "where the seeds of requests without one come from")
 
@@ -144,9 +145,9 @@ class EngineConfig:
         require_one_of("eviction", self.eviction, EVICTIONS)
         require_int("block_size", self.block_size, 1, 4096)
         require_int("seed", self.seed, 0, (1 << 63) - 1)
-        for name in ("skip_tokenizer_init", "batch_invariant", "touch_kv_memory", "enable_prefix_caching"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidConfigError(name, getattr(self, name), "True or False")
+        for field in dataclasses.fields(self):
+            if isinstance(field.default, bool) and not isinstance(getattr(self, field.name), bool):
+                raise InvalidConfigError(field.name, getattr(self, field.name), "True or False")
         if self.num_threads is not None:
             require_int("num_threads", self.num_threads, 1, 1024)
         if self.max_cached_blocks_per_tenant is not None:
@@ -172,8 +173,14 @@ class EngineConfig:
             max_model_len=max_model_len,
             policy=self.policy,
             preemption=self.preemption,
-            max_steps_under_way=self.max_steps_under_way,
+            max_steps_under_way=self.num_steps_under_way,
         )
+
+    @property
+    def num_steps_under_way(self) -> int:
+        """Plans that may be out at once. On a GPU the next one is made while a step is computed."""
+        default = 2 if self.device == "cuda" else 1
+        return default if self.max_steps_under_way is None else self.max_steps_under_way
 
     def _take_path(self, name: str) -> None:
         """A path is kept as text."""
@@ -210,7 +217,8 @@ class EngineSettings(TypedDict, total=False):
     eviction: str
     policy: str
     preemption: str
-    max_steps_under_way: int
+    max_steps_under_way: int | None
+    cuda_graphs: bool
     max_cached_blocks_per_tenant: int | None
     seed: int
 

@@ -144,6 +144,8 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     folder = _model_folder(config.model)
     model = read_model(folder, config.max_model_len)
     backend = choose_backend(config, folder, model)
+    if backend.gpu is not None:
+        config = replace(config, device="cuda")  # so nobody behind has to ask what auto has become
     failpoints = parse_failpoints(os.environ.get(FAILPOINTS_VARIABLE, ""))
     if failpoints:
         backend = _armed(backend, failpoints)
@@ -353,6 +355,7 @@ def _torch_backend(device: str, config: EngineConfig, folder: Path, model: Model
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
         batch_invariant=config.batch_invariant,
+        graphs=config.cuda_graphs,
         num_threads=(config.num_threads or usable_cores()) if device == "cpu" else 0,
     )
 

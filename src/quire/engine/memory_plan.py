@@ -105,7 +105,7 @@ def plan_memory(config: EngineConfig, spec: KVCacheSpec, context_length: int, ne
         raise InvalidConfigError("memory of weights and activations", size, f"less than the {free} that are free")
     if config.max_model_len is not None and config.max_model_len > context_length:
         raise InvalidConfigError("max_model_len", config.max_model_len, f"at most {context_length}, the model's")
-    longest_chunk = 1 + config.max_steps_under_way
+    longest_chunk = 1 + config.num_steps_under_way
     num_host_blocks = _num_host_blocks(config, spec)
     wanted = config.max_model_len or context_length
     per_sequence = spec.num_blocks_for(wanted, longest_chunk=longest_chunk)

@@ -78,7 +78,7 @@ class EngineSizer:
     def _require(self, config: EngineConfig, backend: Backend, needs: MemoryNeeds) -> None:
         """Raise where not even one sequence fits: with what it takes, and over how many machines it would go."""
         length = config.max_model_len or min(self.model.spec.context_length, USEFUL_TOKENS)
-        chunk = 1 + config.max_steps_under_way
+        chunk = 1 + config.num_steps_under_way
         spec, memory = backend.kv_spec, needs.free_bytes or 0
         kv_bytes = spec.num_blocks_for(length, longest_chunk=chunk) * spec.bytes_per_block + int(config.swap_space)
         needed = needs.weight_bytes + needs.activation_bytes + kv_bytes
