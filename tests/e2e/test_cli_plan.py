@@ -186,7 +186,9 @@ def test_narrow_keys_and_values_hold_more(capsys: pytest.CaptureFixture[str]) ->
         "machines"
     ]
     assert narrow["num_blocks"] == pytest.approx(int8["num_blocks"], rel=0.01)
-    assert [each["dtype"] for each in narrow["narrow_kv"]] == ["fp8"]
+    assert narrow["narrow_kv"] == []
+    gpu = plan("qwen3-0.6b", "--hardware", "nvidia-h200", "--device", "cuda", capsys=capsys)["machines"][0]
+    assert [(each["dtype"], each["is_served"]) for each in gpu["narrow_kv"]] == [("int8", True), ("fp8", True)]
 
 
 def test_this_machine_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
