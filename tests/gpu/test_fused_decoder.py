@@ -51,12 +51,13 @@ class ChosenRun(TorchRun):
         reader = WeightReader(spec, Checkpoint.open(folder), "float32")
         weights = TorchWeights.load(spec, reader, DTYPES[settings.dtype], cache.device)
         engines = Engines(cache.attention, operations(cache.attention), product)
-        self.runner = EveryLogit(TorchRunner(TorchDecoder(spec, weights, engines), sampler, cache.device))
+        self.launcher = TorchRunner(TorchDecoder(spec, weights, engines), sampler, cache.device)
+        self.runner = EveryLogit(self.launcher)
         self.worker = Worker(self.runner, cache, sampler)
         self.worker.start()
 
 
-def runs(folder: Path, spec: DecoderSpec, settings: TorchSettings) -> tuple[TorchRun, TorchRun]:
+def runs(folder: Path, spec: DecoderSpec, settings: TorchSettings) -> tuple[ChosenRun, ChosenRun]:
     """Return a plain run and a fused one."""
     plain = ChosenRun(folder, spec, settings, PlainOperations, HostSampler(ReferenceSampler()))
     return plain, ChosenRun(folder, spec, settings, FusedOperations, TorchSampler(spec.vocab_size))
@@ -109,3 +110,19 @@ def test_the_sampler_of_the_device_draws_what_that_of_the_host_draws(device: str
     assert np.array_equal(logits, same)
     assert tokens == expected
     assert len(set(tokens)) > 1
+
+
+def test_steps_under_way_draw_what_steps_draw_one_by_one(device: str, tmp_path: Path) -> None:
+    write_spec_model(tmp_path, SPECS["plain"])
+    plain, fused = runs(tmp_path, SPECS["plain"], replace(FLOAT32, device=device))
+    sampling = SamplingParams(temperature=2.0, top_k=30, min_p=0.01, seed=11)
+    _, expected = logits_and_tokens(plain, sampling)
+    worker = Worker(fused.launcher, fused.worker.cache, TorchSampler(64), launcher=fused.launcher)
+    worker.start()
+    for row, prompt in enumerate(PROMPTS):
+        fused.driver.open(row, prompt, sampling)
+    worker.submit(fused.driver.plan(*(Work(row, 0, len(prompt), samples=1) for row, prompt in enumerate(PROMPTS))))
+    for ahead in range(2):
+        decodes = (Work(row, len(prompt) + ahead, 1, samples=1) for row, prompt in enumerate(PROMPTS))
+        worker.submit(fused.driver.plan(*decodes))
+    assert [token for _ in range(3) for token in worker.collect().tokens] == expected

@@ -123,7 +123,7 @@ class EngineConfig:
     eviction: str = setting("lru", "which cached block goes first: lru, fifo or priority")
     policy: str = setting("fcfs", "order of the waiting: fcfs, priority or fair_share")
     preemption: str = setting("auto", "how a request yields: recompute, swap, or auto (the cheaper)")
-    max_steps_under_way: int | None = setting(None, "plans handed out before a result is awaited; none: 1, of a GPU 2")
+    max_steps_under_way: int | None = setting(None, "plans handed out before a result is awaited; none: 1, of torch 2")
     cuda_graphs: bool = setting(True, "on a GPU: decodes are recorded at the start, and replayed")
     max_cached_blocks_per_tenant: int | None = setting(None, "cached blocks that one tenant may keep; none: no limit")
     seed: int = setting(0, "where the seeds of requests without one come from")
@@ -154,6 +154,11 @@ class EngineConfig:
             require_int("max_cached_blocks_per_tenant", self.max_cached_blocks_per_tenant, 0, (1 << 31) - 1)
         self.scheduler_config(1 if self.max_model_len is None else self.max_model_len)
 
+    @property
+    def num_steps_under_way(self) -> int:
+        """How many plans are handed out before a result is awaited."""
+        return 1 if self.max_steps_under_way is None else self.max_steps_under_way
+
     def memory_config(self, num_blocks: int, num_host_blocks: int, hash_key: bytes) -> MemoryConfig:
         """Return the settings of the KV memory. Does not mutate."""
         return MemoryConfig(
@@ -175,12 +180,6 @@ class EngineConfig:
             preemption=self.preemption,
             max_steps_under_way=self.num_steps_under_way,
         )
-
-    @property
-    def num_steps_under_way(self) -> int:
-        """Plans that may be out at once. On a GPU the next one is made while a step is computed."""
-        default = 2 if self.device == "cuda" else 1
-        return default if self.max_steps_under_way is None else self.max_steps_under_way
 
     def _take_path(self, name: str) -> None:
         """A path is kept as text."""

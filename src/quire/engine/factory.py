@@ -144,8 +144,8 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     folder = _model_folder(config.model)
     model = read_model(folder, config.max_model_len)
     backend = choose_backend(config, folder, model)
-    if backend.gpu is not None:
-        config = replace(config, device="cuda")  # so nobody behind has to ask what auto has become
+    if config.max_steps_under_way is None and backend.name == "torch":  # which starts a step while another is computed
+        config = replace(config, max_steps_under_way=2)
     failpoints = parse_failpoints(os.environ.get(FAILPOINTS_VARIABLE, ""))
     if failpoints:
         backend = _armed(backend, failpoints)

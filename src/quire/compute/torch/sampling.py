@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from quire.compute.arrays import IntArray
 from quire.compute.sampling.draws import NO_MASK, Choices, Draws, TokenLists, TokenMasks, TokenRules
 from quire.compute.torch.kernels.sampling import MAX_VOCABULARY, choose_tokens
+from quire.compute.torch.upload import on_device
 from quire.core.errors import InvalidConfigError
 
 SLAB: Final = 16
@@ -50,10 +51,10 @@ class TorchSampler:
         with torch.inference_mode():
             rows, own = logits[:, : self._vocab_size], draws.logit_rows
             if _has_any(draws.rules):
-                rows = changed(rows[_on(own, logits.device)].to(torch.float32), draws.rules)
+                rows = changed(rows[on_device(own, logits.device)].to(torch.float32), draws.rules)
                 own = np.arange(len(draws))
             columns = own, draws.temperatures, draws.top_k, draws.top_p, draws.min_p, uniforms(draws)
-            return choose_tokens(rows, _on(np.stack(columns, axis=1).astype(np.float64), logits.device))
+            return choose_tokens(rows, on_device(np.stack(columns, axis=1).astype(np.float64), logits.device))
 
     def report(self, logits: torch.Tensor, logit_rows: IntArray, tokens: IntArray, num_logprobs: IntArray) -> Choices:
         """Return the log-probabilities of given tokens. Waits for the device. Does not mutate the logits."""
@@ -67,8 +68,8 @@ class TorchSampler:
         """Fill in entries of the choices, each from its row of logits. Mutates them."""
         for start in range(0, len(entries), SLAB):
             own = entries[start : start + SLAB]
-            numbers = logits[_on(rows[start : start + SLAB], logits.device), : self._vocab_size].to(torch.float32)
-            tokens = _on(choices.tokens[own], logits.device)
+            numbers = logits[on_device(rows[start : start + SLAB], logits.device), : self._vocab_size].to(torch.float32)
+            tokens = on_device(choices.tokens[own], logits.device)
             logprobs = _log_softmax(numbers)
             choices.logprobs[own] = logprobs.gather(1, tokens[:, None])[:, 0].cpu().numpy()
             choices.ranks[own] = _ranks(numbers, tokens).cpu().numpy()
@@ -99,13 +100,13 @@ def changed(rows: torch.Tensor, rules: TokenRules) -> torch.Tensor:
     given = rows.clone() if len(rules.allowed.ids) else rows
     if len(rules.allowed.ids):
         limited = np.flatnonzero(np.diff(rules.allowed.starts))
-        rows[_on(limited, rows.device)] = -torch.inf
+        rows[on_device(limited, rows.device)] = -torch.inf
         places = _places(rules.allowed, rows.device)
         rows[places] = given[places]
     _forbid(rows, rules.masks)
     rows[_places(rules.banned, rows.device)] = -torch.inf
     if len(rules.biased.ids):
-        rows[_places(rules.biased, rows.device)] += _on(rules.biases, rows.device)
+        rows[_places(rules.biased, rows.device)] += on_device(rules.biases, rows.device)
     if len(rules.seen.ids):
         _penalize(rows, rules)
     return rows
@@ -116,8 +117,8 @@ def _penalize(rows: torch.Tensor, rules: TokenRules) -> None:
     places = _places(rules.seen, rows.device)
     entries = np.repeat(np.arange(len(rules.repetition)), np.diff(rules.seen.starts))
     penalties = np.stack([rules.repetition, rules.frequency, rules.presence])[:, entries]
-    repetition, frequency, presence = _on(penalties, rows.device)
-    counts = _on(rules.counts.astype(np.float32), rows.device)
+    repetition, frequency, presence = on_device(penalties, rows.device)
+    counts = on_device(rules.counts.astype(np.float32), rows.device)
     logits = rows[places]
     logits = torch.where(logits < 0, logits * repetition, logits / repetition)
     logits = logits - frequency * counts
@@ -128,17 +129,17 @@ def _forbid(rows: torch.Tensor, masks: TokenMasks) -> None:
     """Take the tokens away whose bit is not set."""
     held = np.flatnonzero(masks.rows != NO_MASK)
     if len(held):
-        words = _on(masks.words[masks.rows[held]].view(np.int32), rows.device)
+        words = on_device(masks.words[masks.rows[held]].view(np.int32), rows.device)
         bits = words[:, :, None] >> torch.arange(WORD_BITS, dtype=torch.int32, device=rows.device) & 1
         is_allowed = bits.flatten(1)[:, : rows.shape[1]].bool()
-        own = _on(held, rows.device)
+        own = on_device(held, rows.device)
         rows[own] = torch.where(is_allowed, rows[own], -torch.inf)
 
 
 def _places(lists: TokenLists, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """Return row and column of each id of lists of draws."""
     rows = np.repeat(np.arange(len(lists.starts) - 1), np.diff(lists.starts))
-    return _on(rows, device), _on(lists.ids, device)
+    return on_device(rows, device), on_device(lists.ids, device)
 
 
 def _has_any(rules: TokenRules) -> bool:
@@ -168,9 +169,3 @@ def _likeliest(rows: torch.Tensor, count: int) -> torch.Tensor:
     ids = torch.arange(rows.shape[1], device=rows.device)
     best = ((order << WORD_BITS) - ids).topk(min(count, rows.shape[1]), dim=1, sorted=True).values
     return -best & 0xFFFFFFFF
-
-
-def _on(array: NDArray[np.generic], device: torch.device) -> torch.Tensor:
-    """Return an array on a device, without waiting for it."""
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

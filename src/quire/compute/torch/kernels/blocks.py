@@ -1,10 +1,9 @@
-"""Copies of whole blocks, within a tier of KV memory or from one to another, all places of a pool in one launch.
+"""Copies of whole blocks, within a pool of KV memory or from one to another, all its places in one launch.
 
     pool [arrays, num_blocks, …]     (from, to) pairs on the device: one program for a piece of a block of an array
 
-What a block holds is of no concern: it is moved as words. A tier in pinned host memory is read and written by the same
-kernel through its address, which a device can use as it is; so a swap is one launch too, on whatever stream it is
-launched on. The pairs of a call may not overlap: no block is written twice, or written and read (a plan promises that).
+What a block holds is of no concern: it is moved as words. The pairs of a call may not overlap: no block is written
+twice, or written and read (a plan promises that).
 """
 
 from __future__ import annotations

@@ -67,6 +67,21 @@ def over_head(first, second, rest):
 
 
 @triton.jit
+def turned_pairs(first, second, cosines, sines, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr):
+    """Return the firsts and the seconds of pairs, turned by the angles of a token."""
+    pairs = tl.arange(0, HALF_BLOCK)[None, :]
+    cosine = tl.load(cosines + pairs, mask=pairs < HALF, other=0.0)
+    sine = tl.load(sines + pairs, mask=pairs < HALF, other=0.0)
+    return first * cosine - second * sine, second * cosine + first * sine
+
+
+@triton.jit
+def quantized_parts(first, second, rest, factor, IS_INT8: tl.constexpr):
+    """Return the three parts of heads times the factor of each head, as int8 or e4m3."""
+    return quantized(first, factor, IS_INT8), quantized(second, factor, IS_INT8), quantized(rest, factor, IS_INT8)
+
+
+@triton.jit
 def highest_size(first, second, rest):
     """Return the highest size in each head of three parts."""
     highest = tl.maximum(tl.max(size_of(first), axis=1), tl.max(size_of(second), axis=1))
@@ -124,12 +139,8 @@ def rotate_and_write_kernel(
         second = tl.where(is_value, second, weights[1] * (second / length))
         rest = tl.where(is_value, rest, weights[2] * (rest / length))
     if TURNS:
-        pairs = tl.arange(0, HALF_BLOCK)[None, :]
-        cosine = tl.load(cosines + token * HALF + pairs, mask=pairs < HALF, other=0.0)
-        sine = tl.load(sines + token * HALF + pairs, mask=pairs < HALF, other=0.0)
-        turned = first * cosine - second * sine
-        second = tl.where(is_value, second, second * cosine + first * sine)
-        first = tl.where(is_value, first, turned)
+        turned = turned_pairs(first, second, cosines + token * HALF, sines + token * HALF, HALF, HALF_BLOCK)
+        first, second = tl.where(is_value, first, turned[0]), tl.where(is_value, second, turned[1])
     parts = (first, second, rest)
     target = queries + (token * NUM_HEADS + heads) * head_dim
     store_parts(target, is_query, parts, HALF, REST, HALF_BLOCK, REST_BLOCK)
@@ -139,13 +150,8 @@ def rotate_and_write_kernel(
     is_key = (is_query == 0) & (is_value == 0) & (slot >= 0)
     is_value = is_value & held & (slot >= 0)
     if FORMAT != "plain":
-        scale, factor = scale_and_factor(highest_size(*parts), INT8_MOST if FORMAT == "int8" else FP8_MOST)
-        IS_INT8: tl.constexpr = FORMAT == "int8"
-        parts = (
-            quantized(first, factor, IS_INT8),
-            quantized(second, factor, IS_INT8),
-            quantized(rest, factor, IS_INT8),
-        )
+        scale, factor = scale_and_factor(highest_size(first, second, rest), INT8_MOST if FORMAT == "int8" else FP8_MOST)
+        parts = quantized_parts(first, second, rest, factor, FORMAT == "int8")
         place = block * scale_block_stride + kv_heads * scale_head_stride + offset * scale_token_stride
         tl.store(key_scales + place, scale, mask=is_key)
         tl.store(value_scales + place, scale, mask=is_value)
@@ -228,6 +234,7 @@ def _variant(head_dim: int, rotary_dim: int, dtype: str, stored: str, *, norms: 
         "scale_token_stride": 1,
         "NUM_HEADS": 32,
         "NUM_KV_HEADS": 8,
+        "HEADS": HEADS,
     }
     return KernelVariant(
         f"{head_dim} dims, {rotary_dim} turn{', normed' if norms else ''}, {dtype} to {stored}",
@@ -235,7 +242,7 @@ def _variant(head_dim: int, rotary_dim: int, dtype: str, stored: str, *, norms: 
         arguments=arguments,
         constants=constants | {"HAS_NORM": norms, "TURNS": rotary_dim > 0, "FORMAT": format_},
         num_warps=NUM_WARPS,
-        min_wide_share=0.0,  # a head is small: its parts are loaded by 4 or 8 bytes a thread
+        min_wide_share=0.5 if head_dim > 64 else 0.0,  # half a small head is too little for all threads
         capabilities=(90, 100) if format_ == "fp8" else (80, 90, 100),
     )
 
@@ -251,5 +258,6 @@ VARIANTS = (
     _variant(96, 72, "bf16", "bf16"),
     _variant(80, 80, "bf16", "i8"),
     _variant(64, 0, "fp16", "fp16"),
+    _variant(64, 64, "bf16", "bf16"),
 )
 """What the compile gate compiles; see `variants`."""
