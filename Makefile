@@ -134,7 +134,7 @@ $(GPU)/.installed: pyproject.toml
 	@$(GPU)/bin/python -c "import tomllib; \
 		print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" > $(GPU)/requirements.txt
 	@$(GPU)/bin/python -m pip --disable-pip-version-check install --quiet --quiet --upgrade "pip>=25.1"
-	@$(GPU)/bin/python -m pip --disable-pip-version-check install --quiet --quiet --group gpu-tests \
+	@$(GPU)/bin/python -m pip --disable-pip-version-check install --quiet --quiet --no-compile --group gpu-tests \
 		--requirement $(GPU)/requirements.txt
 	@touch $@
 

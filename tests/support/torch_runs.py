@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from quire.compute.models import read_model
 from quire.compute.models.base import DecoderSpec
 from quire.compute.torch.cache import TorchCache
-from quire.compute.torch.load import TorchSettings, create_attention, kv_cache_spec, make_worker
+from quire.compute.torch.load import create_attention, make_worker
 from quire.compute.torch.runner import TorchRunner
+from quire.compute.torch.settings import TorchSettings, kv_cache_spec
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import WeightReader
 from quire.compute.worker.model_runner import StepInputs, StepOutputs

@@ -13,15 +13,19 @@ With `poison` the memory starts as NaN: whoever reads a slot that was never writ
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 
 from quire.compute.torch.attention.base import SCALED, STORED_AS, AttentionBackend, KVPair, KVPool
+from quire.compute.torch.upload import on_device
 from quire.core.errors import ExecutionError, InvalidConfigError
 from quire.core.kv_spec import KVCacheSpec
-from quire.core.step import StepPlan
+from quire.core.step import BlockCopy, StepPlan
 
 FP8_NAN = 0x7F
 
@@ -84,8 +88,7 @@ class TorchCache:
         with self._moving():
             for block, host_block in plan.moves_out:
                 host.take(host_block, blocks, block)
-            for source, destination in plan.copies:
-                blocks.take(destination, blocks, source)
+            blocks.copy(plan.copies)
             for block, host_block in plan.moves_in:
                 blocks.take(block, host, host_block)
 
@@ -123,6 +126,20 @@ class _Tier:
         source._require(source_block)
         for written, read in zip(self.pool.tensors, source.pool.tensors, strict=True):
             written[:, block].copy_(read[:, source_block], non_blocking=True)
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy blocks of this tier to others of it: on a GPU all by one kernel. Mutates, on the current stream."""
+        for block in chain.from_iterable(copies):
+            self._require(block)
+        if copies and self.pool.numbers.is_cuda:
+            from quire.compute.torch.kernels.blocks import copy_blocks  # needs Triton
+
+            pairs = on_device(np.array(copies, np.int32), self.pool.numbers.device)
+            for tensor in self.pool.tensors:
+                copy_blocks(tensor, tensor, pairs)
+            return
+        for source, destination in copies:
+            self.take(destination, self, source)
 
     def _require(self, block: int) -> None:
         if not 0 <= block < self.num_blocks:

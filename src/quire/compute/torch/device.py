@@ -58,7 +58,12 @@ class DeviceFacts:
         if self.gpu is None:
             return self.silence
         memory = f"{format_bytes(self.free_bytes)} of {format_bytes(self.total_bytes)} free"
-        return f"{self.gpu}, capability {_dotted(self.capability)}, {memory}, driver {self.driver}"
+        return f"{self.gpu}, capability {self.dotted_capability}, {memory}, driver {self.driver}"
+
+    @property
+    def dotted_capability(self) -> str:
+        """The capability as NVIDIA writes it."""
+        return _dotted(self.capability)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +71,8 @@ class DeviceNeeds:
     """What an engine asks of a device: its heads and its memory, the KV blocks aside. Empty: any engine."""
 
     head_dim: int | None = None
-    head_dims: tuple[int, ...] = ()
+    most_head_dim: int = 0
+    head_dim_step: int = 1
     num_bytes: int = 0
 
 
@@ -97,10 +103,10 @@ def refusal(facts: DeviceFacts, needs: DeviceNeeds = DeviceNeeds()) -> str:
     if _number(facts.driver) < oldest:
         return f"driver {facts.driver} is too old for torch with CUDA {facts.torch_cuda}: it needs {oldest} or newer"
     if facts.capability < OLDEST_CAPABILITY:
-        has, needed = _dotted(facts.capability), _dotted(OLDEST_CAPABILITY)
+        has, needed = facts.dotted_capability, _dotted(OLDEST_CAPABILITY)
         return f"{facts.gpu} has compute capability {has}, and the kernels need {needed} (Ampere) or newer"
-    if needs.head_dim is not None and needs.head_dim not in needs.head_dims:
-        known = ", ".join(map(str, needs.head_dims))
+    if needs.head_dim is not None and (needs.head_dim > needs.most_head_dim or needs.head_dim % needs.head_dim_step):
+        known = f"multiples of {needs.head_dim_step} up to {needs.most_head_dim}"
         return f"the model has heads of {needs.head_dim} numbers, and the kernels know {known}"
     if needs.num_bytes + CONTEXT_BYTES >= facts.free_bytes:
         needed, free = format_bytes(needs.num_bytes + CONTEXT_BYTES), format_bytes(facts.free_bytes)

@@ -25,6 +25,10 @@ class HostSampler:
         brought, places = _brought(logits, draws.logit_rows)
         return self._sampler.sample(brought, replace(draws, logit_rows=places))
 
+    def choose(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """Return the token of each draw, on the device of the logits. Waits for them. Does not mutate them."""
+        return torch.from_numpy(self.sample(logits, draws).tokens).to(logits.device)
+
     def report(self, logits: torch.Tensor, logit_rows: IntArray, tokens: IntArray, num_logprobs: IntArray) -> Choices:
         """Return the log-probabilities of given tokens. Does not mutate the logits."""
         brought, places = _brought(logits, logit_rows)

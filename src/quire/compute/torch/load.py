@@ -2,78 +2,36 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from quire.compute.models import ModelDescription
 from quire.compute.models.base import DecoderSpec
 from quire.compute.sampling.reference import ReferenceSampler
-from quire.compute.torch.attention.base import STORED_AS, AttentionBackend
+from quire.compute.torch.attention.base import AttentionBackend
 from quire.compute.torch.attention.plain import PlainAttention
 from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.decoder import Engines, TorchDecoder
+from quire.compute.torch.graphs import CudaRecorder, DecodeGraphs
 from quire.compute.torch.host_sampler import HostSampler
-from quire.compute.torch.operations import PlainOperations
+from quire.compute.torch.operations import Operations, PlainOperations
 from quire.compute.torch.products import Product, choose_tile, keep_sums_whole, product
-from quire.compute.torch.runner import TorchRunner
+from quire.compute.torch.rehearsal import largest_steps
+from quire.compute.torch.runner import DeviceSampler, TorchRunner
+from quire.compute.torch.settings import TorchSettings, kv_cache_spec
 from quire.compute.torch.weights import DTYPES, PartReader, TorchWeights
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import WeightReader
+from quire.compute.worker.model_runner import StepInputs
 from quire.compute.worker.worker import Worker
-from quire.core.errors import InvalidConfigError
 from quire.core.executor import NoteLoaded
-from quire.core.kv_spec import KVCacheSpec
-from quire.core.step import MAX_PROMPT_LOGITS
-
-BLOCK_SIZES: Final = (16, 32, 64, 128)
-
-
-@dataclass(frozen=True, slots=True)
-class TorchSettings:
-    """How torch runs a model; `device` is "cpu", "cuda" or "cuda:1"."""
-
-    device: str = "cuda"
-    dtype: str = "bfloat16"
-    weights: str = "auto"
-    kv_dtype: str = "auto"
-    block_size: int = 16
-    max_num_batched_tokens: int = 2048
-    max_num_seqs: int = 256
-    batch_invariant: bool = False
-
-    @property
-    def stored_kv_dtype(self) -> str:
-        """The numbers of keys and values: those of the weights, where nothing else was said."""
-        return self.dtype if self.kv_dtype == "auto" else self.kv_dtype
-
-
-def kv_cache_spec(spec: DecoderSpec, settings: TorchSettings) -> KVCacheSpec:
-    """Return what a block holds; raises `InvalidConfigError` for what no device stores."""
-    if settings.block_size not in BLOCK_SIZES:
-        raise InvalidConfigError("block_size", settings.block_size, f"one of {', '.join(map(str, BLOCK_SIZES))}")
-    if settings.stored_kv_dtype not in STORED_AS:
-        raise InvalidConfigError("kv_dtype", settings.kv_dtype, f"one of {', '.join(STORED_AS)}")
-    return spec.kv_cache_spec(settings.block_size, settings.stored_kv_dtype)
 
 
 def create_attention(settings: TorchSettings) -> AttentionBackend[Any]:
     """Return how paged attention is computed on the device of the settings."""
     return PlainAttention(torch.device(settings.device))
-
-
-def activation_bytes(spec: DecoderSpec, settings: TorchSettings) -> int:
-    """Return the bytes of activations and logits that steps of the settings' size take; by a formula, an upper bound.
-
-    A layer holds its input, its output and what lies between at once, in float32 where numbers are made exact.
-    """
-    attention, mlp = spec.attention, spec.mlp
-    heads = (attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim
-    per_token = 6 * spec.hidden_size + 3 * heads + 3 * mlp.intermediate_size * (2 if mlp.gated else 1)
-    num_logits = settings.max_num_seqs + MAX_PROMPT_LOGITS
-    return 4 * (settings.max_num_batched_tokens * per_token + 3 * num_logits * spec.vocab_size)
 
 
 def load_worker(
@@ -90,6 +48,8 @@ def load_worker(
     The checkpoint is checked whole before a weight is read; then `note_loaded` is told how far that is.
     """
     checkpoint = Checkpoint.open(model_folder)
+    if settings.num_threads:
+        torch.set_num_threads(settings.num_threads)
     cache = TorchCache(
         kv_cache_spec(model.spec, settings),
         create_attention(settings),
@@ -112,12 +72,36 @@ def make_worker(
     eos_token_ids: frozenset[int] = frozenset(),
 ) -> Worker:
     """Return a worker for a spec and whatever its weights are read from, over KV memory of `kv_cache_spec`."""
-    if settings.dtype not in DTYPES:
-        raise InvalidConfigError("dtype", settings.dtype, f"one of {', '.join(DTYPES)}")
     weights = TorchWeights.load(spec, reader, DTYPES[settings.dtype], cache.device)
-    engines = Engines(cache.attention, PlainOperations(cache.attention), _product(weights, settings))
-    runner = TorchRunner(TorchDecoder(spec, weights, engines), cache.device)
-    return Worker(runner, cache, HostSampler(ReferenceSampler()), eos_token_ids=eos_token_ids)
+    engines = Engines(cache.attention, create_operations(cache.attention, cache.device), _product(weights, settings))
+    decoder, sampler = TorchDecoder(spec, weights, engines), create_sampler(spec.vocab_size, cache.device)
+    graphs: DecodeGraphs | None = None
+    rehearsals: tuple[StepInputs, ...] = ()
+    if cache.device.type == "cuda":
+        rehearsals = largest_steps(cache.spec, settings)
+        # Experts are launched in the shape of what the router chose; a recording has one shape.
+        if settings.graphs and not any(layer.sparse for layer in spec.layers):
+            graphs = DecodeGraphs(decoder, CudaRecorder(), settings.max_num_seqs)
+    runner = TorchRunner(decoder, sampler, cache.device, graphs=graphs, rehearsals=rehearsals)
+    return Worker(runner, cache, sampler, eos_token_ids=eos_token_ids, launcher=runner)
+
+
+def create_operations(attention: AttentionBackend[Any], device: torch.device) -> Operations:
+    """Return what computes between products: kernels on a GPU, operations of torch elsewhere."""
+    if device.type != "cuda":
+        return PlainOperations(attention)
+    from quire.compute.torch.fused_operations import FusedOperations  # needs Triton
+
+    return FusedOperations(attention)
+
+
+def create_sampler(vocab_size: int, device: torch.device) -> DeviceSampler:
+    """Return what chooses tokens: where the logits are on a GPU, else the definition itself."""
+    if device.type != "cuda":
+        return HostSampler(ReferenceSampler())
+    from quire.compute.torch.sampling import TorchSampler  # needs Triton
+
+    return TorchSampler(vocab_size)
 
 
 def _product(weights: TorchWeights, settings: TorchSettings) -> Product:

@@ -11,13 +11,16 @@ the sum, and norms what was rounded, so that it is `norm` of the new residual st
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from torch.nn import functional
 
 from quire.compute.models.base import Activation, RopeSpec
 from quire.compute.torch.attention.base import AttentionBackend, KVPair
+
+RUN: Final = 64
+"""Numbers: a multiple of what any CPU takes at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +134,15 @@ class PlainOperations:
 
 def activated(numbers: torch.Tensor, activation: Activation) -> torch.Tensor:
     """Return the activation of each number, float32."""
+    # On the CPU torch rounds the last few numbers of a run of memory otherwise than the rest: let none of ours be last.
+    run = functional.pad(numbers.flatten(), (0, -numbers.numel() % RUN))
     if activation is Activation.RELU:
-        return functional.relu(numbers)
-    if activation is Activation.SILU:
-        return functional.silu(numbers)
-    return functional.gelu(numbers, approximate="tanh" if activation is Activation.GELU_TANH else "none")
+        run = functional.relu(run)
+    elif activation is Activation.SILU:
+        run = functional.silu(run)
+    else:
+        run = functional.gelu(run, approximate="tanh" if activation is Activation.GELU_TANH else "none")
+    return run[: numbers.numel()].view(numbers.shape)
 
 
 def rotated(heads: torch.Tensor, angles: Angles) -> torch.Tensor:

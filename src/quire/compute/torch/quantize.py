@@ -21,7 +21,8 @@ def quantized(numbers: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, 
     exact, most = numbers.to(torch.float32), MOST[dtype]
     highest = exact.abs().amax(dim=-1, keepdim=True)
     usable = highest.isfinite() & (highest >= SMALLEST)
-    factor = torch.where(usable, most / highest, 0.0)
+    # Of two tensors, because torch divides a number by a tensor in two roundings: as a product with 1 / tensor.
+    factor = torch.where(usable, torch.full_like(highest, most) / highest, 0.0)
     scales = torch.where(usable, highest / most, torch.where(highest < SMALLEST, 0.0, torch.nan))
     products = torch.where(usable, exact, 0.0) * factor
     rounded = products.round() if dtype is torch.int8 else products

@@ -1,7 +1,9 @@
-"""TorchRunner: a decoder on a device as a `ModelRunner`.
+"""TorchRunner: a decoder and a sampler on a device, as a `ModelRunner` and as a `Launcher`.
 
-    StepInputs (numpy) ─► one page-locked buffer ─► one copy ─► StepBatch: views of a buffer on the device
-                                                                    └─► decoder ─► logits, which stay on the device
+    run       inputs ─► upload ─► decoder ─► logits, which stay on the device; waits for what is finite
+    launch    inputs ─► upload ─► decoder ─► sampler ─► tokens: to the rows' last tokens, on the device,
+                             ▲                                  and to the host, which waits when it needs them
+                             └── tokens not known yet: the rows' last tokens
 
 A step whose activations do not fit into the memory of the device is split: its sequences are halved and run one half
 after the other, again and again if need be. Nobody else notices, because a sequence's results are its own, and writing
@@ -11,39 +13,95 @@ its steps smaller.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
 import numpy as np
 import torch
 
-from quire.compute.arrays import IntArray
-from quire.compute.torch.attention.base import StepBatch, StepShape
+from quire.compute.sampling.draws import Draws, Sampler
+from quire.compute.torch.attention.base import StepBatch
 from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.decoder import DecoderOutputs, TorchDecoder
+from quire.compute.torch.graphs import DecodeGraphs
+from quire.compute.torch.upload import on_device, part_of, uploaded
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
+from quire.compute.worker.step_ahead import Drawn
+from quire.core.errors import InvalidConfigError
+
+
+class DeviceSampler(Sampler, Protocol):
+    """A sampler that can leave what it chose on the device of the logits."""
+
+    def choose(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """Return the token of each draw, int64, on the device; waits for nothing. Does not mutate the logits."""
+        ...
 
 
 class TorchRunner:
-    """Runs steps on a device; implements `ModelRunner`. The logits that it returns are a tensor on the device."""
+    """Runs steps on a device; implements `ModelRunner` and `Launcher`. Its logits are tensors on the device."""
 
-    def __init__(self, decoder: TorchDecoder, device: torch.device) -> None:
+    def __init__(
+        self,
+        decoder: TorchDecoder,
+        sampler: DeviceSampler,
+        device: torch.device,
+        *,
+        graphs: DecodeGraphs | None = None,
+        rehearsals: Sequence[StepInputs] = (),
+    ) -> None:
         self._decoder = decoder
-        self._upload = Upload(device)
+        self._sampler = sampler
+        self._device = device
+        self._graphs = graphs
+        self._rehearsals = rehearsals
+        self._last_tokens = torch.zeros(1, dtype=torch.int32, device=device)  # [num_rows]: what each row drew last
 
     @property
     def vocab_size(self) -> int:
         """How many tokens the model knows."""
         return self._decoder.spec.vocab_size
 
+    def prepare(self, cache: TorchCache) -> None:
+        """Compute the largest steps once, then record the graphs. Mutates nothing in the cache.
+
+        Kernels are compiled on the way, and whether such steps fit beside weights and KV blocks is known afterwards:
+        an `InvalidConfigError` says so if one does not.
+        """
+        for inputs in self._rehearsals:
+            try:
+                self._decoder.run(uploaded(inputs, cache.spec.block_size, self._device)[0], cache.pairs())
+            except torch.OutOfMemoryError as error:
+                size = len(inputs.token_ids)
+                allowed = "less, or less kv_memory: a step of this size does not fit beside the KV blocks"
+                raise InvalidConfigError("max_num_batched_tokens", size, allowed) from error
+        if self._graphs is not None:
+            self._graphs.record(cache.pairs(), self._device)
+
     def run(self, inputs: StepInputs, cache: TorchCache) -> StepOutputs:
-        """Compute one step. Mutates the slots of its tokens in the cache."""
+        """Compute one step and wait for it. Mutates the slots of its tokens in the cache."""
         outputs = self._compute(inputs, cache)
         finite = torch.cat((outputs.finite, outputs.finite_logits)).cpu().numpy()
         num_tokens = len(inputs.token_ids)
         return StepOutputs(outputs.logits, finite[:num_tokens], finite[num_tokens:])
 
+    def launch(self, inputs: StepInputs, draws: Draws, cache: TorchCache) -> TorchStep:
+        """Start a step and what it draws, a draw for each row of logits. Mutates its slots in the cache."""
+        outputs = self._compute(inputs, cache)
+        chosen = self._sampler.choose(outputs.logits, draws).to(torch.int32)
+        rows = inputs.rows[np.diff(inputs.logit_starts) > 0]
+        self._last_tokens[on_device(rows, self._device)] = chosen
+        return TorchStep(torch.cat((chosen, outputs.finite, outputs.finite_logits)), len(inputs.token_ids))
+
     def _compute(self, inputs: StepInputs, cache: TorchCache) -> DecoderOutputs:
-        """Compute a step, in halves where it does not fit."""
+        """Start a step, in halves where it does not fit."""
+        self._make_room(int(inputs.rows.max()) + 1)
         try:
-            batch = self._upload.batch(inputs, cache.spec.block_size)
+            batch, rows = uploaded(inputs, cache.spec.block_size, self._device)
+            if inputs.token_ids.min() < 0:
+                self._fill_in(batch, rows)
+            if self._graphs is not None and self._graphs.takes(batch):
+                return self._graphs.run(batch, cache.pairs())
             return self._decoder.run(batch, cache.pairs())
         except torch.OutOfMemoryError as error:
             if len(inputs.entries) == 1:
@@ -59,75 +117,39 @@ class TorchRunner:
             torch.cat([each.finite_logits for each in halves]),
         )
 
+    def _fill_in(self, batch: StepBatch, rows: torch.Tensor) -> None:
+        """Put what rows drew last in the place of tokens that are not known. Mutates the batch."""
+        # Only the last token of a sequence can be one. Where logits were not finite, anything may have been drawn.
+        ends = batch.query_starts[1:] - 1
+        drawn = self._last_tokens[rows].clamp(0, self.vocab_size - 1)
+        given = batch.token_ids[ends]
+        batch.token_ids[ends] = torch.where(given < 0, drawn, given)
 
-class Upload:
-    """Brings the arrays of a step to a device, as int32, in one copy. Its buffers grow and are used again.
-
-    A batch is valid until the next one is made.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._host = self._device_side = torch.empty(0, dtype=torch.int32)
-
-    def batch(self, inputs: StepInputs, block_size: int) -> StepBatch:
-        """Return the step on the device. Mutates the buffers."""
-        shape = step_shape(inputs, block_size)
-        columns = [inputs.token_ids, inputs.positions, inputs.query_starts, shape.lengths, inputs.logit_indices]
-        token_ids, positions, query_starts, lengths, logit_indices, *rest = self._moved(
-            [*columns, *inputs.slots, *shape.block_tables]
-        )
-        num_groups = len(inputs.slots)
-        return StepBatch(
-            token_ids=token_ids,
-            positions=positions,
-            query_starts=query_starts,
-            lengths=lengths,
-            slots=tuple(rest[:num_groups]),
-            block_tables=tuple(rest[num_groups:]),
-            logit_indices=logit_indices,
-            shape=shape,
-        )
-
-    def _moved(self, arrays: list[IntArray]) -> list[torch.Tensor]:
-        sizes = [array.size for array in arrays]
-        total = sum(sizes)
-        if total > len(self._host):
-            self._host = torch.empty(2 * total, dtype=torch.int32, pin_memory=self._device.type == "cuda")
-            self._device_side = torch.empty(2 * total, dtype=torch.int32, device=self._device)
-        np.concatenate([array.ravel() for array in arrays], out=self._host[:total].numpy(), casting="same_kind")
-        self._device_side[:total].copy_(self._host[:total], non_blocking=True)
-        pieces = self._device_side[:total].split(sizes)
-        return [piece.view(array.shape) for piece, array in zip(pieces, arrays, strict=True)]
+    def _make_room(self, num_rows: int) -> None:
+        """Keep what so many rows drew, or more. Mutates."""
+        missing = num_rows - len(self._last_tokens)
+        if missing > 0:
+            room = self._last_tokens.new_zeros(max(missing, len(self._last_tokens)))
+            self._last_tokens = torch.cat((self._last_tokens, room))
 
 
-def step_shape(inputs: StepInputs, block_size: int) -> StepShape:
-    """Return what the host knows of a step; tables are cut to the longest context. Does not mutate."""
-    counts = np.diff(inputs.query_starts)
-    lengths = inputs.positions[inputs.query_starts[1:] - 1] + 1
-    longest = int(lengths.max())
-    num_decodes = int(np.argmax(counts != 1)) if (counts != 1).any() else len(counts)
-    return StepShape(
-        num_decodes=num_decodes,
-        longest_query=int(counts.max()),
-        longest_context=longest,
-        query_starts=inputs.query_starts,
-        lengths=lengths,
-        block_tables=tuple(table[:, : -(-longest // block_size)] for table in inputs.block_tables),
-    )
+class TorchStep:
+    """A step under way; implements `StepUnderWay`. Its numbers are on their way to the host."""
 
+    def __init__(self, numbers: torch.Tensor, num_tokens: int) -> None:
+        self._num_tokens = num_tokens
+        self._arrived: torch.cuda.Event | None = None
+        self._numbers = numbers
+        if numbers.is_cuda:
+            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._numbers.copy_(numbers, non_blocking=True)
+            self._arrived = torch.cuda.current_stream(numbers.device).record_event()
 
-def part_of(inputs: StepInputs, start: int, stop: int) -> StepInputs:
-    """Return the sequences from `start` up to `stop` as a step of their own. Does not mutate."""
-    tokens = slice(int(inputs.query_starts[start]), int(inputs.query_starts[stop]))
-    logits = slice(int(inputs.logit_starts[start]), int(inputs.logit_starts[stop]))
-    return StepInputs(
-        entries=inputs.entries[start:stop],
-        query_starts=inputs.query_starts[start : stop + 1] - tokens.start,
-        token_ids=inputs.token_ids[tokens],
-        positions=inputs.positions[tokens],
-        slots=tuple(slots[tokens] for slots in inputs.slots),
-        block_tables=tuple(table[start:stop] for table in inputs.block_tables),
-        logit_starts=inputs.logit_starts[start : stop + 1] - logits.start,
-        logit_indices=inputs.logit_indices[logits] - tokens.start,
-    )
+    def wait(self) -> Drawn:
+        """Wait until the numbers are there, and return them."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        numbers = self._numbers.numpy()
+        num_draws = (len(numbers) - self._num_tokens) // 2
+        finite, finite_logits = np.split(numbers[num_draws:].astype(np.bool_), [self._num_tokens])
+        return Drawn(numbers[:num_draws].astype(np.int64), finite, finite_logits)

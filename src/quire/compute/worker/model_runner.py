@@ -23,7 +23,7 @@ class StepInputs:
 
     Sequence s has the tokens query_starts[s] up to query_starts[s + 1], at consecutive positions,
     and wants the logits logit_starts[s] up to logit_starts[s + 1]: those of its last tokens.
-    `entries[s]` is its entry in the plan.
+    `entries[s]` is its entry in the plan, and `rows[s]` the row that it holds.
     """
 
     entries: tuple[int, ...]
@@ -34,6 +34,7 @@ class StepInputs:
     block_tables: tuple[IntArray, ...]  # per KV group: [num_sequences, max_blocks]
     logit_starts: IntArray  # [num_sequences + 1]
     logit_indices: IntArray  # [num_logits], each an index of a token
+    rows: IntArray  # [num_sequences]
 
     def tokens_of(self, sequence: int) -> slice:
         """Return where the tokens of a sequence lie."""
