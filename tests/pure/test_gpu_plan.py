@@ -43,6 +43,7 @@ def test_where_a_gpu_is_torch_computes_on_it(answers: Any, device: str) -> None:
     backend, report = blueprint.backend, blueprint.report
     assert (backend.name, backend.gpu, backend.kv_spec.dtype) == ("torch", H200, "bfloat16")
     assert "runs on     torch backend, NVIDIA H200, capability 9.0\n" in str(report)
+    assert blueprint.config.num_steps_under_way == 2
     needs, parts = report.plan.needs, dict(report.plan.parts)
     assert needs.free_bytes == 139 * GIB - CONTEXT_BYTES and needs.host_bytes == pytest.approx(free_memory(), rel=0.1)
     left = needs.free_bytes - backend.weight_bytes - backend.activation_bytes
@@ -66,7 +67,7 @@ def test_cuda_is_refused_where_it_cannot_be_and_auto_computes_on_the_cpu(answers
         with pytest.raises(InvalidConfigError, match=rf"^device is 'cuda'; allowed: cpu or auto here; {told}"):
             plan_engine(EngineConfig(device="cuda"))
         report = plan_engine(EngineConfig()).report
-        assert report.backend in ("native", "reference")
+        assert report.backend in ("native", "reference") and plan_engine(EngineConfig()).config.num_steps_under_way == 1
         assert [notice for notice in report.notices if "GPU" in notice] == (
             ["the GPU is not used: Tesla T4 has compute capability 7.5, and the kernels need 8.0 (Ampere) or newer"]
             if facts is T4

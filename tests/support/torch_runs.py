@@ -59,7 +59,7 @@ class TorchRun(ReferenceRun):
         kv_spec = kv_cache_spec(spec, settings)
         cache = TorchCache(
             kv_spec,
-            create_attention(settings),
+            create_attention(spec, settings),
             torch.device(settings.device),
             num_blocks=num_blocks,
             num_host_blocks=num_host_blocks,

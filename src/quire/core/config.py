@@ -22,7 +22,6 @@ PREEMPTIONS = ("recompute", "swap", "auto")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 WEIGHTS = ("auto", "int8")
 KV_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "fp8")
-BOOLEANS = ("skip_tokenizer_init", "cuda_graphs", "batch_invariant", "touch_kv_memory", "enable_prefix_caching")
 BACKENDS = ("auto", "native", "reference", "torch")
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -108,7 +107,6 @@ class EngineConfig:
     kv_dtype: str = setting("auto", "numbers of the KV memory: auto (as dtype), bfloat16, float32, int8, of torch fp8")
     device: str = setting("auto", "where it computes: cpu, cuda (a GPU), or auto (a GPU where one can be used)")
     backend: str = setting("auto", "what computes: native, reference, torch, or auto (on GPUs torch, else native)")
-    cuda_graphs: bool = setting(True, "torch, on a GPU: record decodes at the start, and replay them")
     batch_invariant: bool = setting(False, "torch: the same bits whatever runs beside a request; native: always so")
     num_threads: int | None = setting(None, "threads that compute; none: as many as the system grants cores")
     block_size: int = setting(16, "tokens in one block of KV memory")
@@ -126,6 +124,7 @@ class EngineConfig:
     policy: str = setting("fcfs", "order of the waiting: fcfs, priority or fair_share")
     preemption: str = setting("auto", "how a request yields: recompute, swap, or auto (the cheaper)")
     max_steps_under_way: int | None = setting(None, "plans handed out before a result is awaited; none: 1, of torch 2")
+    cuda_graphs: bool = setting(True, "on a GPU: decodes are recorded at the start, and replayed")
     max_cached_blocks_per_tenant: int | None = setting(None, "cached blocks that one tenant may keep; none: no limit")
     seed: int = setting(0, "where the seeds of requests without one come from")
 
@@ -146,9 +145,9 @@ class EngineConfig:
         require_one_of("eviction", self.eviction, EVICTIONS)
         require_int("block_size", self.block_size, 1, 4096)
         require_int("seed", self.seed, 0, (1 << 63) - 1)
-        for name in BOOLEANS:
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidConfigError(name, getattr(self, name), "True or False")
+        for field in dataclasses.fields(self):
+            if isinstance(field.default, bool) and not isinstance(getattr(self, field.name), bool):
+                raise InvalidConfigError(field.name, getattr(self, field.name), "True or False")
         if self.num_threads is not None:
             require_int("num_threads", self.num_threads, 1, 1024)
         if self.max_cached_blocks_per_tenant is not None:
@@ -203,7 +202,6 @@ class EngineSettings(TypedDict, total=False):
     kv_dtype: str
     device: str
     backend: str
-    cuda_graphs: bool
     batch_invariant: bool
     num_threads: int | None
     block_size: int
@@ -219,6 +217,7 @@ class EngineSettings(TypedDict, total=False):
     policy: str
     preemption: str
     max_steps_under_way: int | None
+    cuda_graphs: bool
     max_cached_blocks_per_tenant: int | None
     seed: int
 
