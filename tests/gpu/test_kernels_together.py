@@ -64,7 +64,7 @@ class KernelRun(TorchRun):
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    write_tiny_qwen3(folder / "qwen3")
+    write_tiny_qwen3(folder / "qwen3", settings={"num_hidden_layers": 2})
     for name in MODELS[1:]:
         (folder / name).mkdir()
         write_spec_model(folder / name, SPECS[name])
@@ -90,19 +90,18 @@ def test_logits_are_those_of_the_reference(model: str, folders: Path, device: st
     assert np.abs(ours - theirs).max() <= 1e-4 * max(1.0, np.abs(theirs).max())
 
 
-@pytest.mark.parametrize("kv_dtype", ["float32", "int8"])
-def test_replayed_decodes_are_those_computed(kv_dtype: str, folders: Path, device: str) -> None:
+def test_replayed_decodes_are_those_computed(folders: Path, device: str) -> None:
     spec = spec_of(folders, "qwen3")
     texts = []
     for records in (False, True):
-        run = KernelRun(folders / "qwen3", spec, device, kv_dtype)
+        run = KernelRun(folders / "qwen3", spec, device, "int8")
         sampler = TorchSampler(spec.vocab_size)
-        graphs = DecodeGraphs(run.decoder, recorder_of(device), 3) if records else None
+        graphs = DecodeGraphs(run.decoder, recorder_of(device), 2) if records else None
         run.launching(TorchRunner(run.decoder, sampler, torch.device(device), graphs=graphs), sampler)
-        for row in range(3):
+        for row in range(2):
             run.driver.open(row, TOKENS[row : 12 + row], GREEDY)
-        run.worker.submit(run.driver.plan(*(Work(row, 0, 12, 1) for row in range(3))))
-        for step in range(3):
-            run.worker.submit(run.driver.plan(*(Work(row, 12 + step, 1, 1) for row in range(3))))
-        texts.append([run.worker.collect().tokens.tolist() for _ in range(4)])
+        run.worker.submit(run.driver.plan(*(Work(row, 0, 12, 1) for row in range(2))))
+        for step in range(2):
+            run.worker.submit(run.driver.plan(*(Work(row, 12 + step, 1, 1) for row in range(2))))
+        texts.append([run.worker.collect().tokens.tolist() for _ in range(3)])
     assert texts[0] == texts[1]
