@@ -24,6 +24,7 @@ from quire.compute.torch.products import Matrix, TiledProduct, choose_tile, prod
 from quire.compute.torch.quantize import quantized
 from quire.compute.torch.runner import TorchRunner
 from quire.compute.torch.settings import TorchSettings, activation_bytes, kv_cache_spec
+from quire.compute.torch.upload import together
 from quire.compute.weights.quantize import quantized as quantized_on_the_host
 from quire.core.errors import ExecutionError, InvalidConfigError, OutOfMemoryError
 from quire.core.kv_spec import KVCacheSpec, KVGroup
@@ -244,3 +245,12 @@ def test_what_a_block_and_a_step_take_is_known_before(folder: Path) -> None:
     # 3 layers of 2 heads, keys and values, each of 32 bytes and a scale of 4.
     assert kv_cache_spec(spec, settings).bytes_per_block == 16 * 3 * 2 * 2 * 36
     assert activation_bytes(spec, settings) > activation_bytes(spec, replace(settings, max_num_batched_tokens=16))
+
+
+def test_arrays_of_a_step_arrive_whole_and_aligned(device: str) -> None:
+    arrays = [np.arange(count, dtype=np.int64).reshape(shape) for count, shape in ((3, (3,)), (10, (2, 5)), (0, (0,)))]
+    arrays += [np.array([-1, (1 << 31) - 1], np.int64), np.zeros((4, 0), np.int64)]
+    moved = together(arrays, torch.device(device))
+    for array, tensor in zip(arrays, moved, strict=True):
+        assert tensor.dtype is torch.int32 and np.array_equal(tensor.cpu().numpy(), array)
+        assert not tensor.numel() or tensor.data_ptr() % 16 == 0

@@ -73,12 +73,16 @@ class WatchedRunner:
 
 
 class WatchedExecutor:
-    """An executor, and how long it computes."""
+    """An executor, and how long it computes.
+
+    Where it launches steps ahead, the decoder runs beside the host: its time is then that for which the host waits.
+    """
 
     def __init__(self, executor: Executor, watch: StepWatch) -> None:
         self._executor = executor
         self._watch = watch
-        if isinstance(executor, Worker):
+        self._launches_ahead = isinstance(executor, Worker) and executor.launches_ahead
+        if isinstance(executor, Worker) and not self._launches_ahead:
             executor.runner = WatchedRunner(executor.runner, watch)
 
     def start(self) -> None:
@@ -99,7 +103,10 @@ class WatchedExecutor:
         """Return the result of the oldest plan."""
         started = time.perf_counter()
         result = self._executor.collect()
-        self._watch.executor_s += time.perf_counter() - started
+        waited_s = time.perf_counter() - started
+        self._watch.executor_s += waited_s
+        if self._launches_ahead:
+            self._watch.decoder_s += waited_s
         return result
 
     def shutdown(self) -> None:

@@ -2,19 +2,25 @@
 
     StepInputs (numpy, int64) ─► one array (int32) ─► page-locked ─► one copy ─► a tensor of which all are views
 
-Nobody waits for the copy: torch keeps the page-locked memory until it is over, and gives it out again then.
+Nobody waits for the copy: torch keeps the page-locked memory until it is over, and gives it out again then. Each view
+begins at a multiple of 16 bytes: Triton compiles kernels for such addresses, and anew for others.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from quire.compute.arrays import IntArray
 from quire.compute.torch.attention.base import StepBatch, StepShape
 from quire.compute.worker.model_runner import StepInputs
+
+ALIGNMENT: Final = 4
+"""Numbers of 4 bytes to which a view is aligned."""
 
 
 def on_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
@@ -23,15 +29,22 @@ def on_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
+def together(arrays: Sequence[IntArray], device: torch.device) -> list[torch.Tensor]:
+    """Return arrays on a device as int32, after one copy. Waits for nothing."""
+    sizes = [-(-array.size // ALIGNMENT) * ALIGNMENT for array in arrays]
+    joined = np.zeros(sum(sizes), np.int32)
+    for array, end, size in zip(arrays, np.cumsum(sizes).tolist(), sizes, strict=True):
+        joined[end - size : end - size + array.size] = array.ravel()
+    pieces = on_device(joined, device).split(sizes)
+    return [piece[: array.size].view(array.shape) for piece, array in zip(pieces, arrays, strict=True)]
+
+
 def uploaded(inputs: StepInputs, block_size: int, device: torch.device) -> tuple[StepBatch, torch.Tensor]:
     """Return a step on the device, and the row of each sequence. Does not mutate."""
     shape = step_shape(inputs, block_size)
     columns = [inputs.token_ids, inputs.positions, inputs.query_starts, shape.lengths, inputs.logit_indices]
-    arrays = [*columns, inputs.rows, *inputs.slots, *shape.block_tables]
-    moved = on_device(np.concatenate([array.ravel() for array in arrays], dtype=np.int32, casting="same_kind"), device)
-    pieces = moved.split([array.size for array in arrays])
-    token_ids, positions, query_starts, lengths, logit_indices, rows, *rest = (
-        piece.view(array.shape) for piece, array in zip(pieces, arrays, strict=True)
+    token_ids, positions, query_starts, lengths, logit_indices, rows, *rest = together(
+        [*columns, inputs.rows, *inputs.slots, *shape.block_tables], device
     )
     num_groups = len(inputs.slots)
     batch = StepBatch(

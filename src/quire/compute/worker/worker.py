@@ -73,6 +73,11 @@ class Worker:
     def runner(self, runner: ModelRunner[Any]) -> None:
         self._runner, self._ahead = runner, None
 
+    @property
+    def launches_ahead(self) -> bool:
+        """Whether steps are started while others are computed, where their plans allow it."""
+        return self._ahead is not None
+
     def use_grammars(self, compiler: GrammarCompiler) -> None:
         """Hold texts to grammars from now on, as compiled by this. Mutates; before any row is taken."""
         self._grammars = GrammarRows(compiler, self._eos_token_ids)
