@@ -26,12 +26,24 @@ from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import WeightReader
 from quire.compute.worker.model_runner import StepInputs
 from quire.compute.worker.worker import Worker
+from quire.core.errors import ExecutionError, OutOfMemoryError
 from quire.core.executor import NoteLoaded
 
 
 def create_attention(settings: TorchSettings) -> AttentionBackend[Any]:
     """Return how paged attention is computed on the device of the settings."""
     return PlainAttention(torch.device(settings.device))
+
+
+def open_device(name: str) -> torch.device:
+    """Return a device that computes; raises `ExecutionError`, in a line, where torch cannot open it."""
+    device = torch.device(name)
+    try:
+        torch.zeros(1, device=device)
+    except (AssertionError, RuntimeError) as error:  # what torch raises, built without CUDA and with it
+        why = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ExecutionError(f"torch cannot open the device {name}: {why}") from error
+    return device
 
 
 def load_worker(
@@ -53,7 +65,7 @@ def load_worker(
     cache = TorchCache(
         kv_cache_spec(model.spec, settings),
         create_attention(settings),
-        torch.device(settings.device),
+        open_device(settings.device),
         num_blocks=num_blocks,
         num_host_blocks=num_host_blocks,
     )
@@ -72,7 +84,10 @@ def make_worker(
     eos_token_ids: frozenset[int] = frozenset(),
 ) -> Worker:
     """Return a worker for a spec and whatever its weights are read from, over KV memory of `kv_cache_spec`."""
-    weights = TorchWeights.load(spec, reader, DTYPES[settings.dtype], cache.device)
+    try:
+        weights = TorchWeights.load(spec, reader, DTYPES[settings.dtype], cache.device)
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(f"the weights do not fit into the memory of {cache.device}") from error
     engines = Engines(cache.attention, create_operations(cache.attention, cache.device), _product(weights, settings))
     decoder, sampler = TorchDecoder(spec, weights, engines), create_sampler(spec.vocab_size, cache.device)
     graphs: DecodeGraphs | None = None
