@@ -54,7 +54,7 @@ test-long: $(VENV)/.installed-dev  ## Run the long tests
 test-gpu: $(GPU)/.installed  ## Run the tests of the GPU engine: on a GPU where there is one, else interpreted
 	@echo "== tests of the GPU engine"
 	@PYTHONPATH=src TRITON_CACHE_DIR=$(CURDIR)/$(GPU)/triton \
-		$(GPU)/bin/python -m pytest -n $(WORKERS) --dist worksteal tests/gpu $(PYTEST_ARGS)
+		$(GPU)/bin/python -m pytest -n $(WORKERS) --dist worksteal tests/gpu src/quire/compute/torch $(PYTEST_ARGS)
 
 test-clients: $(TO_RUN) $(CLIENTS)/.installed $(CLIENTS)/node_modules  ## Run programs made for OpenAI's service
 	@QUIRE_COMMAND=$(CURDIR)/$(BIN)/quire QUIRE_NODE_MODULES=$(CURDIR)/$(CLIENTS)/node_modules \
