@@ -30,9 +30,19 @@ from quire.core.errors import ExecutionError, OutOfMemoryError
 from quire.core.executor import NoteLoaded
 
 
-def create_attention(settings: TorchSettings) -> AttentionBackend[Any]:
-    """Return how paged attention is computed on the device of the settings."""
-    return PlainAttention(torch.device(settings.device))
+def create_attention(spec: DecoderSpec, settings: TorchSettings) -> AttentionBackend[Any]:
+    """Return how paged attention is computed on the device of the settings: by kernels on a GPU."""
+    device = torch.device(settings.device)
+    if device.type != "cuda":
+        return PlainAttention(device)
+    from quire.compute.torch.attention.triton import TritonAttention  # needs Triton
+
+    return TritonAttention(
+        kv_cache_spec(spec, settings),
+        device,
+        num_heads=spec.attention.num_heads,
+        batch_invariant=settings.batch_invariant,
+    )
 
 
 def open_device(name: str) -> torch.device:
@@ -64,7 +74,7 @@ def load_worker(
         torch.set_num_threads(settings.num_threads)
     cache = TorchCache(
         kv_cache_spec(model.spec, settings),
-        create_attention(settings),
+        create_attention(model.spec, settings),
         open_device(settings.device),
         num_blocks=num_blocks,
         num_host_blocks=num_host_blocks,
