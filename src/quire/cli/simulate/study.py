@@ -29,6 +29,7 @@ from quire.simulate.baselines.published import contiguous_setup, vllm_setup
 from quire.simulate.cost.base import StepCost
 from quire.simulate.cost.fitted import FittedCost, read_steps
 from quire.simulate.cost.roofline import RooflineCost
+from quire.simulate.cost.unsteady import UnsteadyCost
 from quire.simulate.hardware import Hardware, find_hardware
 from quire.simulate.lengths import Length
 from quire.simulate.replica import EngineSetup, PagedEngine, SimulatedEngine
@@ -76,7 +77,7 @@ class Study:
             raise InvalidConfigError("log", arguments.log, "one run of one replica, without --what-if and --replicas")
         if arguments.trace == "-" and not alone:
             raise InvalidConfigError("trace", arguments.trace, "a file, which each variant can read again")
-        self._steps = None if arguments.steps is None else _fit(arguments.steps)
+        self._steps = None if arguments.steps is None else _fit(arguments.steps, arguments.seed)
         self._trace: Trace | None = None
 
     @property
@@ -182,9 +183,11 @@ def _hardware(name: str, config: EngineConfig) -> Hardware:
     return measure_here(config.num_threads or usable_cores()) if name == HERE else find_hardware(name)
 
 
-def _fit(path: str) -> FittedCost:
+def _fit(path: str, seed: int) -> UnsteadyCost:
     with open(path, encoding="utf-8", errors="replace") as file:
-        return FittedCost.fit(read_steps(file, path))
+        steps = list(read_steps(file, path))
+    cost = FittedCost.fit(steps)
+    return UnsteadyCost(cost, cost.ratios(steps), seed)
 
 
 def _is_step_log(path: str) -> bool:

@@ -25,10 +25,11 @@ from quire.core.clock import ManualClock
 from quire.core.config import require_int, require_one_of
 from quire.core.errors import InvariantError, RequestTooLargeError
 from quire.core.request import FinishReason, Request, RequestStatus
-from quire.core.step import RowStart, StepPlan, StepResult
+from quire.core.step import StepPlan, StepResult
 from quire.core.validate import RequestLimits, max_total_tokens, validate
 from quire.memory.ledger import MemoryLedger
 from quire.scheduler.commit import StepOutcome
+from quire.scheduler.plan_builder import row_start
 from quire.simulate.baselines.buddy import BuddyAllocator, run_size
 from quire.simulate.cost.base import StepCost
 from quire.simulate.cost.linear import LinearCost
@@ -167,18 +168,7 @@ class ContiguousEngine:
 
     def _plan(self, decodes: list[Request], prompts: list[Request]) -> StepPlan:
         ones = array("i", [1]) * len(decodes)
-        starting = tuple(
-            RowStart(
-                request.row,
-                request.request_id,
-                request.tokens[:],
-                request.num_prompt_tokens,
-                request.sampling,
-                request.max_total_tokens,
-                request.branch,
-            )
-            for request in self._starting
-        )
+        starting = tuple(map(row_start, self._starting))
         released, self._released, self._starting = self._released, array("i"), []
         self._num_steps += 1
         return StepPlan(
