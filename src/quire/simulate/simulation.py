@@ -10,12 +10,17 @@ would at an engine. Time passes only in steps and in waiting for requests, so id
 
 Every run checks itself at its end: each request that was taken has ended with the tokens that it asked for, what was
 computed is what was needed less what was hit, no memory is held, and all ledgers add up.
+
+The collector of cycles rests while a run lasts: what comes and goes makes none, and every search for them walks the
+whole pool again, which took a fifth of the time.
 """
 
 from __future__ import annotations
 
+import gc
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from quire.core.errors import InvalidRequestError, InvariantError
 from quire.core.request import Request
@@ -82,6 +87,17 @@ class Replica:
         )
 
 
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class Simulation:
     """One run. Make another for another run."""
 
@@ -101,6 +117,11 @@ class Simulation:
 
     def run(self) -> SimulationResult:
         """Run to the end of the source and of all requests, and check what came of it. Mutates."""
+        with _without_collector():
+            self._run()
+        return self._result()
+
+    def _run(self) -> None:
         source, replicas = self._source, self._replicas
         while True:
             due_s = source.next_due_s()
@@ -115,7 +136,6 @@ class Simulation:
                 self._hand_over(source.take())
             else:
                 self._step(behind)
-        return self._result()
 
     def _hand_over(self, offered: OfferedRequest) -> None:
         index = self._router.choose(offered, self._loads)
