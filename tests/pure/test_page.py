@@ -83,7 +83,9 @@ def calm_page() -> Page:
     bars = Chart("t", ("a", "b"), (Series("s", (1.0, 2.0)),), Axis("x"), Axis("y"), BARS)
     film = Film("f", (0.0,), (bytes(6),), ("c",), 1)
     table = Table(("a", "b"), (("a", "b"),), "t", "n")
-    return Page("p", tuple(Section("s", ("w", table, chart, bars, film)) for _ in range(4)), "l", (("a", "b"),))
+    return Page(
+        "p", tuple(Section("s", ("w", table, chart, bars, film)) for _ in range(4)), "l", (("a", "b" * len(EVIL)),)
+    )
 
 
 # ---- what comes from outside ----------------------------------------------------------------------------------------

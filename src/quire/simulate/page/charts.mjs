@@ -6,6 +6,7 @@ import { onTheme, readColours } from "./theme.mjs";
 
 const HEIGHT = 260;
 const BARS_SHARE = 0.8; // of the room of a name, as in svg.py
+const FEW_DECADES = 2.5; // as in axis.py
 const MARKED = 24; // a line of at most so many points shows them
 
 /** Return the upper edges of columns that lie on one another; hidden ones take no room. */
@@ -15,6 +16,22 @@ export function stacked(columns, isShown) {
         if (isShown(index)) column.forEach((value, at) => (sums[at] += value ?? 0));
         return [...sums];
     });
+}
+
+/** Return 1, 2 and 5 of every power of ten from below a range to above it. */
+function logSteps(low, high) {
+    const found = [];
+    for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1) {
+        found.push(...[1, 2, 5].map((step) => step * 10 ** power));
+    }
+    return found;
+}
+
+/** Return where the ticks of a logarithmic axis stand: 1, 2 and 5, or over many decades only 1. */
+export function logTicks(low, high) {
+    const isNarrow = Math.log10(high / low) <= FEW_DECADES;
+    const steps = logSteps(low, high).filter((_, index) => isNarrow || index % 3 === 0);
+    return steps.filter((tick) => tick >= low * 0.999 && tick <= high * 1.001);
 }
 
 /** A chart in its figure. */
@@ -60,8 +77,8 @@ export class ChartView {
             },
             legend: { live: true },
             scales: {
-                x: { time: false, ...(isBars ? { range: [-0.5, last] } : this.distribution(chart.x)) },
-                y: chart.y.scale === "log" ? this.distribution(chart.y) : { range: (_, low, high) => this.around(low, high) },
+                x: { time: false, ...(isBars ? { range: [-0.5, last] } : this.across(chart.x)) },
+                y: { distr: chart.y.scale === "log" ? 3 : 1, range: (_, low, high) => this.around(low, high) },
             },
             axes: [this.axis(chart.x, 0), this.axis(chart.y, 1)],
             series: [
@@ -75,12 +92,15 @@ export class ChartView {
         };
     }
 
-    distribution(axis) {
-        return axis.scale === "log" ? { distr: 3 } : {};
+    across(axis) {
+        return axis.scale === "log" ? { distr: 3, range: (_, low, high) => (low < high ? [low, high] : [low / 2, 2 * high]) } : {};
     }
 
+    /** Return the range of the y axis: from 0, or between round numbers where it is logarithmic. */
     around(low, high) {
-        return [Math.min(0, low ?? 0), (high ?? 0) > 0 ? high * 1.05 : 1];
+        if (this.chart.y.scale !== "log") return [Math.min(0, low ?? 0), (high ?? 0) > 0 ? high * 1.05 : 1];
+        const ticks = logSteps(low ?? 1, high ?? 10);
+        return [ticks.findLast((tick) => tick <= low * 1.001) ?? ticks[0], ticks.find((tick) => tick >= high * 0.999) ?? ticks.at(-1)];
     }
 
     axis(axis, side) {
@@ -99,6 +119,7 @@ export class ChartView {
             grid: { show: !isNamed, stroke: () => this.colours.line, width: 1 },
             ticks: { show: false },
             ...(isNamed ? { splits: () => this.chart.places } : {}),
+            ...(axis.scale === "log" ? { splits: (_, __, low, high) => logTicks(low, high), filter: (_, ticks) => ticks } : {}),
             values: (_, splits) => splits.map(isNamed ? (place) => names[place] ?? "" : write),
         };
     }

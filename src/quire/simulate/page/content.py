@@ -14,7 +14,6 @@ from quire.core.errors import InvariantError
 LINES, AREAS, BARS = "lines", "areas", "bars"
 """Kinds of charts; areas lie on one another, the first at the bottom, and bars of one place side by side."""
 LINEAR, LOG = "linear", "log"
-NOBODY, SHARED, FIRST_OWNER = 0, 1, 2
 BYTES_PER_CELL = 6
 
 
@@ -99,9 +98,8 @@ class Table:
 class Film:
     """The block map at some moments, in cells of one block or more.
 
-    A picture is three planes, one after another. Who holds a cell, in 32 bits, little end first: `NOBODY`, `SHARED`, or
-    `FIRST_OWNER` and more, a number for each request. How much of it is held, in 8 bits, 255 being all of it. And how
-    much of it is only cached, likewise.
+    A picture is three planes, one after another. Who holds a cell, in 32 bits: 0 for nobody, else as in
+    `simulate/holders.py`. How much of it is held, in 8 bits, 255 being all of it. How much is only cached, likewise.
     """
 
     title: str

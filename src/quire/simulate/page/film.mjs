@@ -7,7 +7,7 @@
 
 import { NUM_OWNERS, onTheme, readColours } from "./theme.mjs";
 
-const [NOBODY, SHARED, FIRST_OWNER] = [0, 1, 2];
+const [NOBODY, SHARED, FIRST_OWNER] = [0, 1, 2]; // as in holders.py
 const BYTES_PER_CELL = 6;
 const LARGEST_CELL = 22;
 const MAX_HEIGHT = 320;

@@ -30,7 +30,7 @@ from quire.simulate.page.theme import colour_names
 
 MODULES = ("format.mjs", "theme.mjs", "charts.mjs", "film.mjs", "main.mjs")
 """In the order in which they import one another."""
-MIN_SECTIONS_LISTED = 4
+MIN_SECTIONS_LISTED, MANY_CHARTS, LONG_FACT = 4, 4, 50
 FILM = """<noscript><p>The block map needs JavaScript.</p></noscript>
 <div class="map"><canvas></canvas></div>
 <div class="row"><button type="button">Play</button>
@@ -124,8 +124,7 @@ def _head(page: Page) -> str:
     if page.lead:
         lines.append(f"<p>{words(page.lead)}</p>")
     if page.facts:
-        facts = "".join(f"<div><dt>{words(name)}</dt><dd>{words(value)}</dd></div>" for name, value in page.facts)
-        lines.append(f"<dl>{facts}</dl>")
+        lines.append(f"<dl>{''.join(map(_fact, page.facts))}</dl>")
     if len(page.sections) >= MIN_SECTIONS_LISTED:
         links = (
             f'<a href="#section-{number}">{words(section.title)}</a>' for number, section in enumerate(page.sections)
@@ -134,9 +133,16 @@ def _head(page: Page) -> str:
     return "\n".join([*lines, "</header>"])
 
 
+def _fact(fact: tuple[str, str]) -> str:
+    name, value = fact
+    width = ' class="wide"' if len(value) > LONG_FACT else ""
+    return f"<div{width}><dt>{words(name)}</dt><dd>{words(value)}</dd></div>"
+
+
 def _section(number: int, section: Section) -> str:
     parts = "\n".join(map(_part, section.parts))
-    return f'<section id="section-{number}">\n<h2>{words(section.title)}</h2>\n{parts}\n</section>'
+    many = ' class="many"' if sum(isinstance(part, Chart) for part in section.parts) >= MANY_CHARTS else ""
+    return f'<section id="section-{number}"{many}>\n<h2>{words(section.title)}</h2>\n{parts}\n</section>'
 
 
 def _part(part: str | Table | Chart | Film) -> str:
@@ -148,7 +154,8 @@ def _part(part: str | Table | Chart | Film) -> str:
             note = f'<p class="note">{words(part.note)}</p>' if part.note else ""
             return f'<figure class="chart"><figcaption>{words(part.title)}</figcaption>{still}{note}</figure>'
         case Film():
-            return f'<figure class="film"><figcaption>{words(part.title)}</figcaption>{FILM}</figure>'
+            size = f", {part.blocks_per_cell:,} blocks in a cell" if part.blocks_per_cell > 1 else ""
+            return f'<figure class="film"><figcaption>{words(part.title)}{size}</figcaption>{FILM}</figure>'
     return f"<p>{words(part)}</p>"
 
 
