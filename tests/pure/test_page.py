@@ -80,7 +80,7 @@ def evil_page() -> Page:
 def calm_page() -> Page:
     """The same page, in which every word is harmless."""
     chart = Chart("t", (1.0, 2.0), (Series("s", (1.0, 2.0)),), Axis("x"), Axis("y"), note="n")
-    bars = Chart("t", ("a", "b"), (Series("s", (1.0, 2.0)),), Axis("x"), Axis("y"), BARS)
+    bars = Chart("t", ("a" * len(EVIL), "b"), (Series("s", (1.0, 2.0)),), Axis("x"), Axis("y"), BARS)
     film = Film("f", (0.0,), (bytes(6),), ("c",), 1)
     table = Table(("a", "b"), (("a", "b"),), "t", "n")
     return Page(

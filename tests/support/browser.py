@@ -198,13 +198,13 @@ class Page:
     def click(self, selector: str, x: float = 0.5, y: float = 0.5) -> None:
         """Click at a place of an element, given as shares of its size."""
         self.move(selector, x, y)
-        left, top = self._place(selector, x, y)
+        left, top = self.place(selector, x, y)
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=left, y=top, button="left", clickCount=1)
 
     def move(self, selector: str, x: float = 0.5, y: float = 0.5) -> None:
         """Move the mouse over a place of an element."""
-        left, top = self._place(selector, x, y)
+        left, top = self.place(selector, x, y)
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=left, y=top)
 
     def press(self, key: str, *, times: int = 1, shift: bool = False) -> None:
@@ -219,7 +219,8 @@ class Page:
         """Write a text where the focus is."""
         self.call("Input.insertText", text=text)
 
-    def _place(self, selector: str, x: float, y: float) -> tuple[float, float]:
+    def place(self, selector: str, x: float, y: float) -> tuple[float, float]:
+        """Return where a place of an element is in the window, and bring it there."""
         box = self.evaluate(
             f"(() => {{ const one = document.querySelector({json.dumps(selector)}); "
             "one.scrollIntoView({block: 'center'}); const box = one.getBoundingClientRect(); "

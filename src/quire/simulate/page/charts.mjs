@@ -7,6 +7,9 @@ import { onTheme, readColours } from "./theme.mjs";
 const HEIGHT = 260;
 const BARS_SHARE = 0.8; // of the room of a name, as in svg.py
 const FEW_DECADES = 2.5; // as in axis.py
+const LONGEST_NAME = 21;
+const TILT = -30; // degrees, of names that do not fit
+const CHARACTER = 6.5; // px
 const MARKED = 24; // a line of at most so many points shows them
 
 /** Return the upper edges of columns that lie on one another; hidden ones take no room. */
@@ -33,6 +36,8 @@ export function logTicks(low, high) {
     const steps = logSteps(low, high).filter((_, index) => isNarrow || index % 3 === 0);
     return steps.filter((tick) => tick >= low * 0.999 && tick <= high * 1.001);
 }
+
+const shortened = (name) => (name.length > LONGEST_NAME ? `${name.slice(0, 10)}…${name.slice(-10)}` : name);
 
 /** A chart in its figure. */
 export class ChartView {
@@ -99,7 +104,8 @@ export class ChartView {
     /** Return the range of the y axis: from 0, or between round numbers where it is logarithmic. */
     around(low, high) {
         if (this.chart.y.scale !== "log") return [Math.min(0, low ?? 0), (high ?? 0) > 0 ? high * 1.05 : 1];
-        const ticks = logSteps(low ?? 1, high ?? 10);
+        if (this.chart.kind === "bars") low /= 2; // so that the least bar is seen
+        const ticks = logSteps(low || 1, high || 10);
         return [ticks.findLast((tick) => tick <= low * 1.001) ?? ticks[0], ticks.find((tick) => tick >= high * 0.999) ?? ticks.at(-1)];
     }
 
@@ -114,14 +120,21 @@ export class ChartView {
             labelSize: 20,
             labelFont: "12px system-ui",
             font: "11px system-ui",
-            size: side === 0 ? 28 : 58,
+            size: (plot) => (side === 1 ? 58 : this.isCrowded(plot) ? 100 : 28),
+            rotate: (plot) => (side === 0 && this.isCrowded(plot) ? TILT : 0),
             stroke: () => this.colours.faint,
             grid: { show: !isNamed, stroke: () => this.colours.line, width: 1 },
             ticks: { show: false },
             ...(isNamed ? { splits: () => this.chart.places } : {}),
             ...(axis.scale === "log" ? { splits: (_, __, low, high) => logTicks(low, high), filter: (_, ticks) => ticks } : {}),
-            values: (_, splits) => splits.map(isNamed ? (place) => names[place] ?? "" : write),
+            values: (_, splits) => splits.map(isNamed ? (place) => shortened(names[place] ?? "") : write),
         };
+    }
+
+    /** Whether the names on the x axis would not fit side by side. */
+    isCrowded(plot) {
+        const { names } = this.chart;
+        return Math.max(0, ...names.map((name) => shortened(name).length)) * CHARACTER * names.length > plot.width - 80;
     }
 
     series(index) {

@@ -25,6 +25,16 @@ class Axis:
     unit: str = ""
     scale: str = LINEAR
 
+    @property
+    def title(self) -> str:
+        """What stands beside the axis; that times are seconds is said by its numbers."""
+        return f"{self.label}, {self.unit}" if self.unit and self.unit != "s" else self.label
+
+    @property
+    def tick_unit(self) -> str:
+        """What stands after the number of each tick."""
+        return "s" if self.unit == "s" else ""
+
     def drawable(self, value: float | None) -> float | None:
         """Return a value as it can be drawn here: None for what is no number, or has no logarithm."""
         if value is None or not math.isfinite(value) or (self.scale == LOG and value <= 0):

@@ -19,26 +19,20 @@ import math
 import re
 import zlib
 from collections.abc import Sequence
+from dataclasses import asdict
 from html import escape
 from pathlib import Path
+from string import Template
 from typing import Any
 
 from quire.assets import ASSETS_FOLDER
-from quire.simulate.page.content import Axis, Chart, Film, Page, Section, Table
+from quire.simulate.page.content import Chart, Film, Page, Section, Table
 from quire.simulate.page.svg import chart_svg
 from quire.simulate.page.theme import colour_names
 
 MODULES = ("format.mjs", "theme.mjs", "charts.mjs", "film.mjs", "main.mjs")
 """In the order in which they import one another."""
 MIN_SECTIONS_LISTED, MANY_CHARTS, LONG_FACT = 4, 4, 50
-FILM = """<noscript><p>The block map needs JavaScript.</p></noscript>
-<div class="map"><canvas></canvas></div>
-<div class="row"><button type="button">Play</button>
-<input type="range" min="0" value="0" step="1" aria-label="moment"><output></output></div>
-<p class="detail"></p>
-<ul class="legend"><li><span class="swatch owners"></span>held by one request, a colour each</li>
-<li><span class="swatch shared"></span>shared</li><li><span class="swatch cached"></span>only cached</li>
-<li><span class="swatch free"></span>free</li></ul>"""
 _FOLDER = Path(__file__).parent
 _CODE = re.compile(r"`([^`]+)`")
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./[\w.]+";\n', re.MULTILINE)
@@ -50,29 +44,15 @@ def page_html(page: Page) -> str:
     charts = [_chart_data(part) for part in parts if isinstance(part, Chart)]
     content = {"charts": charts, "films": [_film_data(part) for part in parts if isinstance(part, Film)]}
     plots, own = (ASSETS_FOLDER / "uplot.js").read_text(encoding="utf-8"), joined_modules()
-    return "\n".join(
-        [
-            "<!doctype html>",
-            '<html lang="en">',
-            "<head>",
-            '<meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{_policy(plots, own)}">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            '<meta name="color-scheme" content="light dark">',
-            f"<title>{escape(page.title)}</title>",
-            f"<style>{_style()}</style>",
-            "</head>",
-            "<body>",
-            _head(page),
-            "<main>",
-            *(_section(number, section) for number, section in enumerate(page.sections)),
-            "</main>",
-            f'<script type="application/json" id="content">{safe_json(content)}</script>',
-            f"<script>{plots}</script>",
-            f'<script type="module">{own}</script>',
-            "</body>",
-            "</html>\n",
-        ]
+    return _template("page.html").substitute(
+        policy=_policy(plots, own),
+        title=escape(page.title),
+        style=_style(),
+        head=_head(page),
+        sections="\n".join(_section(number, section) for number, section in enumerate(page.sections)),
+        content=safe_json(content),
+        plots=plots,
+        modules=own,
     )
 
 
@@ -99,6 +79,10 @@ def words(text: str) -> str:
     'run <code>a&lt;b&gt;</code>'
     """
     return _CODE.sub(r"<code>\1</code>", escape(text))
+
+
+def _template(name: str) -> Template:
+    return Template((_FOLDER / name).read_text(encoding="utf-8"))
 
 
 def _policy(*scripts: str) -> str:
@@ -155,7 +139,7 @@ def _part(part: str | Table | Chart | Film) -> str:
             return f'<figure class="chart"><figcaption>{words(part.title)}</figcaption>{still}{note}</figure>'
         case Film():
             size = f", {part.blocks_per_cell:,} blocks in a cell" if part.blocks_per_cell > 1 else ""
-            return f'<figure class="film"><figcaption>{words(part.title)}{size}</figcaption>{FILM}</figure>'
+            return _template("film.html").substitute(title=words(part.title + size))
     return f"<p>{words(part)}</p>"
 
 
@@ -185,27 +169,17 @@ def _chart_data(chart: Chart) -> dict[str, Any]:
         "names": chart.names,
         "places": _numbers(chart.places),
         "series": series,
-        "x": _axis_data(chart.x_axis),
-        "y": _axis_data(chart.y_axis),
+        "x": asdict(chart.x_axis),
+        "y": asdict(chart.y_axis),
         "group": chart.group,
     }
 
 
-def _axis_data(axis: Axis) -> dict[str, str]:
-    return {"label": axis.label, "unit": axis.unit, "scale": axis.scale}
-
-
 def _film_data(film: Film) -> dict[str, Any]:
-    pictures = base64.b64encode(zlib.compress(b"".join(film.pictures), 9)).decode()
-    return {
-        "times": _numbers(film.times_s),
-        "captions": film.captions,
-        "pictures": pictures,
-        "numBlocks": film.num_blocks,
-        "blocksPerCell": film.blocks_per_cell,
-        "numCells": film.num_cells,
-        "group": film.group,
-    }
+    packed = base64.b64encode(zlib.compress(b"".join(film.pictures), 9)).decode()
+    sizes = {"numBlocks": film.num_blocks, "blocksPerCell": film.blocks_per_cell, "numCells": film.num_cells}
+    times = _numbers(film.times_s)
+    return {"times": times, "captions": film.captions, "pictures": packed, "group": film.group, **sizes}
 
 
 def _numbers(values: Sequence[float | None]) -> list[float | None]:

@@ -15,19 +15,20 @@ the others where the ground is dark. A picture on its own has a ground, one in a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from html import escape as escape_markup
 
 from quire.simulate.page.axis import Range, show_number
-from quire.simulate.page.content import AREAS, BARS, Axis, Chart
+from quire.simulate.page.content import AREAS, BARS, LINEAR, LOG, Chart
 from quire.simulate.page.theme import Theme, colour_names
 
 WIDTH, HEIGHT = 760, 300  # of the picture, and of what is plotted
-LEFT, RIGHT, BOTTOM = 72, 20, 52
+EDGE, LEFT, RIGHT = 12.0, 72, 20
+FOOT, TILTED_FOOT = 52, 110
 ROW = 22
 MARKED = 24  # a line of at most so many points shows them
 MAX_LABELLED_BARS = 24
+LONGEST_NAME = 21
 FONT = "system-ui, 'DejaVu Sans', 'Noto Sans', sans-serif"
 CHARACTER = 7.0  # px, of the size that the labels have
 END, MIDDLE = "text-anchor='end'", "text-anchor='middle'"
@@ -39,62 +40,48 @@ def chart_svg(chart: Chart, *, on_ground: bool = True) -> str:
     return _Picture(chart).render(on_ground)
 
 
-@dataclass(frozen=True, slots=True)
-class _Spot:
-    x: float
-    y: float
-
-    def __str__(self) -> str:
-        return f"{self.x:.1f} {self.y:.1f}"
-
-
 class _Picture:
     """One chart on its way to being a picture."""
 
     def __init__(self, chart: Chart) -> None:
         self._chart = chart
         self._theme = Theme.read()
-        self._colours = colour_names(chart)
-        self._used = {"ink", "faint", "line", *self._colours}
-        self._legend = list(self._legend_places())
-        num_rows = self._legend[-1][1] + 1 if self._legend else 0
-        self._top = 34 + ROW * num_rows + ROW
-        self._height = self._top + HEIGHT + BOTTOM
         columns = stacked(chart) if chart.kind == AREAS else [one.values for one in chart.series]
         self._columns = [[chart.y_axis.drawable(value) for value in column] for column in columns]
+        self._drawn = list(zip(self._columns, colour_names(chart), strict=True))
+        self._legend, self._top = self._make_legend()
+        self._bottom = self._top + HEIGHT
         self._x = self._x_range()
-        self._y = Range.around(chart.y_axis, [v for column in self._columns for v in column if v is not None])
+        values = [value for column in self._columns for value in column if value is not None]
+        if chart.kind == BARS and chart.y_axis.scale == LOG and values:
+            values.append(min(values) / 2)  # so that the least bar is seen
+        self._y = Range.around(chart.y_axis, values)
 
     def _x_range(self) -> Range:
         if self._chart.kind == BARS:
-            return Range(-0.5, max(len(self._chart.x), 1) - 0.5, "linear")
+            return Range(-0.5, max(len(self._chart.x), 1) - 0.5, LINEAR)
         places = map(self._chart.x_axis.drawable, self._chart.places)
         return Range.of(self._chart.x_axis, [place for place in places if place is not None])
 
     def render(self, on_ground: bool) -> str:
-        chart, width, height = self._chart, WIDTH, self._height
-        body = [self._text(LEFT - 60, 22, chart.title, "font-weight='600' font-size='16'")]
-        body += [part for index in range(len(chart.series)) for part in self._legend_entry(index)]
-        body += [*self._y_ticks(), *self._x_ticks()]
-        draw = {BARS: self._bars, AREAS: self._areas}.get(chart.kind, self._lines)
-        body += draw()
+        title = self._chart.title
+        draw = {BARS: self._bars, AREAS: self._areas}.get(self._chart.kind, self._lines)
+        body = [self._text(EDGE, 22, title, "font-weight='600' font-size='16'"), *self._legend]
+        body += [*self._y_ticks(), *self._x_ticks(), *draw()]
+        size = f"width='{WIDTH}' height='{self._bottom + self._foot}'"
         if on_ground:
-            self._used.add("panel")
-            body.insert(0, f"<rect width='{width}' height='{height}' {self._paint('fill', 'panel')}/>")
-        head = (
-            f"<svg xmlns='http://www.w3.org/2000/svg' width='{width}' height='{height}' "
-            f"viewBox='0 0 {width} {height}' font-family=\"{FONT}\" font-size='12' role='img' "
-            f'aria-label="{escape(chart.title)}">'
+            body.insert(0, f"<rect {size} {self._paint('fill', 'panel')}/>")
+        return (
+            f"<svg xmlns='http://www.w3.org/2000/svg' {size} viewBox='0 0 {WIDTH} {self._bottom + self._foot}' "
+            f"font-family=\"{FONT}\" font-size='12' role='img' aria-label=\"{escape(title)}\">\n"
+            + "\n".join([self._style(), *body, "</svg>\n"])
         )
-        return "\n".join([head, self._style(), *body, "</svg>"]) + "\n"
 
     def _style(self) -> str:
-        rules = "".join(
-            f".{kind}-{name}{{{kind}:{self._theme.dark[name]}}}"
-            for name in sorted(self._used)
-            for kind in ("fill", "stroke")
-        )
-        return f"<style>@media (prefers-color-scheme:dark){{{rules}}}</style>"
+        names = sorted({"ink", "faint", "line", "panel", *(colour for _, colour in self._drawn)})
+        kinds = ("fill", "stroke")
+        rules = (f".{kind}-{name}{{{kind}:{self._theme.dark[name]}}}" for name in names for kind in kinds)
+        return f"<style>@media (prefers-color-scheme:dark){{{''.join(rules)}}}</style>"
 
     def _paint(self, kind: str, name: str) -> str:
         return f"class='{kind}-{name}' {kind}='{self._theme.light[name]}'"
@@ -104,99 +91,93 @@ class _Picture:
 
     # ---- legend and axes ----------------------------------------------------------------------------------------
 
-    def _legend_places(self) -> Iterator[tuple[float, int]]:
-        """Yield where each entry of the legend stands: x and row."""
-        x, row = 12.0, 0
-        for one in self._chart.series:
+    def _make_legend(self) -> tuple[list[str], int]:
+        """Return the parts of the legend, and where the plot below it begins."""
+        parts, x, y = [], EDGE, 44
+        for one, (_, colour) in zip(self._chart.series, self._drawn, strict=True):
             width = 34 + CHARACTER * len(one.name)
-            if x > 12.0 and x + width > WIDTH:
-                x, row = 12.0, row + 1
-            yield x, row
+            if x > EDGE and x + width > WIDTH:
+                x, y = EDGE, y + ROW
+            parts.append(f"<rect x='{x:.1f}' y='{y - 8}' width='14' height='8' {self._paint('fill', colour)}/>")
+            parts.append(self._text(x + 20, y, one.name))
             x += width
-
-    def _legend_entry(self, index: int) -> list[str]:
-        x, row = self._legend[index]
-        y = 34 + ROW * row + 10
-        return [
-            f"<rect x='{x:.1f}' y='{y - 8}' width='14' height='8' {self._paint('fill', self._colours[index])}/>",
-            self._text(x + 20, y, self._chart.series[index].name),
-        ]
+        return parts, y + 34
 
     def _y_ticks(self) -> Iterator[str]:
         axis = self._chart.y_axis
-        yield self._text(12, self._top - 10, _axis_title(axis), colour="faint")
+        yield self._text(EDGE, self._top - 10, axis.title, colour="faint")
         for tick in self._y.ticks():
             y = self._down(tick)
             yield f"<path d='M{LEFT} {y:.1f}H{WIDTH - RIGHT}' {self._paint('stroke', 'line')}/>"
-            yield self._text(LEFT - 8, y + 4, show_number(tick, axis.unit if axis.unit == "s" else ""), END, "faint")
+            yield self._text(LEFT - 8, y + 4, show_number(tick, axis.tick_unit), END, "faint")
+
+    @property
+    def _is_crowded(self) -> bool:
+        """Whether the names on the x axis would not fit side by side."""
+        names = self._chart.names
+        return max(map(len, names), default=0) * CHARACTER * len(names) > WIDTH - RIGHT - LEFT
+
+    @property
+    def _foot(self) -> int:
+        return TILTED_FOOT if self._is_crowded else FOOT
 
     def _x_ticks(self) -> Iterator[str]:
-        chart, bottom = self._chart, self._top + HEIGHT
-        if chart.kind == BARS:
-            labels = list(zip(chart.places, chart.names, strict=True))
-        else:
-            unit = chart.x_axis.unit if chart.x_axis.unit == "s" else ""
-            labels = [(tick, show_number(tick, unit)) for tick in self._x.ticks()]
-        for place, label in labels:
-            yield self._text(self._right(place), bottom + 18, label, MIDDLE, "faint")
-        title = _axis_title(chart.x_axis)
-        yield self._text((LEFT + WIDTH - RIGHT) / 2, bottom + 40, title, MIDDLE, "faint")
+        chart = self._chart
+        ticks = self._x.ticks() if chart.kind != BARS else ()
+        labels = [(tick, show_number(tick, chart.x_axis.tick_unit)) for tick in ticks]
+        for place, label in [*labels, *zip(chart.places, chart.names, strict=False)]:
+            x, y = self._right(place), self._bottom + 18
+            how = f"{END} transform='rotate(-25 {x:.1f} {y})'" if self._is_crowded else MIDDLE
+            yield self._text(x, y, shortened(label), how, "faint")
+        middle = (LEFT + WIDTH - RIGHT) / 2
+        yield self._text(middle, self._bottom + self._foot - 12, chart.x_axis.title, MIDDLE, "faint")
 
     def _right(self, place: float) -> float:
         return LEFT + (WIDTH - RIGHT - LEFT) * self._x.share(place)
 
     def _down(self, value: float) -> float:
-        return self._top + HEIGHT * (1 - self._y.share(value))
+        return self._bottom - HEIGHT * self._y.share(value)
 
     # ---- what is plotted ----------------------------------------------------------------------------------------
 
-    def _spots(self, column: list[float | None]) -> list[_Spot]:
-        chart, found = self._chart, []
-        for place, value in zip(chart.places, column, strict=True):
-            x = chart.x_axis.drawable(place)
-            if x is not None and value is not None:
-                found.append(_Spot(self._right(x), self._down(value)))
-        return found
+    def _spots(self, column: Sequence[float | None]) -> list[tuple[float, float]]:
+        places = map(self._chart.x_axis.drawable, self._chart.places)
+        found = ((x, y) for x, y in zip(places, column, strict=True) if x is not None and y is not None)
+        return [(self._right(x), self._down(y)) for x, y in found]
 
-    def _lines(self) -> list[str]:
-        parts = []
-        for column, colour in zip(self._columns, self._colours, strict=True):
+    def _lines(self) -> Iterator[str]:
+        for column, colour in self._drawn:
             spots = self._spots(column)
             if len(spots) > 1:
-                path = "L".join(map(str, spots))
-                parts.append(f"<path d='M{path}' fill='none' stroke-width='2' {self._paint('stroke', colour)}/>")
+                yield f"<path d='M{_path(spots)}' fill='none' stroke-width='2' {self._paint('stroke', colour)}/>"
             if len(spots) <= MARKED:
-                dots = (f"<circle cx='{spot.x:.1f}' cy='{spot.y:.1f}' r='3' " for spot in spots)
-                parts += [f"{dot}{self._paint('fill', colour)}/>" for dot in dots]
-        return parts
+                for x, y in spots:
+                    yield f"<circle cx='{x:.1f}' cy='{y:.1f}' r='3' {self._paint('fill', colour)}/>"
 
-    def _areas(self) -> list[str]:
-        parts = []
-        for column, colour in reversed(list(zip(self._columns, self._colours, strict=True))):
-            spots = self._spots(column)
-            if spots:
-                path = "L".join(map(str, spots))
-                base = self._top + HEIGHT
-                corners = f"M{spots[0].x:.1f} {base}L{path}L{spots[-1].x:.1f} {base}Z"
-                parts.append(f"<path d='{corners}' {self._paint('fill', colour)}/>")
-        return parts
+    def _areas(self) -> Iterator[str]:
+        for column, colour in reversed(self._drawn):
+            if spots := self._spots(column):
+                corners = [(spots[0][0], self._bottom), *spots, (spots[-1][0], self._bottom)]
+                yield f"<path d='M{_path(corners)}Z' {self._paint('fill', colour)}/>"
 
-    def _bars(self) -> list[str]:
-        parts = []
-        labelled = len(self._columns) * len(self._chart.x) <= MAX_LABELLED_BARS
-        base = self._top + HEIGHT if self._y.low > 0 else self._down(0.0)
-        for index, (column, colour) in enumerate(zip(self._columns, self._colours, strict=True)):
+    def _bars(self) -> Iterator[str]:
+        labelled = len(self._drawn) * len(self._chart.x) <= MAX_LABELLED_BARS
+        unit = self._chart.y_axis.tick_unit
+        base = self._bottom if self._y.low > 0 else self._down(0.0)
+        for index, (column, colour) in enumerate(self._drawn):
             for place, value in zip(self._chart.places, column, strict=True):
                 if value is None:
                     continue
-                left, right = (self._right(edge) for edge in bar_edges(place, index, len(self._columns)))
+                left, right = (self._right(edge) for edge in bar_edges(place, index, len(self._drawn)))
                 y = self._down(value)
                 box = f"x='{left:.1f}' y='{min(y, base):.1f}' width='{right - left:.1f}' height='{abs(base - y):.1f}'"
-                parts.append(f"<rect {box} {self._paint('fill', colour)}/>")
+                yield f"<rect {box} {self._paint('fill', colour)}/>"
                 if labelled:
-                    middle = (left + right) / 2
-                    parts.append(self._text(middle, y - 5, show_number(value), f"{MIDDLE} font-size='10'"))
-        return parts
+                    yield self._text((left + right) / 2, y - 5, show_number(value, unit), f"{MIDDLE} font-size='10'")
+
+
+def _path(spots: Sequence[tuple[float, float]]) -> str:
+    return "L".join(f"{x:.1f} {y:.1f}" for x, y in spots)
 
 
 def stacked(chart: Chart) -> list[tuple[float | None, ...]]:
@@ -220,10 +201,16 @@ def bar_edges(place: float, index: int, num_series: int) -> tuple[float, float]:
     return left, left + width
 
 
+def shortened(name: str) -> str:
+    """Return a name without its middle, where it is long.
+
+    >>> shortened("prefix_index=none block_size=16")
+    'prefix_ind…ck_size=16'
+    """
+    half = LONGEST_NAME // 2
+    return name if len(name) <= LONGEST_NAME else f"{name[:half]}…{name[-half:]}"
+
+
 def escape(words: str) -> str:
     """Return words as they can stand in XML, which knows no control characters."""
     return escape_markup(_NO_XML.sub("\ufffd", words))
-
-
-def _axis_title(axis: Axis) -> str:
-    return f"{axis.label}, {axis.unit}" if axis.unit and axis.unit != "s" else axis.label
