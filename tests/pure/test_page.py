@@ -230,7 +230,7 @@ def test_numbers_are_written_in_three_digits() -> None:
         "999",
         "1,000",
         "1,234,567",
-    ]
+    ]  # the same cases as in tests/page/report.test.mjs
 
 
 def test_both_themes_have_the_same_names() -> None:

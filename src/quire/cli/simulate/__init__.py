@@ -13,7 +13,7 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -174,7 +174,8 @@ def _draw(facts: Sequence[tuple[str, str]], runs: Sequence[Run], html: str | Non
         page = simulation_page(f"Simulation of {facts[0][1]}", (*facts, command), runs)
         Path(html).write_text(page_html(page), encoding="utf-8")
     if plot is not None:
-        plot.write(main_chart(runs))
+        chart = main_chart(runs)
+        plot.write(replace(chart, title=f"{chart.title}: {facts[0][1]}, seed {facts[-1][1]}"))
 
 
 def _make_figures(arguments: argparse.Namespace) -> int:

@@ -1,5 +1,5 @@
-// Live plots in place of the still ones, by uPlot: values under the cursor, a zoom by dragging, series that are switched
-// in the legend. Plots of one group share the cursor, and the mark of the film beside them.
+// Live plots in place of the still ones, by uPlot: values under the cursor, a zoom by dragging, a legend that switches
+// series off. Plots of one group share the cursor, and the mark of the film beside them.
 
 import { showNumber } from "./format.mjs";
 import { onTheme, readColours } from "./theme.mjs";
@@ -37,6 +37,7 @@ export function logTicks(low, high) {
     return steps.filter((tick) => tick >= low * 0.999 && tick <= high * 1.001);
 }
 
+const LOG_AXIS = { splits: (_, __, low, high) => logTicks(low, high), filter: (_, ticks) => ticks };
 const shortened = (name) => (name.length > LONGEST_NAME ? `${name.slice(0, 10)}…${name.slice(-10)}` : name);
 
 /** A chart in its figure. */
@@ -98,7 +99,8 @@ export class ChartView {
     }
 
     across(axis) {
-        return axis.scale === "log" ? { distr: 3, range: (_, low, high) => (low < high ? [low, high] : [low / 2, 2 * high]) } : {};
+        if (axis.scale !== "log") return {};
+        return { distr: 3, range: (_, low, high) => (low < high ? [low, high] : [low / 2, 2 * high]) };
     }
 
     /** Return the range of the y axis: from 0, or between round numbers where it is logarithmic. */
@@ -106,7 +108,9 @@ export class ChartView {
         if (this.chart.y.scale !== "log") return [Math.min(0, low ?? 0), (high ?? 0) > 0 ? high * 1.05 : 1];
         if (this.chart.kind === "bars") low /= 2; // so that the least bar is seen
         const ticks = logSteps(low || 1, high || 10);
-        return [ticks.findLast((tick) => tick <= low * 1.001) ?? ticks[0], ticks.find((tick) => tick >= high * 0.999) ?? ticks.at(-1)];
+        const below = ticks.findLast((tick) => tick <= low * 1.001);
+        const above = ticks.find((tick) => tick >= high * 0.999);
+        return [below ?? ticks[0], above ?? ticks.at(-1)];
     }
 
     axis(axis, side) {
@@ -126,7 +130,7 @@ export class ChartView {
             grid: { show: !isNamed, stroke: () => this.colours.line, width: 1 },
             ticks: { show: false },
             ...(isNamed ? { splits: () => this.chart.places } : {}),
-            ...(axis.scale === "log" ? { splits: (_, __, low, high) => logTicks(low, high), filter: (_, ticks) => ticks } : {}),
+            ...(axis.scale === "log" ? LOG_AXIS : {}),
             values: (_, splits) => splits.map(isNamed ? (place) => shortened(names[place] ?? "") : write),
         };
     }
@@ -211,7 +215,8 @@ function addressOf(svg) {
     const copy = svg.cloneNode(true);
     copy.querySelector("style").remove();
     const ground = document.createElementNS(svg.namespaceURI, "rect");
-    for (const [key, value] of [["width", "100%"], ["height", "100%"], ["fill", "#ffffff"]]) ground.setAttribute(key, value);
+    for (const side of ["width", "height"]) ground.setAttribute(side, "100%");
+    ground.setAttribute("fill", "#ffffff");
     copy.prepend(ground);
     return `data:image/svg+xml,${encodeURIComponent(new XMLSerializer().serializeToString(copy))}`;
 }
