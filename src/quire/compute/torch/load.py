@@ -72,10 +72,11 @@ def load_worker(
     checkpoint = Checkpoint.open(model_folder)
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)
+    device = open_device(settings.device)
     cache = TorchCache(
         kv_cache_spec(model.spec, settings),
         create_attention(model.spec, settings),
-        open_device(settings.device),
+        device,
         num_blocks=num_blocks,
         num_host_blocks=num_host_blocks,
     )
