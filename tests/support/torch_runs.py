@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from quire.compute.models import read_model
 from quire.compute.models.base import DecoderSpec
+from quire.compute.torch.attention.base import AttentionBackend
 from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.load import create_attention, make_worker
 from quire.compute.torch.runner import TorchRunner
@@ -54,12 +56,13 @@ class TorchRun(ReferenceRun):
         num_blocks: int = 64,
         num_host_blocks: int = 4,
         spec: DecoderSpec | None = None,
+        attention: AttentionBackend[Any] | None = None,
     ) -> None:
         spec = spec or read_model(folder).spec
         kv_spec = kv_cache_spec(spec, settings)
         cache = TorchCache(
             kv_spec,
-            create_attention(spec, settings),
+            attention or create_attention(spec, settings),
             torch.device(settings.device),
             num_blocks=num_blocks,
             num_host_blocks=num_host_blocks,

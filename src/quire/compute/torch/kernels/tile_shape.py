@@ -92,8 +92,8 @@ class TileShape:
 
     @property
     def padded_dim(self) -> int:
-        """Numbers of a head, with those that make it a power of two."""
-        return power_of_two(self.head_dim)
+        """Numbers of a head, with those that make it what matrix units take: a power of two, 16 at least."""
+        return max(16, power_of_two(self.head_dim))
 
     @property
     def tokens_per_task(self) -> int:
