@@ -147,6 +147,9 @@ def _add_memory_options(parser: argparse.ArgumentParser) -> None:
 def _add_kernel_options(parser: argparse.ArgumentParser) -> None:
     _add_choices(parser, "only", KERNEL_PARTS, KERNEL_PARTS, "measure only these parts")
     parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: paged attention, at points of its own"
+    )
+    parser.add_argument(
         "--shape",
         metavar="NAME",
         nargs="+",
