@@ -92,14 +92,24 @@ def test_a_live_run_is_planned_again_to_the_byte(
         assert kinds[PLANNED] == stats.steps_total
     assert main(["simulate", "--replay", str(path)]) == 0
     assert capsys.readouterr().out == f"{stats.steps_total:,} plans, each the same to the byte\n"
+    assert main(["report", str(path), "--limit", "12", "--json", "-"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    recorded, ledger = report["recorded"], report["recorded"]["ledger"]
+    assert (ledger["queried_tokens"], ledger["hit_tokens"]) == (stats.queried_tokens_total, stats.hit_tokens_total)
+    assert (ledger["evictions"], recorded["num_preemptions"]) == (stats.evictions_total, stats.preemptions_total)
+    assert (recorded["num_plans"], recorded["num_aborted"] > 0) == (stats.steps_total, True)
+    assert (recorded["num_swapped"] > 0) == ("swap_space" in settings)
+    assert 0 < recorded["ttft_s"]["p50"] <= recorded["latency_s"]["p50"] <= recorded["duration_s"]
+    assert report["simulated"]["num_requests"] == 12
+    assert {"--block-size 32", "--no-enable-prefix-caching"} <= {found["setting"] for found in report["findings"]}
 
 
 def test_an_engine_that_is_started_again_writes_on_in_another_file(tmp_path: Path) -> None:
     path = tmp_path / "run.steplog"
     config = EngineConfig(model="guide", kv_memory="2MiB", num_threads=1, step_log=str(path))
 
-    async def read(llm: SupervisedLLM, prompt: str, on_delta: Callable[[], None]) -> None:
-        sampling = SamplingParams(max_tokens=10, ignore_eos=True)
+    async def read(llm: SupervisedLLM, prompt: str, on_delta: Callable[[], None], max_tokens: int = 10) -> None:
+        sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
         async for _ in llm.deltas(await llm.prepare(prompt, sampling)):
             on_delta()
 
@@ -107,7 +117,7 @@ def test_an_engine_that_is_started_again_writes_on_in_another_file(tmp_path: Pat
         async with asyncio.timeout(60), SupervisedLLM(config) as llm:
             await read(llm, "The memory", lambda: None)
             with pytest.raises(ExecutionError):
-                await read(llm, "A block", lambda: os.kill(llm.engine_process_id or 0, signal.SIGKILL))
+                await read(llm, "A block", lambda: os.kill(llm.engine_process_id or 0, signal.SIGKILL), 1200)
             while llm.state is not ModelState.READY:
                 await asyncio.sleep(0.01)
             await read(llm, "The pool", lambda: None)

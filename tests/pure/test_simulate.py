@@ -316,6 +316,14 @@ def test_a_log_offers_what_was_asked_in_order(seed: int) -> None:
     assert all(before.due_s <= after.due_s for before, after in itertools.pairwise(logged))
 
 
+@pytest.mark.parametrize("seed", [10, 26, 35, 42])
+def test_a_search_that_yielded_goes_on_when_others_take_its_old_rows(seed: int) -> None:
+    scheduler = SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=16, max_model_len=LONGEST, headroom=0.0)
+    setup = EngineSetup(FULL, MemoryConfig(num_blocks=30), scheduler)
+    requests = [replace(request, due_s=0.0) for request in requests_for(random.Random(seed))]
+    assert run(setup, OpenLoop(requests)).num_preemptions > 0
+
+
 def test_a_batch_of_the_engine_and_of_the_simulator_are_planned_alike() -> None:
     setup = EngineSetup(FULL, MemoryConfig(num_blocks=70), SchedulerConfig(max_num_seqs=4, max_model_len=LONGEST))
     requests = [replace(request, due_s=0.0) for request in requests_for(random.Random(7))]

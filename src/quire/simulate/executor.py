@@ -62,8 +62,8 @@ class SimExecutor:
             num_known = len(start.tokens) - start.num_prompt_tokens
             self._texts[start.row] = self._text(start.row, start.branch, num_known)
             before = self._searches.pop(start.row, start)
-            if before.request_id != start.request_id:
-                self._beams.forget(before.request_id)
+            if all(before.request_id != other.request_id for other in (start, *self._searches.values())):
+                self._beams.forget(before.request_id)  # one that yielded may have begun again on other rows
             if start.sampling.num_beams > 1:
                 self._searches[start.row] = start
         texts, num_decodes = self._texts, plan.num_decodes
