@@ -10,6 +10,7 @@ and checked by the same lines.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
@@ -30,6 +31,7 @@ from quire.scheduler.scheduler import Scheduler
 from quire.simulate.cost.base import StepCost
 from quire.simulate.cost.linear import LinearCost
 from quire.simulate.executor import Outputs, SimExecutor
+from quire.simulate.holders import holders_of
 
 VOCAB_SIZE = 1 << 20
 """More than any model has, so that the requests of every log are allowed. What is drawn lies below 65,536."""
@@ -70,6 +72,10 @@ class SimulatedEngine(Protocol):
 
     def ledger(self) -> MemoryLedger:
         """Return where the memory is. Does not mutate."""
+        ...
+
+    def holders(self) -> array[int]:
+        """Return who holds each block, as `holders` says it. Does not mutate; O(blocks)."""
         ...
 
     def check(self) -> None:
@@ -114,6 +120,10 @@ class ScheduledEngine:
     def num_preemptions(self) -> int:
         """How often a running sequence has yielded."""
         return self._scheduler.num_preemptions - self._num_preempted_before
+
+    def holders(self) -> array[int]:
+        """Return who holds each block. Does not mutate; O(blocks)."""
+        return holders_of(self._scheduler.memory, self._scheduler.running)
 
     def check(self) -> None:
         """Raise `InvariantError` unless all books agree. O(everything)."""

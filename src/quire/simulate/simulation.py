@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import gc
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from quire.core.errors import InvalidRequestError, InvariantError
@@ -32,6 +32,9 @@ from quire.simulate.result import ReplicaResult, SimulationResult
 from quire.simulate.routing import RoundRobin, Router
 from quire.simulate.timeline import Timeline, TimelinePoint
 from quire.simulate.workload.offered import OfferedRequest, RequestSource
+
+Watcher = Callable[[int, SimulatedEngine], None]
+"""Is told of each step: which replica has done it, and its engine."""
 
 
 class Replica:
@@ -70,7 +73,10 @@ class Replica:
         return outcome
 
     def _look(self, now_s: float) -> TimelinePoint:
-        return TimelinePoint.of(now_s, self.engine.num_running, self.engine.num_waiting, self.engine.ledger())
+        engine = self.engine
+        return TimelinePoint.of(
+            now_s, (engine.num_running, engine.num_waiting, engine.num_preemptions), engine.ledger()
+        )
 
     def result(self, ledger: MemoryLedger) -> ReplicaResult:
         """Return what came of it. Does not mutate."""
@@ -99,15 +105,21 @@ def _without_collector() -> Iterator[None]:
 
 
 class Simulation:
-    """One run. Make another for another run."""
+    """One run. Make another for another run. Watchers are called after each step; they must not change the engine."""
 
     def __init__(
-        self, engines: Sequence[SimulatedEngine], source: RequestSource, *, router: Router | None = None
+        self,
+        engines: Sequence[SimulatedEngine],
+        source: RequestSource,
+        *,
+        router: Router | None = None,
+        watchers: Sequence[Watcher] = (),
     ) -> None:
         self._latencies = Latencies()
         self._replicas = [Replica(engine, self._latencies) for engine in engines]
         self._source = source
         self._router = RoundRobin() if router is None else router
+        self._watchers = watchers
         self._loads = [0] * len(self._replicas)
         self._num_refused = 0
         self._num_sequences = 0
@@ -159,6 +171,8 @@ class Simulation:
             if not request.branch:
                 output = request.tokens[request.num_prompt_tokens :]
                 self._source.ended(request.request_id, output, replica.engine.clock.now())
+        for watch in self._watchers:
+            watch(index, replica.engine)
 
     def _result(self) -> SimulationResult:
         meters = [replica.meter for replica in self._replicas]
