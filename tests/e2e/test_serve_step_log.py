@@ -64,7 +64,7 @@ def leave_early(server: RunningServer, body: dict[str, Any]) -> None:
     [
         {"kv_memory": "384KiB"},
         {"kv_memory": "384KiB", "swap_space": "1MiB", "preemption": "swap"},
-        {"kv_memory": "512KiB", "max_steps_under_way": 2, "policy": "priority"},
+        {"kv_memory": "384KiB", "max_steps_under_way": 2, "policy": "priority"},
     ],
     ids=str,
 )
