@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from quire.cli import main
 from quire.cli.report import make_report
 from quire.cli.report.advice import FIGURES, trials
+from quire.cli.report.page import report_page
 from quire.cli.report.recorded import RunReader
 from quire.cli.report.trial import LoggedTraffic, read_run
 from quire.core.config import MemoryConfig, SchedulerConfig
@@ -27,6 +28,8 @@ from quire.core.request import CacheScope
 from quire.engine.step_log import MAGIC, read_records
 from quire.simulate.cost.linear import LinearCost
 from quire.simulate.meter import Latencies
+from quire.simulate.page.content import Chart, Table
+from quire.simulate.page.html import page_html
 from quire.simulate.replica import EngineSetup, PagedEngine
 from quire.simulate.result import SimulationResult
 from quire.simulate.simulation import Simulation
@@ -307,6 +310,20 @@ def test_the_command_says_it_in_text_and_in_json(tmp_path: Path, capsys: pytest.
     assert (again["simulated"], again["findings"]) == (None, [])
     assert main(["report", path, "--limit", "-1"]) == 2
     assert "limit is -1" in capsys.readouterr().err
+
+
+def test_a_page_has_the_tables_and_charts_of_the_report(tmp_path: Path) -> None:
+    report = make_report(str(busy_log(tmp_path / "run.steplog")))
+    page = report_page(report)
+    parts = [part for section in page.sections for part in section.parts]
+    settings_told = [row[0] for row in parts[0].rows] if isinstance(parts[0], Table) else []
+    assert settings_told == [f"`{found.setting}`" for found in report.findings]
+    memory, queue = (part for part in parts if isinstance(part, Chart))
+    columns = zip(*(one.values for one in memory.series), strict=True)
+    totals = [sum(value or 0.0 for value in values) for values in columns]
+    assert totals == pytest.approx([14] * len(totals))
+    assert max(value or 0 for value in queue.series[0].values) <= report.recorded.most_running
+    assert page_html(page).startswith("<!doctype html>")
 
 
 def test_a_name_from_outside_cannot_write_to_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

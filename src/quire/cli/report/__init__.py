@@ -26,6 +26,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser("report", help=text, description=DESCRIPTION)
     parser.add_argument("log", metavar="LOG", help="step log of an engine; it may still be written")
     parser.add_argument("--json", metavar="FILE", help="write everything; -: print it in place of the text")
+    parser.add_argument("--html", metavar="FILE", help="write a page with charts, which stands alone")
     parser.add_argument(
         "--limit", metavar="N", type=int, help="try settings on the first N requests; 0: try none; default: on all"
     )
@@ -42,6 +43,11 @@ def run(arguments: argparse.Namespace) -> int:
     print(report.as_json() if arguments.json == "-" else report)
     if arguments.json not in (None, "-"):
         Path(arguments.json).write_text(report.as_json() + "\n", encoding="utf-8")
+    if arguments.html is not None:
+        from quire.cli.report.page import report_page
+        from quire.simulate.page.html import page_html
+
+        Path(arguments.html).write_text(page_html(report_page(report)), encoding="utf-8")
     return 0
 
 

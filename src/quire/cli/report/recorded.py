@@ -263,7 +263,8 @@ class RunReader:
             tenant.block_seconds += len(blocks) * (self.run.busy_s - self._looked_s)
             tenant.most_blocks = max(tenant.most_blocks, len(blocks))
         self._looked_s = self.run.busy_s
-        return TimelinePoint.of(at_s, len(scheduler.running), scheduler.num_waiting, scheduler.memory.ledger())
+        counts = len(scheduler.running), scheduler.num_waiting, scheduler.num_preemptions
+        return TimelinePoint.of(at_s, counts, scheduler.memory.ledger())
 
     def cost(self) -> FittedCost:
         """Return how long a step takes, by the last steps of the log; raises `InvalidValueError` of too few."""
