@@ -63,9 +63,16 @@ class Range:
         return (value - self.low) / (self.high - self.low)
 
     def ticks(self) -> list[float]:
-        """Return where the ticks stand: at round numbers, about five of them."""
-        if self.scale == LOG:
-            return self._log_ticks()
+        """Return where the ticks stand: at round numbers, about five of them.
+
+        Between two of them a logarithmic axis is nearly linear, and has the ticks of one.
+
+        >>> [show_number(tick) for tick in Range(5.1, 6.0, LOG).ticks()]
+        ['5.2', '5.4', '5.6', '5.8', '6']
+        """
+        ticks = self._log_ticks() if self.scale == LOG else []
+        if len(ticks) > 1:
+            return ticks
         step = _step(self.high - self.low)
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [number * step for number in range(first, last + 1)]

@@ -30,11 +30,21 @@ function logSteps(low, high) {
     return found;
 }
 
-/** Return where the ticks of a logarithmic axis stand: 1, 2 and 5, or over many decades only 1. */
+/** Return round numbers within a range, about five of them. */
+function linearTicks(low, high) {
+    const least = (high - low) / 5;
+    const step = logSteps(least, least).find((one) => one >= 0.999 * least);
+    const first = Math.ceil(low / step - 1e-9);
+    const last = Math.floor(high / step + 1e-9);
+    return Array.from({ length: last - first + 1 }, (_, index) => (first + index) * step);
+}
+
+/** Return where the ticks of a logarithmic axis stand: 1, 2 and 5, over many decades only 1, within one linear. */
 export function logTicks(low, high) {
     const isNarrow = Math.log10(high / low) <= FEW_DECADES;
     const steps = logSteps(low, high).filter((_, index) => isNarrow || index % 3 === 0);
-    return steps.filter((tick) => tick >= low * 0.999 && tick <= high * 1.001);
+    const found = steps.filter((tick) => tick >= low * 0.999 && tick <= high * 1.001);
+    return found.length > 1 ? found : linearTicks(low, high);
 }
 
 const LOG_AXIS = { splits: (_, __, low, high) => logTicks(low, high), filter: (_, ticks) => ticks };
