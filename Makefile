@@ -54,14 +54,15 @@ test-long: $(VENV)/.installed-dev  ## Run the long tests
 test-gpu: $(GPU)/.installed  ## Run the tests of the GPU engine: on a GPU where there is one, else interpreted
 	@echo "== tests of the GPU engine"
 	@PYTHONPATH=src TRITON_CACHE_DIR=$(CURDIR)/$(GPU)/triton \
-		$(GPU)/bin/python -m pytest -n $(WORKERS) --dist worksteal tests/gpu $(PYTEST_ARGS)
+		$(GPU)/bin/python -m pytest -n $(WORKERS) --dist worksteal tests/gpu src/quire/compute/torch $(PYTEST_ARGS)
 
 test-clients: $(TO_RUN) $(CLIENTS)/.installed $(CLIENTS)/node_modules  ## Run programs made for OpenAI's service
 	@QUIRE_COMMAND=$(CURDIR)/$(BIN)/quire QUIRE_NODE_MODULES=$(CURDIR)/$(CLIENTS)/node_modules \
 		$(CLIENTS)/bin/python -m pytest -c /dev/null --rootdir tests/clients -q tests/clients $(PYTEST_ARGS)
 
-test-page: $(VENV)/.installed-dev  ## Run the tests of the dashboard in Chromium, and leave pictures in build/page
-	@QUIRE_SCREENSHOTS=$(CURDIR)/build/page $(BIN)/python -m pytest -m browser tests/e2e/test_dashboard_page.py $(PYTEST_ARGS)
+test-page: $(VENV)/.installed-dev  ## Run the tests of our pages in Chromium, and leave pictures in build/page
+	@QUIRE_SCREENSHOTS=$(CURDIR)/build/page $(BIN)/python -m pytest -m browser tests/e2e/test_dashboard_page.py \
+		tests/e2e/test_simulation_page.py $(PYTEST_ARGS)
 
 check: $(VENV)/.installed-dev  ## Check format, style, types, imports and size
 	@$(MAKE) --keep-going check-format check-lint check-types check-imports check-native check-size

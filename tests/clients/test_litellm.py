@@ -20,16 +20,15 @@ class Part(BaseModel):
     count: int = Field(ge=0, le=99)
 
 
+def request_to(provider: str, base_url: str, **parameters: Any) -> dict[str, Any]:
+    """What a program asks whose text must come out the same twice."""
+    known = {"model": f"{provider}/guide", "api_base": base_url, "api_key": "none", "messages": MESSAGES}
+    return known | {"temperature": 0} | parameters
+
+
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
 def test_answers_as_classes(provider: str, base_url: str) -> None:
-    wanted: dict[str, Any] = {
-        "model": f"{provider}/guide",
-        "api_base": base_url,
-        "api_key": "none",
-        "messages": MESSAGES,
-        "temperature": 0,
-        "response_format": Part,
-    }
+    wanted = request_to(provider, base_url, response_format=Part)
     text = litellm.completion(**wanted).choices[0].message.content
     assert Part.model_validate_json(text)
     chunks = list(litellm.completion(**wanted, stream=True))
@@ -38,14 +37,7 @@ def test_answers_as_classes(provider: str, base_url: str) -> None:
 
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
 def test_answers_and_streams_agree(provider: str, base_url: str) -> None:
-    wanted: dict[str, Any] = {
-        "model": f"{provider}/guide",
-        "api_base": base_url,
-        "api_key": "none",
-        "messages": MESSAGES,
-        "temperature": 0,
-        "max_tokens": 24,
-    }
+    wanted = request_to(provider, base_url, max_tokens=24)
     answer = litellm.completion(**wanted)
     text = answer.choices[0].message.content
     assert text
@@ -58,6 +50,4 @@ def test_answers_and_streams_agree(provider: str, base_url: str) -> None:
 
 def test_errors_are_told_apart(base_url: str) -> None:
     with pytest.raises(litellm.exceptions.ContextWindowExceededError):
-        litellm.completion(
-            model="openai/guide", api_base=base_url, api_key="none", messages=MESSAGES, max_tokens=1_000_000
-        )
+        litellm.completion(**request_to("openai", base_url, max_tokens=1_000_000))

@@ -398,7 +398,14 @@ assert "llguidance" not in sys.modules
 
 
 def test_a_vocabulary_is_read_only_when_it_is_needed() -> None:
-    def read() -> dict[str, Any]:
-        raise AssertionError("read too early")
+    reads: list[bool] = []
 
-    GrammarCompiler(Vocabulary(read, vocab_size=8, eos_token_ids=frozenset([1]))).close()
+    def read() -> dict[str, Any]:
+        reads.append(True)
+        return dict(json.loads(LIBRARY.to_str()))
+
+    compiler = GrammarCompiler(Vocabulary(read, vocab_size=SIZE, eos_token_ids=ENDS))
+    assert not reads
+    compiler.open()
+    assert reads
+    compiler.close()

@@ -314,6 +314,13 @@ def test_shuffled_and_contiguous_memory_are_the_same_bytes() -> None:
         assert (keys.shape, whole_keys.shape) == ((9, 16, 2, 32), (3, 48, 2, 32))
 
 
+def test_simulations_are_counted_and_timed(tmp_path: Path) -> None:
+    samples = bench("simulator", "--duration", "2", "--hour", "8", "--repeat", "1", folder=tmp_path)
+    assert [len(speeds) for speeds in samples["Simulated tokens a second"]["tokens_per_s"].values()] == [1, 1, 1]
+    assert set(samples["Hours of traffic"]["peak_bytes"]) == {"2", "8"}
+    assert min(min(peaks) for peaks in samples["Hours of traffic"]["peak_bytes"].values()) > 1 << 24
+
+
 def test_recorded_steps_are_fitted_and_foretell_other_traffic(tmp_path: Path) -> None:
     steps = tmp_path / "steps.jsonl"
     samples = bench("record", "guide", "--duration", "0.4", "--steps", steps, *SMALL, folder=tmp_path)

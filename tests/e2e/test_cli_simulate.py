@@ -5,11 +5,16 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
+import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from quire.cli import main
+from quire.cli.simulate.progress import ProgressLine
+from quire.core.clock import ManualClock
 
 SMALL = ["simulate", "qwen3-0.6b", "--kv-memory", "64MiB", "--max-model-len", "512", "--dtype", "bfloat16"]
 BRIEF = ["--rate", "4", "--duration", "20", "--prompt-tokens", "60", "--output-tokens", "30"]
@@ -97,6 +102,78 @@ def test_every_kind_of_load_runs(capsys: pytest.CaptureFixture[str], source: lis
     assert "output tokens a second" in table
 
 
+def test_a_page_holds_what_was_printed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page, what_if = tmp_path / "page.html", ["--what-if", "block_size=16,32", "--seed", "5"]
+    table = run(capsys, *BRIEF, *what_if, "--html", str(page))
+    text = page.read_text(encoding="utf-8")
+    for line in table.splitlines()[3:]:
+        assert all(f">{cell}<" in text for cell in re.split(r"  +", line))
+    assert ">seed</dt><dd>5<" in text
+    (content,) = re.findall(r'<script type="application/json" id="content">(.*)</script>', text)
+    charts, films = (json.loads(content)[kind] for kind in ("charts", "films"))
+    assert [film["group"] for film in films] == ["block_size=16", "block_size=32"]
+    assert {one["name"] for one in charts[-1]["series"]} == {"block_size=16", "block_size=32"}
+    assert len(charts) == 2 + 2 + 1 + 4  # nobody yielded, nothing was hit
+    assert run(capsys, *BRIEF, *what_if, "--html", str(page)) == table
+    assert page.read_text(encoding="utf-8") == text
+
+
+def test_names_in_a_trace_stay_names_in_the_page(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    trace, page = tmp_path / "<img src=x onerror=alert(1)>.csv", tmp_path / "page.html"
+    trace.write_text(TRACE)
+    run(capsys, "--trace", str(trace), "--skip-malformed", "--html", str(page))
+    text = page.read_text(encoding="utf-8")
+    assert "&lt;img src=x onerror=alert(1)&gt;.csv, 1 lines skipped" in text
+    assert "<img" not in text
+
+
+@pytest.mark.parametrize("what_if", [[], ["--what-if", "system=quire,static"]], ids=["one", "several"])
+def test_the_main_plot_is_a_picture(capsys: pytest.CaptureFixture[str], tmp_path: Path, what_if: list[str]) -> None:
+    svg, png = tmp_path / "plot.svg", tmp_path / "plot.PNG"
+    run(capsys, *BRIEF, *what_if, "--plot", str(svg))
+    words = " ".join(ElementTree.parse(svg).getroot().itertext())
+    assert ("First token, cumulative" if what_if else "Where the KV memory is") + ": qwen3-0.6b, seed 0" in words
+    assert ("static" in words) == bool(what_if)
+    pytest.importorskip("resvg_py")
+    run(capsys, *BRIEF, *what_if, "--plot", str(png))
+    assert png.read_bytes().startswith(b"\x89PNG\r\n")
+
+
+def test_png_without_its_extra_is_refused_before_anything_is_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
+    assert main([*SMALL, *BRIEF, "--plot", str(tmp_path / "plot.png")]) == 1
+    output = capsys.readouterr()
+    assert output.err == "quire: error: PNG needs the extra quire[png]: pip install 'quire[png]'; SVG needs nothing\n"
+    assert output.out == ""
+
+
+class TerminalStream(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_how_far_it_is_is_told_on_a_terminal_only(tmp_path: Path) -> None:
+    path, clock = tmp_path / "file", ManualClock()
+    path.write_bytes(bytes(40_000))
+    for stream in (TerminalStream(), io.StringIO()):
+        line = ProgressLine(stream, clock)
+        line.begin("reading")
+        line.note(0.1)  # too early
+        clock.advance(10.0)
+        with line.follow(str(path)) as file:
+            file.read(io.DEFAULT_BUFFER_SIZE)
+        line.close()
+        shown = stream.getvalue()
+        if stream.isatty():
+            share = io.DEFAULT_BUFFER_SIZE / 40_000
+            assert f"\rreading  [{'#' * int(20 * share)}{'-' * (20 - int(20 * share))}] {100 * share:.0f} %" in shown
+            assert shown.endswith("\r\x1b[K")
+        else:
+            assert shown == ""
+
+
 def test_figures_of_the_paper_stand_beside_what_was_published(capsys: pytest.CaptureFixture[str]) -> None:
     text = run(capsys, "--paper", "memory", "--limit", "40")
     assert text.startswith("KV memory that holds token states (seed 0)")
@@ -117,6 +194,7 @@ def test_figures_of_the_paper_stand_beside_what_was_published(capsys: pytest.Cap
         (["--what-if", "router=random"], "router is 'random'"),
         (["--hardware", "abacus"], "hardware is 'abacus'"),
         (["--replicas", "0"], "replicas is 0"),
+        (["--plot", "plot.pdf"], "plot is 'plot.pdf'; allowed: a file that ends in .svg or .png"),
         (["--prompt-tokens", "many"], "prompt-tokens is 'many'"),
         (["--log", "x", "--replicas", "2"], "log is 'x'"),
         (["--trace", "/dev/null"], "trace is '/dev/null'; allowed: a file with one request or more"),

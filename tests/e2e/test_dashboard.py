@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from quire.assets import ASSETS_FOLDER
 from quire.core.errors import InvalidConfigError
 from quire.serve.config import ServerConfig
 from quire.serve.dashboard import PAGE_FOLDER, POLICY, dashboard_routes
@@ -72,7 +73,8 @@ def test_a_file_comes_without_a_key_and_with_its_rules(server: BareServer, path:
     assert answer.headers["referrer-policy"] == "no-referrer"
     kinds = {"": "text/html", "css": "text/css", "js": "text/javascript", "mjs": "text/javascript", "svg": "image/svg"}
     assert answer.headers["content-type"].startswith(kinds[path.rpartition("/")[2].rpartition(".")[2]])
-    assert answer.body == (PAGE_FOLDER / (path.rpartition("/")[2] or "index.html")).read_bytes()
+    name = path.rpartition("/")[2] or "index.html"
+    assert [answer.body] == [(at / name).read_bytes() for at in (PAGE_FOLDER, ASSETS_FOLDER) if (at / name).exists()]
 
 
 def test_a_browser_that_has_a_file_is_told_so(server: BareServer) -> None:

@@ -23,7 +23,7 @@ import pytest
 
 from quire.guide import GUIDE_FOLDER
 from quire.memory.block import BlockState
-from support.browser import CHROMIUM, Browser, Page
+from support.browser import CHROMIUM, CONTRAST, OVERFLOW, Browser, Page
 from support.prometheus_text import parse
 from support.server import JSON, RunningServer, running_server
 
@@ -36,32 +36,6 @@ SETTINGS = {"kv_memory": "3MiB"}  # 128 blocks, so that a few requests fill it
 QUESTIONS = ("What is a block table?", "What is copy-on-write?", "What is prefix caching?", "What is a scheduler?")
 IS_LIVE = "window.quire?.phase === 'live' && quire.model?.numFrames > 0"
 STATES = {BlockState.FREE: 0, BlockState.IN_USE: 1, BlockState.CACHED: 2}
-
-CONTRAST = """(() => {
-  const parts = (text) => text.match(/[\\d.]+/g).map(Number);
-  const light = ([r, g, b]) => [r, g, b].map((v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
-    .reduce((sum, v, at) => sum + v * [0.2126, 0.7152, 0.0722][at], 0);
-  const behind = (one) => {
-    for (; one; one = one.parentElement) {
-      const colour = parts(getComputedStyle(one).backgroundColor);
-      if (colour[3] === undefined || colour[3] === 1) return colour;
-    }
-    return [255, 255, 255];
-  };
-  const poor = [];
-  for (const one of document.querySelectorAll("body *")) {
-    const isText = [...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
-    if (!isText || one.disabled || !one.checkVisibility()) continue;
-    const [a, b] = [light(parts(getComputedStyle(one).color)), light(behind(one))];
-    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    if (ratio < 4.5) poor.push(`${one.tagName} ${one.className} ${one.innerText.slice(0, 30)} ${ratio.toFixed(2)}`);
-  }
-  return poor;
-})()"""
-
-OVERFLOW = """[...document.querySelectorAll("body *")].filter((one) => one.checkVisibility()
-  && one.getBoundingClientRect().right > innerWidth + 1 && !one.closest(".scroll, .u-wrap, .spoken, .skip"))
-  .map((one) => `${one.tagName}.${one.className}`)"""
 
 ENDLESS = """{ const post = quire.chat.post.bind(quire.chat);
   quire.chat.post = (url, fields, signal) => post(url, {...fields, ignore_eos: true, temperature: 2}, signal); }"""

@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from quire import LLM, KVCacheManager, Request, RequestOutput, SamplingParams, _native
+from quire import LLM, RequestOutput, SamplingParams, _native
 from quire.engine.outputs import Logprob
+from support.swaps import noted_swaps
 from support.tiny_checkpoint import write_tiny_llama, write_tiny_qwen3
 
 SHARED = [(5 * i * i + 3 * i + 1) % 120 for i in range(140)]
@@ -174,14 +175,7 @@ def test_from_the_cache_and_in_any_order_is_as_alone(folder: Path, instruction_s
 def test_preempted_is_as_alone(
     folder: Path, instruction_set: str, preemption: str, numbers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swapped: list[bool] = []
-    swap_out = KVCacheManager.swap_out
-
-    def counted(manager: KVCacheManager, request: Request) -> bool:
-        swapped.append(swap_out(manager, request))
-        return swapped[-1]
-
-    monkeypatch.setattr(KVCacheManager, "swap_out", counted)
+    swapped = noted_swaps(monkeypatch)
     settings: dict[str, Any] = NUMBERS[numbers] | ({"swap_space": "4MiB"} if preemption == "swap" else {})
     with make(folder, kv_memory="600KiB", preemption=preemption, **settings) as llm:
         longer = [(prompt, replace(sampling, max_tokens=LONGEST - len(prompt) - 10)) for prompt, sampling in WORKLOAD]

@@ -20,7 +20,6 @@ from quire import (
     EngineConfig,
     Grammar,
     InvalidRequestError,
-    KVCacheManager,
     Request,
     RequestOutput,
     SamplingParams,
@@ -31,6 +30,7 @@ from quire.engine.core import EngineCore
 from quire.engine.factory import plan_engine
 from quire.engine.step_log import StepLogWriter, replay
 from quire.engine.supervised import SupervisedLLM
+from support.swaps import noted_swaps
 from support.tiny_checkpoint import write_tiny_qwen3
 from support.tiny_tokenizer import byte_level, write_chatml
 
@@ -162,14 +162,7 @@ def test_any_schedule_is_as_alone(folder: Path, alone: list[Text], name: str) ->
 
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 def test_preempted_is_as_alone(folder: Path, preemption: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    swapped: list[bool] = []
-    swap_out = KVCacheManager.swap_out
-
-    def counted(manager: KVCacheManager, request: Request) -> bool:
-        swapped.append(swap_out(manager, request))
-        return swapped[-1]
-
-    monkeypatch.setattr(KVCacheManager, "swap_out", counted)
+    swapped = noted_swaps(monkeypatch)
     settings = {"swap_space": "4MiB"} if preemption == "swap" else {}
     long_ones = [Grammar.regex("[a-z]{300,}"), Grammar.json_schema({"type": "array", "minItems": 300}), None]
     longer = [

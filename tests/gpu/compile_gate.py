@@ -33,6 +33,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from importlib import import_module, metadata
+from itertools import groupby
 from pkgutil import iter_modules
 from typing import Any
 
@@ -206,7 +207,7 @@ def _compile(job: tuple[str, str, int]) -> Compiled:
 
 HEADER = (
     "variant",
-    "for",
+    "sm_",
     "warps",
     "registers",
     "shared memory, KiB",
@@ -217,10 +218,9 @@ HEADER = (
 )
 
 
-def _row(one: Compiled) -> tuple[str, ...]:
+def _cells(one: Compiled) -> tuple[str, ...]:
     return (
-        f"{one.module.rpartition('.')[2]}: {one.variant}",
-        f"sm_{one.capability}",
+        str(one.capability),
         str(one.num_warps),
         str(one.registers),
         f"{one.shared_bytes / 1024:.1f}",
@@ -231,6 +231,14 @@ def _row(one: Compiled) -> tuple[str, ...]:
     )
 
 
+def _rows(found: Sequence[Compiled]) -> Iterator[tuple[str, ...]]:
+    """A row for each variant; what is not the same for all GPUs stands side by side."""
+    for (module, variant), group in groupby(found, key=lambda one: (one.module, one.variant)):
+        columns = zip(*map(_cells, group), strict=True)
+        shown = (column[0] if len(set(column)) == 1 else " / ".join(column) for column in columns)
+        yield f"{module.rpartition('.')[2]}: {variant}", *shown
+
+
 def report(found: Sequence[Compiled]) -> str:
     """What was compiled, as a part of a page of results."""
     faulty = [one for one in found if one.faults(variants_of(one.module)[one.variant])]
@@ -238,9 +246,10 @@ def report(found: Sequence[Compiled]) -> str:
         f"Written by `python -m tests.gpu.compile_gate --markdown benchmarks/RESULTS.md` with Triton "
         f"{metadata.version('triton')} and its assembler, without a GPU: {len(found)} kernels, {len(faulty)} with "
         "faults. Registers are those of a thread, and none is spilled. Buffers: tiles of keys, and as many of values, "
-        "in shared memory at once. Loads under way: how many the code lets run while it computes."
+        "in shared memory at once. Loads under way: how many the code lets run while it computes. What differs between "
+        "GPUs is given for each."
     )
-    return f"# GPU: what was compiled\n\n{text}\n\n{render_table(HEADER, [_row(one) for one in found])}"
+    return f"# GPU: what was compiled\n\n{text}\n\n{render_table(HEADER, list(_rows(found)))}"
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -19,8 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from quire import LLM, SamplingParams
+from quire import LLM, ExecutionError, InvalidConfigError, SamplingParams
+from quire.compute.models import read_model
+from quire.compute.torch.load import load_worker
+from quire.compute.torch.settings import TorchSettings
+from quire.guide import GUIDE_FOLDER
 
 LISTENING = re.compile(r"listening on http://[^:]+:(\d+)")
 SERVER_PACKAGES = ("httptools", "msgspec", "starlette", "uvicorn")
@@ -126,6 +131,16 @@ def test_a_chat_with_log_probabilities(port: int) -> None:
     tokens = choice["logprobs"]["content"]
     assert len(tokens) == GREEDY["max_tokens"] and all(each["logprob"] <= 0 for each in tokens)
     assert [each["top_logprobs"][0]["token"] for each in tokens] == [each["token"] for each in tokens]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch can open a GPU here")
+def test_a_gpu_that_torch_cannot_open_is_named_in_a_line() -> None:
+    with pytest.raises(ExecutionError, match=r"^torch cannot open the device cuda: .+\Z"):
+        load_worker(GUIDE_FOLDER, read_model(GUIDE_FOLDER), TorchSettings(device="cuda"), num_blocks=8)
+    with pytest.raises(
+        InvalidConfigError, match=r"^device is 'cuda'; allowed: cpu or auto here; no NVIDIA GPU answers: "
+    ):
+        LLM("guide", device="cuda")
 
 
 # ---- where packages are missing -------------------------------------------------------------------------------------

@@ -30,7 +30,10 @@ class SlowChecker:
             raise InvalidRequestError("grammar", grammar.text, "a good one")
 
     def prepare(self, grammar: Grammar) -> None:
-        raise NotImplementedError
+        raise AssertionError("turns check grammars; who computes prepares them")
+
+    def open(self) -> None:
+        raise AssertionError("turns do not open the checker; who owns it does")
 
     def close(self) -> None:
         self.leave.release(1000)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from array import array
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,7 +15,9 @@ from quire.core.errors import InvalidValueError
 from quire.core.step import BlockCopy, BlockMove, StepPlan
 from quire.simulate.cost.features import StepFeatures
 from quire.simulate.cost.fitted import FittedCost, RecordedStep, read_steps
+from quire.simulate.cost.linear import LinearCost
 from quire.simulate.cost.roofline import RooflineCost
+from quire.simulate.cost.unsteady import STRETCH, UnsteadyCost
 from quire.simulate.hardware import Hardware
 from quire.simulate.model_shape import ModelShape, WeightCount
 from quire.simulate.roofline import Numbers, Roofline
@@ -59,7 +63,7 @@ def test_a_fit_finds_the_weights_that_made_the_times(seed: int, weights: tuple[f
     units = (1e-3, 1e-4, 1e-5, 1e-7, 1e-8, 1e-4)
     true = FittedCost(tuple(weight * unit for weight, unit in zip(weights, units, strict=True)))
     plans = [draw_plan(rng) for _ in range(60)]
-    fitted = FittedCost.fit(RecordedStep(StepFeatures.of(plan), true.step_s(plan)) for plan in plans)
+    fitted = FittedCost.fit([RecordedStep(StepFeatures.of(plan), true.step_s(plan)) for plan in plans])
     for plan in [draw_plan(rng) for _ in range(20)]:
         assert fitted.step_s(plan) == pytest.approx(true.step_s(plan), rel=1e-3)
 
@@ -69,6 +73,32 @@ def test_no_weight_is_negative_whatever_the_times_are(seed: int) -> None:
     rng = random.Random(seed)
     steps = [RecordedStep(StepFeatures.of(draw_plan(rng)), rng.uniform(1e-4, 1.0)) for _ in range(30)]
     assert min(FittedCost.fit(steps).weights) >= 0.0
+
+
+@given(seed=st.integers(0, 1 << 32))
+def test_steps_that_were_held_up_count_in_the_mean(seed: int) -> None:
+    """Relative errors alone would call a step that took five times as long an error of 0.8, and the fit be too fast."""
+    rng = random.Random(seed)
+    features = [StepFeatures.of(draw_plan(rng)) for _ in range(200)]
+    true = FittedCost((1e-3, 1e-4, 1e-5, 1e-7, 1e-8, 1e-4))
+    steps = [RecordedStep(each, true.seconds_of(each) * rng.choice((1.0, 1.0, 1.0, 5.0))) for each in features]
+    ratios = FittedCost.fit(steps).ratios(steps)
+    assert sum(ratios) / len(ratios) == pytest.approx(1.0)
+
+
+@given(seed=st.integers(0, 1 << 32), num_ratios=st.integers(1, 500))
+def test_an_unsteady_machine_is_as_fast_as_it_was_recorded(seed: int, num_ratios: int) -> None:
+    rng = random.Random(seed)
+    ratios = array("d", (rng.uniform(0.5, 5.0) for _ in range(num_ratios)))
+    cost = UnsteadyCost(LinearCost(), ratios, seed)
+    plan = draw_plan(rng)
+    plans = [replace(plan, step_id=step_id) for step_id in range(2 * STRETCH)]
+    drawn = [cost.step_s(each) / LinearCost().step_s(each) for each in plans]
+    assert drawn == [cost.step_s(each) / LinearCost().step_s(each) for each in plans], "it depends on what was asked"
+    places = [min(range(num_ratios), key=lambda place: abs(ratios[place] - ratio)) for ratio in drawn]
+    assert drawn == pytest.approx([ratios[place] for place in places])
+    steps = [(later - earlier) % num_ratios for earlier, later in itertools.pairwise(places[:STRETCH])]
+    assert set(steps) <= {1 % num_ratios}, "a stretch is not in the order of the record"
 
 
 def test_recorded_steps_are_read_as_they_were_written() -> None:

@@ -51,6 +51,34 @@ KEYS = {
 SHIFT = 8
 WAIT_S = 30.0
 
+CONTRAST = """(() => {
+  const parts = (text) => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((v) => (v /= 255) <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, at) => sum + v * [0.2126, 0.7152, 0.0722][at], 0);
+  const behind = (one) => {
+    for (; one; one = one.parentElement) {
+      const colour = parts(getComputedStyle(one).backgroundColor);
+      if (colour[3] === undefined || colour[3] === 1) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const poor = [];
+  for (const one of document.querySelectorAll("body *")) {
+    const isText = [...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim());
+    if (!isText || one.disabled || !one.checkVisibility()) continue;
+    const [a, b] = [light(parts(getComputedStyle(one).color)), light(behind(one))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) poor.push(`${one.tagName} ${one.className} ${one.innerText.slice(0, 30)} ${ratio.toFixed(2)}`);
+  }
+  return poor;
+})()"""
+"""The elements whose text stands out too little from what is behind it."""
+
+OVERFLOW = """[...document.querySelectorAll("body *")].filter((one) => one.checkVisibility()
+  && one.getBoundingClientRect().right > innerWidth + 1 && !one.closest(".scroll, .u-wrap, .spoken, .skip"))
+  .map((one) => `${one.tagName}.${one.className}`)"""
+"""The elements that reach beyond the right edge, where nothing scrolls."""
+
 
 class Browser:
     """A browser of our own; it has ended when its `with` block is left."""
@@ -123,6 +151,7 @@ class Page:
         self._context = context
         self._session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         self.complaints: list[str] = []
+        self.requests: list[str] = []  # addresses that the page has asked for, its own first
         browser.listeners[self._session] = self._hear
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
@@ -142,6 +171,8 @@ class Page:
             self.complaints.append(str(details.get("exception", {}).get("description") or details["text"]))
         elif method == "Runtime.consoleAPICalled" and fields["type"] in ("error", "warning", "assert"):
             self.complaints.append(str([argument.get("value") for argument in fields["args"]]))
+        elif method == "Network.requestWillBeSent":
+            self.requests.append(fields["request"]["url"])
         elif method == "Log.entryAdded" and fields["entry"]["level"] in ("error", "warning"):
             self.complaints.append(f"{fields['entry']['text']} {fields['entry'].get('url', '')}")
 
@@ -167,13 +198,13 @@ class Page:
     def click(self, selector: str, x: float = 0.5, y: float = 0.5) -> None:
         """Click at a place of an element, given as shares of its size."""
         self.move(selector, x, y)
-        left, top = self._place(selector, x, y)
+        left, top = self.place(selector, x, y)
         for kind in ("mousePressed", "mouseReleased"):
             self.call("Input.dispatchMouseEvent", type=kind, x=left, y=top, button="left", clickCount=1)
 
     def move(self, selector: str, x: float = 0.5, y: float = 0.5) -> None:
         """Move the mouse over a place of an element."""
-        left, top = self._place(selector, x, y)
+        left, top = self.place(selector, x, y)
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=left, y=top)
 
     def press(self, key: str, *, times: int = 1, shift: bool = False) -> None:
@@ -188,7 +219,8 @@ class Page:
         """Write a text where the focus is."""
         self.call("Input.insertText", text=text)
 
-    def _place(self, selector: str, x: float, y: float) -> tuple[float, float]:
+    def place(self, selector: str, x: float, y: float) -> tuple[float, float]:
+        """Return where a place of an element is in the window, and bring it there."""
         box = self.evaluate(
             f"(() => {{ const one = document.querySelector({json.dumps(selector)}); "
             "one.scrollIntoView({block: 'center'}); const box = one.getBoundingClientRect(); "

@@ -10,6 +10,7 @@ terminal, a service manager that stops a service) are meant for the server, whic
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import signal
@@ -120,6 +121,7 @@ class EngineHost:
             return FAILED
         client = InProcessClient(core)
         thread = EngineThread(client, self._deliver, self._die, self._tell, self._clock, grammars=grammars)
+        gc.freeze()  # what stands now stays: a search for garbage need not walk every block of the pool
         self._connection.send(ready)
         self._obey(thread)
         _exit_after(CLOSING_S)

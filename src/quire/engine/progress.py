@@ -13,11 +13,8 @@ SHOWN_AFTER_S = 0.5
 BEGIN_OF_LINE, ERASE_REST = "\r", "\x1b[K"
 
 
-class LoadingLine:
-    """Says how far the weights are, once that has taken half a second, and only where a terminal shows it.
-
-    loading 512 MiB of 1.1 GiB, 45 %
-    """
+class StatusLine:
+    """One line, drawn again and again once something has taken half a second, and only where a terminal shows it."""
 
     def __init__(self, stream: TextIO, clock: Clock) -> None:
         self._stream = stream
@@ -26,15 +23,15 @@ class LoadingLine:
         self._is_drawn = False
         self._next_s = clock.now() + SHOWN_AFTER_S
 
-    def note(self, num_bytes: int, total: int) -> None:
-        """Draw now and then. Mutates the stream."""
-        now = self._clock.now()
-        if not self._is_shown or now < self._next_s:
-            return
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to draw."""
+        return self._is_shown and self._clock.now() >= self._next_s
+
+    def draw(self, text: str) -> None:
+        """Draw a text in place of the last one. Mutates the stream."""
         self._is_drawn = True
-        self._next_s = now + REDRAWN_AFTER_S
-        share = 100 * num_bytes // max(total, 1)
-        text = f"loading {format_bytes(num_bytes)} of {format_bytes(total)}, {share} %"
+        self._next_s = self._clock.now() + REDRAWN_AFTER_S
         self._stream.write(BEGIN_OF_LINE + text + ERASE_REST)
         self._stream.flush()
 
@@ -44,6 +41,16 @@ class LoadingLine:
             self._stream.write(BEGIN_OF_LINE + ERASE_REST)
             self._stream.flush()
             self._is_drawn = False
+
+
+class LoadingLine(StatusLine):
+    """Says how far the weights are: loading 512 MiB of 1.1 GiB, 45 %."""
+
+    def note(self, num_bytes: int, total: int) -> None:
+        """Draw now and then. Mutates the stream."""
+        if self.is_due:
+            share = 100 * num_bytes // max(total, 1)
+            self.draw(f"loading {format_bytes(num_bytes)} of {format_bytes(total)}, {share} %")
 
 
 class ProgressBar:

@@ -118,7 +118,7 @@ class PlanBuilder:
             counts,
             samples,
             len(self.decodes),
-            tuple(map(_row_start, starting)),
+            tuple(map(row_start, starting)),
             released_rows,
             TableChanges.of(entries),
             {chunk.row: chunk.drafts for chunk in self.chunks if chunk.drafts},
@@ -128,7 +128,8 @@ class PlanBuilder:
         )
 
 
-def _row_start(request: Request) -> RowStart:
+def row_start(request: Request) -> RowStart:
+    """Return what a plan says of a request whose row begins. Does not mutate."""
     return RowStart(
         request.row,
         request.request_id,

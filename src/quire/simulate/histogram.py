@@ -8,12 +8,14 @@ error depends on luck, and p99 of a million values needs many of them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 RELATIVE_ERROR = 0.01
 _LOG_GROWTH = 2 * math.log1p(RELATIVE_ERROR)
 _LEAST = 1e-9
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
+CURVE_PERCENTS = (*map(float, range(100)), 99.5, 99.9, 100.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class Distribution:
     p95: float
     p99: float
     most: float
+    curve: tuple[float, ...] = ()
+    """The percentiles of `CURVE_PERCENTS`; nothing of no values."""
 
 
 class Histogram:
@@ -59,18 +63,27 @@ class Histogram:
 
     def percentile(self, percent: float) -> float:
         """Return the value that `percent` of the values do not exceed, within one percent; 0 of none."""
-        wanted = max(1, math.ceil(self.count * percent / 100.0))
-        seen = 0
-        for bucket in sorted(self._buckets):
-            seen += self._buckets[bucket]
-            if seen >= wanted:
-                middle = math.exp((bucket + 0.5) * _LOG_GROWTH)
-                return min(max(middle, self.least), self.most)
-        return 0.0
+        return self.percentiles([percent])[0]
+
+    def percentiles(self, percents: Sequence[float]) -> list[float]:
+        """Return the percentile of each of several percents, which ascend; zeros of no values."""
+        if not self.count:
+            return [0.0] * len(percents)
+        found: list[float] = []
+        buckets, seen, value = iter(sorted(self._buckets)), 0, 0.0
+        for percent in percents:
+            wanted = max(1, math.ceil(self.count * percent / 100.0))
+            while seen < wanted:
+                bucket = next(buckets)
+                seen += self._buckets[bucket]
+                value = min(max(math.exp((bucket + 0.5) * _LOG_GROWTH), self.least), self.most)
+            found.append(value)
+        return found
 
     def distribution(self) -> Distribution:
         """Return what the values are like. Does not mutate."""
-        p50, p90, p95, p99 = (self.percentile(percent) for percent in PERCENTILES)
+        p50, p90, p95, p99 = self.percentiles(PERCENTILES)
         least = self.least if self.count else 0.0
         mean = self.total / self.count if self.count else 0.0
-        return Distribution(self.count, mean, least, p50, p90, p95, p99, self.most)
+        curve = tuple(self.percentiles(CURVE_PERCENTS)) if self.count else ()
+        return Distribution(self.count, mean, least, p50, p90, p95, p99, self.most, curve)

@@ -1,6 +1,7 @@
 """Replica: one simulated engine, with a clock of its own.
 
     SimulatedEngine   what a simulation asks of an engine: take a request, do a step, say where the memory is
+    ScheduledEngine   what any engine on the product's scheduler says of itself, whatever computes its steps
     PagedEngine       the product: EngineCore, Scheduler and KVCacheManager, on a SimExecutor and a ManualClock
 
 The engines of others that quire is compared with (baselines/) are `SimulatedEngine`s as well, and are driven, measured
@@ -9,6 +10,7 @@ and checked by the same lines.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from typing import BinaryIO, Protocol
 
@@ -29,6 +31,7 @@ from quire.scheduler.scheduler import Scheduler
 from quire.simulate.cost.base import StepCost
 from quire.simulate.cost.linear import LinearCost
 from quire.simulate.executor import SimExecutor
+from quire.simulate.holders import holders_of
 
 VOCAB_SIZE = 1 << 20
 """More than any model has, so that the requests of every log are allowed. What is drawn lies below 65,536."""
@@ -71,6 +74,10 @@ class SimulatedEngine(Protocol):
         """Return where the memory is. Does not mutate."""
         ...
 
+    def holders(self) -> array[int]:
+        """Return who holds each block, as `holders` says it. Does not mutate; O(blocks)."""
+        ...
+
     def check(self) -> None:
         """Raise `InvariantError` unless the books agree, and the memory is free once nothing runs or waits."""
         ...
@@ -91,15 +98,13 @@ class EngineSetup:
         return RequestLimits(VOCAB_SIZE, self.scheduler.max_model_len, longest, self.scheduler.max_num_seqs)
 
 
-class PagedEngine:
-    """The product's engine under simulation. With a log, its run can be replayed to the byte."""
+class ScheduledEngine:
+    """The books of an engine whose steps the product's scheduler plans, from when this was made."""
 
-    def __init__(self, setup: EngineSetup, *, log: BinaryIO | None = None) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         self.clock = ManualClock()
-        self._executor = SimExecutor(VOCAB_SIZE, self.clock, setup.cost)
-        self._scheduler = Scheduler(setup.scheduler, KVCacheManager(setup.spec, setup.memory), setup.limits())
-        writer = None if log is None else StepLogWriter(log)
-        self.core = EngineCore(self._scheduler, self._executor, self.clock, log=writer)
+        self._scheduler = scheduler
+        self._num_preempted_before = scheduler.num_preemptions
 
     @property
     def num_running(self) -> int:
@@ -114,7 +119,27 @@ class PagedEngine:
     @property
     def num_preemptions(self) -> int:
         """How often a running sequence has yielded."""
-        return self._scheduler.num_preemptions
+        return self._scheduler.num_preemptions - self._num_preempted_before
+
+    def holders(self) -> array[int]:
+        """Return who holds each block. Does not mutate; O(blocks)."""
+        return holders_of(self._scheduler.memory, self._scheduler.running)
+
+    def check(self) -> None:
+        """Raise `InvariantError` unless all books agree. O(everything)."""
+        self._scheduler.check()
+        if not self._scheduler.requests and self._scheduler.memory.pool.num_in_use:
+            raise InvariantError("nobody runs, and blocks are held")
+
+
+class PagedEngine(ScheduledEngine):
+    """The product's engine under simulation. With a log, its run can be replayed to the byte."""
+
+    def __init__(self, setup: EngineSetup, *, log: BinaryIO | None = None) -> None:
+        super().__init__(Scheduler(setup.scheduler, KVCacheManager(setup.spec, setup.memory), setup.limits()))
+        self._executor = SimExecutor(VOCAB_SIZE, self.clock, setup.cost)
+        writer = None if log is None else StepLogWriter(log)
+        self.core = EngineCore(self._scheduler, self._executor, self.clock, log=writer)
 
     @property
     def plan(self) -> StepPlan:
@@ -134,9 +159,3 @@ class PagedEngine:
     def ledger(self) -> MemoryLedger:
         """Return where the memory is. Does not mutate; O(running)."""
         return self._scheduler.memory.ledger()
-
-    def check(self) -> None:
-        """Raise `InvariantError` unless all books agree. O(everything)."""
-        self._scheduler.check()
-        if not self._scheduler.requests and self._scheduler.memory.pool.num_in_use:
-            raise InvariantError("nobody runs, and blocks are held")

@@ -31,9 +31,17 @@ class ReplicaResult:
         """
         if not self.timeline:
             return 0.0
-        total = sum(float(getattr(point, name)) for point in self.timeline) / len(self.timeline)
-        slots = total if name.endswith("_slots") else total * self.ledger.block_size
-        return slots / (self.ledger.num_blocks * self.ledger.block_size)
+        return sum(self.slots(point, name) for point in self.timeline) / (len(self.timeline) * self.num_slots)
+
+    @property
+    def num_slots(self) -> int:
+        """All slots."""
+        return self.ledger.num_blocks * self.ledger.block_size
+
+    def slots(self, point: TimelinePoint, name: str) -> float:
+        """Return a count of a point of the timeline in slots: a block is all its slots."""
+        count = float(getattr(point, name))
+        return count if name.endswith("_slots") else count * self.ledger.block_size
 
     @property
     def stored_share_of_used(self) -> float:

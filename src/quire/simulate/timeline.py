@@ -19,7 +19,7 @@ MAX_STRIDE = 64
 
 @dataclass(frozen=True, slots=True)
 class TimelinePoint:
-    """The state around one moment; counts are means over what was merged."""
+    """The state around one moment; counts are means over what was merged. The last three count from the beginning."""
 
     time_s: float
     running: float
@@ -31,10 +31,14 @@ class TimelinePoint:
     reserved_slots: float
     fragmented_slots: float
     saved_blocks: float
+    preemptions: float
+    queried_tokens: float
+    hit_tokens: float
 
     @classmethod
-    def of(cls, time_s: float, num_running: int, num_waiting: int, ledger: MemoryLedger) -> TimelinePoint:
-        """Return the point of a ledger."""
+    def of(cls, time_s: float, counts: tuple[int, int, int], ledger: MemoryLedger) -> TimelinePoint:
+        """Return the point of a ledger, and of how many sequences run, wait, and have yielded so far."""
+        num_running, num_waiting, num_preemptions = counts
         return cls(
             time_s,
             num_running,
@@ -46,6 +50,9 @@ class TimelinePoint:
             ledger.reserved_slots,
             ledger.fragmented_slots,
             ledger.blocks_saved_by_sharing,
+            num_preemptions,
+            ledger.queried_tokens,
+            ledger.hit_tokens,
         )
 
 
@@ -53,7 +60,7 @@ class Timeline:
     """Takes points as time goes on.
 
     >>> timeline = Timeline()
-    >>> for step in range(40000): timeline.advance(step * 0.02, lambda now_s: TimelinePoint(now_s, *[1.0] * 9))
+    >>> for step in range(40000): timeline.advance(step * 0.02, lambda now_s: TimelinePoint(now_s, *[1.0] * 12))
     >>> len(timeline.points) <= MAX_POINTS, timeline.interval_s
     (True, 2.0)
     """

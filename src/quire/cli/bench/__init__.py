@@ -36,6 +36,13 @@ def add_parser(subparsers: Any) -> None:
         ("record", _add_record_options, "record", "steps, and a cost model fitted to them", RECORD),
         ("serve", _add_serve_options, "serve", "a server under load, and what HTTP costs", SERVE),
         ("structured", _add_structured_options, "structured", "what holding texts to a schema costs", STRUCTURED),
+        (
+            "simulator",
+            _add_simulator_options,
+            "simulated",
+            "how fast simulations run, and in how much memory",
+            SIMULATOR,
+        ),
         ("control", _add_control_options, "control", "the control plane, beside vLLM's, where it is there", CONTROL),
     ):
         benchmark = benchmarks.add_parser(name, help=text, description=description)
@@ -90,6 +97,10 @@ STRUCTURED = (
     "Serve a model and measure the throughput of many streams, free and held to a schema, and the time to the first "
     "token of a prompt, free and with a schema that nobody has sent before; both in turn. A shape gets a tokenizer of "
     "as many tokens as it says."
+)
+SIMULATOR = (
+    "Measure simulated tokens a second with 256 running requests, and the time and the memory of an hour of traffic. "
+    "Needs a machine where nothing else runs."
 )
 CONTROL = (
     "Measure the control plane: scheduling, memory management and prefix caching, without a model. Every number is a "
@@ -225,6 +236,12 @@ def _add_structured_options(parser: argparse.ArgumentParser) -> None:
     _add_count(parser, "repeat", 5, "runs of both kinds")
     parser.add_argument("--load-seed", metavar="N", type=int, default=0, help="of the prompts; default: 0")
     _add_model_options(parser)
+
+
+def _add_simulator_options(parser: argparse.ArgumentParser) -> None:
+    _add_seconds(parser, "duration", 120.0, "simulated seconds of the users")
+    _add_count(parser, "hour", 3600, "simulated seconds of the longer traffic, 4 or more")
+    _add_count(parser, "repeat", 5, "runs of every measurement")
 
 
 def _add_control_options(parser: argparse.ArgumentParser) -> None:

@@ -13,26 +13,22 @@ from array import array
 from dataclasses import replace
 
 from quire.cli.bench.measured_engine import MeasuredEngine
-from quire.core.clock import ManualClock
-from quire.core.errors import InvariantError
 from quire.core.request import Request
 from quire.core.step import StepPlan, column
 from quire.memory.ledger import MemoryLedger
 from quire.scheduler.commit import StepOutcome
 from quire.simulate.cost.features import StepFeatures
 from quire.simulate.cost.fitted import RecordedStep
-from quire.simulate.replica import EngineSetup
+from quire.simulate.replica import EngineSetup, ScheduledEngine
 
 
-class RealEngine:
+class RealEngine(ScheduledEngine):
     """A `SimulatedEngine` that computes. Begins with an empty cache; `steps` are what was measured."""
 
     def __init__(self, measured: MeasuredEngine) -> None:
-        self.clock = ManualClock()
+        super().__init__(measured.core.scheduler)
         self.steps: list[RecordedStep] = []
         self._measured = measured
-        self._scheduler = measured.core.scheduler
-        self._before = self._scheduler.num_preemptions
         self._last = StepPlan(-1, column(), column(), column(), column())
         measured.core.clear_cache()
         self._hits = self._scheduler.memory.ledger()
@@ -40,21 +36,6 @@ class RealEngine:
     def setup(self) -> EngineSetup:
         """Return the same engine for a simulation, but for its cost."""
         return EngineSetup(self._scheduler.memory.spec, self._scheduler.memory.config, self._scheduler.config)
-
-    @property
-    def num_running(self) -> int:
-        """Sequences that hold a row."""
-        return len(self._scheduler.running)
-
-    @property
-    def num_waiting(self) -> int:
-        """Sequences that hold none."""
-        return self._scheduler.num_waiting
-
-    @property
-    def num_preemptions(self) -> int:
-        """How often a sequence has yielded in this run."""
-        return self._scheduler.num_preemptions - self._before
 
     @property
     def plan(self) -> StepPlan:
@@ -91,9 +72,3 @@ class RealEngine:
             resumed_queried_tokens=ledger.resumed_queried_tokens - before.resumed_queried_tokens,
             resumed_hit_tokens=ledger.resumed_hit_tokens - before.resumed_hit_tokens,
         )
-
-    def check(self) -> None:
-        """Raise `InvariantError` unless all books agree."""
-        self._scheduler.check()
-        if not self._scheduler.requests and self._scheduler.memory.pool.num_in_use:
-            raise InvariantError("nobody runs, and blocks are held")

@@ -3,8 +3,11 @@
     fitted on     closed loops of few and of many users, uniform lengths
     foretold      Poisson arrivals at a share of what the fit says that the engine serves, lengths of another kind
 
+    ── record ── serve at 40 % ── serve at 70 % ── record ──► fit ──► simulate both
+
 Both engines are driven by the same `Simulation`: the real one with the seconds that its steps took, the other with
-those of the fit. So what differs is the cost model, and what users would notice of it is printed side by side.
+those of the fit. So what differs is the cost model, and what users would notice of it is printed side by side. Steps
+are recorded before and after what is foretold, because a machine is not equally fast all the time.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from quire.cli.bench.measured_engine import MeasuredEngine
@@ -21,7 +24,9 @@ from quire.cli.bench.real_engine import RealEngine
 from quire.cli.bench.report import Goal, Section
 from quire.cli.bench.shapes import measured_config
 from quire.cli.bench.throughput import describe_engine
+from quire.simulate.cost.base import StepCost
 from quire.simulate.cost.fitted import FittedCost, RecordedStep
+from quire.simulate.cost.unsteady import UnsteadyCost
 from quire.simulate.replica import EngineSetup, PagedEngine
 from quire.simulate.result import SimulationResult
 from quire.simulate.simulation import Simulation
@@ -50,23 +55,31 @@ def run(options: argparse.Namespace) -> int:
     def measure(tell: Tell) -> Iterator[Section]:
         with measured_config(options) as config, MeasuredEngine(config) as engine:
             engine.warm_up()
+            seed = options.load_seed
             tell("recording steps")
-            steps, setup = record(engine, options.duration, options.load_seed)
-            cost = FittedCost.fit(steps)
+            steps = record(engine, options.duration / 2, seed)
+            traffics = []
+            for load in LOADS:
+                tell(f"serving a load of {load:.0%}")
+                traffic = Traffic.at(load, engine, FittedCost.fit(steps), options.duration, seed + 1)
+                traffics.append((traffic, traffic.measured(engine)))
+            tell("recording steps again")
+            steps += record(engine, options.duration / 2, seed + len(USERS) + 1)
             if options.steps:
                 lines = "".join(step.as_json() + "\n" for step in steps)
                 Path(options.steps).write_text(lines, encoding="utf-8")
+            cost = FittedCost.fit(steps)
             yield describe_engine(engine)
             yield describe_fit(cost, steps)
-            for load in LOADS:
-                tell(f"foretelling a load of {load:.0%}")
-                yield foretell(engine, setup, cost, load, options.duration, options.load_seed + 1)
+            unsteady = UnsteadyCost(cost, cost.ratios(steps), seed)
+            for traffic, measured in traffics:
+                yield traffic.compared(measured, cost, traffic.simulated(unsteady))
 
     return run_page(options, "Recorded steps", measure)
 
 
-def record(engine: MeasuredEngine, duration_s: float, seed: int) -> tuple[list[RecordedStep], EngineSetup]:
-    """Return the steps of closed loops, and the engine as a simulation needs it. Runs for about `duration_s`."""
+def record(engine: MeasuredEngine, duration_s: float, seed: int) -> list[RecordedStep]:
+    """Return the steps of closed loops. Runs for about `duration_s`."""
     longest = engine.core.scheduler.config.max_model_len
     prompts = DrawnPrompts(UniformLengths((1, longest // 4), (1, longest // 8)), longest)
     steps: list[RecordedStep] = []
@@ -74,7 +87,7 @@ def record(engine: MeasuredEngine, duration_s: float, seed: int) -> tuple[list[R
         real = RealEngine(engine)
         Simulation([real], ClosedLoop(users, prompts, duration_s=duration_s / len(USERS), seed=seed + users)).run()
         steps += real.steps
-    return steps, real.setup()
+    return steps
 
 
 def describe_fit(cost: FittedCost, steps: Sequence[RecordedStep]) -> Section:
@@ -88,54 +101,74 @@ def describe_fit(cost: FittedCost, steps: Sequence[RecordedStep]) -> Section:
     return Section("What a step takes", text, ("part", "fitted"), rows, samples)
 
 
-def foretell(
-    engine: MeasuredEngine, setup: EngineSetup, cost: FittedCost, load: float, duration_s: float, seed: int
-) -> Section:
-    """Serve requests that nothing was fitted to, for real and simulated, and compare what users notice."""
-    setup = replace(setup, cost=cost)
-    longest = setup.scheduler.max_model_len
-    prompts = DrawnPrompts(LognormalLengths("", longest / 12, longest / 16), longest)
-    rate = load * _most_served(setup, prompts, seed)
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Traffic that was served for real, and the steps that it took."""
 
-    def source() -> OpenLoop:
-        return OpenLoop(drawn_requests(Arrivals(rate), prompts, duration_s=duration_s, seed=seed))
-
-    real = RealEngine(engine)
-    measured = Simulation([real], source()).run()
-    simulated = Simulation([PagedEngine(setup)], source()).run()
-    known_s, fitted_s = (sum(each) for each in zip(*_step_times(real.steps, cost), strict=True))
-    rows = [("seconds of the real one's steps", _show(known_s), _show(fitted_s), f"{fitted_s / known_s - 1:+.1%}")]
-    errors = {}
-    for (name, ours), theirs in zip(_figures(measured), dict(_figures(simulated)).values(), strict=True):
-        errors[name] = theirs / ours - 1 if ours else 0.0
-        rows.append((name, _show(ours), _show(theirs), f"{errors[name]:+.1%}"))
-    text = (
-        f"{measured.num_requests:,} requests at {rate:.2f} a second ({load:.0%} of what the fit says is served), "
-        f"Poisson, log-normal lengths with means {longest / 12:.0f} and {longest / 16:.0f}; none of them was fitted to."
-    )
-    goals = [
-        Goal(f"throughput foretold, {load:.0%}", abs(errors[BUSY]), THROUGHPUT_ERROR),
-        Goal(f"p95 of first tokens foretold, {load:.0%}", abs(errors["first token, p95"]), TTFT_ERROR),
-    ]
-    samples: dict[str, object] = {
-        "steps_s": [known_s, fitted_s],
-        "measured": measured.as_json(),
-        "simulated": simulated.as_json(),
-    }
-    header = ("what", "measured", "simulated", "error")
-    return Section(f"Foretold at {load:.0%}", text, header, rows, samples, goals)
+    result: SimulationResult
+    steps: Sequence[RecordedStep]
 
 
-def _step_times(steps: Sequence[RecordedStep], cost: FittedCost) -> Iterator[tuple[float, float]]:
-    """Yield the seconds of each step, as measured and as the fit has them: the cost alone, without what queues make."""
-    for step in steps:
-        yield step.seconds, cost.seconds_of(step.features)
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Requests that nothing was fitted to, for a real engine and for a simulated one."""
 
+    load: float
+    rate: float
+    prompts: DrawnPrompts
+    setup: EngineSetup
+    duration_s: float
+    seed: int
 
-def _most_served(setup: EngineSetup, prompts: DrawnPrompts, seed: int) -> float:
-    """Return how many requests a second the fit says are served where the queue never ends."""
-    requests = drawn_requests(Arrivals(1e6), prompts, duration_s=1.0, seed=seed, limit=200)
-    return Simulation([PagedEngine(setup)], OpenLoop(requests)).run().requests_per_s
+    @classmethod
+    def at(cls, load: float, engine: MeasuredEngine, cost: FittedCost, duration_s: float, seed: int) -> Traffic:
+        """Return traffic at a share of what the cost model says is served where the queue never ends."""
+        setup = replace(RealEngine(engine).setup(), cost=cost)
+        longest = setup.scheduler.max_model_len
+        prompts = DrawnPrompts(LognormalLengths("", longest / 12, longest / 16), longest)
+        requests = drawn_requests(Arrivals(1e6), prompts, duration_s=1.0, seed=seed, limit=200)
+        most = Simulation([PagedEngine(setup)], OpenLoop(requests)).run().requests_per_s
+        return cls(load, load * most, prompts, setup, duration_s, seed)
+
+    def _source(self) -> OpenLoop:
+        return OpenLoop(drawn_requests(Arrivals(self.rate), self.prompts, duration_s=self.duration_s, seed=self.seed))
+
+    def measured(self, engine: MeasuredEngine) -> Measured:
+        """Serve the requests for real."""
+        real = RealEngine(engine)
+        return Measured(Simulation([real], self._source()).run(), real.steps)
+
+    def simulated(self, cost: StepCost) -> SimulationResult:
+        """Return what comes of the requests with the times of a cost model."""
+        return Simulation([PagedEngine(replace(self.setup, cost=cost))], self._source()).run()
+
+    def compared(self, measured: Measured, cost: FittedCost, simulated: SimulationResult) -> Section:
+        """Return what users notice of both, side by side."""
+        known_s = sum(step.seconds for step in measured.steps)
+        fitted_s = sum(cost.seconds_of(step.features) for step in measured.steps)
+        rows = [("seconds of the real one's steps", _show(known_s), _show(fitted_s), f"{fitted_s / known_s - 1:+.1%}")]
+        errors = {}
+        both = zip(_figures(measured.result), dict(_figures(simulated)).values(), strict=True)
+        for (name, ours), theirs in both:
+            errors[name] = theirs / ours - 1 if ours else 0.0
+            rows.append((name, _show(ours), _show(theirs), f"{errors[name]:+.1%}"))
+        lengths, load = self.prompts.longest, f"{self.load:.0%}"
+        text = (
+            f"{measured.result.num_requests:,} requests at {self.rate:.2f} a second ({load} of what the fit says is "
+            f"served), Poisson, log-normal lengths with means {lengths / 12:.0f} and {lengths / 16:.0f}; none of them "
+            f"was fitted to. The engine computed {measured.result.replicas[0].busy_s / measured.result.duration_s:.0%} "
+            "of the time."
+        )
+        goals = [
+            Goal(f"throughput foretold, {load}", abs(errors[BUSY]), THROUGHPUT_ERROR),
+            Goal(f"p95 of first tokens foretold, {load}", abs(errors["first token, p95"]), TTFT_ERROR),
+        ]
+        samples: dict[str, object] = {
+            "steps_s": [known_s, fitted_s],
+            "measured": measured.result.as_json(),
+            "simulated": simulated.as_json(),
+        }
+        return Section(f"Foretold at {load}", text, ("what", "measured", "simulated", "error"), rows, samples, goals)
 
 
 def _figures(result: SimulationResult) -> Iterator[tuple[str, float]]:

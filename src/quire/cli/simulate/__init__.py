@@ -9,16 +9,25 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 import textwrap
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from quire.cli.engine_options import add_engine_options
+from quire.core.clock import SystemClock
 from quire.simulate.hardware import find_hardware, known_hardware
 from quire.simulate.paper import FIGURES
 from quire.simulate.routing import ROUND_ROBIN, ROUTERS
 from quire.simulate.workload.arrivals import PATTERNS, POISSON
+
+if TYPE_CHECKING:
+    from quire.cli.simulate.plot import PlotFile
+    from quire.cli.simulate.progress import ProgressLine
+    from quire.cli.simulate.report import Run
 
 SYSTEMS = ("quire", "vllm", "orca_oracle", "orca_pow2", "orca_max", "static")
 DESCRIPTION = (
@@ -92,6 +101,8 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--json", metavar="FILE", help="write everything; -: print it in place of the table")
     group.add_argument("--csv", metavar="FILE", help="write the memory and the queue over time")
+    group.add_argument("--html", metavar="FILE", help="write a page: block map through time, plots, runs side by side")
+    group.add_argument("--plot", metavar="FILE", help="write the main plot: .svg, or .png with the extra quire[png]")
     group.add_argument("--log", metavar="FILE", help="write the step log of the run, of one replica")
     group.add_argument(
         "--paper",
@@ -105,23 +116,42 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Simulate, and print. Returns the exit status."""
-    from quire.cli.simulate.report import SimulationReport
-    from quire.cli.simulate.study import Study
+    from quire.cli.simulate.progress import ProgressLine
+
+    progress = ProgressLine(sys.stderr, SystemClock())
+    try:
+        if arguments.replay is not None:
+            return _replay(arguments.replay, progress)
+        return _simulate(arguments, progress) if arguments.paper is None else _make_figures(arguments)
+    finally:
+        progress.close()
+
+
+def _replay(path: str, progress: ProgressLine) -> int:
     from quire.engine.step_log import replay
 
-    if arguments.replay is not None:
-        with open(arguments.replay, "rb") as file:
-            print(f"{replay(file):,} plans, each the same to the byte")
-        return 0
-    if arguments.paper is not None:
-        return _make_figures(arguments)
-    study = Study(arguments, os.environ)
-    results = []
+    progress.begin(f"replaying {path}")
+    with progress.follow(path) as file:
+        num_plans = replay(file)
+    progress.close()
+    print(f"{num_plans:,} plans, each the same to the byte")
+    return 0
+
+
+def _simulate(arguments: argparse.Namespace, progress: ProgressLine) -> int:
+    from quire.cli.simulate.plot import PlotFile
+    from quire.cli.simulate.report import Run, SimulationReport
+    from quire.cli.simulate.study import Study
+    from quire.simulate.frames import Frames
+
+    plot = None if arguments.plot is None else PlotFile(arguments.plot)
+    study, runs = Study(arguments, os.environ, progress), []
     for variant in study.variants:
-        if sys.stderr.isatty():
-            print(f"simulating {variant.name} …", file=sys.stderr)
-        results.append((variant, study.simulate(variant)))
-    report = SimulationReport(study.title, results)
+        frames = Frames()
+        watchers = [] if arguments.html is None else [frames.watch]
+        runs.append(Run(variant.name, study.simulate(variant, watchers), frames.frames))
+    progress.close()
+    report = SimulationReport(study.title, runs)
     if arguments.json == "-":
         print(report.as_json())
     else:
@@ -131,7 +161,21 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.csv is not None:
         with open(arguments.csv, "w", encoding="utf-8", newline="") as text:
             report.write_csv(text)
+    _draw(study.facts, runs, arguments.html, plot)
     return 0
+
+
+def _draw(facts: Sequence[tuple[str, str]], runs: Sequence[Run], html: str | None, plot: PlotFile | None) -> None:
+    from quire.cli.simulate.page import main_chart, simulation_page
+    from quire.simulate.page.html import page_html
+
+    if html is not None:
+        command = ("command", shlex.join(["quire", *sys.argv[1:]]))
+        page = simulation_page(f"Simulation of {facts[0][1]}", (*facts, command), runs)
+        Path(html).write_text(page_html(page), encoding="utf-8")
+    if plot is not None:
+        chart = main_chart(runs)
+        plot.write(replace(chart, title=f"{chart.title}: {facts[0][1]}, seed {facts[-1][1]}"))
 
 
 def _make_figures(arguments: argparse.Namespace) -> int:

@@ -5,43 +5,64 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, fields
+from dataclasses import astuple, dataclass, fields
 from typing import TextIO
 
-from quire.cli.simulate.study import Variant
+from quire.simulate.frames import Frame
+from quire.simulate.page.axis import show_number
 from quire.simulate.result import ReplicaResult, SimulationResult
 from quire.simulate.timeline import TimelinePoint
 
 NOTHING = "−"
-Results = Sequence[tuple[Variant, SimulationResult]]
+LATENCIES = (
+    ("ttft_s", "first token"),
+    ("itl_s", "between tokens"),
+    ("tpot_s", "per token of a request"),
+    ("normalised_latency_s", "normalised latency"),
+)
+"""What users wait for: its name in a result, and in words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One variant: what came of it, and the frames of its first replica, if somebody watched."""
+
+    name: str
+    result: SimulationResult
+    frames: Sequence[Frame] = ()
 
 
 class SimulationReport:
     """The results of the variants of a study."""
 
-    def __init__(self, title: str, results: Results) -> None:
+    def __init__(self, title: str, runs: Sequence[Run]) -> None:
         self._title = title
-        self._results = results
+        self._runs = runs
 
     def __str__(self) -> str:
         """Return the table."""
-        rows = [["", *(variant.name for variant, _ in self._results)]]
-        rows += [[label, *(show(result) for _, result in self._results)] for label, show in ROWS]
-        return f"{self._title}\n\n{show_table([row for row in rows if set(row[1:]) != {NOTHING}])}"
+        head = ["", *(run.name for run in self._runs)]
+        return f"{self._title}\n\n{show_table([head, *result_rows(self._runs)])}"
 
     def as_json(self) -> str:
         """Return everything, timelines included."""
-        results = {variant.name: result.as_json() for variant, result in self._results}
+        results = {run.name: run.result.as_json() for run in self._runs}
         return json.dumps({"title": self._title, "results": results}, indent=1)
 
     def write_csv(self, file: TextIO) -> None:
         """Write a line for each moment of each replica."""
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["variant", "replica", *(field.name for field in fields(TimelinePoint))])
-        for variant, result in self._results:
-            for number, replica in enumerate(result.replicas):
+        for run in self._runs:
+            for number, replica in enumerate(run.result.replicas):
                 for point in replica.timeline:
-                    writer.writerow([variant.name, number, *(f"{value:.6g}" for value in astuple(point))])
+                    writer.writerow([run.name, number, *(f"{value:.6g}" for value in astuple(point))])
+
+
+def result_rows(runs: Sequence[Run]) -> list[tuple[str, ...]]:
+    """Return a row for everything that is known of one run or more: its label, and a cell for each."""
+    rows = [(label, *(show(run.result) for run in runs)) for label, show in ROWS]
+    return [row for row in rows if set(row[1:]) != {NOTHING}]
 
 
 def show_table(rows: Sequence[Sequence[str]]) -> str:
@@ -64,13 +85,13 @@ def show_table(rows: Sequence[Sequence[str]]) -> str:
 def _times(name: str) -> Callable[[SimulationResult], str]:
     def show(result: SimulationResult) -> str:
         found = result.latencies[name]
-        return " / ".join(_seconds(value) for value in (found.p50, found.p95, found.p99)) if found.count else NOTHING
+        return (
+            " / ".join(show_number(value, "s") for value in (found.p50, found.p95, found.p99))
+            if found.count
+            else NOTHING
+        )
 
     return show
-
-
-def _seconds(value: float) -> str:
-    return f"{value * 1000:.3g} ms" if value < 0.9995 else f"{value:.3g} s"
 
 
 def _share(share: Callable[[ReplicaResult], float]) -> Callable[[SimulationResult], str]:
@@ -88,14 +109,17 @@ def _count(value: int) -> str:
 ROWS: tuple[tuple[str, Callable[[SimulationResult], str]], ...] = (
     ("requests", lambda result: f"{result.num_requests:,}"),
     ("refused: too large", lambda result: _count(result.num_refused)),
-    ("time until the last end", lambda result: _seconds(result.duration_s)),
+    ("time until the last end", lambda result: show_number(result.duration_s, "s")),
     ("requests a second", lambda result: f"{result.requests_per_s:.2f}"),
     ("output tokens a second", lambda result: f"{result.output_tokens_per_s:,.0f}"),
     ("first token: p50 / p95 / p99", _times("ttft_s")),
     ("between tokens: p50 / p95 / p99", _times("itl_s")),
     ("per token of a request", _times("tpot_s")),
     ("latency: p50 / p95 / p99", _times("latency_s")),
-    ("normalised latency, mean", lambda result: f"{_seconds(result.latencies['normalised_latency_s'].mean)}/token"),
+    (
+        "normalised latency, mean",
+        lambda result: f"{show_number(result.latencies['normalised_latency_s'].mean, 's')}/token",
+    ),
     ("sequences running, mean", lambda result: f"{result.mean_running:.1f}"),
     ("prompt tokens from the cache", lambda result: f"{100 * result.hit_rate:.1f} %"),
     ("preemptions", lambda result: _count(result.num_preemptions)),

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, BinaryIO, TextIO
+from typing import Any, TextIO
 
 from quire.cli.engine_options import engine_config
 from quire.cli.model_shapes import find_settings, shape_of
 from quire.cli.options import options_of
 from quire.cli.plan.here import HERE, measure_here
 from quire.cli.plan.sizing import EngineSizer, SizedEngine
+from quire.cli.simulate.progress import ProgressLine
 from quire.core.byte_sizes import format_bytes, parse_bytes
 from quire.core.config import EngineConfig, require_int
 from quire.core.errors import InvalidConfigError
@@ -29,13 +31,14 @@ from quire.simulate.baselines.published import contiguous_setup, vllm_setup
 from quire.simulate.cost.base import StepCost
 from quire.simulate.cost.fitted import FittedCost, read_steps
 from quire.simulate.cost.roofline import RooflineCost
+from quire.simulate.cost.unsteady import UnsteadyCost
 from quire.simulate.hardware import Hardware, find_hardware
 from quire.simulate.lengths import Length
 from quire.simulate.replica import EngineSetup, PagedEngine, SimulatedEngine
 from quire.simulate.result import SimulationResult
 from quire.simulate.roofline import Numbers, Roofline
 from quire.simulate.routing import create_router
-from quire.simulate.simulation import Simulation
+from quire.simulate.simulation import Simulation, Watcher
 from quire.simulate.workload.arrivals import Arrivals
 from quire.simulate.workload.closed_loop import ClosedLoop
 from quire.simulate.workload.conversations import Conversations, Turns
@@ -61,10 +64,11 @@ class Variant:
 
 
 class Study:
-    """Everything that a command line says. Reads the settings of the model when it is made."""
+    """Everything that a command line says. Reads the settings of the model when it is made. Tells how far a run is."""
 
-    def __init__(self, arguments: argparse.Namespace, environ: Mapping[str, str]) -> None:
+    def __init__(self, arguments: argparse.Namespace, environ: Mapping[str, str], progress: ProgressLine) -> None:
         self._arguments = arguments
+        self._progress = progress
         config = engine_config(arguments, environ)
         self._sizer = EngineSizer(config, find_settings(config.model))
         self._hardware = _hardware(arguments.hardware, config)
@@ -76,19 +80,28 @@ class Study:
             raise InvalidConfigError("log", arguments.log, "one run of one replica, without --what-if and --replicas")
         if arguments.trace == "-" and not alone:
             raise InvalidConfigError("trace", arguments.trace, "a file, which each variant can read again")
-        self._steps = None if arguments.steps is None else _fit(arguments.steps)
+        self._steps = None if arguments.steps is None else _fit(arguments.steps, arguments.seed)
         self._trace: Trace | None = None
 
     @property
     def title(self) -> str:
         """Say in words what was run; with the seed, so that it can be run again."""
-        arguments, name = self._arguments, self._sizer.config.model
+        model, machine, memory, asked, seed = (value for _, value in self.facts)
+        return f"{model} on {machine} ({memory}); {asked}; seed {seed}"
+
+    @property
+    def facts(self) -> tuple[tuple[str, str], ...]:
+        """Say the same in pairs: what it is, and which."""
+        arguments = self._arguments
         where = "steps as recorded in " + arguments.steps if arguments.steps else self._hardware.name
-        sized = self._size(self.variants[0].config)
-        block = sized.plan.bytes_per_block
-        blocks = f"{sized.plan.num_blocks:,} blocks of {format_bytes(block)}"
+        plan = self._size(self.variants[0].config).plan
+        blocks = f"{plan.num_blocks:,} blocks of {format_bytes(plan.bytes_per_block)}"
         return (
-            f"{name} on {where} ({format_bytes(self._memory_bytes)}, {blocks}); {self._asked()}; seed {arguments.seed}"
+            ("model", str(self._sizer.config.model)),
+            ("machine", where),
+            ("memory", f"{format_bytes(self._memory_bytes)}, {blocks}"),
+            ("requests", self._asked()),
+            ("seed", str(arguments.seed)),
         )
 
     def _asked(self) -> str:
@@ -102,8 +115,11 @@ class Study:
         lengths = arguments.lengths if said == (None, None) else f"{said[0] or '512'} + {said[1] or '128'} tokens"
         return f"{source}, for {arguments.duration:g} s, {lengths}"
 
-    def simulate(self, variant: Variant) -> SimulationResult:
+    def simulate(self, variant: Variant, watchers: Sequence[Watcher] = ()) -> SimulationResult:
         """Run a variant. Writes the log, if one is asked for."""
+        self._progress.begin(f"simulating {variant.name}")
+        if self._arguments.trace is None:
+            watchers = (*watchers, self._progress.until(self._arguments.duration))
         sized = self._size(variant.config)
         router = create_router(variant.router)
         with contextlib.ExitStack() as files:
@@ -111,7 +127,7 @@ class Study:
             make = self._engine_maker(variant, sized)
             engines = [make(log) for _ in range(variant.num_replicas)]
             source = self._source(sized.plan.max_model_len, files)
-            result = Simulation(engines, source, router=router).run()
+            result = Simulation(engines, source, router=router, watchers=watchers).run()
         if self._arguments.trace is not None and not result.num_requests:
             raise InvalidConfigError("trace", self._arguments.trace, "a file with one request or more")
         return result
@@ -148,10 +164,10 @@ class Study:
         arguments, seed = self._arguments, self._arguments.seed
         if arguments.trace is not None:
             if _is_step_log(arguments.trace):
-                log = files.enter_context(_open_bytes(arguments.trace))
+                log = files.enter_context(self._progress.follow(arguments.trace))
                 return OpenLoop(itertools.islice(logged_requests(log), arguments.limit))
             malformed = SKIP if arguments.skip_malformed else REFUSE
-            lines = files.enter_context(_open_text(arguments.trace))
+            lines = files.enter_context(self._open_text(arguments.trace))
             self._trace = Trace(lines, name=arguments.trace, malformed=malformed, speed=arguments.speed, seed=seed)
             return OpenLoop(itertools.islice(self._trace, arguments.limit))
         prompts = DrawnPrompts(
@@ -170,6 +186,11 @@ class Study:
             return Conversations(arrivals, prompts, turns, duration_s=duration_s, seed=seed)
         return OpenLoop(drawn_requests(arrivals, prompts, duration_s=duration_s, seed=seed, limit=arguments.limit))
 
+    def _open_text(self, path: str) -> contextlib.AbstractContextManager[TextIO]:
+        if path == "-":
+            return contextlib.nullcontext(sys.stdin)
+        return io.TextIOWrapper(self._progress.follow(path), encoding="utf-8", errors="replace")
+
     def _lengths(self) -> Lengths:
         arguments = self._arguments
         if arguments.prompt_tokens is None and arguments.output_tokens is None:
@@ -182,9 +203,11 @@ def _hardware(name: str, config: EngineConfig) -> Hardware:
     return measure_here(config.num_threads or usable_cores()) if name == HERE else find_hardware(name)
 
 
-def _fit(path: str) -> FittedCost:
+def _fit(path: str, seed: int) -> UnsteadyCost:
     with open(path, encoding="utf-8", errors="replace") as file:
-        return FittedCost.fit(read_steps(file, path))
+        steps = list(read_steps(file, path))
+    cost = FittedCost.fit(steps)
+    return UnsteadyCost(cost, cost.ratios(steps), seed)
 
 
 def _is_step_log(path: str) -> bool:
@@ -192,14 +215,6 @@ def _is_step_log(path: str) -> bool:
         return False
     with open(path, "rb") as file:
         return file.read(len(MAGIC)) == MAGIC
-
-
-def _open_bytes(path: str) -> BinaryIO:
-    return open(path, "rb")
-
-
-def _open_text(path: str) -> contextlib.AbstractContextManager[TextIO]:
-    return contextlib.nullcontext(sys.stdin) if path == "-" else open(path, encoding="utf-8", errors="replace")
 
 
 def _variants(arguments: argparse.Namespace, config: EngineConfig) -> Iterator[Variant]:

@@ -13,7 +13,7 @@ Attention alone is shaped by the contexts of a step; all else by its number of t
 attention stands, and what lies between two attentions, a `Stream` in and a `Stream` out, can be recorded once and be
 replayed (`quire.compute.torch.graphs`):
 
-    begin ─► attend 0 ─► advance 0 ─► attend 1 ─► advance 1 ─► … ─► attend n ─► finish
+    begin ─► attend 0 ─► advance 0 ─► attend 1 ─► advance 1 ─► … ─► attend n ─► finish ─► outputs
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class TorchDecoder:
                 attended = self.attend(index, stream.queries, pairs[index], planned)
                 stream = self.advance(index, stream, attended, batch, pair)
             attended = self.attend(self.num_layers - 1, stream.queries, pairs[-1], planned)
-            return self.finish(stream, attended, batch)
+            return self.outputs(self.finish(stream, attended), batch)
 
     def plan(self, batch: StepBatch) -> object:
         """Return what the attention of all layers shares."""
@@ -116,10 +116,13 @@ class TorchDecoder:
         """Go from the attention of a layer to that of the next. Mutates the next layer's memory, which is `pair`."""
         return self._enter_layer(index + 1, self._leave_layer(index, stream, attended), stream.angles, batch, pair)
 
-    def finish(self, stream: Stream, attended: torch.Tensor, batch: StepBatch) -> DecoderOutputs:
-        """Go from the attention of the last layer to the end. Does not mutate."""
+    def finish(self, stream: Stream, attended: torch.Tensor) -> torch.Tensor:
+        """Go from the attention of the last layer to the rows before the head, `[num_tokens, hidden_size]`."""
         waiting = self._leave_layer(self.num_layers - 1, stream, attended)
-        _, rows = self._enter(waiting, self._weights.final_norm)
+        return self._enter(waiting, self._weights.final_norm)[1]
+
+    def outputs(self, rows: torch.Tensor, batch: StepBatch) -> DecoderOutputs:
+        """Return what the last rows of a step say. Does not mutate."""
         logits = self._logits(rows[batch.logit_indices])
         return DecoderOutputs(logits, rows.isfinite().all(dim=-1), logits.isfinite().all(dim=-1))
 

@@ -2,15 +2,15 @@
 
     sizes 1, 2, 4, 8, …    a step of 5 decodes is replayed in the graph of 8: its rows, and 3 that count for nothing
 
-    piece 0          attention 0          piece 1               attention 1         …     piece n
-    embed … queries  launched as it is    output … MLP … next   launched as it is         output … logits
+    piece 0          attention 0          piece 1               attention 1        …    piece n       head
+    embed … queries  launched as it is    output … MLP … next   launched as it is       output …      launched as it is
 
 A recorded piece computes what it computed, at the addresses where it did, for as many rows. So tokens, positions and
 slots are copied to where the recording read them, and results lie where it left them, until the next replay. Rows that
 count for nothing have slot -1: they store nothing, and no row reads another. Attention is shaped by contexts, which
-differ from step to step; it is launched between the pieces, over the rows that count. Rejected: the whole step in one
-graph. Its attention would have to be launched for the longest context that there may be, and its work list (parts,
-shared prefixes) could not follow the batch.
+differ from step to step; it is launched between the pieces, over the rows that count. So is the head, whose logits
+every size would keep a place for. Rejected: the whole step in one graph. Its attention would have to be launched for
+the longest context that there may be, and its work list (parts, shared prefixes) could not follow the batch.
 
 What records is handed in: on CUDA `CudaRecorder`; without a GPU, tests hand in one that computes anew.
 """
@@ -69,7 +69,7 @@ class Graph:
     attended: torch.Tensor  # [size, num_heads × head_dim]
     pieces: tuple[Piece, ...]  # one for each layer
     finish: Replay
-    outputs: DecoderOutputs
+    rows: torch.Tensor  # [size, hidden_size], before the head
 
 
 class DecodeGraphs:
@@ -91,14 +91,12 @@ class DecodeGraphs:
                 self._graphs[size] = self._graph(_first_rows(batch, size), pairs)
 
     def takes(self, batch: StepBatch) -> bool:
-        """Return whether a step can be replayed: decodes only, each of which wants its logits. Does not mutate."""
-        shape = batch.shape
-        num_tokens = shape.num_tokens
-        is_plain = shape.num_decodes == num_tokens == len(batch.logit_indices)
-        return is_plain and bool(self._graphs) and num_tokens <= self._sizes[-1]
+        """Return whether a step can be replayed: one token of each sequence, and not too many. Does not mutate."""
+        num_tokens = batch.shape.num_tokens
+        return batch.shape.num_decodes == num_tokens <= self._sizes[-1] and bool(self._graphs)
 
     def run(self, batch: StepBatch, pairs: Sequence[KVPair]) -> DecoderOutputs:
-        """Replay a step, as `TorchDecoder.run` would compute it. Mutates; the outputs are valid until the next one."""
+        """Replay a step, as `TorchDecoder.run` would compute it. Mutates the slots of its tokens."""
         count = batch.shape.num_tokens
         graph = self._graphs[next(size for size in self._sizes if size >= count)]
         with torch.inference_mode():
@@ -109,8 +107,7 @@ class DecodeGraphs:
                 attended = self._decoder.attend(index, piece.queries[:count], pair, planned)
                 graph.attended[:count].copy_(attended)
             graph.finish()
-        outputs = graph.outputs
-        return DecoderOutputs(outputs.logits[:count], outputs.finite[:count], outputs.finite_logits[:count])
+            return self._decoder.outputs(graph.rows[:count], batch)
 
     def _graph(self, batch: StepBatch, pairs: Sequence[KVPair]) -> Graph:
         """Record a size, after it was computed once. Mutates nothing: no row of it has a slot."""
@@ -119,14 +116,14 @@ class DecodeGraphs:
         attended = torch.zeros_like(stream.queries.flatten(1))
         for index, pair in enumerate(pairs[1:]):
             stream = decoder.advance(index, stream, attended, batch, pair)
-        decoder.finish(stream, attended, batch)
+        decoder.finish(stream, attended)
         stream, replay = record(lambda: decoder.begin(batch, pairs[0]))
         pieces = [Piece(stream.queries, replay)]
         for index, pair in enumerate(pairs[1:]):
             stream, replay = record(_advance(decoder, index, stream, attended, (batch, pair)))
             pieces.append(Piece(stream.queries, replay))
-        outputs, finish = record(lambda: decoder.finish(stream, attended, batch))
-        return Graph(batch, attended, tuple(pieces), finish, outputs)
+        rows, finish = record(lambda: decoder.finish(stream, attended))
+        return Graph(batch, attended, tuple(pieces), finish, rows)
 
 
 def _advance(
@@ -151,7 +148,7 @@ def _blank(size: int, num_groups: int, device: torch.device) -> StepBatch:
         lengths=nothing,
         slots=tuple(column(-1) for _ in range(num_groups)),
         block_tables=(),
-        logit_indices=torch.arange(size, dtype=torch.int32, device=device),
+        logit_indices=nothing,
         shape=no_shape,
     )
 
@@ -163,7 +160,6 @@ def _first_rows(batch: StepBatch, size: int) -> StepBatch:
         token_ids=batch.token_ids[:size],
         positions=batch.positions[:size],
         slots=tuple(slots[:size] for slots in batch.slots),
-        logit_indices=batch.logit_indices[:size],
     )
 
 

@@ -26,6 +26,7 @@ from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import WeightReader
 from quire.compute.worker.model_runner import StepInputs
 from quire.compute.worker.worker import Worker
+from quire.core.errors import ExecutionError, OutOfMemoryError
 from quire.core.executor import NoteLoaded
 
 
@@ -44,6 +45,17 @@ def create_attention(spec: DecoderSpec, settings: TorchSettings) -> AttentionBac
     )
 
 
+def open_device(name: str) -> torch.device:
+    """Return a device that computes; raises `ExecutionError`, in a line, where torch cannot open it."""
+    device = torch.device(name)
+    try:
+        torch.zeros(1, device=device)
+    except (AssertionError, RuntimeError) as error:  # what torch raises, built without CUDA and with it
+        why = next(iter(str(error).splitlines()), type(error).__name__)
+        raise ExecutionError(f"torch cannot open the device {name}: {why}") from error
+    return device
+
+
 def load_worker(
     model_folder: Path,
     model: ModelDescription,
@@ -60,10 +72,11 @@ def load_worker(
     checkpoint = Checkpoint.open(model_folder)
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)
+    device = open_device(settings.device)
     cache = TorchCache(
         kv_cache_spec(model.spec, settings),
         create_attention(model.spec, settings),
-        torch.device(settings.device),
+        device,
         num_blocks=num_blocks,
         num_host_blocks=num_host_blocks,
     )
@@ -82,7 +95,10 @@ def make_worker(
     eos_token_ids: frozenset[int] = frozenset(),
 ) -> Worker:
     """Return a worker for a spec and whatever its weights are read from, over KV memory of `kv_cache_spec`."""
-    weights = TorchWeights.load(spec, reader, DTYPES[settings.dtype], cache.device)
+    try:
+        weights = TorchWeights.load(spec, reader, DTYPES[settings.dtype], cache.device)
+    except torch.OutOfMemoryError as error:
+        raise OutOfMemoryError(f"the weights do not fit into the memory of {cache.device}") from error
     engines = Engines(cache.attention, create_operations(cache.attention, cache.device), _product(weights, settings))
     decoder, sampler = TorchDecoder(spec, weights, engines), create_sampler(spec.vocab_size, cache.device)
     graphs: DecodeGraphs | None = None

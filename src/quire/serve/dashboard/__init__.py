@@ -1,7 +1,7 @@
 """The dashboard: a page that shows the memory at work, at `/`, and its files under `/dashboard/`.
 
     /                    page/index.html
-    /dashboard/NAME      page/NAME: style, modules, and uPlot, which draws the plots
+    /dashboard/NAME      page/NAME: style and modules; assets/NAME: colours, and uPlot, which draws the plots
     /live, /v1/...       what the page then asks for, with a key where keys are set
 
 The page is static and needs no key: it holds nothing of a server. It is read once, when the server starts, so that a
@@ -25,6 +25,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from quire.assets import ASSETS_FOLDER
+
 PAGE_FOLDER: Final = Path(__file__).parent / "page"
 INDEX: Final = "index.html"
 MEDIA_TYPES: Final = {
@@ -34,7 +36,7 @@ MEDIA_TYPES: Final = {
     ".mjs": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-"""Files of any other kind (the licence of uPlot) stand beside the page and are not served."""
+"""Files of any other kind (the licence of uPlot) stand beside them and are not served."""
 
 POLICY: Final = "; ".join(
     (
@@ -89,7 +91,8 @@ class PageFile:
 
 def dashboard_routes() -> tuple[Route, ...]:
     """Return the routes of the page, with its files in them: no call reads a file. Does not mutate."""
-    paths = sorted(path for path in PAGE_FOLDER.iterdir() if path.suffix in MEDIA_TYPES)
+    files = [*PAGE_FOLDER.iterdir(), *ASSETS_FOLDER.iterdir()]
+    paths = sorted(path for path in files if path.suffix in MEDIA_TYPES)
     return tuple(_route("/" if path.name == INDEX else f"/dashboard/{path.name}", PageFile.of(path)) for path in paths)
 
 

@@ -25,14 +25,16 @@ from quire.core.clock import ManualClock
 from quire.core.config import require_int, require_one_of
 from quire.core.errors import InvariantError, RequestTooLargeError
 from quire.core.request import FinishReason, Request, RequestStatus
-from quire.core.step import RowStart, StepPlan, StepResult
+from quire.core.step import StepPlan, StepResult
 from quire.core.validate import RequestLimits, max_total_tokens, validate
 from quire.memory.ledger import MemoryLedger
 from quire.scheduler.commit import StepOutcome
+from quire.scheduler.plan_builder import row_start
 from quire.simulate.baselines.buddy import BuddyAllocator, run_size
 from quire.simulate.cost.base import StepCost
 from quire.simulate.cost.linear import LinearCost
 from quire.simulate.executor import SimExecutor
+from quire.simulate.holders import FIRST_OWNER, FREE
 from quire.simulate.replica import VOCAB_SIZE
 
 MAX, POW2, ORACLE = "max", "pow2", "oracle"
@@ -90,6 +92,7 @@ class ContiguousEngine:
         self._free_rows = list(range(setup.max_num_seqs - 1, -1, -1))
         self._starting: list[Request] = []
         self._released = array("i")
+        self._num_added = 0
         self._num_steps = 0
         self._prompt_tokens = 0
 
@@ -121,6 +124,8 @@ class ContiguousEngine:
             raise RequestTooLargeError(
                 "n", request.sampling.num_sequences, f"at most {num_runs}, with runs of {run} slots"
             )
+        request.serial = self._num_added
+        self._num_added += 1
         self._waiting.append(request)
 
     def _num_reserved(self, request: Request) -> int:
@@ -167,18 +172,7 @@ class ContiguousEngine:
 
     def _plan(self, decodes: list[Request], prompts: list[Request]) -> StepPlan:
         ones = array("i", [1]) * len(decodes)
-        starting = tuple(
-            RowStart(
-                request.row,
-                request.request_id,
-                request.tokens[:],
-                request.num_prompt_tokens,
-                request.sampling,
-                request.max_total_tokens,
-                request.branch,
-            )
-            for request in self._starting
-        )
+        starting = tuple(map(row_start, self._starting))
         released, self._released, self._starting = self._released, array("i"), []
         self._num_steps += 1
         return StepPlan(
@@ -258,6 +252,15 @@ class ContiguousEngine:
             merged_blocks=0,
             copied_blocks=0,
         )
+
+    def holders(self) -> array[int]:
+        """Return who holds each slot: a sequence its whole run, whether it is used or not. O(slots)."""
+        found = array("i", [FREE]) * self._setup.num_slots
+        for request, run in self._runs.items():
+            for start in (run, *self._spare.get(request, ())):
+                size = run_size(self._num_reserved(request))
+                found[start : start + size] = array("i", [FIRST_OWNER + request.serial]) * size
+        return found
 
     def check(self) -> None:
         """Raise `InvariantError` unless the books agree. O(everything)."""

@@ -1,0 +1,29 @@
+"""A plot as a file: SVG, or PNG where the extra `quire[png]` is installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from quire.core.errors import InvalidConfigError
+from quire.simulate.page.content import Chart
+from quire.simulate.page.png import require_png, svg_png
+from quire.simulate.page.svg import chart_svg
+
+SVG, PNG = ".svg", ".png"
+
+
+class PlotFile:
+    """A file for one chart. What cannot be written is refused when this is made, before anything is run."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        if self._path.suffix.lower() not in (SVG, PNG):
+            raise InvalidConfigError("plot", path, "a file that ends in .svg or .png")
+        if self._path.suffix.lower() == PNG:
+            require_png()
+
+    def write(self, chart: Chart) -> None:
+        """Draw the chart, and write it."""
+        picture = chart_svg(chart)
+        is_png = self._path.suffix.lower() == PNG
+        self._path.write_bytes(svg_png(picture) if is_png else picture.encode("utf-8"))

@@ -1,0 +1,87 @@
+"""Frames: what every block was at some moments of a run, in a room that does not grow with its length.
+
+    |··········|  full: every second one goes, and the interval doubles  |· · · · · |
+
+A frame is a real state, never a mean of two: blocks have no mean. Which are kept depends on simulated time alone, so
+the same run has the same frames. In a large pool several blocks share a cell. To look costs time for each block, so a
+run is watched only where somebody asks: `Simulation(..., watchers=[frames.watch])`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+
+from quire.simulate.holders import CACHED, FREE
+from quire.simulate.replica import SimulatedEngine
+
+MAX_FRAMES = 96
+MAX_CELLS = 2048
+FIRST_INTERVAL_S = 0.25
+ALL = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """The blocks at one moment; `picture` as a `Film` has it."""
+
+    time_s: float
+    num_running: int
+    num_waiting: int
+    num_held: int
+    num_cached: int
+    num_free: int
+    picture: bytes
+
+    @classmethod
+    def of(cls, engine: SimulatedEngine) -> Frame:
+        """Look at an engine. Does not mutate it; O(blocks)."""
+        holders = engine.holders()
+        cached, free = holders.count(CACHED), holders.count(FREE)
+        held = len(holders) - cached - free
+        now_s, picture = engine.clock.now(), picture_of(holders, blocks_per_cell(len(holders)))
+        return cls(now_s, engine.num_running, engine.num_waiting, held, cached, free, picture)
+
+    @property
+    def num_blocks(self) -> int:
+        """All blocks."""
+        return self.num_held + self.num_cached + self.num_free
+
+
+class Frames:
+    """Takes frames of the first replica of a simulation."""
+
+    def __init__(self, max_frames: int = MAX_FRAMES) -> None:
+        self.frames: list[Frame] = []
+        self.interval_s = FIRST_INTERVAL_S
+        self._max_frames = max_frames
+        self._next_s = 0.0
+
+    def watch(self, replica: int, engine: SimulatedEngine) -> None:
+        """A replica has done a step: take a frame if one is due. Mutates."""
+        now_s = engine.clock.now()
+        if replica or now_s < self._next_s:
+            return
+        if len(self.frames) >= self._max_frames:
+            self.frames = self.frames[::2]
+            self.interval_s *= 2
+        self.frames.append(Frame.of(engine))
+        self._next_s = (now_s // self.interval_s + 1) * self.interval_s
+
+
+def blocks_per_cell(num_blocks: int) -> int:
+    """Return how many blocks share a cell."""
+    return -(-num_blocks // MAX_CELLS)
+
+
+def picture_of(holders: array[int], size: int) -> bytes:
+    """Return the picture of blocks, `size` of them in a cell, which is whoever holds its first block that is held.
+
+    >>> picture_of(array("i", [0, 5, -1, -1]), 2).hex(" ", 4)
+    '05000000 00000000 7f0000ff'
+    """
+    cells = [holders[start : start + size] for start in range(0, len(holders), size)]
+    owners = array("I", [next((holder for holder in cell if holder > FREE), FREE) for cell in cells])
+    cached = bytes(ALL * cell.count(CACHED) // len(cell) for cell in cells)
+    held = bytes(ALL * (len(cell) - cell.count(CACHED) - cell.count(FREE)) // len(cell) for cell in cells)
+    return owners.tobytes() + held + cached

@@ -1,0 +1,28 @@
+"""Holders: who holds each block at one moment, as a number for each block.
+
+-1 only cached      0 free      1 shared by several      2 and more: one request, by its order of arrival
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+
+from quire.core.request import Request
+from quire.core.step import NO_BLOCK
+from quire.memory.block import BlockState
+from quire.memory.manager import KVCacheManager
+
+CACHED, FREE, SHARED, FIRST_OWNER = -1, 0, 1, 2
+
+
+def holders_of(memory: KVCacheManager, running: Iterable[Request]) -> array[int]:
+    """Return the holder of every block. Does not mutate; O(blocks)."""
+    blocks = memory.pool.blocks
+    found = array("i", [CACHED if block.state is BlockState.CACHED else FREE for block in blocks])
+    for request in running:
+        for table in memory.block_tables(request):
+            for block_id in table:
+                if block_id != NO_BLOCK:
+                    found[block_id] = SHARED if blocks[block_id].ref_count > 1 else FIRST_OWNER + request.serial
+    return found
