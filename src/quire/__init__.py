@@ -56,6 +56,7 @@ __all__ = [  # noqa: RUF022 - in the order in which dir() has them
     "Scheduler",
     "SchedulerConfig",
     "StepLogError",
+    "TornStepLogError",
     "UnknownRequestError",
 ]
 
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
         RequestStateError,
         RequestTooLargeError,
         StepLogError,
+        TornStepLogError,
         UnknownRequestError,
     )
     from quire.core.grammar import Grammar

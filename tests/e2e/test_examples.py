@@ -44,6 +44,7 @@ FACTS = {
         "sharing:         35 blocks at the most, 176 prompt tokens computed, 1488 taken from the cache (89%)",
         "the answers are the same, to the token",
     ],
+    "read_a_run.py": ["8 requests, 0 tokens of their prompts found in the cache"],
     "structured_output.py": ["refused: Default retriever does not fetch resources"],
     "tool_calls.py": ["temperature(Oslo)"],
     "simulated_traffic.py": [

@@ -12,7 +12,7 @@ from quire.core.request import Request
 from quire.core.sampling_params import SamplingParams
 from quire.core.step import StepPlan
 from quire.engine.factory import create_reference_engine
-from quire.engine.step_log import PLANNED, StepLogWriter, read_records
+from quire.engine.step_log import PLANNED, read_records
 from quire.simulate.replica import EngineSetup, PagedEngine
 from quire.simulate.simulation import Simulation
 from quire.simulate.workload.offered import OpenLoop
@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def plans_in(log: io.BytesIO) -> list[StepPlan]:
     records = read_records(io.BytesIO(log.getvalue()))
-    return [StepPlan.from_bytes(payload) for kind, payload in records if kind == PLANNED]
+    return [StepPlan.from_bytes(payload) for kind, _, payload in records if kind == PLANNED]
 
 
 def decisions(plan: StepPlan) -> tuple[object, ...]:
@@ -52,7 +52,7 @@ def test_an_offline_batch_is_planned_by_the_simulator_as_by_the_engine(
     memory = MemoryConfig(num_blocks=num_blocks, num_host_blocks=20, prefix_index="hash_chain")
     scheduler = SchedulerConfig(**{"max_num_seqs": 8, "max_model_len": 256, "headroom": 0.0} | settings)  # type: ignore[arg-type]
     real = io.BytesIO()
-    engine = create_reference_engine(folder, block_size=8, memory=memory, scheduler=scheduler, log=StepLogWriter(real))
+    engine = create_reference_engine(folder, block_size=8, memory=memory, scheduler=scheduler, log=real)
     for number, prompt in enumerate(PROMPTS):
         sampling = SamplingParams(temperature=0.0, max_tokens=30 + 3 * number, ignore_eos=True)
         engine.add_request(Request(f"r{number}", prompt, sampling))

@@ -205,10 +205,10 @@ def test_drafts_change_no_text_and_the_log_can_be_replayed(folder: Path, alone: 
         return array("i", guesses)
 
     blueprint = plan_engine(EngineConfig(model=str(folder), kv_memory="8MiB", max_model_len=LONGEST, num_threads=1))
-    log = io.BytesIO()
-    built = blueprint.build(SystemClock())
+    log, clock = io.BytesIO(), SystemClock()
+    built = blueprint.build(clock)
     built.scheduler._drafter = draft
-    engine = EngineCore(built.scheduler, built._executor, SystemClock(), log=StepLogWriter(log))
+    engine = EngineCore(built.scheduler, built._executor, clock, log=StepLogWriter(log, clock))
     requests = [Request(str(i), prompt, sampling) for i, (prompt, sampling) in enumerate(WORKLOAD)]
     for request in requests:
         engine.add_request(request)

@@ -1,14 +1,12 @@
 """Recorded decodes: the same bits as computed, whichever size is replayed, and when a step may be replayed at all.
 
-Without a GPU what records computes anew, and puts the results where the recorded ones lie: as a replay does.
+Without a GPU what records computes anew (`support.recorders`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +14,13 @@ import torch
 
 from quire.compute.models import read_model
 from quire.compute.torch.attention.base import StepBatch
-from quire.compute.torch.graphs import SIZES, CudaRecorder, DecodeGraphs, Replay, Result
+from quire.compute.torch.graphs import SIZES, DecodeGraphs
 from quire.compute.torch.load import load_worker
 from quire.compute.torch.rehearsal import largest_steps
 from quire.compute.torch.runner import TorchRunner
 from quire.compute.torch.upload import uploaded
 from quire.compute.worker.worker import Worker
+from support.recorders import recorder_of
 from support.step_plans import PlanDriver, Work
 from support.tiny_checkpoint import write_tiny_qwen3
 from support.torch_runs import FLOAT32
@@ -31,56 +30,6 @@ WINDOWS = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers"
 MAX_SEQUENCES = 12
 
 
-class AgainRecorder:
-    """Computes recorded work anew; implements `Recorder`."""
-
-    def __init__(self) -> None:
-        self.num_recorded = 0
-        self.num_replayed = 0
-
-    def record(self, work: Callable[[], Result]) -> tuple[Result, Replay]:
-        self.num_recorded += 1
-        kept = work()
-
-        def replay() -> None:
-            self.num_replayed += 1
-            for old, new in zip(tensors_in(kept), tensors_in(work()), strict=True):
-                old.copy_(new)
-
-        return kept, replay
-
-
-class CountingRecorder(CudaRecorder):
-    """Records graphs and counts; implements `Recorder`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_recorded = 0
-        self.num_replayed = 0
-
-    def record(self, work: Callable[[], Result]) -> tuple[Result, Replay]:
-        self.num_recorded += 1
-        result, replay = super().record(work)
-
-        def counted() -> None:
-            self.num_replayed += 1
-            replay()
-
-        return result, counted
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of nested dataclasses and mappings."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from tensors_in(each)
-    elif is_dataclass(value):
-        for field in fields(value):
-            yield from tensors_in(getattr(value, field.name))
-
-
 class Run:
     """A worker driven by hand, with recorded decodes or without."""
 
@@ -88,7 +37,7 @@ class Run:
         settings = replace(FLOAT32, device=device, batch_invariant=True, graphs=False)
         self.worker: Worker = load_worker(folder, read_model(folder), settings, num_blocks=128)
         self.runner: TorchRunner = self.worker.runner  # type: ignore[assignment]
-        self.recorder = CountingRecorder() if device == "cuda" else AgainRecorder()
+        self.recorder = recorder_of(device)
         if records:
             self.runner._graphs = DecodeGraphs(self.runner._decoder, self.recorder, MAX_SEQUENCES)
         self.worker.start()
@@ -184,12 +133,13 @@ def test_sizes_reach_up_to_the_most_sequences_and_no_further() -> None:
 def test_the_largest_steps_are_as_large_as_they_may_be_and_store_nothing(folder: Path, device: str) -> None:
     run = Run(folder, device, records=False)
     settings = replace(FLOAT32, max_num_batched_tokens=200, max_num_seqs=24)
-    prompt, decodes = largest_steps(run.worker.cache.spec, settings)
-    assert [len(prompt.token_ids), len(decodes.token_ids)] == [200, 24]
-    assert [len(prompt.logit_indices), len(decodes.logit_indices)] == [152, 24]
-    run.runner._rehearsals = (prompt, decodes)
+    steps = prompts, _, last = largest_steps(run.worker.cache.spec, settings, context_length=90)
+    assert [len(step.token_ids) for step in steps] == [198, 24, 1]  # 3 prompts of 66 tokens
+    assert [len(step.logit_indices) for step in steps] == [153, 24, 1]
+    assert prompts.positions.max() == 65 and last.positions.tolist() == [89]
+    run.runner._rehearsals = steps
     run.runner.prepare(run.worker.cache)  # type: ignore[arg-type]
     assert not any(tensor.any() for tensor in pools_of(run))
-    batches: list[StepBatch] = [uploaded(each, 16, torch.device(device))[0] for each in (prompt, decodes)]
-    assert [batch.shape.num_decodes for batch in batches] == [0, 24]
+    batches: list[StepBatch] = [uploaded(each, 16, torch.device(device))[0] for each in steps]
+    assert [batch.shape.num_decodes for batch in batches] == [0, 24, 1]
     assert np.array_equal(batches[1].logit_indices.cpu().numpy(), np.arange(24))

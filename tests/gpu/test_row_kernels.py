@@ -11,6 +11,8 @@ from quire.compute.torch.kernels.norms import add_norm, norm
 
 SIZES = (1, 2, 63, 64, 100, 128, 1000)
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3}
+if torch.cuda.is_available():  # the interpreter truncates where it makes bfloat16
+    TOLERANCE[torch.bfloat16] = 1e-2
 EPSILON = 1e-5
 
 
@@ -58,7 +60,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(device: str, dtype: torch.d
     together = norm(rows, weight, None, epsilon=EPSILON, centers=False)
     active = activate(rows, activation="silu", gated=True)
     for index in range(9):
-        alone = rows[index : index + 1].clone()
+        alone = rows[index : index + 1]
         assert torch.equal(norm(alone, weight, None, epsilon=EPSILON, centers=False)[0], together[index])
         assert torch.equal(activate(alone, activation="silu", gated=True)[0], active[index])
 

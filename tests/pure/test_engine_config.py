@@ -124,6 +124,8 @@ def test_paths_are_kept_as_text_and_nothing_changes_a_config() -> None:
         ("max_steps_under_way", 0),
         ("seed", -1),
         ("seed", 1 << 63),
+        ("step_log", ""),
+        ("step_log", 7),
     ],
 )
 def test_what_is_not_allowed_is_refused_by_its_name(setting: str, value: object) -> None:

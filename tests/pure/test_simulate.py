@@ -308,8 +308,20 @@ def test_a_log_offers_what_was_asked_in_order(seed: int) -> None:
     engine = PagedEngine(setup_for(rng), log=log)
     Simulation([engine], OpenLoop(requests)).run()
     logged = list(logged_requests(io.BytesIO(log.getvalue())))
-    assert [replace(request, due_s=0.0) for request in logged] == [replace(request, due_s=0.0) for request in requests]
+    plain = [replace(request, due_s=0.0, outputs=()) for request in logged]
+    assert plain == [replace(request, due_s=0.0) for request in requests]
+    for request in logged:
+        lengths = [] if request.beam_search else [request.num_output_tokens] * request.num_sequences
+        assert list(map(len, request.outputs)) == lengths
     assert all(before.due_s <= after.due_s for before, after in itertools.pairwise(logged))
+
+
+@pytest.mark.parametrize("seed", [10, 26, 35, 42])
+def test_a_search_that_yielded_goes_on_when_others_take_its_old_rows(seed: int) -> None:
+    scheduler = SchedulerConfig(max_num_seqs=6, max_num_batched_tokens=16, max_model_len=LONGEST, headroom=0.0)
+    setup = EngineSetup(FULL, MemoryConfig(num_blocks=30), scheduler)
+    requests = [replace(request, due_s=0.0) for request in requests_for(random.Random(seed))]
+    assert run(setup, OpenLoop(requests)).num_preemptions > 0
 
 
 def test_a_batch_of_the_engine_and_of_the_simulator_are_planned_alike() -> None:
@@ -325,7 +337,7 @@ def test_a_batch_of_the_engine_and_of_the_simulator_are_planned_alike() -> None:
             for request in requests:
                 engine.core.add_request(request.request())
             engine.core.run()
-        plans.append([payload for kind, payload in read_records(io.BytesIO(log.getvalue())) if kind == PLANNED])
+        plans.append([payload for kind, _, payload in read_records(io.BytesIO(log.getvalue())) if kind == PLANNED])
     assert plans[0] == plans[1]
     assert len(plans[0]) > 20
 

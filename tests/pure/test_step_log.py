@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import io
 import random
+import resource
 from array import array
 from collections import Counter
+from pathlib import Path
 
 import pytest
 
 from quire.core.clock import ManualClock
 from quire.core.config import MemoryConfig, SchedulerConfig
-from quire.core.errors import InvalidRequestError, QuireError, StepLogError
+from quire.core.errors import InvalidConfigError, InvalidRequestError, QuireError, StepLogError
 from quire.core.kv_spec import KVCacheSpec, KVGroup
 from quire.core.request import CacheScope, Request
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.core import EngineCore
 from quire.engine.step_log import LOST, MAGIC, OUT_OF_MEMORY, PLANNED, StepLogWriter, read_records, replay
+from quire.engine.step_log_file import StepLogFile, step_log_notices
 from quire.memory.manager import KVCacheManager
 from quire.memory.sizing import max_sequence_tokens
 from quire.scheduler.scheduler import Scheduler
@@ -73,7 +76,8 @@ def run(seed: int, *, drafts: bool = False) -> bytes:
     file = io.BytesIO()
     executor = ShadowExecutor(spec, VOCAB, salt_of=lambda name: SALTS[int(name[-1])])
     executor.fault = faults_of(seed).fault()
-    engine = EngineCore(scheduler, executor, ManualClock(), log=StepLogWriter(file))
+    clock = ManualClock()
+    engine = EngineCore(scheduler, executor, clock, log=StepLogWriter(file, clock))
     for index in range(16):
         tenant = rng.randrange(2)
         beams = rng.random() < 0.2
@@ -110,7 +114,7 @@ def run(seed: int, *, drafts: bool = False) -> bytes:
 @pytest.mark.parametrize("seed", range(40))
 def test_a_run_is_made_again_to_the_byte(seed):
     log = run(seed)
-    assert replay(io.BytesIO(log)) == sum(kind == PLANNED for kind, _ in read_records(io.BytesIO(log)))
+    assert replay(io.BytesIO(log)) == sum(kind == PLANNED for kind, _, _ in read_records(io.BytesIO(log)))
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -119,7 +123,7 @@ def test_so_is_a_run_with_drafts(seed):
 
 
 def test_steps_that_failed_and_why_are_in_the_logs():
-    kinds = Counter(kind for seed in range(8) for kind, _ in read_records(io.BytesIO(run(seed))))
+    kinds = Counter(kind for seed in range(8) for kind, _, _ in read_records(io.BytesIO(run(seed))))
     assert kinds[LOST] > 4
     assert kinds[OUT_OF_MEMORY] > 2
 
@@ -137,8 +141,8 @@ def test_neither_the_hash_key_nor_a_salt_is_in_the_log():
 def test_a_log_torn_anywhere_within_a_record_is_refused():
     log = run(2)
     ends, at = {len(MAGIC)}, len(MAGIC)
-    for _, payload in read_records(io.BytesIO(log)):
-        at += 9 + len(payload)
+    for _, _, payload in read_records(io.BytesIO(log)):
+        at += 17 + len(payload)
         ends.add(at)
     cuts = [*range(200), *random.Random(0).sample(range(len(log)), 300)]
     for cut in set(cuts) - ends:
@@ -149,8 +153,8 @@ def test_a_log_torn_anywhere_within_a_record_is_refused():
 def test_a_log_that_ends_between_two_records_is_that_of_a_shorter_run():
     log = run(2)
     at, num_plans = len(MAGIC), 0
-    for place, (kind, payload) in enumerate(read_records(io.BytesIO(log))):
-        at += 9 + len(payload)
+    for place, (kind, _, payload) in enumerate(read_records(io.BytesIO(log))):
+        at += 17 + len(payload)
         num_plans += kind == PLANNED
         if place % 7 == 0:
             assert replay(io.BytesIO(log[:at])) == num_plans
@@ -171,17 +175,80 @@ def test_another_plan_is_found():
     log = run(4)
     records = list(read_records(io.BytesIO(log)))
     file = io.BytesIO()
-    writer = StepLogWriter(file)
+    writer = StepLogWriter(file, ManualClock())
     file.write(MAGIC)
-    first = next(i for i, (kind, _) in enumerate(records) if kind == PLANNED)
-    for kind, payload in [*records[:first], *records[first + 1 :]]:
+    first = next(i for i, (kind, _, _) in enumerate(records) if kind == PLANNED)
+    for kind, _, payload in [*records[:first], *records[first + 1 :]]:
         writer._record(kind, payload)
     file.seek(0)
     with pytest.raises(QuireError, match=r"differs|not the one awaited"):
         replay(file)
 
 
-@pytest.mark.parametrize("data", [b"", b"quire step log 9\n", b"\x80pickle", MAGIC])
+@pytest.mark.parametrize("data", [b"", b"quire step log 4\n", b"\x80pickle", MAGIC])
 def test_what_is_no_log_is_refused(data):
     with pytest.raises(StepLogError):
         replay(io.BytesIO(data))
+
+
+# ---- in a file ------------------------------------------------------------------------------------------------------
+
+
+def write_file(path: Path, log: bytes) -> StepLogFile:
+    """Write the records of a log to a file of its own."""
+    writer = StepLogFile(str(path), ManualClock())
+    writer._write(MAGIC)
+    for kind, _, payload in read_records(io.BytesIO(log)):
+        writer._record(kind, payload)
+    return writer
+
+
+def test_only_the_owner_may_read_a_log_and_nobody_overwrites_it(tmp_path):
+    paths = [tmp_path / name for name in ("run.steplog", "run.steplog.1", "run.steplog.2")]
+    for seed, path in enumerate(paths):
+        write_file(paths[0], run(seed)).close()
+        assert replay(io.BytesIO(path.read_bytes())) == replay(io.BytesIO(run(seed)))
+        assert path.stat().st_mode & 0o777 == 0o600
+    assert sorted(tmp_path.iterdir()) == paths
+
+
+def test_every_record_is_in_the_file_at_once(tmp_path):
+    log = run(3)
+    writer = write_file(tmp_path / "run.steplog", log)
+    assert len(list(read_records(io.BytesIO((tmp_path / "run.steplog").read_bytes())))) == len(
+        list(read_records(io.BytesIO(log)))
+    )
+    writer.close()
+    writer.close()
+
+
+@pytest.mark.parametrize("room", [len(MAGIC) - 1, 1000, 5000, 5001])
+def test_a_log_without_room_ends_between_two_records_and_says_so_once(tmp_path, caplog, room):
+    path, log = tmp_path / "run.steplog", run(2)
+    caplog.clear()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        writer = write_file(path, log)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    writer.idled()  # there would be room again, but what is missing cannot be made up for
+    writer.close()
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith(f"the step log {path} ends here, the engine goes on: ")
+    data = path.read_bytes()
+    records = list(read_records(io.BytesIO(log)))
+    written = list(read_records(io.BytesIO(data))) if data else []
+    assert [(kind, payload) for kind, _, payload in written] == [
+        (kind, payload) for kind, _, payload in records[: len(written)]
+    ]
+    assert room - len(data) < 17 + len(records[len(written)].payload)
+
+
+def test_a_place_that_takes_no_file_is_refused(tmp_path):
+    with pytest.raises(InvalidConfigError, match=r"^step_log is .*folder that can be written to"):
+        step_log_notices(str(tmp_path / "nowhere" / "run.steplog"))
+    with pytest.raises(InvalidConfigError, match=r"^step_log is .*No such file"):
+        StepLogFile(str(tmp_path / "nowhere" / "run.steplog"), ManualClock())
+    assert step_log_notices(None) == ()
+    assert "run.steplog" in step_log_notices("run.steplog")[0]

@@ -41,6 +41,7 @@ COMMANDS = (
     Command("bench", "measure quire on this machine", "quire.cli.bench"),
     Command("torture", "bring a server into trouble, and see that it copes", "quire.cli.torture"),
     Command("simulate", "run hours of traffic in seconds, on the real scheduler", "quire.cli.simulate"),
+    Command("report", "say what a server's log tells, and what to change", "quire.cli.report"),
     Command("plan", "say what fits, how fast, with which settings", "quire.cli.plan"),
     Command("doctor", "say what works on this machine", "quire.cli.doctor"),
     Command("config", "say what quire would be started with, and why", "quire.cli.config"),

@@ -203,7 +203,7 @@ def _metavar(option: Option) -> str:
         return "N"
     if option.hint in (float, float | None):
         return "SECONDS" if option.name.endswith("_s") else "X"
-    if option.name == "tokenizer" or option.name.endswith("_file"):
+    if option.name in ("tokenizer", "step_log") or option.name.endswith("_file"):
         return "PATH"
     return "NAME"
 

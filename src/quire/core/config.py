@@ -127,9 +127,10 @@ class EngineConfig:
     cuda_graphs: bool = setting(True, "on a GPU: decodes are recorded at the start, and replayed")
     max_cached_blocks_per_tenant: int | None = setting(None, "cached blocks that one tenant may keep; none: no limit")
     seed: int = setting(0, "where the seeds of requests without one come from")
+    step_log: str | None = setting(None, "new file for all that is asked and decided, prompts as tokens; none: no log")
 
     def __post_init__(self) -> None:
-        for name in ("model", "tokenizer"):
+        for name in ("model", "tokenizer", "step_log"):
             self._take_path(name)
         if self.kv_memory is not None:
             object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
@@ -189,7 +190,8 @@ class EngineConfig:
             object.__setattr__(self, name, value)
         optional = name != "model"
         if not (optional and value is None) and not (isinstance(value, str) and value and "\0" not in value):
-            raise InvalidConfigError(name, value, "the path of a folder, or a name")
+            allowed = "the path of a file" if name == "step_log" else "the path of a folder, or a name"
+            raise InvalidConfigError(name, value, allowed)
 
 
 class EngineSettings(TypedDict, total=False):
@@ -220,6 +222,7 @@ class EngineSettings(TypedDict, total=False):
     cuda_graphs: bool
     max_cached_blocks_per_tenant: int | None
     seed: int
+    step_log: str | os.PathLike[str] | None
 
 
 def require_int(field: str, value: object, low: int, high: int) -> None:

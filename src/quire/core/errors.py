@@ -11,7 +11,8 @@
     ├── ExecutionError                          the compute plane failed a step
     │   ├── OutOfMemoryError                    … for lack of memory: a smaller step may do
     │   └── ExecutorLostError                   … and cannot go on
-    ├── StepLogError                            a step log is torn, or was written by another format
+    ├── StepLogError                            a step log was altered, or written by another format
+    │   └── TornStepLogError                    … ends within a record; what stands before is whole
     └── InvariantError                          our own mistake, found by a check: please report it
 
 Running out of blocks is not an error: it is the value ``None``, and the scheduler acts on it. Invariants raise
@@ -94,7 +95,11 @@ class ExecutorLostError(ExecutionError):
 
 
 class StepLogError(QuireError):
-    """A step log is torn, or was written by another format."""
+    """A step log was altered, or was written by another format."""
+
+
+class TornStepLogError(StepLogError):
+    """A step log ends within a record; what stands before that is the log of a shorter run."""
 
 
 class InvariantError(QuireError):

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
 
 from quire.compute.grammar import GrammarCompiler, Vocabulary
 from quire.compute.models import ModelDescription, read_model
@@ -39,6 +39,7 @@ from quire.engine.core import EngineCore
 from quire.engine.memory_plan import MemoryNeeds, MemoryPlan, plan_memory
 from quire.engine.report import EngineReport
 from quire.engine.step_log import StepLogWriter
+from quire.engine.step_log_file import StepLogFile, step_log_notices
 from quire.engine.tokenizer_files import tokenizer_json
 from quire.memory.manager import KVCacheManager
 from quire.memory.sizing import max_sequence_tokens
@@ -132,7 +133,9 @@ class EngineBlueprint:
         memory = self.config.memory_config(plan.num_blocks, plan.num_host_blocks, secrets.token_bytes(32))
         backend = self.backend if self.grammars is None else _with_grammars(self.backend, self.grammars)
         backend = replace(backend, load=partial(backend.load, note_loaded=note_loaded))
-        return _assemble(backend, self.model, memory, self.config.scheduler_config(plan.max_model_len), clock)
+        scheduler, path = self.config.scheduler_config(plan.max_model_len), self.config.step_log
+        open_log = None if path is None else partial(StepLogFile, path, clock)
+        return _assemble(backend, self.model, memory, scheduler, clock, open_log)
 
 
 def plan_engine(config: EngineConfig) -> EngineBlueprint:
@@ -150,7 +153,8 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     if failpoints:
         backend = _armed(backend, failpoints)
     plan = plan_memory(config, backend.kv_spec, model.spec.context_length, backend.memory_needs())
-    notices = tuple(f"{FAILPOINTS_VARIABLE}: {failpoint} is armed, steps will fail" for failpoint in failpoints)
+    notices = step_log_notices(config.step_log)
+    notices += tuple(f"{FAILPOINTS_VARIABLE}: {failpoint} is armed, steps will fail" for failpoint in failpoints)
     report = _report(config, model, backend, plan)
     report = replace(report, notices=report.notices + notices)
     return EngineBlueprint(config, folder, model, backend, report, _grammars(config, folder, model))
@@ -212,9 +216,9 @@ def _assemble(
     memory: MemoryConfig,
     scheduler: SchedulerConfig,
     clock: Clock,
-    log: StepLogWriter | None = None,
+    open_log: Callable[[], StepLogWriter] | None,
 ) -> EngineCore:
-    """Put the planes together."""
+    """Put the planes together. The log is opened last: an engine that cannot be loaded leaves none behind."""
     chunk = 1 + scheduler.max_steps_under_way
     limits = RequestLimits(
         vocab_size=model.spec.vocab_size,
@@ -225,7 +229,8 @@ def _assemble(
     )
     manager = KVCacheManager(backend.kv_spec, memory)
     control = Scheduler(scheduler, manager, limits, eos_token_ids=frozenset(model.eos_token_ids))
-    return EngineCore(control, backend.load(memory.num_blocks, memory.num_host_blocks), clock, log=log)
+    executor = backend.load(memory.num_blocks, memory.num_host_blocks)
+    return EngineCore(control, executor, clock, log=open_log and open_log())
 
 
 # ---- backends -------------------------------------------------------------------------------------------------------
@@ -427,7 +432,7 @@ def create_reference_engine(
     block_size: int = 16,
     memory: MemoryConfig | None = None,
     scheduler: SchedulerConfig | None = None,
-    log: StepLogWriter | None = None,
+    log: BinaryIO | None = None,
 ) -> EngineCore:
     """Return an engine of token ids over the reference decoder, with blocks counted rather than planned.
 
@@ -438,4 +443,6 @@ def create_reference_engine(
         memory = replace(memory, hash_key=secrets.token_bytes(32))
     model = read_model(model_folder)
     backend = _reference_backend(EngineConfig(block_size=block_size), model_folder, model)
-    return _assemble(backend, model, memory, scheduler, SystemClock(), log)
+    clock = SystemClock()
+    open_log = None if log is None else partial(StepLogWriter, log, clock)
+    return _assemble(backend, model, memory, scheduler, clock, open_log)

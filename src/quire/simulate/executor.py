@@ -3,7 +3,8 @@
 Time is the injected clock's: collecting a step moves a `ManualClock` forward by what the cost model says, so hours of
 traffic run in seconds. What follows a prompt is drawn from a hash of that prompt, and which of its tokens comes next
 depends on how long the sequence is and on nothing else: equal prompts go on equally, and a token never depends on the
-batch, the chunks or the cache, so another schedule must bring the same tokens.
+batch, the chunks or the cache, so another schedule must bring the same tokens. Where it is known what a request was
+answered (a log says so), it is answered that.
 
 Speed matters here: a step of 256 decodes is one pass in C over 256 iterators. Tokens are made 256 at a time.
 """
@@ -14,7 +15,7 @@ import hashlib
 import itertools
 from array import array
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 from quire.core.clock import ManualClock
 from quire.core.errors import ExecutionError
@@ -24,15 +25,21 @@ from quire.simulate.cost.base import StepCost
 from quire.simulate.cost.linear import LinearCost
 
 _CHUNK = 256
+Outputs = Mapping[str, "Sequence[array[int]]"]
+"""What is known of answers: by request, what each of its sequences says."""
 
 
 class SimExecutor:
     """Pretends to compute plans."""
 
-    def __init__(self, vocab_size: int, clock: ManualClock, cost: StepCost | None = None) -> None:
+    def __init__(
+        self, vocab_size: int, clock: ManualClock, cost: StepCost | None = None, *, outputs: Outputs | None = None
+    ) -> None:
         self._vocab_size = vocab_size
         self._clock = clock
         self._cost = cost or LinearCost()
+        self._outputs = {} if outputs is None else outputs
+        self._known: dict[int, Sequence[array[int]]] = {}  # by row, what is known of its request
         self._prompts: dict[int, bytes] = {}  # by row, the hash of its prompt
         self._texts: dict[int, Iterator[int]] = {}  # by row, the tokens to come
         self._beams = BeamModel()
@@ -51,11 +58,12 @@ class SimExecutor:
         for start in plan.row_starts:
             prompt = hash_prompt(start.tokens[: start.num_prompt_tokens])
             self._prompts[start.row] = prompt
+            self._known[start.row] = self._outputs.get(start.request_id, ())
             num_known = len(start.tokens) - start.num_prompt_tokens
-            self._texts[start.row] = text_after(prompt, start.branch, num_known, self._vocab_size)
+            self._texts[start.row] = self._text(start.row, start.branch, num_known)
             before = self._searches.pop(start.row, start)
-            if before.request_id != start.request_id:
-                self._beams.forget(before.request_id)
+            if all(before.request_id != other.request_id for other in (start, *self._searches.values())):
+                self._beams.forget(before.request_id)  # one that yielded may have begun again on other rows
             if start.sampling.num_beams > 1:
                 self._searches[start.row] = start
         texts, num_decodes = self._texts, plan.num_decodes
@@ -67,10 +75,16 @@ class SimExecutor:
             if samples:
                 tokens.append(next(texts[row]))
             for branch in range(1, samples):
-                tokens.append(next(text_after(self._prompts[row], branch, 0, self._vocab_size)))
+                tokens.append(next(self._text(row, branch, 0)))
         parents = self._parents(plan) if self._searches else array("i")
         result = StepResult(plan.step_id, plan.samples, tokens, parents)
         self._under_way.append((plan, result, self._cost.step_s(plan)))
+
+    def _text(self, row: int, branch: int, num_known: int) -> Iterator[int]:
+        """Return how a sequence goes on after the first `num_known` tokens."""
+        known = self._known[row][branch] if branch < len(self._known[row]) else array("i")
+        drawn = text_after(self._prompts[row], branch, max(num_known, len(known)), self._vocab_size)
+        return itertools.chain(known[num_known:], drawn) if num_known < len(known) else drawn
 
     def _parents(self, plan: StepPlan) -> array[int]:
         """Return the row that each entry continues; searches that open begin here. Mutates."""

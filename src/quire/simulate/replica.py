@@ -30,7 +30,7 @@ from quire.scheduler.commit import StepOutcome
 from quire.scheduler.scheduler import Scheduler
 from quire.simulate.cost.base import StepCost
 from quire.simulate.cost.linear import LinearCost
-from quire.simulate.executor import SimExecutor
+from quire.simulate.executor import Outputs, SimExecutor
 from quire.simulate.holders import holders_of
 
 VOCAB_SIZE = 1 << 20
@@ -133,12 +133,15 @@ class ScheduledEngine:
 
 
 class PagedEngine(ScheduledEngine):
-    """The product's engine under simulation. With a log, its run can be replayed to the byte."""
+    """The product's engine under simulation. With a log, its run can be replayed to the byte.
 
-    def __init__(self, setup: EngineSetup, *, log: BinaryIO | None = None) -> None:
+    `outputs`: what is known of the answers, by request.
+    """
+
+    def __init__(self, setup: EngineSetup, *, log: BinaryIO | None = None, outputs: Outputs | None = None) -> None:
         super().__init__(Scheduler(setup.scheduler, KVCacheManager(setup.spec, setup.memory), setup.limits()))
-        self._executor = SimExecutor(VOCAB_SIZE, self.clock, setup.cost)
-        writer = None if log is None else StepLogWriter(log)
+        self._executor = SimExecutor(VOCAB_SIZE, self.clock, setup.cost, outputs=outputs)
+        writer = None if log is None else StepLogWriter(log, self.clock)
         self.core = EngineCore(self._scheduler, self._executor, self.clock, log=writer)
 
     @property

@@ -1,6 +1,6 @@
 """Timeline: where the memory and the queue stood over time, in a room that does not grow with the length of a run.
 
-A point is taken every `interval_s` of simulated time. When there are too many, each two become one, their mean, and the
+A point is taken every `interval_s` of its time. When there are too many, each two become one, their mean, and the
 interval doubles: a run of minutes is seen by the second, one of hours by the half minute. To look costs as much as a
 few steps, so after the first points at least 64 steps lie between two.
 """
@@ -65,9 +65,9 @@ class Timeline:
     (True, 2.0)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first_interval_s: float = FIRST_INTERVAL_S) -> None:
         self.points: list[TimelinePoint] = []
-        self.interval_s = FIRST_INTERVAL_S
+        self.interval_s = first_interval_s
         self._next_s = 0.0
         self._num_skipped = 0
 

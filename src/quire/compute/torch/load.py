@@ -104,7 +104,7 @@ def make_worker(
     graphs: DecodeGraphs | None = None
     rehearsals: tuple[StepInputs, ...] = ()
     if cache.device.type == "cuda":
-        rehearsals = largest_steps(cache.spec, settings)
+        rehearsals = largest_steps(cache.spec, settings, spec.context_length)
         # Experts are launched in the shape of what the router chose; a recording has one shape.
         if settings.graphs and not any(layer.sparse for layer in spec.layers):
             graphs = DecodeGraphs(decoder, CudaRecorder(), settings.max_num_seqs)

@@ -22,7 +22,7 @@ from quire.core.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class OfferedRequest:
-    """One request of a workload.
+    """One request of a workload. `outputs`: what its sequences say, where that is known; else it is drawn.
 
     >>> OfferedRequest("r", 0.5, array("i", [1, 2]), 8).request().sampling.max_tokens
     8
@@ -36,6 +36,7 @@ class OfferedRequest:
     beam_search: bool = False
     scope: CacheScope = DEFAULT_SCOPE
     priority: int = 0
+    outputs: tuple[array[int], ...] = ()
 
     def request(self) -> Request:
         """Return the request that an engine is given."""

@@ -19,7 +19,6 @@ from typing import Final
 import numpy as np
 import torch
 
-from quire.compute.arrays import IntArray
 from quire.compute.torch.attention.base import AttentionRule, KVPair, KVPool, StepBatch, StepShape
 from quire.compute.torch.attention.plain import PlainAttention
 from quire.compute.torch.attention.shared_prefix import shared_prefixes
@@ -27,6 +26,7 @@ from quire.compute.torch.attention.work import Tiles, WorkList, work_list
 from quire.compute.torch.kernels.merge import Results, merge
 from quire.compute.torch.kernels.paged_attention import Cache, Queries, Weighting, Work, attend
 from quire.compute.torch.kernels.tile_shape import SPLIT, TileShape, Use
+from quire.compute.torch.upload import together
 from quire.core.kv_spec import DTYPE_BYTES, KVCacheSpec, KVGroup
 
 LONGEST_SHARE: Final = 0.75
@@ -101,7 +101,7 @@ class TritonAttention:
             to_tables = (1, 1, batch.block_tables[group].stride(0), 1, 1)  # from a sequence to where its table begins
             arrays += [work.tasks * np.array(to_tables), work.tokens, work.parts, work.merges]
         launches: list[list[Launch]] = [[] for _ in self._spec.groups]
-        pieces = iter(_on_device(arrays, self._device))
+        pieces = iter(together(arrays, self._device))
         for group, shape, work in lists:
             tasks = Work(next(pieces), next(pieces), next(pieces))
             launches[group].append(Launch(shape, tasks, next(pieces), work.num_parts, work.most_parts))
@@ -169,16 +169,3 @@ def _capability(device: torch.device) -> int:
     """Return what a GPU can do, 90 for 9.0; the interpreter can do what any of them can."""
     major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
     return 10 * major + minor
-
-
-def _on_device(arrays: list[IntArray], device: torch.device) -> list[torch.Tensor]:
-    """Return arrays on the device as int32, after one copy; each begins at a multiple of 16 bytes.
-
-    Kernels are compiled for addresses that are such multiples, and would be compiled anew for others.
-    """
-    sizes = [-(-array.size // 4) * 4 for array in arrays]
-    joined = torch.zeros(sum(sizes), dtype=torch.int32, pin_memory=device.type == "cuda")
-    for array, piece in zip(arrays, joined.split(sizes), strict=True):
-        piece[: array.size] = torch.from_numpy(array.ravel())
-    pieces = joined.to(device, non_blocking=True).split(sizes)
-    return [piece[: array.size].view(array.shape) for piece, array in zip(pieces, arrays, strict=True)]

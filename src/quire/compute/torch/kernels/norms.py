@@ -1,8 +1,9 @@
 """Norms of rows, with or without an update that joins them first: one row, one program.
 
-A program holds its whole row in registers, so a row is read once, and how its sum is ordered depends on its length
-alone: what is computed beside it cannot change a bit of it. With an update the sum is rounded to the dtype of the rows
-before it is normed, so that the pair of results is what an addition and a norm by themselves would give.
+A program holds its whole row in registers, so a row is read once, and how its sum is ordered depends on its length and
+its alignment, which a model's rows have in common: what is computed beside it cannot change a bit of it. With an update
+the sum is rounded to the dtype of the rows before it is normed, so that the pair of results is what an addition and a
+norm by themselves would give.
 """
 
 from __future__ import annotations

@@ -1,0 +1,85 @@
+"""`quire report`: what a server's step log says of its memory and its users, and what to change.
+
+The log is replayed by the scheduler and the memory that wrote it; then its requests are asked again of engines with
+other settings. A log that ends within a record is read up to there; one that was altered is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quire.cli.report.text import Report
+
+DESCRIPTION = (
+    "Replay the step log of a server (quire serve --step-log FILE), say where its memory was and how long its users "
+    "waited, and try what other settings would have brought. Every plan is made again and compared on the way."
+)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command `report`. Mutates `subparsers`."""
+    text = "say what a server's log tells, and what to change"
+    parser = subparsers.add_parser("report", help=text, description=DESCRIPTION)
+    parser.add_argument("log", metavar="LOG", help="step log of an engine; it may still be written")
+    parser.add_argument("--json", metavar="FILE", help="write everything; -: print it in place of the text")
+    parser.add_argument("--html", metavar="FILE", help="write a page with charts, which stands alone")
+    parser.add_argument(
+        "--limit", metavar="N", type=int, help="try settings on the first N requests; 0: try none; default: on all"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read a log and print what it says. Returns the exit status."""
+    from quire.core.config import require_int
+
+    if arguments.limit is not None:
+        require_int("limit", arguments.limit, 0, 1 << 40)
+    report = make_report(arguments.log, arguments.limit)
+    print(report.as_json() if arguments.json == "-" else report)
+    if arguments.json not in (None, "-"):
+        Path(arguments.json).write_text(report.as_json() + "\n", encoding="utf-8")
+    if arguments.html is not None:
+        from quire.cli.report.page import report_page
+        from quire.simulate.page.html import page_html
+
+        Path(arguments.html).write_text(page_html(report_page(report)), encoding="utf-8")
+    return 0
+
+
+def make_report(path: str, limit: int | None = None) -> Report:
+    """Read a log and try settings on its requests; raises `StepLogError` for what is no log, or was altered."""
+    from quire.cli.report.advice import finding, trials
+    from quire.cli.report.text import Report
+    from quire.cli.report.trial import LoggedTraffic, read_run
+    from quire.core.errors import InvalidValueError
+    from quire.simulate.replica import EngineSetup
+
+    _tell(f"reading {path} …")
+    with open(path, "rb") as file:
+        reader = read_run(file)
+    recorded, memory = reader.run, reader.run.scheduler.memory
+    traffic = LoggedTraffic(path, recorded.num_records, limit)
+    if next(traffic.requests(), None) is None:
+        return Report(path, recorded, None, (), "no request got a token" if limit != 0 else "as --limit says")
+    try:
+        setup = EngineSetup(memory.spec, memory.config, recorded.scheduler.config, reader.cost())
+    except InvalidValueError as error:
+        return Report(path, recorded, None, (), str(error))
+    _tell("simulating the same settings …")
+    simulated = traffic.try_on(setup)
+    findings = []
+    for trial in trials(recorded, setup):
+        _tell(f"simulating {trial.setting} …")
+        findings.append(finding(trial, simulated, traffic.try_on(trial.setup)))
+    findings.sort(key=lambda found: found.verdict)  # gains, then those at a price, then none
+    return Report(path, recorded, simulated, tuple(findings))
+
+
+def _tell(text: str) -> None:
+    if sys.stderr.isatty():
+        print(text, file=sys.stderr)

@@ -1,0 +1,89 @@
+"""A trial: the requests of a log, asked again of an engine with other settings.
+
+They are due when they came, whatever the engine does, and are answered what they were answered: so a chat that repeats
+its answers hits them. How long a step takes is what the log's own steps say. The run is written to a log as well, in a
+file without a name, and read like the first one: the figures of both are made by the same lines.
+
+The log is replayed for each trial, up to the record that was the last one when it was first read: nothing is held that
+grows with its length, and a log that is still being written is the same for all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import BinaryIO
+
+from quire.cli.report.recorded import RecordedRun, RunReader
+from quire.core.errors import StepLogError, TornStepLogError
+from quire.engine.step_log import replayed
+from quire.simulate.replica import EngineSetup, PagedEngine
+from quire.simulate.simulation import Simulation
+from quire.simulate.workload.offered import OfferedRequest, OpenLoop
+from quire.simulate.workload.step_log import RequestsInLog
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedTraffic:
+    """The requests of a log: of its first `num_records`, at most `limit`."""
+
+    path: str
+    num_records: int
+    limit: int | None
+
+    def requests(self) -> Iterator[OfferedRequest]:
+        """Yield them in their order, named by number. Reads the log."""
+        numbered = zip(itertools.count(), self._all(), strict=False)
+        for number, request in itertools.islice(numbered, self.limit):
+            yield replace(request, request_id=str(number))
+
+    def _all(self) -> Iterator[OfferedRequest]:
+        requests = RequestsInLog()
+        with open(self.path, "rb") as file:
+            for record in itertools.islice(replayed(file), self.num_records):
+                yield from requests.after(record)
+        yield from requests.left()
+
+    def try_on(self, setup: EngineSetup) -> RecordedRun:
+        """Return what becomes of them on an engine of these settings."""
+        source = _AnsweredRequests(self.requests())
+        with tempfile.TemporaryFile(prefix="quire-report-") as log:
+            Simulation([PagedEngine(setup, log=log, outputs=source.outputs)], source).run()
+            log.seek(0)
+            return read_run(log).run
+
+
+class _AnsweredRequests(OpenLoop):
+    """A source that says, of each request under way, what it is to be answered."""
+
+    def __init__(self, requests: Iterable[OfferedRequest]) -> None:
+        super().__init__(requests)
+        self.outputs: dict[str, tuple[array[int], ...]] = {}
+
+    def take(self) -> OfferedRequest:
+        """Return the next request. Mutates."""
+        taken = super().take()
+        self.outputs[taken.request_id] = taken.outputs
+        return taken
+
+    def ended(self, request_id: str, output: array[int], now_s: float) -> None:
+        """Forget what it was to be answered. Mutates."""
+        self.outputs.pop(request_id, None)
+
+
+def read_run(file: BinaryIO) -> RunReader:
+    """Read a log to its end, or to where it is torn; raises `StepLogError` for one in which nothing happens."""
+    records = replayed(file)
+    first = next(records, None)
+    if first is None:
+        raise StepLogError("no request is in this log")
+    reader = RunReader(first)
+    try:
+        for record in itertools.chain([first], records):
+            reader.note(record)
+    except TornStepLogError as error:
+        reader.run.torn = str(error)
+    return reader
