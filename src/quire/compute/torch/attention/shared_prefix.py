@@ -45,10 +45,14 @@ def shared_prefixes(tables: IntArray, lengths: IntArray, block_size: int, split:
     first = np.sort(tables[long, 0])
     if not np.any(first[MIN_TILES - 1 :] == first[: max(0, len(first) - MIN_TILES + 1)]):
         return []
-    _, owner, sizes = np.unique(tables[long, :num_blocks], axis=0, return_inverse=True, return_counts=True)
+    groups: dict[bytes, list[int]] = {}
+    for row, blocks in zip(long.tolist(), tables[long, :num_blocks], strict=True):
+        groups.setdefault(blocks.tobytes(), []).append(row)
     found = []
-    for group in np.flatnonzero(sizes >= MIN_TILES):
-        tiles = long[owner.ravel() == group]
+    for rows in groups.values():
+        if len(rows) < MIN_TILES:
+            continue
+        tiles = np.array(rows)
         shared = int(lengths[tiles].min()) // split
         common = np.all(tables[tiles] == tables[tiles[0]], axis=0)[: shared * num_blocks]
         same = int(np.argmin(common)) if not common.all() else len(common)

@@ -29,8 +29,8 @@ from quire.compute.torch.kernels.tile_shape import SPLIT, TileShape, Use
 from quire.compute.torch.upload import together
 from quire.core.kv_spec import DTYPE_BYTES, KVCacheSpec, KVGroup
 
-PROGRAMS_PER_PROCESSOR: Final = 2
-"""Into how many tasks of equal length a step is cut for each multiprocessor, where it can be."""
+LONGEST_SHARE: Final = 0.75
+"""Of what each multiprocessor has to do in a step: longer tasks are cut, so that none keeps all others waiting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +155,9 @@ class TritonAttention:
         )
 
     def _longest_task(self, tiles: Tiles, group: KVGroup) -> int:
-        """Return how many positions are a fair share of a step for one task."""
+        """Return how many positions one task may have in a step."""
         seen = tiles.stops if group.window is None else np.minimum(tiles.stops, group.window)
-        num_tasks = PROGRAMS_PER_PROCESSOR * self._num_processors
-        return int(seen.sum()) * self._spec.num_kv_heads // num_tasks
+        return int(LONGEST_SHARE * int(seen.sum()) * self._spec.num_kv_heads / self._num_processors)
 
 
 def _num_processors(device: torch.device) -> int:

@@ -90,10 +90,7 @@ def work_list(
     tiles of one token each: the splits that they share are done together, for `tokens_per_task` tokens in a task.
     """
     cuts = _Cuts.of(tiles, window, longest_task, prefixes)
-    pieces = [cuts.own_tasks()]
-    for prefix in prefixes:
-        for start in range(0, len(prefix.tiles), tokens_per_task):
-            pieces.append(cuts.shared_tasks(prefix.tiles[start : start + tokens_per_task], prefix.num_splits))
+    pieces = [cuts.own_tasks(), *(cuts.shared_tasks(prefix, tokens_per_task) for prefix in prefixes)]
     columns, tokens, parts = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
     first_entries = before(columns[:, 0])
     longest_first = np.argsort(columns[:, 2] - columns[:, 3], kind="stable")
@@ -141,13 +138,17 @@ class _Cuts:
         columns = np.column_stack((counts, tiles.sequences[tile], first, stop))
         return columns, tiles.tokens[owner] + place, np.where(self.is_cut[owner], parts, -1)
 
-    def shared_tasks(self, chosen: IntArray, num_splits: int) -> tuple[IntArray, IntArray, IntArray]:
-        """Return the same of tasks that do the first splits of several tiles, through the table of one."""
-        splits = np.arange(num_splits)
-        constant = np.broadcast_to((len(chosen), self.tiles.sequences[chosen[0]]), (num_splits, 2))
-        columns = np.column_stack((constant, splits * SPLIT, (splits + 1) * SPLIT))
-        parts = self.first_parts[chosen] + splits[:, None]
-        return columns, np.tile(self.tiles.tokens[chosen], num_splits), parts.ravel()
+    def shared_tasks(self, prefix: SharedPrefix, tokens_per_task: int) -> tuple[IntArray, IntArray, IntArray]:
+        """Return the same of tasks that do what several tiles begin with, through the table of one of them."""
+        firsts = np.arange(0, len(prefix.tiles), tokens_per_task)
+        first = np.repeat(firsts, prefix.num_splits)
+        split = np.tile(np.arange(prefix.num_splits), len(firsts))
+        counts = np.minimum(tokens_per_task, len(prefix.tiles) - first)
+        task = np.repeat(np.arange(len(first)), counts)
+        tile = prefix.tiles[first[task] + counted(counts)]
+        sequences = self.tiles.sequences[prefix.tiles[first]]
+        columns = np.column_stack((counts, sequences, split * SPLIT, (split + 1) * SPLIT))
+        return columns, self.tiles.tokens[tile], self.first_parts[tile] + split[task]
 
     def merges(self) -> IntArray:
         """Return (token, first part, number of parts) of each token that is computed in parts."""
