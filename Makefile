@@ -35,7 +35,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help demo test test-long test-gpu test-clients test-page check bench clean
+.PHONY: help demo test test-long test-gpu test-clients test-page check bench paper clean
 .PHONY: test-native test-gpu-yes test-gpu-no check-format check-lint check-types check-imports check-native check-size
 
 help:  ## Show this list
@@ -69,6 +69,10 @@ check: $(VENV)/.installed-dev  ## Check format, style, types, imports and size
 
 bench: $(TO_RUN)  ## Measure the control plane
 	@$(BIN)/quire bench control
+
+paper: $(TO_RUN)  ## Make the figures of the PagedAttention paper again, as a page, in a few minutes
+	@$(BIN)/quire simulate --paper --html build/paper/index.html --json build/paper/paper.json
+	@echo "build/paper/index.html: every figure beside the published one"
 
 clean:  ## Remove everything that make has made
 	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

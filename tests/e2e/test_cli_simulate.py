@@ -176,11 +176,11 @@ def test_how_far_it_is_is_told_on_a_terminal_only(tmp_path: Path) -> None:
 
 def test_figures_of_the_paper_stand_beside_what_was_published(capsys: pytest.CaptureFixture[str]) -> None:
     text = run(capsys, "--paper", "memory", "--limit", "40")
-    assert text.startswith("KV memory that holds token states (seed 0)")
+    assert text.startswith("KV memory that holds token states, ShareGPT (seed 0)")
     assert "38.2 %" in text
     (figure,) = json.loads(run(capsys, "--paper", "memory", "--limit", "40", "--json", "-"))
     assert figure["name"] == "memory"
-    assert len(figure["rows"]) == 6
+    assert len(figure["tables"][0]["rows"]) == 6
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ REPORTS = {
     "simulate_chats.txt": ["--rate", "1", "--duration", "20", "--turns", "3", "--lengths", "alpaca", "--thinking", "2"],
     "simulate_beams.txt": ["--rate", "2", "--duration", "10", "--beams", "3", "--lengths", "alpaca", "--replicas", "2"],
     "simulate_users.txt": ["--users", "4", "--duration", "20", "--prompt-tokens", "60±30", "--output-tokens", "30"],
+    "simulate_paper.txt": ["--paper", "setup", "memory", "prefix", "chat", "swap", "expectations", "--limit", "20"],
 }
 PAGE = "simulate_systems.txt"
 

@@ -34,6 +34,7 @@ def test_published_numbers_of_parameters() -> None:
     assert {name: find_shape(name).num_parameters for name in known_models()} == {
         "llama-3.1-8b": 8_030_261_248,
         "opt-13b": 12_853_473_280,
+        "opt-175b": 174_604_468_224,
         "qwen3-0.6b": 596_049_920,
     }
 

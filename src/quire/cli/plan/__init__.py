@@ -41,7 +41,7 @@ FIXED: Final = {"block_size": "block_sizes", "max_num_seqs": "sequences", "max_n
 DESCRIPTION: Final = (
     "Say what of MODEL fits into a memory, how many requests that is, how fast machines can serve them at most, and "
     "with which settings. MODEL is a folder, a config.json, a hub id, guide, or a name kept here: llama-3.1-8b, "
-    "opt-13b, qwen3-0.6b. Only its settings are read."
+    "opt-13b, opt-175b, qwen3-0.6b. Only its settings are read."
 )
 
 

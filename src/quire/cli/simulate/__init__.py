@@ -7,19 +7,17 @@ step takes is a roofline's answer, or that of recorded steps. `--what-if` runs t
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import sys
-import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.cli.engine_options import add_engine_options
 from quire.core.clock import SystemClock
-from quire.simulate.hardware import find_hardware, known_hardware
+from quire.simulate.hardware import known_hardware
 from quire.simulate.paper import FIGURES
 from quire.simulate.routing import ROUND_ROBIN, ROUTERS
 from quire.simulate.workload.arrivals import PATTERNS, POISSON
@@ -33,7 +31,7 @@ SYSTEMS = ("quire", "vllm", "orca_oracle", "orca_pow2", "orca_max", "static")
 DESCRIPTION = (
     "Serve drawn requests, or those of a trace, with the real scheduler and memory on a virtual clock, and say how "
     "long users wait and where the memory is. MODEL is a folder, a config.json, a hub id, guide, or a name kept here: "
-    "llama-3.1-8b, opt-13b, qwen3-0.6b. Only its settings are read."
+    "llama-3.1-8b, opt-13b, opt-175b, qwen3-0.6b. Only its settings are read."
 )
 
 
@@ -104,25 +102,27 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--html", metavar="FILE", help="write a page: block map through time, plots, runs side by side")
     group.add_argument("--plot", metavar="FILE", help="write the main plot: .svg, or .png with the extra quire[png]")
     group.add_argument("--log", metavar="FILE", help="write the step log of the run, of one replica")
+    group.add_argument("--markdown", metavar="FILE", help="with --paper: write a part of a page of results")
     group.add_argument(
         "--paper",
         metavar="FIGURE",
         nargs="*",
-        choices=FIGURES,
-        help=f"nothing of all this: figures of the PagedAttention paper made again (all, or: {', '.join(FIGURES)})",
+        choices=tuple(FIGURES),
+        help=f"in place of all this: figures of the PagedAttention paper (all, or: {', '.join(FIGURES)})",
     )
     group.add_argument("--replay", metavar="FILE", help="nothing of all this: run a step log again, compare every plan")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Simulate, and print. Returns the exit status."""
+    from quire.cli.simulate.paper import make_paper
     from quire.cli.simulate.progress import ProgressLine
 
     progress = ProgressLine(sys.stderr, SystemClock())
     try:
         if arguments.replay is not None:
             return _replay(arguments.replay, progress)
-        return _simulate(arguments, progress) if arguments.paper is None else _make_figures(arguments)
+        return _simulate(arguments, progress) if arguments.paper is None else make_paper(arguments, progress)
     finally:
         progress.close()
 
@@ -176,28 +176,3 @@ def _draw(facts: Sequence[tuple[str, str]], runs: Sequence[Run], html: str | Non
     if plot is not None:
         chart = main_chart(runs)
         plot.write(replace(chart, title=f"{chart.title}: {facts[0][1]}, seed {facts[-1][1]}"))
-
-
-def _make_figures(arguments: argparse.Namespace) -> int:
-    from quire.cli.model_shapes import find_shape
-    from quire.cli.simulate.report import show_table
-    from quire.simulate.paper import Paper
-
-    machine = find_hardware(arguments.hardware)
-    paper = Paper(find_shape("opt-13b"), machine, seed=arguments.seed, num_requests=arguments.limit or 1000)
-    figures = []
-    for name in arguments.paper or FIGURES:
-        if sys.stderr.isatty():
-            print(f"simulating {name} …", file=sys.stderr)
-        figures.append(paper.figure(name))
-        if arguments.json != "-":
-            made = figures[-1]
-            print(f"{made.title} (seed {arguments.seed})\n\n{show_table([made.header, *made.rows])}\n")
-            print(textwrap.fill(made.note, 100) + "\n", flush=True)
-    if arguments.json is not None:
-        content = json.dumps([asdict(made) for made in figures], indent=1)
-        if arguments.json == "-":
-            print(content)
-        else:
-            Path(arguments.json).write_text(content + "\n", encoding="utf-8")
-    return 0

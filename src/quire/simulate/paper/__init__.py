@@ -1,0 +1,29 @@
+"""The figures of the PagedAttention paper (Kwon et al. 2023), made again: each beside what was published.
+
+    OPT-13B on an A100 of 40 GB, 12 GiB of it for keys and values (table 1): 15,728 slots of one token
+    quire · vllm · orca_oracle · orca_pow2 · orca_max · static        the same requests, cost model and measures
+
+Policies are simulated, not kernels: concurrency, memory and sharing follow from who holds what, and are comparable;
+seconds follow from a roofline and are those of no engine. Lengths are log-normal with the paper's means and a spread
+that the paper does not give (workload/lengths.py). Nothing is tuned; where a figure differs, its note says why.
+
+    FIGURES[name](laboratory) ──► Figure ──► terminal, JSON, page
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Final
+
+from quire.simulate.paper.block_sizes import blocks, swap
+from quire.simulate.paper.expected import expectations
+from quire.simulate.paper.figure import Figure
+from quire.simulate.paper.occupancy import batches, memory, setup
+from quire.simulate.paper.rates import ample, chat, latency, prefix
+from quire.simulate.paper.runs import Laboratory
+from quire.simulate.paper.siblings import gain, sharing
+
+_ALL = (setup, memory, batches, latency, ample, sharing, gain, prefix, chat, blocks, swap, expectations)
+FIGURES: Final[Mapping[str, Callable[[Laboratory], Figure]]] = MappingProxyType({make.__name__: make for make in _ALL})
+"""What makes each figure, by its name, in the order of the paper; each takes seconds to a minute."""

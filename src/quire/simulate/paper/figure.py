@@ -1,0 +1,104 @@
+"""Figure: what was made again, beside what was published, as one value for terminal, page and JSON.
+
+What the paper says is data (`paper.yaml`): titles, published numbers and where they stand, and words about what
+differs. A figure brings what it found, under the same names, so no published number can be forgotten.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.simulate.page.content import Chart, Table
+
+PAPER_FILE = Path(__file__).parent / "paper.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A published number beside the one that came out here.
+
+    `published` is one number or the two ends of a range, from 0 where it says "up to". `source` is where it stands: in
+    the paper, unless it says otherwise.
+
+    >>> row = Comparison("vllm / orca_oracle", 2.81, (1.7, 2.7), "×", "section 6.2")
+    >>> row.found_text, row.published_text, row.difference
+    ('2.81×', '1.7–2.7×', '+4 %')
+    """
+
+    what: str
+    found: float
+    published: tuple[float, ...]
+    unit: str
+    source: str
+
+    @property
+    def found_text(self) -> str:
+        """What came out, with three digits or all before the point."""
+        return (f"{self.found:,.0f}" if self.found >= 1000 else f"{self.found:.3g}") + self.unit
+
+    @property
+    def published_text(self) -> str:
+        """What was printed, as it was printed."""
+        return re.sub("^0–", "up to ", "–".join(f"{bound:,g}" for bound in self.published)) + self.unit
+
+    @property
+    def difference(self) -> str:
+        """How far the found number lies beyond the published ones."""
+        low, high = self.published[0], self.published[-1]
+        if low <= self.found <= high:
+            return "within" if low < high else "0 %"
+        ratio = self.found / (high if self.found > low else low)
+        percent = round(100 * (ratio - 1))
+        if ratio >= 3:
+            return f"{ratio:.0f}×"
+        return f"{percent:+d} %" if percent else "0 %"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure: what was published, what came out, and why the two differ; `charts` draw what the tables say."""
+
+    name: str
+    title: str
+    tables: tuple[Table, ...]
+    comparisons: tuple[Comparison, ...]
+    note: str
+    charts: tuple[Chart, ...] = ()
+
+
+def make_figure(
+    name: str,
+    tables: Sequence[Table],
+    found: Mapping[str, float],
+    charts: Sequence[Chart] = (),
+    **values: float,
+) -> Figure:
+    """Return a figure: `found` has a number for each published one, `values` stand in the note. Reads `paper.yaml`."""
+    said = _read_paper()[name]
+    comparisons = tuple(
+        Comparison(what, found[what], tuple(numbers), unit, source)
+        for what, (numbers, unit, source) in said["published"].items()
+    )
+    return Figure(name, said["title"], tuple(tables), comparisons, said["note"].format(**values), tuple(charts))
+
+
+def published_numbers(name: str) -> dict[str, float]:
+    """Return what was published of a figure: single numbers, and the lower ends of ranges. Reads `paper.yaml`."""
+    return {what: numbers[0] for what, (numbers, _, _) in _read_paper()[name]["published"].items()}
+
+
+def comparison_table(comparisons: Iterable[Comparison], title: str = "") -> Table:
+    """Return comparisons as a table, for any reader."""
+    rows = ((row.what, row.found_text, row.published_text, row.difference, row.source) for row in comparisons)
+    return Table(("", "here", "published", "difference", "where"), tuple(rows), title)
+
+
+def _read_paper() -> dict[str, Any]:
+    import yaml  # only where a figure is made
+
+    content: dict[str, Any] = yaml.safe_load(PAPER_FILE.read_text(encoding="utf-8"))
+    return content
