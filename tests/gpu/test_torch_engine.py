@@ -22,6 +22,7 @@ from quire.compute.torch.decoder import DecoderOutputs, TorchDecoder
 from quire.compute.torch.load import load_worker
 from quire.compute.torch.products import Matrix, TiledProduct, choose_tile, product
 from quire.compute.torch.quantize import quantized
+from quire.compute.torch.rehearsal import largest_steps
 from quire.compute.torch.runner import TorchRunner
 from quire.compute.torch.settings import TorchSettings, activation_bytes, kv_cache_spec
 from quire.compute.torch.upload import together
@@ -254,3 +255,13 @@ def test_arrays_of_a_step_arrive_whole_and_aligned(device: str) -> None:
     for array, tensor in zip(arrays, moved, strict=True):
         assert tensor.dtype is torch.int32 and np.array_equal(tensor.cpu().numpy(), array)
         assert not tensor.numel() or tensor.data_ptr() % 16 == 0
+
+
+def test_steps_that_do_not_fit_beside_the_blocks_are_refused_at_the_start(folder: Path, device: str) -> None:
+    run = TorchRun(folder, settings=replace(FLOAT32, device=device))
+    narrowed(run, 30)
+    runner: TorchRunner = run.runner._runner  # type: ignore[attr-defined]
+    settings = replace(FLOAT32, max_num_batched_tokens=31, max_num_seqs=8)
+    runner._rehearsals = largest_steps(run.worker.cache.spec, settings, context_length=4096)
+    with pytest.raises(InvalidConfigError, match="max_num_batched_tokens is 31; allowed: less, or less kv_memory"):
+        runner.prepare(run.worker.cache)  # type: ignore[arg-type]

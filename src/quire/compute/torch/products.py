@@ -83,7 +83,6 @@ def keep_sums_whole() -> None:
     # Of each pair the second says whether a sum may be split among several programs.
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = (False, False)
-    torch.backends.cuda.matmul.allow_tf32 = False
 
 
 def _is_same_in_every_place(matrix: Matrix, num_rows: int, dtype: torch.dtype) -> bool:

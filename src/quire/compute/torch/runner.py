@@ -68,15 +68,15 @@ class TorchRunner:
         Kernels are compiled on the way, and whether such steps fit beside weights and KV blocks is known afterwards:
         an `InvalidConfigError` says so if one does not.
         """
-        for inputs in self._rehearsals:
-            try:
+        size = max((len(inputs.token_ids) for inputs in self._rehearsals), default=0)
+        try:
+            for inputs in self._rehearsals:
                 self._decoder.run(uploaded(inputs, cache.spec.block_size, self._device)[0], cache.pairs())
-            except torch.OutOfMemoryError as error:
-                size = len(inputs.token_ids)
-                allowed = "less, or less kv_memory: a step of this size does not fit beside the KV blocks"
-                raise InvalidConfigError("max_num_batched_tokens", size, allowed) from error
-        if self._graphs is not None:
-            self._graphs.record(cache.pairs(), self._device)
+            if self._graphs is not None:
+                self._graphs.record(cache.pairs(), self._device)
+        except torch.OutOfMemoryError as error:
+            allowed = "less, or less kv_memory: steps of this size and their graphs do not fit beside the KV blocks"
+            raise InvalidConfigError("max_num_batched_tokens", size, allowed) from error
 
     def run(self, inputs: StepInputs, cache: TorchCache) -> StepOutputs:
         """Compute one step and wait for it. Mutates the slots of its tokens in the cache."""
