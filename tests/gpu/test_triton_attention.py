@@ -7,10 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from triton._C.libtriton import native_specialize_impl
+from triton.backends.nvidia.compiler import CUDABackend
 
 from quire.compute.models import read_model
 from quire.compute.torch.attention.plain import PlainAttention
 from quire.compute.torch.attention.triton import TritonAttention
+from quire.compute.torch.kernels.merge import Results
+from quire.compute.torch.kernels.paged_attention import VARIANTS, Cache, Queries, Weighting
 from quire.compute.torch.settings import TorchSettings, kv_cache_spec
 from support.paged_steps import Model, Step
 from support.reference_runs import ReferenceRun
@@ -84,6 +88,29 @@ def test_near_the_plain_backend(device):
     ours, plain = step.run(attention(model, device), pair), step.run(PlainAttention(torch.device(device)), pair)
     for got, wanted in zip(ours, plain, strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_launched_is_what_was_compiled(device):
+    """Arguments have the types and the alignment that the compile gate took for granted."""
+    model = Model(num_kv_heads=8, head_dim=128, dtype=torch.bfloat16, kv_dtype="bfloat16")
+    step = Step(model, ((33, 1), (600, 1), (21, 3)), device=device)
+    batch, pair = step.batch(), step.pair()
+    launch = attention(model, device).plan(batch).launches[0][0]
+    queries = torch.cat(step.queries).to(device)
+    given = {
+        "queries": Queries.of(queries, batch.positions),
+        "cache": Cache.of((pair.keys, pair.values), None, batch.block_tables[0]),
+        "work": launch.work,
+        "results": Results.of(queries, launch.num_parts),
+        "rule": Weighting.of(0.1, None, None),
+    }
+    [variant] = [variant for variant in VARIANTS if variant.name == "decode bf16 128"]
+    assert launch.shape == variant.constants["SHAPE"]
+    for name, argument in given.items():
+        kinds, marks = native_specialize_impl(CUDABackend, argument, False, True, True)
+        for field, wanted, kind, mark in zip(argument._fields, variant.arguments[name], kinds, marks, strict=True):
+            assert kind == ("constexpr" if wanted is None else wanted.partition(":")[0]), field
+            assert mark == "D" or wanted is None or not wanted.endswith(":16"), field
 
 
 # ---- bits -----------------------------------------------------------------------------------------------------------
