@@ -46,6 +46,7 @@ def assert_near(found: list[torch.Tensor], step: Step) -> None:
         Model(group=1, num_kv_heads=3, head_dim=80, block_size=32),
         Model(group=7, num_kv_heads=1, head_dim=96, block_size=64),
         Model(group=8, num_kv_heads=1, head_dim=128, block_size=128),
+        Model(group=20, num_kv_heads=1),
         Model(group=2, head_dim=256),
         Model(window=40),
         Model(soft_cap=3.0),
