@@ -5,15 +5,18 @@
 #   make test PYTHON=python3.13        another interpreter (after make clean)
 #   make test PYTEST_ARGS="-k block"   more options for pytest
 #   make test WORKERS=4                processes that pytest runs in
+#   make test GPU_TESTS=no             without those of the GPU engine, which need torch
 
 PYTHON ?= python3
 WORKERS ?= 2
 PYTEST_ARGS ?=
+GPU_TESTS ?= yes
 
 VENV := .venv
 BIN := $(VENV)/bin
 NATIVE_BUILD := build/native
 CLIENTS := build/clients
+GPU := build/gpu-tests
 NATIVE_FILES := $(shell find native -name '*.cpp' -o -name '*.h')
 BUILD_FILES := pyproject.toml CMakeLists.txt $(filter-out native/tests/%,$(NATIVE_FILES))
 
@@ -32,8 +35,8 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help demo test test-long test-clients test-page check bench paper clean
-.PHONY: test-native check-format check-lint check-types check-imports check-native check-size
+.PHONY: help demo test test-long test-gpu test-clients test-page check bench paper clean
+.PHONY: test-native test-gpu-yes test-gpu-no check-format check-lint check-types check-imports check-native check-size
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -43,9 +46,15 @@ demo: $(TO_RUN)  ## Run the demonstration
 
 test: check test-native  ## Check, then run every test but the long ones
 	@$(PYTEST) $(PYTEST_ARGS)
+	@$(MAKE) test-gpu-$(GPU_TESTS) PYTEST_ARGS=
 
 test-long: $(VENV)/.installed-dev  ## Run the long tests
 	@QUIRE_TEST_LONG=1 $(PYTEST) -m long $(PYTEST_ARGS)
+
+test-gpu: $(GPU)/.installed  ## Run the tests of the GPU engine: on a GPU where there is one, else interpreted
+	@echo "== tests of the GPU engine"
+	@PYTHONPATH=src TRITON_CACHE_DIR=$(CURDIR)/$(GPU)/triton \
+		$(GPU)/bin/python -m pytest -n $(WORKERS) --dist worksteal tests/gpu src/quire/compute/torch $(PYTEST_ARGS)
 
 test-clients: $(TO_RUN) $(CLIENTS)/.installed $(CLIENTS)/node_modules  ## Run programs made for OpenAI's service
 	@QUIRE_COMMAND=$(CURDIR)/$(BIN)/quire QUIRE_NODE_MODULES=$(CURDIR)/$(CLIENTS)/node_modules \
@@ -68,6 +77,11 @@ paper: $(TO_RUN)  ## Make the figures of the PagedAttention paper again, as a pa
 clean:  ## Remove everything that make has made
 	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests scripts -name __pycache__ -prune -exec rm -rf {} +
+
+test-gpu-yes: test-gpu
+
+test-gpu-no:
+	@echo "== tests of the GPU engine: LEFT OUT (GPU_TESTS=no)"
 
 test-native: $(VENV)/.installed-dev
 	@echo "== native tests"
@@ -116,6 +130,17 @@ $(VENV)/.installed-dev: $(BUILD_FILES) $(NATIVE_FILES) | $(VENV)/.created
 	@$(INSTALL) --upgrade "pip>=25.1"
 	@$(INSTALL) --group dev
 	@$(INSTALL) --no-build-isolation $(STRICT) --editable .
+	@touch $@
+
+# torch and Triton, in an environment that has what quire depends on, and not its compiled core.
+$(GPU)/.installed: pyproject.toml
+	@echo "== installing torch and Triton, for the tests of the GPU engine"
+	@$(PYTHON) -m venv --clear $(GPU)
+	@$(GPU)/bin/python -c "import tomllib; \
+		print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" > $(GPU)/requirements.txt
+	@$(GPU)/bin/python -m pip --disable-pip-version-check install --quiet --quiet --upgrade "pip>=25.1"
+	@$(GPU)/bin/python -m pip --disable-pip-version-check install --quiet --quiet --no-compile --group gpu-tests \
+		--requirement $(GPU)/requirements.txt
 	@touch $@
 
 # The clients, in an environment that has no quire.

@@ -348,6 +348,18 @@ def test_sharing_writes_its_part_of_a_page(tmp_path: Path, capsys: pytest.Captur
     assert "the paper's range" in capsys.readouterr().out
 
 
+def test_what_is_predicted_of_a_gpu_stands_in_the_results(tmp_path: Path) -> None:
+    def tables(page: Path) -> list[str]:
+        (part,) = re.findall(r"^## GPU: predictions\n.*?(?=^## |\Z)", page.read_text(encoding="utf-8"), re.M | re.S)
+        return [line for line in part.splitlines() if line.startswith("|")]
+
+    page = tmp_path / "RESULTS.md"
+    bench("gpu-predictions", "--markdown", page, folder=tmp_path)
+    kept = Path(__file__).parents[2] / "benchmarks" / "RESULTS.md"
+    assert len(tables(page)) > 30
+    assert tables(page) == tables(kept)
+
+
 def test_parts_of_kernels_can_be_measured_alone(tmp_path: Path) -> None:
     samples = bench("kernels", "--only", "limits", "--repeat", "1", "--read-size", "1MiB", folder=tmp_path)
     assert list(samples) == ["Limits of the machine"]

@@ -181,12 +181,14 @@ def test_narrow_keys_and_values_hold_more(capsys: pytest.CaptureFixture[str]) ->
     (machine,) = plan("qwen3-0.6b", "--memory", "8GiB", "--hardware", MACHINE, capsys=capsys)["machines"]
     int8, fp8 = machine["narrow_kv"]
     assert (int8["dtype"], int8["is_served"], fp8["dtype"], fp8["is_served"]) == ("int8", True, "fp8", False)
-    assert (int8["bytes_per_token"], fp8["bytes_per_token"]) == (59_136, 57_344)  # a scale of 4 bytes for each 128
+    assert (int8["bytes_per_token"], fp8["bytes_per_token"]) == (59_136, 59_136)  # a scale of 4 bytes for each 128
     (narrow,) = plan(*("qwen3-0.6b", "--memory", "8GiB", "--hardware", MACHINE, "--kv-dtype", "int8"), capsys=capsys)[
         "machines"
     ]
     assert narrow["num_blocks"] == pytest.approx(int8["num_blocks"], rel=0.01)
-    assert [each["dtype"] for each in narrow["narrow_kv"]] == ["fp8"]
+    assert narrow["narrow_kv"] == []
+    gpu = plan("qwen3-0.6b", "--hardware", "nvidia-h200", "--device", "cuda", capsys=capsys)["machines"][0]
+    assert [(each["dtype"], each["is_served"]) for each in gpu["narrow_kv"]] == [("int8", True), ("fp8", True)]
 
 
 def test_this_machine_is_measured(capsys: pytest.CaptureFixture[str]) -> None:

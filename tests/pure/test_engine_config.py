@@ -93,7 +93,7 @@ def test_paths_are_kept_as_text_and_nothing_changes_a_config() -> None:
         ("model", "a\0b"),
         ("model", 7),
         ("tokenizer", ""),
-        ("dtype", "float16"),
+        ("dtype", "float8"),
         ("dtype", "int3"),
         ("weights", "int3"),
         ("kv_dtype", "int4"),
@@ -103,6 +103,9 @@ def test_paths_are_kept_as_text_and_nothing_changes_a_config() -> None:
         ("weights", None),
         ("dtype", None),
         ("backend", "cuda"),
+        ("device", "gpu"),
+        ("batch_invariant", 1),
+        ("cuda_graphs", None),
         ("num_threads", 0),
         ("block_size", 0),
         ("block_size", "16"),
@@ -157,6 +160,30 @@ def test_without_a_size_half_of_what_is_left_is_taken_but_no_more_than_can_be_us
     assert plan(max_num_seqs=2, max_model_len=64).num_blocks == 2 * 4
     unknown = replace(NEEDS, free_bytes=None)
     assert plan(needs=unknown, max_num_seqs=256).num_blocks == (1 << 30) // SPEC.bytes_per_block
+
+
+def test_of_a_gpu_more_is_taken_and_swap_is_the_hosts() -> None:
+    needs = replace(NEEDS, kv_share=0.9, host_bytes=300 * MIB)
+    made = plan(needs=needs, swap_space="200MiB")
+    assert made.num_blocks == int(88 * MIB * 0.9) // SPEC.bytes_per_block
+    parts = dict(made.parts)
+    assert parts["swap, on the host"] == made.swap_bytes == 200 * MIB
+    assert made.total_bytes == sum(parts.values()) - 200 * MIB
+    assert (
+        plan(needs=needs, kv_memory="88MiB", swap_space="300MiB").num_host_blocks == 300 * MIB // SPEC.bytes_per_block
+    )
+    with pytest.raises(
+        InvalidConfigError, match=r"^swap_space is '301\.0 MiB'; .* 300\.0 MiB, which the host has free"
+    ):
+        plan(needs=needs, swap_space="301MiB")
+
+
+def test_nothing_but_torch_runs_on_a_gpu() -> None:
+    for backend in ("auto", "torch"):
+        assert EngineConfig(device="cuda", backend=backend).device == "cuda"
+    for backend in ("native", "reference"):
+        with pytest.raises(InvalidConfigError, match=r"^backend is .*; allowed: torch or auto: nothing else runs on"):
+            EngineConfig(device="cuda", backend=backend)
 
 
 def test_a_context_is_cut_to_what_the_blocks_hold_unless_it_was_asked_for() -> None:

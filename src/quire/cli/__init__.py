@@ -69,6 +69,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _forget_stdout()
         return PIPE_CLOSED
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "quire":
+            raise
+        package = error.name.partition(".")[0]
+        print(f"quire: error: this needs the package {package}: pip install {package}", file=sys.stderr)
+        return FAILED
     except (QuireError, OSError) as error:
         print("quire: error:", _in_one_line(error), file=sys.stderr)
         _forget_stdout()

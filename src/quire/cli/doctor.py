@@ -10,15 +10,15 @@ import argparse
 import os
 import platform
 import sys
-from dataclasses import dataclass
-from importlib import import_module, metadata
-from importlib.util import find_spec
+from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 
 import quire
 from quire.cli.engine_options import add_engine_options, engine_config
 from quire.cli.terminal import Terminal, add_color_option, detect
 from quire.cli.text import BOLD, FAINT, Colour, Line, Style, line, paragraph, span
+from quire.compute.torch.device import INSTALL, look, refusal
 from quire.core.granted import core_quota, granted_cores, memory_bytes, memory_limit
 
 GOOD = Style(Colour(34, 2), bold=True)
@@ -74,14 +74,10 @@ def _examine_model(arguments: argparse.Namespace) -> str:
 
 def examine() -> list[Finding]:
     """Look at everything. Does not mutate."""
-    return [
-        _python(),
-        _numpy(),
-        _compiled_core(),
-        _cores(),
-        _memory(),
-        _torch(),
-    ]
+    core, gpu = _compiled_core(), _gpu()
+    if gpu[-1].works and not core.works:
+        core = replace(core, works=None, text=f"{core.text}; GPUs compute without it")
+    return [_python(), _numpy(), core, _cores(), _memory(), *gpu]
 
 
 def draw(findings: list[Finding], terminal: Terminal) -> list[Line]:
@@ -140,11 +136,15 @@ def _memory() -> Finding:
     return Finding("memory", True, text)
 
 
-def _torch() -> Finding:
-    """Torch is looked for, not imported: that takes seconds."""
-    if find_spec("torch") is None:
-        return Finding("torch", None, "not installed; only a GPU needs it: pip install 'quire[torch]'")
-    try:
-        return Finding("torch", True, metadata.version("torch"))
-    except metadata.PackageNotFoundError:
-        return Finding("torch", None, "installed, its version unknown")
+def _gpu() -> list[Finding]:
+    """What a GPU needs, and the GPU. Torch is looked for, not imported: that takes seconds."""
+    facts = look(os.environ)
+    if facts.torch is None:
+        torch = Finding("torch", None, f"not installed; only a GPU needs it: {INSTALL}")
+    else:
+        built = "for CPUs" if facts.torch_cuda is None else f"for CUDA {facts.torch_cuda}"
+        torch = Finding("torch", True, f"{facts.torch} {built}, triton {facts.triton or 'not installed'}")
+    if facts.gpu is None:
+        return [torch, Finding("GPU", None, f"none from NVIDIA answers: {facts.silence}")]
+    why = refusal(facts)
+    return [torch, Finding("GPU", None if why else True, f"{facts}; not used: {why}" if why else str(facts))]

@@ -6,7 +6,7 @@ arithmetic is that of the instruction set which runs, on registers alone.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -14,12 +14,36 @@ from quire.core.errors import InvalidConfigError
 
 if TYPE_CHECKING:
     from quire._native import Kernels, ThreadTeam
+    from quire.engine.factory import Backend
 
 NUM_PASSES = 5
 ARITHMETIC_S = 0.2
 
 HALVES = ("avx512_bf16", "amx")
 """Sets of kernels that multiply numbers of bfloat16 as they are."""
+
+
+class Limits(Protocol):
+    """What can be done at most where an engine computes; `name` says by what it was measured."""
+
+    name: str
+
+    def bandwidth(self) -> float:
+        """Return bytes read per second."""
+        ...
+
+    def arithmetic(self) -> float | None:
+        """Return additions and multiplications per second; None where it is not known."""
+        ...
+
+
+def limits_of(backend: Backend, read_bytes: int) -> Limits:
+    """Return the limits of what a backend computes on."""
+    if backend.name != "torch":
+        return MachineLimits(backend.num_threads, read_bytes)
+    from quire.compute.torch.limits import TorchLimits
+
+    return TorchLimits("cpu" if backend.gpu is None else "cuda", backend.dtype, read_bytes)
 
 
 class MachineLimits:
@@ -35,6 +59,7 @@ class MachineLimits:
         self._native = _native
         self.team: ThreadTeam = _native.ThreadTeam(num_threads)
         self.kernels: Kernels = kernels_for(None)
+        self.name: str = self.kernels.name
         try:
             self._memory = np.ones(read_bytes, np.uint8)
         except MemoryError as error:

@@ -19,10 +19,11 @@ PREFIX_INDEXES = ("hash_chain", "radix_tree", "none")
 EVICTIONS = ("lru", "fifo", "priority")
 POLICIES = ("fcfs", "priority", "fair_share")
 PREEMPTIONS = ("recompute", "swap", "auto")
-DTYPES = ("auto", "bfloat16", "float32")
+DTYPES = ("auto", "bfloat16", "float16", "float32")
 WEIGHTS = ("auto", "int8")
-KV_DTYPES = ("auto", "bfloat16", "float32", "int8")
-BACKENDS = ("auto", "native", "reference")
+KV_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "fp8")
+BACKENDS = ("auto", "native", "reference", "torch")
+DEVICES = ("auto", "cpu", "cuda")
 
 
 def setting(default: Any, text: str, *, secret: bool = False) -> Any:
@@ -101,13 +102,17 @@ class EngineConfig:
     model: str = setting("guide", "folder of a model, or its name on the Hugging Face hub; guide: the one built in")
     tokenizer: str | None = setting(None, "folder with the tokenizer; none: that of the model")
     skip_tokenizer_init: bool = setting(False, "token ids in, token ids out: no tokenizer is read")
-    dtype: str = setting("auto", "numbers of weights and KV memory: bfloat16, float32, or auto (as the checkpoint)")
+    dtype: str = setting("auto", "numbers to compute with: bfloat16, float32, of torch float16; auto: the checkpoint's")
     weights: str = setting("auto", "numbers of the weights: auto (as dtype), or int8 (made when they are read)")
-    kv_dtype: str = setting("auto", "numbers of the KV memory: auto (as dtype), bfloat16, float32, or int8")
-    backend: str = setting("auto", "what computes: native, reference, or auto (native where it can)")
+    kv_dtype: str = setting("auto", "numbers of the KV memory: auto (as dtype), bfloat16, float32, int8, of torch fp8")
+    device: str = setting("auto", "where it computes: cpu, cuda (a GPU), or auto (a GPU where one can be used)")
+    backend: str = setting("auto", "what computes: native, reference, torch, or auto (on GPUs torch, else native)")
+    batch_invariant: bool = setting(False, "torch: the same bits whatever runs beside a request; native: always so")
     num_threads: int | None = setting(None, "threads that compute; none: as many as the system grants cores")
     block_size: int = setting(16, "tokens in one block of KV memory")
-    kv_memory: int | str | None = setting(None, "KV memory; none: half of what is free, at most what can be used")
+    kv_memory: int | str | None = setting(
+        None, "KV memory; none: half of what is free (of a GPU most), if it can be used"
+    )
     touch_kv_memory: bool = setting(False, "take all KV memory from the system at the start, not as it is filled")
     swap_space: int | str = setting(0, "KV memory on the host, to swap to; 0: preempt by recompute only")
     max_num_seqs: int = setting(64, "sequences that run at once")
@@ -118,7 +123,8 @@ class EngineConfig:
     eviction: str = setting("lru", "which cached block goes first: lru, fifo or priority")
     policy: str = setting("fcfs", "order of the waiting: fcfs, priority or fair_share")
     preemption: str = setting("auto", "how a request yields: recompute, swap, or auto (the cheaper)")
-    max_steps_under_way: int = setting(1, "plans handed out before the first result is awaited")
+    max_steps_under_way: int | None = setting(None, "plans handed out before a result is awaited; none: 1, of torch 2")
+    cuda_graphs: bool = setting(True, "on a GPU: decodes are recorded at the start, and replayed")
     max_cached_blocks_per_tenant: int | None = setting(None, "cached blocks that one tenant may keep; none: no limit")
     seed: int = setting(0, "where the seeds of requests without one come from")
     step_log: str | None = setting(None, "new file for all that is asked and decided, prompts as tokens; none: no log")
@@ -132,19 +138,27 @@ class EngineConfig:
         require_one_of("dtype", self.dtype, DTYPES)
         require_one_of("weights", self.weights, WEIGHTS)
         require_one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
+        require_one_of("device", self.device, DEVICES)
         require_one_of("backend", self.backend, BACKENDS)
+        if self.device == "cuda" and self.backend not in ("auto", "torch"):
+            raise InvalidConfigError("backend", self.backend, "torch or auto: nothing else runs on device cuda")
         require_one_of("prefix_index", self.prefix_index, PREFIX_INDEXES)
         require_one_of("eviction", self.eviction, EVICTIONS)
         require_int("block_size", self.block_size, 1, 4096)
         require_int("seed", self.seed, 0, (1 << 63) - 1)
-        for name in ("skip_tokenizer_init", "touch_kv_memory", "enable_prefix_caching"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidConfigError(name, getattr(self, name), "True or False")
+        for field in dataclasses.fields(self):
+            if isinstance(field.default, bool) and not isinstance(getattr(self, field.name), bool):
+                raise InvalidConfigError(field.name, getattr(self, field.name), "True or False")
         if self.num_threads is not None:
             require_int("num_threads", self.num_threads, 1, 1024)
         if self.max_cached_blocks_per_tenant is not None:
             require_int("max_cached_blocks_per_tenant", self.max_cached_blocks_per_tenant, 0, (1 << 31) - 1)
         self.scheduler_config(1 if self.max_model_len is None else self.max_model_len)
+
+    @property
+    def num_steps_under_way(self) -> int:
+        """How many plans are handed out before a result is awaited."""
+        return 1 if self.max_steps_under_way is None else self.max_steps_under_way
 
     def memory_config(self, num_blocks: int, num_host_blocks: int, hash_key: bytes) -> MemoryConfig:
         """Return the settings of the KV memory. Does not mutate."""
@@ -165,7 +179,7 @@ class EngineConfig:
             max_model_len=max_model_len,
             policy=self.policy,
             preemption=self.preemption,
-            max_steps_under_way=self.max_steps_under_way,
+            max_steps_under_way=self.num_steps_under_way,
         )
 
     def _take_path(self, name: str) -> None:
@@ -188,7 +202,9 @@ class EngineSettings(TypedDict, total=False):
     dtype: str
     weights: str
     kv_dtype: str
+    device: str
     backend: str
+    batch_invariant: bool
     num_threads: int | None
     block_size: int
     kv_memory: int | str | None
@@ -202,7 +218,8 @@ class EngineSettings(TypedDict, total=False):
     eviction: str
     policy: str
     preemption: str
-    max_steps_under_way: int
+    max_steps_under_way: int | None
+    cuda_graphs: bool
     max_cached_blocks_per_tenant: int | None
     seed: int
     step_log: str | os.PathLike[str] | None

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from quire.core.errors import InvalidConfigError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8": 1}
-INT8_SCALE_BYTES = 4
+SCALE_BYTES = 4
 MAX_BLOCK_SIZE = 4096
 MAX_PADDING_FRACTION = 0.10
 
@@ -97,8 +97,8 @@ class KVCacheSpec:
 
     @property
     def numbers_per_head(self) -> int:
-        """Numbers that a head of a key or a value takes; of int8 its scale is as large as four."""
-        return self.head_dim + (INT8_SCALE_BYTES if self.dtype == "int8" else 0)
+        """Numbers that a head of a key or a value takes; of int8 and fp8 its scale is as large as four."""
+        return self.head_dim + (SCALE_BYTES if DTYPE_BYTES[self.dtype] == 1 else 0)
 
     @property
     def bytes_per_layer_token(self) -> int:

@@ -15,8 +15,9 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
 
 from quire.compute.grammar import GrammarCompiler, Vocabulary
 from quire.compute.models import ModelDescription, read_model
@@ -44,7 +45,12 @@ from quire.memory.manager import KVCacheManager
 from quire.memory.sizing import max_sequence_tokens
 from quire.scheduler.scheduler import Scheduler
 
+if TYPE_CHECKING:
+    from quire.compute.torch.device import DeviceFacts
+
 GUIDE = "guide"
+GPU_KV_SHARE: Final = 0.9
+"""Of the free memory of a GPU, which nobody else is expected to want; what is left is for its allocator."""
 
 
 class Load(Protocol):
@@ -57,7 +63,7 @@ class Load(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What computes, and what it needs."""
+    """What computes, and what it needs. `gpu`: that on which it computes; `notice`: why it is none."""
 
     name: str
     dtype: str
@@ -68,6 +74,23 @@ class Backend:
     weight_bytes: int
     activation_bytes: int
     load: Load
+    gpu: DeviceFacts | None = None
+    notice: str = ""
+
+    def memory_needs(self) -> MemoryNeeds:
+        """Return what is needed, and what is free where it computes. Does not mutate."""
+        if self.gpu is None:
+            return MemoryNeeds(self.weight_bytes, self.activation_bytes, resident_bytes() or 0, free_memory())
+        from quire.compute.torch.device import CONTEXT_BYTES
+
+        return MemoryNeeds(
+            weight_bytes=self.weight_bytes,
+            activation_bytes=self.activation_bytes,
+            rest_bytes=CONTEXT_BYTES,
+            free_bytes=self.gpu.free_bytes - CONTEXT_BYTES,
+            kv_share=GPU_KV_SHARE,
+            host_bytes=free_memory() or 0,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +147,12 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     folder = _model_folder(config.model)
     model = read_model(folder, config.max_model_len)
     backend = choose_backend(config, folder, model)
+    if config.max_steps_under_way is None and backend.name == "torch":  # which starts a step while another is computed
+        config = replace(config, max_steps_under_way=2)
     failpoints = parse_failpoints(os.environ.get(FAILPOINTS_VARIABLE, ""))
     if failpoints:
         backend = _armed(backend, failpoints)
-    needs = MemoryNeeds(
-        weight_bytes=backend.weight_bytes,
-        activation_bytes=backend.activation_bytes,
-        rest_bytes=resident_bytes() or 0,
-        free_bytes=free_memory(),
-    )
-    plan = plan_memory(config, backend.kv_spec, model.spec.context_length, needs)
+    plan = plan_memory(config, backend.kv_spec, model.spec.context_length, backend.memory_needs())
     notices = step_log_notices(config.step_log)
     notices += tuple(f"{FAILPOINTS_VARIABLE}: {failpoint} is armed, steps will fail" for failpoint in failpoints)
     report = _report(config, model, backend, plan)
@@ -173,7 +192,7 @@ def _report(config: EngineConfig, model: ModelDescription, backend: Backend, pla
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         plan=plan,
-        notices=model.notices + _dtype_notices(model, backend),
+        notices=model.notices + _dtype_notices(model, backend) + ((backend.notice,) if backend.notice else ()),
     )
 
 
@@ -220,8 +239,28 @@ def _assemble(
 def choose_backend(config: EngineConfig, folder: Path, model: ModelDescription) -> Backend:
     """Return what computes a model that was read, and what it needs; raises for settings that do not fit it.
 
-    Reads nothing: weights are looked for in the folder when the backend loads.
+    Looks at the GPU where one may be used. Reads nothing: weights are looked for in the folder when the backend loads.
     """
+    if config.device == "cpu" or config.backend in ("native", "reference"):
+        return backend_on("cpu", config, folder, model)
+    from quire.compute.torch.device import choose_device, look
+    from quire.compute.torch.settings import device_needs
+
+    facts = look(os.environ)
+    if facts.gpu is None and config.device == "auto":
+        return backend_on("cpu", config, folder, model)
+    backend = backend_on("cuda", config, folder, model)
+    needs = device_needs(model.spec, backend.weight_bytes + backend.activation_bytes)
+    choice = choose_device(facts, config.device, needs)
+    if choice.device == "cpu":
+        return replace(backend_on("cpu", config, folder, model), notice=choice.notice)
+    return replace(backend, gpu=facts, instruction_set=f"{facts.gpu}, capability {facts.dotted_capability}")
+
+
+def backend_on(device: str, config: EngineConfig, folder: Path, model: ModelDescription) -> Backend:
+    """Return what computes on cpu or cuda, whether that is here or not; raises for settings that do not fit."""
+    if device == "cuda" or config.backend == "torch":
+        return _torch_backend(device, config, folder, model)
     if config.backend == "reference":
         return _reference_backend(config, folder, model)
     try:
@@ -264,6 +303,8 @@ def _native_backend(config: EngineConfig, folder: Path, model: ModelDescription)
     from quire.compute.native.load import load_worker as load_native_worker
 
     dtype = config.dtype
+    if dtype == "float16":
+        raise InvalidConfigError("dtype", dtype, "bfloat16, float32 or auto: only the torch backend knows float16")
     if dtype == "auto":
         dtype = "float32" if model.dtype == "float32" else "bfloat16"
     settings = NativeSettings(
@@ -300,12 +341,60 @@ def _native_backend(config: EngineConfig, folder: Path, model: ModelDescription)
     )
 
 
+def _torch_backend(device: str, config: EngineConfig, folder: Path, model: ModelDescription) -> Backend:
+    from quire.compute.torch.settings import DTYPES, TorchSettings, activation_bytes, kv_cache_spec
+
+    if device == "cpu" and find_spec("torch") is None:
+        raise InvalidConfigError("backend", "torch", "native or reference: torch is not installed")
+    if config.touch_kv_memory and device == "cuda":
+        raise InvalidConfigError("touch_kv_memory", True, "False: a GPU gives its memory at once")
+    dtype = config.dtype
+    if dtype == "auto":
+        dtype = model.dtype if model.dtype in DTYPES else "bfloat16"
+    settings = TorchSettings(
+        device=device,
+        dtype=dtype,
+        weights=config.weights,
+        kv_dtype=config.kv_dtype,
+        block_size=config.block_size,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_seqs=config.max_num_seqs,
+        batch_invariant=config.batch_invariant,
+        graphs=config.cuda_graphs,
+        num_threads=(config.num_threads or usable_cores()) if device == "cpu" else 0,
+    )
+
+    def load(num_blocks: int, num_host_blocks: int, note_loaded: NoteLoaded | None = None) -> Executor:
+        from quire.compute.torch.load import load_worker as load_torch_worker
+
+        return load_torch_worker(
+            folder,
+            model,
+            settings,
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            note_loaded=note_loaded,
+        )
+
+    return Backend(
+        name="torch",
+        dtype=dtype,
+        weights=config.weights,
+        instruction_set=device,
+        num_threads=settings.num_threads,
+        kv_spec=kv_cache_spec(model.spec, settings),
+        weight_bytes=weight_bytes(model.spec, "bfloat16" if dtype == "float16" else dtype, config.weights),
+        activation_bytes=activation_bytes(model.spec, settings),
+        load=load,
+    )
+
+
 def _reference_backend(config: EngineConfig, folder: Path, model: ModelDescription) -> Backend:
     if config.dtype not in ("auto", "float32"):
         raise InvalidConfigError("dtype", config.dtype, "float32 or auto: the reference backend knows no other")
     if config.touch_kv_memory:
         raise InvalidConfigError("touch_kv_memory", True, "False: the reference backend takes memory as it fills it")
-    if config.kv_dtype == "bfloat16":
+    if config.kv_dtype not in ("auto", "float32", "int8"):
         allowed = "float32, int8 or auto: the reference backend knows no other"
         raise InvalidConfigError("kv_dtype", config.kv_dtype, allowed)
 

@@ -2,11 +2,12 @@
 
     free ──┬── weights           known from the settings of the model
            ├── activations       the scratch of the largest step
-           ├── swap              blocks on the host, as many as were asked for
-           └── what is left ──── KV blocks: kv_memory, or half of it, and never more than could be used
+           ├── swap              blocks on the host, as many as were asked for; of a GPU they stand beside this
+           └── what is left ──── KV blocks: kv_memory, or a share of it, and never more than could be used
 
-There is one budget and no hidden pool. What does not fit is refused here, before weights are read; a context longer
-than the blocks hold is cut to what they hold, unless it was asked for.
+All of it is the memory of what computes: of the machine, or of its GPU. There is one budget and no hidden pool. What
+does not fit is refused here, before weights are read; a context longer than the blocks hold is cut to what they hold,
+unless it was asked for.
 """
 
 from __future__ import annotations
@@ -33,13 +34,16 @@ USEFUL_TOKENS = 64
 class MemoryNeeds:
     """What an engine takes beside its KV memory, and what there is. `rest_bytes`: what the process has taken already.
 
-    `free_bytes` is what it may still take; None where the system does not say.
+    `free_bytes` is what it may still take; None where the system does not say. `kv_share` of what is left is for KV
+    blocks. `host_bytes`: what is free where blocks are swapped to, where that is another memory.
     """
 
     weight_bytes: int
     activation_bytes: int
     rest_bytes: int = 0
     free_bytes: int | None = None
+    kv_share: float = KV_SHARE
+    host_bytes: int | None = None
 
     @property
     def left_bytes(self) -> int:
@@ -47,6 +51,10 @@ class MemoryNeeds:
         free = self.free_bytes
         taken = self.weight_bytes + self.activation_bytes
         return UNKNOWN_FREE_BYTES if free is None else free - taken
+
+    def left_beside(self, swap_bytes: int) -> int:
+        """Return what weights, activations and swap leave."""
+        return self.left_bytes - (swap_bytes if self.host_bytes is None else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +71,24 @@ class MemoryPlan:
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:
-        """The memory of the process by what it is for; the numbers add up to `total_bytes`."""
+        """The memory of the process by what it is for; but for swap elsewhere they add up to `total_bytes`."""
         return (
             ("weights", self.needs.weight_bytes),
             ("KV blocks", self.num_blocks * self.bytes_per_block),
-            ("swap", self.num_host_blocks * self.bytes_per_block),
+            ("swap" if self.needs.host_bytes is None else "swap, on the host", self.swap_bytes),
             ("activations", self.needs.activation_bytes),
             ("rest of the process", self.needs.rest_bytes),
         )
 
     @property
+    def swap_bytes(self) -> int:
+        """What swapped blocks take."""
+        return self.num_host_blocks * self.bytes_per_block
+
+    @property
     def total_bytes(self) -> int:
-        """What the process takes when everything is in use."""
-        return sum(size for _, size in self.parts)
+        """What the process takes of this memory when everything is in use."""
+        return sum(size for _, size in self.parts) - (0 if self.needs.host_bytes is None else self.swap_bytes)
 
 
 def plan_memory(config: EngineConfig, spec: KVCacheSpec, context_length: int, needs: MemoryNeeds) -> MemoryPlan:
@@ -92,7 +105,7 @@ def plan_memory(config: EngineConfig, spec: KVCacheSpec, context_length: int, ne
         raise InvalidConfigError("memory of weights and activations", size, f"less than the {free} that are free")
     if config.max_model_len is not None and config.max_model_len > context_length:
         raise InvalidConfigError("max_model_len", config.max_model_len, f"at most {context_length}, the model's")
-    longest_chunk = 1 + config.max_steps_under_way
+    longest_chunk = 1 + config.num_steps_under_way
     num_host_blocks = _num_host_blocks(config, spec)
     wanted = config.max_model_len or context_length
     per_sequence = spec.num_blocks_for(wanted, longest_chunk=longest_chunk)
@@ -125,13 +138,16 @@ def _num_host_blocks(config: EngineConfig, spec: KVCacheSpec) -> int:
 
 def _kv_budget(config: EngineConfig, spec: KVCacheSpec, needs: MemoryNeeds, most_blocks: int) -> int:
     """Return the bytes for KV blocks: those asked for, or a share of what is left."""
-    left = needs.left_bytes - int(config.swap_space)
+    if needs.host_bytes is not None and int(config.swap_space) > needs.host_bytes:
+        allowed = f"at most {format_bytes(needs.host_bytes)}, which the host has free"
+        raise InvalidConfigError("swap_space", format_bytes(int(config.swap_space)), allowed)
+    left = needs.left_beside(int(config.swap_space))
     if left < spec.bytes_per_block:
         most = format_bytes(max(needs.left_bytes - spec.bytes_per_block, 0))
         allowed = f"at most {most}, so that something is left for the KV memory"
         raise InvalidConfigError("swap_space", format_bytes(int(config.swap_space)), allowed)
     if config.kv_memory is None:
-        share = max(int(left * KV_SHARE), spec.bytes_per_block)
+        share = max(int(left * needs.kv_share), spec.bytes_per_block)
         return min(share, most_blocks * spec.bytes_per_block)
     asked = int(config.kv_memory)
     if asked > left and needs.free_bytes is not None:

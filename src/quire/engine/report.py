@@ -33,7 +33,7 @@ class EngineReport:
     def facts(self) -> list[tuple[str, str]]:
         """Return labels and texts, without the memory. Does not mutate."""
         plan = self.plan
-        threads = f"{self.num_threads} thread{'s' * (self.num_threads > 1)}"
+        threads = f", {self.num_threads} thread{'s' * (self.num_threads > 1)}" if self.num_threads else ""
         others = [
             (name, dtype) for name, dtype in (("weights", self.weights), ("KV", self.kv_dtype)) if dtype != "auto"
         ]
@@ -41,7 +41,7 @@ class EngineReport:
         cut = f" of the model's {self.context_length:,}" if plan.max_model_len < self.context_length else ""
         return [
             ("model", f"{self.model}: {self.architecture}, {self.num_layers} layers, {numbers}"),
-            ("runs on", f"{self.backend} backend, {self.instruction_set}, {threads}"),
+            ("runs on", f"{self.backend} backend, {self.instruction_set}{threads}"),
             ("context", f"{plan.max_model_len:,} tokens{cut}"),
             (
                 "KV memory",

@@ -30,6 +30,7 @@ def add_parser(subparsers: Any) -> None:
         ("startup", _add_startup_options, "startup", "first token, load and installation", STARTUP),
         ("memory", _add_memory_options, "memory_use", "where the memory goes, planned and held", MEMORY),
         ("kernels", _add_kernel_options, "kernels", "products and attention, beside the machine's limits", KERNELS),
+        ("gpu-predictions", _add_nothing, "gpu_predictions", "what a GPU should reach, by bytes", GPU_PREDICTIONS),
         ("quality", _add_quality_options, "quality", "what narrower numbers do to what a model says", QUALITY),
         ("sharing", _add_sharing_options, "sharing", "blocks saved by several texts of one prompt", SHARING),
         ("record", _add_record_options, "record", "steps, and a cost model fitted to them", RECORD),
@@ -69,6 +70,10 @@ MEMORY = (
 KERNELS = (
     "Measure the bandwidth and the arithmetic of the machine, and products and paged attention beside them, without a "
     "model."
+)
+GPU_PREDICTIONS = (
+    "Say what attention and whole engines should reach on an H200, from bytes and operations and what is assumed of "
+    "it; nothing is measured, and no GPU needs to be there."
 )
 QUALITY = (
     "Read texts with weights of float32, bfloat16 and int8, and measure the perplexity, how far the distribution of "
@@ -142,6 +147,9 @@ def _add_memory_options(parser: argparse.ArgumentParser) -> None:
 def _add_kernel_options(parser: argparse.ArgumentParser) -> None:
     _add_choices(parser, "only", KERNEL_PARTS, KERNEL_PARTS, "measure only these parts")
     parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: paged attention, at points of its own"
+    )
+    parser.add_argument(
         "--shape",
         metavar="NAME",
         nargs="+",
@@ -162,6 +170,10 @@ def _add_kernel_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--num-threads", metavar="N", type=_count, help="default: as many as the system grants cores")
     _add_size(parser, "read-size", "1GiB", "memory that is read for the bandwidth")
     _add_size(parser, "working-set", "512MiB", "memory that is gone through in turn, more than the caches hold")
+
+
+def _add_nothing(parser: argparse.ArgumentParser) -> None:
+    """What is predicted takes no options."""
 
 
 def _add_quality_options(parser: argparse.ArgumentParser) -> None:

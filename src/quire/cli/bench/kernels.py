@@ -81,6 +81,10 @@ def together(runs: Sequence[tuple[int, ProductRun]]) -> ProductRun:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, print, and write what was asked for; returns the exit status."""
+    if options.device == "cuda":
+        from quire.cli.bench.gpu_kernels import run as run_on_gpu
+
+        return run_on_gpu(options)
     shapes = [kernel_shape(name) for name in options.shape]
 
     def measure(tell: Tell) -> Iterator[Section]:

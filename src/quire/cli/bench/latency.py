@@ -23,7 +23,7 @@ from quire.cli.bench.samples import percentile, summarize
 from quire.cli.bench.shapes import measured_config
 from quire.cli.bench.throughput import describe_engine
 from quire.cli.bench.workload_file import WorkloadRequest
-from quire.cli.machine_limits import MachineLimits
+from quire.cli.machine_limits import limits_of
 from quire.core.byte_sizes import format_bytes
 from quire.core.config import EngineConfig
 from quire.core.errors import ExecutionError, InvalidConfigError
@@ -120,7 +120,7 @@ class LatencyBench:
         self._engine = engine
         self._options = options
         self._tell = tell
-        self._limits = MachineLimits(engine.blueprint.backend.num_threads, options.read_size)
+        self._limits = limits_of(engine.blueprint.backend, options.read_size)
         self._costs: ModelCosts | None = model_costs(engine.blueprint.model, engine.blueprint.backend)
         self._random = random.Random(0)
         self._has_goals = self._costs is not None and self._costs.step_bytes >= LARGE_MODEL_BYTES
@@ -218,7 +218,7 @@ class LatencyBench:
 
     def _decode_goals(self, runs: dict[tuple[int, int], list[DecodeRun]]) -> list[Goal]:
         goals = []
-        bounds = MIN_DECODE_SHARE_AVX2 if self._limits.kernels.name == "avx2" else MIN_DECODE_SHARE
+        bounds = MIN_DECODE_SHARE_AVX2 if self._limits.name == "avx2" else MIN_DECODE_SHARE
         for (context, count), found in runs.items() if self._has_goals else ():
             what = f"context {context:,}, {count} sequences"
             if count in bounds and context == 256:
@@ -241,7 +241,7 @@ class LatencyBench:
                 runs[length].append(self._prefill(length))
         text = (
             f"One prompt at a time, median of {self._options.repeat} runs (min–max). The arithmetic is that of "
-            f"{self._limits.kernels.name} on registers, measured right before."
+            f"{self._limits.name} on registers, measured right before."
         )
         header = ("prompt", "first token, ms", "tok/s", "GFLOP/s", "% of the arithmetic")
         rows = [self._prefill_row(length, found) for length, found in runs.items()]

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from types import TracebackType
+from typing import Any
 
 from quire.cli.bench.workload_file import WorkloadRequest
 from quire.compute.worker.cache_engine import CacheEngine
@@ -54,7 +55,7 @@ class StepWatch:
 class WatchedRunner:
     """A model runner, and how long it runs."""
 
-    def __init__(self, runner: ModelRunner, watch: StepWatch) -> None:
+    def __init__(self, runner: ModelRunner[Any], watch: StepWatch) -> None:
         self._runner = runner
         self._watch = watch
 
@@ -72,12 +73,16 @@ class WatchedRunner:
 
 
 class WatchedExecutor:
-    """An executor, and how long it computes."""
+    """An executor, and how long it computes.
+
+    Where it launches steps ahead, the decoder runs beside the host: its time is then that for which the host waits.
+    """
 
     def __init__(self, executor: Executor, watch: StepWatch) -> None:
         self._executor = executor
         self._watch = watch
-        if isinstance(executor, Worker):
+        self._launches_ahead = isinstance(executor, Worker) and executor.launches_ahead
+        if isinstance(executor, Worker) and not self._launches_ahead:
             executor.runner = WatchedRunner(executor.runner, watch)
 
     def start(self) -> None:
@@ -98,7 +103,10 @@ class WatchedExecutor:
         """Return the result of the oldest plan."""
         started = time.perf_counter()
         result = self._executor.collect()
-        self._watch.executor_s += time.perf_counter() - started
+        waited_s = time.perf_counter() - started
+        self._watch.executor_s += waited_s
+        if self._launches_ahead:
+            self._watch.decoder_s += waited_s
         return result
 
     def shutdown(self) -> None:

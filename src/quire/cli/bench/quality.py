@@ -53,7 +53,7 @@ SETTINGS: Final[dict[tuple[str, str], dict[str, Any]]] = {
 class EveryLogit:
     """A model runner that computes the logits of every token, and keeps them as log-probabilities."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: ModelRunner[Any]) -> None:
         self._runner = runner
         self.found: list[Numbers] = []
 

@@ -2,7 +2,8 @@
 
 `plan_engine` asks this machine what is free. Here that is said: of a card that is not there, or of a machine to be
 bought. Everything else is the same code, so the parts agree to the byte. One thing is decided otherwise: where no
-`kv_memory` is given, an engine takes half of what is left, because others may want the rest; a plan gives it all.
+`kv_memory` is given, an engine takes a share of what is left, because others may want the rest; a plan gives it all.
+With device cuda it is the GPU engine's plan, whether there is a GPU here or not.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from quire.compute.models import ModelDescription
 from quire.core.byte_sizes import format_bytes
 from quire.core.config import EngineConfig
 from quire.core.errors import InvalidConfigError
-from quire.engine.factory import Backend, choose_backend
+from quire.engine.factory import Backend, backend_on
 from quire.engine.memory_plan import USEFUL_TOKENS, MemoryNeeds, MemoryPlan, plan_memory
 from quire.simulate.planner import Pool
 
@@ -64,7 +65,7 @@ class EngineSizer:
         return self._sized[key]
 
     def _size(self, config: EngineConfig, memory_bytes: int) -> SizedEngine:
-        backend = choose_backend(config, self._settings, self.model)
+        backend = backend_on("cuda" if config.device == "cuda" else "cpu", config, self._settings, self.model)
         needs = MemoryNeeds(backend.weight_bytes, backend.activation_bytes, 0, memory_bytes)
         self._require(config, backend, needs)
         if config.kv_memory is None:
@@ -77,7 +78,7 @@ class EngineSizer:
     def _require(self, config: EngineConfig, backend: Backend, needs: MemoryNeeds) -> None:
         """Raise where not even one sequence fits: with what it takes, and over how many machines it would go."""
         length = config.max_model_len or min(self.model.spec.context_length, USEFUL_TOKENS)
-        chunk = 1 + config.max_steps_under_way
+        chunk = 1 + config.num_steps_under_way
         spec, memory = backend.kv_spec, needs.free_bytes or 0
         kv_bytes = spec.num_blocks_for(length, longest_chunk=chunk) * spec.bytes_per_block + int(config.swap_space)
         needed = needs.weight_bytes + needs.activation_bytes + kv_bytes

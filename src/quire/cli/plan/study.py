@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from quire.cli.model_shapes import shape_of
@@ -158,10 +159,7 @@ class Planner:
     def _narrow_spec(self, engine: SizedEngine, dtype: str, memory_bytes: int) -> tuple[KVCacheSpec, bool]:
         """Return the blocks of a narrower dtype: as the engine makes them, or, where it does not, a byte a number."""
         config: EngineConfig = engine.config
-        if dtype == "int8":
-            try:
-                narrow = self._sizer.size(replace(config, kv_dtype=dtype), memory_bytes)
-                return narrow.backend.kv_spec, True
-            except InvalidConfigError:
-                pass
+        with suppress(InvalidConfigError):
+            narrow = self._sizer.size(replace(config, kv_dtype=dtype), memory_bytes)
+            return narrow.backend.kv_spec, True
         return replace(engine.backend.kv_spec, dtype=dtype), False

@@ -29,7 +29,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.compute.arrays import BoolArray, FloatArray, IntArray, MaskArray
+from quire.compute.arrays import BoolArray, FloatArray, IntArray, Logits, MaskArray
 
 NO_MASK: Final = -1
 
@@ -166,11 +166,11 @@ class Choices:
 class Sampler(Protocol):
     """Chooses tokens."""
 
-    def sample(self, logits: FloatArray, draws: Draws) -> Choices:
+    def sample(self, logits: Logits, draws: Draws) -> Choices:
         """Return a choice per draw; logits `[num_logits, vocab_size]` are finite. Does not mutate them."""
         ...
 
-    def report(self, logits: FloatArray, logit_rows: IntArray, tokens: IntArray, num_logprobs: IntArray) -> Choices:
+    def report(self, logits: Logits, logit_rows: IntArray, tokens: IntArray, num_logprobs: IntArray) -> Choices:
         """Return the log-probabilities of given tokens, one a row, as if they had been drawn. Does not mutate."""
         ...
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from quire.compute.worker.cache_engine import CacheEngine
+from quire.compute.worker.kv_memory import KVMemory
 from quire.compute.worker.model_runner import ModelRunner, StepInputs, StepOutputs
 from quire.core.failpoints import Failpoint
 
@@ -18,7 +19,7 @@ from quire.core.failpoints import Failpoint
 class FailingRunner:
     """Implements `ModelRunner` around another one."""
 
-    def __init__(self, runner: ModelRunner, failpoints: Sequence[Failpoint]) -> None:
+    def __init__(self, runner: ModelRunner[Any], failpoints: Sequence[Failpoint]) -> None:
         self._runner = runner
         self._failpoints = failpoints
         self._num_runs = 0
@@ -28,7 +29,7 @@ class FailingRunner:
         """How many tokens the model knows."""
         return self._runner.vocab_size
 
-    def run(self, inputs: StepInputs, cache: CacheEngine) -> StepOutputs:
+    def run(self, inputs: StepInputs, cache: KVMemory) -> StepOutputs:
         """Compute one step, or fail. Mutates its slots in the cache."""
         self._num_runs += 1
         struck = [(failpoint, found) for failpoint in self._failpoints if (found := self._strikes(failpoint, inputs))]

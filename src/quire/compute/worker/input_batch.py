@@ -65,6 +65,10 @@ class InputBatch:
         """Return the tokens known of a row; not to be changed."""
         return self._row(row).tokens
 
+    def state(self, row: int) -> RowState:
+        """Return what is known of a row: the state itself, which the row keeps until it is released."""
+        return self._row(row)
+
     def num_prompt_logits(self, plan: StepPlan, entry: int) -> int:
         """Return of how many of an entry's tokens, the first ones, the logits are wanted. Does not mutate."""
         start, stop = plan.starts[entry], plan.starts[entry] + plan.counts[entry]
@@ -83,25 +87,26 @@ class InputBatch:
         return self._row(row).failure
 
     def build(self, plan: StepPlan) -> StepInputs:
-        """Return the arrays of the step, failed rows left out. Does not mutate; O(tokens)."""
+        """Return the arrays of the step, failed rows left out. Does not mutate; O(tokens), and little for each row."""
         entries = [entry for entry, row in enumerate(plan.rows) if self.failure(row) is None]
         for entry in entries:
             self._check_entry(plan, entry)
-        counts = [plan.counts[entry] for entry in entries]
-        wanted = [self._num_logits(plan, entry) for entry in entries]
-        query_starts, logit_starts = _running_sum(counts), _running_sum(wanted)
-        positions = [_span(plan.starts[e], plan.starts[e] + plan.counts[e]) for e in entries]
-        rows = np.array([plan.rows[entry] for entry in entries], np.int64)
-        ends = zip(query_starts[1:], wanted, strict=True)
+        rows, starts, counts = (
+            np.array([column[entry] for entry in entries], np.int64) for column in (plan.rows, plan.starts, plan.counts)
+        )
+        self._check_tables(rows, starts, starts + counts)
+        wanted = np.array([self._num_logits(plan, entry) for entry in entries], np.int64)
+        query_starts, positions = _running_sum(counts), _spans(starts, counts)
         return StepInputs(
             entries=tuple(entries),
             query_starts=query_starts,
-            token_ids=_join([self._token_ids(plan, entry) for entry in entries]),
-            positions=_join(positions),
-            slots=tuple(_slots(table, rows, positions, self._spec.block_size) for table in self._tables),
+            token_ids=self._token_ids(plan, entries),
+            positions=positions,
+            slots=tuple(self._slots(table, np.repeat(rows, counts), positions) for table in self._tables),
             block_tables=tuple(table[rows] for table in self._tables),
-            logit_starts=logit_starts,
-            logit_indices=_join([_span(end - count, end) for end, count in ends]),
+            logit_starts=_running_sum(wanted),
+            logit_indices=_spans(query_starts[1:] - wanted, wanted),
+            rows=rows,
         )
 
     def _row(self, row: int) -> RowState:
@@ -142,10 +147,20 @@ class InputBatch:
         """Of how many of an entry's tokens, the last ones, the logits are computed."""
         return plan.counts[entry] if self.num_prompt_logits(plan, entry) else num_sampled_logits(plan, entry)
 
-    def _token_ids(self, plan: StepPlan, entry: int) -> IntArray:
-        row, start = plan.rows[entry], plan.starts[entry]
-        known = self._row(row).tokens[start : start + plan.counts[entry]]
-        return np.array([*known, *_drafts(plan, entry)], np.int64)
+    def _token_ids(self, plan: StepPlan, entries: Sequence[int]) -> IntArray:
+        """Return the tokens that entries compute; a slice may end before the drafts that follow what is known."""
+        found = array("i")
+        for entry in entries:
+            start = plan.starts[entry]
+            found.extend(self._row(plan.rows[entry]).tokens[start : start + plan.counts[entry]])
+            found.extend(_drafts(plan, entry))
+        return np.array(found, np.int64)
+
+    def _slots(self, table: IntArray, rows: IntArray, positions: IntArray) -> IntArray:
+        """Return the slot of each token: block × block_size + offset."""
+        size = self._spec.block_size
+        slots: IntArray = table[rows, positions // size] * size + positions % size
+        return slots
 
     def _check_entry(self, plan: StepPlan, entry: int) -> None:
         row, start, count = plan.rows[entry], plan.starts[entry], plan.counts[entry]
@@ -160,17 +175,20 @@ class InputBatch:
             raise ExecutionError(f"row {row} has drafts, but does not compute and sample after them")
         if drafts and not 0 <= min(drafts) <= max(drafts) < self._vocab_size:
             raise ExecutionError(f"row {row} has a draft that is no token id")
-        self._check_tables(row, start, start + count)
 
-    def _check_tables(self, row: int, start: int, stop: int) -> None:
-        """Raise unless the tables hold each position that computing start … stop - 1 touches."""
+    def _check_tables(self, rows: IntArray, starts: IntArray, stops: IntArray) -> None:
+        """Raise unless the tables hold each position that computing starts … stops - 1 touches."""
         size = self._spec.block_size
         for group, table in zip(self._spec.groups, self._tables, strict=True):
-            first, end = group.first_needed(start) // size, (stop - 1) // size + 1
-            blocks = table[row, first:end]
-            if len(blocks) < end - first or blocks.min() < 0 or blocks.max() >= self._num_blocks:
-                positions = f"positions {first * size} to {stop - 1}"
-                raise ExecutionError(f"the block table of row {row} does not hold {positions}")
+            first = np.array([group.first_needed(start) for start in starts.tolist()], np.int64) // size
+            counts = (stops - 1) // size + 1 - first
+            owners, indices = np.repeat(np.arange(len(rows)), counts), _spans(first, counts)
+            blocks = table[rows[owners], np.minimum(indices, table.shape[1] - 1)]
+            is_missing = (blocks < 0) | (blocks >= self._num_blocks) | (indices >= table.shape[1])
+            if is_missing.any():
+                entry = owners[is_missing.argmax()]
+                positions = f"positions {first[entry] * size} to {stops[entry] - 1}"
+                raise ExecutionError(f"the block table of row {rows[entry]} does not hold {positions}")
 
 
 def _drafts(plan: StepPlan, entry: int) -> Sequence[int]:
@@ -190,15 +208,6 @@ def num_sampled_logits(plan: StepPlan, entry: int) -> int:
     return 1 + len(_drafts(plan, entry)) if plan.samples[entry] else 0
 
 
-def _slots(table: IntArray, rows: IntArray, positions: list[IntArray], block_size: int) -> IntArray:
-    """Return the slot of each token: block × block_size + offset."""
-    found = [
-        table[row, span // block_size] * block_size + span % block_size
-        for row, span in zip(rows, positions, strict=True)
-    ]
-    return _join(found)
-
-
 def _grown(table: IntArray, num_rows: int, num_blocks: int) -> IntArray:
     """Return the table with room for so many rows and entries: itself, or a larger copy."""
     rows, blocks = table.shape
@@ -211,13 +220,15 @@ def _grown(table: IntArray, num_rows: int, num_blocks: int) -> IntArray:
     return grown
 
 
-def _span(start: int, stop: int) -> IntArray:
-    return np.arange(start, stop, dtype=np.int64)
+def _spans(starts: IntArray, counts: IntArray) -> IntArray:
+    """Return start, start + 1, … of each span, one after another.
+
+    >>> _spans(np.array([5, 0]), np.array([2, 3])).tolist()
+    [5, 6, 0, 1, 2]
+    """
+    before = np.cumsum(counts) - counts
+    return np.repeat(starts - before, counts) + np.arange(counts.sum())
 
 
-def _join(parts: list[IntArray]) -> IntArray:
-    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
-
-
-def _running_sum(counts: list[int]) -> IntArray:
-    return np.cumsum([0, *counts], dtype=np.int64)
+def _running_sum(counts: IntArray) -> IntArray:
+    return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts)))

@@ -10,10 +10,11 @@ sequences, through their block tables.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from quire.compute.arrays import BoolArray, FloatArray, IntArray
-from quire.compute.worker.cache_engine import CacheEngine
+from quire.compute.arrays import BoolArray, IntArray, Logits
+
+Memory_contra = TypeVar("Memory_contra", contravariant=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class StepInputs:
 
     Sequence s has the tokens query_starts[s] up to query_starts[s + 1], at consecutive positions,
     and wants the logits logit_starts[s] up to logit_starts[s + 1]: those of its last tokens.
-    `entries[s]` is its entry in the plan.
+    `entries[s]` is its entry in the plan, and `rows[s]` the row that it holds.
     """
 
     entries: tuple[int, ...]
@@ -33,6 +34,7 @@ class StepInputs:
     block_tables: tuple[IntArray, ...]  # per KV group: [num_sequences, max_blocks]
     logit_starts: IntArray  # [num_sequences + 1]
     logit_indices: IntArray  # [num_logits], each an index of a token
+    rows: IntArray  # [num_sequences]
 
     def tokens_of(self, sequence: int) -> slice:
         """Return where the tokens of a sequence lie."""
@@ -50,19 +52,19 @@ class StepOutputs:
     Rows of logits may be padded beyond the vocabulary, with anything.
     """
 
-    logits: FloatArray  # [num_logits, vocab_size or more]
+    logits: Logits  # [num_logits, vocab_size or more]
     finite: BoolArray  # [num_tokens]: the hidden state of the token
     finite_logits: BoolArray  # [num_logits]
 
 
-class ModelRunner(Protocol):
-    """A model that can compute steps."""
+class ModelRunner(Protocol[Memory_contra]):
+    """A model that can compute steps, over its own kind of KV memory."""
 
     @property
     def vocab_size(self) -> int:
         """How many tokens the model knows."""
         ...
 
-    def run(self, inputs: StepInputs, cache: CacheEngine) -> StepOutputs:
+    def run(self, inputs: StepInputs, cache: Memory_contra) -> StepOutputs:
         """Compute one step of at least one token. Mutates its slots in the cache, no others."""
         ...

@@ -3,7 +3,8 @@
 A step is carried out when it is submitted; `collect` hands over the queued result. That keeps the
 contract with several plans under way: plans take effect in the order of submission, and a row finds
 the token that an earlier step sampled in its own state, whether or not the scheduler has collected
-it.
+it. Where there is a `Launcher`, a step is only started when it is submitted, if its plan allows that
+(see `step_ahead`), and `collect` waits for it.
 
 What goes wrong with one request is an entry of `failures` and touches no other row: settings that
 this worker does not serve, hidden states or logits that are not finite. Everything else fails the
@@ -16,20 +17,21 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from quire.compute.arrays import IntArray
 from quire.compute.sampling.draws import Sampler
 from quire.compute.worker.beam_rows import BeamRows
-from quire.compute.worker.cache_engine import CacheEngine
 from quire.compute.worker.grammar_rows import GrammarRows, RowMasks
 from quire.compute.worker.input_batch import InputBatch, num_sampled_logits
+from quire.compute.worker.kv_memory import KVMemory
 from quire.compute.worker.model_runner import ModelRunner, StepInputs, StepOutputs
 from quire.compute.worker.reports import reports
 from quire.compute.worker.sampling_columns import Sampling, SamplingColumns
+from quire.compute.worker.step_ahead import Launched, Launcher, StepsAhead, broken
 from quire.core.errors import ExecutionError, ExecutorLostError, OutOfMemoryError
 from quire.core.hypothesis import Hypothesis
 from quire.core.logprobs import TokenLogprobs
@@ -44,21 +46,37 @@ class Worker:
 
     def __init__(
         self,
-        runner: ModelRunner,
-        cache: CacheEngine,
+        runner: ModelRunner[Any],
+        cache: KVMemory,
         sampler: Sampler,
         *,
         eos_token_ids: frozenset[int] = frozenset(),
+        launcher: Launcher[Any] | None = None,
     ) -> None:
-        self.runner = runner
+        self._runner = runner
         self.cache = cache
         self._sampler = sampler
         self._eos_token_ids = eos_token_ids
         self._columns = SamplingColumns(eos_token_ids)
         self._grammars = GrammarRows(None, eos_token_ids)
         self._beams = BeamRows(eos_token_ids)
+        self._ahead = None if launcher is None else StepsAhead(launcher, self._columns)
         self._batch: InputBatch | None = None
-        self._results: deque[StepResult | ExecutionError] = deque()
+        self._results: deque[StepResult | Launched | ExecutionError] = deque()
+
+    @property
+    def runner(self) -> ModelRunner[Any]:
+        """The model. Whoever puts another in its place sees every step: none is launched past it."""
+        return self._runner
+
+    @runner.setter
+    def runner(self, runner: ModelRunner[Any]) -> None:
+        self._runner, self._ahead = runner, None
+
+    @property
+    def launches_ahead(self) -> bool:
+        """Whether steps are started while others are computed, where their plans allow it."""
+        return self._ahead is not None
 
     def use_grammars(self, compiler: GrammarCompiler) -> None:
         """Hold texts to grammars from now on, as compiled by this. Mutates; before any row is taken."""
@@ -67,11 +85,13 @@ class Worker:
     def start(self) -> None:
         """Allocate the KV memory; no row is taken. Mutates."""
         self.cache.allocate()
-        num_blocks, vocab_size = self.cache.num_blocks, self.runner.vocab_size
+        num_blocks, vocab_size = self.cache.num_blocks, self._runner.vocab_size
         self._batch = InputBatch(self.cache.spec, num_blocks=num_blocks, vocab_size=vocab_size)
+        if self._ahead is not None:
+            self._ahead.prepare(self.cache)
 
     def submit(self, plan: StepPlan) -> None:
-        """Compute a plan and queue its result. Mutates."""
+        """Compute a plan and queue its result, or start it and queue what is to come. Mutates."""
         if self._batch is None:
             raise ExecutionError("the worker is not started, or was shut down")
         try:
@@ -79,14 +99,13 @@ class Worker:
         except Exception as error:
             self._results.append(_failure(ExecutorLostError, plan, error))
             return
-        try:
-            self._results.append(self._compute(plan, self._batch))
-        except ExecutionError as error:
-            self._results.append(error)
-        except MemoryError as error:
-            self._results.append(_failure(OutOfMemoryError, plan, error))
-        except Exception as error:
-            self._results.append(_failure(ExecutionError, plan, error))
+        ahead, batch = self._ahead, self._batch
+        if ahead is not None and ahead.takes(plan):
+            self._results.append(_outcome(plan, lambda: ahead.launch(plan, batch, self.cache)))
+        else:
+            # What is chosen may depend on the tokens of the steps before.
+            self._results = deque(_finished(each) for each in self._results)
+            self._results.append(_outcome(plan, lambda: self._compute(plan, batch)))
 
     def collect(self) -> StepResult:
         """Return the result of the oldest plan under way. Mutates the queue.
@@ -95,7 +114,7 @@ class Worker:
         """
         if not self._results:
             raise ExecutionError("no plan is under way")
-        result = self._results.popleft()
+        result = _finished(self._results.popleft())
         if isinstance(result, ExecutionError):
             behind = [each for each in self._results if isinstance(each, ExecutorLostError)]
             self._results.clear()
@@ -118,6 +137,8 @@ class Worker:
         for start in plan.row_starts:
             self._enter(start, batch)
         self._beams.apply(plan)
+        if self._ahead is not None:
+            self._ahead.apply(plan)
         self.cache.apply(plan)
 
     def _enter(self, start: RowStart, batch: InputBatch) -> None:
@@ -134,8 +155,9 @@ class Worker:
         searches: dict[int, tuple[Hypothesis, ...]] = {}
         prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         if inputs.entries:
-            outputs = self.runner.run(inputs, self.cache)
-            _mark_failures(plan, inputs, outputs, batch)
+            outputs = self._runner.run(inputs, self.cache)
+            for entry, message in broken(inputs, outputs.finite, outputs.finite_logits):
+                batch.fail(plan.rows[entry], message)
             prompt_logprobs = self._report_prompts(plan, inputs, outputs, batch)
             sampled, searches = self._choose(plan, inputs, outputs, batch)
         failures = {row: batch.failure(row) for row in plan.rows}
@@ -245,7 +267,7 @@ class Worker:
         searches: dict[int, tuple[Hypothesis, ...]] = {}
         for request_id, rows in self._beams.searches_in(opening, moving).items():
             logit_rows = inputs.logit_starts[_integers([places[row] for row in rows]) + 1] - 1
-            count = self._beams.num_candidates(request_id, self.runner.vocab_size)
+            count = self._beams.num_candidates(request_id, self._runner.vocab_size)
             likeliest = self._sampler.report(
                 outputs.logits, logit_rows, np.zeros(len(rows), np.int64), np.full(len(rows), count)
             )
@@ -284,22 +306,32 @@ def accepted(drawn: Sequence[int], drafts: Sequence[int]) -> list[int]:
     return list(drawn[: count + 1])
 
 
+def _outcome(plan: StepPlan, work: Callable[[], StepResult | Launched]) -> StepResult | Launched | ExecutionError:
+    """Return what some work on a plan brings, or the error that `collect` will raise in its place."""
+    try:
+        return work()
+    except ExecutionError as error:
+        return error
+    except MemoryError as error:
+        return _failure(OutOfMemoryError, plan, error)
+    except Exception as error:
+        return _failure(ExecutionError, plan, error)
+
+
+def _finished(outcome: StepResult | Launched | ExecutionError) -> StepResult | ExecutionError:
+    """Return what a step has brought; waits for one that is under way, whose rows then know their tokens."""
+    if not isinstance(outcome, Launched):
+        return outcome
+    result = _outcome(outcome.plan, outcome.result)
+    assert not isinstance(result, Launched)  # a step under way ends in a result
+    return result
+
+
 def _failure(kind: type[ExecutionError], plan: StepPlan, error: Exception) -> ExecutionError:
     """Return what `collect` will raise."""
     failure = kind(f"step {plan.step_id} failed: {type(error).__name__}: {error}")
     failure.__cause__ = error
     return failure
-
-
-def _mark_failures(plan: StepPlan, inputs: StepInputs, outputs: StepOutputs, batch: InputBatch) -> None:
-    """Mark the rows of which something is not finite. Chunks count: their keys and values may be shared."""
-    if outputs.finite.all() and outputs.finite_logits.all():
-        return
-    for sequence, entry in enumerate(inputs.entries):
-        if not outputs.finite[inputs.tokens_of(sequence)].all():
-            batch.fail(plan.rows[entry], "the model's output is not finite")
-        elif not outputs.finite_logits[inputs.logits_of(sequence)].all():
-            batch.fail(plan.rows[entry], "the logits are not finite")
 
 
 def _parents(plan: StepPlan, sampled: dict[int, _Sampled]) -> array[int]:

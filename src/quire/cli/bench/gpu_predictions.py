@@ -1,0 +1,287 @@
+"""`quire bench gpu-predictions`: what a GPU that is not here should reach, from bytes and operations.
+
+    bound        bytes / bandwidth, or operations / rate: ceilings that were measured on one such device
+    expected     what is launched, what a stream of loads must warm up to, waves of programs, shares of the ceilings
+
+Everything assumed stands in `Assumptions` and in the report. None of it was fitted to this engine: where a measurement
+differs, one of these numbers is wrong, or the engine is, and it can be found out which.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Final
+
+from quire.cli.bench.page import Tell, run_page
+from quire.cli.bench.report import Section
+from quire.cli.model_shapes import find_shape
+from quire.core.config import MemoryConfig, SchedulerConfig
+from quire.core.kv_spec import KVCacheSpec
+from quire.core.step import StepPlan
+from quire.simulate.cost.roofline import RooflineCost
+from quire.simulate.hardware import Hardware, find_hardware
+from quire.simulate.model_shape import ModelShape
+from quire.simulate.replica import EngineSetup, PagedEngine
+from quire.simulate.roofline import Numbers, Roofline
+from quire.simulate.simulation import Simulation
+from quire.simulate.workload.offered import OfferedRequest, OpenLoop
+
+HEAD_DIM: Final = 128
+NANO_SEQUENCES: Final = 256
+RATIOS: Final = (
+    "Keys and values that rows share are read once, and multiplied with all of them. Two launches cost the same "
+    "whatever is saved, so little work gains less than its bytes."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """What is taken to be so of an H200 and of an engine on it."""
+
+    bandwidth: float = 4.3e12  # bytes a second, of a copy, both ways counted: measured once on such a device
+    rate: float = 790e12  # operations a second of bfloat16 on random numbers: likewise
+    num_multiprocessors: int = 132
+    programs_each: int = 2  # as shared memory allows, see what was compiled
+    multiprocessor_bandwidth: float = 100e9  # loads under way / their latency: 80 KB / 0.8 µs
+    full_share: float = 0.93  # of the bandwidth, where all multiprocessors load
+    launch_s: float = 2.5e-6  # of a kernel in a graph, until it loads at full speed
+    split_tokens: int = 512
+    product_read_share: float = 0.85  # of the bandwidth, in products of few rows
+    product_rate_share: float = 0.75  # of the rate, in products of many
+    attention_rate_share: float = 0.5  # of the rate, in attention of many rows to the same keys
+    kernels_per_layer: int = 10
+    graph_gap_s: float = 1.3e-6  # between two kernels of a graph
+    eager_launch_s: float = 12e-6  # of the processor, for each kernel that is launched by itself
+    host_s: float = 0.45e-3  # of the processor, a step of 256 rows: scheduling 0.15 (measured), inputs and results 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A step of decodes of one layer: contexts of its sequences, heads, bytes of a number; what is to be reached."""
+
+    name: str
+    contexts: tuple[int, ...]
+    num_heads: int
+    num_kv_heads: int
+    goal: str
+    number_bytes: float = 2.0
+
+    @property
+    def token_bytes(self) -> float:
+        """Bytes of the key and the value of a token in one KV head, with their scales."""
+        return 2 * (HEAD_DIM * self.number_bytes + (4 if self.number_bytes < 2 else 0))
+
+    @property
+    def num_bytes(self) -> float:
+        """Bytes read and written: every key and value once, queries and outputs."""
+        rows = 2 * 2 * len(self.contexts) * self.num_heads * HEAD_DIM
+        return sum(self.contexts) * self.num_kv_heads * self.token_bytes + rows
+
+
+def points() -> tuple[Point, ...]:
+    """Return the points at which decode attention will be measured."""
+    mixed = random.Random(0)
+    contexts = tuple(min(2048, max(64, round(mixed.lognormvariate(math.log(400), 0.7)))) for _ in range(256))
+    same = Point("32 × 4,096, heads 32/8", (4096,) * 32, 32, 8, "≥ 85 %")
+    return (
+        Point("1 × 4,096, heads 32/8", (4096,), 32, 8, "≤ 14 µs"),
+        Point("1 × 32,768, heads 32/8", (32768,), 32, 8, "≥ 80 %"),
+        Point("1 × 131,072, heads 32/8", (131072,), 32, 8, "≥ 85 %"),
+        Point("8 × 4,096, heads 32/8", (4096,) * 8, 32, 8, "≥ 80 %"),
+        same,
+        Point("128 × 1,024, heads 32/8", (1024,) * 128, 32, 8, "≥ 80 %"),
+        Point(f"256 × 64…2,048 (mean {sum(contexts) / 256:.0f}), heads 16/8", contexts, 16, 8, "≥ 75 %"),
+        Point("16 × 8,192, heads 64/8", (8192,) * 16, 64, 8, "≥ 82 %"),
+        Point("16 × 8,192, heads 32/32", (8192,) * 16, 32, 32, "≥ 85 %"),
+        replace(same, name="32 × 4,096, heads 32/8, int8 or fp8", goal="≤ 0.60 of bfloat16's time", number_bytes=1.0),
+        Point("65,536 and 63 × 512, heads 32/8", (65536, *(512,) * 63), 32, 8, "≥ 70 %"),
+    )
+
+
+def expected_s(point: Point, assumed: Assumptions) -> float:
+    """Return the seconds of attention and its merge: two launches, and waves of programs that load side by side.
+
+    >>> point = Point("", (1 << 20,) * 64, 32, 8, "")
+    >>> round(point.num_bytes / Assumptions().bandwidth / expected_s(point, Assumptions()), 2)
+    0.92
+    """
+    lengths = [
+        min(assumed.split_tokens, context - start)
+        for context in point.contexts
+        for start in range(0, context, assumed.split_tokens)
+    ]
+    num_programs, slots = len(lengths) * point.num_kv_heads, assumed.num_multiprocessors * assumed.programs_each
+    num_busy = min(num_programs, assumed.num_multiprocessors)
+    speed = min(assumed.full_share * assumed.bandwidth, num_busy * assumed.multiprocessor_bandwidth)
+    # Long programs are launched first, so the last wave is as long as a mean one.
+    waves = math.ceil(num_programs / slots) * slots / num_programs if num_programs > slots else 1.0
+    partial_bytes = 2 * 4 * len(lengths) * point.num_heads * (HEAD_DIM + 2) if len(lengths) > len(point.contexts) else 0
+    return 2 * assumed.launch_s + (point.num_bytes * waves + partial_bytes) / speed
+
+
+def _attention(assumed: Assumptions) -> Section:
+    rows = []
+    for point in points():
+        bound, expected = point.num_bytes / assumed.bandwidth, expected_s(point, assumed)
+        shown = f"{point.num_bytes / 1e6:,.1f}", f"{1e6 * bound:,.1f}", f"{1e6 * expected:,.1f}"
+        rows.append((point.name, *shown, f"{100 * bound / expected:.0f} %", point.goal))
+    text = (
+        "A step of decodes in one layer, head_dim 128, blocks of 16, bfloat16 unless said. Bytes say nothing about "
+        "paged over contiguous (ids are under 0.1 % of them), blocks of 16 over 128, or the share of the matrix rate "
+        "that attention of prompts reaches: these are measured, not predicted."
+    )
+    header = ("sequences × context", "MB", "bound, µs", "expected, µs", "% of the bandwidth", "goal")
+    return Section("Decode attention", text, header, rows, {})
+
+
+def _ratios(assumed: Assumptions) -> Section:
+    num_rows, prefix, own = 64, 2048, 128
+    plain = Point("", (prefix + own,) * num_rows, 32, 8, "")
+    shared_bytes = plain.num_bytes - (num_rows - 1) * prefix * plain.num_kv_heads * plain.token_bytes
+    operations = 4 * num_rows * prefix * plain.num_heads * HEAD_DIM
+    shared_s = 2 * assumed.launch_s + shared_bytes / (assumed.full_share * assumed.bandwidth)
+    shared_s += operations / (assumed.attention_rate_share * assumed.rate)
+    named = {point.name: point for point in points()}
+    wide, narrow = (named[f"32 × 4,096, heads 32/8{kind}"] for kind in ("", ", int8 or fp8"))
+    narrow_s = expected_s(narrow, assumed) / expected_s(wide, assumed)
+    bounds = f"{plain.num_bytes / shared_bytes:.1f}×", f"{narrow.num_bytes / wide.num_bytes:.2f}", "1.00"
+    found = f"{expected_s(plain, assumed) / shared_s:.1f}×", f"{narrow_s:.2f}", "1.00"
+    rows = (
+        ("gain of a shared prefix of 2,048 before 64 × 128", bounds[0], found[0], "≥ 0.70 of the bound"),
+        ("time with int8 or fp8, of bfloat16's, 32 × 4,096", bounds[1], found[1], "≤ 0.60"),
+        ("time of invariant attention, of the fastest", bounds[2], found[2], "≤ 1.03, its splits are always the same"),
+    )
+    return Section("Sharing, narrower numbers, invariance", RATIOS, ("what", "bound", "expected", "goal"), rows, {})
+
+
+# ---- end to end -----------------------------------------------------------------------------------------------------
+
+
+class ExpectedCost:
+    """The time of a step: of the device with its gaps between kernels, or of the processor where that is longer."""
+
+    def __init__(self, roofline: Roofline, assumed: Assumptions, host_s: float) -> None:
+        hardware = roofline.hardware
+        reached = replace(
+            hardware,
+            read_bandwidth=assumed.product_read_share * hardware.read_bandwidth,
+            matrix_rate={name: assumed.product_rate_share * rate for name, rate in hardware.matrix_rate.items()},
+        )
+        self._cost = RooflineCost(Roofline(reached, roofline.shape, roofline.numbers))
+        self._gaps_s = roofline.shape.num_layers * assumed.kernels_per_layer * assumed.graph_gap_s
+        self._host_s = host_s
+
+    def step_s(self, plan: StepPlan) -> float:
+        """Return the seconds that the plan takes."""
+        return max(self._cost.step_s(plan) + self._gaps_s, self._host_s)
+
+
+def nano_requests() -> list[OfferedRequest]:
+    """Return the requests of the nano-vllm benchmark, drawn as it draws them.
+
+    >>> requests = nano_requests()
+    >>> sum(len(each.prompt) for each in requests), sum(each.num_output_tokens for each in requests)
+    (142827, 133966)
+    """
+    drawn = random.Random(0)
+    prompts = [
+        array("i", [drawn.randint(0, 10000) for _ in range(drawn.randint(100, 1024))]) for _ in range(NANO_SEQUENCES)
+    ]
+    return [OfferedRequest(str(i), 0.0, prompt, drawn.randint(100, 1024)) for i, prompt in enumerate(prompts)]
+
+
+def even_requests(num_tokens: int) -> list[OfferedRequest]:
+    """Return 256 requests of so many tokens of prompt, and as many of output."""
+    prompts = (array("i", [number] * num_tokens) for number in range(NANO_SEQUENCES))
+    return [OfferedRequest(str(number), 0.0, prompt, num_tokens) for number, prompt in enumerate(prompts)]
+
+
+def _served(requests: list[OfferedRequest], spec: KVCacheSpec, cost: RooflineCost | ExpectedCost) -> tuple[float, int]:
+    """Return the seconds of the requests, and how many steps they took."""
+    memory = MemoryConfig(num_blocks=100_000_000_000 // spec.bytes_per_block, prefix_index="none")
+    setup = EngineSetup(spec, memory, SchedulerConfig(256, 16384, 4096), cost)
+    result = Simulation([PagedEngine(setup)], OpenLoop(requests)).run()
+    return result.duration_s, result.num_steps
+
+
+def _engine(assumed: Assumptions, hardware: Hardware, tell: Tell) -> Section:
+    rows: list[tuple[str, ...]] = []
+
+    def add(name: str, bound_s: float, found_s: list[float], shown: str, goal: str) -> None:
+        shares = [f"{shown.format(seconds)}, {100 * bound_s / seconds:.0f} %" for seconds in found_s]
+        rows.append((name, shown.format(bound_s), *shares, goal))
+
+    for model, name, requests, goal in (
+        ("qwen3-0.6b", "nano-vllm benchmark: 0.6B, 256 sequences", nano_requests(), "≥ 58 %"),
+        ("llama-3.1-8b", "8B, 256 × 1,024 and 1,024", even_requests(1024), "≥ 65 %"),
+    ):
+        tell(name)
+        shape = find_shape(model)
+        roofline = Roofline(hardware, shape, Numbers())
+        spec = shape.kv_cache_spec(16, "bfloat16")
+        bound_s, _ = _served(requests, spec, RooflineCost(roofline))
+        found = [
+            _served(requests, spec, ExpectedCost(roofline, assumed, host_s))[0] for host_s in _hosts(shape, assumed)
+        ]
+        add(name, bound_s, found, "{:.2f} s", goal)
+    rows.append(_unhidden(hardware, assumed))
+    shape = find_shape("llama-3.1-8b")
+    roofline = Roofline(hardware, shape, Numbers())
+    plan = StepPlan(0, array("i", [0]), array("i", [1023]), array("i", [1]), array("b", [1]))
+    found = [1e3 * ExpectedCost(roofline, assumed, host_s).step_s(plan) for host_s in _hosts(shape, assumed)]
+    add("8B, a single stream: a token", 1e3 * roofline.decode_s(1, 1024), found, "{:.2f} ms", "≥ 70 %")
+    text = (
+        "Whole runs by the real scheduler on a virtual clock, all requests at once, at most 256 sequences and 16,384 "
+        "tokens in a step. The bound is the roofline of the same steps. With graphs and a step ahead the processor "
+        "costs nothing until its share of a step is longer than the device's; launched one by one, every kernel costs "
+        "its launch. Whatever transformers reaches is measured beside it, not predicted."
+    )
+    header = ("what", "bound", "expected with graphs", "expected, launched one by one", "goal")
+    return Section("Whole engine", text, header, rows, {})
+
+
+def _unhidden(hardware: Hardware, assumed: Assumptions) -> tuple[str, ...]:
+    """What of a step of 256 decodes is the processor's alone: nothing with a step ahead, all of it without."""
+    roofline = Roofline(hardware, find_shape("qwen3-0.6b"), Numbers())
+    ones = array("i", [1] * 256)
+    plan = StepPlan(0, array("i", range(256)), array("i", [800] * 256), ones, array("b", [1] * 256))
+    device_s = ExpectedCost(roofline, assumed, 0.0).step_s(plan)
+    behind = [f"{100 * host_s / (device_s + host_s):.0f} %" for host_s in _hosts(roofline.shape, assumed)]
+    ahead = [
+        f"{100 * max(0.0, host_s - device_s) / max(host_s, device_s):.0f} %"
+        for host_s in _hosts(roofline.shape, assumed)
+    ]
+    shown = [f"{one} a step ahead, else {other}" for one, other in zip(ahead, behind, strict=True)]
+    return "0.6B, 256 sequences: of a step, the processor's alone", "0 %", *shown, "≤ 5 %"
+
+
+def _hosts(shape: ModelShape, assumed: Assumptions) -> tuple[float, float]:
+    """Return the seconds of the processor in a step: with graphs, and where every kernel is launched."""
+    launches_s = shape.num_layers * assumed.kernels_per_layer * assumed.eager_launch_s
+    return assumed.host_s, assumed.host_s + launches_s
+
+
+def run(options: argparse.Namespace) -> int:
+    """Predict, print, and write what was asked for; returns the exit status."""
+    assumed = Assumptions()
+    vendor = find_hardware("nvidia-h200")
+    rates = {**vendor.matrix_rate, "bfloat16": assumed.rate}
+    hardware = replace(vendor, read_bandwidth=assumed.bandwidth, matrix_rate=rates, step_overhead_s=0.0)
+
+    def predict(tell: Tell) -> Iterator[Section]:
+        rows = [(field.name.replace("_", " "), f"{getattr(assumed, field.name):g}") for field in fields(assumed)]
+        text = (
+            "**Predictions, not measurements: no GPU has run this engine.** Percentages are of the ceilings of the "
+            "same device. What each assumption means stands in src/quire/cli/bench/gpu_predictions.py."
+        )
+        yield Section("Assumed of an H200", text, ("what", "value"), rows, {})
+        yield _attention(assumed)
+        yield _ratios(assumed)
+        yield _engine(assumed, hardware, tell)
+
+    return run_page(options, "GPU: predictions", predict, timed=False)

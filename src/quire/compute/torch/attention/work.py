@@ -1,0 +1,176 @@
+"""Work lists: which program attends with which tokens, to which positions. Made on the host, once a step.
+
+    tile        consecutive tokens of a sequence that fit into the rows of a program
+    split       512 positions, for ever; what a row's sums are made of
+    task        a tile and a span of positions, wholly: all splits of the tile; or cut: one of them
+    part        what one task leaves of one token; merged in ascending order
+
+    sequence 0, 300 tokens    wholly   ├────────┤                          no parts, no merge
+    sequence 1, 1,900 tokens  cut      ├──────┤ ├──────┤ ├──────┤ ├───┤    parts 0, 1, 2, 3, merged
+    sequence 2, 700 tokens    wholly   ├──────┤─┤                          folded as it goes
+
+Cutting gives a long sequence to many processors; not cutting saves writing parts and merging them. Both give the same
+bits (`kernels.merge`), so which it is can depend on the whole batch: a tile is cut where it is more than its share of
+what all processors have to do. Long tasks stand first, so that the short ones fill the gaps at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from quire.compute.arrays import BoolArray, IntArray
+from quire.compute.torch.attention.shared_prefix import SharedPrefix
+from quire.compute.torch.kernels.tile_shape import SPLIT
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """Consecutive tokens of a sequence, at consecutive positions: a column for each fact, `[num_tiles]`."""
+
+    sequences: IntArray
+    tokens: IntArray  # the first
+    counts: IntArray
+    positions: IntArray  # of the first
+
+    @classmethod
+    def of(cls, query_starts: IntArray, lengths: IntArray, sequences: range, tokens_per_tile: int) -> Tiles:
+        """Return the tokens of some sequences of a step, as few tiles as may be.
+
+        Sequence s has the tokens query_starts[s] up to query_starts[s + 1], the last ones of lengths[s].
+
+        >>> tiles = Tiles.of(np.array([0, 1, 6]), np.array([300, 20]), range(2), tokens_per_tile=4)
+        >>> tiles.tokens.tolist(), tiles.counts.tolist(), tiles.positions.tolist()
+        ([0, 1, 5], [1, 4, 1], [299, 15, 19])
+        """
+        chosen = np.arange(sequences.start, sequences.stop)
+        starts, ends = query_starts[chosen], query_starts[chosen + 1]
+        num_tiles = -(-(ends - starts) // tokens_per_tile)
+        owner = np.repeat(np.arange(len(chosen)), num_tiles)
+        offsets = counted(num_tiles) * tokens_per_tile
+        counts = np.minimum(tokens_per_tile, (ends - starts)[owner] - offsets)
+        positions = lengths[chosen] - (ends - starts)
+        return cls(chosen[owner], starts[owner] + offsets, counts, positions[owner] + offsets)
+
+    @property
+    def stops(self) -> IntArray:
+        """The positions after the last one of each tile."""
+        return self.positions + self.counts
+
+
+@dataclass(frozen=True, slots=True)
+class WorkList:
+    """Tasks, entries and merges as the kernels take them, but that tasks name sequences and not their tables."""
+
+    tasks: IntArray  # [num_tasks, 5]
+    tokens: IntArray  # [num_entries]
+    parts: IntArray  # [num_entries]
+    merges: IntArray  # [num_merges, 3]
+    num_parts: int
+
+    @property
+    def most_parts(self) -> int:
+        """Parts of the token that has the most of them."""
+        return int(self.merges[:, 2].max(initial=0))
+
+
+def work_list(
+    tiles: Tiles,
+    *,
+    window: int | None = None,
+    longest_task: int | None = None,
+    prefixes: Sequence[SharedPrefix] = (),
+    tokens_per_task: int = 1,
+) -> WorkList:
+    """Return the tasks of some tiles. Does not mutate.
+
+    Tiles of several splits and more than `longest_task` positions are cut; None: none is. So are those of `prefixes`,
+    tiles of one token each: the splits that they share are done together, for `tokens_per_task` tokens in a task.
+    """
+    cuts = _Cuts.of(tiles, window, longest_task, prefixes)
+    pieces = [cuts.own_tasks(), *(cuts.shared_tasks(prefix, tokens_per_task) for prefix in prefixes)]
+    columns, tokens, parts = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
+    first_entries = before(columns[:, 0])
+    longest_first = np.argsort(columns[:, 2] - columns[:, 3], kind="stable")
+    tasks = np.column_stack((first_entries, columns))[longest_first]
+    return WorkList(tasks, tokens, parts, cuts.merges(), cuts.num_parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cuts:
+    """Which tiles are cut, where they begin, and where the parts of their tokens lie: a token's one after another."""
+
+    tiles: Tiles
+    starts: IntArray
+    num_splits: IntArray
+    num_shared: IntArray  # of the splits, those that are done for several tiles together
+    is_cut: BoolArray
+    first_parts: IntArray
+    num_parts: int
+
+    @classmethod
+    def of(cls, tiles: Tiles, window: int | None, longest_task: int | None, prefixes: Sequence[SharedPrefix]) -> _Cuts:
+        oldest = np.zeros_like(tiles.stops) if window is None else np.maximum(0, tiles.positions - window + 1)
+        starts = oldest // SPLIT * SPLIT
+        num_splits = -(-tiles.stops // SPLIT) - starts // SPLIT
+        num_shared = np.zeros_like(num_splits)
+        for prefix in prefixes:
+            num_shared[prefix.tiles] = prefix.num_splits
+        limit = tiles.stops.max(initial=0) if longest_task is None else longest_task
+        is_cut = (num_splits > 1) & (tiles.stops - starts > limit) | (num_shared > 0)
+        num_parts = np.where(is_cut, num_splits, 0) * tiles.counts
+        return cls(tiles, starts, num_splits, num_shared, is_cut, before(num_parts), int(num_parts.sum()))
+
+    def own_tasks(self) -> tuple[IntArray, IntArray, IntArray]:
+        """Return (count, sequence, first, stop) of each task of one tile, and the tokens and parts of its entries."""
+        tiles = self.tiles
+        num_tasks = np.where(self.is_cut, self.num_splits - self.num_shared, 1)
+        tile = np.repeat(np.arange(len(num_tasks)), num_tasks)
+        split = counted(num_tasks) + self.num_shared[tile]
+        first, end = self.starts[tile] + split * SPLIT, tiles.stops[tile]
+        stop = np.where(self.is_cut[tile], np.minimum(first + SPLIT, end), end)
+        counts = tiles.counts[tile]
+        task = np.repeat(np.arange(len(tile)), counts)
+        owner, place = tile[task], counted(counts)
+        parts = self.first_parts[owner] + place * self.num_splits[owner] + split[task]
+        columns = np.column_stack((counts, tiles.sequences[tile], first, stop))
+        return columns, tiles.tokens[owner] + place, np.where(self.is_cut[owner], parts, -1)
+
+    def shared_tasks(self, prefix: SharedPrefix, tokens_per_task: int) -> tuple[IntArray, IntArray, IntArray]:
+        """Return the same of tasks that do what several tiles begin with, through the table of one of them."""
+        firsts = np.arange(0, len(prefix.tiles), tokens_per_task)
+        first = np.repeat(firsts, prefix.num_splits)
+        split = np.tile(np.arange(prefix.num_splits), len(firsts))
+        counts = np.minimum(tokens_per_task, len(prefix.tiles) - first)
+        task = np.repeat(np.arange(len(first)), counts)
+        tile = prefix.tiles[first[task] + counted(counts)]
+        sequences = self.tiles.sequences[prefix.tiles[first]]
+        columns = np.column_stack((counts, sequences, split * SPLIT, (split + 1) * SPLIT))
+        return columns, self.tiles.tokens[tile], self.first_parts[tile] + split[task]
+
+    def merges(self) -> IntArray:
+        """Return (token, first part, number of parts) of each token that is computed in parts."""
+        tile = np.repeat(np.flatnonzero(self.is_cut), self.tiles.counts[self.is_cut])
+        place = counted(self.tiles.counts[self.is_cut])
+        splits = self.num_splits[tile]
+        return np.column_stack((self.tiles.tokens[tile] + place, self.first_parts[tile] + place * splits, splits))
+
+
+def before(counts: IntArray) -> IntArray:
+    """Return the sum of all earlier counts, for each.
+
+    >>> before(np.array([2, 0, 3])).tolist()
+    [0, 2, 2]
+    """
+    return np.cumsum(counts) - counts
+
+
+def counted(counts: IntArray) -> IntArray:
+    """Return 0 up to each count, one after another.
+
+    >>> counted(np.array([2, 0, 3])).tolist()
+    [0, 1, 0, 1, 2]
+    """
+    return np.arange(counts.sum()) - np.repeat(before(counts), counts)

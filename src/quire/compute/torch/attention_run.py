@@ -1,0 +1,223 @@
+"""Attention by itself, to be measured: many layers of random keys and values, one step over all of them.
+
+Layers go by in turn and are more than the caches hold, so every one is read from memory, as in a step. On a GPU they
+are captured as a graph, whose replays are timed: what is measured is what kernels take, not what launches them.
+Before that the step is computed twice into poisoned memory and compared, bit by bit and with a plain softmax.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import torch
+
+from quire.compute.arrays import IntArray
+from quire.compute.torch.attention.base import STORED_AS, AttentionRule, KVPair, KVPool, StepBatch, StepShape
+from quire.compute.torch.attention.triton import PlannedStep, TritonAttention
+from quire.compute.torch.quantize import restored
+from quire.core.errors import InvariantError
+from quire.core.kv_spec import KVCacheSpec
+
+MAX_ERROR: Final = 0.02
+"""Of the output's length: bfloat16 weights and outputs leave less than a hundredth."""
+MAX_LAYERS: Final = 64
+MOST_CHECKED: Final = 64
+"""Queries of a sequence, its last ones."""
+SCALE: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionStep:
+    """What a step attends with and to. The last `num_queries` tokens of each context are its queries.
+
+    The first `shared_tokens` of all contexts lie in the same blocks. `contiguous`: blocks lie in order, and no table is
+    read; else they are dealt out at random.
+    """
+
+    contexts: tuple[int, ...]
+    num_heads: int = 32
+    num_kv_heads: int = 8
+    head_dim: int = 128
+    dtype: str = "bfloat16"
+    kv_dtype: str = "bfloat16"
+    block_size: int = 16
+    num_queries: int = 1
+    shared_tokens: int = 0
+    contiguous: bool = False
+    batch_invariant: bool = False
+
+    def spec(self, num_layers: int) -> KVCacheSpec:
+        """Return the KV memory of so many layers of the step."""
+        return KVCacheSpec.from_layers(
+            [None] * num_layers,
+            block_size=self.block_size,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            dtype=self.kv_dtype,
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """How many queries there are."""
+        return self.num_queries * len(self.contexts)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one layer: keys and values once, shared ones as often as they are in a context; queries, outputs."""
+        rows = 2 * 2 * self.num_tokens * self.num_heads * self.head_dim
+        return sum(self.contexts) * self.spec(1).bytes_per_layer_token + rows
+
+    @property
+    def num_operations(self) -> int:
+        """Multiplications and additions of one layer."""
+        first = self.num_queries * (self.num_queries - 1) // 2  # what the first queries do not see yet
+        seen = sum(self.num_queries * context - first for context in self.contexts)
+        return 4 * seen * self.num_heads * self.head_dim
+
+
+class AttentionRun:
+    """A step in as many layers as take `num_bytes`, computed and timed."""
+
+    def __init__(self, step: AttentionStep, device: str, num_bytes: int) -> None:
+        self.step = step
+        self.num_layers = min(MAX_LAYERS, -(-num_bytes // step.num_bytes))
+        self._device = torch.device(device)
+        self._tables = block_tables(step)
+        spec = step.spec(self.num_layers)
+        self._attention = TritonAttention(
+            spec, self._device, num_heads=step.num_heads, batch_invariant=step.batch_invariant
+        )
+        self._pool = self._attention.allocate_kv(spec, int(self._tables.max()) + 1)
+        fill(self._pool)
+        self._pairs = [self._pool.pair(layer, 0) for layer in range(self.num_layers)]
+        shape = (step.num_tokens, step.num_heads, step.head_dim)
+        self._queries = torch.randn(shape, device=self._device).to(STORED_AS[step.dtype])
+        self._rule = AttentionRule(step.head_dim**-0.5)
+        self._planned = self._plan()
+        self._pass: Callable[[], None] | None = None
+
+    def check(self) -> None:
+        """Raise `InvariantError` where two runs differ, or a sequence is far from what a plain softmax gives."""
+        first, second = (self._attend(self._pairs[0]).clone() for _ in range(2))
+        if not torch.equal(first, second):
+            raise InvariantError(f"attention differs between two runs of {self.step}")
+        for sequence in {0, len(self.step.contexts) - 1}:
+            end = (sequence + 1) * self.step.num_queries
+            tokens = slice(end - min(MOST_CHECKED, self.step.num_queries), end)
+            wanted = self._plain(sequence, self._queries[tokens])
+            error = float((first[tokens].float() - wanted).norm() / wanted.norm())
+            if not error < MAX_ERROR:
+                raise InvariantError(f"attention is off by {error:.3g} of its length in {self.step}")
+
+    def seconds(self) -> float:
+        """Return the seconds of one layer, the mean of a pass over all. The first call compiles and captures them."""
+        if self._pass is None:
+            self._pass = self._captured()
+        self._wait()
+        started = time.perf_counter()
+        if self._device.type != "cuda":
+            self._pass()
+            return (time.perf_counter() - started) / self.num_layers
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        self._pass()
+        end.record()
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3 / self.num_layers
+
+    def _captured(self) -> Callable[[], None]:
+        """Return what computes all layers once: a graph's replay on a GPU."""
+        self._all_layers()
+        if self._device.type != "cuda":
+            return self._all_layers
+        self._wait()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._all_layers()
+        graph.replay()
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _all_layers(self) -> None:
+        for pair in self._pairs:
+            self._attention.run(self._queries, pair, self._planned, self._rule)
+
+    def _attend(self, pair: KVPair) -> torch.Tensor:
+        """Return one layer's outputs; where they are not written is poison, because that memory was the last freed."""
+        poison = torch.full_like(self._queries, torch.nan)
+        del poison
+        return self._attention.run(self._queries, pair, self._planned, self._rule)
+
+    def _plan(self) -> PlannedStep:
+        step = self.step
+        lengths = np.array(step.contexts)
+        starts = np.arange(len(lengths) + 1) * step.num_queries
+        positions = (lengths[:, None] - step.num_queries + np.arange(step.num_queries)).ravel()
+        shape = StepShape(
+            num_decodes=len(lengths) if step.num_queries == 1 else 0,
+            longest_query=step.num_queries,
+            longest_context=int(lengths.max()),
+            query_starts=starts,
+            lengths=lengths,
+            block_tables=(self._tables,),
+        )
+        places, firsts, totals, table = (
+            torch.from_numpy(array.astype(np.int32)).to(self._device)
+            for array in (positions, starts, lengths, self._tables)
+        )
+        batch = StepBatch(places, places, firsts, totals, (places,), (table,), totals, shape)
+        planned = self._attention.plan(batch)
+        if not step.contiguous:
+            return planned
+        [launches] = planned.launches
+        in_place = tuple(replace(each, shape=replace(each.shape, paged=False)) for each in launches)
+        return replace(planned, launches=(in_place,))
+
+    def _plain(self, sequence: int, queries: torch.Tensor) -> torch.Tensor:
+        """Return what one softmax over all of a sequence gives, in float32."""
+        length, pair = self.step.contexts[sequence], self._pairs[0]
+        blocks = torch.from_numpy(self._tables[sequence, : -(-length // self.step.block_size)]).to(self._device)
+        keys, values = (
+            _gathered(numbers, scales, blocks)[:, :length].repeat_interleave(queries.shape[1] // numbers.shape[1], 0)
+            for numbers, scales in ((pair.keys, pair.key_scales), (pair.values, pair.value_scales))
+        )
+        scores = torch.einsum("qhd,hkd->hqk", queries.float(), keys) * self._rule.scale
+        places = torch.arange(length, device=self._device)
+        scores.masked_fill_(places > places[length - len(queries) :, None], -torch.inf)
+        return torch.einsum("hqk,hkd->qhd", torch.softmax(scores, -1), values)
+
+
+def _gathered(numbers: torch.Tensor, scales: torch.Tensor | None, blocks: torch.Tensor) -> torch.Tensor:
+    """Return the keys or values in some blocks, float32 `[num_kv_heads, num_tokens, head_dim]`."""
+    rows = torch.stack([numbers[block] for block in blocks.tolist()])
+    exact = rows.float() if scales is None else restored(rows, scales[blocks])
+    return exact.transpose(0, 1).flatten(1, 2)
+
+
+def block_tables(step: AttentionStep) -> IntArray:
+    """Return where the blocks of each sequence lie, `[num_sequences, max_blocks]`."""
+    num_blocks = -(-max(step.contexts) // step.block_size)
+    ids = np.arange(len(step.contexts) * num_blocks)
+    if not step.contiguous:
+        np.random.default_rng(0).shuffle(ids)
+    tables: IntArray = ids.reshape(-1, num_blocks)
+    shared = step.shared_tokens // step.block_size
+    tables[:, :shared] = tables[0, :shared]
+    return tables
+
+
+def fill(pool: KVPool) -> None:
+    """Fill a pool with numbers of a normal distribution. Mutates."""
+    for numbers in pool.numbers:
+        drawn = torch.randn(numbers.shape, device=numbers.device)
+        numbers.copy_(drawn if pool.scales is None else (drawn / SCALE).clamp(-127, 127))
+    if pool.scales is not None:
+        pool.scales.fill_(SCALE)

@@ -1,0 +1,166 @@
+"""TorchCache: the KV memory of a device, its host tier, and the copies and moves of blocks between them.
+
+    device   KVPool as the attention backend lays it out: a place's blocks lie together
+    host     the same pool the other way round, page-locked: a block's places lie together
+
+So a move is one piece of the host's memory, read or written by the device's own copy engine, and nobody waits for it:
+on CUDA moves run on a stream of their own. The stream waits for the steps before it, which may still read the blocks
+or write them; steps wait for the stream when they first ask for the memory, and their inputs are uploaded meanwhile.
+
+With `poison` the memory starts as NaN: whoever reads a slot that was never written shows it in the logits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+
+from quire.compute.torch.attention.base import SCALED, STORED_AS, AttentionBackend, KVPair, KVPool
+from quire.compute.torch.upload import on_device
+from quire.core.errors import ExecutionError, InvalidConfigError
+from quire.core.kv_spec import KVCacheSpec
+from quire.core.step import BlockCopy, StepPlan
+
+FP8_NAN = 0x7F
+
+
+class TorchCache:
+    """Owns the KV memory of a device and its host tier; implements `KVMemory`."""
+
+    def __init__(
+        self,
+        spec: KVCacheSpec,
+        attention: AttentionBackend[Any],
+        device: torch.device,
+        *,
+        num_blocks: int,
+        num_host_blocks: int = 0,
+        poison: bool = False,
+    ) -> None:
+        self.spec = spec
+        self.num_blocks = num_blocks
+        self.attention = attention
+        self.device = device
+        self._num_host_blocks = num_host_blocks
+        self._poison = poison
+        self._tiers: tuple[_Tier, _Tier] | None = None
+        self._pairs: tuple[KVPair, ...] = ()
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def allocate(self) -> None:
+        """Allocate the memory. Mutates; what was stored is lost."""
+        blocks = _Tier("num_blocks", self.num_blocks, self._new_pool("num_blocks"))
+        host = _Tier("num_host_blocks", self._num_host_blocks, self._new_pool("num_host_blocks"))
+        if self._poison:
+            _poison(blocks.pool)
+            _poison(host.pool)
+        self._tiers = blocks, host
+        homes = {
+            layer: (place, index)
+            for index, group in enumerate(self.spec.groups)
+            for place, layer in enumerate(group.layers)
+        }
+        self._pairs = tuple(blocks.pool.pair(*homes[layer]) for layer in sorted(homes))
+
+    def release(self) -> None:
+        """Give the memory back. Mutates; may be called twice."""
+        self._tiers, self._pairs = None, ()
+
+    def pairs(self) -> tuple[KVPair, ...]:
+        """Return the memory of each layer; what is launched from now on waits for the moves under way."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self._stream)
+        return self._pairs
+
+    def apply(self, plan: StepPlan) -> None:
+        """Carry out the plan's moves out, then copies, then moves in. Mutates the memory, sooner or later."""
+        if not (plan.moves_out or plan.copies or plan.moves_in):
+            return
+        if self._tiers is None:
+            raise ExecutionError("the KV memory is not allocated, or was released")
+        blocks, host = self._tiers
+        with self._moving():
+            for block, host_block in plan.moves_out:
+                host.take(host_block, blocks, block)
+            blocks.copy(plan.copies)
+            for block, host_block in plan.moves_in:
+                blocks.take(block, host, host_block)
+
+    def _moving(self) -> AbstractContextManager[Any]:
+        """Return the context in which blocks are moved: behind what was launched before, beside the rest."""
+        if self._stream is None:
+            return nullcontext()
+        self._stream.wait_stream(torch.cuda.current_stream(self.device))
+        moving: AbstractContextManager[Any] = torch.cuda.stream(self._stream)
+        return moving
+
+    def _new_pool(self, name: str) -> KVPool:
+        on_device = name == "num_blocks"
+        num_blocks = self.num_blocks if on_device else self._num_host_blocks
+        try:
+            if on_device:
+                return self.attention.allocate_kv(self.spec, num_blocks)
+            return _host_pool(self.spec, num_blocks, pinned=self.device.type == "cuda")
+        except RuntimeError as error:  # of which torch.OutOfMemoryError is one; the CPU's allocator raises it bare
+            allowed = f"as many as fit into memory, {self.spec.bytes_per_block} bytes each"
+            raise InvalidConfigError(name, num_blocks, allowed) from error
+
+
+class _Tier:
+    """The blocks of one kind of memory."""
+
+    def __init__(self, name: str, num_blocks: int, pool: KVPool) -> None:
+        self.name = name
+        self.num_blocks = num_blocks
+        self.pool = pool
+
+    def take(self, block: int, source: _Tier, source_block: int) -> None:
+        """Copy a block of `source` into a block of this tier. Mutates, on the current stream."""
+        self._require(block)
+        source._require(source_block)
+        for written, read in zip(self.pool.tensors, source.pool.tensors, strict=True):
+            written[:, block].copy_(read[:, source_block], non_blocking=True)
+
+    def copy(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy blocks of this tier to others of it: on a GPU all by one kernel. Mutates, on the current stream."""
+        for block in chain.from_iterable(copies):
+            self._require(block)
+        if copies and self.pool.numbers.is_cuda:
+            from quire.compute.torch.kernels.blocks import copy_blocks  # needs Triton
+
+            pairs = on_device(np.array(copies, np.int32), self.pool.numbers.device)
+            for tensor in self.pool.tensors:
+                copy_blocks(tensor, tensor, pairs)
+            return
+        for source, destination in copies:
+            self.take(destination, self, source)
+
+    def _require(self, block: int) -> None:
+        if not 0 <= block < self.num_blocks:
+            raise ExecutionError(f"a plan names block {block}; {self.name} is {self.num_blocks}")
+
+
+def _host_pool(spec: KVCacheSpec, num_blocks: int, *, pinned: bool) -> KVPool:
+    """Return a pool in which a block is one piece of memory."""
+    shape = (num_blocks, 2 * spec.layers_per_group, spec.num_kv_heads, spec.block_size)
+    numbers = torch.empty((*shape, spec.head_dim), dtype=STORED_AS[spec.dtype], pin_memory=pinned)
+    scales = (
+        torch.empty(shape, dtype=torch.float32, pin_memory=pinned).transpose(0, 1) if spec.dtype in SCALED else None
+    )
+    return KVPool(numbers.transpose(0, 1), scales)
+
+
+def _poison(pool: KVPool) -> None:
+    """Fill a pool with NaN; int8 has none, its scales do. Mutates."""
+    if pool.numbers.dtype is torch.float8_e4m3fn:
+        pool.numbers.view(torch.uint8).fill_(FP8_NAN)
+    else:
+        pool.numbers.fill_(math.nan if pool.numbers.is_floating_point() else -1)
+    if pool.scales is not None:
+        pool.scales.fill_(math.nan)

@@ -1,0 +1,190 @@
+"""TorchDecoder: interprets a `DecoderSpec` on a device, one layer after another, as the reference decoder does.
+
+    embed ─┬─ norm ─ attention ─ norm ─ + ─ norm ─┬─ norm ─ MLP ─ norm ─ + ─ norm ─► norm ─► head
+           └────────────────────────────┘         └──────────────────────┘
+           └─────────────────────────── × layers ───────────────────────────┘
+
+A sublayer's output is not added to the residual stream by itself: it waits until the norm that follows, in the same
+layer or in the next one, so that adding and norming are one pass over memory (`Operations.add_norm`). What computes is
+chosen when a decoder is made: attention, operations, products. The walk asks for nothing that the host must wait for,
+experts aside.
+
+Attention alone is shaped by the contexts of a step; all else by its number of tokens. So the walk is cut where
+attention stands, and what lies between two attentions, a `Stream` in and a `Stream` out, can be recorded once and be
+replayed (`quire.compute.torch.graphs`):
+
+    begin ─► attend 0 ─► advance 0 ─► attend 1 ─► advance 1 ─► … ─► attend n ─► finish ─► outputs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from quire.compute.models.base import DecoderSpec, Part, RopeSpec
+from quire.compute.torch.attention.base import AttentionBackend, AttentionRule, KVPair, StepBatch
+from quire.compute.torch.experts import MLPs
+from quire.compute.torch.operations import Angles, Norm, Operations
+from quire.compute.torch.products import Product
+from quire.compute.torch.weights import LayerWeights, TorchWeights
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """What a decoder computes with."""
+
+    attention: AttentionBackend[Any]
+    operations: Operations
+    product: Product
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderOutputs:
+    """What a step brings, on the device."""
+
+    logits: torch.Tensor  # float32 [num_logits, vocab_size]
+    finite: torch.Tensor  # bool [num_tokens]: the hidden state of the token
+    finite_logits: torch.Tensor  # bool [num_logits]
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What is known when a layer attends; its keys and values are in memory."""
+
+    hidden: torch.Tensor  # [num_tokens, hidden_size]: the residual stream
+    queries: torch.Tensor  # [num_tokens, num_heads, head_dim]
+    angles: Mapping[RopeSpec, Angles]
+
+
+class _Waiting(NamedTuple):
+    """The residual stream, what is to be added to it, and the norm that then stands on it."""
+
+    hidden: torch.Tensor
+    update: torch.Tensor | None
+    joined: Norm | None
+
+
+class TorchDecoder:
+    """A decoder over tensors. Immutable; all that it mutates is the KV memory that it is given."""
+
+    def __init__(self, spec: DecoderSpec, weights: TorchWeights, engines: Engines) -> None:
+        self.spec = spec
+        self._weights = weights
+        self._attention, self._operations, self._product = engines.attention, engines.operations, engines.product
+        self._mlps = MLPs(engines.operations, engines.product, spec.mlp.activation, gated=spec.mlp.gated)
+        shape = spec.attention
+        self._rules = [AttentionRule(shape.scale, layer.window, shape.score_soft_cap) for layer in spec.layers]
+        ropes = {layer.rope for layer in spec.layers if layer.rope is not None}
+        device = weights.embedding.weight.device
+        self._frequencies = {rope: torch.tensor(rope.inverse_frequencies, device=device) for rope in ropes}
+
+    @property
+    def num_layers(self) -> int:
+        """How many layers attend."""
+        return len(self.spec.layers)
+
+    def run(self, batch: StepBatch, pairs: Sequence[KVPair]) -> DecoderOutputs:
+        """Compute one step over the KV memory of each layer. Mutates the slots of its tokens there."""
+        with torch.inference_mode():
+            planned = self.plan(batch)
+            stream = self.begin(batch, pairs[0])
+            for index, pair in enumerate(pairs[1:]):
+                attended = self.attend(index, stream.queries, pairs[index], planned)
+                stream = self.advance(index, stream, attended, batch, pair)
+            attended = self.attend(self.num_layers - 1, stream.queries, pairs[-1], planned)
+            return self.outputs(self.finish(stream, attended), batch)
+
+    def plan(self, batch: StepBatch) -> object:
+        """Return what the attention of all layers shares."""
+        planned: object = self._attention.plan(batch)
+        return planned
+
+    def begin(self, batch: StepBatch, pair: KVPair) -> Stream:
+        """Return the stream where the first layer attends. Mutates the slots of the tokens in its memory."""
+        angles = {rope: Angles.at(batch.positions, rope, table) for rope, table in self._frequencies.items()}
+        hidden = self._embed(batch)
+        return self._enter_layer(0, _Waiting(hidden, None, None), angles, batch, pair)
+
+    def attend(self, index: int, queries: torch.Tensor, pair: KVPair, planned: object) -> torch.Tensor:
+        """Return the attention of a layer, `[num_tokens, num_heads × head_dim]`. Does not mutate."""
+        return self._attention.run(queries, pair, planned, self._rules[index]).flatten(1)
+
+    def advance(self, index: int, stream: Stream, attended: torch.Tensor, batch: StepBatch, pair: KVPair) -> Stream:
+        """Go from the attention of a layer to that of the next. Mutates the next layer's memory, which is `pair`."""
+        return self._enter_layer(index + 1, self._leave_layer(index, stream, attended), stream.angles, batch, pair)
+
+    def finish(self, stream: Stream, attended: torch.Tensor) -> torch.Tensor:
+        """Go from the attention of the last layer to the rows before the head, `[num_tokens, hidden_size]`."""
+        waiting = self._leave_layer(self.num_layers - 1, stream, attended)
+        return self._enter(waiting, self._weights.final_norm)[1]
+
+    def outputs(self, rows: torch.Tensor, batch: StepBatch) -> DecoderOutputs:
+        """Return what the last rows of a step say. Does not mutate."""
+        logits = self._logits(rows[batch.logit_indices])
+        return DecoderOutputs(logits, rows.isfinite().all(dim=-1), logits.isfinite().all(dim=-1))
+
+    def _enter_layer(
+        self, index: int, waiting: _Waiting, angles: Mapping[RopeSpec, Angles], batch: StepBatch, pair: KVPair
+    ) -> Stream:
+        """Bring the queries of a layer about. Mutates the pair: the step's keys and values are stored."""
+        weights, rope = self._weights.layers[index], self.spec.layers[index].rope
+        hidden, rows = self._enter(waiting, weights.norms.get(Part.ATTENTION_NORM))
+        queries = self._operations.rotate_and_write(
+            self._product(rows, weights.projection),
+            weights.form,
+            None if rope is None else angles[rope],
+            pair,
+            batch.slots[pair.group],
+        )
+        return Stream(hidden, queries, angles)
+
+    def _leave_layer(self, index: int, stream: Stream, attended: torch.Tensor) -> _Waiting:
+        """Return what a layer leaves: its output is not added yet."""
+        weights = self._weights.layers[index]
+        norms = weights.norms
+        update = self._normed(self._product(attended, weights.output), norms.get(Part.AFTER_ATTENTION_NORM))
+        waiting = _Waiting(stream.hidden, update, norms.get(Part.JOINED_ATTENTION_NORM))
+        hidden, rows = self._enter(waiting, norms.get(Part.MLP_NORM))
+        update = self._normed(self._transform(rows, weights), norms.get(Part.AFTER_MLP_NORM))
+        return _Waiting(hidden, update, norms.get(Part.JOINED_MLP_NORM))
+
+    def _embed(self, batch: StepBatch) -> torch.Tensor:
+        weights = self._weights
+        hidden = weights.embedding.looked_up(batch.token_ids).to(torch.float32) * self.spec.embedding_scale
+        hidden = hidden.to(weights.dtype)
+        if weights.embedding_in is not None:
+            hidden = self._product(hidden, weights.embedding_in)
+        if weights.positions is not None and self.spec.learned_positions is not None:
+            hidden = hidden + weights.positions[batch.positions + self.spec.learned_positions]
+        return hidden
+
+    def _enter(self, waiting: _Waiting, before: Norm | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add what waits to the residual stream; return the stream, and the rows that the next sublayer reads."""
+        hidden, update, joined = waiting
+        if update is not None and joined is not None:
+            hidden = self._operations.add_norm(hidden, update, joined)[1]
+        elif update is not None and before is not None:
+            return self._operations.add_norm(hidden, update, before)
+        elif update is not None:
+            hidden = hidden + update
+        return hidden, self._normed(hidden, before)
+
+    def _transform(self, rows: torch.Tensor, weights: LayerWeights) -> torch.Tensor:
+        if weights.mlp is not None:
+            return self._mlps.dense(rows, weights.mlp)
+        assert self.spec.experts is not None  # a layer without an MLP is sparse
+        return self._mlps.sparse(rows, weights, self.spec.experts)
+
+    def _normed(self, rows: torch.Tensor, norm: Norm | None) -> torch.Tensor:
+        """Return the rows normed, or as they are where the model has no norm in this place."""
+        return rows if norm is None else self._operations.norm(rows, norm)
+
+    def _logits(self, rows: torch.Tensor) -> torch.Tensor:
+        if self._weights.embedding_out is not None:
+            rows = self._product(rows, self._weights.embedding_out)
+        logits = self._product(rows, self._weights.head).to(torch.float32)
+        cap = self.spec.logit_soft_cap
+        return logits if cap is None else torch.tanh(logits / cap) * cap

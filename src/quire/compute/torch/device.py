@@ -1,0 +1,205 @@
+"""Which device computes: what is known of the GPU that is here, and whether an engine could run on it.
+
+    nvidia-smi, files of torch and Triton ──► DeviceFacts ──► refusal ──► choose_device ──► cuda, or cpu and why
+
+Nothing is started for it: neither is torch imported nor CUDA opened. A server plans in one process and computes in
+another; a second CUDA context would take half a gigabyte of the memory that is being planned, and importing torch takes
+seconds that a CPU engine has no use for. What is found out so is what the driver says, before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from quire.core.byte_sizes import format_bytes
+from quire.core.errors import InvalidConfigError
+
+OLDEST_CAPABILITY: Final = (8, 0)
+OLDEST_DRIVERS: Final = MappingProxyType({11: 450, 12: 525, 13: 580})
+"""By the version of CUDA that torch was built with: older drivers cannot run it."""
+
+CONTEXT_BYTES: Final = 768 << 20
+"""What CUDA, its libraries and compiled kernels take of the device beside everything that is allocated."""
+
+QUERY: Final = ("name", "driver_version", "compute_cap", "memory.total", "memory.free")
+ANSWERS_WITHIN_S: Final = 30.0
+INSTALL: Final = "pip install 'quire[torch]'"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFacts:
+    """What is known of the GPU here. `gpu` None: there is none that answers, and `silence` says why.
+
+    `torch_cuda` is the version of CUDA that torch was built with; None: it was built for CPUs.
+    """
+
+    torch: str | None = None
+    torch_cuda: str | None = None
+    triton: str | None = None
+    gpu: str | None = None
+    silence: str = ""
+    driver: str = ""
+    capability: tuple[int, int] = (0, 0)
+    total_bytes: int = 0
+    free_bytes: int = 0
+
+    def __str__(self) -> str:
+        """Return the GPU in a line."""
+        if self.gpu is None:
+            return self.silence
+        memory = f"{format_bytes(self.free_bytes)} of {format_bytes(self.total_bytes)} free"
+        return f"{self.gpu}, capability {self.dotted_capability}, {memory}, driver {self.driver}"
+
+    @property
+    def dotted_capability(self) -> str:
+        """The capability as NVIDIA writes it."""
+        return _dotted(self.capability)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceNeeds:
+    """What an engine asks of a device: its heads and its memory, the KV blocks aside. Empty: any engine."""
+
+    head_dim: int | None = None
+    most_head_dim: int = 0
+    head_dim_step: int = 1
+    num_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceChoice:
+    """The device that computes. `notice`: why it is not the GPU that is here."""
+
+    device: str
+    notice: str = ""
+
+
+def refusal(facts: DeviceFacts, needs: DeviceNeeds = DeviceNeeds()) -> str:
+    """Return why an engine cannot run on the GPU, and what to do; empty where it can. Pure.
+
+    >>> refusal(DeviceFacts(torch="2.13.0", torch_cuda="13.0", triton="3.6.0", gpu="an old one", driver="580.1",
+    ...                     capability=(7, 5), free_bytes=8 << 30))
+    'an old one has compute capability 7.5, and the kernels need 8.0 (Ampere) or newer'
+    """
+    if facts.gpu is None:
+        return f"no NVIDIA GPU answers: {facts.silence}"
+    if facts.torch is None or facts.triton is None:
+        missing = "torch" if facts.torch is None else "triton"
+        return f"{missing} is not installed: {INSTALL}"
+    if facts.torch_cuda is None:
+        return f"torch {facts.torch} is a build without CUDA: install one with it"
+    cuda = int(facts.torch_cuda.partition(".")[0])
+    oldest = OLDEST_DRIVERS.get(cuda, max(OLDEST_DRIVERS.values()))
+    if _number(facts.driver) < oldest:
+        return f"driver {facts.driver} is too old for torch with CUDA {facts.torch_cuda}: it needs {oldest} or newer"
+    if facts.capability < OLDEST_CAPABILITY:
+        has, needed = facts.dotted_capability, _dotted(OLDEST_CAPABILITY)
+        return f"{facts.gpu} has compute capability {has}, and the kernels need {needed} (Ampere) or newer"
+    if needs.head_dim is not None and (needs.head_dim > needs.most_head_dim or needs.head_dim % needs.head_dim_step):
+        known = f"multiples of {needs.head_dim_step} up to {needs.most_head_dim}"
+        return f"the model has heads of {needs.head_dim} numbers, and the kernels know {known}"
+    if needs.num_bytes + CONTEXT_BYTES >= facts.free_bytes:
+        needed, free = format_bytes(needs.num_bytes + CONTEXT_BYTES), format_bytes(facts.free_bytes)
+        return f"the engine needs {needed} of the GPU before any KV memory, and {free} are free"
+    return ""
+
+
+def choose_device(facts: DeviceFacts, wanted: str, needs: DeviceNeeds = DeviceNeeds()) -> DeviceChoice:
+    """Return the device for what was asked: cuda, or auto; raises `InvalidConfigError` where cuda cannot be. Pure.
+
+    Auto is the CPU where no GPU is, without a word, and with a notice where there is one that cannot be used.
+    """
+    why = refusal(facts, needs)
+    if not why:
+        return DeviceChoice("cuda")
+    if wanted == "cuda":
+        raise InvalidConfigError("device", "cuda", f"cpu or auto here; {why}")
+    return DeviceChoice("cpu", "" if facts.gpu is None else f"the GPU is not used: {why}")
+
+
+# ---- looking --------------------------------------------------------------------------------------------------------
+
+
+def look(environ: Mapping[str, str]) -> DeviceFacts:
+    """Find out what is here, of the first GPU that CUDA_VISIBLE_DEVICES leaves. Starts nvidia-smi, where that is."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    first = None if visible is None else visible.partition(",")[0].strip()
+    torch_cuda = _torch_cuda()
+    facts = DeviceFacts(_version("torch"), torch_cuda, _version("triton"))
+    if first in ("", "-1"):
+        return _silent(facts, "CUDA_VISIBLE_DEVICES hides them all")
+    program = shutil.which("nvidia-smi", path=environ.get("PATH", os.defpath))
+    if program is None:
+        return _silent(facts, "there is no nvidia-smi, which comes with the driver")
+    command = [program, f"--query-gpu={','.join(QUERY)}", "--format=csv,noheader,nounits"]
+    if first is not None:
+        command.append(f"--id={first}")
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=ANSWERS_WITHIN_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return _silent(facts, f"nvidia-smi: {type(error).__name__}")
+    lines = run.stdout.strip().splitlines() or run.stderr.strip().splitlines() or ["it says nothing"]
+    return _read(facts, lines[0]) if not run.returncode else _silent(facts, f"nvidia-smi: {lines[0]}")
+
+
+def _read(facts: DeviceFacts, line: str) -> DeviceFacts:
+    """Take in what nvidia-smi says of a GPU: the fields of QUERY, sizes in MiB."""
+    fields = [field.strip() for field in line.split(",")]
+    if len(fields) != len(QUERY):
+        return _silent(facts, f"nvidia-smi: {line}")
+    name, driver, capability, total, free = fields
+    major, _, minor = capability.partition(".")
+    return replace(
+        facts,
+        gpu=name,
+        driver=driver,
+        capability=(_number(major), _number(minor)),
+        total_bytes=_number(total) << 20,
+        free_bytes=_number(free) << 20,
+    )
+
+
+def _silent(facts: DeviceFacts, why: str) -> DeviceFacts:
+    return replace(facts, silence=" ".join(why.split()))
+
+
+def _version(name: str) -> str | None:
+    if find_spec(name) is None:
+        return None
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "of an unknown version"
+
+
+def _torch_cuda() -> str | None:
+    """Return the version of CUDA that torch was built with, as a file of it says."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = (Path(spec.origin).parent / "version.py").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    found = re.search(r"^cuda\b[^=\n]*= *'(\d+(?:\.\d+)*)'", text, re.MULTILINE)
+    return None if found is None else found[1]
+
+
+def _number(text: str) -> int:
+    """Return the number that a text begins with; 0 where it does not."""
+    found = re.match(r"\d+", text)
+    return 0 if found is None else int(found[0])
+
+
+def _dotted(numbers: tuple[int, int]) -> str:
+    return ".".join(map(str, numbers))

@@ -1,0 +1,47 @@
+"""FusedOperations: what `Operations` asks for, in Triton kernels: one launch where torch needs four to twenty.
+
+A layer of a small model is a few microseconds of reading weights; between its products every launch counts. So a sum
+and its norm are one kernel, gate and up another, and everything between the fused product and attention a third: norms
+of heads, rotation, quantisation and the write to the KV memory.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from quire.compute.models.base import Activation
+from quire.compute.torch.attention.base import AttentionBackend, KVPair
+from quire.compute.torch.kernels import activations, norms, rope_cache
+from quire.compute.torch.operations import Angles, HeadForm, Norm, PlainOperations
+
+
+class FusedOperations:
+    """Triton kernels; implements `Operations`."""
+
+    def __init__(self, attention: AttentionBackend[object]) -> None:
+        self._plain = PlainOperations(attention)
+
+    def norm(self, rows: torch.Tensor, norm: Norm) -> torch.Tensor:
+        """Return the rows normed."""
+        return norms.norm(rows, norm.weight, norm.bias, epsilon=norm.epsilon, centers=norm.centers)
+
+    def add_norm(self, rows: torch.Tensor, update: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return rows + update, and that normed."""
+        return norms.add_norm(rows, update, norm.weight, norm.bias, epsilon=norm.epsilon, centers=norm.centers)
+
+    def gated(self, gate_and_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """Return activation(gate) × up."""
+        return activations.activate(gate_and_up, activation=activation.value, gated=True)
+
+    def activate(self, rows: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """Return the activation of each number."""
+        return activations.activate(rows, activation=activation.value, gated=False)
+
+    def rotate_and_write(
+        self, projected: torch.Tensor, form: HeadForm, angles: Angles | None, pair: KVPair, slots: torch.Tensor
+    ) -> torch.Tensor:
+        """Norm and turn queries and keys, store keys and values; return the queries. Mutates the slots of the pair."""
+        # No family norms its heads by mean and variance, so the kernel does not.
+        centers = any(norm is not None and norm.centers for norm in (form.query_norm, form.key_norm))
+        bring = self._plain.rotate_and_write if centers else rope_cache.rotate_and_write
+        return bring(projected, form, angles, pair, slots)

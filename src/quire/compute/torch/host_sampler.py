@@ -1,0 +1,42 @@
+"""HostSampler: a sampler of the host for logits that lie on a device; brings over only the rows asked for.
+
+It serves where the sampler of the device does not: on the CPU, where bringing a row over costs nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from quire.compute.arrays import FloatArray, IntArray
+from quire.compute.sampling.draws import Choices, Draws, Sampler
+
+
+class HostSampler:
+    """Passes on rows of logits to another sampler; implements `Sampler`."""
+
+    def __init__(self, sampler: Sampler) -> None:
+        self._sampler = sampler
+
+    def sample(self, logits: torch.Tensor, draws: Draws) -> Choices:
+        """Return a choice per draw. Does not mutate the logits."""
+        brought, places = _brought(logits, draws.logit_rows)
+        return self._sampler.sample(brought, replace(draws, logit_rows=places))
+
+    def choose(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """Return the token of each draw, on the device of the logits. Waits for them. Does not mutate them."""
+        return torch.from_numpy(self.sample(logits, draws).tokens).to(logits.device)
+
+    def report(self, logits: torch.Tensor, logit_rows: IntArray, tokens: IntArray, num_logprobs: IntArray) -> Choices:
+        """Return the log-probabilities of given tokens. Does not mutate the logits."""
+        brought, places = _brought(logits, logit_rows)
+        return self._sampler.report(brought, places, tokens, num_logprobs)
+
+
+def _brought(logits: torch.Tensor, logit_rows: IntArray) -> tuple[FloatArray, IntArray]:
+    """Return the rows that are named, each once, and where each of the names is among them."""
+    rows, places = np.unique(logit_rows, return_inverse=True)
+    brought: FloatArray = logits[torch.from_numpy(rows).to(logits.device)].cpu().numpy()
+    return brought, places

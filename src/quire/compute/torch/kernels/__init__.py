@@ -1,0 +1,1 @@
+"""Triton kernels with thin launchers over tensors; they know nothing of plans, specs or engines."""

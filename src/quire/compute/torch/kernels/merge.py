@@ -1,0 +1,131 @@
+"""Putting the parts of a softmax together: always in one order, whoever does it.
+
+Attention is cut into splits of a fixed number of positions. A split leaves three things for a row: the highest score,
+the sum of weights relative to it, and the weighted sum of values. `fold` takes them into those of all earlier splits:
+
+    (highest, total, sums)  ◄─ fold ─  split 0  ◄─ fold ─  split 1  ◄─ fold ─  split 2 …      output = sums / total
+
+A program that goes through all splits of a row folds as it goes. Where splits were computed side by side, their parts
+lie in memory and `merge_kernel` folds them, in the same order with the same operations: products and sums that could be
+contracted in one program and not in another are written as `fma`. So how many programs share a row's work changes no
+bit of it, and it can be chosen anew in every step. (A merge as a tree, or by the highest of all parts, would be faster
+for hundreds of splits, and would be a second order.)
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from quire.compute.torch.kernels.variants import KernelVariant
+
+AT_A_TIME: Final = 16
+"""Parts whose loads are under way together."""
+MERGE_COLUMNS: Final = tl.constexpr(3)
+"""Of an entry of a merge list: token, first part, number of parts."""
+
+
+class Results(NamedTuple):
+    """Where attention is written: the outputs, and the parts of those rows that are computed in parts."""
+
+    outputs: torch.Tensor  # [num_tokens, num_heads, head_dim]
+    part_sums: torch.Tensor  # float32 [num_parts, num_heads, head_dim]
+    part_norms: torch.Tensor  # float32 [num_parts, num_heads, 2]: highest score, sum of weights
+    token_stride: int
+    head_stride: int
+    num_heads: int
+
+    @classmethod
+    def of(cls, outputs: torch.Tensor, num_parts: int) -> Results:
+        """Return outputs with room for parts. Does not mutate."""
+        _, num_heads, head_dim = outputs.shape
+        sums = torch.empty((max(num_parts, 1), num_heads, head_dim), dtype=torch.float32, device=outputs.device)
+        norms = torch.empty((max(num_parts, 1), num_heads, 2), dtype=torch.float32, device=outputs.device)
+        return cls(outputs, sums, norms, outputs.stride(0), outputs.stride(1), num_heads)
+
+
+@triton.jit
+def fold(whole, part, exponent_scale):
+    """Return what is known of rows with one more split: (highest, total, sums) of `[rows]`, `[rows]`, `[rows, dims]`.
+
+    Scores are those before `exponent_scale`. Either may be empty: highest -inf, the rest zero.
+    """
+    highest = tl.maximum(whole[0], part[0])
+    finite = tl.where(highest == float("-inf"), 0.0, highest)
+    keep = tl.exp2((whole[0] - finite) * exponent_scale)
+    add = tl.exp2((part[0] - finite) * exponent_scale)
+    total = tl.fma(whole[1], keep, part[1] * add)
+    sums = tl.fma(whole[2], keep[:, None], part[2] * add[:, None])
+    return highest, total, sums
+
+
+@triton.jit
+def merge_kernel(
+    merges, results: Results, exponent_scale, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, UNROLL: tl.constexpr
+):
+    """Fold the parts of one token's head, and write its output."""
+    head = tl.program_id(0)
+    merge = merges + tl.program_id(1) * MERGE_COLUMNS
+    token, first, num_parts = tl.load(merge), tl.load(merge + 1), tl.load(merge + 2)
+    if num_parts == 0:
+        return
+    dims = tl.arange(0, PADDED_DIM)[None, :]
+    real = dims < HEAD_DIM
+    highest = tl.full([1], float("-inf"), tl.float32)
+    total = tl.zeros([1], tl.float32)
+    sums = tl.zeros([1, PADDED_DIM], tl.float32)
+    one = tl.arange(0, 1)
+    for start in range(0, num_parts, UNROLL):
+        for ahead in tl.static_range(UNROLL):
+            there = start + ahead < num_parts
+            row = (first + start + ahead).to(tl.int64) * results.num_heads + head
+            part_highest = tl.load(results.part_norms + row * 2 + one, mask=there, other=float("-inf"))
+            part_total = tl.load(results.part_norms + row * 2 + 1 + one, mask=there, other=0.0)
+            part_sums = tl.load(results.part_sums + row * HEAD_DIM + dims, mask=real & there, other=0.0)
+            highest, total, sums = fold((highest, total, sums), (part_highest, part_total, part_sums), exponent_scale)
+    place = token * results.token_stride + head * results.head_stride + dims
+    tl.store(results.outputs + place, (sums / total[:, None]).to(results.outputs.dtype.element_ty), mask=real)
+
+
+def merge(merges: torch.Tensor, results: Results, exponent_scale: float, most_parts: int) -> None:
+    """Write the outputs of rows that were computed in parts, at most `most_parts` each. Mutates the outputs.
+
+    `merges` is int32 `[num_merges, 3]`: a token, its first part and how many there are, one after another; a merge of
+    no parts is none.
+    """
+    head_dim = results.outputs.shape[2]
+    merge_kernel[results.num_heads, len(merges)](
+        merges,
+        results,
+        exponent_scale,
+        HEAD_DIM=head_dim,
+        PADDED_DIM=triton.next_power_of_2(head_dim),
+        UNROLL=min(AT_A_TIME, triton.next_power_of_2(most_parts)),
+        num_warps=1,
+    )
+
+
+VARIANTS: Final = tuple(
+    KernelVariant(
+        f"{dtype} {head_dim}, {unroll} parts at a time",
+        merge_kernel,
+        arguments={
+            "merges": "*i32:16",
+            "results": Results._make([f"*{dtype}:16", "*fp32:16", "*fp32:16", "i32:16", "i32:16", "i32"]),
+            "exponent_scale": "fp32",
+        },
+        constants={"HEAD_DIM": head_dim, "PADDED_DIM": triton.next_power_of_2(head_dim), "UNROLL": unroll},
+        num_warps=1,
+        min_wide_share=0.0 if head_dim < 128 else 0.4,
+    )
+    for dtype, head_dim, unroll in (
+        ("bf16", 64, 16),
+        ("bf16", 80, 16),
+        ("bf16", 128, 2),
+        ("fp16", 128, 16),
+        ("bf16", 256, 16),
+    )
+)

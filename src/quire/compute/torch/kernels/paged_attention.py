@@ -1,0 +1,358 @@
+"""Paged attention: one kernel for decodes, for chunks of prompts, and for a prefix that many rows share.
+
+A program takes a *task*: some tokens, a span of positions of one block table, and one KV head. Rows of its products are
+(token, head of the group), so that keys and values are loaded once for all of them. Tiles of positions go by:
+
+    positions    0 … 63 │ 64 … 127 │ 128 … 191 │ 192 … 255 ║ 256 …        tile: 64 positions; ║: a split ends
+    ids          carried ──► loaded a tile ahead ──► …
+    keys         · cp.async ──► tile ──► scores = q·k ──► weights = exp2(scores − highest)
+    values       · cp.async ──► tile ──────────────────► sums = sums × keep + weights·v
+    masks        the tiles where a window begins, none, … none, the tiles where tokens end
+
+What keeps the pipeline: the ids of the next tile's blocks are loaded one tile ahead and carried through the loop. Where
+ids and keys are loaded in the same turn, Triton 3.6 gives up the overlap without a word.
+
+What keeps the bits: tiles are of absolute positions, every row's sums are ordered by its own positions, a place that a
+row does not see adds an exact zero, and at the end of a split what was summed is folded (`merge`) as if it had been
+computed elsewhere. So a row's bits depend neither on the other rows of its tile, nor on whether it was alone, nor on
+how many programs shared its splits. They do depend on `TileShape`: the rows of a tile choose the matrix instruction.
+
+Rejected: a kernel for decodes and one for prompts (they would differ in how a task is made, which is data here); lists
+of tokens as consecutive rows only (a shared prefix has rows from many sequences).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from quire.compute.torch.kernels.merge import Results, fold
+from quire.compute.torch.kernels.tile_shape import NUM_STAGES, TileShape, Use
+from quire.compute.torch.kernels.variants import KernelVariant
+
+LOG2_E: Final = math.log2(math.e)
+TANH_SCALE: Final = tl.constexpr(2 * LOG2_E)
+TASK_COLUMNS: Final = tl.constexpr(5)
+"""Of a task: first entry, number of entries, where its block table begins, first position, end of positions."""
+
+
+class Queries(NamedTuple):
+    """Queries, `[num_tokens, num_heads, head_dim]`, and the position of each token."""
+
+    numbers: torch.Tensor
+    positions: torch.Tensor  # int32 [num_tokens]
+    token_stride: int
+    head_stride: int
+
+    @classmethod
+    def of(cls, queries: torch.Tensor, positions: torch.Tensor) -> Queries:
+        """Return queries as kernels take them."""
+        return cls(queries, positions, queries.stride(0), queries.stride(1))
+
+
+class Cache(NamedTuple):
+    """A layer's keys and values, `[num_blocks, num_kv_heads, block_size, head_dim]`, and the tables that lead there."""
+
+    key_data: torch.Tensor
+    value_data: torch.Tensor
+    key_scales: torch.Tensor | None  # float32 [num_blocks, num_kv_heads, block_size]
+    value_scales: torch.Tensor | None
+    tables: torch.Tensor  # int32, each of consecutive blocks
+    block_stride: int
+    head_stride: int
+    token_stride: int
+    scale_block_stride: int
+    scale_head_stride: int
+
+    @classmethod
+    def of(
+        cls,
+        numbers: tuple[torch.Tensor, torch.Tensor],
+        scales: tuple[torch.Tensor, torch.Tensor] | None,
+        tables: torch.Tensor,
+    ) -> Cache:
+        """Return keys and values, and the scales of both where they are quantised, as kernels take them."""
+        (keys, values), (key_scales, value_scales) = numbers, scales or (None, None)
+        strides = (0, 0) if key_scales is None else key_scales.stride()[:2]
+        return cls(keys, values, key_scales, value_scales, tables, *keys.stride()[:3], *strides)
+
+
+class Work(NamedTuple):
+    """A work list: tasks, and the entries that they name: a token each, and where its part goes, -1: to the output."""
+
+    tasks: torch.Tensor  # int32 [num_tasks, TASK_COLUMNS]
+    tokens: torch.Tensor  # int32 [num_entries]
+    parts: torch.Tensor  # int32 [num_entries]
+
+
+class Weighting(NamedTuple):
+    """How products become weights: 2^(exponent_scale × s), of s = product, or tanh(cap_scale × product)."""
+
+    exponent_scale: float
+    cap_scale: float | None
+    window: int | None
+
+    @classmethod
+    def of(cls, scale: float, window: int | None, soft_cap: float | None) -> Weighting:
+        """Return what a scale, a window and a soft cap amount to.
+
+        >>> round(Weighting.of(0.5, None, None).exponent_scale, 4), Weighting.of(0.5, 8, 2.0).cap_scale
+        (0.7213, 0.25)
+        """
+        if soft_cap is None:
+            return cls(scale * LOG2_E, None, window)
+        return cls(soft_cap * LOG2_E, scale / soft_cap, window)
+
+
+class Span(NamedTuple):
+    """Positions of a task, within kernels: those that some row sees, and the tiles that every row sees wholly."""
+
+    first: tl.tensor
+    stop: tl.tensor
+    first_tile: tl.tensor
+    first_full: tl.tensor
+    end_full: tl.tensor
+
+
+class Task(NamedTuple):
+    """What a program attends with and to, within kernels."""
+
+    query: tl.tensor  # [rows, padded_dim]
+    positions: tl.tensor  # [rows]
+    cache: Cache
+    table: tl.tensor
+    head: tl.tensor
+    span: Span
+    rule: Weighting
+
+
+@triton.jit
+def span_of(start, stop, positions, real, window, SHAPE: tl.constexpr):
+    """Return the span of a task of which rows that are `real` have these positions."""
+    highest = tl.max(positions)
+    lowest = tl.min(tl.where(real, positions, highest))
+    stop = tl.minimum(stop, highest + 1)
+    first, full = start, start
+    if window is not None:
+        first = tl.maximum(start, lowest - window + 1)
+        full = tl.maximum(start, highest - window + 1)
+    first_tile = first // SHAPE.tokens * SHAPE.tokens
+    first_full = (full + SHAPE.tokens - 1) // SHAPE.tokens * SHAPE.tokens
+    first_full = tl.maximum(first_tile, tl.minimum(first_full, stop))
+    end_full = tl.maximum(first_full, tl.minimum(stop, lowest + 1) // SHAPE.tokens * SHAPE.tokens)
+    return Span(first, stop, first_tile, first_full, end_full)
+
+
+@triton.jit
+def block_ids(task: Task, start, SHAPE: tl.constexpr):
+    """Return the block of each position of a tile; beyond the last position, the block of that."""
+    blocks = (start + tl.arange(0, SHAPE.tokens)) // SHAPE.block_size
+    if SHAPE.paged:
+        ids = tl.load(task.table + tl.minimum(blocks, (task.span.stop - 1) // SHAPE.block_size))
+    else:
+        ids = task.table + blocks
+    return ids
+
+
+@triton.jit
+def load_tile(data, places, readable, SHAPE: tl.constexpr, MASKED: tl.constexpr):
+    """Return a tile of keys or values, `[tokens, padded_dim]`, zero where it is not readable."""
+    dims = tl.arange(0, SHAPE.padded_dim)
+    pointers = data + (places[:, None] + dims[None, :])
+    if MASKED:
+        tile = tl.load(pointers, mask=readable[:, None] & (dims < SHAPE.head_dim)[None, :], other=0.0)
+    elif SHAPE.padded_dim > SHAPE.head_dim:
+        tile = tl.load(pointers, mask=(dims < SHAPE.head_dim)[None, :], other=0.0)
+    else:
+        tile = tl.load(pointers)
+    return tile
+
+
+@triton.jit
+def load_scales(data, places, readable, MASKED: tl.constexpr):
+    """Return the scales of a tile of keys or values, `[tokens]`."""
+    return tl.load(data + places, mask=readable, other=0.0) if MASKED else tl.load(data + places)
+
+
+@triton.jit
+def weigh(part, scores, rule: Weighting, MASKED: tl.constexpr):
+    """Return the weights of a tile's scores, then highest, total and sums rescaled to them; its values are yet to come.
+
+    Scores that are masked are -inf. Where all of a row's are, its weights are zero.
+    """
+    highest = tl.maximum(part[0], tl.max(scores, 1))
+    finite = highest
+    if MASKED:
+        finite = tl.where(highest == float("-inf"), 0.0, highest)
+    # fma, not a product and a sum: those could be contracted in tiles without masks and not in those with them.
+    shift = -(finite * rule.exponent_scale)
+    weights = tl.exp2(tl.fma(scores, rule.exponent_scale, shift[:, None]))
+    keep = tl.exp2((part[0] - finite) * rule.exponent_scale)
+    return weights, highest, tl.fma(part[1], keep, tl.sum(weights, 1)), part[2] * keep[:, None]
+
+
+@triton.jit
+def empty_part(SHAPE: tl.constexpr):
+    """Return (highest, total, sums) of rows that have seen nothing."""
+    highest = tl.full([SHAPE.rows], float("-inf"), tl.float32)
+    total = tl.full([SHAPE.rows], 0.0, tl.float32)
+    return highest, total, tl.full([SHAPE.rows, SHAPE.padded_dim], 0.0, tl.float32)
+
+
+@triton.jit
+def attend_tile(task: Task, part, blocks, start, SHAPE: tl.constexpr, MASKED: tl.constexpr):
+    """Return (highest, total, sums) with one more tile."""
+    cache, span, rule = task.cache, task.span, task.rule
+    positions = start + tl.arange(0, SHAPE.tokens)
+    offsets = positions % SHAPE.block_size
+    readable = (positions >= span.first) & (positions < span.stop)
+    places = blocks.to(tl.int64) * cache.block_stride + (task.head * cache.head_stride + offsets * cache.token_stride)
+    keys = load_tile(cache.key_data, places, readable, SHAPE, MASKED)
+    values = load_tile(cache.value_data, places, readable, SHAPE, MASKED)
+    scores = tl.dot(task.query, tl.trans(keys.to(task.query.dtype)), input_precision="ieee")  # [rows, tokens]
+    scale_places = blocks.to(tl.int64) * cache.scale_block_stride + (task.head * cache.scale_head_stride + offsets)
+    if cache.key_scales is not None:
+        scores *= load_scales(cache.key_scales, scale_places, readable, MASKED)[None, :]
+    if rule.cap_scale is not None:
+        scores = 1 - 2 / (1 + tl.exp2(scores * (TANH_SCALE * rule.cap_scale)))  # tanh
+    if MASKED:
+        seen = positions[None, :] <= task.positions[:, None]
+        if rule.window is not None:
+            seen &= positions[None, :] > (task.positions - rule.window)[:, None]
+        scores = tl.where(seen, scores, float("-inf"))
+    weights, highest, total, sums = weigh(part, scores, rule, MASKED)
+    if cache.value_scales is not None:
+        weights *= load_scales(cache.value_scales, scale_places, readable, MASKED)[None, :]
+    sums = tl.dot(weights.to(task.query.dtype), values.to(task.query.dtype), sums, input_precision="ieee")
+    return highest, total, sums
+
+
+@triton.jit
+def attend_tiles(task: Task, state, start, end, SHAPE: tl.constexpr, MASKED: tl.constexpr):
+    """Return the state, (what earlier splits gave, what the split under way gave), with tiles from `start` to `end`."""
+    whole, part = state
+    ahead = block_ids(task, start, SHAPE)
+    for tile in tl.range(start, end, SHAPE.tokens):
+        blocks = ahead
+        ahead = block_ids(task, tile + SHAPE.tokens, SHAPE)
+        if SHAPE.split > 0 and tile % SHAPE.split == 0:
+            whole = fold(whole, part, task.rule.exponent_scale)
+            part = empty_part(SHAPE)
+        part = attend_tile(task, part, blocks, tile, SHAPE, MASKED)
+    return whole, part
+
+
+@triton.jit
+def store(results: Results, entries, rows, part, SHAPE: tl.constexpr):
+    """Write the outputs of rows that are complete, and the parts of the others; `entries` are (token, part or -1)."""
+    tokens, parts = entries
+    real, heads = rows
+    highest, total, sums = part
+    dims = tl.arange(0, SHAPE.padded_dim)
+    whole, partial = real & (parts < 0), real & (parts >= 0)
+    outputs = (sums / tl.where(total == 0, 1, total)[:, None]).to(results.outputs.dtype.element_ty)
+    places = (tokens * results.token_stride + heads * results.head_stride)[:, None] + dims[None, :]
+    tl.store(results.outputs + places, outputs, mask=whole[:, None] & (dims < SHAPE.head_dim)[None, :])
+    places = parts.to(tl.int64) * results.num_heads + heads
+    tl.store(results.part_norms + places * 2, highest, mask=partial)
+    tl.store(results.part_norms + places * 2 + 1, total, mask=partial)
+    places = places[:, None] * SHAPE.head_dim + dims[None, :]
+    tl.store(results.part_sums + places, sums, mask=partial[:, None] & (dims < SHAPE.head_dim)[None, :])
+
+
+@triton.jit
+def attend_kernel(queries: Queries, cache: Cache, work: Work, results: Results, rule: Weighting, SHAPE: tl.constexpr):
+    """Do one task for one KV head."""
+    head = tl.program_id(0)
+    fields = work.tasks + tl.program_id(1) * TASK_COLUMNS
+    first_entry, num_entries = tl.load(fields), tl.load(fields + 1)
+    if num_entries == 0:
+        return
+    table = tl.load(fields + 2)
+    if SHAPE.paged:
+        table = cache.tables + table
+    index, dims = tl.arange(0, SHAPE.rows), tl.arange(0, SHAPE.padded_dim)
+    entry, heads = first_entry + index // SHAPE.group, head * SHAPE.group + index % SHAPE.group
+    real = index // SHAPE.group < num_entries
+    tokens = tl.load(work.tokens + entry, mask=real, other=0)
+    positions = tl.load(queries.positions + tokens, mask=real, other=0)
+    places = (tokens * queries.token_stride + heads * queries.head_stride)[:, None] + dims[None, :]
+    query = tl.load(queries.numbers + places, mask=real[:, None] & (dims < SHAPE.head_dim)[None, :], other=0.0)
+    span = span_of(tl.load(fields + 3), tl.load(fields + 4), positions, real, rule.window, SHAPE)
+    task = Task(query, positions, cache, table, head, span, rule)
+    state = empty_part(SHAPE), empty_part(SHAPE)
+    if rule.window is not None:
+        state = attend_tiles(task, state, span.first_tile, span.first_full, SHAPE, True)
+    state = attend_tiles(task, state, span.first_full, span.end_full, SHAPE, False)
+    whole, part = attend_tiles(task, state, span.end_full, span.stop, SHAPE, True)
+    if SHAPE.split > 0:
+        part = fold(whole, part, rule.exponent_scale)
+    parts = tl.load(work.parts + entry, mask=real, other=-1)
+    store(results, (tokens, parts), (real, heads), part, SHAPE)
+
+
+def attend(shape: TileShape, queries: Queries, cache: Cache, work: Work, results: Results, rule: Weighting) -> None:
+    """Do the tasks of a work list. Mutates the outputs and parts of their tokens, and nothing else."""
+    attend_kernel[results.num_heads // shape.group, len(work.tasks)](
+        queries, cache, work, results, rule, SHAPE=shape, num_warps=shape.num_warps, num_stages=NUM_STAGES
+    )
+
+
+class _Form(NamedTuple):
+    """What a variant is of: types, the size of heads, with a window and a soft cap or without."""
+
+    dtype: str
+    head_dim: int
+    kv_dtype: str = ""
+    narrowed: bool = False
+    paged: bool = True
+
+
+def _variant(use: Use, form: _Form, capabilities: tuple[int, ...]) -> KernelVariant:
+    dtype, head_dim, kv_dtype, narrowed, paged = form
+    kv_bytes, quantised = (1 if kv_dtype else 2), kv_dtype != ""
+    shape = TileShape.of(use, head_dim=head_dim, group=4, block_size=16, kv_bytes=kv_bytes, capability=capabilities[0])
+    numbers, scales = f"*{kv_dtype or dtype}:16", "*fp32:16" if quantised else None
+    words = [use.value, dtype, str(head_dim), kv_dtype, "window cap" * narrowed, "contiguous" * (not paged)]
+    arguments: dict[str, tuple[Any, ...]] = {
+        "queries": Queries._make([f"*{dtype}:16", "*i32:16", "i32:16", "i32:16"]),
+        "cache": Cache._make([numbers, numbers, scales, scales, "*i32:16", *["i32:16"] * 5]),
+        "work": Work._make(["*i32:16"] * 3),
+        "results": Results._make([f"*{dtype}:16", "*fp32:16", "*fp32:16", "i32:16", "i32:16", "i32"]),
+        "rule": Weighting._make(["fp32", "fp32" if narrowed else None, "i32" if narrowed else None]),
+    }
+    from_shared = shape.rows >= WARP_GROUP_ROWS and capabilities[0] >= 90 and not quantised
+    return KernelVariant(
+        " ".join([word for word in words if word] + ["sm_80"] * (capabilities[0] == 80)),
+        attend_kernel,
+        arguments=arguments,
+        constants={"SHAPE": replace(shape, paged=paged)},
+        num_warps=shape.num_warps,
+        num_stages=NUM_STAGES,
+        # A product that reads a tile from shared memory while it runs keeps it there for one turn more.
+        num_buffers=NUM_STAGES if from_shared else NUM_STAGES - 1,
+        min_wide_share=0.2 if quantised else 0.6,
+        capabilities=capabilities,
+    )
+
+
+WARP_GROUP_ROWS: Final = 64
+"""Rows from which on products of sm_90 and later read both factors from shared memory."""
+FP8: Final = "fp8e4nv"
+VARIANTS: Final = tuple(
+    _variant(use, form, capabilities)
+    for use in Use
+    for form in (
+        _Form("bf16", 128),
+        _Form("bf16", 128, paged=False),
+        *(_Form("bf16", head_dim, narrowed=True) for head_dim in (64, 80, 128, 256)),
+        *(_Form("bf16", head_dim, kv, narrowed=True) for head_dim, kv in ((128, "i8"), (128, FP8), (256, "i8"))),
+    )
+    for capabilities in ((80,), (90, 100))
+    if (form.kv_dtype, capabilities) != (FP8, (80,))  # has no such numbers
+)

@@ -1,0 +1,263 @@
+"""From the fused product of a layer to what attention reads, in one launch: norm, turn, quantise, store.
+
+    projected row of a token        q q q q q q q q │ k k │ v v          eight heads a program
+    queries ─► norm ─► turn ──────────────────────────────────────────► queries
+    keys    ─► norm ─► turn ─► its scale, int8 or e4m3 where asked ───► their slots in the KV memory
+    values  ─────────────────► its scale, int8 or e4m3 where asked ───► their slots
+
+A head is held in three parts: the first of each pair, the second of each pair, and the rest that does not turn. Where
+sums are taken over a head (norms, the highest size), they are taken over the parts and then added, in one order.
+Everything between the load and the store is float32 and rounded once. A program may hold heads of all three kinds: each
+is computed as all, and what does not belong to its kind is not taken. That costs less than programs of one head, of
+which a long prefill would launch a hundred thousand.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+
+from quire.compute.torch.attention.base import KVPair
+from quire.compute.torch.kernels.quantize import (
+    EXACT,
+    FP8_MOST,
+    INT8_MOST,
+    quantized,
+    scale_and_factor,
+    size_of,
+)
+from quire.compute.torch.kernels.variants import KernelVariant
+from quire.compute.torch.operations import Angles, HeadForm
+
+HEADS: Final = 8
+NUM_WARPS: Final = 4
+
+
+@triton.jit
+def load_parts(start, held, HALF: tl.constexpr, REST: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr):
+    """Return the three parts of rows that start there, as float32; places beyond them are 0."""
+    pairs, others = tl.arange(0, HALF_BLOCK)[None, :], tl.arange(0, REST_BLOCK)[None, :]
+    are_pairs, are_others = held & (pairs < HALF), held & (others < REST)
+    first = tl.load(start + pairs, mask=are_pairs, other=0.0).to(tl.float32)
+    second = tl.load(start + HALF + pairs, mask=are_pairs, other=0.0).to(tl.float32)
+    rest = tl.load(start + 2 * HALF + others, mask=are_others, other=0.0).to(tl.float32)
+    return first, second, rest
+
+
+@triton.jit
+def store_parts(
+    start, held, parts, HALF: tl.constexpr, REST: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr
+):
+    """Store the three parts of rows, in the type of where they go."""
+    pairs, others = tl.arange(0, HALF_BLOCK)[None, :], tl.arange(0, REST_BLOCK)[None, :]
+    are_pairs, are_others = held & (pairs < HALF), held & (others < REST)
+    dtype: tl.constexpr = start.dtype.element_ty
+    tl.store(start + pairs, parts[0].to(dtype), mask=are_pairs)
+    tl.store(start + HALF + pairs, parts[1].to(dtype), mask=are_pairs)
+    tl.store(start + 2 * HALF + others, parts[2].to(dtype), mask=are_others)
+
+
+@triton.jit
+def over_head(first, second, rest):
+    """Return the sum over each head of three parts."""
+    return tl.sum(first, axis=1)[:, None] + tl.sum(second, axis=1)[:, None] + tl.sum(rest, axis=1)[:, None]
+
+
+@triton.jit
+def turned_pairs(first, second, cosines, sines, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr):
+    """Return the firsts and the seconds of pairs, turned by the angles of a token."""
+    pairs = tl.arange(0, HALF_BLOCK)[None, :]
+    cosine = tl.load(cosines + pairs, mask=pairs < HALF, other=0.0)
+    sine = tl.load(sines + pairs, mask=pairs < HALF, other=0.0)
+    return first * cosine - second * sine, second * cosine + first * sine
+
+
+@triton.jit
+def quantized_parts(first, second, rest, factor, IS_INT8: tl.constexpr):
+    """Return the three parts of heads times the factor of each head, as int8 or e4m3."""
+    return quantized(first, factor, IS_INT8), quantized(second, factor, IS_INT8), quantized(rest, factor, IS_INT8)
+
+
+@triton.jit
+def highest_size(first, second, rest):
+    """Return the highest size in each head of three parts."""
+    highest = tl.maximum(tl.max(size_of(first), axis=1), tl.max(size_of(second), axis=1))
+    return tl.maximum(highest, tl.max(size_of(rest), axis=1))[:, None]
+
+
+@triton.jit
+def rotate_and_write_kernel(
+    projected,
+    queries,
+    query_weight,
+    key_weight,
+    cosines,
+    sines,
+    keys,
+    values,
+    key_scales,
+    value_scales,
+    slots,
+    projected_stride,
+    block_stride,
+    head_stride,
+    token_stride,
+    scale_block_stride,
+    scale_head_stride,
+    scale_token_stride,
+    block_size,
+    query_epsilon,
+    key_epsilon,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    TURNS: tl.constexpr,
+    FORMAT: tl.constexpr,
+    HALF: tl.constexpr,
+    REST: tl.constexpr,
+    HALF_BLOCK: tl.constexpr,
+    REST_BLOCK: tl.constexpr,
+    HEADS: tl.constexpr,
+):
+    """Bring some heads of one token where they belong."""
+    token = tl.program_id(0).to(tl.int64)
+    heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
+    head_dim: tl.constexpr = 2 * HALF + REST
+    is_query, is_value = heads < NUM_HEADS, heads >= NUM_HEADS + NUM_KV_HEADS
+    held = heads < NUM_HEADS + 2 * NUM_KV_HEADS
+    start = projected + token * projected_stride + heads * head_dim
+    first, second, rest = load_parts(start, held, HALF, REST, HALF_BLOCK, REST_BLOCK)
+    if HAS_NORM:
+        mean = over_head(first * first, second * second, rest * rest) / head_dim
+        length = tl.sqrt_rn(mean + tl.where(is_query, query_epsilon, key_epsilon))
+        weight = tl.where(is_query, query_weight, key_weight)
+        weights = load_parts(weight, held & (is_value == 0), HALF, REST, HALF_BLOCK, REST_BLOCK)
+        first = tl.where(is_value, first, weights[0] * (first / length))
+        second = tl.where(is_value, second, weights[1] * (second / length))
+        rest = tl.where(is_value, rest, weights[2] * (rest / length))
+    if TURNS:
+        turned = turned_pairs(first, second, cosines + token * HALF, sines + token * HALF, HALF, HALF_BLOCK)
+        first, second = tl.where(is_value, first, turned[0]), tl.where(is_value, second, turned[1])
+    parts = (first, second, rest)
+    target = queries + (token * NUM_HEADS + heads) * head_dim
+    store_parts(target, is_query, parts, HALF, REST, HALF_BLOCK, REST_BLOCK)
+
+    slot = tl.load(slots + token).to(tl.int64)
+    block, offset, kv_heads = slot // block_size, slot % block_size, (heads - NUM_HEADS) % NUM_KV_HEADS
+    is_key = (is_query == 0) & (is_value == 0) & (slot >= 0)
+    is_value = is_value & held & (slot >= 0)
+    if FORMAT != "plain":
+        scale, factor = scale_and_factor(highest_size(first, second, rest), INT8_MOST if FORMAT == "int8" else FP8_MOST)
+        parts = quantized_parts(first, second, rest, factor, FORMAT == "int8")
+        place = block * scale_block_stride + kv_heads * scale_head_stride + offset * scale_token_stride
+        tl.store(key_scales + place, scale, mask=is_key)
+        tl.store(value_scales + place, scale, mask=is_value)
+    place = block * block_stride + kv_heads * head_stride + offset * token_stride
+    store_parts(keys + place, is_key, parts, HALF, REST, HALF_BLOCK, REST_BLOCK)
+    store_parts(values + place, is_value, parts, HALF, REST, HALF_BLOCK, REST_BLOCK)
+
+
+def rotate_and_write(
+    projected: torch.Tensor, form: HeadForm, angles: Angles | None, pair: KVPair, slots: torch.Tensor
+) -> torch.Tensor:
+    """Norm and turn queries and keys, store keys and values; return the queries. Mutates the slots of the pair.
+
+    As `Operations.rotate_and_write`, for norms by root mean square without a bias. Rows of `projected` may lie apart.
+    """
+    num_tokens = len(projected)
+    queries = projected.new_empty((num_tokens, form.num_heads, form.head_dim))
+    if num_tokens == 0:
+        return queries
+    # Programs write through one set of strides.
+    assert pair.keys.stride() == pair.values.stride()
+    query_norm, key_norm = form.query_norm, form.key_norm
+    format_ = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}.get(pair.keys.dtype, "plain")
+    scales = pair.keys if pair.key_scales is None else pair.key_scales
+    grid = (num_tokens, triton.cdiv(form.num_heads + 2 * form.num_kv_heads, HEADS))
+    rotate_and_write_kernel[grid](
+        projected,
+        queries,
+        None if query_norm is None else query_norm.weight,
+        None if key_norm is None else key_norm.weight,
+        None if angles is None else angles.cosines,
+        None if angles is None else angles.sines,
+        pair.keys,
+        pair.values,
+        scales,
+        pair.values if pair.value_scales is None else pair.value_scales,
+        slots,
+        projected.stride(0),
+        *pair.keys.stride()[:3],
+        *scales.stride()[:3],
+        pair.keys.shape[2],
+        0.0 if query_norm is None else query_norm.epsilon,
+        0.0 if key_norm is None else key_norm.epsilon,
+        NUM_HEADS=form.num_heads,
+        NUM_KV_HEADS=form.num_kv_heads,
+        HAS_NORM=query_norm is not None,
+        TURNS=angles is not None,
+        FORMAT=format_,
+        **_parts(form.head_dim, form.head_dim if angles is None else 2 * angles.cosines.shape[-1]),
+        HEADS=HEADS,
+        num_warps=NUM_WARPS,
+        **EXACT,
+    )
+    return queries
+
+
+def _parts(head_dim: int, rotary_dim: int) -> dict[str, Any]:
+    half = rotary_dim // 2
+    rest = head_dim - 2 * half
+    blocks = {"HALF_BLOCK": triton.next_power_of_2(half), "REST_BLOCK": triton.next_power_of_2(max(1, rest))}
+    return {"HALF": half, "REST": rest} | blocks
+
+
+def _variant(head_dim: int, rotary_dim: int, dtype: str, stored: str, *, norms: bool = False) -> KernelVariant:
+    format_ = {"i8": "int8", "fp8e4nv": "fp8"}.get(stored, "plain")
+    scale = f"*{stored}:16" if format_ == "plain" else "*fp32:16"
+    arguments = {name: f"*{dtype}:16" for name in ("projected", "queries")} | {"slots": "*i32:16"}
+    arguments |= dict.fromkeys(("keys", "values"), f"*{stored}:16") | dict.fromkeys(
+        ("key_scales", "value_scales"), scale
+    )
+    strides = ("projected", "block", "head", "token", "scale_block", "scale_head")
+    arguments |= {f"{name}_stride": "i32:16" for name in strides} | {"block_size": "i32:16"}
+    arguments |= dict.fromkeys(("query_epsilon", "key_epsilon"), "fp32")
+    optional = dict.fromkeys(("query_weight", "key_weight"), norms) | dict.fromkeys(
+        ("cosines", "sines"), rotary_dim > 0
+    )
+    arguments |= {name: "*fp32:16" for name, is_there in optional.items() if is_there}
+    constants = {name: None for name, is_there in optional.items() if not is_there}
+    constants |= _parts(head_dim, rotary_dim or head_dim) | {
+        "scale_token_stride": 1,
+        "NUM_HEADS": 32,
+        "NUM_KV_HEADS": 8,
+        "HEADS": HEADS,
+    }
+    return KernelVariant(
+        f"{head_dim} dims, {rotary_dim} turn{', normed' if norms else ''}, {dtype} to {stored}",
+        rotate_and_write_kernel,
+        arguments=arguments,
+        constants=constants | {"HAS_NORM": norms, "TURNS": rotary_dim > 0, "FORMAT": format_},
+        num_warps=NUM_WARPS,
+        min_wide_share=0.5 if head_dim > 64 else 0.0,  # half a small head is too little for all threads
+        capabilities=(90, 100) if format_ == "fp8" else (80, 90, 100),
+    )
+
+
+VARIANTS = (
+    _variant(128, 128, "bf16", "bf16"),
+    _variant(128, 128, "bf16", "bf16", norms=True),
+    _variant(128, 128, "fp16", "fp16", norms=True),
+    _variant(128, 128, "bf16", "i8", norms=True),
+    _variant(128, 128, "bf16", "fp8e4nv", norms=True),
+    _variant(256, 256, "bf16", "bf16", norms=True),
+    _variant(256, 256, "bf16", "i8", norms=True),
+    _variant(96, 72, "bf16", "bf16"),
+    _variant(80, 80, "bf16", "i8"),
+    _variant(64, 0, "fp16", "fp16"),
+    _variant(64, 64, "bf16", "bf16"),
+)
+"""What the compile gate compiles; see `variants`."""

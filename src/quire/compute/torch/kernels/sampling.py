@@ -1,0 +1,365 @@
+"""Draws on the device: every token's weight as an integer, and a walk to the one that a uniform number hits.
+
+    logits ─► highest_kernel ─► weigh_kernel ─────────────► choose_kernel ─► token
+              of each tile      keys; how many of a tile    one draw a program: the least key that the filters
+                                are how heavy               keep, then the walk in the order of ids
+
+A weight, e^((logit − highest) / temperature) in float64, becomes an integer: 2^43 is the highest, what is below 2^-44
+of it is 0. Sums of integers are exact in any order, so no tile, split or neighbour can move the border between two
+tokens. Weight and id together are a **key**, distinct for each token, in the order of likelihood:
+
+    key = weight × 2^19 + (2^19 − 1 − id)        of equal weights the lower id has the larger key
+
+So a filter is one number, the least key that is kept: the keys from it on are top_k, or just make up top_p of the
+total. It is sought among few: keys are counted and weighed in four classes, by their size, and those of the heaviest
+classes that suffice are moved side by side first.
+
+What is promised: a greedy choice is that of `quire.compute.sampling.draws` always. A drawn token is that of the
+definition unless its uniform number, or the share of top_p, comes to within 2^-24 of a border between two tokens
+(2^19 weights, each rounded by half of 2^-43), or the border of a filter runs between two tokens whose weights differ by
+less than 2^-43 of the highest: here the lower id is the likelier of them. And always it depends on the draw alone.
+
+Rejected: sorting each row (all of it is moved some twenty times), float sums (their order would be part of the
+definition), and Gumbel noise (a number for each token, where the definition has one for each draw).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+import triton
+import triton.language as tl
+
+from quire.compute.torch.kernels.variants import KernelVariant
+
+TILE: Final = 2048
+LIST_TILE: Final = 1024
+NUM_WARPS: Final = 8
+MAX_DRAWS: Final = 128
+"""Of one launch: what bounds the keys that are kept at once, 8 bytes a token of the vocabulary for each draw."""
+
+ID_BITS: Final = tl.constexpr(19)
+MAX_ID: Final = tl.constexpr((1 << 19) - 1)
+WEIGHT_OF_HIGHEST: Final = tl.constexpr(float(1 << 43))
+KEY_BITS: Final = tl.constexpr(63)
+MOST: Final = tl.constexpr((1 << 63) - 1)
+NUM_CLASSES: Final = tl.constexpr(4)
+MAX_VOCABULARY: Final = 1 << 19
+
+# The settings of draws, [num_draws, 6] of float64.
+LOGIT_ROW: Final = tl.constexpr(0)
+TEMPERATURE: Final = tl.constexpr(1)
+TOP_K: Final = tl.constexpr(2)
+TOP_P: Final = tl.constexpr(3)
+MIN_P: Final = tl.constexpr(4)
+UNIFORM: Final = tl.constexpr(5)
+NUM_SETTINGS: Final = tl.constexpr(6)
+
+
+@triton.jit
+def setting(settings, index: tl.constexpr, draw):
+    """Return a setting of a draw."""
+    return tl.load(settings + draw * NUM_SETTINGS + index)
+
+
+@triton.jit
+def least_of_class(kind):
+    """Return the least key of a class: those of at least 2^-8, 2^-16, 2^-24 of the highest weight, and all others."""
+    weight_bits = tl.where(kind == NUM_CLASSES - 1, 0, 35 - 8 * kind)
+    return tl.full((), 1, tl.int64) << (weight_bits + ID_BITS)
+
+
+@triton.jit
+def highest_kernel(logits, settings, highest, best, row_stride, vocab_size, num_tiles, TILE: tl.constexpr):
+    """Find the highest logit of a tile, and the lowest id that has it."""
+    draw, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = setting(settings, LOGIT_ROW, draw).to(tl.int64)
+    ids = tile * TILE + tl.arange(0, TILE)
+    numbers = tl.load(logits + row * row_stride + ids, mask=ids < vocab_size, other=float("-inf")).to(tl.float32)
+    number, place = tl.max(numbers, axis=0, return_indices=True, return_indices_tie_break_left=True)
+    tl.store(highest + draw * num_tiles + tile, number)
+    tl.store(best + draw * num_tiles + tile, tile * TILE + place)
+
+
+@triton.jit
+def weigh_kernel(
+    logits,
+    settings,
+    highest,
+    keys,
+    counts,
+    masses,
+    row_stride,
+    vocab_size,
+    num_tiles,
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,
+):
+    """Store the keys of a tile, 0 for what has no weight or not min_p of it, and what each class of them amounts to."""
+    draw, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    tiles = tl.arange(0, TILES)
+    top = tl.max(tl.load(highest + draw * num_tiles + tiles, mask=tiles < num_tiles, other=float("-inf")))
+    temperature = setting(settings, TEMPERATURE, draw)
+    if is_drawn(temperature, top):
+        row = setting(settings, LOGIT_ROW, draw).to(tl.int64)
+        ids = tile * TILE + tl.arange(0, TILE)
+        inside = ids < vocab_size
+        numbers = tl.load(logits + row * row_stride + ids, mask=inside, other=float("-inf")).to(tl.float64)
+        weights = tl.exp((numbers - top.to(tl.float64)) / temperature)
+        weights = tl.where(weights >= setting(settings, MIN_P, draw), weights, 0.0)  # 0 where it is no number
+        whole = (weights * WEIGHT_OF_HIGHEST + 0.5).to(tl.int64)
+        found = tl.where(whole > 0, (whole << ID_BITS) + (MAX_ID - ids), 0)
+        tl.store(keys + draw * vocab_size + ids, found, mask=inside)
+        for kind in tl.static_range(NUM_CLASSES):
+            belongs = found >= least_of_class(kind)
+            place = (draw * NUM_CLASSES + kind) * num_tiles + tile
+            tl.store(counts + place, tl.sum(belongs.to(tl.int64)))
+            tl.store(masses + place, tl.sum(tl.where(belongs, whole, 0)))
+
+
+@triton.jit
+def is_drawn(temperature, top):
+    """Return whether a draw is not greedy: its temperature is a normal float32, and some token may be chosen."""
+    return (temperature >= 1.1754943508222875e-38) & (tl.abs(top) < float("inf"))
+
+
+@triton.jit
+def amounts_from(keys, num_keys, leasts, LIST_TILE: tl.constexpr):
+    """Return for each of some keys, none of them 0, how many of a list are at least that, and how much they weigh."""
+    counts, masses = tl.zeros_like(leasts), tl.zeros_like(leasts)
+    start = tl.zeros((), tl.int64)
+    while start < num_keys:
+        places = start + tl.arange(0, LIST_TILE)
+        found = tl.load(keys + places, mask=places < num_keys, other=0)
+        belongs = found[:, None] >= leasts[None, :]
+        counts += tl.sum(belongs.to(tl.int64), axis=0)
+        masses += tl.sum(tl.where(belongs, (found >> ID_BITS)[:, None], 0), axis=0)
+        start += LIST_TILE
+    return counts, masses
+
+
+@triton.jit
+def least_kept(keys, num_keys, goal, BY_MASS: tl.constexpr, LIST_TILE: tl.constexpr):
+    """Return a key such that the keys from it on are just enough, `goal` many or so heavy; and how much they weigh.
+
+    Three bits are found at a time, until one key alone lies where the border is sought.
+    """
+    digits = tl.arange(0, 8).to(tl.int64)
+    least = tl.full((), 1, tl.int64)
+    total = tl.zeros((), tl.int64)
+    beyond = tl.zeros((), tl.int64)  # how many keys lie above where the border is sought
+    is_alone = tl.zeros((), tl.int1)
+    shift = tl.full((), KEY_BITS - 3, tl.int64)
+    while (shift >= 0) & (is_alone == 0):
+        counts, masses = amounts_from(keys, num_keys, least + (digits << shift), LIST_TILE)
+        reaches = (masses if BY_MASS else counts) >= goal
+        least += (tl.sum(reaches.to(tl.int64)) - 1) << shift
+        total = tl.min(tl.where(reaches, masses, MOST))
+        beyond = tl.maximum(beyond, tl.max(tl.where(reaches, 0, counts)))
+        is_alone = tl.min(tl.where(reaches, counts, MOST)) - beyond == 1
+        shift -= 3
+    return least, total
+
+
+@triton.jit
+def gathered(keys, counts, least, vocab_size, num_tiles, TILE: tl.constexpr):
+    """Move the keys of a draw that are at least that to the front, in the order of ids; return how many."""
+    filled = tl.zeros((), tl.int64)
+    tile = tl.zeros((), tl.int32)
+    while tile < num_tiles:
+        count = tl.load(counts + tile)
+        if count > 0:
+            places = tile * TILE + tl.arange(0, TILE)
+            found = tl.load(keys + places, mask=places < vocab_size, other=0)
+            belongs = found >= least
+            tl.debug_barrier()  # all of the tile is read before anything is written where it stood
+            target = filled + tl.cumsum(belongs.to(tl.int64), 0) - 1
+            tl.store(keys + target, found, mask=belongs)
+            filled += count
+        tile += 1
+    tl.debug_barrier()  # what some threads wrote, all read from here on
+    return filled
+
+
+@triton.jit
+def walked(keys, num_keys, least, hit, LIST_TILE: tl.constexpr):
+    """Return the first token of a list, kept ones only, up to and with which they weigh more than `hit`."""
+    token = tl.zeros((), tl.int64)
+    is_found = tl.zeros((), tl.int1)
+    passed = tl.zeros((), tl.int64)
+    start = tl.zeros((), tl.int64)
+    while start < num_keys:
+        places = start + tl.arange(0, LIST_TILE)
+        found = tl.load(keys + places, mask=places < num_keys, other=0)
+        weights = tl.where((found >= least) & (found > 0), found >> ID_BITS, 0)
+        sums = passed + tl.cumsum(weights, 0)
+        passed += tl.sum(weights)
+        # The first place whose sum is beyond the hit: its key says which token that is.
+        place = tl.sum((sums <= hit).to(tl.int32))
+        here = MAX_ID - (tl.sum(tl.where(tl.arange(0, LIST_TILE) == place, found, 0)) & MAX_ID)
+        token = tl.where(is_found | (passed <= hit), token, here)
+        is_found = passed > hit
+        start += LIST_TILE
+    return token
+
+
+@triton.jit
+def hit_of(total, uniform):
+    """Return where in a total weight a uniform number of [0, 1) falls."""
+    return tl.minimum((total.to(tl.float64) * uniform).to(tl.int64), total - 1)
+
+
+@triton.jit
+def share_of(total, share):
+    """Return the least whole weight that makes up a share of a total, at least 1."""
+    return tl.maximum(tl.ceil(total.to(tl.float64) * share).to(tl.int64), 1)
+
+
+@triton.jit
+def filtered_draw(
+    keys,
+    counts,
+    masses,
+    vocab_size,
+    num_tiles,
+    top_k,
+    top_p,
+    uniform,
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,
+    LIST_TILE: tl.constexpr,
+):
+    """Return the token of a draw with top_k, top_p or both."""
+    tiles = tl.arange(0, TILES)
+    total = tl.sum(tl.load(masses + (NUM_CLASSES - 1) * num_tiles + tiles, mask=tiles < num_tiles, other=0))
+    count = tl.sum(tl.load(counts + (NUM_CLASSES - 1) * num_tiles + tiles, mask=tiles < num_tiles, other=0))
+    most = tl.minimum(top_k, count)
+    share = share_of(total, top_p)
+    kind = tl.full((), NUM_CLASSES - 1, tl.int32)
+    for back in tl.static_range(NUM_CLASSES):
+        other = NUM_CLASSES - 1 - back
+        heavy = tl.load(masses + other * num_tiles + tiles, mask=tiles < num_tiles, other=0)
+        many = tl.load(counts + other * num_tiles + tiles, mask=tiles < num_tiles, other=0)
+        suffices = tl.where(top_k > 0, tl.sum(many) >= most, tl.sum(heavy) >= share)
+        kind = tl.where(suffices, other, kind)
+    num_keys = gathered(keys, counts + kind * num_tiles, least_of_class(kind), vocab_size, num_tiles, TILE)
+    least = tl.zeros((), tl.int64)
+    if top_k > 0:
+        least, total = least_kept(keys, num_keys, most, False, LIST_TILE)
+    if top_p < 1.0:
+        least, total = least_kept(keys, num_keys, share_of(total, top_p), True, LIST_TILE)
+    return walked(keys, num_keys, least, hit_of(total, uniform), LIST_TILE)
+
+
+@triton.jit
+def plain_draw(
+    keys, masses, vocab_size, num_tiles, uniform, TILE: tl.constexpr, TILES: tl.constexpr, LIST_TILE: tl.constexpr
+):
+    """Return the token of a draw without filters: the tile is found by the sums of tiles, and read alone."""
+    tiles = tl.arange(0, TILES)
+    mass = tl.load(masses + (NUM_CLASSES - 1) * num_tiles + tiles, mask=tiles < num_tiles, other=0)
+    hit = hit_of(tl.sum(mass), uniform)
+    tile = tl.sum((tl.cumsum(mass, 0) <= hit).to(tl.int32))
+    passed = tl.sum(tl.where(tiles < tile, mass, 0))
+    num_keys = tl.minimum(TILE, vocab_size - tile * TILE)
+    return walked(keys + tile * TILE, num_keys, tl.zeros((), tl.int64), hit - passed, LIST_TILE)
+
+
+@triton.jit
+def choose_kernel(
+    settings,
+    highest,
+    best,
+    keys,
+    counts,
+    masses,
+    tokens,
+    vocab_size,
+    num_tiles,
+    TILE: tl.constexpr,
+    TILES: tl.constexpr,
+    LIST_TILE: tl.constexpr,
+):
+    """Choose the token of a draw."""
+    draw = tl.program_id(0).to(tl.int64)
+    tiles = tl.arange(0, TILES)
+    numbers = tl.load(highest + draw * num_tiles + tiles, mask=tiles < num_tiles, other=float("-inf"))
+    top, tile = tl.max(numbers, axis=0, return_indices=True, return_indices_tie_break_left=True)
+    token = tl.load(best + draw * num_tiles + tile).to(tl.int64)
+    if is_drawn(setting(settings, TEMPERATURE, draw), top):
+        top_k = setting(settings, TOP_K, draw).to(tl.int64)
+        top_p = setting(settings, TOP_P, draw)
+        uniform = setting(settings, UNIFORM, draw)
+        own_keys = keys + draw * vocab_size
+        own_counts = counts + draw * NUM_CLASSES * num_tiles
+        own_masses = masses + draw * NUM_CLASSES * num_tiles
+        if (top_k > 0) | (top_p < 1.0):
+            token = filtered_draw(
+                own_keys, own_counts, own_masses, vocab_size, num_tiles, top_k, top_p, uniform, TILE, TILES, LIST_TILE
+            )
+        else:
+            token = plain_draw(own_keys, own_masses, vocab_size, num_tiles, uniform, TILE, TILES, LIST_TILE)
+    tl.store(tokens + draw, token)
+
+
+def choose_tokens(
+    logits: torch.Tensor, settings: torch.Tensor, *, tile: int = TILE, list_tile: int = LIST_TILE
+) -> torch.Tensor:
+    """Return the token of each draw, int64, on the device; waits for nothing. Does not mutate.
+
+    `logits` are `[num_rows, vocab_size]`, at most 2^19 tokens, in rows that may lie apart; `settings` those of the
+    draws, float64 `[num_draws, 6]`: row of logits, temperature, top_k (0: off), top_p, min_p, uniform number. Tiles
+    change no token; they are there for tests with few.
+    """
+    return torch.cat([_choose(logits, part, tile, list_tile) for part in settings.split(MAX_DRAWS)])
+
+
+def _choose(logits: torch.Tensor, settings: torch.Tensor, tile: int, list_tile: int) -> torch.Tensor:
+    num_draws, vocab_size = len(settings), logits.shape[1]
+    num_tiles = triton.cdiv(vocab_size, tile)
+
+    def scratch(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+        return torch.empty((num_draws, *shape), dtype=dtype, device=logits.device)
+
+    tokens = scratch(torch.int64)
+    if num_draws == 0:
+        return tokens
+    highest, best = scratch(torch.float32, num_tiles), scratch(torch.int32, num_tiles)
+    keys = scratch(torch.int64, vocab_size)
+    counts, masses = (scratch(torch.int64, NUM_CLASSES.value, num_tiles) for _ in range(2))
+    row_stride, tiles, grid = logits.stride(0), triton.next_power_of_2(num_tiles), (num_draws, num_tiles)
+    rows, shape, options = (logits, settings, highest), (vocab_size, num_tiles), {"num_warps": NUM_WARPS}
+    highest_kernel[grid](*rows, best, row_stride, *shape, TILE=tile, **options)
+    weigh_kernel[grid](*rows, keys, counts, masses, row_stride, *shape, TILE=tile, TILES=tiles, **options)
+    choose_kernel[(num_draws,)](
+        *(settings, highest, best, keys, counts, masses, tokens),
+        *shape,
+        TILE=tile,
+        TILES=tiles,
+        LIST_TILE=list_tile,
+        **options,
+    )
+    return tokens
+
+
+def _variant(name: str, kernel: Any, arguments: dict[str, str], constants: dict[str, int]) -> KernelVariant:
+    # A draw's settings are single numbers, so not every load is wide.
+    return KernelVariant(name, kernel, arguments, constants, num_warps=NUM_WARPS, min_wide_share=0.25)
+
+
+def _variants() -> list[KernelVariant]:
+    shape = {"vocab_size": "i32:16", "num_tiles": "i32", "settings": "*fp64:16", "highest": "*fp32:16"}
+    best, tables = {"best": "*i32:16"}, {"keys": "*i64:16", "counts": "*i64:16", "masses": "*i64:16"}
+    choosing = shape | tables | best | {"tokens": "*i64:16"}
+    tile, tiles, list_tile = {"TILE": TILE}, {"TILES": 128}, {"LIST_TILE": LIST_TILE}
+    found = [_variant("choose", choose_kernel, choosing, tile | tiles | list_tile)]
+    for dtype in ("fp32", "bf16"):
+        rows = shape | {"logits": f"*{dtype}:16", "row_stride": "i32:16"}
+        found.append(_variant(f"highest, {dtype}", highest_kernel, rows | best, tile))
+        found.append(_variant(f"weigh, {dtype}", weigh_kernel, rows | tables, tile | tiles))
+    return found
+
+
+VARIANTS = tuple(_variants())
+"""What the compile gate compiles; see `variants`."""

@@ -1,0 +1,110 @@
+"""TileShape: what the attention kernel is compiled for. Pure Python, so that work can be planned where no GPU is.
+
+    rows      of the matrix products: (token, head of the group). 16 choose an instruction that wastes little on one
+              token, 64 and more the fastest one
+    tokens    of a tile of keys and values
+    split     positions after which sums are folded; the unit in which work is cut
+
+All of it follows from the model and the GPU, so it is the same for every row of every step. Nothing is tuned while
+serving: a kernel that is chosen by what the batch looks like gives a row other bits in other company.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import Final
+
+SPLIT: Final = 512
+"""Positions of a split. For ever: it orders the sums of every row of more tokens."""
+NUM_STAGES: Final = 3
+
+
+class Use(Enum):
+    """What a kernel is for.
+
+    `DECODE`: a token or a few of each sequence. `PROMPT`: many. `ANY`: either, and with the same bits.
+    """
+
+    DECODE = "decode"
+    PROMPT = "prompt"
+    ANY = "any"
+
+
+NARROW: Final = 64
+WIDE: Final = 128
+"""Heads of more numbers than this strain the registers."""
+FORMS: Final = MappingProxyType(
+    {  # (use, wide heads, quantised or before sm_90): rows, tokens of a tile, warps
+        (Use.DECODE, False, False): (16, 64, 4),
+        (Use.DECODE, False, True): (16, 64, 4),
+        (Use.DECODE, True, False): (16, 32, 4),
+        (Use.DECODE, True, True): (16, 32, 8),
+        (Use.PROMPT, False, False): (128, 64, 8),
+        (Use.PROMPT, False, True): (64, 32, 8),
+        (Use.PROMPT, True, False): (64, 32, 8),
+        (Use.PROMPT, True, True): (32, 32, 8),
+        (Use.ANY, False, False): (64, 64, 8),
+        (Use.ANY, False, True): (32, 32, 8),
+        (Use.ANY, True, False): (32, 32, 8),
+        (Use.ANY, True, True): (32, 32, 8),
+    }
+)
+"""The largest that compile without spilling; see benchmarks/RESULTS.md. Not yet chosen by speed."""
+
+
+@dataclass(frozen=True, slots=True)
+class TileShape:
+    """What the kernel is compiled for, but for types and stages. Immutable; a constant within kernels.
+
+    `rows` are of the matrix products, `tokens` those of a tile of keys. `split` 0: nothing is folded. Not `paged`:
+    a table that would begin at t is the blocks from t on, in order, and none is read.
+    """
+
+    rows: int
+    tokens: int
+    num_warps: int
+    split: int
+    head_dim: int
+    group: int
+    block_size: int
+    paged: bool = True
+
+    @classmethod
+    def of(
+        cls, use: Use, *, head_dim: int, group: int, block_size: int, kv_bytes: int = 2, capability: int = 90
+    ) -> TileShape:
+        """Return the shape that is launched for a use. It depends on model and GPU, never on what is computed.
+
+        `kv_bytes` are those of a number in the KV memory.
+
+        >>> shape = TileShape.of(Use.DECODE, head_dim=80, group=4, block_size=16)
+        >>> shape.rows, shape.tokens_per_task, shape.padded_dim
+        (16, 4, 128)
+        """
+        is_decode = use is Use.DECODE
+        rows, tokens, num_warps = FORMS[use, head_dim > WIDE, kv_bytes == 1 or (capability < 90 and not is_decode)]
+        if is_decode and head_dim <= NARROW and capability >= 90:
+            tokens *= 2  # as many bytes under way as of other heads
+        split = 0 if use is Use.PROMPT else SPLIT
+        return cls(max(rows, power_of_two(group)), tokens, num_warps, split, head_dim, group, block_size)
+
+    @property
+    def padded_dim(self) -> int:
+        """Numbers of a head, with those that make it what matrix units take: a power of two, 16 at least."""
+        return max(16, power_of_two(self.head_dim))
+
+    @property
+    def tokens_per_task(self) -> int:
+        """Tokens whose heads fit into the rows."""
+        return self.rows // self.group
+
+
+def power_of_two(number: int) -> int:
+    """Return the least power of two that is no less.
+
+    >>> [power_of_two(number) for number in (1, 7, 8, 80)]
+    [1, 8, 8, 128]
+    """
+    return 1 << (number - 1).bit_length()

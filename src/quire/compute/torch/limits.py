@@ -1,0 +1,63 @@
+"""What a device can do at most: read its memory, and multiply. Measured by torch's own operations, on random numbers.
+
+A bound is what was reached once, so it is the best of a few passes. Memory is read by a sum over more than any cache
+holds; where a copy moves more bytes a second, both ways counted, that is the bound. Numbers are random: a GPU that
+multiplies zeros saves power and runs faster than it ever will.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+import torch
+
+from quire.core.errors import InvalidConfigError
+
+NUM_PASSES: Final = 5
+LEAST_READ_BYTES: Final = 1 << 20
+PRODUCT_SIZES: Final = {"cpu": 512, "cuda": 8192}
+
+
+class TorchLimits:
+    """The limits of a device, for products of a dtype; `read_bytes` is the memory that is read for the bandwidth."""
+
+    def __init__(self, device: str, dtype: str, read_bytes: int) -> None:
+        self.name = f"torch, {device}"
+        self._device = torch.device(device)
+        size = PRODUCT_SIZES[self._device.type]
+        kind = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(dtype, torch.float32)
+        try:
+            self._memory = torch.rand(max(read_bytes, LEAST_READ_BYTES) // 4, device=self._device)
+            self._copy = torch.empty_like(self._memory)
+        except RuntimeError as error:
+            raise InvalidConfigError("read size", read_bytes, "bytes that fit twice into what is free") from error
+        self._matrix = torch.randn(size, size, device=self._device).to(kind)
+
+    def bandwidth(self) -> float:
+        """Return bytes read per second."""
+        num_bytes: int = 4 * self._memory.numel()
+        read_s = self._fastest(self._memory.sum)
+        copied_s = self._fastest(lambda: self._copy.copy_(self._memory))
+        return max(num_bytes / read_s, 2 * num_bytes / copied_s)
+
+    def arithmetic(self) -> float:
+        """Return additions and multiplications per second, in products of matrices."""
+        return 2 * len(self._matrix) ** 3 / self._fastest(lambda: self._matrix @ self._matrix)
+
+    def _fastest(self, compute: Callable[[], object]) -> float:
+        """Return the seconds of the fastest of a few passes, after one that is not counted."""
+        compute()
+        seconds = []
+        for _ in range(NUM_PASSES):
+            self._wait()
+            started = time.perf_counter()
+            compute()
+            self._wait()
+            seconds.append(time.perf_counter() - started)
+        return min(seconds)
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)

@@ -1,0 +1,47 @@
+"""The largest steps that there will be, to be computed once before the first one.
+
+    prompts      as many tokens as a step may have, and all the logits that it may bring
+    decodes      as many sequences as run at once
+    a decode     at the end of the longest context
+
+They store nothing and read whatever lies in the first block, so they need no memory but their own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire.compute.arrays import IntArray
+from quire.compute.torch.settings import TorchSettings
+from quire.compute.worker.model_runner import StepInputs
+from quire.core.kv_spec import KVCacheSpec
+from quire.core.step import MAX_PROMPT_LOGITS
+
+
+def largest_steps(spec: KVCacheSpec, settings: TorchSettings, context_length: int) -> tuple[StepInputs, ...]:
+    """Return the steps. No token stands beyond the context of the model."""
+    num_prompts = -(-settings.max_num_batched_tokens // context_length)
+    prompt = np.arange(settings.max_num_batched_tokens // num_prompts)
+    num_logits = min(-(-(settings.max_num_seqs + MAX_PROMPT_LOGITS) // num_prompts), len(prompt))
+    return (
+        _step(spec, num_prompts, prompt, num_logits),
+        _step(spec, settings.max_num_seqs, prompt[:1], 1),
+        _step(spec, 1, np.array([context_length - 1]), 1),
+    )
+
+
+def _step(spec: KVCacheSpec, num_sequences: int, positions: IntArray, num_logits: int) -> StepInputs:
+    """Return sequences that compute the same positions, the last ones of which bring logits."""
+    starts, count = np.arange(num_sequences + 1, dtype=np.int64), len(positions)
+    num_blocks = int(positions[-1]) // spec.block_size + 1
+    return StepInputs(
+        entries=tuple(range(num_sequences)),
+        query_starts=starts * count,
+        token_ids=np.zeros(num_sequences * count, np.int64),
+        positions=np.tile(positions, num_sequences),
+        slots=tuple(np.full(num_sequences * count, -1, np.int64) for _ in spec.groups),
+        block_tables=tuple(np.zeros((num_sequences, num_blocks), np.int64) for _ in spec.groups),
+        logit_starts=starts * num_logits,
+        logit_indices=(starts[1:, None] * count - num_logits + np.arange(num_logits)).ravel(),
+        rows=np.arange(num_sequences),
+    )

@@ -1,0 +1,155 @@
+"""TorchRunner: a decoder and a sampler on a device, as a `ModelRunner` and as a `Launcher`.
+
+    run       inputs ─► upload ─► decoder ─► logits, which stay on the device; waits for what is finite
+    launch    inputs ─► upload ─► decoder ─► sampler ─► tokens: to the rows' last tokens, on the device,
+                             ▲                                  and to the host, which waits when it needs them
+                             └── tokens not known yet: the rows' last tokens
+
+A step whose activations do not fit into the memory of the device is split: its sequences are halved and run one half
+after the other, again and again if need be. Nobody else notices, because a sequence's results are its own, and writing
+keys and values twice writes the same. A single sequence that does not fit is a `MemoryError`; the scheduler then makes
+its steps smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from quire.compute.sampling.draws import Draws, Sampler
+from quire.compute.torch.attention.base import StepBatch
+from quire.compute.torch.cache import TorchCache
+from quire.compute.torch.decoder import DecoderOutputs, TorchDecoder
+from quire.compute.torch.graphs import DecodeGraphs
+from quire.compute.torch.upload import on_device, part_of, uploaded
+from quire.compute.worker.model_runner import StepInputs, StepOutputs
+from quire.compute.worker.step_ahead import Drawn
+from quire.core.errors import InvalidConfigError
+
+
+class DeviceSampler(Sampler, Protocol):
+    """A sampler that can leave what it chose on the device of the logits."""
+
+    def choose(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """Return the token of each draw, int64, on the device; waits for nothing. Does not mutate the logits."""
+        ...
+
+
+class TorchRunner:
+    """Runs steps on a device; implements `ModelRunner` and `Launcher`. Its logits are tensors on the device."""
+
+    def __init__(
+        self,
+        decoder: TorchDecoder,
+        sampler: DeviceSampler,
+        device: torch.device,
+        *,
+        graphs: DecodeGraphs | None = None,
+        rehearsals: Sequence[StepInputs] = (),
+    ) -> None:
+        self._decoder = decoder
+        self._sampler = sampler
+        self._device = device
+        self._graphs = graphs
+        self._rehearsals = rehearsals
+        self._last_tokens = torch.zeros(1, dtype=torch.int32, device=device)  # [num_rows]: what each row drew last
+
+    @property
+    def vocab_size(self) -> int:
+        """How many tokens the model knows."""
+        return self._decoder.spec.vocab_size
+
+    def prepare(self, cache: TorchCache) -> None:
+        """Compute the largest steps once, then record the graphs. Mutates nothing in the cache.
+
+        Kernels are compiled on the way, and whether such steps fit beside weights and KV blocks is known afterwards:
+        an `InvalidConfigError` says so if one does not.
+        """
+        size = max((len(inputs.token_ids) for inputs in self._rehearsals), default=0)
+        try:
+            for inputs in self._rehearsals:
+                self._decoder.run(uploaded(inputs, cache.spec.block_size, self._device)[0], cache.pairs())
+            if self._graphs is not None:
+                self._graphs.record(cache.pairs(), self._device)
+        except torch.OutOfMemoryError as error:
+            allowed = "less, or less kv_memory: steps of this size and their graphs do not fit beside the KV blocks"
+            raise InvalidConfigError("max_num_batched_tokens", size, allowed) from error
+
+    def run(self, inputs: StepInputs, cache: TorchCache) -> StepOutputs:
+        """Compute one step and wait for it. Mutates the slots of its tokens in the cache."""
+        outputs = self._compute(inputs, cache)
+        finite = torch.cat((outputs.finite, outputs.finite_logits)).cpu().numpy()
+        num_tokens = len(inputs.token_ids)
+        return StepOutputs(outputs.logits, finite[:num_tokens], finite[num_tokens:])
+
+    def launch(self, inputs: StepInputs, draws: Draws, cache: TorchCache) -> TorchStep:
+        """Start a step and what it draws, a draw for each row of logits. Mutates its slots in the cache."""
+        outputs = self._compute(inputs, cache)
+        chosen = self._sampler.choose(outputs.logits, draws).to(torch.int32)
+        rows = inputs.rows[np.diff(inputs.logit_starts) > 0]
+        self._last_tokens[on_device(rows, self._device)] = chosen
+        return TorchStep(torch.cat((chosen, outputs.finite, outputs.finite_logits)), len(inputs.token_ids))
+
+    def _compute(self, inputs: StepInputs, cache: TorchCache) -> DecoderOutputs:
+        """Start a step, in halves where it does not fit."""
+        self._make_room(int(inputs.rows.max()) + 1)
+        try:
+            batch, rows = uploaded(inputs, cache.spec.block_size, self._device)
+            if inputs.token_ids.min() < 0:
+                self._fill_in(batch, rows)
+            if self._graphs is not None and self._graphs.takes(batch):
+                return self._graphs.run(batch, cache.pairs())
+            return self._decoder.run(batch, cache.pairs())
+        except torch.OutOfMemoryError as error:
+            if len(inputs.entries) == 1:
+                raise MemoryError(str(error)) from error
+        # Only here, where the error and what its traceback held are gone, can their memory be used again.
+        torch.cuda.empty_cache()
+        half = len(inputs.entries) // 2
+        first, second = part_of(inputs, 0, half), part_of(inputs, half, len(inputs.entries))
+        halves = self._compute(first, cache), self._compute(second, cache)
+        return DecoderOutputs(
+            torch.cat([each.logits for each in halves]),
+            torch.cat([each.finite for each in halves]),
+            torch.cat([each.finite_logits for each in halves]),
+        )
+
+    def _fill_in(self, batch: StepBatch, rows: torch.Tensor) -> None:
+        """Put what rows drew last in the place of tokens that are not known. Mutates the batch."""
+        # Only the last token of a sequence can be one. Where logits were not finite, anything may have been drawn.
+        ends = batch.query_starts[1:] - 1
+        drawn = self._last_tokens[rows].clamp(0, self.vocab_size - 1)
+        given = batch.token_ids[ends]
+        batch.token_ids[ends] = torch.where(given < 0, drawn, given)
+
+    def _make_room(self, num_rows: int) -> None:
+        """Keep what so many rows drew, or more. Mutates."""
+        missing = num_rows - len(self._last_tokens)
+        if missing > 0:
+            room = self._last_tokens.new_zeros(max(missing, len(self._last_tokens)))
+            self._last_tokens = torch.cat((self._last_tokens, room))
+
+
+class TorchStep:
+    """A step under way; implements `StepUnderWay`. Its numbers are on their way to the host."""
+
+    def __init__(self, numbers: torch.Tensor, num_tokens: int) -> None:
+        self._num_tokens = num_tokens
+        self._arrived: torch.cuda.Event | None = None
+        self._numbers = numbers
+        if numbers.is_cuda:
+            self._numbers = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._numbers.copy_(numbers, non_blocking=True)
+            self._arrived = torch.cuda.current_stream(numbers.device).record_event()
+
+    def wait(self) -> Drawn:
+        """Wait until the numbers are there, and return them."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        numbers = self._numbers.numpy()
+        num_draws = (len(numbers) - self._num_tokens) // 2
+        finite, finite_logits = np.split(numbers[num_draws:].astype(np.bool_), [self._num_tokens])
+        return Drawn(numbers[:num_draws].astype(np.int64), finite, finite_logits)

@@ -1,0 +1,171 @@
+"""TorchSampler: the definition in `quire.compute.sampling.draws`, on logits that stay on the device.
+
+    logits ─┬─► rules: torch operations, each rounded by itself, on copies of rows ─┐     where any draw has rules
+            ├───────────────────────────────────────────────────────────────────────┴─► `choose_tokens`: three kernels
+            └─► reports: log-probabilities and the likeliest, in slabs of rows                where any draw wants them
+
+Rules and reports are torch operations: only who asks pays for them, and a sum or product of torch rounds as the
+definition says, where a compiler would fuse them. The uniform numbers are made on the host, from seeds and positions
+that it knows before the step has run: so `choose` waits for nothing, and only who needs numbers (`sample`, `report`)
+waits for the device.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from quire.compute.arrays import IntArray
+from quire.compute.sampling.draws import NO_MASK, Choices, Draws, TokenLists, TokenMasks, TokenRules
+from quire.compute.torch.kernels.sampling import MAX_VOCABULARY, choose_tokens
+from quire.compute.torch.upload import on_device
+from quire.core.errors import InvalidConfigError
+
+SLAB: Final = 16
+"""Rows of logits that are reported at once: what bounds the float64 numbers and keys of all their tokens."""
+
+WORD_BITS: Final = 32
+
+
+class TorchSampler:
+    """Chooses tokens; implements `Sampler` for logits that are tensors. Immutable."""
+
+    def __init__(self, vocab_size: int) -> None:
+        if vocab_size > MAX_VOCABULARY:
+            raise InvalidConfigError("vocabulary of the model", vocab_size, f"at most {MAX_VOCABULARY} on a GPU")
+        self._vocab_size = vocab_size
+
+    def sample(self, logits: torch.Tensor, draws: Draws) -> Choices:
+        """Return a choice per draw; rows of logits may be padded. Waits for the device. Does not mutate the logits."""
+        chosen = self.choose(logits, draws)
+        choices = Choices.of(chosen.cpu().numpy(), draws.num_logprobs)
+        wanted = np.flatnonzero(draws.num_logprobs >= 0)
+        self._report(logits, draws.logit_rows[wanted], wanted, draws.num_logprobs, choices)
+        return choices
+
+    def choose(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+        """Return the token of each draw, int64, on the device; waits for nothing. Does not mutate the logits."""
+        with torch.inference_mode():
+            rows, own = logits[:, : self._vocab_size], draws.logit_rows
+            if _has_any(draws.rules):
+                rows = changed(rows[on_device(own, logits.device)].to(torch.float32), draws.rules)
+                own = np.arange(len(draws))
+            columns = own, draws.temperatures, draws.top_k, draws.top_p, draws.min_p, uniforms(draws)
+            return choose_tokens(rows, on_device(np.stack(columns, axis=1).astype(np.float64), logits.device))
+
+    def report(self, logits: torch.Tensor, logit_rows: IntArray, tokens: IntArray, num_logprobs: IntArray) -> Choices:
+        """Return the log-probabilities of given tokens. Waits for the device. Does not mutate the logits."""
+        choices = Choices.of(tokens, num_logprobs)
+        self._report(logits, logit_rows, np.arange(len(tokens)), num_logprobs, choices)
+        return choices
+
+    def _report(
+        self, logits: torch.Tensor, rows: IntArray, entries: IntArray, num_logprobs: IntArray, choices: Choices
+    ) -> None:
+        """Fill in entries of the choices, each from its row of logits. Mutates them."""
+        for start in range(0, len(entries), SLAB):
+            own = entries[start : start + SLAB]
+            numbers = logits[on_device(rows[start : start + SLAB], logits.device), : self._vocab_size].to(torch.float32)
+            tokens = on_device(choices.tokens[own], logits.device)
+            logprobs = _log_softmax(numbers)
+            choices.logprobs[own] = logprobs.gather(1, tokens[:, None])[:, 0].cpu().numpy()
+            choices.ranks[own] = _ranks(numbers, tokens).cpu().numpy()
+            counts = num_logprobs[own]
+            most = int(counts.max())
+            if most:
+                best = _likeliest(numbers, most)
+                asked = np.arange(most) < counts[:, None]
+                choices.top_ids[own, :most] = np.where(asked, best.cpu().numpy(), 0)
+                choices.top_logprobs[own, :most] = np.where(asked, logprobs.gather(1, best).cpu().numpy(), 0.0)
+
+
+def uniforms(draws: Draws) -> NDArray[np.float64]:
+    """Return the number in [0, 1) of each draw: `quire.compute.sampling.reference.uniform`, all at once."""
+    words = _mixed(_mixed(_mixed(draws.seeds.astype(np.uint64))) ^ draws.positions.astype(np.uint64))
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    words = words + np.uint64(0x9E3779B97F4A7C15)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+def changed(rows: torch.Tensor, rules: TokenRules) -> torch.Tensor:
+    """Return float32 rows, one a draw, as their rules leave them. Mutates them."""
+    given = rows.clone() if len(rules.allowed.ids) else rows
+    if len(rules.allowed.ids):
+        limited = np.flatnonzero(np.diff(rules.allowed.starts))
+        rows[on_device(limited, rows.device)] = -torch.inf
+        places = _places(rules.allowed, rows.device)
+        rows[places] = given[places]
+    _forbid(rows, rules.masks)
+    rows[_places(rules.banned, rows.device)] = -torch.inf
+    if len(rules.biased.ids):
+        rows[_places(rules.biased, rows.device)] += on_device(rules.biases, rows.device)
+    if len(rules.seen.ids):
+        _penalize(rows, rules)
+    return rows
+
+
+def _penalize(rows: torch.Tensor, rules: TokenRules) -> None:
+    """Apply the penalties of tokens that were seen. Each line rounds once, as the definition does."""
+    places = _places(rules.seen, rows.device)
+    entries = np.repeat(np.arange(len(rules.repetition)), np.diff(rules.seen.starts))
+    penalties = np.stack([rules.repetition, rules.frequency, rules.presence])[:, entries]
+    repetition, frequency, presence = on_device(penalties, rows.device)
+    counts = on_device(rules.counts.astype(np.float32), rows.device)
+    logits = rows[places]
+    logits = torch.where(logits < 0, logits * repetition, logits / repetition)
+    logits = logits - frequency * counts
+    rows[places] = torch.where(counts > 0, logits - presence, logits)
+
+
+def _forbid(rows: torch.Tensor, masks: TokenMasks) -> None:
+    """Take the tokens away whose bit is not set."""
+    held = np.flatnonzero(masks.rows != NO_MASK)
+    if len(held):
+        words = on_device(masks.words[masks.rows[held]].view(np.int32), rows.device)
+        bits = words[:, :, None] >> torch.arange(WORD_BITS, dtype=torch.int32, device=rows.device) & 1
+        is_allowed = bits.flatten(1)[:, : rows.shape[1]].bool()
+        own = on_device(held, rows.device)
+        rows[own] = torch.where(is_allowed, rows[own], -torch.inf)
+
+
+def _places(lists: TokenLists, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return row and column of each id of lists of draws."""
+    rows = np.repeat(np.arange(len(lists.starts) - 1), np.diff(lists.starts))
+    return on_device(rows, device), on_device(lists.ids, device)
+
+
+def _has_any(rules: TokenRules) -> bool:
+    lists = rules.allowed, rules.banned, rules.biased, rules.seen
+    return any(len(one.ids) for one in lists) or bool((rules.masks.rows != NO_MASK).any())
+
+
+def _log_softmax(rows: torch.Tensor) -> torch.Tensor:
+    """Return the log-probabilities of all tokens, float64."""
+    exact = rows.to(torch.float64)
+    exact = exact - exact.amax(dim=1, keepdim=True)
+    return exact - exact.exp().sum(dim=1, keepdim=True).log()
+
+
+def _ranks(rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the place of each row's token among all, 1 the likeliest; of equal ones lower ids come first."""
+    own = rows.gather(1, tokens[:, None])
+    is_lower = torch.arange(rows.shape[1], device=rows.device) < tokens[:, None]
+    return 1 + ((rows > own) | ((rows == own) & is_lower)).sum(dim=1)
+
+
+def _likeliest(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """Return the ids of the highest numbers of float32 rows, best first; of equal ones lower ids come first."""
+    # As integers, floats have their own order if what is negative is turned round; the id makes all keys distinct.
+    bits = (rows + 0.0).view(torch.int32).to(torch.int64)  # -0 is 0
+    order = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    ids = torch.arange(rows.shape[1], device=rows.device)
+    best = ((order << WORD_BITS) - ids).topk(min(count, rows.shape[1]), dim=1, sorted=True).values
+    return -best & 0xFFFFFFFF

@@ -1,0 +1,92 @@
+"""The arrays of a step, on their way to the device in one copy.
+
+    StepInputs (numpy, int64) ─► one array (int32) ─► page-locked ─► one copy ─► a tensor of which all are views
+
+Nobody waits for the copy: torch keeps the page-locked memory until it is over, and gives it out again then. Each view
+begins at a multiple of 16 bytes: Triton compiles kernels for such addresses, and anew for others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from quire.compute.arrays import IntArray
+from quire.compute.torch.attention.base import StepBatch, StepShape
+from quire.compute.worker.model_runner import StepInputs
+
+ALIGNMENT: Final = 4
+"""Numbers of 4 bytes to which a view is aligned."""
+
+
+def on_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """Return an array as a tensor of a device, on the CPU the memory of the array itself. Waits for nothing."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def together(arrays: Sequence[IntArray], device: torch.device) -> list[torch.Tensor]:
+    """Return arrays on a device as int32, after one copy. Waits for nothing."""
+    sizes = [-(-array.size // ALIGNMENT) * ALIGNMENT for array in arrays]
+    joined = np.zeros(sum(sizes), np.int32)
+    for array, end, size in zip(arrays, np.cumsum(sizes).tolist(), sizes, strict=True):
+        joined[end - size : end - size + array.size] = array.ravel()
+    pieces = on_device(joined, device).split(sizes)
+    return [piece[: array.size].view(array.shape) for piece, array in zip(pieces, arrays, strict=True)]
+
+
+def uploaded(inputs: StepInputs, block_size: int, device: torch.device) -> tuple[StepBatch, torch.Tensor]:
+    """Return a step on the device, and the row of each sequence. Does not mutate."""
+    shape = step_shape(inputs, block_size)
+    columns = [inputs.token_ids, inputs.positions, inputs.query_starts, shape.lengths, inputs.logit_indices]
+    token_ids, positions, query_starts, lengths, logit_indices, rows, *rest = together(
+        [*columns, inputs.rows, *inputs.slots, *shape.block_tables], device
+    )
+    num_groups = len(inputs.slots)
+    batch = StepBatch(
+        token_ids=token_ids,
+        positions=positions,
+        query_starts=query_starts,
+        lengths=lengths,
+        slots=tuple(rest[:num_groups]),
+        block_tables=tuple(rest[num_groups:]),
+        logit_indices=logit_indices,
+        shape=shape,
+    )
+    return batch, rows
+
+
+def step_shape(inputs: StepInputs, block_size: int) -> StepShape:
+    """Return what the host knows of a step; tables are cut to the longest context. Does not mutate."""
+    counts = np.diff(inputs.query_starts)
+    lengths = inputs.positions[inputs.query_starts[1:] - 1] + 1
+    longest = int(lengths.max())
+    return StepShape(
+        num_decodes=int(np.argmax(counts != 1)) if (counts != 1).any() else len(counts),
+        longest_query=int(counts.max()),
+        longest_context=longest,
+        query_starts=inputs.query_starts,
+        lengths=lengths,
+        block_tables=tuple(table[:, : -(-longest // block_size)] for table in inputs.block_tables),
+    )
+
+
+def part_of(inputs: StepInputs, start: int, stop: int) -> StepInputs:
+    """Return the sequences from `start` up to `stop` as a step of their own. Does not mutate."""
+    tokens = slice(int(inputs.query_starts[start]), int(inputs.query_starts[stop]))
+    logits = slice(int(inputs.logit_starts[start]), int(inputs.logit_starts[stop]))
+    return StepInputs(
+        entries=inputs.entries[start:stop],
+        query_starts=inputs.query_starts[start : stop + 1] - tokens.start,
+        token_ids=inputs.token_ids[tokens],
+        positions=inputs.positions[tokens],
+        slots=tuple(slots[tokens] for slots in inputs.slots),
+        block_tables=tuple(table[start:stop] for table in inputs.block_tables),
+        logit_starts=inputs.logit_starts[start : stop + 1] - logits.start,
+        logit_indices=inputs.logit_indices[logits] - tokens.start,
+        rows=inputs.rows[start:stop],
+    )

@@ -1,0 +1,198 @@
+"""The weights of a decoder on a device: read one tensor at a time, fused where one product can do the work of several.
+
+    query, key, value ─► one matrix      gate, up ─► one matrix      an offset of a norm's scale ─► added in
+
+Each fused matrix is allocated whole and filled part by part, so the host never holds more than the tensor that it is
+reading. bfloat16 comes as uint16 and becomes a tensor by a view; int8 is made on the device, from the very numbers of
+the checkpoint. Norms and routers are float32 always.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Final, Protocol
+
+import numpy as np
+import torch
+
+from quire.compute.arrays import WeightArray
+from quire.compute.models.base import DecoderSpec, NormKind, NormSpec, Part
+from quire.compute.torch.operations import HeadForm, Norm
+from quire.compute.torch.products import Matrix
+from quire.compute.torch.quantize import quantized
+from quire.compute.weights.decoder_weights import Parts, PartWeights
+
+DTYPES: Final = MappingProxyType({"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16})
+LAYER_NORMS: Final = (
+    Part.ATTENTION_NORM,
+    Part.AFTER_ATTENTION_NORM,
+    Part.JOINED_ATTENTION_NORM,
+    Part.MLP_NORM,
+    Part.AFTER_MLP_NORM,
+    Part.JOINED_MLP_NORM,
+)
+
+
+class PartReader(Protocol):
+    """Where the parts of a model come from: `quire.compute.weights.decoder_weights.WeightReader`, or made up."""
+
+    def model(self) -> Parts:
+        """Return the parts that stand once."""
+        ...
+
+    def layer(self, index: int) -> Parts:
+        """Return the parts of a layer, its experts aside."""
+        ...
+
+    def experts(self, layer: int) -> Iterator[Parts]:
+        """Yield the parts of each expert of a layer."""
+        ...
+
+    def makes_int8(self, part: Part) -> bool:
+        """Return whether a part is to be made int8."""
+        ...
+
+    def release(self) -> None:
+        """Let go of the memory of what was read."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class MLP:
+    """down(activation(up)), where `up` holds the gate before it if the model's MLPs are gated."""
+
+    up: Matrix
+    down: Matrix
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """The weights of one layer: an MLP, or a router and its experts."""
+
+    norms: Mapping[Part, Norm]
+    form: HeadForm
+    projection: Matrix  # query, key and value
+    output: Matrix
+    mlp: MLP | None
+    router: Matrix | None
+    experts: tuple[MLP, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TorchWeights:
+    """The weights of a decoder."""
+
+    dtype: torch.dtype
+    embedding: Matrix
+    head: Matrix
+    embedding_in: Matrix | None
+    embedding_out: Matrix | None
+    positions: torch.Tensor | None
+    final_norm: Norm | None
+    layers: tuple[LayerWeights, ...]
+
+    @classmethod
+    def load(cls, spec: DecoderSpec, reader: PartReader, dtype: torch.dtype, device: torch.device) -> TorchWeights:
+        """Read everything; rows will be of `dtype`. What the reader holds is released layer by layer."""
+        loader = _Loader(spec, reader, dtype, device)
+        parts = reader.model()
+        embedding = loader.fused((Part.EMBEDDING,), parts)
+        weights = cls(
+            dtype=dtype,
+            embedding=embedding,
+            head=embedding if spec.tied_head else loader.fused((Part.HEAD,), parts),
+            embedding_in=loader.fused((Part.EMBEDDING_IN,), parts) if Part.EMBEDDING_IN in parts else None,
+            embedding_out=loader.fused((Part.EMBEDDING_OUT,), parts) if Part.EMBEDDING_OUT in parts else None,
+            positions=loader.fused((Part.POSITIONS,), parts).weight if Part.POSITIONS in parts else None,
+            final_norm=loader.norm(parts[Part.FINAL_NORM], spec.norm) if Part.FINAL_NORM in parts else None,
+            layers=(),
+        )
+        reader.release()
+        return replace(weights, layers=tuple(loader.layer(index) for index in range(len(spec.layers))))
+
+    def matrices(self) -> Iterator[Matrix]:
+        """Yield every matrix that rows are multiplied with."""
+        yield self.head
+        yield from filter(None, (self.embedding_in, self.embedding_out))
+        for layer in self.layers:
+            yield from filter(None, (layer.projection, layer.output, layer.router))
+            for mlp in (*filter(None, (layer.mlp,)), *layer.experts):
+                yield from (mlp.up, mlp.down)
+
+
+class _Loader:
+    """Moves parts to the device."""
+
+    def __init__(self, spec: DecoderSpec, reader: PartReader, dtype: torch.dtype, device: torch.device) -> None:
+        self._spec = spec
+        self._reader = reader
+        self._dtype = dtype
+        self._device = device
+
+    def layer(self, index: int) -> LayerWeights:
+        """Return the weights of a layer. Mutates the reader, whose memory is released."""
+        spec, parts = self._spec, self._reader.layer(index)
+        names = (Part.GATE, Part.UP) if spec.mlp.gated else (Part.UP,)
+        expert_names = (Part.EXPERT_GATE, Part.EXPERT_UP) if spec.mlp.gated else (Part.EXPERT_UP,)
+        weights = LayerWeights(
+            norms={part: self.norm(parts[part], spec.norm) for part in LAYER_NORMS if part in parts},
+            form=self._head_form(parts),
+            projection=self.fused((Part.QUERY, Part.KEY, Part.VALUE), parts),
+            output=self.fused((Part.OUTPUT,), parts),
+            mlp=MLP(self.fused(names, parts), self.fused((Part.DOWN,), parts)) if Part.UP in parts else None,
+            router=Matrix(self._moved(parts[Part.ROUTER].weight, torch.float32)) if Part.ROUTER in parts else None,
+            experts=tuple(
+                MLP(self.fused(expert_names, expert), self.fused((Part.EXPERT_DOWN,), expert))
+                for expert in self._reader.experts(index)
+            ),
+        )
+        self._reader.release()
+        return weights
+
+    def fused(self, names: tuple[Part, ...], parts: Parts) -> Matrix:
+        """Return the matrices of some parts as one, rows of the first part first."""
+        pieces = [parts[name] for name in names]
+        ends = np.cumsum([0, *(len(piece.weight) for piece in pieces)]).tolist()
+        as_int8 = self._reader.makes_int8(names[0])
+        size = (ends[-1], *pieces[0].weight.shape[1:])
+        weight = torch.empty(size, dtype=torch.int8 if as_int8 else self._dtype, device=self._device)
+        scales = torch.empty(size[:1], dtype=torch.float32, device=self._device) if as_int8 else None
+        for piece, start, stop in zip(pieces, ends, ends[1:], strict=False):
+            numbers = _tensor(piece.weight)
+            if scales is not None:
+                weight[start:stop], scales[start:stop] = quantized(numbers.to(self._device), torch.int8)
+            else:
+                weight[start:stop].copy_(numbers)
+        return Matrix(weight, self._bias(pieces), scales)
+
+    def norm(self, piece: PartWeights, spec: NormSpec) -> Norm:
+        """Return a norm."""
+        weight = self._moved(piece.weight, torch.float32)
+        bias = None if piece.bias is None else self._moved(piece.bias, torch.float32)
+        return Norm(1 + weight if spec.unit_offset else weight, bias, spec.epsilon, spec.kind is NormKind.LAYER)
+
+    def _head_form(self, parts: Parts) -> HeadForm:
+        shape = self._spec.attention
+        norms = (
+            (self.norm(parts[Part.QUERY_NORM], shape.qk_norm), self.norm(parts[Part.KEY_NORM], shape.qk_norm))
+            if shape.qk_norm is not None
+            else (None, None)
+        )
+        return HeadForm(shape.num_heads, shape.num_kv_heads, shape.head_dim, *norms)
+
+    def _bias(self, pieces: list[PartWeights]) -> torch.Tensor | None:
+        """Return the biases of parts as one; the parts of a fused matrix have one each, or none has."""
+        biases = [self._moved(piece.bias, self._dtype) for piece in pieces if piece.bias is not None]
+        return torch.cat(biases) if biases else None
+
+    def _moved(self, array: WeightArray, dtype: torch.dtype) -> torch.Tensor:
+        return _tensor(array).to(self._device, dtype)
+
+
+def _tensor(array: WeightArray) -> torch.Tensor:
+    """Return a copy of an array as a tensor of the host; uint16 is bfloat16."""
+    # A copy, because a tensor cannot be a view of what may not be written to: the mapped file.
+    copied = np.array(array, order="C")
+    return torch.from_numpy(copied).view(torch.bfloat16) if array.dtype == np.uint16 else torch.from_numpy(copied)

@@ -1,0 +1,173 @@
+"""Steps ahead: a step is launched while the one before it is computed, and what it samples is made known later.
+
+    host     build 1, launch │ build 2, launch │ wait 1, result │ build 3, launch │ wait 2, result │ …
+    device                   └── step 1 ───────┴── step 2 ──────┴── step 3 ───────┴── …
+
+A device that had to wait until the host has read its tokens, scheduled the next step and built its inputs would stand
+still for a good part of every step. Nothing forces it to wait: a token that was just sampled lies on the device
+already. So the text of its row goes on with `UNKNOWN`, the runner takes the row's last token from where it was left,
+and the text is completed when the result is collected.
+
+What cannot be so is a choice that depends on the text or on its log-probabilities: penalties, banned words, grammars,
+beams, reports, drafts. A plan with such a row is computed when all before it is known, as is every plan where there is
+no `Launcher`. Whether a row's numbers are finite is known late as well: by then the next step of the row may be under
+way, and its token is thrown away.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from quire.compute.arrays import BoolArray, IntArray
+from quire.compute.sampling.draws import Draws
+from quire.compute.worker.input_batch import InputBatch, RowState
+from quire.compute.worker.kv_memory import KVMemory
+from quire.compute.worker.model_runner import Memory_contra, StepInputs
+from quire.compute.worker.sampling_columns import Sampling, SamplingColumns
+from quire.core.step import RowStart, StepPlan, StepResult
+
+UNKNOWN: Final = -1
+"""A token that a step under way samples."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What a launched step brings."""
+
+    tokens: IntArray  # [num_draws]
+    finite: BoolArray  # [num_tokens]: the hidden state of the token
+    finite_logits: BoolArray  # [num_logits]
+
+
+class StepUnderWay(Protocol):
+    """A step that was launched."""
+
+    def wait(self) -> Drawn:
+        """Wait for the step and return what it brings."""
+        ...
+
+
+class Launcher(Protocol[Memory_contra]):
+    """A runner that samples as well, and waits for neither."""
+
+    def prepare(self, cache: Memory_contra) -> None:
+        """Do what had better be done before the first step; the memory is allocated. Mutates the launcher only."""
+        ...
+
+    def launch(self, inputs: StepInputs, draws: Draws, cache: Memory_contra) -> StepUnderWay:
+        """Start a step of at least one token, a draw for each row of logits. Mutates its slots in the cache.
+
+        A token of the inputs that is `UNKNOWN` is what its row drew in the step launched last.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step under way, and the rows that it will tell its tokens: those that had the places when it was launched."""
+
+    plan: StepPlan
+    inputs: StepInputs
+    states: tuple[RowState, ...]  # of the plan's entries
+    sampling: tuple[int, ...]  # entries that draw
+    step: StepUnderWay | None  # None: every row had failed before
+
+    def result(self) -> StepResult:
+        """Wait for the step and return its result. Mutates the rows: their tokens are known from now on."""
+        sampled: dict[int, int] = {}
+        if self.step is not None:
+            drawn = self.step.wait()
+            for entry, message in broken(self.inputs, drawn.finite, drawn.finite_logits):
+                self.states[entry].failure = message
+            for entry, token in zip(self.sampling, drawn.tokens.tolist(), strict=True):
+                state = self.states[entry]
+                state.tokens[self.plan.starts[entry] + self.plan.counts[entry]] = token
+                if state.failure is None:
+                    sampled[entry] = token
+        failures = {row: state.failure for row, state in zip(self.plan.rows, self.states, strict=True) if state.failure}
+        return StepResult(
+            self.plan.step_id,
+            num_tokens=array("i", [int(entry in sampled) for entry in range(len(self.plan.rows))]),
+            tokens=array("i", sampled.values()),
+            failures=failures,
+        )
+
+
+class StepsAhead:
+    """Launches the steps that need not wait, and knows which those are."""
+
+    def __init__(self, launcher: Launcher[Any], columns: SamplingColumns) -> None:
+        self._launcher = launcher
+        self._columns = columns
+        self._careful_rows: set[int] = set()
+
+    def apply(self, plan: StepPlan) -> None:
+        """Take note of who leaves a row and who takes one. Mutates."""
+        self._careful_rows.difference_update(plan.released_rows)
+        for start in plan.row_starts:
+            self._careful_rows.discard(start.row)
+            if _is_careful(start):
+                self._careful_rows.add(start.row)
+
+    def prepare(self, cache: KVMemory) -> None:
+        """Let the launcher do what had better be done before the first step. Mutates it."""
+        self._launcher.prepare(cache)
+
+    def takes(self, plan: StepPlan) -> bool:
+        """Return whether a plan may be launched while the steps before it are under way. Does not mutate."""
+        is_plain = not plan.drafts and max(plan.samples, default=0) <= 1
+        return is_plain and self._careful_rows.isdisjoint(plan.rows)
+
+    def launch(self, plan: StepPlan, batch: InputBatch, cache: KVMemory) -> Launched:
+        """Start a step; its tokens are `UNKNOWN` until `Launched.result`. Mutates the rows and the cache."""
+        inputs = batch.build(plan)
+        states = tuple(batch.state(row) for row in plan.rows)
+        sampling = tuple(entry for entry in inputs.entries if plan.samples[entry])
+        step = None
+        if inputs.entries:
+            step = self._launcher.launch(inputs, self._draws(plan, inputs, sampling), cache)
+        for entry in sampling:
+            states[entry].tokens.append(UNKNOWN)
+        return Launched(plan, inputs, states, sampling, step)
+
+    def _draws(self, plan: StepPlan, inputs: StepInputs, sampling: tuple[int, ...]) -> Draws:
+        """Return a draw for each entry that samples: each has one row of logits, and no other has any."""
+        rows, starts, counts = (np.array(column, np.int64) for column in (plan.rows, plan.starts, plan.counts))
+        entries, count = np.array(sampling, np.int64), len(sampling)
+        return self._columns.draws(
+            Sampling(
+                rows=rows[entries],
+                logit_starts=np.arange(count),
+                next_positions=starts[entries] + counts[entries],
+                num_draws=np.ones(count, np.int64),
+                drafted=np.zeros(count, np.int64),
+                texts=[array("i")] * count,
+                drafts=[()] * count,
+            )
+        )
+
+
+def broken(inputs: StepInputs, finite: BoolArray, finite_logits: BoolArray) -> Iterator[tuple[int, str]]:
+    """Yield the entries of which something is not finite, and what. Chunks count: their keys and values may be shared.
+
+    Does not mutate.
+    """
+    if finite.all() and finite_logits.all():
+        return
+    for sequence, entry in enumerate(inputs.entries):
+        if not finite[inputs.tokens_of(sequence)].all():
+            yield entry, "the model's output is not finite"
+        elif not finite_logits[inputs.logits_of(sequence)].all():
+            yield entry, "the logits are not finite"
+
+
+def _is_careful(start: RowStart) -> bool:
+    """Return whether what a row draws depends on more than its logits, or more than its tokens is wanted of it."""
+    sampling = start.sampling
+    has_reports = sampling.logprobs is not None or bool(start.num_prompt_logits)
+    return sampling.has_rules or sampling.grammar is not None or sampling.beam_search or has_reports

@@ -1,0 +1,51 @@
+"""What `quire bench kernels --device cuda` measures, with little of everything: here it is checked, not timed."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+import pytest
+
+from quire.cli.bench.gpu_kernels import GpuKernelBench, Ratio, compared
+from quire.cli.bench.gpu_predictions import Point
+from quire.compute.torch.attention_run import AttentionRun, AttentionStep
+from quire.compute.torch.limits import TorchLimits
+from quire.core.errors import InvariantError
+
+SMALL = AttentionStep((100, 40), 4, 2, head_dim=64, dtype="float32", kv_dtype="float32")
+OPTIONS = argparse.Namespace(working_set=1 << 18, repeat=2, read_size=1 << 20)
+
+
+@pytest.mark.parametrize(
+    "step",
+    (
+        SMALL,
+        replace(SMALL, contiguous=True),
+        replace(SMALL, kv_dtype="int8"),
+        replace(SMALL, contexts=(70,), num_queries=70),
+        replace(SMALL, contexts=(530,) * 4, shared_tokens=512, batch_invariant=True),
+    ),
+    ids=repr,
+)
+def test_steps_are_checked(step, device):
+    AttentionRun(step, device, 1).check()
+
+
+def test_a_wrong_result_is_found(device):
+    run = AttentionRun(SMALL, device, 1)
+    run._tables[:, 0] = run._tables[:, 1]  # what is compared with is read from other blocks
+    with pytest.raises(InvariantError, match="attention is off by"):
+        run.check()
+
+
+def test_sections(device):
+    bench = GpuKernelBench(TorchLimits(device, "float32", 1 << 20), device, OPTIONS, lambda _: None, dtype="float32")
+    decodes = bench.measure_decodes([Point("two", (40, 20), 4, 2, "≥ 1 %")])
+    assert [row[:2] for row in decodes.rows] == [("two", "float32")]
+    sections = bench.measure_prompts((33,)), bench.measure_ratios([Ratio("same", SMALL, SMALL, 2.0)])
+    assert all(section.rows and section.goals for section in sections)
+
+
+def test_every_step_that_is_compared_can_be_made():
+    assert all(ratio.above != ratio.below and ratio.above.num_bytes > 0 for ratio in compared())

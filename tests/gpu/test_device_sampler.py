@@ -1,0 +1,182 @@
+"""The sampler of the device draws what the reference draws, on settings of every kind, and in any company."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from quire.compute.sampling.draws import Choices, Draws
+from quire.compute.sampling.reference import ReferenceSampler, changed, uniform
+from quire.compute.torch import sampling
+from quire.compute.torch.kernels.sampling import MAX_DRAWS, choose_tokens
+from quire.compute.torch.sampling import TorchSampler, uniforms
+from quire.core.errors import InvalidConfigError
+from support.draws import FILTERS, LOGITS, VOCAB, draws_of_their_own, make_draws
+
+REFERENCE = ReferenceSampler()
+FEW = settings(max_examples=12, deadline=None)  # a draw takes a tenth of a second in the interpreter
+
+
+def rows_of(*rows: NDArray[np.float32]) -> torch.Tensor:
+    """Return rows on the device, padded behind the vocabulary with what would be chosen."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.from_numpy(np.pad(np.stack(rows), ((0, 0), (0, 5)), constant_values=99.0)).to(device)
+
+
+def sampled(row: NDArray[np.float32], draws: Draws) -> Choices:
+    return TorchSampler(len(row)).sample(rows_of(row), draws)
+
+
+def assert_same(found: Choices, expected: Choices) -> None:
+    for column in ("tokens", "ranks", "top_ids"):
+        assert np.array_equal(getattr(found, column), getattr(expected, column)), column
+    for column in ("logprobs", "top_logprobs"):
+        np.testing.assert_allclose(getattr(found, column), getattr(expected, column), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_draws_of_every_kind_together_and_alone(temperature: float) -> None:
+    kinds = [settings | {"logprobs": 3} for settings in FILTERS.values()]
+    kinds = [{"temperature": temperature, "seed": 5} | settings for settings in kinds]
+    draws, alone = draws_of_their_own(kinds)
+    together = sampled(LOGITS, draws)
+    assert_same(together, REFERENCE.sample(LOGITS[None], draws))
+    if temperature:
+        for index, single in enumerate(alone[::4]):
+            assert sampled(LOGITS, single).tokens[0] == together.tokens[4 * index]
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_rules_change_logits_to_the_bit(device: str, name: str) -> None:
+    draws, _ = draws_of_their_own([FILTERS[name], FILTERS["masked"], FILTERS["none"]])
+    rows = torch.from_numpy(np.stack([LOGITS] * 3)).to(device)
+    found = sampling.changed(rows, draws.rules).cpu().numpy()
+    for index in range(3):
+        assert np.array_equal(found[index], changed(LOGITS, draws.rules, index))
+
+
+@st.composite
+def drawn_rows(draw: st.DrawFn) -> tuple[NDArray[np.float32], dict[str, Any]]:
+    """A row of up to 300 tokens, of few or of many different logits, and settings; seeds make the rest."""
+    random = np.random.default_rng(draw(st.integers(0, 1 << 32)))
+    size = draw(st.sampled_from([1, 2, 63, 64, 65, 300]))
+    spread = draw(st.sampled_from([0.0, 0.5, 3.0, 20.0]))
+    row = (random.standard_normal(size) * spread).astype(np.float32)
+    if draw(st.booleans()):
+        row = np.round(row)
+    values: dict[str, Any] = {
+        "temperature": draw(st.sampled_from([0.01, 0.3, 1.0, 2.5, 50.0])),
+        "top_k": draw(st.sampled_from([0, 1, 2, 7, 64, 299, 1000])),
+        "top_p": draw(st.sampled_from([1.0, 0.999, 0.9, 0.5, 0.1, 1e-6])),
+        "min_p": draw(st.sampled_from([0.0, 0.0, 1e-4, 0.2, 1.0])),
+        "seed": draw(st.integers(0, (1 << 63) - 1)),
+    }
+    return row, values
+
+
+@FEW
+@given(case=drawn_rows())
+def test_any_filters_on_any_logits(case: tuple[NDArray[np.float32], dict[str, Any]]) -> None:
+    row, values = case
+    draws = make_draws(4, **values)
+    columns = np.stack(
+        [draws.logit_rows, draws.temperatures, draws.top_k, draws.top_p, draws.min_p, uniforms(draws)], axis=1
+    )
+    rows = rows_of(row)
+    # Several tiles of few tokens, and lists longer than a piece of theirs.
+    chosen = choose_tokens(
+        rows[:, : len(row)], torch.from_numpy(columns.astype(np.float64)).to(rows.device), tile=64, list_tile=32
+    )
+    assert chosen.tolist() == REFERENCE.sample(row[None], draws).tokens.tolist()
+
+
+def test_tiles_change_no_token(device: str) -> None:
+    random = np.random.default_rng(11)
+    row = torch.from_numpy(random.standard_normal((1, 700)).astype(np.float32)).to(device)
+    settings = torch.tensor(
+        [[0, 1.0, k, p, 0, 0.37] for k, p in ((0, 1.0), (40, 1.0), (0, 0.9), (300, 0.8))],
+        dtype=torch.float64,
+        device=device,
+    )
+    found = [choose_tokens(row, settings, tile=tile, list_tile=piece) for tile, piece in ((64, 32), (1024, 128))]
+    assert torch.equal(*found)
+    assert torch.equal(choose_tokens(row, settings), found[0])
+
+
+def test_more_draws_than_a_launch_takes_each_from_its_own_row(device: str) -> None:
+    count = MAX_DRAWS + 3
+    rows = torch.zeros((count, 16), device=device)
+    rows[torch.arange(count), torch.arange(count) * 5 % 16] = 30.0
+    settings = torch.zeros((count, 6), dtype=torch.float64, device=device)
+    settings[:, 0] = torch.arange(count).flip(0)
+    settings[0, 1], settings[-1, 1] = 1.0, 1.0
+    settings[:, 3], settings[:, 5] = 1.0, 0.5
+    assert choose_tokens(rows, settings, tile=16, list_tile=16).tolist() == [
+        (count - 1 - index) * 5 % 16 for index in range(count)
+    ]
+
+
+def test_the_border_of_every_token_is_where_its_share_ends(device: str) -> None:
+    """Weights 4, 8, 2, 1, 1 of 16 are exact: a number at a border belongs to the token behind it."""
+    row = torch.log2(torch.tensor([[4.0, 8.0, 2.0, 1.0, 1.0]])).to(torch.float64).to(torch.float32).to(device)
+    temperature = 1 / np.log(2)  # 2^logit
+    borders = [0, 4 / 16, 12 / 16, 14 / 16, 15 / 16]
+    numbers = borders + [border - 2.0**-20 for border in borders[1:]] + [1 - 2.0**-53]
+    settings = torch.tensor([[0, temperature, 0, 1, 0, number] for number in numbers], dtype=torch.float64)
+    found = choose_tokens(row, settings.to(device), tile=16, list_tile=16).tolist()
+    assert found == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
+
+
+def test_greedy_is_the_highest_logit_and_the_lowest_id() -> None:
+    row = np.zeros(VOCAB, np.float32)
+    row[[5, 17, 33]] = 3.0
+    assert sampled(row, make_draws(2, temperature=0.0)).tokens.tolist() == [5, 5]
+    assert sampled(row, make_draws(1, temperature=1e-42)).tokens.tolist() == [5]
+    banned = [token for token in range(VOCAB) if token != 36]
+    assert sampled(row, make_draws(2, banned=banned)).tokens.tolist() == [36] * 2
+
+
+def test_uniform_numbers_are_those_of_the_definition() -> None:
+    random = np.random.default_rng(3)
+    draws = replace(make_draws(50), seeds=random.integers(0, 1 << 62, 50), positions=random.integers(0, 1 << 40, 50))
+    pairs = zip(draws.seeds.tolist(), draws.positions.tolist(), strict=True)
+    assert uniforms(draws).tolist() == [uniform(seed, position) for seed, position in pairs]
+
+
+def test_what_is_reported_of_given_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ties, both zeros, more rows than a slab, and as many of the likeliest as there are tokens."""
+    monkeypatch.setattr(sampling, "SLAB", 3)
+    random = np.random.default_rng(4)
+    rows = np.stack([np.round(random.standard_normal(VOCAB)), *random.standard_normal((3, VOCAB)) * 4])
+    rows = rows.astype(np.float32)
+    rows[0, :4] = 0.0, -0.0, -0.0, 0.0
+    logit_rows, tokens = random.integers(0, 4, 8), random.integers(0, VOCAB, 8)
+    counts = np.array([0, 1, 5, VOCAB, 2, 0, 0, 3])
+    found = TorchSampler(VOCAB).report(rows_of(*rows), logit_rows, tokens.copy(), counts)
+    assert_same(found, REFERENCE.report(rows, logit_rows, tokens.copy(), counts))
+
+
+def test_only_draws_that_ask_are_reported() -> None:
+    draws = replace(make_draws(3, temperature=2.0), num_logprobs=np.array([-1, 2, -1]))
+    assert_same(sampled(LOGITS, draws), REFERENCE.sample(LOGITS[None], draws))
+
+
+def test_logits_are_not_mutated() -> None:
+    rows = rows_of(LOGITS)
+    before = rows.clone()
+    draws, _ = draws_of_their_own([FILTERS["all_rules"], FILTERS["masked"] | {"logprobs": 2}])
+    TorchSampler(VOCAB).sample(rows, draws)
+    assert torch.equal(rows, before)
+
+
+def test_a_vocabulary_that_keys_cannot_hold_is_refused() -> None:
+    TorchSampler(1 << 19)
+    with pytest.raises(InvalidConfigError, match="at most 524288"):
+        TorchSampler((1 << 19) + 1)

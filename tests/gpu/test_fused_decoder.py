@@ -1,0 +1,128 @@
+"""Whole models with the fused operations and the sampler of the device: the numbers and tokens of the plain ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire import SamplingParams
+from quire.compute.models.base import DecoderSpec
+from quire.compute.sampling.reference import ReferenceSampler
+from quire.compute.torch.attention.base import AttentionBackend
+from quire.compute.torch.decoder import Engines, TorchDecoder
+from quire.compute.torch.fused_operations import FusedOperations
+from quire.compute.torch.host_sampler import HostSampler
+from quire.compute.torch.operations import Operations, PlainOperations
+from quire.compute.torch.products import product
+from quire.compute.torch.runner import DeviceSampler, TorchRunner
+from quire.compute.torch.sampling import TorchSampler
+from quire.compute.torch.settings import TorchSettings
+from quire.compute.torch.weights import DTYPES, TorchWeights
+from quire.compute.weights.checkpoint import Checkpoint
+from quire.compute.weights.decoder_weights import WeightReader
+from quire.compute.worker.worker import Worker
+from support.spec_models import SPECS, write_spec_model
+from support.step_plans import Work
+from support.torch_runs import FLOAT32, EveryLogit, TorchRun
+
+OperationsOver = Callable[[AttentionBackend[Any]], Operations]
+GREEDY = SamplingParams(temperature=0.0)
+PROMPTS = ([5, 9, 60, 2, 33, 7, 7, 12, 1], [44, 3, 8])
+
+
+class ChosenRun(TorchRun):
+    """The same run, with operations and a sampler of one's own choice, whatever the device."""
+
+    def __init__(
+        self,
+        folder: Path,
+        spec: DecoderSpec,
+        settings: TorchSettings,
+        operations: OperationsOver,
+        sampler: DeviceSampler,
+    ) -> None:
+        super().__init__(folder, spec=spec, settings=settings)
+        cache = self.worker.cache
+        reader = WeightReader(spec, Checkpoint.open(folder), "float32")
+        weights = TorchWeights.load(spec, reader, DTYPES[settings.dtype], cache.device)
+        engines = Engines(cache.attention, operations(cache.attention), product)
+        self.launcher = TorchRunner(TorchDecoder(spec, weights, engines), sampler, cache.device)
+        self.runner = EveryLogit(self.launcher)
+        self.worker = Worker(self.runner, cache, sampler)
+        self.worker.start()
+
+
+def runs(folder: Path, spec: DecoderSpec, settings: TorchSettings) -> tuple[ChosenRun, ChosenRun]:
+    """Return a plain run and a fused one."""
+    plain = ChosenRun(folder, spec, settings, PlainOperations, HostSampler(ReferenceSampler()))
+    return plain, ChosenRun(folder, spec, settings, FusedOperations, TorchSampler(spec.vocab_size))
+
+
+def logits_and_tokens(run: TorchRun, sampling: SamplingParams) -> tuple[np.ndarray, list[int]]:
+    """Return all logits of two prompts, computed together, and what three steps draw behind each of them."""
+    tokens: list[int] = []
+    for row, prompt in enumerate(PROMPTS):
+        run.driver.open(row, prompt, sampling)
+    works = [Work(row, 0, len(prompt), samples=1) for row, prompt in enumerate(PROMPTS)]
+    for _ in range(3):
+        result = run.step(*works)
+        assert not result.failures
+        tokens += result.tokens
+        works = [Work(work.row, work.start + work.count, 1, samples=1) for work in works]
+    return np.stack([run.logits[key] for key in sorted(run.logits)]), tokens
+
+
+@pytest.mark.parametrize("model", SPECS)
+def test_every_kind_of_model_computes_the_same(model: str, device: str, tmp_path: Path) -> None:
+    write_spec_model(tmp_path, SPECS[model])
+    plain, fused = runs(tmp_path, SPECS[model], replace(FLOAT32, device=device))
+    expected, tokens = logits_and_tokens(plain, GREEDY)
+    found, own = logits_and_tokens(fused, GREEDY)
+    assert np.abs(found - expected).max() <= 1e-5 * max(1.0, np.abs(expected).max())
+    assert own == tokens
+
+
+@pytest.mark.parametrize("kv_dtype", ["float16", "int8", "fp8"])
+def test_every_kind_of_memory_is_written_as_plainly(kv_dtype: str, device: str, tmp_path: Path) -> None:
+    write_spec_model(tmp_path, SPECS["plain"])
+    settings = replace(FLOAT32, device=device, dtype="float16", kv_dtype=kv_dtype)
+    plain, fused = runs(tmp_path, SPECS["plain"], settings)
+    expected, _ = logits_and_tokens(plain, GREEDY)
+    found, _ = logits_and_tokens(fused, GREEDY)
+    assert np.abs(found - expected).max() <= 2e-2 * max(1.0, np.abs(expected).max())
+
+
+def test_the_sampler_of_the_device_draws_what_that_of_the_host_draws(device: str, tmp_path: Path) -> None:
+    spec, settings = SPECS["plain"], replace(FLOAT32, device=device)
+    write_spec_model(tmp_path, spec)
+    sampling = SamplingParams(
+        temperature=1.5, top_p=0.95, top_k=40, seed=7, repetition_penalty=1.3, frequency_penalty=0.2, logprobs=2
+    )
+    samplers = TorchSampler(spec.vocab_size), HostSampler(ReferenceSampler())
+    own, host = (ChosenRun(tmp_path, spec, settings, FusedOperations, sampler) for sampler in samplers)
+    logits, tokens = logits_and_tokens(own, sampling)
+    same, expected = logits_and_tokens(host, sampling)
+    assert np.array_equal(logits, same)
+    assert tokens == expected
+    assert len(set(tokens)) > 1
+
+
+def test_steps_under_way_draw_what_steps_draw_one_by_one(device: str, tmp_path: Path) -> None:
+    write_spec_model(tmp_path, SPECS["plain"])
+    plain, fused = runs(tmp_path, SPECS["plain"], replace(FLOAT32, device=device))
+    sampling = SamplingParams(temperature=2.0, top_k=30, min_p=0.01, seed=11)
+    _, expected = logits_and_tokens(plain, sampling)
+    worker = Worker(fused.launcher, fused.worker.cache, TorchSampler(64), launcher=fused.launcher)
+    worker.start()
+    for row, prompt in enumerate(PROMPTS):
+        fused.driver.open(row, prompt, sampling)
+    worker.submit(fused.driver.plan(*(Work(row, 0, len(prompt), samples=1) for row, prompt in enumerate(PROMPTS))))
+    for ahead in range(2):
+        decodes = (Work(row, len(prompt) + ahead, 1, samples=1) for row, prompt in enumerate(PROMPTS))
+        worker.submit(fused.driver.plan(*decodes))
+    assert [token for _ in range(3) for token in worker.collect().tokens] == expected

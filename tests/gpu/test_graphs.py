@@ -1,0 +1,145 @@
+"""Recorded decodes: the same bits as computed, whichever size is replayed, and when a step may be replayed at all.
+
+Without a GPU what records computes anew (`support.recorders`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from quire.compute.models import read_model
+from quire.compute.torch.attention.base import StepBatch
+from quire.compute.torch.graphs import SIZES, DecodeGraphs
+from quire.compute.torch.load import load_worker
+from quire.compute.torch.rehearsal import largest_steps
+from quire.compute.torch.runner import TorchRunner
+from quire.compute.torch.upload import uploaded
+from quire.compute.worker.worker import Worker
+from support.recorders import recorder_of
+from support.step_plans import PlanDriver, Work
+from support.tiny_checkpoint import write_tiny_qwen3
+from support.torch_runs import FLOAT32
+
+PROMPT = [(5 * i * i + 3 * i + 1) % 126 for i in range(40)]
+WINDOWS = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
+MAX_SEQUENCES = 12
+
+
+class Run:
+    """A worker driven by hand, with recorded decodes or without."""
+
+    def __init__(self, folder: Path, device: str, *, records: bool) -> None:
+        settings = replace(FLOAT32, device=device, batch_invariant=True, graphs=False)
+        self.worker: Worker = load_worker(folder, read_model(folder), settings, num_blocks=128)
+        self.runner: TorchRunner = self.worker.runner  # type: ignore[assignment]
+        self.recorder = recorder_of(device)
+        if records:
+            self.runner._graphs = DecodeGraphs(self.runner._decoder, self.recorder, MAX_SEQUENCES)
+        self.worker.start()
+        for tensor in pools_of(self):
+            tensor.zero_()
+        self.driver = PlanDriver.over(self.worker.cache.spec, range(128))
+
+
+def pools_of(run: Run) -> list[torch.Tensor]:
+    """Return the memory of a run's layers."""
+    pairs = run.worker.cache.pairs()  # type: ignore[attr-defined]
+    return [tensor for pair in pairs for tensor in (pair.keys, pair.values)]
+
+
+@pytest.fixture(scope="module", params=["full", "windows"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    settings = WINDOWS if request.param == "windows" else {}
+    return write_tiny_qwen3(tmp_path_factory.mktemp(request.param), settings=settings)
+
+
+def steps_of(run: Run, num_rows: int, num_steps: int) -> list[list[int]]:
+    """Return the tokens of the prompts of so many rows, and of decodes of all of them."""
+    for row in range(num_rows):
+        run.driver.open(row, PROMPT[row:])
+    run.worker.submit(run.driver.plan(*(Work(row, 0, 40 - row, 1) for row in range(num_rows))))
+    for step in range(num_steps):
+        run.worker.submit(run.driver.plan(*(Work(row, 40 - row + step, 1, 1) for row in range(num_rows))))
+    return [run.worker.collect().tokens.tolist() for _ in range(1 + num_steps)]
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 3, 8, 9, MAX_SEQUENCES])
+def test_replayed_decodes_are_those_computed(num_rows: int, folder: Path, device: str) -> None:
+    computed, replayed = Run(folder, device, records=False), Run(folder, device, records=True)
+    num_layers = len(replayed.runner._decoder.spec.layers)
+    num_sizes = len([size for size in SIZES if size < MAX_SEQUENCES]) + 1
+    assert replayed.recorder.num_recorded == num_sizes * (num_layers + 1)
+    assert steps_of(replayed, num_rows, 6) == steps_of(computed, num_rows, 6)
+    # Six steps of decodes, each in pieces between the attentions of its layers.
+    assert replayed.recorder.num_replayed == 6 * (num_layers + 1)
+    # What is in memory is the same as well: rows that count for nothing have stored nothing.
+    for mine, theirs in zip(pools_of(replayed), pools_of(computed), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_sizes_may_follow_one_another_in_any_order(folder: Path, device: str) -> None:
+    texts = []
+    for records in (False, True):
+        run = Run(folder, device, records=records)
+        texts.append(steps_of(run, 7, 0))
+        lengths = [40 - row for row in range(7)]
+        for rows in (range(7), range(3), range(3, 7), range(1), range(2)):
+            run.worker.submit(run.driver.plan(*(Work(row, lengths[row], 1, 1) for row in rows)))
+            for row in rows:
+                lengths[row] += 1
+            texts[-1].append(run.worker.collect().tokens.tolist())
+    assert texts[0] == texts[1]
+
+
+def test_only_steps_of_one_token_each_are_replayed(folder: Path, device: str) -> None:
+    run = Run(folder, device, records=True)
+    for row in range(2):
+        run.driver.open(row, PROMPT)
+    taken = 0
+    for works, is_replayed in [
+        ([Work(0, 0, 40, 1), Work(1, 0, 20)], False),
+        ([Work(0, 40, 1, 1), Work(1, 20, 10)], False),
+        ([Work(0, 41, 1, 1), Work(1, 30, 1)], True),  # one token of a prompt is as good
+        ([Work(0, 42, 1, 1)], True),
+        ([Work(1, 31, 9, 1)], False),
+        ([Work(0, 43, 1, 1), Work(1, 40, 1, 1)], True),
+    ]:
+        run.worker.submit(run.driver.plan(*works))
+        run.worker.collect()
+        assert (run.recorder.num_replayed > taken) == is_replayed
+        taken = run.recorder.num_replayed
+
+
+def test_more_decodes_than_the_largest_size_are_computed(folder: Path, device: str) -> None:
+    run = Run(folder, device, records=True)
+    found = steps_of(run, MAX_SEQUENCES + 1, 2)
+    assert run.recorder.num_replayed == 0
+    assert found == steps_of(Run(folder, device, records=False), MAX_SEQUENCES + 1, 2)
+
+
+def test_sizes_reach_up_to_the_most_sequences_and_no_further() -> None:
+    for most, expected in ((1, [1]), (5, [1, 2, 4, 5]), (8, [1, 2, 4, 8]), (10_000, list(SIZES))):
+        assert DecodeGraphs(None, None, most)._sizes == expected  # type: ignore[arg-type]
+
+
+# --- the largest steps -----------------------------------------------------------------------------------------------
+
+
+def test_the_largest_steps_are_as_large_as_they_may_be_and_store_nothing(folder: Path, device: str) -> None:
+    run = Run(folder, device, records=False)
+    settings = replace(FLOAT32, max_num_batched_tokens=200, max_num_seqs=24)
+    steps = prompts, _, last = largest_steps(run.worker.cache.spec, settings, context_length=90)
+    assert [len(step.token_ids) for step in steps] == [198, 24, 1]  # 3 prompts of 66 tokens
+    assert [len(step.logit_indices) for step in steps] == [153, 24, 1]
+    assert prompts.positions.max() == 65 and last.positions.tolist() == [89]
+    run.runner._rehearsals = steps
+    run.runner.prepare(run.worker.cache)  # type: ignore[arg-type]
+    assert not any(tensor.any() for tensor in pools_of(run))
+    batches: list[StepBatch] = [uploaded(each, 16, torch.device(device))[0] for each in steps]
+    assert [batch.shape.num_decodes for batch in batches] == [0, 24, 1]
+    assert np.array_equal(batches[1].logit_indices.cpu().numpy(), np.arange(24))

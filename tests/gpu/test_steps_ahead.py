@@ -1,0 +1,230 @@
+"""Steps that are launched while the one before them is computed: the same texts, and waiting where waiting is due."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from quire.compute.models import read_model
+from quire.compute.torch.cache import TorchCache
+from quire.compute.torch.load import load_worker
+from quire.compute.torch.runner import TorchRunner, TorchStep
+from quire.compute.worker.model_runner import StepInputs
+from quire.compute.worker.step_ahead import UNKNOWN, Drawn
+from quire.compute.worker.worker import Worker
+from quire.core.errors import ExecutionError
+from quire.core.sampling_params import SamplingParams
+from quire.core.step import StepResult, column
+from support.step_plans import GREEDY, PlanDriver, Work
+from support.tiny_checkpoint import tiny_qwen3_config, tiny_qwen3_tensors, write_model_weights, write_tiny_qwen3
+from support.torch_runs import FLOAT32
+
+PROMPT = [(5 * i * i + 3 * i + 1) % 126 for i in range(40)]
+WARM = SamplingParams(temperature=1.5, seed=3)
+
+
+class Watched:
+    """A runner, and what it was given: the order in which steps are launched and waited for, and unknown tokens."""
+
+    def __init__(self, runner: TorchRunner) -> None:
+        self.vocab_size = runner.vocab_size
+        self.events: list[str] = []
+        self.num_unknown = 0
+        self._runner = runner
+
+    def prepare(self, cache: TorchCache) -> None:
+        self.events.append("prepare")
+
+    def launch(self, inputs: StepInputs, draws: object, cache: TorchCache) -> WatchedStep:
+        number = sum(event.startswith("launch") for event in self.events)
+        self.events.append(f"launch {number}")
+        self.num_unknown += int((inputs.token_ids == UNKNOWN).sum())
+        return WatchedStep(self, number, self._runner.launch(inputs, draws, cache))  # type: ignore[arg-type]
+
+
+class WatchedStep:
+    def __init__(self, watched: Watched, number: int, step: TorchStep) -> None:
+        self._watched, self._number, self._step = watched, number, step
+
+    def wait(self) -> Drawn:
+        self._watched.events.append(f"wait {self._number}")
+        return self._step.wait()
+
+
+class Run:
+    """A worker driven by hand, whose steps may be under way."""
+
+    def __init__(self, folder: Path, device: str, *, invariant: bool = True) -> None:
+        settings = replace(FLOAT32, device=device, batch_invariant=invariant)
+        self.worker: Worker = load_worker(folder, read_model(folder), settings, num_blocks=64)
+        self.watched = Watched(self.worker.runner)  # type: ignore[arg-type]
+        assert self.worker._ahead is not None
+        self.worker._ahead._launcher = self.watched
+        self.worker.start()
+        self.driver = PlanDriver.over(self.worker.cache.spec, range(64))
+
+    def submit(self, *works: Work) -> None:
+        self.worker.submit(self.driver.plan(*works))
+
+    def step(self, *works: Work) -> StepResult:
+        self.submit(*works)
+        return self.worker.collect()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_qwen3(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture
+def run(folder: Path, device: str) -> Run:
+    return Run(folder, device)
+
+
+def texts_of(folder: Path, device: str, works: Iterator[list[Work]], sampling: SamplingParams) -> list[list[int]]:
+    """Return the tokens of each step, computed one after another by a worker that never launches any."""
+    run = Run(folder, device)
+    run.worker.runner = run.worker.runner  # from now on every step waits
+    for row in range(3):
+        run.driver.open(row, PROMPT[row:], sampling)
+    found = [run.step(*each).tokens.tolist() for each in works]
+    assert run.watched.events == ["prepare"]
+    return found
+
+
+def steps() -> Iterator[list[Work]]:
+    """Yield the works of steps: a prompt beside decodes, in chunks, and decodes of several rows."""
+    yield [Work(0, 0, 40, 1)]
+    yield [Work(0, 40, 1, 1), Work(1, 0, 30)]
+    yield [Work(0, 41, 1, 1), Work(1, 30, 9, 1)]
+    for i in range(4):
+        yield [Work(0, 42 + i, 1, 1), Work(1, 39 + i, 1, 1)]
+    yield [Work(1, 43, 1, 1), Work(2, 0, 38, 1)]
+    yield [Work(0, 46, 1, 1), Work(1, 44, 1, 1), Work(2, 38, 1, 1)]
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "drawn"])
+def test_texts_are_the_same_with_steps_under_way(sampling: SamplingParams, run: Run, folder: Path, device: str) -> None:
+    for row in range(3):
+        run.driver.open(row, PROMPT[row:], sampling)
+    found = []
+    for number, works in enumerate(steps()):
+        run.submit(*works)
+        if number:
+            found.append(run.worker.collect().tokens.tolist())
+    found.append(run.worker.collect().tokens.tolist())
+    assert found == texts_of(folder, device, steps(), sampling)
+    # Each step is launched before the one before it is waited for: its tokens are known to the device only.
+    assert run.watched.events[:6] == ["prepare", "launch 0", "launch 1", "wait 0", "launch 2", "wait 1"]
+    assert run.watched.num_unknown == 13
+
+
+def test_several_steps_may_be_under_way(run: Run, folder: Path, device: str) -> None:
+    run.driver.open(0, PROMPT)
+    run.submit(Work(0, 0, 40, 1))
+    for i in range(5):
+        run.submit(Work(0, 40 + i, 1, 1))
+    text = [run.worker.collect().tokens[0] for _ in range(6)]
+    alone = Run(folder, device)
+    alone.driver.open(0, PROMPT)
+    assert text == [alone.step(Work(0, 0, 40, 1)).tokens[0]] + [
+        alone.step(Work(0, 40 + i, 1, 1)).tokens[0] for i in range(5)
+    ]
+
+
+CAREFUL = {
+    "penalty": SamplingParams(temperature=0.0, repetition_penalty=1.3),
+    "biases": SamplingParams(temperature=0.0, logit_bias={5: 2.0}),
+    "report": SamplingParams(temperature=0.0, logprobs=2),
+    "beams": SamplingParams(temperature=0.0, beam_search=True, best_of=1),
+}
+
+
+@pytest.mark.parametrize("sampling", CAREFUL.values(), ids=CAREFUL.keys())
+def test_who_looks_at_its_text_waits_for_it(sampling: SamplingParams, run: Run) -> None:
+    run.driver.open(0, PROMPT)
+    run.driver.open(1, PROMPT, sampling)
+    run.submit(Work(0, 0, 40, 1), Work(1, 0, 20))
+    assert run.watched.events == ["prepare"]  # a chunk of it as well: what it reports may be wanted of any step
+    run.submit(Work(0, 40, 1, 1))
+    run.submit(Work(0, 41, 1, 1))
+    run.submit(Work(0, 42, 1, 1), Work(1, 20, 20, 1))
+    assert run.watched.events == ["prepare", "launch 0", "launch 1", "wait 0", "wait 1"]
+    for _ in range(4):
+        run.worker.collect()
+    # Without it the steps are launched again.
+    run.driver.release(1)
+    run.submit(Work(0, 43, 1, 1))
+    assert run.watched.events[-1] == "launch 2"
+
+
+def test_drafts_and_opening_rows_wait(run: Run) -> None:
+    run.driver.open(0, PROMPT)
+    run.driver.open(1, PROMPT, replace(GREEDY, n=2))
+    first = run.step(Work(0, 0, 40, 1)).tokens[0]
+    run.submit(Work(0, 40, 1, 1))
+    run.submit(Work(1, 0, 40, 2))
+    assert run.watched.events[-1] == "wait 1"
+    run.worker.collect()
+    assert run.worker.collect().tokens.tolist() == [first, first]
+    assert run.step(Work(0, 41, 2, 1, drafts=[3])).num_tokens[0] >= 1
+    assert run.watched.events[-1] == "wait 1"
+
+
+def test_a_row_given_to_another_keeps_its_own_text(run: Run, folder: Path, device: str) -> None:
+    run.driver.open(0, PROMPT)
+    run.submit(Work(0, 0, 40, 1))
+    run.driver.release(0)
+    run.driver.open(0, PROMPT[3:])
+    run.submit(Work(0, 0, 37, 1))
+    run.submit(Work(0, 37, 1, 1))
+    results = [run.worker.collect() for _ in range(3)]
+    expected = []
+    for prompt in (PROMPT, PROMPT[3:]):
+        alone = Run(folder, device)
+        alone.driver.open(0, prompt)
+        expected.append(alone.step(Work(0, 0, len(prompt), 1)).tokens[0])
+    assert [result.tokens[0] for result in results[:2]] == expected
+    assert results[2].num_tokens == column(1)
+
+
+def test_a_row_whose_numbers_are_not_finite_fails_alone(tmp_path: Path, device: str) -> None:
+    write_tiny_qwen3(tmp_path, tie=False)
+    tensors = tiny_qwen3_tensors(tiny_qwen3_config(tie=False), seed=0)
+    tensors["model.embed_tokens.weight"][126] = np.inf
+    write_model_weights(tmp_path, tensors)
+    run = Run(tmp_path, device)
+    run.driver.open(0, [126, *PROMPT])
+    run.driver.open(1, PROMPT)
+    run.submit(Work(0, 0, 41, 1), Work(1, 0, 40, 1))
+    run.submit(Work(0, 41, 1, 1), Work(1, 40, 1, 1))
+    for _ in range(2):
+        result = run.worker.collect()
+        assert result.failures == {0: "the model's output is not finite"}
+        assert result.num_tokens == column(0, 1)
+    # From then on it takes no part.
+    result = run.step(Work(0, 42, 1, 1), Work(1, 41, 1, 1))
+    assert (list(result.failures), result.num_tokens) == ([0], column(0, 1))
+    result = run.step(Work(0, 43, 1, 1))
+    assert (list(result.failures), result.num_tokens) == ([0], column(0))
+
+
+def test_a_step_that_fails_while_under_way_takes_those_behind_it_along(run: Run) -> None:
+    run.driver.open(0, PROMPT)
+    run.submit(Work(0, 0, 40, 1))
+    step = run.worker._results[0].step  # type: ignore[union-attr]
+    step.wait = failing  # type: ignore[union-attr, method-assign]
+    run.submit(Work(0, 40, 1, 1))
+    with pytest.raises(ExecutionError, match="step 1 failed: AcceleratorError: the device is gone"):
+        run.worker.collect()
+    with pytest.raises(ExecutionError, match="no plan is under way"):
+        run.worker.collect()
+
+
+def failing() -> Drawn:
+    raise torch.AcceleratorError("the device is gone")

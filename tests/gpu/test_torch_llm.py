@@ -1,0 +1,66 @@
+"""Whole engines on torch: the texts of the reference, with steps under way, full memory, swap and cached prefixes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import LLM, SamplingParams
+from support.tiny_checkpoint import write_tiny_qwen3
+
+BLOCK_BYTES = 16 * 3 * 2 * 2 * 32 * 4  # tokens, layers, keys and values, heads, numbers, bytes
+PREFIX = [(7 * i * i + 3 * i) % 126 for i in range(50)]
+PROMPTS = [PREFIX[: 5 * row] + [(11 * row + i * i) % 126 for i in range(12 + 3 * row)] for row in range(10)]
+SAMPLING = [SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)] * 5 + [
+    SamplingParams(temperature=1.2, top_p=0.9, seed=1, max_tokens=25),
+    SamplingParams(temperature=0.8, top_k=20, seed=2, max_tokens=40),
+    SamplingParams(temperature=0.0, repetition_penalty=1.2, max_tokens=20),
+    SamplingParams(temperature=1.0, seed=4, n=2, max_tokens=20),
+    SamplingParams(temperature=0.0, logprobs=3, max_tokens=10),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_qwen3(tmp_path_factory.mktemp("tiny"))
+
+
+def texts(folder: Path, **settings: Any) -> list[list[list[int]]]:
+    with LLM(
+        str(folder), skip_tokenizer_init=True, dtype="float32", max_model_len=256, num_threads=1, **settings
+    ) as llm:
+        outputs = llm.generate(PROMPTS, SAMPLING, use_tqdm=False)
+        again = llm.generate(PROMPTS[::-1], SAMPLING[::-1], use_tqdm=False)[::-1]
+    found = [[[*each.token_ids] for each in output.outputs] for output in outputs]
+    assert [[[*each.token_ids] for each in output.outputs] for output in again] == found
+    return found
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[list[list[int]]]:
+    return texts(folder, backend="reference", device="cpu", kv_memory=256 * BLOCK_BYTES)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("memory", ["ample", "tight", "swap"])
+def test_texts_are_those_of_the_reference(
+    steps: int, memory: str, folder: Path, device: str, expected: list[list[list[int]]]
+) -> None:
+    limits = {
+        "ample": {},
+        "tight": {"max_num_batched_tokens": 24, "max_num_seqs": 8},
+        "swap": {"swap_space": 64 * BLOCK_BYTES},
+    }[memory]
+    num_blocks = 256 if memory == "ample" else 20
+    found = texts(
+        folder,
+        backend="torch",
+        device=device,
+        batch_invariant=True,
+        kv_memory=num_blocks * BLOCK_BYTES,
+        max_steps_under_way=steps,
+        **limits,
+    )
+    assert found == expected

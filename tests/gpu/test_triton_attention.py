@@ -1,0 +1,200 @@
+"""Paged attention by Triton kernels, interpreted or on a GPU: what comes out, and that its bits are a row's own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from triton._C.libtriton import native_specialize_impl
+from triton.backends.nvidia.compiler import CUDABackend
+
+from quire.compute.models import read_model
+from quire.compute.torch.attention.plain import PlainAttention
+from quire.compute.torch.attention.triton import TritonAttention
+from quire.compute.torch.kernels.merge import Results
+from quire.compute.torch.kernels.paged_attention import VARIANTS, Cache, Queries, Weighting
+from quire.compute.torch.settings import TorchSettings, kv_cache_spec
+from support.paged_steps import Model, Step
+from support.reference_runs import ReferenceRun
+from support.tiny_checkpoint import write_tiny_qwen3
+from support.torch_runs import TorchRun
+
+DECODES = ((1, 1), (15, 1), (16, 1), (17, 1), (64, 1), (200, 1))
+CHUNKS = ((70, 70), (130, 3))
+ACROSS_SPLITS = ((511, 1), (512, 1), (513, 1), (1100, 1), (530, 25))
+
+
+def attention(model: Model, device: str, **options: object) -> TritonAttention:
+    options = {"num_processors": 4, **options}
+    return TritonAttention(model.spec, torch.device(device), num_heads=model.num_heads, **options)
+
+
+def assert_near(found: list[torch.Tensor], step: Step) -> None:
+    bound = 1e-5 if step.model.dtype is torch.float32 else 2e-3
+    for sequence, (got, wanted) in enumerate(zip(found, step.oracle(), strict=True)):
+        error = (got.double() - wanted).norm() / wanted.norm()
+        assert error < bound, (step.sequences[sequence], float(error))
+
+
+@pytest.mark.parametrize(
+    "model",
+    (
+        Model(),
+        Model(dtype=torch.float16, kv_dtype="float16"),
+        Model(group=1, num_kv_heads=3, head_dim=80, block_size=32),
+        Model(group=7, num_kv_heads=1, head_dim=96, block_size=64),
+        Model(group=8, num_kv_heads=1, head_dim=128, block_size=128),
+        Model(group=20, num_kv_heads=1),
+        Model(group=2, head_dim=256),
+        Model(window=40),
+        Model(soft_cap=3.0),
+        Model(window=100, soft_cap=2.0, group=2, head_dim=256),
+        Model(kv_dtype="int8"),
+        Model(kv_dtype="fp8"),
+        Model(kv_dtype="int8", dtype=torch.float16, window=20, group=2, head_dim=80),
+    ),
+    ids=repr,
+)
+def test_near_the_oracle(model, device):
+    step = Step(model, (*DECODES, *CHUNKS), device=device)
+    assert_near(step.run(attention(model, device)), step)
+
+
+@pytest.mark.parametrize(
+    "model",
+    (
+        Model(num_kv_heads=1, window=100, soft_cap=2.0, group=2, head_dim=256),
+        Model(kv_dtype="int8", dtype=torch.float16),
+    ),
+    ids=repr,
+)
+def test_near_the_oracle_in_batch_invariant_mode(model, device):
+    step = Step(model, ((17, 1), (200, 1), (70, 40)), device=device)
+    assert_near(step.run(attention(model, device, batch_invariant=True)), step)
+
+
+@pytest.mark.parametrize(("window", "invariant"), ((None, True), (600, False)))
+def test_near_the_oracle_across_splits(window, invariant, device):
+    model = Model(num_kv_heads=1, window=window)
+    step = Step(model, ACROSS_SPLITS, device=device)
+    assert_near(step.run(attention(model, device, batch_invariant=invariant)), step)
+
+
+def test_near_the_plain_backend(device):
+    model = Model(window=70)
+    step = Step(model, (*DECODES, *CHUNKS), device=device)
+    pair = step.pair()
+    ours, plain = step.run(attention(model, device), pair), step.run(PlainAttention(torch.device(device)), pair)
+    for got, wanted in zip(ours, plain, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_launched_is_what_was_compiled(device):
+    """Arguments have the types and the alignment that the compile gate took for granted."""
+    model = Model(num_kv_heads=8, head_dim=128, dtype=torch.bfloat16, kv_dtype="bfloat16")
+    step = Step(model, ((33, 1), (600, 1), (21, 3)), device=device)
+    batch, pair = step.batch(), step.pair()
+    launch = attention(model, device).plan(batch).launches[0][0]
+    queries = torch.cat(step.queries).to(device)
+    given = {
+        "queries": Queries.of(queries, batch.positions),
+        "cache": Cache.of((pair.keys, pair.values), None, batch.block_tables[0]),
+        "work": launch.work,
+        "results": Results.of(queries, launch.num_parts),
+        "rule": Weighting.of(0.1, None, None),
+    }
+    [variant] = [variant for variant in VARIANTS if variant.name == "decode bf16 128"]
+    assert launch.shape == variant.constants["SHAPE"]
+    for name, argument in given.items():
+        kinds, marks = native_specialize_impl(CUDABackend, argument, False, True, True)
+        for field, wanted, kind, mark in zip(argument._fields, variant.arguments[name], kinds, marks, strict=True):
+            assert kind == ("constexpr" if wanted is None else wanted.partition(":")[0]), field
+            assert mark == "D" or wanted is None or not wanted.endswith(":16"), field
+
+
+# ---- bits -----------------------------------------------------------------------------------------------------------
+
+
+def bits(tensors: list[torch.Tensor]) -> list[bytes]:
+    return [tensor.contiguous().view(torch.uint8).numpy().tobytes() for tensor in tensors]
+
+
+@pytest.mark.parametrize(
+    ("model", "invariant"),
+    ((Model(num_kv_heads=1, window=600, kv_dtype="int8"), False), (Model(num_kv_heads=1), True)),
+    ids=repr,
+)
+def test_same_bits_alone_and_in_a_batch(model, invariant, device):
+    sequences = ((700, 1), (1, 1), (513, 1), (540, 20))
+    backend = attention(model, device, batch_invariant=invariant)
+    together = bits(Step(model, sequences, device=device).run(backend))
+    backwards = Step(model, sequences[2::-1], range(2, -1, -1), order_seed=5, device=device)
+    assert bits(backwards.run(backend)) == together[2::-1]
+    for seed, sequence in list(enumerate(sequences))[::3]:
+        assert bits(Step(model, (sequence,), (seed,), order_seed=seed, device=device).run(backend)) == [together[seed]]
+
+
+@pytest.mark.parametrize("invariant", (False, True))
+def test_same_bits_however_the_work_is_cut(invariant, device):
+    model = Model(num_kv_heads=1)
+    step = Step(model, ((700, 1), (513, 1), (600, 1), (530, 5)), device=device)
+    whole, cut = (
+        attention(model, device, num_processors=processors, batch_invariant=invariant) for processors in (1, 1000)
+    )
+    assert not any(launch.num_parts for launch in whole.plan(step.batch()).launches[0])
+    assert any(launch.num_parts for launch in cut.plan(step.batch()).launches[0])
+    assert bits(step.run(whole)) == bits(step.run(cut))
+
+
+@pytest.mark.parametrize("block_size", (32, 64, 128))
+def test_same_bits_in_blocks_of_any_size(block_size, device):
+    model, sequences = Model(num_kv_heads=1), ((530, 1), (90, 40))
+    small = Step(model, sequences, device=device).run(attention(model, device))
+    model = replace(model, block_size=block_size)
+    assert bits(Step(model, sequences, device=device).run(attention(model, device))) == bits(small)
+
+
+@pytest.mark.parametrize(("invariant", "chunks"), ((False, (110, 33, 2)), (True, (70, 33, 1))))
+def test_same_bits_whole_and_in_chunks(invariant, chunks, device):
+    """Without batch invariance, of prompts; with it, of decodes as well."""
+    model, length = Model(num_kv_heads=1, window=550), 620
+    backend = attention(model, device, batch_invariant=invariant)
+    [longest] = Step(model, ((length, max(chunks)),), device=device).run(backend)
+    for count in chunks:
+        [chunk] = Step(model, ((length, count),), device=device).run(backend)
+        assert bits([chunk]) == bits([longest[-count:]])
+
+
+@pytest.mark.parametrize("invariant", (False, True))
+def test_same_bits_with_a_shared_prefix(invariant, device):
+    model, sequences = Model(num_kv_heads=1, group=2), ((600, 1), (513, 1), (512, 1), (530, 1), (1030, 1))
+    backend = attention(model, device, batch_invariant=invariant)
+    shared = Step(model, sequences, shared_tokens=512, device=device)
+    apart = Step(model, sequences, shared_tokens=512, copied=True, device=device)
+    tasks = [len(backend.plan(step.batch()).launches[0][0].work.tasks) for step in (shared, apart)]
+    assert tasks[0] < tasks[1]
+    assert bits(shared.run(backend)) == bits(apart.run(backend))
+
+
+def test_twice_the_same(device):
+    model = Model()
+    step = Step(model, (*DECODES, *CHUNKS), device=device)
+    pair, backend = step.pair(), attention(model, device)
+    assert bits(step.run(backend, pair)) == bits(step.run(backend, pair))
+
+
+# ---- a whole decoder ------------------------------------------------------------------------------------------------
+
+
+def test_a_decoder_over_it_is_near_the_reference(tmp_path, device):
+    write_tiny_qwen3(tmp_path, settings={"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1})
+    spec = read_model(tmp_path).spec
+    settings = TorchSettings(device=device, dtype="float32")
+    triton = TritonAttention(kv_cache_spec(spec, settings), torch.device(device), num_heads=spec.attention.num_heads)
+    ours, reference = TorchRun(tmp_path, settings=settings, attention=triton), ReferenceRun(tmp_path)
+    for run in (ours, reference):
+        run.prefill(0, [(7 * i * i + 3 * i + 5) % 64 for i in range(70)], chunks=[40, 1])
+    for place, wanted in reference.logits.items():
+        np.testing.assert_allclose(ours.logits[place], wanted, rtol=1e-3, atol=1e-3)

@@ -1,0 +1,151 @@
+"""Which device computes: the real look at a machine and the real choice, where drivers answer what they are told to."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from quire.compute.torch.device import (
+    CONTEXT_BYTES,
+    OLDEST_DRIVERS,
+    QUERY,
+    DeviceChoice,
+    DeviceFacts,
+    DeviceNeeds,
+    choose_device,
+    look,
+    refusal,
+)
+from quire.core.errors import InvalidConfigError
+
+GIB = 1 << 30
+H200 = DeviceFacts(
+    torch="2.11.0",
+    torch_cuda="13.0",
+    triton="3.6.0",
+    gpu="NVIDIA H200",
+    driver="580.159.03",
+    capability=(9, 0),
+    total_bytes=140 * GIB,
+    free_bytes=139 * GIB,
+)
+NEEDS = DeviceNeeds(head_dim=128, most_head_dim=256, head_dim_step=8, num_bytes=20 * GIB)
+
+REFUSED = {
+    "no GPU": (
+        replace(H200, gpu=None, silence="there is no nvidia-smi, which comes with the driver"),
+        "no NVIDIA GPU answers: there is no nvidia-smi, which comes with the driver",
+    ),
+    "no torch": (replace(H200, torch=None), "torch is not installed: pip install 'quire[torch]'"),
+    "no triton": (replace(H200, triton=None), "triton is not installed: pip install 'quire[torch]'"),
+    "no CUDA in torch": (replace(H200, torch_cuda=None), "torch 2.11.0 is a build without CUDA: install one with it"),
+    "driver": (
+        replace(H200, driver="570.86.15"),
+        "driver 570.86.15 is too old for torch with CUDA 13.0: it needs 580 or newer",
+    ),
+    "capability": (
+        replace(H200, gpu="Tesla T4", capability=(7, 5)),
+        "Tesla T4 has compute capability 7.5, and the kernels need 8.0 (Ampere) or newer",
+    ),
+    "memory": (
+        replace(H200, free_bytes=20 * GIB),
+        "the engine needs 20.75 GiB of the GPU before any KV memory, and 20.00 GiB are free",
+    ),
+}
+
+
+def test_a_gpu_that_has_everything_is_chosen():
+    assert refusal(H200, NEEDS) == ""
+    assert choose_device(H200, "cuda", NEEDS) == choose_device(H200, "auto", NEEDS) == DeviceChoice("cuda")
+
+
+@pytest.mark.parametrize("lack", REFUSED)
+def test_what_is_missing_is_named_in_one_line(lack):
+    facts, told = REFUSED[lack]
+    assert refusal(facts, NEEDS) == told
+    with pytest.raises(InvalidConfigError) as caught:
+        choose_device(facts, "cuda", NEEDS)
+    assert str(caught.value) == f"device is 'cuda'; allowed: cpu or auto here; {told}"
+
+
+@pytest.mark.parametrize("lack", REFUSED)
+def test_auto_is_the_cpu_then_with_a_notice_where_a_gpu_is_there(lack):
+    facts, told = REFUSED[lack]
+    notice = "" if facts.gpu is None else f"the GPU is not used: {told}"
+    assert choose_device(facts, "auto", NEEDS) == DeviceChoice("cpu", notice)
+
+
+@pytest.mark.parametrize("head_dim", [4, 70, 264, 512])
+def test_heads_that_no_kernel_knows_are_refused_by_their_size(head_dim):
+    told = f"the model has heads of {head_dim} numbers, and the kernels know multiples of 8 up to 256"
+    assert refusal(H200, replace(NEEDS, head_dim=head_dim)) == told
+
+
+def test_the_context_is_counted_to_the_byte():
+    free = NEEDS.num_bytes + CONTEXT_BYTES
+    assert refusal(replace(H200, free_bytes=free), NEEDS)
+    assert not refusal(replace(H200, free_bytes=free + 1), NEEDS)
+
+
+@pytest.mark.parametrize(("cuda", "oldest"), OLDEST_DRIVERS.items())
+def test_each_cuda_has_its_oldest_driver(cuda, oldest):
+    facts = replace(H200, torch_cuda=f"{cuda}.4")
+    assert refusal(replace(facts, driver=f"{oldest - 1}.99.01"))
+    assert not refusal(replace(facts, driver=f"{oldest}.01"))
+    assert refusal(replace(H200, torch_cuda="14.0", driver="579.1"))
+
+
+# ---- looking --------------------------------------------------------------------------------------------------------
+
+
+def machine(folder: Path, answer: str, *, status: int = 0, environ: dict[str, str] | None = None) -> DeviceFacts:
+    """What is found on a machine whose nvidia-smi answers so, and notes what it was asked."""
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\necho \"$@\" > {folder}/asked\ncat <<'END'\n{answer}\nEND\nexit {status}\n")
+    program.chmod(0o755)
+    return look({"PATH": f"{folder}:{os.defpath}", **(environ or {})})
+
+
+def test_what_the_driver_answers_is_taken_in(tmp_path):
+    facts = machine(tmp_path, "NVIDIA H200, 580.159.03, 9.0, 143771, 143158\nNVIDIA A100, 580.159.03, 8.0, 81920, 100")
+    assert (facts.gpu, facts.driver, facts.capability) == ("NVIDIA H200", "580.159.03", (9, 0))
+    assert (facts.total_bytes, facts.free_bytes) == (143771 << 20, 143158 << 20)
+    assert str(facts) == "NVIDIA H200, capability 9.0, 139.80 GiB of 140.40 GiB free, driver 580.159.03"
+    asked = (tmp_path / "asked").read_text()
+    assert asked == f"--query-gpu={','.join(QUERY)} --format=csv,noheader,nounits\n"
+
+
+def test_the_first_visible_gpu_is_asked_for(tmp_path):
+    answer = "NVIDIA H200, 580.159.03, 9.0, 143771, 143158"
+    machine(tmp_path, answer, environ={"CUDA_VISIBLE_DEVICES": "GPU-8f6d,0"})
+    assert (tmp_path / "asked").read_text().split()[-1] == "--id=GPU-8f6d"
+
+
+@pytest.mark.parametrize("hidden", ["", "-1"])
+def test_a_gpu_may_be_hidden(tmp_path, hidden):
+    facts = machine(tmp_path, "NVIDIA H200, 580.1, 9.0, 1, 1", environ={"CUDA_VISIBLE_DEVICES": hidden})
+    assert (facts.gpu, str(facts)) == (None, "CUDA_VISIBLE_DEVICES hides them all")
+
+
+def test_a_driver_that_fails_is_quoted(tmp_path):
+    failure = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+    facts = machine(tmp_path, f"{failure}\nMake sure that the latest driver is installed.", status=9)
+    assert (facts.gpu, facts.silence) == (None, f"nvidia-smi: {failure}")
+
+
+@pytest.mark.parametrize("answer", ["", "No devices were found", "a, b", "[N/A], [N/A]"])
+def test_an_answer_that_is_none_is_no_gpu(tmp_path, answer):
+    assert machine(tmp_path, answer).gpu is None
+
+
+def test_fields_that_the_driver_does_not_know_count_for_nothing(tmp_path):
+    facts = machine(tmp_path, "NVIDIA GB10, 580.95.05, 12.1, [N/A], [N/A]")
+    assert (facts.gpu, facts.total_bytes, facts.free_bytes) == ("NVIDIA GB10", 0, 0)
+
+
+def test_a_machine_without_a_driver_starts_nothing(tmp_path):
+    facts = look({"PATH": str(tmp_path)})
+    assert (facts.gpu, facts.silence) == (None, "there is no nvidia-smi, which comes with the driver")

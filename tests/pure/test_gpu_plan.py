@@ -1,0 +1,137 @@
+"""What an engine on a GPU would be, planned by the real factory from what a driver is said to answer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import EngineConfig, InvalidConfigError, cli
+from quire.cli.doctor import examine
+from quire.compute.torch.device import CONTEXT_BYTES, DeviceFacts
+from quire.core.granted import free_memory
+from quire.engine.factory import GPU_KV_SHARE, plan_engine
+from quire.guide import GUIDE_FOLDER
+
+GIB = 1 << 30
+H200 = DeviceFacts("2.11.0", "13.0", "3.6.0", "NVIDIA H200", "", "580.159.03", (9, 0), 140 * GIB, 139 * GIB)
+T4 = replace(H200, gpu="Tesla T4", capability=(7, 5))
+NO_GPU = DeviceFacts("2.11.0", "13.0", "3.6.0", silence="there is no nvidia-smi, which comes with the driver")
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Lets the machine be one of which this is known; nothing else is replaced."""
+
+    def answer(facts: DeviceFacts) -> None:
+        monkeypatch.setattr("quire.compute.torch.device.look", lambda environ: facts)
+        monkeypatch.setattr("quire.cli.doctor.look", lambda environ: facts)
+
+    return answer
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_where_a_gpu_is_torch_computes_on_it(answers: Any, device: str) -> None:
+    answers(H200)
+    blueprint = plan_engine(
+        EngineConfig(device=device, swap_space="64MiB", max_num_seqs=100_000, max_num_batched_tokens=100_000)
+    )
+    backend, report = blueprint.backend, blueprint.report
+    assert (backend.name, backend.gpu, backend.kv_spec.dtype) == ("torch", H200, "bfloat16")
+    assert "runs on     torch backend, NVIDIA H200, capability 9.0\n" in str(report)
+    assert blueprint.config.num_steps_under_way == 2
+    needs, parts = report.plan.needs, dict(report.plan.parts)
+    assert needs.free_bytes == 139 * GIB - CONTEXT_BYTES and needs.host_bytes == pytest.approx(free_memory(), rel=0.1)
+    left = needs.free_bytes - backend.weight_bytes - backend.activation_bytes
+    assert left * GPU_KV_SHARE - backend.kv_spec.bytes_per_block < parts["KV blocks"] <= left * GPU_KV_SHARE
+    assert parts["rest of the process"] == CONTEXT_BYTES
+    assert report.plan.total_bytes == sum(parts.values()) - parts["swap, on the host"] < 139 * GIB
+
+
+def test_heads_are_stored_as_they_are_and_numbers_as_the_checkpoint_says(answers: Any, tmp_path: Path) -> None:
+    answers(H200)
+    settings = json.loads((GUIDE_FOLDER / "config.json").read_text()) | {"head_dim": 24, "torch_dtype": "float16"}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    config = EngineConfig(model=str(tmp_path), kv_dtype="fp8", skip_tokenizer_init=True)
+    backend = plan_engine(config).backend
+    assert (backend.dtype, backend.kv_spec.dtype, backend.kv_spec.head_dim) == ("float16", "fp8", 24)
+
+
+def test_cuda_is_refused_where_it_cannot_be_and_auto_computes_on_the_cpu(answers: Any) -> None:
+    for facts, told in ((T4, "Tesla T4 has compute capability 7.5"), (NO_GPU, "no NVIDIA GPU answers")):
+        answers(facts)
+        with pytest.raises(InvalidConfigError, match=rf"^device is 'cuda'; allowed: cpu or auto here; {told}"):
+            plan_engine(EngineConfig(device="cuda"))
+        report = plan_engine(EngineConfig()).report
+        assert report.backend in ("native", "reference") and plan_engine(EngineConfig()).config.num_steps_under_way == 1
+        assert [notice for notice in report.notices if "GPU" in notice] == (
+            ["the GPU is not used: Tesla T4 has compute capability 7.5, and the kernels need 8.0 (Ampere) or newer"]
+            if facts is T4
+            else []
+        )
+
+
+def test_a_model_that_does_not_fit_is_refused_with_its_size(answers: Any) -> None:
+    answers(replace(H200, free_bytes=CONTEXT_BYTES + (1 << 20)))
+    with pytest.raises(
+        InvalidConfigError, match=r"; the engine needs .* MiB of the GPU before any KV memory, and .* are"
+    ):
+        plan_engine(EngineConfig(device="cuda"))
+
+
+def test_a_cpu_that_was_asked_for_stays(answers: Any) -> None:
+    answers(H200)
+    for settings in ({"device": "cpu"}, {"backend": "native"}, {"backend": "reference"}):
+        report = plan_engine(EngineConfig(**settings)).report
+        assert report.backend in ("native", "reference") and not [each for each in report.notices if "GPU" in each]
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"block_size": 8}, "block_size"),
+        ({"touch_kv_memory": True}, "touch_kv_memory"),
+        ({"kv_memory": "200GiB"}, "kv_memory"),
+        ({"swap_space": "100000GiB"}, "swap_space"),
+    ],
+)
+def test_settings_that_a_gpu_cannot_have_are_refused(answers: Any, settings: dict[str, Any], field: str) -> None:
+    answers(H200)
+    with pytest.raises(InvalidConfigError) as caught:
+        plan_engine(EngineConfig(device="cuda", **settings))
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("settings", [{"dtype": "float16"}, {"kv_dtype": "fp8"}, {"kv_dtype": "float16"}])
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_what_only_torch_knows_is_refused_elsewhere(settings: dict[str, Any], backend: str) -> None:
+    with pytest.raises(InvalidConfigError) as caught:
+        plan_engine(EngineConfig(backend=backend, **settings))
+    assert caught.value.field in settings
+
+
+def test_a_plan_for_a_gpu_needs_none(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["plan", "llama-3.1-8b", "--hardware", "nvidia-h200", "--device", "cuda", "--kv-dtype", "fp8"]
+    assert cli.main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "KV          fp8" in shown and "nvidia-h200" in shown
+
+
+def test_the_doctor_says_what_keeps_a_gpu_from_being_used(answers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {}
+    for facts in (H200, T4, NO_GPU, replace(H200, torch=None, torch_cuda=None)):
+        answers(facts)
+        told[facts] = {finding.name: finding for finding in examine()}
+    assert told[H200]["GPU"].works and told[H200]["GPU"].text == str(H200)
+    assert told[H200]["torch"].text == "2.11.0 for CUDA 13.0, triton 3.6.0"
+    assert told[T4]["GPU"].works is None and told[T4]["GPU"].text.endswith("8.0 (Ampere) or newer")
+    assert told[NO_GPU]["GPU"].works is None
+    assert "pip install 'quire[torch]'" in told[replace(H200, torch=None, torch_cuda=None)]["torch"].text
+    monkeypatch.setitem(sys.modules, "quire._native", None)
+    for facts, works in ((H200, None), (T4, False)):
+        answers(facts)
+        assert {finding.name: finding for finding in examine()}["compiled core"].works is works
