@@ -14,7 +14,7 @@ Running out is the value None, and it changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from quire.core.errors import InvalidConfigError, InvariantError
@@ -83,6 +83,10 @@ class BlockPool:
     def num_in_use(self) -> int:
         """Blocks that some table holds. O(1)."""
         return len(self.blocks) - self.num_available
+
+    def cached_blocks(self) -> Iterator[Block]:
+        """Walk the blocks that nobody holds and whose content may be hit, in no particular order."""
+        return iter(self._cached)
 
     def allocate(self, num_blocks: int) -> list[int] | None:
         """Take blocks, evicting cached ones where free ones do not suffice; None, and no change, if there are too few.

@@ -36,11 +36,16 @@ class Frame:
     @classmethod
     def of(cls, engine: SimulatedEngine) -> Frame:
         """Look at an engine. Does not mutate it; O(blocks)."""
-        holders = engine.holders()
-        cached, free = holders.count(CACHED), holders.count(FREE)
-        held = len(holders) - cached - free
-        now_s, picture = engine.clock.now(), picture_of(holders, blocks_per_cell(len(holders)))
-        return cls(now_s, engine.num_running, engine.num_waiting, held, cached, free, picture)
+        holders, ledger = engine.holders(), engine.ledger()
+        return cls(
+            engine.clock.now(),
+            engine.num_running,
+            engine.num_waiting,
+            ledger.used_blocks,
+            ledger.cached_blocks,
+            ledger.free_blocks,
+            picture_of(holders, blocks_per_cell(len(holders))),
+        )
 
     @property
     def num_blocks(self) -> int:
@@ -80,8 +85,16 @@ def picture_of(holders: array[int], size: int) -> bytes:
     >>> picture_of(array("i", [0, 5, -1, -1]), 2).hex(" ", 4)
     '05000000 00000000 7f0000ff'
     """
-    cells = [holders[start : start + size] for start in range(0, len(holders), size)]
-    owners = array("I", [next((holder for holder in cell if holder > FREE), FREE) for cell in cells])
-    cached = bytes(ALL * cell.count(CACHED) // len(cell) for cell in cells)
-    held = bytes(ALL * (len(cell) - cell.count(CACHED) - cell.count(FREE)) // len(cell) for cell in cells)
+    num_cells = -(-len(holders) // size)
+    owners, held, cached = array("I", [FREE]) * num_cells, bytearray(num_cells), bytearray(num_cells)
+    empty = array("i", [FREE]) * size
+    for index in range(num_cells):
+        cell = holders[index * size : (index + 1) * size]
+        if cell == empty:
+            continue
+        num_cached = cell.count(CACHED)
+        num_held = len(cell) - num_cached - cell.count(FREE)
+        cached[index], held[index] = ALL * num_cached // len(cell), ALL * num_held // len(cell)
+        if num_held:
+            owners[index] = next(holder for holder in cell if holder > FREE)
     return owners.tobytes() + held + cached

@@ -10,16 +10,17 @@ from collections.abc import Iterable
 
 from quire.core.request import Request
 from quire.core.step import NO_BLOCK
-from quire.memory.block import BlockState
 from quire.memory.manager import KVCacheManager
 
 CACHED, FREE, SHARED, FIRST_OWNER = -1, 0, 1, 2
 
 
 def holders_of(memory: KVCacheManager, running: Iterable[Request]) -> array[int]:
-    """Return the holder of every block. Does not mutate; O(blocks)."""
+    """Return the holder of every block. Does not mutate; what is free costs next to nothing."""
     blocks = memory.pool.blocks
-    found = array("i", [CACHED if block.state is BlockState.CACHED else FREE for block in blocks])
+    found = array("i", [FREE]) * len(blocks)
+    for block in memory.pool.cached_blocks():
+        found[block.block_id] = CACHED
     for request in running:
         for table in memory.block_tables(request):
             for block_id in table:
