@@ -82,10 +82,8 @@ def calm_page() -> Page:
     chart = Chart("t", (1.0, 2.0), (Series("s", (1.0, 2.0)),), Axis("x"), Axis("y"), note="n")
     bars = Chart("t", ("a" * len(EVIL), "b"), (Series("s", (1.0, 2.0)),), Axis("x"), Axis("y"), BARS)
     film = Film("f", (0.0,), (bytes(6),), ("c",), 1)
-    table = Table(("a", "b"), (("a", "b"),), "t", "n")
-    return Page(
-        "p", tuple(Section("s", ("w", table, chart, bars, film)) for _ in range(4)), "l", (("a", "b" * len(EVIL)),)
-    )
+    table = Table(("a", "b"), (("a", "b" * len(EVIL)),), "t", "n")
+    return Page("p", tuple(Section("s", ("w", table, chart, bars, film)) for _ in range(4)), "l", (("a", "b"),))
 
 
 # ---- what comes from outside ----------------------------------------------------------------------------------------
@@ -133,6 +131,14 @@ def test_the_policy_lets_these_two_scripts_run_and_nothing_be_loaded() -> None:
 
 
 # ---- values ---------------------------------------------------------------------------------------------------------
+
+
+def test_tables_of_words_name_the_column_in_each_cell_and_those_of_figures_do_not() -> None:
+    long = "a cell of so many words that it must go over several lines"
+    tables = Table(("", "why"), (("a", long), ("b", "few"))), Table(("", "figure"), (("a", "1"),))
+    document = Document(page_html(Page("p", (Section("s", tables),))))
+    assert [value for name, value in document.attributes if name == "data-column"] == ["why", "why"]
+    assert document.attributes.count(("class", "words")) == 1
 
 
 def test_the_same_page_is_the_same_text() -> None:

@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 from quire.cli.report.text import Report
+from quire.cli.simulate.page import MEMORY
 from quire.simulate.page.content import AREAS, Axis, Chart, Page, Section, Series, Table
 
-MEMORY = {
-    "holding tokens": "stored_slots",
-    "reserved": "reserved_slots",
-    "empty": "fragmented_slots",
-    "only cached": "cached_blocks",
-    "free": "free_blocks",
-}
 GROUP = "time"
 
 
@@ -48,9 +42,10 @@ def _memory(report: Report) -> Chart:
     series = [
         Series(
             name,
-            tuple(getattr(point, field) / (size if field.endswith("_slots") else 1) for point in run.timeline.points),
+            tuple(getattr(point, count) / (size if count.endswith("_slots") else 1) for point in run.timeline.points),
+            colour,
         )
-        for name, field in MEMORY.items()
+        for name, count, colour in MEMORY
     ]
     axes = Axis("time", "s"), Axis("blocks")
     return Chart("Where the memory was", _times(report), tuple(series), *axes, AREAS, group=GROUP)

@@ -32,7 +32,7 @@ from quire.simulate.page.theme import colour_names
 
 MODULES = ("format.mjs", "theme.mjs", "charts.mjs", "film.mjs", "main.mjs")
 """In the order in which they import one another."""
-MIN_SECTIONS_LISTED, MANY_CHARTS, LONG_FACT = 4, 4, 50
+MIN_SECTIONS_LISTED, MANY_CHARTS, LONG_CELL = 4, 4, 40
 _FOLDER = Path(__file__).parent
 _CODE = re.compile(r"`([^`]+)`")
 _IMPORT = re.compile(r'^import \{[^}]*\} from "\./[\w.]+";\n', re.MULTILINE)
@@ -119,8 +119,7 @@ def _head(page: Page) -> str:
 
 def _fact(fact: tuple[str, str]) -> str:
     name, value = fact
-    width = ' class="wide"' if len(value) > LONG_FACT else ""
-    return f"<div{width}><dt>{words(name)}</dt><dd>{words(value)}</dd></div>"
+    return f"<div><dt>{words(name)}</dt><dd>{words(value)}</dd></div>"
 
 
 def _section(number: int, section: Section) -> str:
@@ -145,14 +144,18 @@ def _part(part: str | Table | Chart | Film) -> str:
 
 def _table(table: Table) -> str:
     head = "".join(f'<th scope="col">{words(cell)}</th>' for cell in table.header)
+    is_of_words = any(len(cell) > LONG_CELL for row in table.rows for cell in row[1:])
+    opening = [f'<td data-column="{escape(name)}">' if is_of_words else "<td>" for name in table.header[1:]]
     rows = "".join(
-        f'<tr><th scope="row">{words(row[0])}</th>{"".join(f"<td>{words(cell)}</td>" for cell in row[1:])}</tr>'
+        f'<tr><th scope="row">{words(row[0])}</th>'
+        f"{''.join(f'{td}{words(cell)}</td>' for td, cell in zip(opening, row[1:], strict=True))}</tr>"
         for row in table.rows
     )
     title = f"<caption>{words(table.title)}</caption>" if table.title else ""
     note = f'<p class="note">{words(table.note)}</p>' if table.note else ""
+    kind = ' class="words"' if is_of_words else ""
     body = f"{title}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>"
-    return f'<div class="scroll" tabindex="0"><table>{body}</table></div>{note}'
+    return f'<div class="scroll" tabindex="0"><table{kind}>{body}</table></div>{note}'
 
 
 # ---- numbers ------------------------------------------------------------------------------------------------------
