@@ -217,7 +217,7 @@ def test_lengths_may_come_from_a_trace(tmp_path: Path, capsys: pytest.CaptureFix
     assert "azure.csv, line 4" in said
     report = plan(*arguments, "--skip-malformed", capsys=capsys)
     assert report["requests"]["total_tokens"] == {"0.5": 505, "0.95": 934, "1.0": 934}
-    assert report["requests"]["text"] == f"3 of {path}, 1 lines skipped"
+    assert report["requests"]["text"] == f"3 of {path}, lines skipped: 1"
     assert "not from both" in refusal(*arguments, "--prompt-tokens", "5", capsys=capsys)
     path.write_text("")
     assert "requests is 'none'" in refusal(*arguments, capsys=capsys)

@@ -61,9 +61,25 @@ def test_variants_stand_side_by_side(capsys: pytest.CaptureFixture[str], tmp_pat
     assert len({result["output_tokens"] for result in results.values()}) == 1
     running = [result["mean_running"] for result in results.values()]
     assert running[0] > running[1] and running[2] > running[3]
+    assert report["seed"] == 0
     rows = list(csv.DictReader(io.StringIO((tmp_path / "t.csv").read_text())))
-    assert {row["variant"] for row in rows} == set(results)
+    assert {row["variant"] for row in rows} == set(results) and {row["seed"] for row in rows} == {"0"}
     assert all(float(row["stored_slots"]) >= 0 for row in rows)
+
+
+def test_several_settings_may_follow_one_flag_and_blocks_have_any_size(capsys: pytest.CaptureFixture[str]) -> None:
+    report = json.loads(run(capsys, *BRIEF, "--what-if", "block_size=8,32", "policy=priority", "--json", "-"))
+    small, large = report["results"]["block_size=8 policy=priority"], report["results"]["block_size=32 policy=priority"]
+    assert [result["replicas"][0]["ledger"]["block_size"] for result in (small, large)] == [8, 32]
+    assert small["output_tokens"] == large["output_tokens"] > 0
+
+
+def test_counts_over_time_are_whole_however_large(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "made" / "for" / "it.csv"
+    assert main(["simulate", "guide", "--kv-memory", "36GiB", "--duration", "2", "--csv", str(path)]) == 0
+    capsys.readouterr()
+    for row in csv.DictReader(io.StringIO(path.read_text())):
+        assert sum(int(row[f"{state}_blocks"]) for state in ("used", "cached", "free")) == (36 << 30) // 24_576
 
 
 def test_a_trace_is_run_and_what_is_no_request_is_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -71,7 +87,7 @@ def test_a_trace_is_run_and_what_is_no_request_is_named(capsys: pytest.CaptureFi
     path.write_text(TRACE)
     assert "line 4" in fails(capsys, "--trace", str(path))
     table = run(capsys, "--trace", str(path), "--skip-malformed")
-    assert "1 lines skipped" in table
+    assert "lines skipped: 1" in table
     assert table.splitlines()[3].split() == ["requests", "3"]
 
 
@@ -81,6 +97,8 @@ def test_a_log_is_replayed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     assert run(capsys, "--replay", path) == f"{steps[1]} plans, each the same to the byte\n"
     again = json.loads(run(capsys, "--trace", path, "--json", "-"))["results"]["quire"]
     assert str(again["num_steps"]) == steps[1].replace(",", "")
+    assert main([*SMALL, "--replay", "/dev/null"]) == 1
+    assert capsys.readouterr().err.startswith("quire: error: /dev/null: this is no step log")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +141,7 @@ def test_names_in_a_trace_stay_names_in_the_page(capsys: pytest.CaptureFixture[s
     trace.write_text(TRACE)
     run(capsys, "--trace", str(trace), "--skip-malformed", "--html", str(page))
     text = page.read_text(encoding="utf-8")
-    assert "&lt;img src=x onerror=alert(1)&gt;.csv, 1 lines skipped" in text
+    assert "&lt;img src=x onerror=alert(1)&gt;.csv, lines skipped: 1" in text
     assert "<img" not in text
 
 
@@ -199,6 +217,12 @@ def test_figures_of_the_paper_stand_beside_what_was_published(capsys: pytest.Cap
         (["--log", "x", "--replicas", "2"], "log is 'x'"),
         (["--trace", "/dev/null"], "trace is '/dev/null'; allowed: a file with one request or more"),
         (["--trace", "-", "--what-if", "replicas=1,2"], "trace is '-'"),
+        (["--what-if", "step_log=a"], "what-if is 'step_log=a'"),
+        (["--what-if", "seed=1,2"], "what-if is 'seed=1,2'"),
+        (["--limit", "-1"], "limit is -1"),
+        (["--duration", "nan"], "duration is nan"),
+        (["--samples", "0"], "samples is 0"),
+        (["--users", "3", "--turns", "2"], "turns is 2; allowed: 1 beside --users"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

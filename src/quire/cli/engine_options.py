@@ -11,6 +11,8 @@ from quire.serve.config import ServerConfig
 
 OTHERWISE_SAID = frozenset({"model", "seed", "skip_tokenizer_init"})
 """The model stands without a flag, --seed is that of the request, and a command line is about text."""
+NOT_STARTED = OTHERWISE_SAID | {"step_log"}
+"""The same for commands that start no engine, so that there is nothing to log."""
 
 
 def add_engine_options(parser: argparse.ArgumentParser, otherwise_said: Collection[str] = OTHERWISE_SAID) -> None:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 RELATIVE_ERROR = 0.01
 _LOG_GROWTH = 2 * math.log1p(RELATIVE_ERROR)
 _LEAST = 1e-9
+"""What is less is taken for nothing at all."""
+_LOWEST = math.floor(math.log(_LEAST) / _LOG_GROWTH)
 PERCENTILES = (50.0, 90.0, 95.0, 99.0)
 CURVE_PERCENTS = (*map(float, range(100)), 99.5, 99.9, 100.0)
 
@@ -76,7 +78,8 @@ class Histogram:
             while seen < wanted:
                 bucket = next(buckets)
                 seen += self._buckets[bucket]
-                value = min(max(math.exp((bucket + 0.5) * _LOG_GROWTH), self.least), self.most)
+                middle = math.exp((bucket + 0.5) * _LOG_GROWTH) if bucket > _LOWEST else 0.0
+                value = min(max(middle, self.least), self.most)
             found.append(value)
         return found
 

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from quire.cli.engine_options import add_engine_options, engine_config, engine_settings
+from quire.cli.engine_options import NOT_STARTED, add_engine_options, engine_config, engine_settings
 from quire.cli.options import DEFAULT, Setting
 from quire.cli.terminal import detect
 from quire.cli.text import line
@@ -76,7 +76,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--slo", metavar="TIMES", help="what is promised, as ttft=500ms,tpot=50ms: first tokens (p95), between tokens"
     )
     group.add_argument("--json", action="store_true", help="print one JSON object")
-    add_engine_options(parser)
+    add_engine_options(parser, NOT_STARTED)
     parser.set_defaults(run=run)
 
 
@@ -123,7 +123,7 @@ def _requests(arguments: argparse.Namespace, longest: int) -> tuple[str, Request
     with open(arguments.trace, encoding="utf-8", errors="replace") as file:
         trace = Trace(file, name=arguments.trace, malformed=SKIP if arguments.skip_malformed else REFUSE)
         pairs = sample_pairs((len(request.prompt), request.num_output_tokens) for request in trace)
-    skipped = f", {trace.num_skipped:,} lines skipped" if trace.num_skipped else ""
+    skipped = f", lines skipped: {trace.num_skipped:,}" if trace.num_skipped else ""
     return f"{trace.num_read:,} of {arguments.trace}{skipped}", RequestLengths.of_pairs(pairs, longest)
 
 

@@ -23,6 +23,8 @@ from quire.simulate.planner import Pool
 
 MIB: Final = 1 << 20
 MAX_MACHINES: Final = 1024
+ANY_SIZE: Final = 16
+"""A size of blocks that every backend has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ class EngineSizer:
         return self._sized[key]
 
     def _size(self, config: EngineConfig, memory_bytes: int) -> SizedEngine:
-        backend = backend_on("cuda" if config.device == "cuda" else "cpu", config, self._settings, self.model)
+        backend = self._backend(config)
         needs = MemoryNeeds(backend.weight_bytes, backend.activation_bytes, 0, memory_bytes)
         self._require(config, backend, needs)
         if config.kv_memory is None:
@@ -74,6 +76,9 @@ class EngineSizer:
             config = replace(config, kv_memory=left // block * block)
         plan = plan_memory(config, backend.kv_spec, self.model.spec.context_length, needs)
         return SizedEngine(config, backend, plan)
+
+    def _backend(self, config: EngineConfig) -> Backend:
+        return backend_on("cuda" if config.device == "cuda" else "cpu", config, self._settings, self.model)
 
     def _require(self, config: EngineConfig, backend: Backend, needs: MemoryNeeds) -> None:
         """Raise where not even one sequence fits: with what it takes, and over how many machines it would go."""
@@ -90,6 +95,14 @@ class EngineSizer:
         if count is not None:
             why += f"; cut into {count} parts it would fit on {count} such machines, which quire does not do"
         raise TooSmallError(memory, needed, why)
+
+
+class AnyBlockSizer(EngineSizer):
+    """Sizes engines that are only simulated: no kernel reads their blocks, which may have any size."""
+
+    def _backend(self, config: EngineConfig) -> Backend:
+        backend = super()._backend(replace(config, block_size=ANY_SIZE))
+        return replace(backend, kv_spec=replace(backend.kv_spec, block_size=config.block_size))
 
 
 def whole_mebibytes(size: int) -> str:

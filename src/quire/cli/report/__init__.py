@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,6 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(arguments: argparse.Namespace) -> int:
     """Read a log and print what it says. Returns the exit status."""
+    from quire.cli.simulate.files import write_text
     from quire.core.config import require_int
 
     if arguments.limit is not None:
@@ -42,12 +42,12 @@ def run(arguments: argparse.Namespace) -> int:
     report = make_report(arguments.log, arguments.limit)
     print(report.as_json() if arguments.json == "-" else report)
     if arguments.json not in (None, "-"):
-        Path(arguments.json).write_text(report.as_json() + "\n", encoding="utf-8")
+        write_text(arguments.json, report.as_json() + "\n")
     if arguments.html is not None:
         from quire.cli.report.page import report_page
         from quire.simulate.page.html import page_html
 
-        Path(arguments.html).write_text(page_html(report_page(report)), encoding="utf-8")
+        write_text(arguments.html, page_html(report_page(report)))
     return 0
 
 
@@ -56,11 +56,12 @@ def make_report(path: str, limit: int | None = None) -> Report:
     from quire.cli.report.advice import finding, trials
     from quire.cli.report.text import Report
     from quire.cli.report.trial import LoggedTraffic, read_run
+    from quire.cli.simulate.files import named_after
     from quire.core.errors import InvalidValueError
     from quire.simulate.replica import EngineSetup
 
     _tell(f"reading {path} …")
-    with open(path, "rb") as file:
+    with open(path, "rb") as file, named_after(path):
         reader = read_run(file)
     recorded, memory = reader.run, reader.run.scheduler.memory
     traffic = LoggedTraffic(path, recorded.num_records, limit)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.core.byte_sizes import format_bytes
+from quire.simulate.page.axis import show_number
 
 NOTHING = "−"
 
@@ -13,7 +14,7 @@ def show_seconds(value: float) -> str:
     >>> show_seconds(0.0123), show_seconds(12.3)
     ('12.3 ms', '12.3 s')
     """
-    return f"{value * 1000:.3g} ms" if value < 0.9995 else f"{value:,.3g} s" if value < 999.5 else f"{value:,.0f} s"
+    return show_number(value, "s")
 
 
 def show_share(value: float) -> str:

@@ -12,10 +12,9 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quire.cli.engine_options import add_engine_options
+from quire.cli.engine_options import NOT_STARTED, add_engine_options
 from quire.core.clock import SystemClock
 from quire.simulate.hardware import known_hardware
 from quire.simulate.paper import FIGURES
@@ -41,7 +40,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     _add_machine(parser.add_argument_group("where it runs"))
     _add_requests(parser.add_argument_group("what is asked"))
     _add_output(parser.add_argument_group("what comes out"))
-    add_engine_options(parser)
+    add_engine_options(parser, NOT_STARTED)
     parser.set_defaults(run=run)
 
 
@@ -93,9 +92,10 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--what-if",
         metavar="NAME=VALUE,…",
-        action="append",
+        nargs="+",
+        action="extend",
         default=[],
-        help="run once for each value of a setting of the engine, or of --system, --router, --replicas; repeatable",
+        help="run once for each value of settings of the engine, or of --system, --router, --replicas",
     )
     group.add_argument("--json", metavar="FILE", help="write everything; -: print it in place of the table")
     group.add_argument("--csv", metavar="FILE", help="write the memory and the queue over time")
@@ -128,10 +128,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _replay(path: str, progress: ProgressLine) -> int:
+    from quire.cli.simulate.files import named_after
     from quire.engine.step_log import replay
 
     progress.begin(f"replaying {path}")
-    with progress.follow(path) as file:
+    with progress.follow(path) as file, named_after(path):
         num_plans = replay(file)
     progress.close()
     print(f"{num_plans:,} plans, each the same to the byte")
@@ -139,6 +140,7 @@ def _replay(path: str, progress: ProgressLine) -> int:
 
 
 def _simulate(arguments: argparse.Namespace, progress: ProgressLine) -> int:
+    from quire.cli.simulate.files import write_text
     from quire.cli.simulate.plot import PlotFile
     from quire.cli.simulate.report import Run, SimulationReport
     from quire.cli.simulate.study import Study
@@ -151,28 +153,28 @@ def _simulate(arguments: argparse.Namespace, progress: ProgressLine) -> int:
         watchers = [] if arguments.html is None else [frames.watch]
         runs.append(Run(variant.name, study.simulate(variant, watchers), frames.frames))
     progress.close()
-    report = SimulationReport(study.title, runs)
+    report = SimulationReport(study.title, arguments.seed, runs)
     if arguments.json == "-":
         print(report.as_json())
     else:
         print(report)
     if arguments.json not in (None, "-"):
-        Path(arguments.json).write_text(report.as_json() + "\n", encoding="utf-8")
+        write_text(arguments.json, report.as_json() + "\n")
     if arguments.csv is not None:
-        with open(arguments.csv, "w", encoding="utf-8", newline="") as text:
-            report.write_csv(text)
+        write_text(arguments.csv, report.as_csv())
     _draw(study.facts, runs, arguments.html, plot)
     return 0
 
 
 def _draw(facts: Sequence[tuple[str, str]], runs: Sequence[Run], html: str | None, plot: PlotFile | None) -> None:
+    from quire.cli.simulate.files import write_text
     from quire.cli.simulate.page import main_chart, simulation_page
     from quire.simulate.page.html import page_html
 
     if html is not None:
         command = ("command", shlex.join(["quire", *sys.argv[1:]]))
         page = simulation_page(f"Simulation of {facts[0][1]}", (*facts, command), runs)
-        Path(html).write_text(page_html(page), encoding="utf-8")
+        write_text(html, page_html(page))
     if plot is not None:
         chart = main_chart(runs)
         plot.write(replace(chart, title=f"{chart.title}: {facts[0][1]}, seed {facts[-1][1]}"))

@@ -10,11 +10,11 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 from quire.cli.bench.page import write_part
 from quire.cli.bench.report import render_table
 from quire.cli.model_shapes import find_shape
+from quire.cli.simulate.files import write_text
 from quire.cli.simulate.plot import PlotFile
 from quire.cli.simulate.report import show_table
 from quire.core.errors import InvalidConfigError
@@ -72,16 +72,11 @@ def _write(arguments: argparse.Namespace, figures: Sequence[Figure], laboratory:
     if arguments.json == "-":
         print(content)
     elif arguments.json is not None:
-        _write_text(arguments.json, content + "\n")
+        write_text(arguments.json, content + "\n")
     if arguments.html is not None:
-        _write_text(arguments.html, page_html(paper_page(figures, laboratory)))
+        write_text(arguments.html, page_html(paper_page(figures, laboratory)))
     if arguments.markdown is not None:
         write_part(arguments.markdown, _markdown(figures, laboratory))
-
-
-def _write_text(path: str, text: str) -> None:
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(text, encoding="utf-8")
 
 
 def _markdown(figures: Sequence[Figure], laboratory: Laboratory) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from quire.cli.simulate.files import write_bytes
 from quire.core.errors import InvalidConfigError
 from quire.simulate.page.content import Chart
 from quire.simulate.page.png import require_png, svg_png
@@ -26,4 +27,4 @@ class PlotFile:
         """Draw the chart, and write it."""
         picture = chart_svg(chart)
         is_png = self._path.suffix.lower() == PNG
-        self._path.write_bytes(svg_png(picture) if is_png else picture.encode("utf-8"))
+        write_bytes(self._path, svg_png(picture) if is_png else picture.encode("utf-8"))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
-from typing import TextIO
 
 from quire.simulate.frames import Frame
 from quire.simulate.page.axis import show_number
@@ -35,8 +35,9 @@ class Run:
 class SimulationReport:
     """The results of the variants of a study."""
 
-    def __init__(self, title: str, runs: Sequence[Run]) -> None:
+    def __init__(self, title: str, seed: int, runs: Sequence[Run]) -> None:
         self._title = title
+        self._seed = seed
         self._runs = runs
 
     def __str__(self) -> str:
@@ -47,16 +48,18 @@ class SimulationReport:
     def as_json(self) -> str:
         """Return everything, timelines included."""
         results = {run.name: run.result.as_json() for run in self._runs}
-        return json.dumps({"title": self._title, "results": results}, indent=1)
+        return json.dumps({"title": self._title, "seed": self._seed, "results": results}, indent=1)
 
-    def write_csv(self, file: TextIO) -> None:
-        """Write a line for each moment of each replica."""
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["variant", "replica", *(field.name for field in fields(TimelinePoint))])
+    def as_csv(self) -> str:
+        """Return a line for each moment of each replica."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["seed", "variant", "replica", *(field.name for field in fields(TimelinePoint))])
         for run in self._runs:
             for number, replica in enumerate(run.result.replicas):
                 for point in replica.timeline:
-                    writer.writerow([run.name, number, *(f"{value:.6g}" for value in astuple(point))])
+                    writer.writerow([self._seed, run.name, number, *(f"{value:.12g}" for value in astuple(point))])
+        return text.getvalue()
 
 
 def result_rows(runs: Sequence[Run]) -> list[tuple[str, ...]]:
@@ -118,7 +121,11 @@ ROWS: tuple[tuple[str, Callable[[SimulationResult], str]], ...] = (
     ("latency: p50 / p95 / p99", _times("latency_s")),
     (
         "normalised latency, mean",
-        lambda result: f"{show_number(result.latencies['normalised_latency_s'].mean, 's')}/token",
+        lambda result: (
+            f"{show_number(result.latencies['normalised_latency_s'].mean, 's')}/token"
+            if result.latencies["normalised_latency_s"].count
+            else NOTHING
+        ),
     ),
     ("sequences running, mean", lambda result: f"{result.mean_running:.1f}"),
     ("prompt tokens from the cache", lambda result: f"{100 * result.hit_rate:.1f} %"),

@@ -15,14 +15,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TextIO
 
-from quire.cli.engine_options import engine_config
+from quire.cli.engine_options import NOT_STARTED, engine_config
 from quire.cli.model_shapes import find_settings, shape_of
 from quire.cli.options import options_of
 from quire.cli.plan.here import HERE, measure_here
-from quire.cli.plan.sizing import EngineSizer, SizedEngine
+from quire.cli.plan.sizing import AnyBlockSizer, SizedEngine
+from quire.cli.simulate.files import named_after
 from quire.cli.simulate.progress import ProgressLine
 from quire.core.byte_sizes import format_bytes, parse_bytes
-from quire.core.config import EngineConfig, require_int
+from quire.core.config import EngineConfig, require_int, require_number
 from quire.core.errors import InvalidConfigError
 from quire.core.granted import usable_cores
 from quire.engine.step_log import MAGIC
@@ -69,8 +70,9 @@ class Study:
     def __init__(self, arguments: argparse.Namespace, environ: Mapping[str, str], progress: ProgressLine) -> None:
         self._arguments = arguments
         self._progress = progress
+        _require(arguments)
         config = engine_config(arguments, environ)
-        self._sizer = EngineSizer(config, find_settings(config.model))
+        self._sizer = AnyBlockSizer(config, find_settings(config.model))
         self._hardware = _hardware(arguments.hardware, config)
         memory = arguments.memory
         self._memory_bytes = self._hardware.memory_bytes if memory is None else parse_bytes(memory, "memory")
@@ -107,7 +109,7 @@ class Study:
     def _asked(self) -> str:
         arguments = self._arguments
         if arguments.trace is not None:
-            skipped = f", {self._trace.num_skipped:,} lines skipped" if self._trace and self._trace.num_skipped else ""
+            skipped = f", lines skipped: {self._trace.num_skipped:,}" if self._trace and self._trace.num_skipped else ""
             return f"trace {arguments.trace}{skipped}"
         rate = f"{arguments.rate:g} a second, {arguments.arrivals}"
         source = f"{arguments.users:,} users" if arguments.users is not None else rate
@@ -164,6 +166,7 @@ class Study:
         arguments, seed = self._arguments, self._arguments.seed
         if arguments.trace is not None:
             if _is_step_log(arguments.trace):
+                files.enter_context(named_after(arguments.trace))
                 log = files.enter_context(self._progress.follow(arguments.trace))
                 return OpenLoop(itertools.islice(logged_requests(log), arguments.limit))
             malformed = SKIP if arguments.skip_malformed else REFUSE
@@ -197,6 +200,17 @@ class Study:
             return SHAREGPT if arguments.lengths == "sharegpt" else ALPACA
         prompt = Length.parse(arguments.prompt_tokens or "512", "prompt-tokens")
         return SaidLengths(prompt, Length.parse(arguments.output_tokens or "128", "output-tokens"))
+
+
+def _require(arguments: argparse.Namespace) -> None:
+    """Raise `InvalidConfigError` for what nothing else looks at, or what does not go together."""
+    for name in ("turns", "samples", "beams"):
+        require_int(name, getattr(arguments, name), 1, 1 << 20)
+    if arguments.limit is not None:
+        require_int("limit", arguments.limit, 1, 1 << 40)
+    require_number("duration", arguments.duration, 1e-3, 1e9)
+    if arguments.users is not None and arguments.turns > 1:
+        raise InvalidConfigError("turns", arguments.turns, "1 beside --users: chats are begun at a --rate")
 
 
 def _hardware(name: str, config: EngineConfig) -> Hardware:
@@ -238,7 +252,7 @@ def _choices(text: str) -> list[tuple[str, Any]]:
     name, _, values = text.partition("=")
     name = name.strip().replace("-", "_")
     options = options_of(EngineConfig)
-    if not values or (name not in options and name not in OWN) or name == "model":
+    if not values or name not in (options.keys() - NOT_STARTED) | set(OWN):
         raise InvalidConfigError(
             "what-if", text, "a setting and its values, as block_size=8,32 or system=quire,orca_max"
         )

@@ -1,0 +1,29 @@
+"""Files: what is written to one, and the name of one in what is wrong with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from quire.core.errors import StepLogError
+
+
+def write_text(path: str, text: str) -> None:
+    """Write a text to a file, in UTF-8."""
+    write_bytes(Path(path), text.encode("utf-8"))
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file, in a folder that is made: after a long run it is too late to be told that there is none."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+@contextmanager
+def named_after(path: str) -> Iterator[None]:
+    """Let what is wrong with a step log say which file that is."""
+    try:
+        yield
+    except StepLogError as error:
+        raise type(error)(f"{path}: {error}") from error
