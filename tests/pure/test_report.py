@@ -21,6 +21,8 @@ from quire.cli.report.advice import FIGURES, trials
 from quire.cli.report.page import report_page
 from quire.cli.report.recorded import RunReader
 from quire.cli.report.trial import LoggedTraffic, read_run
+from quire.cli.simulate.progress import ProgressLine
+from quire.core.clock import ManualClock
 from quire.core.config import MemoryConfig, SchedulerConfig
 from quire.core.errors import StepLogError
 from quire.core.kv_spec import KVCacheSpec, KVGroup
@@ -35,6 +37,7 @@ from quire.simulate.result import SimulationResult
 from quire.simulate.simulation import Simulation
 from quire.simulate.workload.offered import OfferedRequest, OpenLoop
 
+QUIET = ProgressLine(io.StringIO(), ManualClock())
 FULL = KVCacheSpec(4, 1, 8, "float32", (KVGroup((0,)),))
 MIXED = KVCacheSpec(4, 1, 8, "float32", (KVGroup((0,)), KVGroup((1,), window=9)))
 SHORT_OF_BLOCKS = EngineSetup(
@@ -169,7 +172,7 @@ def test_the_same_settings_bring_the_same_run(tmp_path_factory: pytest.TempPathF
     path = tmp_path_factory.mktemp("trial") / "run.steplog"
     path.write_bytes(log)
     before = read(log).run
-    after = LoggedTraffic(str(path), before.num_records, None).try_on(setup)
+    after = LoggedTraffic(str(path), before.num_records, None, QUIET).try_on(setup, "the same")
     assert (after.num_plans, after.num_records) == (before.num_plans, before.num_records)
     assert [figure.of(after) for figure in FIGURES] == pytest.approx([figure.of(before) for figure in FIGURES])
     assert after.missed_tokens == before.missed_tokens
@@ -193,9 +196,9 @@ def test_an_answer_that_comes_back_in_a_prompt_is_found(tmp_path: Path) -> None:
     path.write_bytes(log.getvalue())
     run = read(log.getvalue()).run
     assert run.scheduler.memory.ledger().hit_tokens == 64
-    traffic = LoggedTraffic(str(path), run.num_records, None)
+    traffic = LoggedTraffic(str(path), run.num_records, None, QUIET)
     assert [request.outputs for request in traffic.requests()] == [request.outputs for request in requests]
-    assert traffic.try_on(SHORT_OF_BLOCKS).scheduler.memory.ledger().hit_tokens == 64
+    assert traffic.try_on(SHORT_OF_BLOCKS, "the same").scheduler.memory.ledger().hit_tokens == 64
 
 
 def busy_log(path: Path) -> Path:
@@ -217,12 +220,12 @@ def busy_log(path: Path) -> Path:
 
 def test_advice_has_its_figures_from_another_run(tmp_path: Path) -> None:
     path = busy_log(tmp_path / "run.steplog")
-    report = make_report(str(path))
+    report = make_report(str(path), QUIET)
     assert report.simulated is not None
     found = {each.setting: each for each in report.findings}
     larger = found["--kv-memory 21KiB"]
     setup = replace(SHORT_OF_BLOCKS, memory=replace(SHORT_OF_BLOCKS.memory, num_blocks=21))
-    requests = LoggedTraffic(str(path), report.recorded.num_records, None).requests()
+    requests = LoggedTraffic(str(path), report.recorded.num_records, None, QUIET).requests()
     count = report.simulated.scheduler.num_preemptions
     assert count > 0
     assert larger.evidence == f"{report.recorded.scheduler.num_preemptions} preemptions"
@@ -266,7 +269,7 @@ def test_a_torn_log_is_read_up_to_there(tmp_path: Path) -> None:
         assert torn.wait_s.distribution() == whole.wait_s.distribution()
     path = tmp_path / "torn.steplog"
     path.write_bytes(log[: ends[333] + 5])
-    text = str(make_report(str(path), limit=3))
+    text = str(make_report(str(path), QUIET, limit=3))
     assert "note: the log ends within a record; what stands before was read" in text
     assert "by 3 requests simulated again" in text
 
@@ -312,8 +315,30 @@ def test_the_command_says_it_in_text_and_in_json(tmp_path: Path, capsys: pytest.
     assert "limit is -1" in capsys.readouterr().err
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class HurriedClock(ManualClock):
+    """A clock of which every look takes a second."""
+
+    def now(self) -> float:
+        self.advance(1.0)
+        return super().now()
+
+
+def test_every_part_of_a_report_says_how_far_it_is(tmp_path: Path) -> None:
+    stream = Terminal()
+    progress = ProgressLine(stream, HurriedClock())
+    report = make_report(str(busy_log(tmp_path / "run.steplog")), progress)
+    for name in ("the same settings", *(found.setting for found in report.findings)):
+        assert f"simulating {name}  [#" in stream.getvalue()
+        assert f"reading the run of {name}  [####################] 100 %" in stream.getvalue()
+
+
 def test_a_page_has_the_tables_and_charts_of_the_report(tmp_path: Path) -> None:
-    report = make_report(str(busy_log(tmp_path / "run.steplog")))
+    report = make_report(str(busy_log(tmp_path / "run.steplog")), QUIET)
     page = report_page(report)
     parts = [part for section in page.sections for part in section.parts]
     settings_told = [row[0] for row in parts[0].rows] if isinstance(parts[0], Table) else []

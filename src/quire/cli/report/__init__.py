@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from quire.cli.report.text import Report
+    from quire.cli.simulate.progress import ProgressLine
 
 DESCRIPTION = (
     "Replay the step log of a server (quire serve --step-log FILE), say where its memory was and how long its users "
@@ -35,11 +36,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(arguments: argparse.Namespace) -> int:
     """Read a log and print what it says. Returns the exit status."""
     from quire.cli.simulate.files import write_text
+    from quire.cli.simulate.progress import ProgressLine
+    from quire.core.clock import SystemClock
     from quire.core.config import require_int
 
     if arguments.limit is not None:
         require_int("limit", arguments.limit, 0, 1 << 40)
-    report = make_report(arguments.log, arguments.limit)
+    progress = ProgressLine(sys.stderr, SystemClock())
+    try:
+        report = make_report(arguments.log, progress, arguments.limit)
+    finally:
+        progress.close()
     print(report.as_json() if arguments.json == "-" else report)
     if arguments.json not in (None, "-"):
         write_text(arguments.json, report.as_json() + "\n")
@@ -51,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def make_report(path: str, limit: int | None = None) -> Report:
+def make_report(path: str, progress: ProgressLine, limit: int | None = None) -> Report:
     """Read a log and try settings on its requests; raises `StepLogError` for what is no log, or was altered."""
     from quire.cli.report.advice import finding, trials
     from quire.cli.report.text import Report
@@ -60,27 +67,20 @@ def make_report(path: str, limit: int | None = None) -> Report:
     from quire.core.errors import InvalidValueError
     from quire.simulate.replica import EngineSetup
 
-    _tell(f"reading {path} …")
-    with open(path, "rb") as file, named_after(path):
+    progress.begin(f"reading {path}")
+    with progress.follow(path) as file, named_after(path):
         reader = read_run(file)
     recorded, memory = reader.run, reader.run.scheduler.memory
-    traffic = LoggedTraffic(path, recorded.num_records, limit)
+    traffic = LoggedTraffic(path, recorded.num_records, limit, progress)
     if next(traffic.requests(), None) is None:
         return Report(path, recorded, None, (), "no request got a token" if limit != 0 else "as --limit says")
     try:
         setup = EngineSetup(memory.spec, memory.config, recorded.scheduler.config, reader.cost())
     except InvalidValueError as error:
         return Report(path, recorded, None, (), str(error))
-    _tell("simulating the same settings …")
-    simulated = traffic.try_on(setup)
+    simulated = traffic.try_on(setup, "the same settings")
     findings = []
     for trial in trials(recorded, setup):
-        _tell(f"simulating {trial.setting} …")
-        findings.append(finding(trial, simulated, traffic.try_on(trial.setup)))
+        findings.append(finding(trial, simulated, traffic.try_on(trial.setup, trial.setting)))
     findings.sort(key=lambda found: found.verdict)  # gains, then those at a price, then none
     return Report(path, recorded, simulated, tuple(findings))
-
-
-def _tell(text: str) -> None:
-    if sys.stderr.isatty():
-        print(text, file=sys.stderr)

@@ -11,6 +11,7 @@ grows with its length, and a log that is still being written is the same for all
 from __future__ import annotations
 
 import itertools
+import os
 import tempfile
 from array import array
 from collections.abc import Iterable, Iterator
@@ -18,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 from quire.cli.report.recorded import RecordedRun, RunReader
+from quire.cli.simulate.progress import ProgressLine
 from quire.core.errors import StepLogError, TornStepLogError
 from quire.engine.step_log import replayed
 from quire.simulate.replica import EngineSetup, PagedEngine
@@ -28,11 +30,12 @@ from quire.simulate.workload.step_log import RequestsInLog
 
 @dataclass(frozen=True, slots=True)
 class LoggedTraffic:
-    """The requests of a log: of its first `num_records`, at most `limit`."""
+    """The requests of a log: of its first `num_records`, at most `limit`. `progress` is told how far a trial is."""
 
     path: str
     num_records: int
     limit: int | None
+    progress: ProgressLine
 
     def requests(self) -> Iterator[OfferedRequest]:
         """Yield them in their order, named by number. Reads the log."""
@@ -42,18 +45,21 @@ class LoggedTraffic:
 
     def _all(self) -> Iterator[OfferedRequest]:
         requests = RequestsInLog()
-        with open(self.path, "rb") as file:
+        with self.progress.follow(self.path) as file:
             for record in itertools.islice(replayed(file), self.num_records):
                 yield from requests.after(record)
         yield from requests.left()
 
-    def try_on(self, setup: EngineSetup) -> RecordedRun:
-        """Return what becomes of them on an engine of these settings."""
+    def try_on(self, setup: EngineSetup, name: str) -> RecordedRun:
+        """Return what becomes of them on an engine of these settings, which have a name."""
+        self.progress.begin(f"simulating {name}")
         source = _AnsweredRequests(self.requests())
         with tempfile.TemporaryFile(prefix="quire-report-") as log:
             Simulation([PagedEngine(setup, log=log, outputs=source.outputs)], source).run()
             log.seek(0)
-            return read_run(log).run
+            self.progress.begin(f"reading the run of {name}")
+            with self.progress.follow(os.dup(log.fileno())) as file:
+                return read_run(file).run
 
 
 class _AnsweredRequests(OpenLoop):

@@ -41,14 +41,14 @@ class ProgressLine(StatusLine):
         """Return a watcher of a simulation whose requests come until a time."""
         return lambda _, engine: self.note(engine.clock.now() / end_s)
 
-    def follow(self, path: str) -> io.BufferedReader:
-        """Open a file, of which this says how much has been read."""
-        return io.BufferedReader(_FollowedFile(path, self.note))
+    def follow(self, file: str | int) -> io.BufferedReader:
+        """Open a file, by its path or by a descriptor to be closed, and say how much of it has been read."""
+        return io.BufferedReader(_FollowedFile(file, self.note))
 
 
 class _FollowedFile(io.FileIO):
-    def __init__(self, path: str, note: Callable[[float], None]) -> None:
-        super().__init__(path)
+    def __init__(self, file: str | int, note: Callable[[float], None]) -> None:
+        super().__init__(file)
         self._size = os.fstat(self.fileno()).st_size  # 0 of a pipe, of which nobody knows the end
         self._num_read = 0
         self._note = note
