@@ -230,3 +230,10 @@ def test_what_cannot_be_is_named_in_one_line(
     capsys: pytest.CaptureFixture[str], arguments: list[str], named: str
 ) -> None:
     assert named in fails(capsys, *BRIEF, *arguments)
+
+
+def test_a_plot_that_no_figure_has_costs_nothing_else(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    page, plot = tmp_path / "page.html", tmp_path / "plot.svg"
+    error = fails(capsys, "--paper", "setup", "--limit", "10", "--html", str(page), "--plot", str(plot))
+    assert "a figure that has a plot" in error and page.exists() and not plot.exists()
+    assert "num_requests is 0" in fails(capsys, "--paper", "setup", "--limit", "0")

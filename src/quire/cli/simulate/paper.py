@@ -34,7 +34,7 @@ def make_paper(arguments: argparse.Namespace, line: StatusLine) -> int:
     """Make the figures that a command line asks for, and write what it says. Returns the exit status."""
     plot = None if arguments.plot is None else PlotFile(arguments.plot)
     sites = paper_sites(find_shape, find_hardware(arguments.hardware))
-    num_requests = arguments.limit or NUM_REQUESTS
+    num_requests = NUM_REQUESTS if arguments.limit is None else arguments.limit
     names, figures = arguments.paper or list(FIGURES), list[Figure]()
 
     def watch(num_runs: int) -> None:
@@ -47,11 +47,11 @@ def make_paper(arguments: argparse.Namespace, line: StatusLine) -> int:
         line.close()
         if arguments.json != "-":
             print("\n\n".join(_show(figures[-1], arguments.seed)) + "\n", flush=True)
-    charts = [chart for figure in figures for chart in figure.charts]
-    if plot is not None and not charts:
-        raise InvalidConfigError("plot", arguments.plot, "given with a figure that has a plot, such as latency")
     _write(arguments, figures, laboratory)
+    charts = [chart for figure in figures for chart in figure.charts]
     if plot is not None:
+        if not charts:
+            raise InvalidConfigError("plot", arguments.plot, "given with a figure that has a plot, such as latency")
         plot.write(replace(charts[0], title=f"{charts[0].title} (seed {arguments.seed})"))
     return 0
 
