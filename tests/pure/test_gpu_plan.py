@@ -13,6 +13,7 @@ import pytest
 from quire import EngineConfig, InvalidConfigError, cli
 from quire.cli.doctor import examine
 from quire.compute.torch.device import CONTEXT_BYTES, DeviceFacts
+from quire.compute.torch.footprint import Footprint
 from quire.core.granted import free_memory
 from quire.engine.factory import GPU_KV_SHARE, plan_engine
 from quire.guide import GUIDE_FOLDER
@@ -50,6 +51,47 @@ def test_where_a_gpu_is_torch_computes_on_it(answers: Any, device: str) -> None:
     assert left * GPU_KV_SHARE - backend.kv_spec.bytes_per_block < parts["KV blocks"] <= left * GPU_KV_SHARE
     assert parts["rest of the process"] == CONTEXT_BYTES
     assert report.plan.total_bytes == sum(parts.values()) - parts["swap, on the host"] < 139 * GIB
+
+
+def test_the_pool_is_sized_by_what_was_measured_and_every_byte_has_a_row(
+    answers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers(H200)
+    found = Footprint(weight_bytes=30 * GIB, activation_bytes=5 * GIB, graph_bytes=2 * GIB, free_bytes=108 * GIB)
+    monkeypatch.setattr("quire.compute.torch.start.TorchStart.measured", lambda start, note_loaded: found)
+    foreseen = plan_engine(EngineConfig(max_num_seqs=1_000_000, max_num_batched_tokens=1_000_000))
+    blueprint = foreseen.measured()
+    parts = dict(blueprint.report.plan.parts)
+    assert (parts["weights"], parts["activations"], parts["graphs"]) == (30 * GIB, 5 * GIB, 2 * GIB)
+    assert parts["rest of the process"] == (139 - 30 - 108) * GIB
+    left = (108 - 5 - 2) * GIB
+    assert left * GPU_KV_SHARE - blueprint.backend.kv_spec.bytes_per_block < parts["KV blocks"] <= left * GPU_KV_SHARE
+    assert f"left free           {(left - parts['KV blocks']) / GIB:8.2f} GiB" in str(blueprint.report)
+    assert blueprint.report == replace(foreseen.report, plan=blueprint.report.plan)
+    assert "graphs" not in dict(foreseen.report.plan.parts)
+
+
+def test_kv_memory_that_was_asked_for_is_held_to_what_was_measured(
+    answers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers(H200)
+    found = Footprint(weight_bytes=30 * GIB, activation_bytes=5 * GIB, graph_bytes=2 * GIB, free_bytes=108 * GIB)
+    monkeypatch.setattr("quire.compute.torch.start.TorchStart.measured", lambda start, note_loaded: found)
+    fits = plan_engine(EngineConfig(kv_memory=101 * GIB)).measured()
+    assert fits.report.plan.num_blocks == 101 * GIB // fits.backend.kv_spec.bytes_per_block
+    more = plan_engine(EngineConfig(kv_memory=110 * GIB))
+    with pytest.raises(InvalidConfigError, match=r"^kv_memory is '110\.00 GiB'; allowed: at most 101\.00 GiB: "):
+        more.measured()
+    monkeypatch.setattr(
+        "quire.compute.torch.start.TorchStart.measured", lambda start, note_loaded: replace(found, free_bytes=7 * GIB)
+    )
+    with pytest.raises(InvalidConfigError, match=r"is '37\.00 GiB'; allowed: less than the 37\.00 GiB that are free$"):
+        plan_engine(EngineConfig()).measured()
+
+
+def test_on_a_cpu_there_is_nothing_to_measure() -> None:
+    blueprint = plan_engine(EngineConfig(device="cpu"))
+    assert blueprint.measured() is blueprint
 
 
 def test_heads_are_stored_as_they_are_and_numbers_as_the_checkpoint_says(answers: Any, tmp_path: Path) -> None:

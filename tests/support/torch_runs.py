@@ -15,7 +15,7 @@ from quire.compute.models import read_model
 from quire.compute.models.base import DecoderSpec
 from quire.compute.torch.attention.base import AttentionBackend
 from quire.compute.torch.cache import TorchCache
-from quire.compute.torch.load import create_attention, make_worker
+from quire.compute.torch.load import LoadedModel, create_attention, load_decoder
 from quire.compute.torch.runner import TorchRunner
 from quire.compute.torch.settings import TorchSettings, kv_cache_spec
 from quire.compute.weights.checkpoint import Checkpoint
@@ -64,12 +64,12 @@ class TorchRun(ReferenceRun):
             kv_spec,
             attention or create_attention(spec, settings),
             torch.device(settings.device),
-            num_blocks=num_blocks,
-            num_host_blocks=num_host_blocks,
+            num_blocks=0,
             poison=True,
         )
         reader = WeightReader(spec, Checkpoint.open(folder), "float32", settings.weights)
-        self.worker = make_worker(spec, reader, settings, cache)
+        decoder = load_decoder(spec, reader, settings, cache)
+        self.worker = LoadedModel(decoder, cache, settings, frozenset()).worker(num_blocks, num_host_blocks)
         self.runner = self.worker.runner = EveryLogit(self.worker.runner)  # type: ignore[assignment]
         self.worker.start()
         self.driver = PlanDriver.over(kv_spec, range(num_blocks) if blocks is None else blocks)

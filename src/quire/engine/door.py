@@ -170,6 +170,8 @@ def open_engine(config: EngineConfig, clock: Clock, note_loaded: NoteLoaded | No
 
     blueprint = plan_engine(config)
     door = Door(blueprint)
+    blueprint = blueprint.measured(note_loaded)
+    door.report = blueprint.report
     core = blueprint.build(clock, note_loaded)
     logger.info("started\n%s", door.report)
     return door, core

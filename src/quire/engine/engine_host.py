@@ -134,6 +134,7 @@ class EngineHost:
         blueprint = plan_engine(configure.config)
         if blueprint.grammars is not None:
             threading.Thread(target=_open, args=(blueprint.grammars,), name="quire-vocabulary", daemon=True).start()
+        blueprint = blueprint.measured(self._note_loaded)
         core = blueprint.build(self._clock, self._note_loaded)
         return core, Ready(core.scheduler.limits, blueprint.report), blueprint.grammars
 

@@ -5,7 +5,8 @@
     Worker (an Executor): weights, KV arrays ──┐                           │
     KVCacheManager ──► Scheduler ──────────────┴──► EngineCore ◄───────────┘             EngineBlueprint.build
 
-Everything that can be refused is refused by `plan_engine`, from settings alone.
+What can be refused from settings alone is refused by `plan_engine`. On a GPU `EngineBlueprint.measured` then loads the
+weights and plans the memory again, by what steps really take of it.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from quire.scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
     from quire.compute.torch.device import DeviceFacts
+    from quire.compute.torch.footprint import Footprint
 
 GUIDE = "guide"
 GPU_KV_SHARE: Final = 0.9
@@ -63,7 +65,10 @@ class Load(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What computes, and what it needs. `gpu`: that on which it computes; `notice`: why it is none."""
+    """What computes, and what it needs. `gpu`: that on which it computes; `notice`: why it is none.
+
+    `measured`, where that can be, loads the weights for `load` and returns what they and the largest steps take.
+    """
 
     name: str
     dtype: str
@@ -76,21 +81,19 @@ class Backend:
     load: Load
     gpu: DeviceFacts | None = None
     notice: str = ""
+    measured: Callable[[NoteLoaded | None], Footprint] | None = None
 
-    def memory_needs(self) -> MemoryNeeds:
-        """Return what is needed, and what is free where it computes. Does not mutate."""
+    def memory_needs(self, found: Footprint | None = None) -> MemoryNeeds:
+        """Return what is needed, foreseen or as it was found, and what is free where it computes. Does not mutate."""
         if self.gpu is None:
             return MemoryNeeds(self.weight_bytes, self.activation_bytes, resident_bytes() or 0, free_memory())
-        from quire.compute.torch.device import CONTEXT_BYTES
+        from quire.compute.torch.footprint import Footprint
 
-        return MemoryNeeds(
-            weight_bytes=self.weight_bytes,
-            activation_bytes=self.activation_bytes,
-            rest_bytes=CONTEXT_BYTES,
-            free_bytes=self.gpu.free_bytes - CONTEXT_BYTES,
-            kv_share=GPU_KV_SHARE,
-            host_bytes=free_memory() or 0,
-        )
+        free = self.gpu.free_bytes
+        found = found or Footprint.foreseen(self.weight_bytes, self.activation_bytes, free)
+        rest = max(free - found.weight_bytes - found.free_bytes, 0)
+        needs = found.weight_bytes, found.activation_bytes, rest, found.weight_bytes + found.free_bytes
+        return MemoryNeeds(*needs, GPU_KV_SHARE, host_bytes=free_memory() or 0, graph_bytes=found.graph_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,18 @@ class EngineBlueprint:
             name: getattr(defaults, name) for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
         }
         return SamplingParams(**{name: value for name, value in said.items() if value is not None})
+
+    def measured(self, note_loaded: NoteLoaded | None = None) -> EngineBlueprint:
+        """Return it with the memory planned by what is found to be free; on a CPU, which gives no answer, as it is.
+
+        The weights are loaded for it, and kept for `build`. Raises `InvalidConfigError` for what does not fit.
+        """
+        backend = self.backend
+        if backend.gpu is None or backend.measured is None:
+            return self
+        needs = backend.memory_needs(backend.measured(note_loaded))
+        plan = plan_memory(self.config, backend.kv_spec, self.model.spec.context_length, needs)
+        return replace(self, report=replace(self.report, plan=plan))
 
     def build(self, clock: Clock, note_loaded: NoteLoaded | None = None) -> EngineCore:
         """Load the weights, allocate the memory, and return the engine. Does not mutate the blueprint.
@@ -343,6 +358,7 @@ def _native_backend(config: EngineConfig, folder: Path, model: ModelDescription)
 
 def _torch_backend(device: str, config: EngineConfig, folder: Path, model: ModelDescription) -> Backend:
     from quire.compute.torch.settings import DTYPES, TorchSettings, activation_bytes, kv_cache_spec
+    from quire.compute.torch.start import TorchStart
 
     if device == "cpu" and find_spec("torch") is None:
         raise InvalidConfigError("backend", "torch", "native or reference: torch is not installed")
@@ -364,18 +380,7 @@ def _torch_backend(device: str, config: EngineConfig, folder: Path, model: Model
         num_threads=(config.num_threads or usable_cores()) if device == "cpu" else 0,
     )
 
-    def load(num_blocks: int, num_host_blocks: int, note_loaded: NoteLoaded | None = None) -> Executor:
-        from quire.compute.torch.load import load_worker as load_torch_worker
-
-        return load_torch_worker(
-            folder,
-            model,
-            settings,
-            num_blocks=num_blocks,
-            num_host_blocks=num_host_blocks,
-            note_loaded=note_loaded,
-        )
-
+    start = TorchStart(folder, model, settings)
     return Backend(
         name="torch",
         dtype=dtype,
@@ -385,7 +390,8 @@ def _torch_backend(device: str, config: EngineConfig, folder: Path, model: Model
         kv_spec=kv_cache_spec(model.spec, settings),
         weight_bytes=weight_bytes(model.spec, "bfloat16" if dtype == "float16" else dtype, config.weights),
         activation_bytes=activation_bytes(model.spec, settings),
-        load=load,
+        load=start,
+        measured=start.measured if device == "cuda" else None,
     )
 
 

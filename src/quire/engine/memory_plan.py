@@ -2,6 +2,7 @@
 
     free ──┬── weights           known from the settings of the model
            ├── activations       the scratch of the largest step
+           ├── graphs            of a GPU: what recorded steps take, once that was measured
            ├── swap              blocks on the host, as many as were asked for; of a GPU they stand beside this
            └── what is left ──── KV blocks: kv_memory, or a share of it, and never more than could be used
 
@@ -44,12 +45,13 @@ class MemoryNeeds:
     free_bytes: int | None = None
     kv_share: float = KV_SHARE
     host_bytes: int | None = None
+    graph_bytes: int = 0
 
     @property
     def left_bytes(self) -> int:
-        """What weights and activations leave; negative where they do not fit."""
+        """What weights, activations and graphs leave; negative where they do not fit."""
         free = self.free_bytes
-        taken = self.weight_bytes + self.activation_bytes
+        taken = self.weight_bytes + self.activation_bytes + self.graph_bytes
         return UNKNOWN_FREE_BYTES if free is None else free - taken
 
     def left_beside(self, swap_bytes: int) -> int:
@@ -77,6 +79,7 @@ class MemoryPlan:
             ("KV blocks", self.num_blocks * self.bytes_per_block),
             ("swap" if self.needs.host_bytes is None else "swap, on the host", self.swap_bytes),
             ("activations", self.needs.activation_bytes),
+            *([("graphs", self.needs.graph_bytes)] if self.needs.graph_bytes else ()),
             ("rest of the process", self.needs.rest_bytes),
         )
 
@@ -100,7 +103,7 @@ def plan_memory(config: EngineConfig, spec: KVCacheSpec, context_length: int, ne
     (16, 257, 17408)
     """
     if needs.left_bytes <= 0:
-        size = format_bytes(needs.weight_bytes + needs.activation_bytes)
+        size = format_bytes(needs.weight_bytes + needs.activation_bytes + needs.graph_bytes)
         free = format_bytes(needs.free_bytes or 0)
         raise InvalidConfigError("memory of weights and activations", size, f"less than the {free} that are free")
     if config.max_model_len is not None and config.max_model_len > context_length:

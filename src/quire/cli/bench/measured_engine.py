@@ -144,6 +144,7 @@ class MeasuredEngine:
         started = time.perf_counter()
         clock = SystemClock()
         with closing(LoadingLine(sys.stderr, clock)) as progress:
+            self.blueprint = self.blueprint.measured(progress.note)
             self.core: EngineCore = self.blueprint.build(clock, progress.note)
         self.client = InProcessClient(self.core)
         self.load_s = self.plan_s + time.perf_counter() - started

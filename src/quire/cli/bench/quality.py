@@ -75,7 +75,7 @@ class ReadingEngine:
     """An engine that reads prompts, one at a time, and says what it expected at each position."""
 
     def __init__(self, config: EngineConfig) -> None:
-        blueprint = plan_engine(config)
+        blueprint = plan_engine(config).measured()
         load = blueprint.backend.load
 
         def load_watched(num_blocks: int, num_host_blocks: int, note_loaded: NoteLoaded | None = None) -> Executor:

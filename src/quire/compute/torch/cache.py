@@ -53,6 +53,10 @@ class TorchCache:
         self._pairs: tuple[KVPair, ...] = ()
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
+    def resize(self, num_blocks: int, num_host_blocks: int) -> None:
+        """Have so many blocks allocated, the next time. Mutates."""
+        self.num_blocks, self._num_host_blocks = num_blocks, num_host_blocks
+
     def allocate(self) -> None:
         """Allocate the memory. Mutates; what was stored is lost."""
         blocks = _Tier("num_blocks", self.num_blocks, self._new_pool("num_blocks"))

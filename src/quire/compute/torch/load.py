@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from quire.compute.torch.attention.base import AttentionBackend
 from quire.compute.torch.attention.plain import PlainAttention
 from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.decoder import Engines, TorchDecoder
+from quire.compute.torch.footprint import DeviceMemory, Footprint, measure
 from quire.compute.torch.graphs import CudaRecorder, DecodeGraphs
 from quire.compute.torch.host_sampler import HostSampler
 from quire.compute.torch.operations import Operations, PlainOperations
@@ -56,6 +58,80 @@ def open_device(name: str) -> torch.device:
     return device
 
 
+class LoadedModel:
+    """A model on a device, and a KV memory that is not allocated yet: what a worker is made of."""
+
+    def __init__(
+        self, decoder: TorchDecoder, cache: TorchCache, settings: TorchSettings, eos_token_ids: frozenset[int]
+    ) -> None:
+        self._decoder = decoder
+        self._cache = cache
+        self._settings = settings
+        self._eos_token_ids = eos_token_ids
+        self._sampler = create_sampler(decoder.spec.vocab_size, cache.device)
+
+    def measured(self, memory: DeviceMemory) -> Footprint:
+        """Return what the model takes, its KV blocks aside. Mutates: the KV memory is allocated meanwhile, one block.
+
+        Raises `InvalidConfigError` where the largest steps or their graphs do not fit beside the weights.
+        """
+        self._cache.resize(1, 0)
+        self._cache.allocate()
+        try:
+            return measure(memory, lambda: self._prepared(_without_graphs), lambda: self._prepared(self._new_graphs))
+        finally:
+            self._cache.release()
+
+    def worker(self, num_blocks: int, num_host_blocks: int = 0) -> Worker:
+        """Return a worker over so many blocks; `start` it to allocate them. Mutates: it has the KV memory."""
+        self._cache.resize(num_blocks, num_host_blocks)
+        runner = self._runner(self._new_graphs())
+        return Worker(runner, self._cache, self._sampler, eos_token_ids=self._eos_token_ids, launcher=runner)
+
+    def _prepared(self, new_graphs: Callable[[], DecodeGraphs | None]) -> TorchRunner:
+        runner = self._runner(new_graphs())
+        runner.prepare(self._cache)
+        return runner
+
+    def _runner(self, graphs: DecodeGraphs | None) -> TorchRunner:
+        cache, decoder = self._cache, self._decoder
+        rehearsals: tuple[StepInputs, ...] = ()
+        if cache.device.type == "cuda":
+            rehearsals = largest_steps(cache.spec, self._settings, decoder.spec.context_length)
+        return TorchRunner(decoder, self._sampler, cache.device, graphs=graphs, rehearsals=rehearsals)
+
+    def _new_graphs(self) -> DecodeGraphs | None:
+        # Experts are launched in the shape of what the router chose; a recording has one shape.
+        is_sparse = any(layer.sparse for layer in self._decoder.spec.layers)
+        if self._cache.device.type != "cuda" or not self._settings.graphs or is_sparse:
+            return None
+        return DecodeGraphs(self._decoder, CudaRecorder(), self._settings.max_num_seqs)
+
+
+def _without_graphs() -> None:
+    return None
+
+
+def load_model(
+    model_folder: Path, model: ModelDescription, settings: TorchSettings, note_loaded: NoteLoaded | None = None
+) -> LoadedModel:
+    """Return the model of a folder. Its checkpoint is checked whole before a weight is read, and `note_loaded` is told.
+
+    Raises `ExecutionError` for a device that cannot be opened, `OutOfMemoryError` for weights that do not fit.
+    """
+    checkpoint = Checkpoint.open(model_folder)
+    if settings.num_threads:
+        torch.set_num_threads(settings.num_threads)
+    device = open_device(settings.device)
+    kv_spec = kv_cache_spec(model.spec, settings)
+    cache = TorchCache(kv_spec, create_attention(model.spec, settings), device, num_blocks=0)
+    # Of half precision there are two kinds, and the reader knows one: the other is made of float32, on the way.
+    dtype = "float32" if settings.dtype == "float16" else settings.dtype
+    reader = WeightReader(model.spec, checkpoint, dtype, settings.weights, note_loaded)
+    decoder = load_decoder(model.spec, reader, settings, cache)
+    return LoadedModel(decoder, cache, settings, frozenset(model.eos_token_ids))
+
+
 def load_worker(
     model_folder: Path,
     model: ModelDescription,
@@ -63,53 +139,19 @@ def load_worker(
     *,
     num_blocks: int,
     num_host_blocks: int = 0,
-    note_loaded: NoteLoaded | None = None,
 ) -> Worker:
-    """Return a worker for a model folder; `start` it to allocate its KV memory.
-
-    The checkpoint is checked whole before a weight is read; then `note_loaded` is told how far that is.
-    """
-    checkpoint = Checkpoint.open(model_folder)
-    if settings.num_threads:
-        torch.set_num_threads(settings.num_threads)
-    device = open_device(settings.device)
-    cache = TorchCache(
-        kv_cache_spec(model.spec, settings),
-        create_attention(model.spec, settings),
-        device,
-        num_blocks=num_blocks,
-        num_host_blocks=num_host_blocks,
-    )
-    # Of half precision there are two kinds, and the reader knows one: the other is made of float32, on the way.
-    dtype = "float32" if settings.dtype == "float16" else settings.dtype
-    reader = WeightReader(model.spec, checkpoint, dtype, settings.weights, note_loaded)
-    return make_worker(model.spec, reader, settings, cache, eos_token_ids=frozenset(model.eos_token_ids))
+    """Return a worker for a model folder; `start` it to allocate its KV memory."""
+    return load_model(model_folder, model, settings).worker(num_blocks, num_host_blocks)
 
 
-def make_worker(
-    spec: DecoderSpec,
-    reader: PartReader,
-    settings: TorchSettings,
-    cache: TorchCache,
-    *,
-    eos_token_ids: frozenset[int] = frozenset(),
-) -> Worker:
-    """Return a worker for a spec and whatever its weights are read from, over KV memory of `kv_cache_spec`."""
+def load_decoder(spec: DecoderSpec, reader: PartReader, settings: TorchSettings, cache: TorchCache) -> TorchDecoder:
+    """Return a decoder for a spec and whatever its weights are read from, over KV memory of `kv_cache_spec`."""
     try:
         weights = TorchWeights.load(spec, reader, DTYPES[settings.dtype], cache.device)
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(f"the weights do not fit into the memory of {cache.device}") from error
     engines = Engines(cache.attention, create_operations(cache.attention, cache.device), _product(weights, settings))
-    decoder, sampler = TorchDecoder(spec, weights, engines), create_sampler(spec.vocab_size, cache.device)
-    graphs: DecodeGraphs | None = None
-    rehearsals: tuple[StepInputs, ...] = ()
-    if cache.device.type == "cuda":
-        rehearsals = largest_steps(cache.spec, settings, spec.context_length)
-        # Experts are launched in the shape of what the router chose; a recording has one shape.
-        if settings.graphs and not any(layer.sparse for layer in spec.layers):
-            graphs = DecodeGraphs(decoder, CudaRecorder(), settings.max_num_seqs)
-    runner = TorchRunner(decoder, sampler, cache.device, graphs=graphs, rehearsals=rehearsals)
-    return Worker(runner, cache, sampler, eos_token_ids=eos_token_ids, launcher=runner)
+    return TorchDecoder(spec, weights, engines)
 
 
 def create_operations(attention: AttentionBackend[Any], device: torch.device) -> Operations:

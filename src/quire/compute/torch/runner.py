@@ -75,7 +75,7 @@ class TorchRunner:
             if self._graphs is not None:
                 self._graphs.record(cache.pairs(), self._device)
         except torch.OutOfMemoryError as error:
-            allowed = "less, or less kv_memory: steps of this size and their graphs do not fit beside the KV blocks"
+            allowed = "less, or less kv_memory: steps of this size and their graphs do not fit beside what is loaded"
             raise InvalidConfigError("max_num_batched_tokens", size, allowed) from error
 
     def run(self, inputs: StepInputs, cache: TorchCache) -> StepOutputs:
