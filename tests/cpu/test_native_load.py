@@ -67,9 +67,10 @@ def test_how_far_the_weights_are_grows_to_all_of_them(tmp_path: Path) -> None:
     load = pytest.importorskip("quire.compute.native.load")
     model = read_model(write_tiny_qwen3(tmp_path, tie=False))
     settings = load.NativeSettings(dtype="bfloat16", max_num_seqs=1, max_num_batched_tokens=8)
-    noted: list[tuple[int, int]] = []
+    noted: list[tuple[int, int, str]] = []
     load.load_worker(tmp_path, model, settings, num_blocks=1, note_loaded=lambda *found: noted.append(found))
-    done, totals = zip(*noted, strict=True)
+    done, totals, whats = zip(*noted, strict=True)
+    assert set(whats) == {"weights"}
     assert list(done) == sorted(done)
     assert (done[0], done[-1], set(totals)) == (0, totals[0], {weight_bytes(model.spec, "bfloat16")})
     assert len(set(done)) == 2 + len(model.spec.layers)  # nothing, what stands once, and then layer after layer

@@ -643,9 +643,9 @@ def test_the_table_at_the_start_adds_up(llm: LLM) -> None:
 
 
 def test_who_asks_is_told_how_far_the_weights_are(capfd: pytest.CaptureFixture[str]) -> None:
-    noted: list[tuple[int, int]] = []
+    noted: list[tuple[int, int, str]] = []
     with LLM("guide", kv_memory="4MiB", note_loaded=lambda *found: noted.append(found)):
         pass
     assert noted[0][0] == 0
-    assert noted[-1][0] == noted[-1][1] > 0
+    assert noted[-1][0] == noted[-1][1] > 0 and noted[-1][2] == "weights"
     assert capfd.readouterr() == ("", "")

@@ -38,12 +38,16 @@ class Run:
         self.worker: Worker = load_worker(folder, read_model(folder), settings, num_blocks=128)
         self.runner: TorchRunner = self.worker.runner  # type: ignore[assignment]
         self.recorder = recorder_of(device)
+        self.noted: list[tuple[int, int, str]] = []
         if records:
-            self.runner._graphs = DecodeGraphs(self.runner._decoder, self.recorder, MAX_SEQUENCES)
+            self.runner._graphs = DecodeGraphs(self.runner._decoder, self.recorder, MAX_SEQUENCES, self.note)
         self.worker.start()
         for tensor in pools_of(self):
             tensor.zero_()
         self.driver = PlanDriver.over(self.worker.cache.spec, range(128))
+
+    def note(self, count: int, total: int, what: str) -> None:
+        self.noted.append((count, total, what))
 
 
 def pools_of(run: Run) -> list[torch.Tensor]:
@@ -74,6 +78,7 @@ def test_replayed_decodes_are_those_computed(num_rows: int, folder: Path, device
     num_layers = len(replayed.runner._decoder.spec.layers)
     num_sizes = len([size for size in SIZES if size < MAX_SEQUENCES]) + 1
     assert replayed.recorder.num_recorded == num_sizes * (num_layers + 1)
+    assert replayed.noted == [(count, num_sizes, "graphs") for count in range(num_sizes + 1)]
     assert steps_of(replayed, num_rows, 6) == steps_of(computed, num_rows, 6)
     # Six steps of decodes, each in pieces between the attentions of its layers.
     assert replayed.recorder.num_replayed == 6 * (num_layers + 1)

@@ -85,7 +85,7 @@ UPDATES = [
     SequenceUpdate("r", 0, [], [], 0, FinishReason.ERROR, "why", (LOGPROBS,), -1.25),
 ]
 FROM_ENGINE = [
-    Loaded(1 << 40, 1 << 41),
+    Loaded(1 << 40, 1 << 41, "weights"),
     Failed("why"),
     Updates.of(UPDATES),
     Stats(EngineStats(num_running=3, busy_s_total=1.5)),

@@ -313,14 +313,17 @@ def test_progress_is_one_line_on_a_terminal_and_nothing_elsewhere(tokenizer: Tok
 def test_loading_is_shown_on_a_terminal_once_it_takes_long_and_cleared_at_the_end() -> None:
     stream, clock = FakeTerminal(is_terminal=True), ManualClock()
     line = LoadingLine(stream, clock)  # type: ignore[arg-type]
-    line.note(1 << 20, 3 << 20)
+    line.note(1 << 20, 3 << 20, "weights")
     assert stream.written == ""
     clock.advance(0.5)
-    line.note(2 << 20, 3 << 20)
+    line.note(2 << 20, 3 << 20, "weights")
     drawn = "\rloading 2.0 MiB of 3.0 MiB, 66 %\x1b[K"
     assert stream.written == drawn
     clock.advance(0.05)
-    line.note(3 << 20, 3 << 20)  # too soon to be drawn again
+    line.note(3 << 20, 3 << 20, "weights")  # too soon to be drawn again
+    clock.advance(0.1)
+    line.note(3, 11, "graphs")
+    drawn += "\rrecording graphs 3/11\x1b[K"
     line.close()
     line.close()
     assert stream.written == drawn + "\r\x1b[K"
@@ -331,7 +334,7 @@ def test_loading_is_not_shown_where_nobody_watches_or_nobody_waits() -> None:
         stream, clock = FakeTerminal(is_terminal), ManualClock()
         line = LoadingLine(stream, clock)  # type: ignore[arg-type]
         clock.advance(waited_s)
-        line.note(1, 0)
+        line.note(1, 0, "weights")
         line.close()
         assert stream.written == ""
 

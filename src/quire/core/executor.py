@@ -24,8 +24,8 @@ from typing import Protocol
 
 from quire.core.step import StepPlan, StepResult
 
-NoteLoaded = Callable[[int, int], None]
-"""Told how many bytes of the weights are loaded, of how many, again and again while they are."""
+NoteLoaded = Callable[[int, int, str], None]
+"""Told how far loading is, again and again: how many of how many, bytes of "weights" or recorded "graphs"."""
 
 
 class Executor(Protocol):

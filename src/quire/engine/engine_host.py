@@ -172,11 +172,11 @@ class EngineHost:
     def _show(self, frame: LiveFrame) -> None:
         self._connection.send(Live(frame))
 
-    def _note_loaded(self, num_bytes: int, total: int) -> None:
+    def _note_loaded(self, count: int, total: int, what: str) -> None:
         now = self._clock.now()
         if now >= self._next_loaded_s:
             self._next_loaded_s = now + LOADED_EVERY_S
-            self._connection.send(Loaded(num_bytes, total))
+            self._connection.send(Loaded(count, total, what))
 
 
 def _open(grammars: GrammarChecker) -> None:

@@ -27,8 +27,8 @@ class LLM(LocalModel):
 
     Prompts are texts, lists of token ids, `{"prompt_token_ids": […]}` or conversations. What cannot be served raises
     before anything is enqueued; a request that fails on its way is an output with `finish_reason` "error", and the
-    others go on. One thread may use it at a time. `note_loaded` is called with the bytes of the weights that are loaded
-    and with those of all, while they are.
+    others go on. One thread may use it at a time. `note_loaded` is called while it is opened, with how far that is: so
+    many bytes of how many of the "weights"; on a GPU then so many of how many recorded "graphs".
 
     >>> from quire import LLM, SamplingParams
     >>> with LLM("guide", kv_memory="4MiB") as llm:

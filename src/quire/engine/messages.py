@@ -99,10 +99,11 @@ class Close(Message, frozen=True):
 
 
 class Loaded(Message, frozen=True):
-    """So many bytes of the weights are loaded."""
+    """The engine is loaded so far, as a `NoteLoaded` is told it."""
 
-    num_bytes: int
+    count: int
     total: int
+    what: str
 
 
 class Ready(Message, frozen=True):

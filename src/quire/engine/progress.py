@@ -44,13 +44,13 @@ class StatusLine:
 
 
 class LoadingLine(StatusLine):
-    """Says how far the weights are: loading 512 MiB of 1.1 GiB, 45 %."""
+    """Says how far an engine is: loading 512 MiB of 1.1 GiB, 45 %; then, on a GPU, recording graphs 3/11."""
 
-    def note(self, num_bytes: int, total: int) -> None:
+    def note(self, count: int, total: int, what: str) -> None:
         """Draw now and then. Mutates the stream."""
         if self.is_due:
-            share = 100 * num_bytes // max(total, 1)
-            self.draw(f"loading {format_bytes(num_bytes)} of {format_bytes(total)}, {share} %")
+            loaded = f"loading {format_bytes(count)} of {format_bytes(total)}, {100 * count // max(total, 1)} %"
+            self.draw(loaded if what == "weights" else f"recording {what} {count}/{total}")
 
 
 class ProgressBar:

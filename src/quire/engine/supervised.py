@@ -343,9 +343,9 @@ class SupervisedLLM(OpenModel):
                 case Live(live_frame):
                     if self._watched is not None:
                         self._watched[1](live_frame)
-                case Loaded(num_bytes, total):
+                case Loaded(count, total, what):
                     if self._note_loaded is not None:
-                        self._note_loaded(num_bytes, total)
+                        self._note_loaded(count, total, what)
                 case Ready(limits, report):
                     self._limits, self._report = limits, report
                     self._link.process, self._state, self._failure = process, ModelState.READY, ""

@@ -25,6 +25,7 @@ import torch
 
 from quire.compute.torch.attention.base import KVPair, StepBatch, StepShape
 from quire.compute.torch.decoder import DecoderOutputs, Stream, TorchDecoder
+from quire.core.executor import NoteLoaded
 
 SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 
@@ -75,20 +76,28 @@ class Graph:
 class DecodeGraphs:
     """The graphs of a decoder, by size. They are recorded over one KV memory, and good as long as that is there."""
 
-    def __init__(self, decoder: TorchDecoder, recorder: Recorder, max_size: int) -> None:
+    def __init__(
+        self, decoder: TorchDecoder, recorder: Recorder, max_size: int, note_loaded: NoteLoaded | None = None
+    ) -> None:
         self._decoder = decoder
         self._recorder = recorder
+        self._note_loaded = note_loaded
         largest = min(max_size, SIZES[-1])
         self._sizes = [size for size in SIZES if size < largest] + [largest]
         self._graphs: dict[int, Graph] = {}
 
     def record(self, pairs: Sequence[KVPair], device: torch.device) -> None:
-        """Record all sizes, the largest first: what it takes, the others take again. Mutates."""
+        """Record all sizes, the largest first: what it takes, the others take again. Mutates.
+
+        `note_loaded` is told each time how many there are.
+        """
         num_groups = 1 + max(pair.group for pair in pairs)
         batch = _blank(self._sizes[-1], num_groups, device)
         with torch.inference_mode():
             for size in reversed(self._sizes):
+                self._note()
                 self._graphs[size] = self._graph(_first_rows(batch, size), pairs)
+        self._note()
 
     def takes(self, batch: StepBatch) -> bool:
         """Return whether a step can be replayed: one token of each sequence, and not too many. Does not mutate."""
@@ -108,6 +117,10 @@ class DecodeGraphs:
                 graph.attended[:count].copy_(attended)
             graph.finish()
             return self._decoder.outputs(graph.rows[:count], batch)
+
+    def _note(self) -> None:
+        if self._note_loaded is not None:
+            self._note_loaded(len(self._graphs), len(self._sizes), "graphs")
 
     def _graph(self, batch: StepBatch, pairs: Sequence[KVPair]) -> Graph:
         """Record a size, after it was computed once. Mutates nothing: no row of it has a slot."""

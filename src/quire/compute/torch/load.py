@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +69,7 @@ class LoadedModel:
         self._eos_token_ids = eos_token_ids
         self._sampler = create_sampler(decoder.spec.vocab_size, cache.device)
 
-    def measured(self, memory: DeviceMemory) -> Footprint:
+    def measured(self, memory: DeviceMemory, note_loaded: NoteLoaded | None = None) -> Footprint:
         """Return what the model takes, its KV blocks aside. Mutates: the KV memory is allocated meanwhile, one block.
 
         Raises `InvalidConfigError` where the largest steps or their graphs do not fit beside the weights.
@@ -78,18 +77,18 @@ class LoadedModel:
         self._cache.resize(1, 0)
         self._cache.allocate()
         try:
-            return measure(memory, lambda: self._prepared(_without_graphs), lambda: self._prepared(self._new_graphs))
+            return measure(memory, self._prepared, lambda: self._prepared(self._new_graphs(note_loaded)))
         finally:
             self._cache.release()
 
-    def worker(self, num_blocks: int, num_host_blocks: int = 0) -> Worker:
+    def worker(self, num_blocks: int, num_host_blocks: int = 0, note_loaded: NoteLoaded | None = None) -> Worker:
         """Return a worker over so many blocks; `start` it to allocate them. Mutates: it has the KV memory."""
         self._cache.resize(num_blocks, num_host_blocks)
-        runner = self._runner(self._new_graphs())
+        runner = self._runner(self._new_graphs(note_loaded))
         return Worker(runner, self._cache, self._sampler, eos_token_ids=self._eos_token_ids, launcher=runner)
 
-    def _prepared(self, new_graphs: Callable[[], DecodeGraphs | None]) -> TorchRunner:
-        runner = self._runner(new_graphs())
+    def _prepared(self, graphs: DecodeGraphs | None = None) -> TorchRunner:
+        runner = self._runner(graphs)
         runner.prepare(self._cache)
         return runner
 
@@ -100,16 +99,12 @@ class LoadedModel:
             rehearsals = largest_steps(cache.spec, self._settings, decoder.spec.context_length)
         return TorchRunner(decoder, self._sampler, cache.device, graphs=graphs, rehearsals=rehearsals)
 
-    def _new_graphs(self) -> DecodeGraphs | None:
+    def _new_graphs(self, note_loaded: NoteLoaded | None) -> DecodeGraphs | None:
         # Experts are launched in the shape of what the router chose; a recording has one shape.
         is_sparse = any(layer.sparse for layer in self._decoder.spec.layers)
         if self._cache.device.type != "cuda" or not self._settings.graphs or is_sparse:
             return None
-        return DecodeGraphs(self._decoder, CudaRecorder(), self._settings.max_num_seqs)
-
-
-def _without_graphs() -> None:
-    return None
+        return DecodeGraphs(self._decoder, CudaRecorder(), self._settings.max_num_seqs, note_loaded)
 
 
 def load_model(

@@ -34,12 +34,12 @@ class TorchStart:
         from quire.compute.torch.cuda_memory import CudaMemory
 
         self._loaded = self._load(note_loaded)
-        return self._loaded.measured(CudaMemory(self._settings.device))
+        return self._loaded.measured(CudaMemory(self._settings.device), note_loaded)
 
     def __call__(self, num_blocks: int, num_host_blocks: int, note_loaded: NoteLoaded | None = None) -> Executor:
         """Return a worker over so many blocks. Mutates: what was loaded to be measured is handed out, once."""
         loaded, self._loaded = self._loaded or self._load(note_loaded), None
-        return loaded.worker(num_blocks, num_host_blocks)
+        return loaded.worker(num_blocks, num_host_blocks, note_loaded)
 
     def _load(self, note_loaded: NoteLoaded | None) -> LoadedModel:
         from quire.compute.torch.load import load_model

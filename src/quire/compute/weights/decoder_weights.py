@@ -252,7 +252,7 @@ class WeightReader:
 
     def _note(self) -> None:
         if self._note_loaded is not None:
-            self._note_loaded(self._taken_bytes, self._total_bytes)
+            self._note_loaded(self._taken_bytes, self._total_bytes, "weights")
 
     def _take(self, place: _Place) -> PartWeights:
         name = self._named(f"{place.stem}.weight")
