@@ -7,6 +7,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from http.client import HTTPException
 from typing import Any
 
@@ -120,6 +121,20 @@ def test_a_trace_is_passed_through_or_begun(server: BareServer) -> None:
 
 
 # ---- health ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host_bytes", [None, 1 << 30])
+def test_the_memory_of_a_gpu_is_told_again_once_it_was_measured(host_bytes: int | None) -> None:
+    model = FakeModel()
+    model.is_slow = True
+    with serving(model) as server:
+        wait_until(lambda: len(server.said) == 2)  # the table and the address
+        plan = model.report.plan
+        needs = replace(plan.needs, host_bytes=host_bytes, graph_bytes=3 << 20)
+        model.report = replace(model.report, plan=replace(plan, needs=needs))
+        model.is_slow = False
+        wait_until(lambda: server.said[-1].startswith("ready after"))
+        assert server.said[2:-1] == ([] if host_bytes is None else [str(model.report)])
 
 
 def test_it_answers_while_it_loads_and_says_when_it_is_ready() -> None:

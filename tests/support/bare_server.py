@@ -170,6 +170,7 @@ class BareServer:
     server: Server
     loop: asyncio.AbstractEventLoop
     thread: threading.Thread
+    said: list[str]
 
     def stop(self) -> None:
         self.loop.call_soon_threadsafe(self.server.stop)
@@ -208,6 +209,7 @@ def serving(model: FakeModel | None = None, **settings: Any) -> Iterator[BareSer
     services = make_services(model, ServerConfig(**({"port": 0, "drain_timeout_s": 0.0} | settings)), SystemClock())
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    server = Server(services, model, make_app(services, ROUTES), announce=lambda _: None)
+    said: list[str] = []
+    server = Server(services, model, make_app(services, ROUTES), announce=said.append)
     with in_thread(server, listener) as running:
-        yield BareServer(port, services, model, server, running.loop, running.thread)
+        yield BareServer(port, services, model, server, running.loop, running.thread, said)

@@ -335,12 +335,7 @@ def _native_backend(config: EngineConfig, folder: Path, model: ModelDescription)
 
     def load(num_blocks: int, num_host_blocks: int, note_loaded: NoteLoaded | None = None) -> Executor:
         return load_native_worker(
-            folder,
-            model,
-            settings,
-            num_blocks=num_blocks,
-            num_host_blocks=num_host_blocks,
-            note_loaded=note_loaded,
+            folder, model, settings, num_blocks=num_blocks, num_host_blocks=num_host_blocks, note_loaded=note_loaded
         )
 
     return Backend(
@@ -404,15 +399,10 @@ def _reference_backend(config: EngineConfig, folder: Path, model: ModelDescripti
         allowed = "float32, int8 or auto: the reference backend knows no other"
         raise InvalidConfigError("kv_dtype", config.kv_dtype, allowed)
 
+    made = partial(load_worker, folder, block_size=config.block_size, weights=config.weights, kv_dtype=config.kv_dtype)
+
     def load(num_blocks: int, num_host_blocks: int, note_loaded: NoteLoaded | None = None) -> Executor:
-        return load_worker(
-            folder,
-            block_size=config.block_size,
-            num_blocks=num_blocks,
-            num_host_blocks=num_host_blocks,
-            weights=config.weights,
-            kv_dtype=config.kv_dtype,
-        )
+        return made(num_blocks=num_blocks, num_host_blocks=num_host_blocks)
 
     spec = model.spec
     heads = spec.attention.num_heads * spec.attention.head_dim

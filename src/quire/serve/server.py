@@ -130,6 +130,8 @@ class Server:
             self._failure = error
             self._end()
         else:
+            if self._model.report.plan.needs.host_bytes is not None:  # of a GPU it was measured meanwhile
+                self._announce(str(self._model.report))
             self._announce(f"ready after {clock.now() - began_s:.2f} s")
             await self._end_with_model()
 
