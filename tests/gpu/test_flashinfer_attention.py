@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.compute.models import read_model
-from quire.compute.torch.attention.flashinfer import FlashInferAttention, library
+from quire.compute.torch.attention.flashinfer import FlashInferAttention, load_package
 from quire.compute.torch.attention.pages import Pages
 from quire.compute.torch.attention.plain import PlainAttention
 from quire.compute.torch.load import create_attention
 from quire.compute.torch.settings import FLASHINFER_SCRATCH_BYTES, TorchSettings, activation_bytes, kv_cache_spec
 from quire.core.errors import ExecutionError, InvalidConfigError
+from support import documented_flashinfer
 from support.paged_steps import Model, Step
 from support.tiny_checkpoint import write_tiny_qwen3
 
@@ -118,7 +119,8 @@ def test_one_that_is_missing_is_named_with_its_extra(tmp_path):
 @needs_flashinfer
 def test_the_wrappers_take_what_they_are_planned_with():
     """Without a GPU nothing can be planned; names of arguments can be looked at."""
-    decode, prefill = library().BatchDecodeWithPagedKVCacheWrapper, library().BatchPrefillWithPagedKVCacheWrapper
+    package = load_package()
+    decode, prefill = package.BatchDecodeWithPagedKVCacheWrapper, package.BatchPrefillWithPagedKVCacheWrapper
     common = {"window_left", "logits_soft_cap", "sm_scale", "q_data_type", "kv_data_type"}
     planning = inspect.signature(getattr(decode, "_plan_impl", decode.plan)).parameters
     assert common <= set(planning)
@@ -132,35 +134,68 @@ def test_the_wrappers_take_what_they_are_planned_with():
         assert {"q", "paged_kv_cache", "out"} <= set(inspect.signature(kind.run).parameters)
 
 
-@needs_flashinfer
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize(
-    "model",
-    (
-        Model(),
-        Model(group=1, num_kv_heads=3),
-        Model(group=7, num_kv_heads=1, head_dim=128, block_size=64),
-        Model(group=2, head_dim=256),
-        Model(window=40),
-        Model(soft_cap=3.0),
-        Model(window=100, soft_cap=2.0, group=2, head_dim=128, block_size=32),
-    ),
-    ids=repr,
+# ---- what comes out -------------------------------------------------------------------------------------------------
+
+MODELS = (
+    Model(),
+    Model(group=1, num_kv_heads=3),
+    Model(group=7, num_kv_heads=1, head_dim=128, block_size=64),
+    Model(group=2, head_dim=256),
+    Model(window=40),
+    Model(soft_cap=3.0),
+    Model(window=100, soft_cap=2.0, group=2, head_dim=128, block_size=32),
 )
-@pytest.mark.parametrize("dtype", ("float16", "bfloat16"))
-def test_near_the_oracle_and_the_plain_backend(model, dtype, device):
-    model = replace(model, dtype=getattr(torch, dtype), kv_dtype=dtype)
-    decodes, chunks = ((1, 1), (15, 1), (16, 1), (17, 1), (64, 1), (1200, 1)), ((70, 70), (130, 3))
-    attention = FlashInferAttention(model.spec, torch.device(device), num_heads=model.num_heads)
-    bound = 2e-3 if dtype == "float16" else 1e-2
-    for sequences in (decodes, chunks, decodes + chunks):  # wrappers are planned again, for other steps
+DECODES = ((1, 1), (15, 1), (16, 1), (17, 1), (64, 1), (1200, 1))
+CHUNKS = ((70, 70), (130, 3))
+
+
+def assert_near_the_oracle_and_the_plain_backend(package, model, device):
+    model = replace(model, kv_dtype=str(model.dtype).removeprefix("torch."))
+    attention = FlashInferAttention(package, model.spec, torch.device(device), num_heads=model.num_heads)
+    bound = 1e-2 if model.dtype is torch.bfloat16 else 2e-3
+    for sequences in (DECODES, CHUNKS, DECODES + CHUNKS):  # wrappers are planned again, for other steps
         step = Step(model, sequences, device=device)
         pair = step.pair()
-        if model.window is not None:  # it multiplies what lies in a block before the window by 0: no NaN there, please
-            pair.keys.nan_to_num_()
-            pair.values.nan_to_num_()
+        _clean_before_windows(model, pair)
         found, plain = (step.run(each, pair) for each in (attention, PlainAttention(torch.device(device))))
         for got, wanted, exact in zip(found, plain, step.oracle(), strict=True):
             assert (got.double() - exact).norm() / exact.norm() < bound
             assert (got.double() - wanted.double()).norm() / exact.norm() < 2 * bound
+
+
+def _clean_before_windows(model, pair):
+    """Of the oldest block that is seen it multiplies by 0 what lies before the window: finite numbers, and no NaN."""
+    if model.window is not None:
+        pair.keys.nan_to_num_()
+        pair.values.nan_to_num_()
+
+
+@pytest.mark.parametrize("model", MODELS, ids=repr)
+def test_what_it_is_told_means_what_it_should(model):
+    assert_near_the_oracle_and_the_plain_backend(documented_flashinfer, replace(model, dtype=torch.float16), "cpu")
+
+
+def test_a_step_keeps_its_plan_while_the_next_one_is_planned_and_run():
+    model = Model(dtype=torch.float16, kv_dtype="float16")
+    attention = FlashInferAttention(documented_flashinfer, model.spec, torch.device("cpu"), num_heads=model.num_heads)
+    for sequences in ((DECODES, CHUNKS), (DECODES + CHUNKS, DECODES[::-1])):
+        steps = [Step(model, each) for each in sequences]
+        pairs, planned = [step.pair() for step in steps], [attention.plan(step.batch()) for step in steps]
+
+        def layer(index, steps=steps, pairs=pairs, planned=planned):
+            return attention.run(torch.cat(steps[index].queries), pairs[index], planned[index], model.rule)
+
+        first, other, again = layer(0), layer(1), layer(0)
+        assert torch.equal(first, again)
+        for step, found in zip(steps, (first, other), strict=True):
+            for got, exact in zip(found.split([count for _, count in step.sequences]), step.oracle(), strict=True):
+                assert (got.double() - exact).norm() / exact.norm() < 2e-3
+
+
+@needs_flashinfer
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16))
+@pytest.mark.parametrize("model", MODELS, ids=repr)
+def test_near_the_oracle_on_a_gpu(model, dtype, device):
+    assert_near_the_oracle_and_the_plain_backend(load_package(), replace(model, dtype=dtype), device)

@@ -36,9 +36,9 @@ def create_attention(spec: DecoderSpec, settings: TorchSettings) -> AttentionBac
     if settings.attention == "plain" or device.type != "cuda":
         return PlainAttention(device)
     if settings.attention == "flashinfer":
-        from quire.compute.torch.attention.flashinfer import FlashInferAttention  # needs FlashInfer
+        from quire.compute.torch.attention.flashinfer import FlashInferAttention, load_package
 
-        return FlashInferAttention(stored, device, num_heads=num_heads)
+        return FlashInferAttention(load_package(), stored, device, num_heads=num_heads)
     from quire.compute.torch.attention.triton import TritonAttention  # needs Triton
 
     return TritonAttention(stored, device, num_heads=num_heads, batch_invariant=settings.batch_invariant)

@@ -12,6 +12,7 @@ All wrappers share one scratch: kernels follow one another on one stream. FlashI
 what else is in the step: a row's bits depend on its company, and batch invariance is refused where settings are checked
 (`settings.kv_cache_spec`), as is all else that it cannot do. Of its kernels we ask for those called fa2: they run from
 sm_80 on and know windows and soft caps; decodes take them too, because those without matrix units know few head groups.
+They multiply by 0 what stands in the oldest block before a window: finite numbers, as blocks are filled from the front.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ class Purpose:
 
 @dataclass(slots=True)
 class Turn:
-    """The wrappers of every other step, and when their last copies to the device are over."""
+    """The wrappers of every other step, and what says that their last copies to a GPU are over."""
 
     wrappers: dict[Purpose, Any] = field(default_factory=dict)
-    copied: torch.cuda.Event = field(default_factory=torch.cuda.Event)
+    copied: torch.cuda.Event | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +69,10 @@ class PlannedStep:
 
 
 class FlashInferAttention:
-    """FlashInfer over a `KVPool` on a GPU; implements `AttentionBackend`. Keeps wrappers and their scratch."""
+    """The package that `load_package` returns, over a `KVPool`; implements `AttentionBackend`. Keeps its wrappers."""
 
-    def __init__(self, spec: KVCacheSpec, device: torch.device, *, num_heads: int) -> None:
-        self._library = library()
+    def __init__(self, package: Any, spec: KVCacheSpec, device: torch.device, *, num_heads: int) -> None:
+        self._package = package
         self._spec = spec
         self._device = device
         self._num_heads = num_heads
@@ -90,7 +91,8 @@ class FlashInferAttention:
     def plan(self, batch: StepBatch) -> PlannedStep:
         """Return the step and its wrappers; good until the next step but one is planned. Mutates whose turn it is."""
         turn = next(self._turns)
-        turn.copied.synchronize()
+        if turn.copied is not None:
+            turn.copied.synchronize()
         return PlannedStep(batch, turn)
 
     def run(self, queries: torch.Tensor, pair: KVPair, planned: PlannedStep, rule: AttentionRule) -> torch.Tensor:
@@ -106,19 +108,20 @@ class FlashInferAttention:
 
     def _wrapper(self, planned: PlannedStep, purpose: Purpose) -> Any:
         """Return a wrapper that is planned for the step: by this call, where none was before. Mutates its turn."""
-        wrappers, copied = planned.turn.wrappers, planned.turn.copied
+        turn, wrappers = planned.turn, planned.turn.wrappers
         if purpose not in wrappers:
             wrappers[purpose] = self._new_wrapper(decodes=purpose.decodes)
         if purpose not in planned.ready:
             self._plan_wrapper(wrappers[purpose], planned.batch, purpose)
-            copied.record()
+            if self._device.type == "cuda":
+                turn.copied = torch.cuda.current_stream(self._device).record_event()
             planned.ready.add(purpose)
         return wrappers[purpose]
 
     def _new_wrapper(self, *, decodes: bool) -> Any:
         if not decodes:
-            return self._library.BatchPrefillWithPagedKVCacheWrapper(self._scratch, LAYOUT, backend=KERNELS)
-        kind = self._library.BatchDecodeWithPagedKVCacheWrapper
+            return self._package.BatchPrefillWithPagedKVCacheWrapper(self._scratch, LAYOUT, backend=KERNELS)
+        kind = self._package.BatchDecodeWithPagedKVCacheWrapper
         return kind(self._scratch, LAYOUT, use_tensor_cores=True, backend=KERNELS)
 
     def _plan_wrapper(self, wrapper: Any, batch: StepBatch, purpose: Purpose) -> None:
@@ -146,7 +149,7 @@ class FlashInferAttention:
         )
 
 
-def library() -> Any:
+def load_package() -> Any:
     """Return the package; raises `ExecutionError`, in a line, where it is not there, unknown, or cannot be imported."""
     remedy = f"attention_backend flashinfer needs {PACKAGE} {' or '.join(KNOWN)}: pip install 'quire[flashinfer]'"
     try:
