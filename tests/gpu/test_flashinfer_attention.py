@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -190,6 +191,28 @@ def test_a_step_keeps_its_plan_while_the_next_one_is_planned_and_run():
         for step, found in zip(steps, (first, other), strict=True):
             for got, exact in zip(found.split([count for _, count in step.sequences]), step.oracle(), strict=True):
                 assert (got.double() - exact).norm() / exact.norm() < 2e-3
+
+
+@pytest.mark.parametrize(
+    ("raised", "told", "message"),
+    (
+        (
+            RuntimeError("Could not find nvcc\nand so on"),
+            ExecutionError,
+            "FlashInfer cannot attend: Could not find nvcc$",
+        ),
+        (torch.OutOfMemoryError("full"), torch.OutOfMemoryError, "full"),
+    ),
+)
+def test_what_keeps_its_kernels_from_being_compiled_is_said_in_a_line(raised, told, message):
+    class Failing(documented_flashinfer.BatchDecodeWithPagedKVCacheWrapper):
+        def plan(self, *arguments, **told):
+            raise raised
+
+    model, package = Model(), SimpleNamespace(BatchDecodeWithPagedKVCacheWrapper=Failing)
+    attention = FlashInferAttention(package, model.spec, torch.device("cpu"), num_heads=model.num_heads)
+    with pytest.raises(told, match=message):
+        Step(model, DECODES).run(attention)
 
 
 @needs_flashinfer

@@ -110,16 +110,21 @@ class FlashInferAttention:
         """Return a wrapper that is planned for the step: by this call, where none was before. Mutates its turn."""
         turn, wrappers = planned.turn, planned.turn.wrappers
         if purpose not in wrappers:
-            wrappers[purpose] = self._new_wrapper(decodes=purpose.decodes)
+            wrappers[purpose] = self._new_wrapper(purpose)
         if purpose not in planned.ready:
-            self._plan_wrapper(wrappers[purpose], planned.batch, purpose)
+            try:
+                self._plan_wrapper(wrappers[purpose], planned.batch, purpose)
+            except torch.OutOfMemoryError:
+                raise
+            except (OSError, RuntimeError) as error:  # at the start, mostly: there is no nvcc, or it fails
+                raise ExecutionError(f"FlashInfer cannot attend: {_first_line(error)}") from error
             if self._device.type == "cuda":
                 turn.copied = torch.cuda.current_stream(self._device).record_event()
             planned.ready.add(purpose)
         return wrappers[purpose]
 
-    def _new_wrapper(self, *, decodes: bool) -> Any:
-        if not decodes:
+    def _new_wrapper(self, purpose: Purpose) -> Any:
+        if not purpose.decodes:
             return self._package.BatchPrefillWithPagedKVCacheWrapper(self._scratch, LAYOUT, backend=KERNELS)
         kind = self._package.BatchDecodeWithPagedKVCacheWrapper
         return kind(self._scratch, LAYOUT, use_tensor_cores=True, backend=KERNELS)
@@ -161,5 +166,8 @@ def load_package() -> Any:
     try:
         return importlib.import_module("flashinfer")
     except (ImportError, OSError, RuntimeError) as error:
-        why = next(iter(str(error).splitlines()), type(error).__name__)
-        raise ExecutionError(f"{remedy} ({found} is installed, and cannot be imported: {why})") from error
+        raise ExecutionError(f"{remedy} ({found} is installed, and not imported: {_first_line(error)})") from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
