@@ -103,6 +103,7 @@ def test_paths_are_kept_as_text_and_nothing_changes_a_config() -> None:
         ("weights", None),
         ("dtype", None),
         ("backend", "cuda"),
+        ("attention_backend", "fa3"),
         ("device", "gpu"),
         ("batch_invariant", 1),
         ("cuda_graphs", None),

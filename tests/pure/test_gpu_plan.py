@@ -139,6 +139,7 @@ def test_a_cpu_that_was_asked_for_stays(answers: Any) -> None:
         ({"touch_kv_memory": True}, "touch_kv_memory"),
         ({"kv_memory": "200GiB"}, "kv_memory"),
         ({"swap_space": "100000GiB"}, "swap_space"),
+        ({"attention_backend": "flashinfer", "batch_invariant": True}, "attention_backend"),
     ],
 )
 def test_settings_that_a_gpu_cannot_have_are_refused(answers: Any, settings: dict[str, Any], field: str) -> None:

@@ -24,6 +24,7 @@ WEIGHTS = ("auto", "int8")
 KV_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "fp8")
 BACKENDS = ("auto", "native", "reference", "torch")
 DEVICES = ("auto", "cpu", "cuda")
+ATTENTION_BACKENDS = ("auto", "triton", "flashinfer", "plain")
 
 
 def setting(default: Any, text: str, *, secret: bool = False) -> Any:
@@ -107,6 +108,7 @@ class EngineConfig:
     kv_dtype: str = setting("auto", "numbers of the KV memory: auto (as dtype), bfloat16, float32, int8, of torch fp8")
     device: str = setting("auto", "where it computes: cpu, cuda (a GPU), or auto (a GPU where one can be used)")
     backend: str = setting("auto", "what computes: native, reference, torch, or auto (on GPUs torch, else native)")
+    attention_backend: str = setting("auto", "attention of torch: triton, flashinfer, plain, or auto (on GPUs triton)")
     batch_invariant: bool = setting(False, "torch: the same bits whatever runs beside a request; native: always so")
     num_threads: int | None = setting(None, "threads that compute; none: as many as the system grants cores")
     block_size: int = setting(16, "tokens in one block of KV memory")
@@ -140,6 +142,7 @@ class EngineConfig:
         require_one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
         require_one_of("device", self.device, DEVICES)
         require_one_of("backend", self.backend, BACKENDS)
+        require_one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         if self.device == "cuda" and self.backend not in ("auto", "torch"):
             raise InvalidConfigError("backend", self.backend, "torch or auto: nothing else runs on device cuda")
         require_one_of("prefix_index", self.prefix_index, PREFIX_INDEXES)
@@ -204,6 +207,7 @@ class EngineSettings(TypedDict, total=False):
     kv_dtype: str
     device: str
     backend: str
+    attention_backend: str
     batch_invariant: bool
     num_threads: int | None
     block_size: int

@@ -370,6 +370,7 @@ def _torch_backend(device: str, config: EngineConfig, folder: Path, model: Model
         block_size=config.block_size,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_num_seqs=config.max_num_seqs,
+        attention=config.attention_backend,
         batch_invariant=config.batch_invariant,
         graphs=config.cuda_graphs,
         num_threads=(config.num_threads or usable_cores()) if device == "cpu" else 0,

@@ -32,18 +32,17 @@ from quire.core.executor import NoteLoaded
 
 
 def create_attention(spec: DecoderSpec, settings: TorchSettings) -> AttentionBackend[Any]:
-    """Return how paged attention is computed on the device of the settings: by kernels on a GPU."""
-    device = torch.device(settings.device)
-    if device.type != "cuda":
+    """Return how paged attention is computed, as the settings say: left to itself, by Triton's kernels on a GPU."""
+    device, stored, num_heads = torch.device(settings.device), kv_cache_spec(spec, settings), spec.attention.num_heads
+    if settings.attention == "plain" or device.type != "cuda":
         return PlainAttention(device)
+    if settings.attention == "flashinfer":
+        from quire.compute.torch.attention.flashinfer import FlashInferAttention, load_package
+
+        return FlashInferAttention(load_package(), stored, device, num_heads=num_heads)
     from quire.compute.torch.attention.triton import TritonAttention  # needs Triton
 
-    return TritonAttention(
-        kv_cache_spec(spec, settings),
-        device,
-        num_heads=spec.attention.num_heads,
-        batch_invariant=settings.batch_invariant,
-    )
+    return TritonAttention(stored, device, num_heads=num_heads, batch_invariant=settings.batch_invariant)
 
 
 def open_device(name: str) -> torch.device:

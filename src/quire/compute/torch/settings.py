@@ -17,13 +17,18 @@ KV_DTYPES: Final = ("bfloat16", "float16", "float32", "int8", "fp8")
 MAX_HEAD_DIM: Final = 256
 HEAD_DIM_STEP: Final = 8
 """Heads of so many numbers, or a multiple, are loaded 16 bytes at a time."""
+FLASHINFER_HEAD_DIMS: Final = (64, 128, 256)
+FLASHINFER_SCRATCH_BYTES: Final = 512 << 20
+"""Where FlashInfer keeps the parts of attention that it splits: two tiles for each processor of a GPU, which 0.6 takes
+to be wider by the heads of a group. This is enough for groups of 16."""
 
 
 @dataclass(frozen=True, slots=True)
 class TorchSettings:
     """How torch runs a model; `device` is "cpu" or "cuda", `num_threads` those of a CPU, 0: torch's own choice.
 
-    `graphs`: on a GPU, decodes are recorded at the start and replayed.
+    `graphs`: on a GPU, decodes are recorded at the start and replayed. `attention`: "triton", "flashinfer", "plain" or
+    "auto", which is triton on a GPU and plain elsewhere.
     """
 
     device: str = "cuda"
@@ -33,6 +38,7 @@ class TorchSettings:
     block_size: int = 16
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 256
+    attention: str = "auto"
     batch_invariant: bool = False
     num_threads: int = 0
     graphs: bool = True
@@ -51,7 +57,28 @@ def kv_cache_spec(spec: DecoderSpec, settings: TorchSettings) -> KVCacheSpec:
         raise InvalidConfigError("block_size", settings.block_size, f"one of {', '.join(map(str, BLOCK_SIZES))}")
     if settings.stored_kv_dtype not in KV_DTYPES:
         raise InvalidConfigError("kv_dtype", settings.kv_dtype, f"one of {', '.join(KV_DTYPES)}")
+    _check_attention(spec, settings)
     return spec.kv_cache_spec(settings.block_size, settings.stored_kv_dtype)
+
+
+def _check_attention(spec: DecoderSpec, settings: TorchSettings) -> None:
+    """Raise `InvalidConfigError` for what the attention that was asked for cannot do."""
+    if settings.attention in ("triton", "flashinfer") and settings.device != "cuda":
+        raise InvalidConfigError("attention_backend", settings.attention, "plain or auto: the others need a GPU")
+    if settings.attention != "flashinfer":
+        return
+    head_dim, kv_dtype = spec.attention.head_dim, settings.stored_kv_dtype
+    heads = ", ".join(map(str, FLASHINFER_HEAD_DIMS))
+    obstacles = {
+        f"knows heads of {heads} numbers, and the model's have {head_dim}": head_dim not in FLASHINFER_HEAD_DIMS,
+        "does not compute in float32": settings.dtype == "float32",
+        f"knows no scale for each token and head, which {kv_dtype} has": kv_dtype in ("int8", "fp8"),
+        f"is not asked to read {kv_dtype} beside {settings.dtype}": kv_dtype != settings.dtype,
+        "splits contexts by what else is in the step, and batch_invariant is on": settings.batch_invariant,
+    }
+    for obstacle, stands in obstacles.items():
+        if stands:
+            raise InvalidConfigError("attention_backend", "flashinfer", f"triton or auto: FlashInfer {obstacle}")
 
 
 def device_needs(spec: DecoderSpec, num_bytes: int) -> DeviceNeeds:
@@ -70,4 +97,5 @@ def activation_bytes(spec: DecoderSpec, settings: TorchSettings) -> int:
     per_token = 6 * spec.hidden_size + 3 * heads + 3 * mlp.intermediate_size * (2 if mlp.gated else 1)
     num_logits = settings.max_num_seqs + MAX_PROMPT_LOGITS
     widened = 2 * spec.vocab_size * spec.hidden_size if settings.weights == "int8" else 0
-    return widened + 4 * (settings.max_num_batched_tokens * per_token + 3 * num_logits * spec.vocab_size)
+    scratch = FLASHINFER_SCRATCH_BYTES if settings.attention == "flashinfer" else 0
+    return scratch + widened + 4 * (settings.max_num_batched_tokens * per_token + 3 * num_logits * spec.vocab_size)
