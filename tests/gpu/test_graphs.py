@@ -13,11 +13,13 @@ import pytest
 import torch
 
 from quire.compute.models import read_model
+from quire.compute.sampling.draws import Draws
 from quire.compute.torch.attention.base import StepBatch
 from quire.compute.torch.graphs import SIZES, DecodeGraphs
 from quire.compute.torch.load import load_worker
 from quire.compute.torch.rehearsal import largest_steps
 from quire.compute.torch.runner import TorchRunner
+from quire.compute.torch.settings import kv_cache_spec
 from quire.compute.torch.upload import uploaded
 from quire.compute.worker.worker import Worker
 from support.recorders import recorder_of
@@ -143,8 +145,36 @@ def test_the_largest_steps_are_as_large_as_they_may_be_and_store_nothing(folder:
     assert [len(step.logit_indices) for step in steps] == [153, 24, 1]
     assert prompts.positions.max() == 65 and last.positions.tolist() == [89]
     run.runner._rehearsals = steps
+    drawn: list[int] = []
+    choose = run.runner._sampler.choose
+
+    def counted(logits: torch.Tensor, draws: Draws) -> torch.Tensor:
+        drawn.append(len(draws))
+        return choose(logits, draws)
+
+    run.runner._sampler.choose = counted  # type: ignore[method-assign]
     run.runner.prepare(run.worker.cache)  # type: ignore[arg-type]
     assert not any(tensor.any() for tensor in pools_of(run))
+    assert drawn == [3, 24, 1]  # what draws is compiled as well
     batches: list[StepBatch] = [uploaded(each, 16, torch.device(device))[0] for each in steps]
     assert [batch.shape.num_decodes for batch in batches] == [0, 24, 1]
     assert np.array_equal(batches[1].logit_indices.cpu().numpy(), np.arange(24))
+
+
+@pytest.mark.parametrize(
+    ("context_length", "expected"),
+    [
+        (512, [512]),
+        (1024, [1024]),
+        (1025, [1024, 1025]),
+        (4096, [1024, 2048, 4096]),
+        (131_072, [1024 << k for k in range(7)] + [131_072]),
+    ],
+)
+def test_decodes_of_twice_as_many_splits_are_rehearsed(context_length: int, expected: list[int], folder: Path) -> None:
+    spec = kv_cache_spec(read_model(folder).spec, FLOAT32)
+    decodes = largest_steps(spec, FLOAT32, context_length)[2:]
+    assert [int(step.positions[0]) + 1 for step in decodes] == expected
+    assert all(
+        step.block_tables[0].shape[1] == -(-length // 16) for step, length in zip(decodes, expected, strict=True)
+    )

@@ -17,7 +17,7 @@ from quire.compute.torch.runner import TorchRunner, TorchStep
 from quire.compute.worker.model_runner import StepInputs
 from quire.compute.worker.step_ahead import UNKNOWN, Drawn
 from quire.compute.worker.worker import Worker
-from quire.core.errors import ExecutionError
+from quire.core.errors import ExecutionError, ExecutorLostError, OutOfMemoryError
 from quire.core.sampling_params import SamplingParams
 from quire.core.step import StepResult, column
 from support.step_plans import GREEDY, PlanDriver, Work
@@ -228,3 +228,31 @@ def test_a_step_that_fails_while_under_way_takes_those_behind_it_along(run: Run)
 
 def failing() -> Drawn:
     raise torch.AcceleratorError("the device is gone")
+
+
+class Broken:
+    """An event of a device that has failed, and a sampler without memory."""
+
+    def synchronize(self) -> None:
+        raise torch.AcceleratorError("an illegal memory access\nand what torch says of it")
+
+    def choose(self, logits: torch.Tensor, draws: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("no more")
+
+
+def test_a_device_that_has_failed_is_lost(run: Run) -> None:
+    run.driver.open(0, PROMPT)
+    run.submit(Work(0, 0, 40, 1))
+    run.worker._results[0].step._step._arrived = Broken()  # type: ignore[union-attr]
+    with pytest.raises(ExecutorLostError, match=r"^the device has failed: an illegal memory access\Z"):
+        run.worker.collect()
+
+
+def test_draws_that_do_not_fit_make_the_step_fail_for_lack_of_memory(run: Run) -> None:
+    run.driver.open(0, PROMPT)
+    runner = run.watched._runner
+    runner._sampler, sampler = Broken(), runner._sampler  # type: ignore[assignment]
+    with pytest.raises(OutOfMemoryError, match="no more"):
+        run.step(Work(0, 0, 40, 1))
+    runner._sampler = sampler
+    assert run.step(Work(0, 0, 40, 1)).num_tokens == column(1)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import chain
 from typing import Any
 
@@ -73,8 +73,16 @@ class TorchCache:
         self._pairs = tuple(blocks.pool.pair(*homes[layer]) for layer in sorted(homes))
 
     def release(self) -> None:
-        """Give the memory back. Mutates; may be called twice."""
+        """Give the memory back, to the device itself. Mutates; may be called twice."""
         self._tiers, self._pairs = None, ()
+        if self._stream is not None:
+            with suppress(torch.AcceleratorError):  # a device that has failed takes nothing back
+                torch.cuda.empty_cache()
+
+    def rehearse(self) -> None:
+        """Copy a block onto itself: then what copies blocks is compiled. Does not mutate; the memory is allocated."""
+        if self._tiers is not None:
+            self._tiers[0].copy([BlockCopy(0, 0)])
 
     def pairs(self) -> tuple[KVPair, ...]:
         """Return the memory of each layer; what is launched from now on waits for the moves under way."""

@@ -50,7 +50,8 @@ class CudaRecorder:
     def record(self, work: Callable[[], Result]) -> tuple[Result, Replay]:
         """Return what the work results in, and how to do it again. It has been done before, so all is compiled."""
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # What other threads of this process do on the GPU meanwhile is no part of it, and does not spoil it.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = work()
         return result, graph.replay
 

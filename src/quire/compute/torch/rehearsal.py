@@ -2,9 +2,10 @@
 
     prompts      as many tokens as a step may have, and all the logits that it may bring
     decodes      as many sequences as run at once
-    a decode     at the end of the longest context
+    a decode     at the end of 2, 4, 8, … splits, and of the longest context
 
-They store nothing and read whatever lies in the first block, so they need no memory but their own.
+They store nothing and read whatever lies in the first block, so they need no memory but their own. Kernels are compiled
+on the way, for what is served later: attention merges 2, 4, 8 or more splits at a time by kernels of their own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 import numpy as np
 
 from quire.compute.arrays import IntArray
+from quire.compute.sampling.draws import Draws, TokenRules
+from quire.compute.torch.kernels.tile_shape import SPLIT
 from quire.compute.torch.settings import TorchSettings
 from quire.compute.worker.model_runner import StepInputs
 from quire.core.kv_spec import KVCacheSpec
@@ -23,10 +26,28 @@ def largest_steps(spec: KVCacheSpec, settings: TorchSettings, context_length: in
     num_prompts = -(-settings.max_num_batched_tokens // context_length)
     prompt = np.arange(settings.max_num_batched_tokens // num_prompts)
     num_logits = min(-(-(settings.max_num_seqs + MAX_PROMPT_LOGITS) // num_prompts), len(prompt))
+    num_doublings = (max(context_length - 1, 1) // SPLIT).bit_length()
+    lengths = [SPLIT << doubling for doubling in range(1, num_doublings)] + [context_length]
     return (
         _step(spec, num_prompts, prompt, num_logits),
         _step(spec, settings.max_num_seqs, prompt[:1], 1),
-        _step(spec, 1, np.array([context_length - 1]), 1),
+        *(_step(spec, 1, np.array([length - 1]), 1) for length in lengths),
+    )
+
+
+def filtered_draws(count: int) -> Draws:
+    """Return draws that take all that a sampler knows, one from each of the first rows of logits."""
+    numbers, integers = np.ones(count, np.float32), np.zeros(count, np.int64)
+    return Draws(
+        logit_rows=np.arange(count),
+        temperatures=numbers,
+        top_k=integers + 1,
+        top_p=np.full(count, 0.5, np.float32),
+        min_p=np.full(count, 0.25, np.float32),
+        seeds=integers,
+        positions=integers,
+        num_logprobs=integers - 1,
+        rules=TokenRules.none(count),
     )
 
 

@@ -13,7 +13,8 @@ its steps smaller.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
@@ -24,10 +25,21 @@ from quire.compute.torch.attention.base import StepBatch
 from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.decoder import DecoderOutputs, TorchDecoder
 from quire.compute.torch.graphs import DecodeGraphs
+from quire.compute.torch.rehearsal import filtered_draws
 from quire.compute.torch.upload import on_device, part_of, uploaded
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
 from quire.compute.worker.step_ahead import Drawn
-from quire.core.errors import InvalidConfigError
+from quire.core.errors import ExecutorLostError, InvalidConfigError
+
+
+@contextmanager
+def lost_if_it_fails() -> Iterator[None]:
+    """Raise `ExecutorLostError` where waiting shows that the device has failed: no step after it can be computed."""
+    try:
+        yield
+    except torch.AcceleratorError as error:
+        why = next(iter(str(error).splitlines()), "it does not say why")
+        raise ExecutorLostError(f"the device has failed: {why}") from error
 
 
 class DeviceSampler(Sampler, Protocol):
@@ -63,7 +75,7 @@ class TorchRunner:
         return self._decoder.spec.vocab_size
 
     def prepare(self, cache: TorchCache) -> None:
-        """Compute the largest steps once, then record the graphs. Mutates nothing in the cache.
+        """Compute the largest steps once, and draw from them; then record the graphs. Mutates nothing in the cache.
 
         Kernels are compiled on the way, and whether such steps fit beside weights and KV blocks is known afterwards:
         an `InvalidConfigError` says so if one does not.
@@ -71,7 +83,9 @@ class TorchRunner:
         size = max((len(inputs.token_ids) for inputs in self._rehearsals), default=0)
         try:
             for inputs in self._rehearsals:
-                self._decoder.run(uploaded(inputs, cache.spec.block_size, self._device)[0], cache.pairs())
+                outputs = self._decoder.run(uploaded(inputs, cache.spec.block_size, self._device)[0], cache.pairs())
+                self._sampler.choose(outputs.logits, filtered_draws(len(inputs.entries)))
+            cache.rehearse()
             if self._graphs is not None:
                 self._graphs.record(cache.pairs(), self._device)
         except torch.OutOfMemoryError as error:
@@ -81,14 +95,18 @@ class TorchRunner:
     def run(self, inputs: StepInputs, cache: TorchCache) -> StepOutputs:
         """Compute one step and wait for it. Mutates the slots of its tokens in the cache."""
         outputs = self._compute(inputs, cache)
-        finite = torch.cat((outputs.finite, outputs.finite_logits)).cpu().numpy()
+        with lost_if_it_fails():
+            finite = torch.cat((outputs.finite, outputs.finite_logits)).cpu().numpy()
         num_tokens = len(inputs.token_ids)
         return StepOutputs(outputs.logits, finite[:num_tokens], finite[num_tokens:])
 
     def launch(self, inputs: StepInputs, draws: Draws, cache: TorchCache) -> TorchStep:
         """Start a step and what it draws, a draw for each row of logits. Mutates its slots in the cache."""
         outputs = self._compute(inputs, cache)
-        chosen = self._sampler.choose(outputs.logits, draws).to(torch.int32)
+        try:
+            chosen = self._sampler.choose(outputs.logits, draws).to(torch.int32)
+        except torch.OutOfMemoryError as error:
+            raise MemoryError(str(error)) from error
         rows = inputs.rows[np.diff(inputs.logit_starts) > 0]
         self._last_tokens[on_device(rows, self._device)] = chosen
         return TorchStep(torch.cat((chosen, outputs.finite, outputs.finite_logits)), len(inputs.token_ids))
@@ -148,7 +166,8 @@ class TorchStep:
     def wait(self) -> Drawn:
         """Wait until the numbers are there, and return them."""
         if self._arrived is not None:
-            self._arrived.synchronize()
+            with lost_if_it_fails():
+                self._arrived.synchronize()
         numbers = self._numbers.numpy()
         num_draws = (len(numbers) - self._num_tokens) // 2
         finite, finite_logits = np.split(numbers[num_draws:].astype(np.bool_), [self._num_tokens])

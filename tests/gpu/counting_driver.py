@@ -1,0 +1,172 @@
+"""A GPU that does nothing: kernels are compiled and launched as on an H100, up to the driver, which counts.
+
+    kernel[grid](…) ─► Triton's own specialising, compiling and launching ─► libcuda.so.1, made here ─► nothing
+
+Neither the interpreter nor a compilation by itself takes that way. Tensors are of the CPU, and stay what they were.
+`python -m tests.gpu.counting_driver FOLDER` rehearses an engine on it, then serves, and prints as JSON which kernels
+were compiled for either. Its own process, because kernels are not interpreted in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+LIBRARY = """
+#include "cuda.h"
+#undef cuPointerGetAttribute
+#undef cuCtxGetCurrent
+CUresult cuLaunchKernelEx(const CUlaunchConfig *c, CUfunction f, void **p, void **e) {
+    return c->gridDimX > 0 && c->gridDimY <= 65535 && c->gridDimZ <= 65535 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+CUresult cuPointerGetAttribute(void *d, CUpointer_attribute a, CUdeviceptr p) { *(CUdeviceptr *)d = p; return 0; }
+CUresult cuGetErrorString(CUresult r, const char **s) { *s = "refused"; return 0; }
+CUresult cuCtxGetCurrent(CUcontext *c) { *c = (CUcontext)1; return 0; }
+CUresult cuDeviceGet(CUdevice *d, int i) { *d = 0; return 0; }
+CUresult cuDevicePrimaryCtxRetain(CUcontext *c, CUdevice d) { return 0; }
+CUresult cuCtxSetCurrent(CUcontext c) { return 0; }
+CUresult cuFuncSetAttribute(CUfunction f, CUfunction_attribute a, int v) { return 0; }
+"""
+SHARED_BYTES = 232_448
+"""What a program of an H100 may have."""
+
+
+def make_library(folder: Path) -> None:
+    """Compile the driver's library into a folder; the process that loads it has the folder in LD_LIBRARY_PATH."""
+    import triton
+
+    source, headers = folder / "driver.c", Path(triton.__file__).parent / "backends" / "nvidia" / "include"
+    source.write_text(LIBRARY)
+    library = folder / "libcuda.so.1"
+    subprocess.run(["cc", "-shared", "-fPIC", f"-I{headers}", str(source), "-o", str(library)], check=True)
+    (folder / "libcuda.so").symlink_to(library)
+
+
+def use() -> None:
+    """Make Triton launch on it. Mutates this process for good."""
+    from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.driver import CudaLauncher
+    from triton.compiler import compiler
+    from triton.runtime import driver
+
+    compiler.max_shared_mem = lambda device: SHARED_BYTES
+    active = SimpleNamespace(
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device: 0,
+        get_current_target=lambda: GPUTarget("cuda", 90, 32),
+        launcher_cls=CudaLauncher,
+        utils=SimpleNamespace(load_binary=lambda *binary: (1, 1, 0, 0, 1024)),
+    )
+    driver.set_active(active)
+
+
+def compiled() -> dict[str, int]:
+    """How many forms of each kernel this process has made."""
+    from tests.gpu.compile_gate import kernel_modules, variants_of
+
+    variants = [variant for module in kernel_modules() for variant in variants_of(module).values()]
+    kernels = {variant.kernel.__name__: variant.kernel for variant in variants}
+    return {name: len(kernel.device_caches[0][0]) for name, kernel in kernels.items() if 0 in kernel.device_caches}
+
+
+def engine(folder: Path) -> tuple[Any, Any]:
+    """A runner of kernels, and its KV memory."""
+    from quire.compute.models import read_model
+    from quire.compute.torch.attention.triton import TritonAttention
+    from quire.compute.torch.cache import TorchCache
+    from quire.compute.torch.decoder import Engines, TorchDecoder
+    from quire.compute.torch.fused_operations import FusedOperations
+    from quire.compute.torch.products import product
+    from quire.compute.torch.rehearsal import largest_steps
+    from quire.compute.torch.runner import TorchRunner
+    from quire.compute.torch.sampling import TorchSampler
+    from quire.compute.torch.settings import TorchSettings, kv_cache_spec
+    from quire.compute.torch.weights import DTYPES, TorchWeights
+    from quire.compute.weights.checkpoint import Checkpoint
+    from quire.compute.weights.decoder_weights import WeightReader
+
+    spec, device = read_model(folder).spec, torch.device("cpu")
+    settings = TorchSettings(device="cpu", max_num_batched_tokens=600, max_num_seqs=20)
+    kv_spec = kv_cache_spec(spec, settings)
+    attention = TritonAttention(kv_spec, device, num_heads=spec.attention.num_heads, num_processors=132)
+    cache = TorchCache(kv_spec, attention, device, num_blocks=16)
+    cache.allocate()
+    reader = WeightReader(spec, Checkpoint.open(folder), settings.dtype, settings.weights, None)
+    weights = TorchWeights.load(spec, reader, DTYPES[settings.dtype], device)
+    decoder = TorchDecoder(spec, weights, Engines(attention, FusedOperations(attention), product))
+    rehearsals = largest_steps(kv_spec, settings, context_length=20_000)
+    return TorchRunner(decoder, TorchSampler(spec.vocab_size), device, rehearsals=rehearsals), cache
+
+
+def steps(num_groups: int) -> Iterator[Any]:
+    """Steps as they come: decodes at the start and far on, one or many, prompts alone and beside them, chunks."""
+    for sequences in (
+        [(1, 1)],
+        [(600, 1)],
+        [(1700, 1), (17, 1), (16, 1)],
+        [(5000, 1)] * 6,
+        [(9001, 1)] + [(40, 1)] * 16,
+        [(3, 3)],
+        [(700, 33)],
+        [(900, 1), (2500, 1), (600, 500), (64, 64)],
+    ):
+        yield _inputs(sequences, num_groups)
+
+
+def _inputs(sequences: list[tuple[int, int]], num_groups: int) -> Any:
+    from quire.compute.worker.model_runner import StepInputs
+
+    lengths, counts = (np.array(column) for column in zip(*sequences, strict=True))
+    starts, total = np.concatenate(([0], np.cumsum(counts))), int(counts.sum())
+    return StepInputs(
+        entries=tuple(range(len(counts))),
+        query_starts=starts,
+        token_ids=np.zeros(total, np.int64),
+        positions=np.concatenate([np.arange(length - count, length) for length, count in sequences]),
+        slots=(np.full(total, -1, np.int64),) * num_groups,
+        block_tables=(np.zeros((len(counts), int(lengths.max()) // 16 + 1), np.int64),) * num_groups,
+        logit_starts=np.arange(len(counts) + 1),
+        logit_indices=starts[1:] - 1,
+        rows=np.arange(len(counts)),
+    )
+
+
+def main(folder: Path) -> None:
+    """Rehearse and serve; print what was compiled for the one, and for both."""
+    from quire.compute.torch.rehearsal import filtered_draws
+
+    use()
+    runner, cache = engine(folder)
+    runner.prepare(cache)
+    rehearsed = compiled()
+    cache.rehearse()
+    for inputs in steps(len(cache.spec.groups)):
+        runner.launch(inputs, filtered_draws(len(inputs.entries)), cache)
+    print(json.dumps([rehearsed, compiled()]))
+
+
+def run_alone(model: Path, scratch: Path) -> list[dict[str, int]]:
+    """Return what `main` prints, of a process of its own."""
+    make_library(scratch)
+    environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environ |= {"LD_LIBRARY_PATH": str(scratch), "TRITON_LIBCUDA_PATH": str(scratch)}
+    environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    command = [sys.executable, "-m", "tests.gpu.counting_driver", str(model)]
+    root = Path(__file__).parents[2]
+    run = subprocess.run(command, cwd=root, env=environ, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    found: list[dict[str, int]] = json.loads(run.stdout)
+    return found
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
