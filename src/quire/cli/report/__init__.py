@@ -7,6 +7,7 @@ other settings. A log that ends within a record is read up to there; one that wa
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from typing import TYPE_CHECKING
 
@@ -58,15 +59,21 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def make_report(path: str, progress: ProgressLine, limit: int | None = None) -> Report:
-    """Read a log and try settings on its requests; raises `StepLogError` for what is no log, or was altered."""
+def make_report(path: str, progress: ProgressLine | None = None, limit: int | None = None) -> Report:
+    """Read a log and try settings on its requests; raises `StepLogError` for what is no log, or was altered.
+
+    Without a line to tell how far it is, it tells nobody.
+    """
     from quire.cli.report.advice import finding, trials
     from quire.cli.report.text import Report
     from quire.cli.report.trial import LoggedTraffic, read_run
     from quire.cli.simulate.files import named_after
+    from quire.cli.simulate.progress import ProgressLine
+    from quire.core.clock import SystemClock
     from quire.core.errors import InvalidValueError
     from quire.simulate.replica import EngineSetup
 
+    progress = progress or ProgressLine(io.StringIO(), SystemClock())
     progress.begin(f"reading {path}")
     with progress.follow(path) as file, named_after(path):
         reader = read_run(file)
