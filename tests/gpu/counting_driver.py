@@ -85,6 +85,7 @@ def engine(folder: Path) -> tuple[Any, Any]:
     from quire.compute.torch.cache import TorchCache
     from quire.compute.torch.decoder import Engines, TorchDecoder
     from quire.compute.torch.fused_operations import FusedOperations
+    from quire.compute.torch.graphs import DecodeGraphs
     from quire.compute.torch.products import product
     from quire.compute.torch.rehearsal import largest_steps
     from quire.compute.torch.runner import TorchRunner
@@ -93,6 +94,7 @@ def engine(folder: Path) -> tuple[Any, Any]:
     from quire.compute.torch.weights import DTYPES, TorchWeights
     from quire.compute.weights.checkpoint import Checkpoint
     from quire.compute.weights.decoder_weights import WeightReader
+    from support.recorders import AgainRecorder
 
     spec, device = read_model(folder).spec, torch.device("cpu")
     settings = TorchSettings(device="cpu", max_num_batched_tokens=600, max_num_seqs=20)
@@ -104,7 +106,8 @@ def engine(folder: Path) -> tuple[Any, Any]:
     weights = TorchWeights.load(spec, reader, DTYPES[settings.dtype], device)
     decoder = TorchDecoder(spec, weights, Engines(attention, FusedOperations(attention), product))
     rehearsals = largest_steps(kv_spec, settings, context_length=20_000)
-    return TorchRunner(decoder, TorchSampler(spec.vocab_size), device, rehearsals=rehearsals), cache
+    graphs = DecodeGraphs(decoder, AgainRecorder(), settings.max_num_seqs)
+    return TorchRunner(decoder, TorchSampler(spec.vocab_size), device, graphs=graphs, rehearsals=rehearsals), cache
 
 
 def steps(num_groups: int) -> Iterator[Any]:

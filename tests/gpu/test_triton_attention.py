@@ -11,6 +11,7 @@ from triton._C.libtriton import native_specialize_impl
 from triton.backends.nvidia.compiler import CUDABackend
 
 from quire.compute.models import read_model
+from quire.compute.torch.attention.base import StepBatch, StepShape
 from quire.compute.torch.attention.plain import PlainAttention
 from quire.compute.torch.attention.triton import TritonAttention
 from quire.compute.torch.kernels.merge import Results
@@ -176,6 +177,69 @@ def test_same_bits_with_a_shared_prefix(invariant, device):
     tasks = [len(backend.plan(step.batch()).launches[0][0].work.tasks) for step in (shared, apart)]
     assert tasks[0] < tasks[1]
     assert bits(shared.run(backend)) == bits(apart.run(backend))
+
+
+# One room, filled with one step after another: cut, shared, as many decodes as it has room for, and fewer.
+STANDING_STEPS = (
+    {"sequences": ((1100, 1), (40, 1), (513, 1), (1, 1))},
+    {"sequences": ((520, 1), (530, 1), (700, 1), (512, 1)), "shared_tokens": 512},
+    {"sequences": ((17, 1),)},
+    {"sequences": ((1025, 1), (600, 1))},
+)
+
+
+def standing_batch(size: int, num_ids: int, device: str) -> StepBatch:
+    places = torch.zeros(size, dtype=torch.int32, device=device)
+    tables = torch.zeros(num_ids, dtype=torch.int32, device=device)
+    empty = np.empty(0, np.int64)
+    return StepBatch(
+        places, places, places, places, (places,), (tables,), places, StepShape(size, 1, 1, empty, empty, ())
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "invariant"),
+    (
+        (Model(num_kv_heads=1), False),
+        (Model(num_kv_heads=1, kv_dtype="int8"), True),
+        (Model(num_kv_heads=1, window=600), False),
+    ),
+    ids=repr,
+)
+def test_same_bits_in_a_plan_that_stands(model, invariant, device):
+    backend = attention(model, device, batch_invariant=invariant)
+    standing = backend.reserve(standing_batch(5, 400, device), model.dtype)
+    for number, given in enumerate(STANDING_STEPS):
+        if model.window and "shared_tokens" in given:
+            continue
+        step = Step(model, order_seed=number, device=device, **given)
+        batch, pair, count = step.batch(), step.pair(), len(step.sequences)
+        wanted = bits(step.run(backend, pair))
+        assert standing.plan(batch)
+        standing.planned.batch.positions[:count].copy_(batch.positions)
+        queries = torch.full((5, model.num_heads, model.head_dim), torch.nan, device=device)
+        queries[:count] = torch.cat(step.queries)
+        found = backend.run(queries, pair, standing.planned, model.rule)
+        assert bits(list(found[:count].cpu().split(1))) == wanted
+        assert found.isfinite().all()  # and so are rows that count for nothing
+
+
+def test_what_has_no_room_is_not_planned(device):
+    model = Model(num_kv_heads=1)
+    backend = attention(model, device, num_processors=1000)
+    steps = [Step(model, sequences, device=device) for sequences in (((600, 1), (40, 1)), ((600, 1), (600, 1)))]
+    standing = backend.reserve(standing_batch(2, 80, device), model.dtype)
+    assert standing.plan(steps[0].batch())
+    kept = [launch.work.tasks.clone() for launch in standing.planned.launches[0]]
+    assert not backend.reserve(standing_batch(2, 75, device), model.dtype).plan(
+        steps[0].batch()
+    )  # tables of 2 × 39 ids
+    assert not backend.reserve(standing_batch(1, 400, device), model.dtype).plan(
+        steps[1].batch()
+    )  # merges of two decodes
+    far = replace(steps[0].batch().shape, lengths=np.array([80_000, 40]), block_tables=(np.zeros((2, 5000), int),))
+    assert not standing.plan(replace(steps[0].batch(), shape=far))  # 157 tasks
+    assert all(torch.equal(*pair) for pair in zip(kept, [standing.planned.launches[0][0].work.tasks], strict=True))
 
 
 def test_twice_the_same(device):

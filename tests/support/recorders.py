@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import fields, is_dataclass
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
-from quire.compute.torch.graphs import CudaRecorder, Replay, Result
+from quire.compute.torch.graphs import CudaRecorder, Replay
 
 
 def recorder_of(device: str) -> AgainRecorder | CountingRecorder:
@@ -23,14 +21,13 @@ class AgainRecorder:
         self.num_recorded = 0
         self.num_replayed = 0
 
-    def record(self, work: Callable[[], Result]) -> tuple[Result, Replay]:
+    def record(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay]:
         self.num_recorded += 1
         kept = work()
 
         def replay() -> None:
             self.num_replayed += 1
-            for old, new in zip(tensors_in(kept), tensors_in(work()), strict=True):
-                old.copy_(new)
+            kept.copy_(work())
 
         return kept, replay
 
@@ -43,7 +40,7 @@ class CountingRecorder(CudaRecorder):
         self.num_recorded = 0
         self.num_replayed = 0
 
-    def record(self, work: Callable[[], Result]) -> tuple[Result, Replay]:
+    def record(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay]:
         self.num_recorded += 1
         result, replay = super().record(work)
 
@@ -52,15 +49,3 @@ class CountingRecorder(CudaRecorder):
             replay()
 
         return result, counted
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """Yield the tensors of nested dataclasses and mappings."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from tensors_in(each)
-    elif is_dataclass(value):
-        for field in fields(value):
-            yield from tensors_in(getattr(value, field.name))

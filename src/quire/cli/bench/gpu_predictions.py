@@ -57,7 +57,7 @@ class Assumptions:
     kernels_per_layer: int = 10
     graph_gap_s: float = 1.3e-6  # between two kernels of a graph
     eager_launch_s: float = 12e-6  # of the processor, for each kernel that is launched by itself
-    host_s: float = 0.45e-3  # of the processor, a step of 256 rows: scheduling 0.15 (measured), inputs and results 0.3
+    host_s: float = 0.9e-3  # of the processor, a step of decodes: scheduling 0.15, inputs and draws 0.65, a graph 0.1
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,25 +7,22 @@
 A sublayer's output is not added to the residual stream by itself: it waits until the norm that follows, in the same
 layer or in the next one, so that adding and norming are one pass over memory (`Operations.add_norm`). What computes is
 chosen when a decoder is made: attention, operations, products. The walk asks for nothing that the host must wait for,
-experts aside.
+experts aside. So for as many tokens it is always the same launches, at most the plan of attention differs, and where
+that can stand in one place, `rows` can be recorded once and be replayed (`quire.compute.torch.graphs`):
 
-Attention alone is shaped by the contexts of a step; all else by its number of tokens. So the walk is cut where
-attention stands, and what lies between two attentions, a `Stream` in and a `Stream` out, can be recorded once and be
-replayed (`quire.compute.torch.graphs`):
-
-    begin ─► attend 0 ─► advance 0 ─► attend 1 ─► advance 1 ─► … ─► attend n ─► finish ─► outputs
+    plan ─► rows ─► outputs
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
-from quire.compute.models.base import DecoderSpec, Part, RopeSpec
-from quire.compute.torch.attention.base import AttentionBackend, AttentionRule, KVPair, StepBatch
+from quire.compute.models.base import DecoderSpec, Part
+from quire.compute.torch.attention.base import AttentionBackend, AttentionRule, KVPair, StandingPlan, StepBatch
 from quire.compute.torch.experts import MLPs
 from quire.compute.torch.operations import Angles, Norm, Operations
 from quire.compute.torch.products import Product
@@ -50,15 +47,6 @@ class DecoderOutputs:
     finite_logits: torch.Tensor  # bool [num_logits]
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """What is known when a layer attends; its keys and values are in memory."""
-
-    hidden: torch.Tensor  # [num_tokens, hidden_size]: the residual stream
-    queries: torch.Tensor  # [num_tokens, num_heads, head_dim]
-    angles: Mapping[RopeSpec, Angles]
-
-
 class _Waiting(NamedTuple):
     """The residual stream, what is to be added to it, and the norm that then stands on it."""
 
@@ -81,44 +69,29 @@ class TorchDecoder:
         device = weights.embedding.weight.device
         self._frequencies = {rope: torch.tensor(rope.inverse_frequencies, device=device) for rope in ropes}
 
-    @property
-    def num_layers(self) -> int:
-        """How many layers attend."""
-        return len(self.spec.layers)
-
     def run(self, batch: StepBatch, pairs: Sequence[KVPair]) -> DecoderOutputs:
         """Compute one step over the KV memory of each layer. Mutates the slots of its tokens there."""
         with torch.inference_mode():
-            planned = self.plan(batch)
-            stream = self.begin(batch, pairs[0])
-            for index, pair in enumerate(pairs[1:]):
-                attended = self.attend(index, stream.queries, pairs[index], planned)
-                stream = self.advance(index, stream, attended, batch, pair)
-            attended = self.attend(self.num_layers - 1, stream.queries, pairs[-1], planned)
-            return self.outputs(self.finish(stream, attended), batch)
+            return self.outputs(self.rows(batch, pairs, self._attention.plan(batch)), batch)
 
-    def plan(self, batch: StepBatch) -> object:
-        """Return what the attention of all layers shares."""
-        planned: object = self._attention.plan(batch)
-        return planned
+    def reserve(self, batch: StepBatch) -> StandingPlan | None:
+        """Return where attention plans steps of up to as many decodes; None: its plans do not stand in one place."""
+        return self._attention.reserve(batch, self._weights.dtype)
 
-    def begin(self, batch: StepBatch, pair: KVPair) -> Stream:
-        """Return the stream where the first layer attends. Mutates the slots of the tokens in its memory."""
+    def rows(self, batch: StepBatch, pairs: Sequence[KVPair], planned: object) -> torch.Tensor:
+        """Return the rows before the head, `[num_tokens, hidden_size]`. Mutates the slots of the tokens in memory."""
         angles = {rope: Angles.at(batch.positions, rope, table) for rope, table in self._frequencies.items()}
-        hidden = self._embed(batch)
-        return self._enter_layer(0, _Waiting(hidden, None, None), angles, batch, pair)
-
-    def attend(self, index: int, queries: torch.Tensor, pair: KVPair, planned: object) -> torch.Tensor:
-        """Return the attention of a layer, `[num_tokens, num_heads × head_dim]`. Does not mutate."""
-        return self._attention.run(queries, pair, planned, self._rules[index]).flatten(1)
-
-    def advance(self, index: int, stream: Stream, attended: torch.Tensor, batch: StepBatch, pair: KVPair) -> Stream:
-        """Go from the attention of a layer to that of the next. Mutates the next layer's memory, which is `pair`."""
-        return self._enter_layer(index + 1, self._leave_layer(index, stream, attended), stream.angles, batch, pair)
-
-    def finish(self, stream: Stream, attended: torch.Tensor) -> torch.Tensor:
-        """Go from the attention of the last layer to the rows before the head, `[num_tokens, hidden_size]`."""
-        waiting = self._leave_layer(self.num_layers - 1, stream, attended)
+        waiting = _Waiting(self._embed(batch), None, None)
+        for weights, layer, rule, pair in zip(self._weights.layers, self.spec.layers, self._rules, pairs, strict=True):
+            hidden, rows = self._enter(waiting, weights.norms.get(Part.ATTENTION_NORM))
+            queries = self._operations.rotate_and_write(
+                self._product(rows, weights.projection),
+                weights.form,
+                None if layer.rope is None else angles[layer.rope],
+                pair,
+                batch.slots[pair.group],
+            )
+            waiting = self._leave_layer(weights, hidden, self._attention.run(queries, pair, planned, rule).flatten(1))
         return self._enter(waiting, self._weights.final_norm)[1]
 
     def outputs(self, rows: torch.Tensor, batch: StepBatch) -> DecoderOutputs:
@@ -126,27 +99,11 @@ class TorchDecoder:
         logits = self._logits(rows[batch.logit_indices])
         return DecoderOutputs(logits, rows.isfinite().all(dim=-1), logits.isfinite().all(dim=-1))
 
-    def _enter_layer(
-        self, index: int, waiting: _Waiting, angles: Mapping[RopeSpec, Angles], batch: StepBatch, pair: KVPair
-    ) -> Stream:
-        """Bring the queries of a layer about. Mutates the pair: the step's keys and values are stored."""
-        weights, rope = self._weights.layers[index], self.spec.layers[index].rope
-        hidden, rows = self._enter(waiting, weights.norms.get(Part.ATTENTION_NORM))
-        queries = self._operations.rotate_and_write(
-            self._product(rows, weights.projection),
-            weights.form,
-            None if rope is None else angles[rope],
-            pair,
-            batch.slots[pair.group],
-        )
-        return Stream(hidden, queries, angles)
-
-    def _leave_layer(self, index: int, stream: Stream, attended: torch.Tensor) -> _Waiting:
-        """Return what a layer leaves: its output is not added yet."""
-        weights = self._weights.layers[index]
+    def _leave_layer(self, weights: LayerWeights, hidden: torch.Tensor, attended: torch.Tensor) -> _Waiting:
+        """Return what a layer leaves, from its attention on: its output is not added yet."""
         norms = weights.norms
         update = self._normed(self._product(attended, weights.output), norms.get(Part.AFTER_ATTENTION_NORM))
-        waiting = _Waiting(stream.hidden, update, norms.get(Part.JOINED_ATTENTION_NORM))
+        waiting = _Waiting(hidden, update, norms.get(Part.JOINED_ATTENTION_NORM))
         hidden, rows = self._enter(waiting, norms.get(Part.MLP_NORM))
         update = self._normed(self._transform(rows, weights), norms.get(Part.AFTER_MLP_NORM))
         return _Waiting(hidden, update, norms.get(Part.JOINED_MLP_NORM))

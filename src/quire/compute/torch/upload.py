@@ -8,8 +8,9 @@ begins at a multiple of 16 bytes: Triton compiles kernels for such addresses, an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -18,6 +19,8 @@ from numpy.typing import NDArray
 from quire.compute.arrays import IntArray
 from quire.compute.torch.attention.base import StepBatch, StepShape
 from quire.compute.worker.model_runner import StepInputs
+
+Shape: TypeAlias = tuple[int, ...]
 
 ALIGNMENT: Final = 4
 """Numbers of 4 bytes to which a view is aligned."""
@@ -31,12 +34,27 @@ def on_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
 
 def together(arrays: Sequence[IntArray], device: torch.device) -> list[torch.Tensor]:
     """Return arrays on a device as int32, after one copy. Waits for nothing."""
-    sizes = [-(-array.size // ALIGNMENT) * ALIGNMENT for array in arrays]
-    joined = np.zeros(sum(sizes), np.int32)
+    shapes = [array.shape for array in arrays]
+    return apart(on_device(joined(arrays, shapes), device), shapes)
+
+
+def joined(arrays: Sequence[IntArray], shapes: Sequence[Shape]) -> NDArray[np.int32]:
+    """Return arrays as one; each has room for its shape, and zeros behind it."""
+    sizes = [_room(shape) for shape in shapes]
+    whole = np.zeros(sum(sizes), np.int32)
     for array, end, size in zip(arrays, np.cumsum(sizes).tolist(), sizes, strict=True):
-        joined[end - size : end - size + array.size] = array.ravel()
-    pieces = on_device(joined, device).split(sizes)
-    return [piece[: array.size].view(array.shape) for piece, array in zip(pieces, arrays, strict=True)]
+        whole[end - size : end - size + array.size] = array.ravel()
+    return whole
+
+
+def apart(whole: torch.Tensor, shapes: Sequence[Shape]) -> list[torch.Tensor]:
+    """Return what was joined, as views."""
+    pieces = whole.split([_room(shape) for shape in shapes])
+    return [piece[: math.prod(shape)].view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
+
+
+def _room(shape: Shape) -> int:
+    return -(-math.prod(shape) // ALIGNMENT) * ALIGNMENT
 
 
 def uploaded(inputs: StepInputs, block_size: int, device: torch.device) -> tuple[StepBatch, torch.Tensor]:

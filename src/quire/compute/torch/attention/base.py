@@ -135,9 +135,22 @@ class StepBatch:
     query_starts: torch.Tensor  # [num_sequences + 1]
     lengths: torch.Tensor  # [num_sequences]
     slots: tuple[torch.Tensor, ...]  # per KV group: [num_tokens], block × block_size + offset
-    block_tables: tuple[torch.Tensor, ...]  # per KV group: [num_sequences, max_blocks]
+    block_tables: tuple[torch.Tensor, ...]  # per KV group: [num_sequences, max_blocks], contiguous
     logit_indices: torch.Tensor  # [num_logits], each an index of a token
     shape: StepShape
+
+
+class StandingPlan(Protocol):
+    """Where steps of up to so many decodes are planned, each in the place of the last: what was recorded reads it."""
+
+    @property
+    def planned(self) -> object:
+        """What `AttentionBackend.run` takes; always the same."""
+        ...
+
+    def plan(self, batch: StepBatch) -> bool:
+        """Plan a step and return True; False, and nothing is done, where it needs more room. Waits for nothing."""
+        ...
 
 
 class AttentionBackend(Protocol[Planned]):
@@ -149,6 +162,13 @@ class AttentionBackend(Protocol[Planned]):
 
     def plan(self, batch: StepBatch) -> Planned:
         """Return what all layers of a step share: work lists, scratch. Waits for nothing. May reuse its own scratch."""
+        ...
+
+    def reserve(self, batch: StepBatch, dtype: torch.dtype) -> StandingPlan | None:
+        """Return room for plans of steps of up to as many decodes, over the positions and tables of the batch.
+
+        Queries will be of `dtype`. None where a step is more than arrays that can be filled anew. Does not mutate.
+        """
         ...
 
     def write_kv(self, pair: KVPair, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:

@@ -95,6 +95,9 @@ class FlashInferAttention:
             turn.copied.synchronize()
         return PlannedStep(batch, turn)
 
+    def reserve(self, batch: StepBatch, dtype: torch.dtype) -> None:
+        """Return None: wrappers plan into memory of their own."""
+
     def run(self, queries: torch.Tensor, pair: KVPair, planned: PlannedStep, rule: AttentionRule) -> torch.Tensor:
         """Return the attention of each query, `[num_tokens, num_heads, head_dim]`, in their dtype."""
         queries = queries.contiguous()

@@ -42,6 +42,9 @@ class PlainAttention:
         """Return the step itself: there is nothing to prepare."""
         return batch
 
+    def reserve(self, batch: StepBatch, dtype: torch.dtype) -> None:
+        """Return None: the host goes from sequence to sequence."""
+
     def write_kv(self, pair: KVPair, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store keys and values, `[num_tokens, num_kv_heads, head_dim]`, where the slot is not -1. Mutates."""
         tokens = (slots >= 0).nonzero().squeeze(-1)

@@ -71,6 +71,11 @@ class WorkList:
     num_parts: int
 
     @property
+    def arrays(self) -> tuple[IntArray, ...]:
+        """What the kernels take."""
+        return self.tasks, self.tokens, self.parts, self.merges
+
+    @property
     def most_parts(self) -> int:
         """Parts of the token that has the most of them."""
         return int(self.merges[:, 2].max(initial=0))
