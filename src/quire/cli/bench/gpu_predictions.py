@@ -32,10 +32,15 @@ from quire.simulate.simulation import Simulation
 from quire.simulate.workload.offered import OfferedRequest, OpenLoop
 
 HEAD_DIM: Final = 128
+PROMPT_ROWS: Final = 128
+"""Of a tile of scores of a prompt, see `quire.compute.torch.kernels.tile_shape`."""
 NANO_SEQUENCES: Final = 256
 RATIOS: Final = (
     "Keys and values that rows share are read once, and multiplied with all of them. Two launches cost the same "
-    "whatever is saved, so little work gains less than its bytes."
+    "whatever is saved, so little work gains less than its bytes. Ids of blocks are loaded a tile ahead, so they cost "
+    "their bytes: four for each block and head, beside all that is in it. In attention of prompts each score is an "
+    "exponent and some float32 operations between two products; the share expected is what remains if none of them "
+    "runs beside a product, the bound what the products leave by themselves."
 )
 
 
@@ -54,6 +59,11 @@ class Assumptions:
     product_read_share: float = 0.85  # of the bandwidth, in products of few rows
     product_rate_share: float = 0.75  # of the rate, in products of many
     attention_rate_share: float = 0.5  # of the rate, in attention of many rows to the same keys
+    attention_product_share: float = 0.85  # of the rate, in the two products of such attention by themselves
+    clock: float = 1.755e9  # turns a second
+    exponents_per_turn: int = 16  # of a multiprocessor
+    floats_per_turn: int = 128  # operations on float32, likewise
+    floats_per_score: int = 4  # the highest, the difference, the sum, the conversion
     kernels_per_layer: int = 10
     graph_gap_s: float = 1.3e-6  # between two kernels of a graph
     eager_launch_s: float = 12e-6  # of the processor, for each kernel that is launched by itself
@@ -131,12 +141,35 @@ def _attention(assumed: Assumptions) -> Section:
         shown = f"{point.num_bytes / 1e6:,.1f}", f"{1e6 * bound:,.1f}", f"{1e6 * expected:,.1f}"
         rows.append((point.name, *shown, f"{100 * bound / expected:.0f} %", point.goal))
     text = (
-        "A step of decodes in one layer, head_dim 128, blocks of 16, bfloat16 unless said. Bytes say nothing about "
-        "paged over contiguous (ids are under 0.1 % of them), blocks of 16 over 128, or the share of the matrix rate "
-        "that attention of prompts reaches: these are measured, not predicted."
+        "A step of decodes in one layer, head_dim 128, blocks of 16, bfloat16 unless said. The bound is the bytes over "
+        "the bandwidth."
     )
     header = ("sequences × context", "MB", "bound, µs", "expected, µs", "% of the bandwidth", "goal")
     return Section("Decode attention", text, header, rows, {})
+
+
+def paged_over(block_size: int, other: float = math.inf) -> float:
+    """Return the bytes of a decode in blocks of one size over those in blocks of another; infinite: no ids.
+
+    >>> round(paged_over(16), 4), round(paged_over(16, 128), 4)
+    (1.0005, 1.0004)
+    """
+    token_bytes = points()[0].token_bytes
+    return (token_bytes + 4 / block_size) / (token_bytes + 4 / other)
+
+
+def prompt_share(assumed: Assumptions, context: int) -> float:
+    """Return the share of the rate that causal attention of a whole prompt reaches, if nothing runs beside products.
+
+    >>> round(prompt_share(Assumptions(), 4096), 2), round(prompt_share(Assumptions(), 16384), 2)
+    (0.56, 0.57)
+    """
+    products_s = 4 * HEAD_DIM / assumed.rate
+    turns = 1 / assumed.exponents_per_turn + assumed.floats_per_score / assumed.floats_per_turn
+    rest_s = turns / (assumed.clock * assumed.num_multiprocessors)
+    # Of the tiles on the diagonal half is computed for nothing.
+    needed = context / (context + PROMPT_ROWS)
+    return needed * products_s / (products_s / assumed.attention_product_share + rest_s)
 
 
 def _ratios(assumed: Assumptions) -> Section:
@@ -151,12 +184,24 @@ def _ratios(assumed: Assumptions) -> Section:
     narrow_s = expected_s(narrow, assumed) / expected_s(wide, assumed)
     bounds = f"{plain.num_bytes / shared_bytes:.1f}×", f"{narrow.num_bytes / wide.num_bytes:.2f}", "1.00"
     found = f"{expected_s(plain, assumed) / shared_s:.1f}×", f"{narrow_s:.2f}", "1.00"
+    prompts = [f"{100 * prompt_share(assumed, context):.0f} %" for context in (4096, 16384)]
+    alone = f"{100 * assumed.attention_product_share:.0f} %"
     rows = (
+        ("paged over contiguous, blocks of 16", f"{paged_over(16):.4f}", f"{paged_over(16):.2f}", "≤ 1.03"),
+        ("blocks of 16 over blocks of 128", f"{paged_over(16, 128):.4f}", f"{paged_over(16, 128):.2f}", "≤ 1.02"),
+        ("attention of a prompt of 4,096, of the matrix rate", alone, prompts[0], "≥ 55 %"),
+        ("attention of a prompt of 16,384, of the matrix rate", alone, prompts[1], "≥ 55 %"),
         ("gain of a shared prefix of 2,048 before 64 × 128", bounds[0], found[0], "≥ 0.70 of the bound"),
         ("time with int8 or fp8, of bfloat16's, 32 × 4,096", bounds[1], found[1], "≤ 0.60"),
         ("time of invariant attention, of the fastest", bounds[2], found[2], "≤ 1.03, its splits are always the same"),
     )
-    return Section("Sharing, narrower numbers, invariance", RATIOS, ("what", "bound", "expected", "goal"), rows, {})
+    return Section(
+        "Paging, prompts, sharing, narrower numbers, invariance",
+        RATIOS,
+        ("what", "bound", "expected", "goal"),
+        rows,
+        {},
+    )
 
 
 # ---- end to end -----------------------------------------------------------------------------------------------------
