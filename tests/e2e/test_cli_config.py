@@ -84,7 +84,9 @@ def test_values_are_read_as_their_kind(tmp_path: Path) -> None:
         "served_model_name: [a, b]\ndrain_timeout_s: 5\nmax_queued_tokens: none\napi_key: sesame\n"
     )
     made = resolved("--config", str(path), "--max-queued-requests", "2K", QUIRE_WRITE_TIMEOUT_S="1.5")
-    assert made.engine.max_num_batched_tokens == 1000
+    assert (made.engine.max_num_seqs, made.engine.max_num_batched_tokens) == (None, 1000)
+    open_again = resolved("--config", str(path), "--max-num-batched-tokens", "none", QUIRE_MAX_NUM_SEQS="8")
+    assert (open_again.engine.max_num_seqs, open_again.engine.max_num_batched_tokens) == (8, None)
     assert made.engine.kv_memory == 64 << 20
     assert made.engine.enable_prefix_caching is False
     assert made.server.request_timeout_s is None
@@ -201,6 +203,10 @@ def test_show_prints_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
         (("--no-open-metrics=1",), "error"),
         (("--drain-timeout-s", "soon"), "argument --drain-timeout-s: 'soon' is not a number"),
         (("--max-num-seqs", "0"), "quire: error: max_num_seqs is 0"),
+        (
+            ("--max-num-seqs", "9", "--max-num-batched-tokens", "8"),
+            "max_num_batched_tokens is 8; allowed: max_num_seqs (9)",
+        ),
         (("--api-key", ""), "quire: error: api_key[0] is"),
     ],
 )

@@ -111,6 +111,14 @@ def test_the_command_of_the_best_settings_is_the_plan_that_it_stands_under(capsy
         assert settings[name] == machine["best"][name]
 
 
+def test_what_is_left_open_is_searched(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["guide", "--memory", "48MiB", "--hardware", MACHINE]
+    searched = plan(*arguments, capsys=capsys)
+    assert plan(*arguments, "--max-num-seqs", "none", "--max-num-batched-tokens", "none", capsys=capsys) == searched
+    (fixed,) = plan(*arguments, "--max-num-seqs", "3", capsys=capsys)["machines"]
+    assert fixed["best"]["max_num_seqs"] == 3 <= fixed["best"]["max_num_batched_tokens"]
+
+
 @pytest.mark.parametrize("model", ["guide", "windows", *known_models()])
 def test_a_memory_that_is_too_small_is_answered_with_the_nearest(
     folders: dict[str, str], model: str, capsys: pytest.CaptureFixture[str]

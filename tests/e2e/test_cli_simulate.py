@@ -15,6 +15,7 @@ import pytest
 from quire.cli import main
 from quire.cli.simulate.progress import ProgressLine
 from quire.core.clock import ManualClock
+from quire.engine.step_log import SETTINGS, read_records
 
 SMALL = ["simulate", "qwen3-0.6b", "--kv-memory", "64MiB", "--max-model-len", "512", "--dtype", "bfloat16"]
 BRIEF = ["--rate", "4", "--duration", "20", "--prompt-tokens", "60", "--output-tokens", "30"]
@@ -99,6 +100,26 @@ def test_a_log_is_replayed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     assert str(again["num_steps"]) == steps[1].replace(",", "")
     assert main([*SMALL, "--replay", "/dev/null"]) == 1
     assert capsys.readouterr().err.startswith("quire: error: /dev/null: this is no step log")
+
+
+@pytest.mark.parametrize(
+    ("machine", "sizes"),
+    [
+        (["nvidia-h100"], [64, 512, 1]),
+        (["nvidia-l4", "--device", "cuda"], [256, 2048, 2]),
+        (["nvidia-h100", "--device", "cuda"], [256, 8192, 2]),
+        (["nvidia-h100", "--device", "cuda", "--max-num-batched-tokens", "40"], [40, 40, 2]),
+    ],
+)
+def test_the_log_holds_what_was_chosen_where_it_was_left_open(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, machine: list[str], sizes: list[int]
+) -> None:
+    path = tmp_path / "run.log"
+    run(capsys, *BRIEF, "--log", str(path), "--hardware", *machine)
+    with path.open("rb") as log:
+        scheduler = json.loads(next(each.payload for each in read_records(log) if each.kind == SETTINGS))["scheduler"]
+    assert [scheduler[f"max_{name}"] for name in ("num_seqs", "num_batched_tokens", "steps_under_way")] == sizes
+    assert "each the same to the byte" in run(capsys, "--replay", str(path))
 
 
 @pytest.mark.parametrize(

@@ -588,7 +588,7 @@ def test_it_is_closed_once_and_for_all(folder: Path) -> None:
 def test_a_config_is_taken_as_it_is(folder: Path) -> None:
     config = EngineConfig(model=str(folder), kv_memory="1MiB", skip_tokenizer_init=True)
     with LLM(config) as llm:
-        assert llm.config is config
+        assert llm.config == config.resolved()
         assert llm.tokenizer is None
         output = llm.generate([[1, 2]], GREEDY)[0].outputs[0]
         assert (output.text, len(output.token_ids)) == ("", 12)

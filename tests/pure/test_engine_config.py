@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import FrozenInstanceError, fields, replace
+from dataclasses import FrozenInstanceError, asdict, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -12,13 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core.byte_sizes import format_bytes, parse_bytes
-from quire.core.config import EngineConfig, EngineSettings, MemoryConfig, SchedulerConfig
+from quire.core.config import (
+    LARGE_GPU_BYTES,
+    EngineConfig,
+    EngineSettings,
+    MemoryConfig,
+    ResolvedConfig,
+    SchedulerConfig,
+)
 from quire.core.errors import InvalidConfigError
 from quire.core.granted import free_memory, resident_bytes, usable_cores
 from quire.core.kv_spec import KVCacheSpec
 from quire.engine.memory_plan import USEFUL_TOKENS, MemoryNeeds, MemoryPlan, plan_memory
 
-MIB = 1 << 20
+MIB, GIB = 1 << 20, 1 << 30
 SPEC = KVCacheSpec.from_layers([None] * 4, block_size=16, num_kv_heads=2, head_dim=32, dtype="float32")
 NEEDS = MemoryNeeds(weight_bytes=10 * MIB, activation_bytes=2 * MIB, rest_bytes=40 * MIB, free_bytes=100 * MIB)
 
@@ -68,7 +75,7 @@ def test_every_setting_has_its_help_and_a_keyword() -> None:
 
 
 def test_settings_that_narrower_configs_have_too_have_their_names_and_limits() -> None:
-    config = EngineConfig(max_num_seqs=3, max_num_batched_tokens=7, policy="priority", eviction="fifo")
+    config = EngineConfig(max_num_seqs=3, max_num_batched_tokens=7, policy="priority", eviction="fifo").resolved()
     scheduler, memory = config.scheduler_config(100), config.memory_config(5, 2, b"key")
     assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens, scheduler.policy) == (3, 7, "priority")
     assert (memory.num_blocks, memory.num_host_blocks, memory.eviction, memory.hash_key) == (5, 2, "fifo", b"key")
@@ -114,14 +121,21 @@ def test_paths_are_kept_as_text_and_nothing_changes_a_config() -> None:
         ("kv_memory", -1),
         ("swap_space", "x"),
         ("max_num_seqs", 0),
-        ("max_num_batched_tokens", 1),
+        ("max_num_seqs", "8"),
+        ("max_num_batched_tokens", 0),
+        ("max_num_batched_tokens", 2.5),
         ("max_model_len", 0),
         ("max_model_len", 2.5),
         ("enable_prefix_caching", 1),
         ("prefix_index", "tree"),
+        ("prefix_index", None),
         ("eviction", []),
+        ("eviction", None),
         ("policy", "random"),
+        ("policy", None),
         ("preemption", "never"),
+        ("preemption", None),
+        ("max_cached_blocks_per_tenant", -1),
         ("max_steps_under_way", 0),
         ("seed", -1),
         ("seed", 1 << 63),
@@ -135,12 +149,80 @@ def test_what_is_not_allowed_is_refused_by_its_name(setting: str, value: object)
     assert caught.value.field == setting
 
 
+# ---- what is left open -----------------------------------------------------------------------------------------------
+
+
+def sizes(config: ResolvedConfig) -> tuple[int, int, int]:
+    return config.max_num_seqs, config.max_num_batched_tokens, config.max_steps_under_way
+
+
+@pytest.mark.parametrize(
+    ("given", "gpu_bytes", "found"),
+    [
+        ({}, None, (64, 512, 1)),
+        ({}, 0, (256, 2048, 2)),
+        ({}, 24 * GIB, (256, 2048, 2)),
+        ({}, LARGE_GPU_BYTES - 1, (256, 2048, 2)),
+        ({}, LARGE_GPU_BYTES, (256, 8192, 2)),
+        ({}, 192 * GIB, (256, 8192, 2)),
+        ({"backend": "torch"}, None, (64, 512, 2)),
+        ({"max_steps_under_way": 1}, 24 * GIB, (256, 2048, 1)),
+        ({"max_steps_under_way": 3}, None, (64, 512, 3)),
+        ({"max_num_seqs": 8}, None, (8, 512, 1)),
+        ({"max_num_seqs": 8}, 24 * GIB, (8, 2048, 2)),
+        ({"max_num_seqs": 600}, None, (600, 600, 1)),
+        ({"max_num_seqs": 600}, 24 * GIB, (600, 2048, 2)),
+        ({"max_num_seqs": 10_000}, 192 * GIB, (10_000, 10_000, 2)),
+        ({"max_num_batched_tokens": 7}, None, (7, 7, 1)),
+        ({"max_num_batched_tokens": 100}, None, (64, 100, 1)),
+        ({"max_num_batched_tokens": 100}, 192 * GIB, (100, 100, 2)),
+        ({"max_num_batched_tokens": 10_000}, None, (64, 10_000, 1)),
+        ({"max_num_seqs": 3, "max_num_batched_tokens": 5}, 192 * GIB, (3, 5, 2)),
+    ],
+)
+def test_what_is_left_open_is_chosen_for_the_device(
+    given: dict[str, Any], gpu_bytes: int | None, found: tuple[int, int, int]
+) -> None:
+    assert sizes(EngineConfig(**given).resolved(gpu_bytes)) == found
+
+
+@given(
+    sequences=st.none() | st.integers(1, 1 << 20),
+    tokens=st.none() | st.integers(1, 1 << 30),
+    steps=st.none() | st.integers(1, 16),
+    gpu_bytes=st.none() | st.integers(0, 1 << 40),
+)
+def test_what_was_given_stays_and_nothing_contradicts_it(
+    sequences: int | None, tokens: int | None, steps: int | None, gpu_bytes: int | None
+) -> None:
+    given = {"max_num_seqs": sequences, "max_num_batched_tokens": tokens, "max_steps_under_way": steps}
+    try:
+        config = EngineConfig(policy="priority", **given)  # type: ignore[arg-type]
+    except InvalidConfigError as error:
+        assert sequences is not None and tokens is not None and tokens < sequences
+        assert str(error) == f"max_num_batched_tokens is {tokens}; allowed: max_num_seqs ({sequences}) or more"
+        return
+    resolved = config.resolved(gpu_bytes)
+    for name, value in asdict(config).items():
+        assert getattr(resolved, name) == value or (value is None and name in given)
+    scheduler = resolved.scheduler_config(100)
+    assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens, scheduler.max_steps_under_way) == sizes(resolved)
+    assert (scheduler.policy, scheduler.max_model_len) == ("priority", 100)
+    assert resolved.resolved(gpu_bytes) == resolved.resolved() == resolved, "nothing is left to choose"
+
+
+@pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens", "max_steps_under_way"])
+def test_nothing_can_be_opened_again(name: str) -> None:
+    with pytest.raises(InvalidConfigError, match=rf"^{name} is None; allowed: an integer from 1 to"):
+        replace(EngineConfig().resolved(), **{name: None})  # type: ignore[arg-type]
+
+
 # ---- where the memory goes -------------------------------------------------------------------------------------------
 
 
 def plan(**settings: Any) -> MemoryPlan:
     needs = settings.pop("needs", NEEDS)
-    return plan_memory(EngineConfig(**settings), SPEC, 4096, needs)
+    return plan_memory(EngineConfig(**settings).resolved(), SPEC, 4096, needs)
 
 
 def test_the_parts_add_up() -> None:

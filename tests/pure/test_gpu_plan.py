@@ -17,6 +17,7 @@ from quire.compute.torch.footprint import Footprint
 from quire.core.granted import free_memory
 from quire.engine.factory import GPU_KV_SHARE, plan_engine
 from quire.guide import GUIDE_FOLDER
+from quire.simulate.hardware import find_hardware
 
 GIB = 1 << 30
 H200 = DeviceFacts("2.11.0", "13.0", "3.6.0", "NVIDIA H200", "", "580.159.03", (9, 0), 140 * GIB, 139 * GIB)
@@ -44,13 +45,58 @@ def test_where_a_gpu_is_torch_computes_on_it(answers: Any, device: str) -> None:
     backend, report = blueprint.backend, blueprint.report
     assert (backend.name, backend.gpu, backend.kv_spec.dtype) == ("torch", H200, "bfloat16")
     assert "runs on     torch backend, NVIDIA H200, capability 9.0\n" in str(report)
-    assert blueprint.config.num_steps_under_way == 2
+    assert blueprint.config.max_steps_under_way == 2
     needs, parts = report.plan.needs, dict(report.plan.parts)
     assert needs.free_bytes == 139 * GIB - CONTEXT_BYTES and needs.host_bytes == pytest.approx(free_memory(), rel=0.1)
     left = needs.free_bytes - backend.weight_bytes - backend.activation_bytes
     assert left * GPU_KV_SHARE - backend.kv_spec.bytes_per_block < parts["KV blocks"] <= left * GPU_KV_SHARE
     assert parts["rest of the process"] == CONTEXT_BYTES
     assert report.plan.total_bytes == sum(parts.values()) - parts["swap, on the host"] < 139 * GIB
+
+
+@pytest.mark.parametrize(
+    ("total_bytes", "settings", "step"),
+    [
+        (24 * GIB, {}, "256 sequences and 2,048 tokens"),
+        (80 * GIB, {}, "256 sequences and 8,192 tokens"),
+        (80 * GIB, {"max_num_seqs": 9000}, "9000 sequences and 9,000 tokens"),
+        (80 * GIB, {"max_num_batched_tokens": 128}, "128 sequences and 128 tokens"),
+        (80 * GIB, {"max_num_seqs": 64, "max_num_batched_tokens": 512}, "64 sequences and 512 tokens"),
+        (80 * GIB, {"device": "cpu"}, "64 sequences and 512 tokens"),
+    ],
+)
+def test_the_size_of_a_step_that_is_left_open_is_the_devices(
+    answers: Any, total_bytes: int, settings: dict[str, Any], step: str
+) -> None:
+    answers(replace(H200, total_bytes=total_bytes, free_bytes=20 * GIB))  # all of it counts, whatever else runs there
+    blueprint = plan_engine(EngineConfig(**settings))
+    assert f"a step      at most {step}\n" in str(blueprint.report)
+    config, scheduler = blueprint.config, blueprint.config.scheduler_config(100)
+    assert blueprint.backend.config == config
+    assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens, scheduler.max_steps_under_way) == (
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+        config.max_steps_under_way,
+    )
+
+
+@pytest.mark.parametrize("hardware", ["nvidia-l4", "nvidia-h100"])
+@pytest.mark.parametrize("settings", [{}, {"max_num_seqs": 300}, {"max_num_batched_tokens": 96}], ids=str)
+def test_a_plan_for_a_gpu_is_the_start_up_table_of_an_engine_on_it(
+    answers: Any, hardware: str, settings: dict[str, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    total_bytes, free_bytes = find_hardware(hardware).memory_bytes, 20 * GIB
+    answers(replace(H200, total_bytes=total_bytes, free_bytes=free_bytes + CONTEXT_BYTES))
+    flags = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    arguments = ["plan", "guide", "--device", "cuda", "--hardware", hardware, "--memory", str(free_bytes), *flags]
+    assert cli.main([*arguments, "--json"]) == 0
+    (machine,) = json.loads(capsys.readouterr().out)["machines"]
+    kv_memory = machine["parts_bytes"]["KV blocks"]
+    plan = plan_engine(EngineConfig(device="cuda", kv_memory=kv_memory, **settings)).report.plan
+    parts = {"swap" if name == "swap, on the host" else name: size for name, size in plan.parts[:-1]}
+    assert machine["parts_bytes"] == parts
+    assert (machine["num_blocks"], machine["max_model_len"]) == (plan.num_blocks, plan.max_model_len)
+    assert plan.needs.free_bytes == free_bytes
 
 
 def test_the_pool_is_sized_by_what_was_measured_and_every_byte_has_a_row(
@@ -108,8 +154,10 @@ def test_cuda_is_refused_where_it_cannot_be_and_auto_computes_on_the_cpu(answers
         answers(facts)
         with pytest.raises(InvalidConfigError, match=rf"^device is 'cuda'; allowed: cpu or auto here; {told}"):
             plan_engine(EngineConfig(device="cuda"))
-        report = plan_engine(EngineConfig()).report
-        assert report.backend in ("native", "reference") and plan_engine(EngineConfig()).config.num_steps_under_way == 1
+        blueprint = plan_engine(EngineConfig())
+        report = blueprint.report
+        assert report.backend in ("native", "reference") and blueprint.config.max_steps_under_way == 1
+        assert (report.max_num_seqs, report.max_num_batched_tokens) == (64, 512)
         assert [notice for notice in report.notices if "GPU" in notice] == (
             ["the GPU is not used: Tesla T4 has compute capability 7.5, and the kernels need 8.0 (Ampere) or newer"]
             if facts is T4

@@ -38,7 +38,7 @@ class FakeModel:
     """A model that is where a test says it is, and computes nothing."""
 
     def __init__(self, **settings: Any) -> None:
-        self.config = EngineConfig(**settings)
+        self.config = EngineConfig(**settings).resolved()
         self.state = ModelState.STARTING
         self.stats = EngineStats(num_running=2, num_blocks=64, num_used_blocks=16, steps_total=7)
         self.tokenizer = None

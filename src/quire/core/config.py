@@ -2,6 +2,9 @@
 
 Each constructor takes its own narrow config and nothing else. Flags, environment names and reference pages are
 made from the fields (name, default, help), so there is one place to add a setting. Every config checks itself.
+
+What depends on where an engine computes may be left open. `EngineConfig.resolved` chooses all of it, once that is
+known; whatever is built of an engine takes the `ResolvedConfig`, which types keep from being forgotten.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import dataclasses
 import os
 import sys
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, Final, TypedDict
 
 from quire.core.byte_sizes import parse_bytes
 from quire.core.errors import InvalidConfigError
@@ -25,6 +28,8 @@ KV_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "fp8")
 BACKENDS = ("auto", "native", "reference", "torch")
 DEVICES = ("auto", "cpu", "cuda")
 ATTENTION_BACKENDS = ("auto", "triton", "flashinfer", "plain")
+LARGE_GPU_BYTES: Final = 64 << 30
+"""A GPU of so much memory is so fast that steps of 2,048 tokens of a small model would wait for their launches."""
 
 
 def setting(default: Any, text: str, *, secret: bool = False) -> Any:
@@ -117,8 +122,10 @@ class EngineConfig:
     )
     touch_kv_memory: bool = setting(False, "take all KV memory from the system at the start, not as it is filled")
     swap_space: int | str = setting(0, "KV memory on the host, to swap to; 0: preempt by recompute only")
-    max_num_seqs: int = setting(64, "sequences that run at once")
-    max_num_batched_tokens: int = setting(512, "tokens computed in one step, all sequences together")
+    max_num_seqs: int | None = setting(None, "sequences that run at once; none: 64, on a GPU 256")
+    max_num_batched_tokens: int | None = setting(
+        None, "tokens computed in one step, all sequences together; none: 512, on a GPU 2048, of 64 GiB or more 8192"
+    )
     max_model_len: int | None = setting(None, "tokens of one sequence; none: the model's, as far as memory holds")
     enable_prefix_caching: bool = setting(True, "keep what was computed, for requests that begin alike")
     prefix_index: str = setting("hash_chain", "how cached prefixes are found: hash_chain, radix_tree or none")
@@ -145,8 +152,6 @@ class EngineConfig:
         require_one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
         if self.device == "cuda" and self.backend not in ("auto", "torch"):
             raise InvalidConfigError("backend", self.backend, "torch or auto: nothing else runs on device cuda")
-        require_one_of("prefix_index", self.prefix_index, PREFIX_INDEXES)
-        require_one_of("eviction", self.eviction, EVICTIONS)
         require_int("block_size", self.block_size, 1, 4096)
         require_int("seed", self.seed, 0, (1 << 63) - 1)
         for field in dataclasses.fields(self):
@@ -154,36 +159,40 @@ class EngineConfig:
                 raise InvalidConfigError(field.name, getattr(self, field.name), "True or False")
         if self.num_threads is not None:
             require_int("num_threads", self.num_threads, 1, 1024)
-        if self.max_cached_blocks_per_tenant is not None:
-            require_int("max_cached_blocks_per_tenant", self.max_cached_blocks_per_tenant, 0, (1 << 31) - 1)
-        self.scheduler_config(1 if self.max_model_len is None else self.max_model_len)
+        MemoryConfig(**self._shared(MemoryConfig))
+        SchedulerConfig(**{"max_num_seqs": 1, "max_num_batched_tokens": 1 << 30} | self._shared(SchedulerConfig))
 
-    @property
-    def num_steps_under_way(self) -> int:
-        """How many plans are handed out before a result is awaited."""
-        return 1 if self.max_steps_under_way is None else self.max_steps_under_way
+    def resolved(self, gpu_bytes: int | None = None) -> ResolvedConfig:
+        """Return the settings for a GPU of so much memory, or for a CPU, with numbers for what was left open. Pure.
+
+        A step has a token for each of its sequences at least: where one of the two was given, the other one follows.
+        torch starts a step while another is computed, on a CPU too.
+
+        >>> def limits(config: ResolvedConfig) -> tuple[int, int, int]:
+        ...     return config.max_num_seqs, config.max_num_batched_tokens, config.max_steps_under_way
+        >>> limits(EngineConfig().resolved()), limits(EngineConfig().resolved(24 << 30))
+        ((64, 512, 1), (256, 2048, 2))
+        >>> limits(EngineConfig(max_num_seqs=1000).resolved()), limits(EngineConfig().resolved(80 << 30))
+        ((1000, 1000, 1), (256, 8192, 2))
+        """
+        sequences, tokens = (64, 512) if gpu_bytes is None else (256, 2048 if gpu_bytes < LARGE_GPU_BYTES else 8192)
+        sequences = self.max_num_seqs or min(sequences, self.max_num_batched_tokens or tokens)
+        tokens = self.max_num_batched_tokens or max(tokens, sequences)
+        steps = self.max_steps_under_way or (1 if gpu_bytes is None and self.backend != "torch" else 2)
+        sizes = {"max_num_seqs": sequences, "max_num_batched_tokens": tokens, "max_steps_under_way": steps}
+        return ResolvedConfig(**dataclasses.asdict(self) | sizes)
 
     def memory_config(self, num_blocks: int, num_host_blocks: int, hash_key: bytes) -> MemoryConfig:
         """Return the settings of the KV memory. Does not mutate."""
-        return MemoryConfig(
-            num_blocks=num_blocks,
-            num_host_blocks=num_host_blocks,
-            prefix_index=self.prefix_index if self.enable_prefix_caching else "none",
-            eviction=self.eviction,
-            hash_key=hash_key,
-            max_cached_blocks_per_tenant=self.max_cached_blocks_per_tenant,
-        )
+        sizes = {"num_blocks": num_blocks, "num_host_blocks": num_host_blocks}
+        index = self.prefix_index if self.enable_prefix_caching else "none"
+        return MemoryConfig(**self._shared(MemoryConfig) | sizes | {"prefix_index": index, "hash_key": hash_key})
 
-    def scheduler_config(self, max_model_len: int) -> SchedulerConfig:
-        """Return the settings of the scheduler. Does not mutate."""
-        return SchedulerConfig(
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_model_len=max_model_len,
-            policy=self.policy,
-            preemption=self.preemption,
-            max_steps_under_way=self.num_steps_under_way,
-        )
+    def _shared(self, kind: type[MemoryConfig | SchedulerConfig]) -> dict[str, Any]:
+        """Return the settings that a narrower config has too, but for what was left open."""
+        names = {field.name for field in dataclasses.fields(kind)}
+        shared = {field: getattr(self, field.name) for field in dataclasses.fields(self) if field.name in names}
+        return {field.name: value for field, value in shared.items() if value is not None or field.default is not None}
 
     def _take_path(self, name: str) -> None:
         """A path is kept as text."""
@@ -195,6 +204,19 @@ class EngineConfig:
         if not (optional and value is None) and not (isinstance(value, str) and value and "\0" not in value):
             allowed = "the path of a file" if name == "step_log" else "the path of a folder, or a name"
             raise InvalidConfigError(name, value, allowed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedConfig(EngineConfig):
+    """The settings of an engine once it is known what computes: the sizes of its steps are numbers."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_steps_under_way: int
+
+    def scheduler_config(self, max_model_len: int) -> SchedulerConfig:
+        """Return the settings of the scheduler. Does not mutate."""
+        return SchedulerConfig(**self._shared(SchedulerConfig) | {"max_model_len": max_model_len})
 
 
 class EngineSettings(TypedDict, total=False):
@@ -214,8 +236,8 @@ class EngineSettings(TypedDict, total=False):
     kv_memory: int | str | None
     touch_kv_memory: bool
     swap_space: int | str
-    max_num_seqs: int
-    max_num_batched_tokens: int
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
     max_model_len: int | None
     enable_prefix_caching: bool
     prefix_index: str

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from quire.core.clock import Clock
-from quire.core.config import EngineConfig, EngineSettings
+from quire.core.config import EngineConfig, EngineSettings, ResolvedConfig
 from quire.core.errors import InvalidConfigError, InvalidRequestError
 from quire.core.executor import NoteLoaded
 from quire.core.grammar import GrammarChecker
@@ -184,8 +184,8 @@ class OpenModel:
         self._door = door
 
     @property
-    def config(self) -> EngineConfig:
-        """The settings."""
+    def config(self) -> ResolvedConfig:
+        """The settings that it runs by."""
         return self._door.config
 
     @property

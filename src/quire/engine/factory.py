@@ -27,7 +27,7 @@ from quire.compute.reference import load_worker
 from quire.compute.weights.decoder_weights import weight_bytes
 from quire.compute.worker.worker import Worker
 from quire.core.clock import Clock, SystemClock
-from quire.core.config import EngineConfig, MemoryConfig, SchedulerConfig
+from quire.core.config import EngineConfig, MemoryConfig, ResolvedConfig, SchedulerConfig
 from quire.core.errors import InvalidConfigError
 from quire.core.executor import Executor, NoteLoaded
 from quire.core.failpoints import FAILPOINTS_VARIABLE, Failpoint, parse_failpoints
@@ -65,14 +65,14 @@ class Load(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What computes, and what it needs. `gpu`: that on which it computes; `notice`: why it is none.
+    """What computes, by which settings, and what it needs. `gpu`: that on which it computes; `notice`: why it is none.
 
     `measured`, where that can be, loads the weights for `load` and returns what they and the largest steps take.
     """
 
     name: str
+    config: ResolvedConfig
     dtype: str
-    weights: str
     instruction_set: str
     num_threads: int
     kv_spec: KVCacheSpec
@@ -100,7 +100,7 @@ class Backend:
 class EngineBlueprint:
     """An engine that was found possible, and not built yet."""
 
-    config: EngineConfig
+    config: ResolvedConfig
     folder: Path
     model: ModelDescription
     backend: Backend
@@ -162,17 +162,15 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     folder = _model_folder(config.model)
     model = read_model(folder, config.max_model_len)
     backend = choose_backend(config, folder, model)
-    if config.max_steps_under_way is None and backend.name == "torch":  # which starts a step while another is computed
-        config = replace(config, max_steps_under_way=2)
     failpoints = parse_failpoints(os.environ.get(FAILPOINTS_VARIABLE, ""))
     if failpoints:
         backend = _armed(backend, failpoints)
-    plan = plan_memory(config, backend.kv_spec, model.spec.context_length, backend.memory_needs())
+    plan = plan_memory(backend.config, backend.kv_spec, model.spec.context_length, backend.memory_needs())
     notices = step_log_notices(config.step_log)
     notices += tuple(f"{FAILPOINTS_VARIABLE}: {failpoint} is armed, steps will fail" for failpoint in failpoints)
-    report = _report(config, model, backend, plan)
+    report = _report(model, backend, plan)
     report = replace(report, notices=report.notices + notices)
-    return EngineBlueprint(config, folder, model, backend, report, _grammars(config, folder, model))
+    return EngineBlueprint(backend.config, folder, model, backend, report, _grammars(config, folder, model))
 
 
 def _tokenizer_folder(config: EngineConfig, folder: Path) -> Path:
@@ -191,14 +189,15 @@ def _grammars(config: EngineConfig, folder: Path, model: ModelDescription) -> Gr
     return GrammarCompiler(Vocabulary(read, vocab_size=model.spec.vocab_size, eos_token_ids=eos_token_ids))
 
 
-def _report(config: EngineConfig, model: ModelDescription, backend: Backend, plan: MemoryPlan) -> EngineReport:
+def _report(model: ModelDescription, backend: Backend, plan: MemoryPlan) -> EngineReport:
+    config = backend.config
     return EngineReport(
         model=config.model,
         architecture=model.architecture,
         num_layers=len(model.spec.layers),
         backend=backend.name,
         dtype=backend.dtype,
-        weights=backend.weights,
+        weights=config.weights,
         kv_dtype=config.kv_dtype,
         instruction_set=backend.instruction_set,
         num_threads=backend.num_threads,
@@ -212,7 +211,7 @@ def _report(config: EngineConfig, model: ModelDescription, backend: Backend, pla
 
 
 def _dtype_notices(model: ModelDescription, backend: Backend) -> tuple[str, ...]:
-    if model.dtype == "float16" and backend.dtype == "bfloat16" and backend.weights == "auto":
+    if model.dtype == "float16" and backend.dtype == "bfloat16" and backend.config.weights == "auto":
         return ("float16 weights run in bfloat16: the range of float32, 8 bits of precision",)
     return ()
 
@@ -257,22 +256,22 @@ def choose_backend(config: EngineConfig, folder: Path, model: ModelDescription) 
     Looks at the GPU where one may be used. Reads nothing: weights are looked for in the folder when the backend loads.
     """
     if config.device == "cpu" or config.backend in ("native", "reference"):
-        return backend_on("cpu", config, folder, model)
+        return backend_on("cpu", config.resolved(), folder, model)
     from quire.compute.torch.device import choose_device, look
     from quire.compute.torch.settings import device_needs
 
     facts = look(os.environ)
     if facts.gpu is None and config.device == "auto":
-        return backend_on("cpu", config, folder, model)
-    backend = backend_on("cuda", config, folder, model)
+        return backend_on("cpu", config.resolved(), folder, model)
+    backend = backend_on("cuda", config.resolved(facts.total_bytes), folder, model)
     needs = device_needs(model.spec, backend.weight_bytes + backend.activation_bytes)
     choice = choose_device(facts, config.device, needs)
     if choice.device == "cpu":
-        return replace(backend_on("cpu", config, folder, model), notice=choice.notice)
+        return replace(backend_on("cpu", config.resolved(), folder, model), notice=choice.notice)
     return replace(backend, gpu=facts, instruction_set=f"{facts.gpu}, capability {facts.dotted_capability}")
 
 
-def backend_on(device: str, config: EngineConfig, folder: Path, model: ModelDescription) -> Backend:
+def backend_on(device: str, config: ResolvedConfig, folder: Path, model: ModelDescription) -> Backend:
     """Return what computes on cpu or cuda, whether that is here or not; raises for settings that do not fit."""
     if device == "cuda" or config.backend == "torch":
         return _torch_backend(device, config, folder, model)
@@ -313,7 +312,7 @@ def _armed(backend: Backend, failpoints: Sequence[Failpoint]) -> Backend:
     return replace(backend, load=load)
 
 
-def _native_backend(config: EngineConfig, folder: Path, model: ModelDescription) -> Backend:
+def _native_backend(config: ResolvedConfig, folder: Path, model: ModelDescription) -> Backend:
     from quire.compute.native.load import NativeSettings, activation_bytes, kernels_for, kv_cache_spec
     from quire.compute.native.load import load_worker as load_native_worker
 
@@ -333,25 +332,20 @@ def _native_backend(config: EngineConfig, folder: Path, model: ModelDescription)
         touch_kv_memory=config.touch_kv_memory,
     )
 
-    def load(num_blocks: int, num_host_blocks: int, note_loaded: NoteLoaded | None = None) -> Executor:
-        return load_native_worker(
-            folder, model, settings, num_blocks=num_blocks, num_host_blocks=num_host_blocks, note_loaded=note_loaded
-        )
-
     return Backend(
         name="native",
+        config=config,
         dtype=dtype,
-        weights=config.weights,
         instruction_set=kernels_for(None).name,
         num_threads=settings.num_threads,
         kv_spec=kv_cache_spec(model.spec, config.block_size, settings.stored_kv_dtype),
         weight_bytes=weight_bytes(model.spec, dtype, config.weights),
         activation_bytes=activation_bytes(model.spec, settings),
-        load=load,
+        load=partial(load_native_worker, folder, model, settings),
     )
 
 
-def _torch_backend(device: str, config: EngineConfig, folder: Path, model: ModelDescription) -> Backend:
+def _torch_backend(device: str, config: ResolvedConfig, folder: Path, model: ModelDescription) -> Backend:
     from quire.compute.torch.settings import DTYPES, TorchSettings, activation_bytes, kv_cache_spec
     from quire.compute.torch.start import TorchStart
 
@@ -379,8 +373,8 @@ def _torch_backend(device: str, config: EngineConfig, folder: Path, model: Model
     start = TorchStart(folder, model, settings)
     return Backend(
         name="torch",
+        config=config,
         dtype=dtype,
-        weights=config.weights,
         instruction_set=device,
         num_threads=settings.num_threads,
         kv_spec=kv_cache_spec(model.spec, settings),
@@ -391,7 +385,7 @@ def _torch_backend(device: str, config: EngineConfig, folder: Path, model: Model
     )
 
 
-def _reference_backend(config: EngineConfig, folder: Path, model: ModelDescription) -> Backend:
+def _reference_backend(config: ResolvedConfig, folder: Path, model: ModelDescription) -> Backend:
     if config.dtype not in ("auto", "float32"):
         raise InvalidConfigError("dtype", config.dtype, "float32 or auto: the reference backend knows no other")
     if config.touch_kv_memory:
@@ -412,8 +406,8 @@ def _reference_backend(config: EngineConfig, folder: Path, model: ModelDescripti
     numbers = config.max_num_batched_tokens * per_token + 2 * num_logits * spec.vocab_size
     return Backend(
         name="reference",
+        config=config,
         dtype="float32",
-        weights=config.weights,
         instruction_set="numpy",
         num_threads=1,
         kv_spec=spec.kv_cache_spec(config.block_size),
@@ -439,7 +433,7 @@ def create_reference_engine(
     if not memory.hash_key:
         memory = replace(memory, hash_key=secrets.token_bytes(32))
     model = read_model(model_folder)
-    backend = _reference_backend(EngineConfig(block_size=block_size), model_folder, model)
+    backend = _reference_backend(EngineConfig(block_size=block_size).resolved(), model_folder, model)
     clock = SystemClock()
     open_log = None if log is None else partial(StepLogWriter, log, clock)
     return _assemble(backend, model, memory, scheduler, clock, open_log)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.core.byte_sizes import format_bytes
-from quire.core.config import EngineConfig
+from quire.core.config import EngineConfig, ResolvedConfig
 from quire.core.errors import InvalidConfigError
 from quire.core.kv_spec import KVCacheSpec
 from quire.memory.sizing import max_sequence_tokens, size_pool
@@ -94,11 +94,12 @@ class MemoryPlan:
         return sum(size for _, size in self.parts) - (0 if self.needs.host_bytes is None else self.swap_bytes)
 
 
-def plan_memory(config: EngineConfig, spec: KVCacheSpec, context_length: int, needs: MemoryNeeds) -> MemoryPlan:
+def plan_memory(config: ResolvedConfig, spec: KVCacheSpec, context_length: int, needs: MemoryNeeds) -> MemoryPlan:
     """Return the plan; raises `InvalidConfigError` for what does not fit. Pure.
 
     >>> spec = KVCacheSpec.from_layers([None], block_size=16, num_kv_heads=1, head_dim=8, dtype="float32")
-    >>> plan = plan_memory(EngineConfig(kv_memory="16KiB"), spec, 4096, MemoryNeeds(1000, 24, 0, 1 << 20))
+    >>> config = EngineConfig(kv_memory="16KiB").resolved()
+    >>> plan = plan_memory(config, spec, 4096, MemoryNeeds(1000, 24, 0, 1 << 20))
     >>> plan.num_blocks, plan.max_model_len, plan.total_bytes
     (16, 257, 17408)
     """
@@ -108,7 +109,7 @@ def plan_memory(config: EngineConfig, spec: KVCacheSpec, context_length: int, ne
         raise InvalidConfigError("memory of weights and activations", size, f"less than the {free} that are free")
     if config.max_model_len is not None and config.max_model_len > context_length:
         raise InvalidConfigError("max_model_len", config.max_model_len, f"at most {context_length}, the model's")
-    longest_chunk = 1 + config.num_steps_under_way
+    longest_chunk = 1 + config.max_steps_under_way
     num_host_blocks = _num_host_blocks(config, spec)
     wanted = config.max_model_len or context_length
     per_sequence = spec.num_blocks_for(wanted, longest_chunk=longest_chunk)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from quire.core.config import EngineConfig
+from quire.core.config import ResolvedConfig
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.door import Ticket
@@ -27,7 +27,7 @@ class ServedModel(Protocol):
         ...
 
     @property
-    def config(self) -> EngineConfig:
+    def config(self) -> ResolvedConfig:
         """The settings of the engine."""
         ...
 

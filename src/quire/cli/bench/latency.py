@@ -105,12 +105,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def with_room(config: EngineConfig, num_sequences: int) -> EngineConfig:
-    """Return the settings with room for so many sequences in a step."""
-    return replace(
-        config,
-        max_num_seqs=max(config.max_num_seqs, num_sequences),
-        max_num_batched_tokens=max(config.max_num_batched_tokens, num_sequences),
-    )
+    """Return the settings with room for so many sequences in a step, wherever it is computed."""
+    least = config.resolved()
+    sequences = config.max_num_seqs if least.max_num_seqs >= num_sequences else num_sequences
+    tokens = config.max_num_batched_tokens if least.max_num_batched_tokens >= num_sequences else num_sequences
+    return replace(config, max_num_seqs=sequences, max_num_batched_tokens=tokens)
 
 
 class LatencyBench:

@@ -14,7 +14,7 @@ from quire.cli.bench.page import Tell
 from quire.cli.bench.shapes import measured_config, write_byte_tokenizer
 from quire.cli.http.plain import ask
 from quire.cli.http.server_process import ServerProcess
-from quire.core.config import EngineConfig
+from quire.core.config import EngineConfig, ResolvedConfig
 from quire.core.errors import ExecutionError, InvalidConfigError
 from quire.engine.factory import plan_engine
 
@@ -30,7 +30,7 @@ class MeasuredServer:
     target: Target
     vocab_size: int
     process: ServerProcess | None = None
-    config: EngineConfig | None = None
+    config: ResolvedConfig | None = None
 
 
 @contextmanager
@@ -42,14 +42,15 @@ def measured_server(options: argparse.Namespace, tell: Tell) -> Iterator[Measure
         yield MeasuredServer(_target(options, url), options.vocab_size or ASSUMED_VOCAB_SIZE)
         return
     with measured_config(options) as config:
-        vocab_size = plan_engine(replace(config, skip_tokenizer_init=True)).vocab_size
+        blueprint = plan_engine(replace(config, skip_tokenizer_init=True))
+        vocab_size = blueprint.vocab_size
         if options.shape is not None:
             write_byte_tokenizer(Path(config.model), vocab_size)
         tell(f"starting a server of {config.model}")
         with ServerProcess(config) as process:
             tell(f"{process.url} is ready after {process.ready_s:.2f} s")
             yield MeasuredServer(
-                _target(options, process.url), options.vocab_size or vocab_size, process=process, config=config
+                _target(options, process.url), options.vocab_size or vocab_size, process, blueprint.config
             )
 
 

@@ -53,5 +53,5 @@ def model_costs(model: ModelDescription, backend: Backend) -> ModelCosts | None:
     if model.spec.experts is not None:
         return None
     shape = shape_of(model.architecture, model)
-    read = (shape.layers + shape.head).read_bytes(backend.dtype, backend.weights)
+    read = (shape.layers + shape.head).read_bytes(backend.dtype, backend.config.weights)
     return ModelCosts(shape, read, backend.kv_spec.bytes_per_layer_token)

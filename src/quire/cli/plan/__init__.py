@@ -99,16 +99,16 @@ def make_report(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Pl
     from quire.cli.plan.sizing import EngineSizer
     from quire.cli.plan.study import Planner
 
-    config = engine_config(arguments, environ)
+    config, settings = engine_config(arguments, environ), engine_settings(arguments, environ)
     objective = parse_objective(arguments.slo or "")
     memory = None if arguments.memory is None else parse_bytes(arguments.memory, "memory")
     sizer = EngineSizer(config, find_settings(config.model))
     requests, lengths = _requests(arguments, config.max_model_len or sizer.model.spec.context_length)
-    planner = Planner(sizer, lengths, _choices(arguments, environ, config), objective)
+    planner = Planner(sizer, lengths, _choices(settings), objective)
     machines = [_hardware(name, config) for name in dict.fromkeys(arguments.hardware)]
     studies = tuple(planner.study(machine, machine.memory_bytes if memory is None else memory) for machine in machines)
     _require_one(studies, arguments.slo)
-    return PlanReport(sizer, _given_flags(engine_settings(arguments, environ)), requests, lengths, studies)
+    return PlanReport(sizer, _given_flags(settings), requests, lengths, studies)
 
 
 def _requests(arguments: argparse.Namespace, longest: int) -> tuple[str, RequestLengths]:
@@ -153,11 +153,10 @@ def _hardware(name: str, config: EngineConfig) -> Hardware:
     return measure_here(config.num_threads or usable_cores())
 
 
-def _choices(arguments: argparse.Namespace, environ: Mapping[str, str], config: EngineConfig) -> Choices:
-    """Return what is searched: what nobody has said."""
-    settings = engine_settings(arguments, environ)
-    fixed = {choices: (getattr(config, name),) for name, choices in FIXED.items() if settings[name].origin != DEFAULT}
-    return Choices(**fixed)
+def _choices(settings: Mapping[str, Setting]) -> Choices:
+    """Return what is searched: what nobody has said, or was left open."""
+    said = {choices: settings[name] for name, choices in FIXED.items() if settings[name].origin != DEFAULT}
+    return Choices(**{choices: (setting.value,) for choices, setting in said.items() if setting.value is not None})
 
 
 def _given_flags(settings: Mapping[str, Setting]) -> str:

@@ -15,10 +15,11 @@ from typing import Final
 from quire.cli.model_shapes import describe
 from quire.compute.models import ModelDescription
 from quire.core.byte_sizes import format_bytes
-from quire.core.config import EngineConfig
+from quire.core.config import EngineConfig, ResolvedConfig
 from quire.core.errors import InvalidConfigError
 from quire.engine.factory import Backend, backend_on
 from quire.engine.memory_plan import USEFUL_TOKENS, MemoryNeeds, MemoryPlan, plan_memory
+from quire.simulate.hardware import Hardware
 from quire.simulate.planner import Pool
 
 MIB: Final = 1 << 20
@@ -31,7 +32,7 @@ ANY_SIZE: Final = 16
 class SizedEngine:
     """An engine that fits. `config` says how much KV memory it has."""
 
-    config: EngineConfig
+    config: ResolvedConfig
     backend: Backend
     plan: MemoryPlan
 
@@ -57,16 +58,16 @@ class EngineSizer:
         self.config = config
         self.model: ModelDescription = describe(settings, config.max_model_len)
         self._settings = settings
-        self._sized: dict[tuple[EngineConfig, int], SizedEngine] = {}
+        self._sized: dict[tuple[ResolvedConfig, int], SizedEngine] = {}
 
-    def size(self, config: EngineConfig, memory_bytes: int) -> SizedEngine:
+    def size(self, config: ResolvedConfig, memory_bytes: int) -> SizedEngine:
         """Return the engine; raises `InvalidConfigError` that names the nearest memory in which there is one."""
         key = (config, memory_bytes)
         if key not in self._sized:
             self._sized[key] = self._size(config, memory_bytes)
         return self._sized[key]
 
-    def _size(self, config: EngineConfig, memory_bytes: int) -> SizedEngine:
+    def _size(self, config: ResolvedConfig, memory_bytes: int) -> SizedEngine:
         backend = self._backend(config)
         needs = MemoryNeeds(backend.weight_bytes, backend.activation_bytes, 0, memory_bytes)
         self._require(config, backend, needs)
@@ -77,13 +78,13 @@ class EngineSizer:
         plan = plan_memory(config, backend.kv_spec, self.model.spec.context_length, needs)
         return SizedEngine(config, backend, plan)
 
-    def _backend(self, config: EngineConfig) -> Backend:
+    def _backend(self, config: ResolvedConfig) -> Backend:
         return backend_on("cuda" if config.device == "cuda" else "cpu", config, self._settings, self.model)
 
-    def _require(self, config: EngineConfig, backend: Backend, needs: MemoryNeeds) -> None:
+    def _require(self, config: ResolvedConfig, backend: Backend, needs: MemoryNeeds) -> None:
         """Raise where not even one sequence fits: with what it takes, and over how many machines it would go."""
         length = config.max_model_len or min(self.model.spec.context_length, USEFUL_TOKENS)
-        chunk = 1 + config.num_steps_under_way
+        chunk = 1 + config.max_steps_under_way
         spec, memory = backend.kv_spec, needs.free_bytes or 0
         kv_bytes = spec.num_blocks_for(length, longest_chunk=chunk) * spec.bytes_per_block + int(config.swap_space)
         needed = needs.weight_bytes + needs.activation_bytes + kv_bytes
@@ -100,9 +101,14 @@ class EngineSizer:
 class AnyBlockSizer(EngineSizer):
     """Sizes engines that are only simulated: no kernel reads their blocks, which may have any size."""
 
-    def _backend(self, config: EngineConfig) -> Backend:
+    def _backend(self, config: ResolvedConfig) -> Backend:
         backend = super()._backend(replace(config, block_size=ANY_SIZE))
         return replace(backend, kv_spec=replace(backend.kv_spec, block_size=config.block_size))
+
+
+def resolved_on(hardware: Hardware, config: EngineConfig) -> ResolvedConfig:
+    """Return the settings of an engine on a machine, which is a GPU where that was asked for."""
+    return config.resolved(hardware.memory_bytes if config.device == "cuda" else None)
 
 
 def whole_mebibytes(size: int) -> str:

@@ -6,9 +6,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from quire.cli.model_shapes import shape_of
-from quire.cli.plan.sizing import EngineSizer, SizedEngine, TooSmallError, whole_mebibytes
+from quire.cli.plan.sizing import EngineSizer, SizedEngine, TooSmallError, resolved_on, whole_mebibytes
 from quire.core.byte_sizes import format_bytes
-from quire.core.config import EngineConfig
+from quire.core.config import ResolvedConfig
 from quire.core.errors import InvalidConfigError
 from quire.core.kv_spec import KVCacheSpec
 from quire.simulate.capacity import Concurrency, Occupancy
@@ -64,11 +64,11 @@ class Planner:
 
     def study(self, hardware: Hardware, memory_bytes: int) -> Study:
         """Return what the model does on the machine with so much of its memory."""
-        config = self._sizer.config
+        config = resolved_on(hardware, self._sizer.config)
         try:
             engine = self._sizer.size(config, memory_bytes)
         except TooSmallError as error:
-            needed = max(error.needed_bytes, sum(self._least_parts()))
+            needed = max(error.needed_bytes, sum(self._least_parts(config)))
             return Study(hardware, memory_bytes, problem=TooSmallError(memory_bytes, needed, error.why))
         except InvalidConfigError as error:
             return Study(hardware, memory_bytes, problem=error)
@@ -87,18 +87,18 @@ class Planner:
             prompt_s=estimator.prompt_s(self._lengths.prompt(0.5), budget),
             estimate=estimator.serving(running, budget) if running else None,
         )
-        return self._with_best(found, estimator)
+        return self._with_best(found, config, estimator)
 
-    def _with_best(self, study: Study, estimator: Estimator) -> Study:
+    def _with_best(self, study: Study, config: ResolvedConfig, estimator: Estimator) -> Study:
         def pool_of(block_size: int, max_num_seqs: int, max_num_batched_tokens: int) -> Pool | None:
-            config = replace(
-                self._sizer.config,
+            chosen = replace(
+                config,
                 block_size=block_size,
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
             )
             try:
-                return self._sizer.size(config, study.memory_bytes).pool
+                return self._sizer.size(chosen, study.memory_bytes).pool
             except InvalidConfigError:
                 return None
 
@@ -108,19 +108,18 @@ class Planner:
         except UnreachableError as error:
             if error.nearest is not None:
                 return replace(study, nearest=error.nearest)
-            return replace(study, problem=self._too_long(study.memory_bytes))
+            return replace(study, problem=self._too_long(config, study.memory_bytes))
 
-    def _too_long(self, memory_bytes: int) -> InvalidConfigError:
+    def _too_long(self, config: ResolvedConfig, memory_bytes: int) -> InvalidConfigError:
         """Return the error for requests that are longer than any pool of the settings."""
-        why = " for requests as long as these"
-        fixed = self._sizer.config.kv_memory
+        why, fixed = " for requests as long as these", config.kv_memory
         if fixed is None:
-            return TooSmallError(memory_bytes, sum(self._least_parts()), why)
+            return TooSmallError(memory_bytes, sum(self._least_parts(config)), why)
         return InvalidConfigError(
-            "kv_memory", format_bytes(int(fixed)), f"{whole_mebibytes(self._least_parts()[0])} or more{why}"
+            "kv_memory", format_bytes(int(fixed)), f"{whole_mebibytes(self._least_parts(config)[0])} or more{why}"
         )
 
-    def _least_parts(self) -> tuple[int, int]:
+    def _least_parts(self, config: ResolvedConfig) -> tuple[int, int]:
         """Return the bytes of KV memory that hold one request of these lengths, on average, and those beside it.
 
         They are of the settings that take least.
@@ -128,7 +127,7 @@ class Planner:
         choices = self._choices
         sequences = min(choices.sequences)
         least = replace(
-            self._sizer.config,
+            config,
             block_size=min(choices.block_sizes),
             max_num_seqs=sequences,
             max_num_batched_tokens=max(min(choices.budgets), sequences),
@@ -141,7 +140,7 @@ class Planner:
     def _estimator(self, hardware: Hardware, engine: SizedEngine) -> Estimator:
         backend = engine.backend
         shape = shape_of(engine.config.model, self._sizer.model, backend.kv_spec.head_dim)
-        numbers = Numbers(backend.dtype, backend.weights, backend.kv_spec.dtype)
+        numbers = Numbers(backend.dtype, backend.config.weights, backend.kv_spec.dtype)
         return Estimator(Roofline(hardware, shape, numbers), self._lengths)
 
     def _narrow(self, engine: SizedEngine, memory_bytes: int) -> list[NarrowKV]:
@@ -158,8 +157,7 @@ class Planner:
 
     def _narrow_spec(self, engine: SizedEngine, dtype: str, memory_bytes: int) -> tuple[KVCacheSpec, bool]:
         """Return the blocks of a narrower dtype: as the engine makes them, or, where it does not, a byte a number."""
-        config: EngineConfig = engine.config
         with suppress(InvalidConfigError):
-            narrow = self._sizer.size(replace(config, kv_dtype=dtype), memory_bytes)
+            narrow = self._sizer.size(replace(engine.config, kv_dtype=dtype), memory_bytes)
             return narrow.backend.kv_spec, True
         return replace(engine.backend.kv_spec, dtype=dtype), False

@@ -19,7 +19,7 @@ from quire.cli.engine_options import NOT_STARTED, engine_config
 from quire.cli.model_shapes import find_settings, shape_of
 from quire.cli.options import options_of
 from quire.cli.plan.here import HERE, measure_here
-from quire.cli.plan.sizing import AnyBlockSizer, SizedEngine
+from quire.cli.plan.sizing import AnyBlockSizer, SizedEngine, resolved_on
 from quire.cli.simulate.files import named_after
 from quire.cli.simulate.progress import ProgressLine
 from quire.core.byte_sizes import format_bytes, parse_bytes
@@ -135,7 +135,7 @@ class Study:
         return result
 
     def _size(self, config: EngineConfig) -> SizedEngine:
-        return self._sizer.size(config, self._memory_bytes)
+        return self._sizer.size(resolved_on(self._hardware, config), self._memory_bytes)
 
     def _engine_maker(self, variant: Variant, sized: SizedEngine) -> Callable[[Any], SimulatedEngine]:
         cost, plan, config = self._cost(sized), sized.plan, sized.config
@@ -159,7 +159,7 @@ class Study:
             return self._steps
         spec = sized.backend.kv_spec
         shape = shape_of(sized.config.model, self._sizer.model, spec.head_dim)
-        numbers = Numbers(sized.backend.dtype, sized.backend.weights, spec.dtype)
+        numbers = Numbers(sized.backend.dtype, sized.backend.config.weights, spec.dtype)
         return RooflineCost(Roofline(self._hardware, shape, numbers), bytes_per_block=spec.bytes_per_block)
 
     def _source(self, longest: int, files: contextlib.ExitStack) -> RequestSource:

@@ -58,9 +58,9 @@ def run_prompts(
 
     `memory` are settings of `MemoryConfig`. Raises `InvariantError` where the books do not agree at the end.
     """
-    config = EngineConfig(model="guide", kv_memory="4MiB", num_threads=1, max_num_seqs=8, skip_tokenizer_init=True)
-    blueprint = plan_engine(config)
-    plan, model = blueprint.report.plan, blueprint.model
+    settings = EngineConfig(model="guide", kv_memory="4MiB", num_threads=1, max_num_seqs=8, skip_tokenizer_init=True)
+    blueprint = plan_engine(settings)
+    config, plan, model = blueprint.config, blueprint.report.plan, blueprint.model
     memory_config = replace(config.memory_config(plan.num_blocks, 0, b"torture"), **memory)
     manager = KVCacheManager(blueprint.backend.kv_spec, memory_config, make_pool=make_pool)
     limits = RequestLimits(model.spec.vocab_size, plan.max_model_len, plan.num_blocks * config.block_size, 8)

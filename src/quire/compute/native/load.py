@@ -83,7 +83,6 @@ def load_worker(
     model_folder: Path,
     model: ModelDescription,
     settings: NativeSettings,
-    *,
     num_blocks: int,
     num_host_blocks: int = 0,
     note_loaded: NoteLoaded | None = None,
