@@ -162,7 +162,7 @@ def prompt_share(assumed: Assumptions, context: int) -> float:
     """Return the share of the rate that causal attention of a whole prompt reaches, if nothing runs beside products.
 
     >>> round(prompt_share(Assumptions(), 4096), 2), round(prompt_share(Assumptions(), 16384), 2)
-    (0.56, 0.57)
+    (0.54, 0.55)
     """
     products_s = 4 * HEAD_DIM / assumed.rate
     turns = 1 / assumed.exponents_per_turn + assumed.floats_per_score / assumed.floats_per_turn
