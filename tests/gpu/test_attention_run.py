@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 
-from quire.cli.bench.gpu_kernels import GpuKernelBench, Ratio, compared
+from quire.cli.bench.gpu_kernels import GpuKernelBench, Ratio, beside_flashinfer, compared
 from quire.cli.bench.gpu_predictions import Point
+from quire.compute.torch.attention import flashinfer
 from quire.compute.torch.attention_run import AttentionRun, AttentionStep
 from quire.compute.torch.limits import TorchLimits
-from quire.core.errors import InvariantError
+from quire.core.errors import ExecutionError, InvariantError
+from support import documented_flashinfer
 
 SMALL = AttentionStep((100, 40), 4, 2, head_dim=64, dtype="float32", kv_dtype="float32")
 OPTIONS = argparse.Namespace(working_set=1 << 18, repeat=2, read_size=1 << 20)
@@ -48,4 +51,18 @@ def test_sections(device):
 
 
 def test_every_step_that_is_compared_can_be_made():
-    assert all(ratio.above != ratio.below and ratio.above.num_bytes > 0 for ratio in compared())
+    ratios = (*compared(), *beside_flashinfer())
+    assert all(ratio.above != ratio.below and ratio.above.num_bytes > 0 for ratio in ratios)
+
+
+@pytest.mark.parametrize("step", (SMALL, replace(SMALL, contexts=(70,), num_queries=70)), ids=repr)
+def test_flashinfer_computes_the_same_steps(step, monkeypatch):
+    """As its documentation describes it; on a GPU that has it, the command checks each step before it is timed."""
+    monkeypatch.setattr(flashinfer, "load_package", lambda: documented_flashinfer)
+    AttentionRun(replace(step, backend="flashinfer"), "cpu", 1).check()
+
+
+@pytest.mark.skipif(find_spec("flashinfer") is not None, reason="FlashInfer is installed")
+def test_without_flashinfer_its_steps_are_refused():
+    with pytest.raises(ExecutionError, match="needs flashinfer-python"):
+        AttentionRun(replace(SMALL, backend="flashinfer"), "cpu", 1)

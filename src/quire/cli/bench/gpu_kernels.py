@@ -10,6 +10,7 @@ import argparse
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final
 
 from quire.cli.bench.gpu_predictions import Point, points
@@ -51,6 +52,8 @@ def run(options: argparse.Namespace) -> int:
         yield bench.measure_decodes(points())
         yield bench.measure_prompts((4096, 8192, 16384))
         yield bench.measure_ratios(compared())
+        if find_spec("flashinfer") is not None:
+            yield replace(bench.measure_ratios(beside_flashinfer()), title="Beside FlashInfer")
 
     return run_page(options, "GPU kernels", measure)
 
@@ -77,6 +80,23 @@ def compared() -> tuple[Ratio, ...]:
             0.70 * ideal,
             at_least=True,
         ),
+    )
+
+
+def beside_flashinfer() -> tuple[Ratio, ...]:
+    """Return steps of ours over the same ones of FlashInfer."""
+    from quire.compute.torch.attention_run import AttentionStep
+
+    steps = {
+        "1 × 32,768": AttentionStep((32768,)),
+        "32 × 4,096": AttentionStep((4096,) * 32),
+        "128 × 1,024": AttentionStep((1024,) * 128),
+        "16 × 8,192, heads 64/8": AttentionStep((8192,) * 16, num_heads=64),
+        "a prompt of 8,192": AttentionStep((8192,), num_queries=8192),
+    }
+    return tuple(
+        Ratio(f"ours / FlashInfer's, {name}", step, replace(step, backend="flashinfer"), 1.0)
+        for name, step in steps.items()
     )
 
 

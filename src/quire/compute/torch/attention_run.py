@@ -10,14 +10,23 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 
 from quire.compute.arrays import IntArray
-from quire.compute.torch.attention.base import STORED_AS, AttentionRule, KVPair, KVPool, StepBatch, StepShape
-from quire.compute.torch.attention.triton import PlannedStep, TritonAttention
+from quire.compute.torch.attention import flashinfer
+from quire.compute.torch.attention.base import (
+    STORED_AS,
+    AttentionBackend,
+    AttentionRule,
+    KVPair,
+    KVPool,
+    StepBatch,
+    StepShape,
+)
+from quire.compute.torch.attention.triton import TritonAttention
 from quire.compute.torch.quantize import restored
 from quire.core.errors import InvariantError
 from quire.core.kv_spec import KVCacheSpec
@@ -49,6 +58,7 @@ class AttentionStep:
     shared_tokens: int = 0
     contiguous: bool = False
     batch_invariant: bool = False
+    backend: str = "triton"  # or "flashinfer"
 
     def spec(self, num_layers: int) -> KVCacheSpec:
         """Return the KV memory of so many layers of the step."""
@@ -88,9 +98,7 @@ class AttentionRun:
         self._device = torch.device(device)
         self._tables = block_tables(step)
         spec = step.spec(self.num_layers)
-        self._attention = TritonAttention(
-            spec, self._device, num_heads=step.num_heads, batch_invariant=step.batch_invariant
-        )
+        self._attention = _attention(step, spec, self._device)
         self._pool = self._attention.allocate_kv(spec, int(self._tables.max()) + 1)
         fill(self._pool)
         self._pairs = [self._pool.pair(layer, 0) for layer in range(self.num_layers)]
@@ -154,9 +162,10 @@ class AttentionRun:
         """Return one layer's outputs; where they are not written is poison, because that memory was the last freed."""
         poison = torch.full_like(self._queries, torch.nan)
         del poison
-        return self._attention.run(self._queries, pair, self._planned, self._rule)
+        outputs: torch.Tensor = self._attention.run(self._queries, pair, self._planned, self._rule)
+        return outputs
 
-    def _plan(self) -> PlannedStep:
+    def _plan(self) -> Any:
         step = self.step
         lengths = np.array(step.contexts)
         starts = np.arange(len(lengths) + 1) * step.num_queries
@@ -193,6 +202,13 @@ class AttentionRun:
         places = torch.arange(length, device=self._device)
         scores.masked_fill_(places > places[length - len(queries) :, None], -torch.inf)
         return torch.einsum("hqk,hkd->qhd", torch.softmax(scores, -1), values)
+
+
+def _attention(step: AttentionStep, spec: KVCacheSpec, device: torch.device) -> AttentionBackend[Any]:
+    """Return what computes the step; raises `ExecutionError` where FlashInfer is to, and is not installed."""
+    if step.backend == "flashinfer":
+        return flashinfer.FlashInferAttention(flashinfer.load_package(), spec, device, num_heads=step.num_heads)
+    return TritonAttention(spec, device, num_heads=step.num_heads, batch_invariant=step.batch_invariant)
 
 
 def _gathered(numbers: torch.Tensor, scales: torch.Tensor | None, blocks: torch.Tensor) -> torch.Tensor:
