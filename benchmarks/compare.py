@@ -68,6 +68,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--llamacpp-python", metavar="PATH", help="any interpreter; LLAMA_CPP_BIN names the binaries")
     made.add_argument("--llamacpp-model", metavar="FILE", help="the model as .gguf")
     made.add_argument("--llamacpp-args", default="", help="more options for bench_llamacpp.py")
+    made.add_argument("--transformers-python", metavar="PATH", help="interpreter that has torch and transformers")
+    made.add_argument("--transformers-args", default="", help="more options for bench_transformers.py")
     made.add_argument("--title", default=TITLE, help="of the part that is written; default: %(default)s")
     made.add_argument("--page", type=Path, default=HERE / "RESULTS.md", help="default: benchmarks/RESULTS.md")
     made.add_argument("--results", type=Path, default=HERE / "results", help="default: benchmarks/results")
@@ -105,6 +107,11 @@ def engines_of(options: argparse.Namespace) -> Iterator[Engine]:
         how = f"bfloat16, {tokens:,} tokens ({gib} GiB), in one buffer and not paged; requests go through HTTP"
         command += shlex.split(options.llamacpp_args)
         yield Engine("llama.cpp", command, with_options(how, options.llamacpp_args))
+    if options.transformers_python:
+        command = [options.transformers_python, str(HERE / "bench_transformers.py"), "--model", options.model]
+        environment = {"PYTHONPATH": str(HERE.parent / "src")}
+        command += shlex.split(options.transformers_args)
+        yield Engine("transformers", command, with_options("as it sizes them", options.transformers_args), environment)
 
 
 def with_options(how: str, arguments: str) -> str:

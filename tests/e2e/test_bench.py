@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import os
 import re
 import subprocess
 import sys
+from array import array
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,19 +19,21 @@ import numpy as np
 import pytest
 
 from quire import LLM, SamplingParams, cli
-from quire.cli.bench import SHAPES
+from quire.cli.bench import SHAPES, gpu_engine
 from quire.cli.bench.attention_layout import PagedLayers
 from quire.cli.bench.installation import installed_bytes
 from quire.cli.bench.kernels import ProductRun, together
 from quire.cli.bench.measured_engine import MeasuredEngine, WatchedRunner
 from quire.cli.bench.model_costs import model_costs
 from quire.cli.bench.shapes import CONFIGS, kernel_shape, write_random_checkpoint
-from quire.cli.bench.workload_file import WorkloadRequest
+from quire.cli.bench.workload_file import WorkloadRequest, read_workload
+from quire.cli.model_shapes import find_shape
 from quire.compute.weights.decoder_weights import weight_bytes
 from quire.core.config import EngineConfig
 from quire.core.errors import CheckpointError, ExecutionError
 from quire.engine.factory import plan_engine
 from quire.simulate.cost.fitted import FittedCost, read_steps
+from quire.simulate.workload.offered import OfferedRequest
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SMALL = ["--kv-memory", "8MiB", "--num-threads", "1"]
@@ -358,6 +362,53 @@ def test_what_is_predicted_of_a_gpu_stands_in_the_results(tmp_path: Path) -> Non
     kept = Path(__file__).parents[2] / "benchmarks" / "RESULTS.md"
     assert len(tables(page)) > 30
     assert tables(page) == tables(kept)
+
+
+def test_whole_runs_are_held_to_the_roofline_of_their_requests(tmp_path: Path) -> None:
+    write_random_checkpoint(tmp_path / "tiny", "tiny")
+    requests = [OfferedRequest(str(each), 0.0, array("i", range(each, 40)), 6) for each in range(3)]
+    case = gpu_engine.Case("three", "tiny", tuple(requests), 10.0, 5.0)
+    config = EngineConfig(model=str(tmp_path / "tiny"), kv_memory="8MiB", num_threads=1)
+    options = argparse.Namespace(repeat=2, read_size=1 << 20)
+    engine, runs = gpu_engine.measure_model(config, [case], options, lambda _: None)
+    assert engine.title == "Engine"
+    gpu_engine.write_workloads([case], tmp_path)
+    assert read_workload(tmp_path / "three.jsonl") == case.workload
+    [row] = runs.rows
+    assert row[0] == "three" and row[-1] == "≥ 10 %" and len(row) == len(runs.header)
+    assert [goal.bound for goal in runs.goals] == [10.0, 5.0]
+    found: Any = runs.samples["three"]
+    assert all(run["num_output_tokens"] == 18 and run["unawaited_s"] == 0 for run in found["runs"])
+    fast = gpu_engine.ceilings(found["bandwidth"], found["rate"])
+    assert found["bound_s"] == gpu_engine.bound_s(requests, find_shape(config.model), fast) > 0
+
+
+def test_random_weights_of_a_known_model_are_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_random_checkpoint(tmp_path / "tiny", "tiny")
+    monkeypatch.setattr(gpu_engine, "find_settings", lambda model: tmp_path / "tiny" / "config.json")
+    said: list[str] = []
+    for _ in range(2):
+        with gpu_engine.checkpoint("known", str(tmp_path / "kept"), said.append) as folder:
+            assert (folder / "model.safetensors").read_bytes() == (tmp_path / "tiny" / "model.safetensors").read_bytes()
+    assert said == ["writing random weights of known"] and folder == tmp_path / "kept" / "known"
+    with gpu_engine.checkpoint("known", None, said.append) as folder:
+        assert LLM(str(folder), kv_memory="8MiB", num_threads=1, skip_tokenizer_init=True).config.model == str(folder)
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["guide"], "model"),
+        (["--device", "cuda"], "device"),
+    ],
+)
+def test_a_run_on_a_gpu_is_refused_before_weights_are_written(
+    arguments: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert cli.main(["bench", "gpu-engine", *arguments]) == 2
+    assert re.fullmatch(rf"quire: error: {message} .*\n", capsys.readouterr().err)
 
 
 def test_parts_of_kernels_can_be_measured_alone(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from quire.core.errors import InvalidConfigError
 PARTS = ("decode", "growth", "prefix", "pool", "caching")
 KERNEL_PARTS = ("limits", "products", "attention")
 SERVE_PARTS = ("load", "http", "live")
+GPU_MODELS = ("qwen3-0.6b", "llama-3.1-8b")
 SHAPES = ("qwen3-0.6b", "llama-3.2-1b", "tiny")
 
 
@@ -30,6 +31,7 @@ def add_parser(subparsers: Any) -> None:
         ("startup", _add_startup_options, "startup", "first token, load and installation", STARTUP),
         ("memory", _add_memory_options, "memory_use", "where the memory goes, planned and held", MEMORY),
         ("kernels", _add_kernel_options, "kernels", "products and attention, beside the machine's limits", KERNELS),
+        ("gpu-engine", _add_gpu_options, "gpu_engine", "whole runs on a GPU, beside their roofline", GPU_ENGINE),
         ("gpu-predictions", _add_nothing, "gpu_predictions", "what a GPU should reach, by bytes", GPU_PREDICTIONS),
         ("quality", _add_quality_options, "quality", "what narrower numbers do to what a model says", QUALITY),
         ("sharing", _add_sharing_options, "sharing", "blocks saved by several texts of one prompt", SHARING),
@@ -70,6 +72,10 @@ MEMORY = (
 KERNELS = (
     "Measure the bandwidth and the arithmetic of the machine, and products and paged attention beside them, without a "
     "model."
+)
+GPU_ENGINE = (
+    "Run the nano-vllm benchmark, 256 prompts of 1,024 tokens and single streams with random weights, and hold them to "
+    "the roofline of the same requests, by ceilings of the device that are measured right before. Say --device cuda."
 )
 GPU_PREDICTIONS = (
     "Say what attention and whole engines should reach on an H200, from bytes and operations and what is assumed of "
@@ -174,6 +180,14 @@ def _add_kernel_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_nothing(parser: argparse.ArgumentParser) -> None:
     """What is predicted takes no options."""
+
+
+def _add_gpu_options(parser: argparse.ArgumentParser) -> None:
+    _add_choices(parser, "only", GPU_MODELS, GPU_MODELS, "measure only these models")
+    parser.add_argument("--folder", metavar="FOLDER", help="where weights and workloads are kept, for another time")
+    _add_count(parser, "repeat", 5, "runs of every measurement")
+    _add_size(parser, "read-size", "4GiB", "memory that is read for the bandwidth")
+    add_engine_options(parser)
 
 
 def _add_quality_options(parser: argparse.ArgumentParser) -> None:

@@ -246,9 +246,17 @@ def even_requests(num_tokens: int) -> list[OfferedRequest]:
     return [OfferedRequest(str(number), 0.0, prompt, num_tokens) for number, prompt in enumerate(prompts)]
 
 
+def bound_s(requests: list[OfferedRequest], shape: ModelShape, hardware: Hardware) -> float:
+    """Return the seconds of requests by their roofline: the real scheduler, steps as fast as the hardware."""
+    cost = RooflineCost(Roofline(hardware, shape, Numbers()))
+    return _served(requests, shape.kv_cache_spec(16, "bfloat16"), cost)[0]
+
+
 def _served(requests: list[OfferedRequest], spec: KVCacheSpec, cost: RooflineCost | ExpectedCost) -> tuple[float, int]:
     """Return the seconds of the requests, and how many steps they took."""
-    memory = MemoryConfig(num_blocks=100_000_000_000 // spec.bytes_per_block, prefix_index="none")
+    needed = sum((len(request.prompt) + request.num_output_tokens) // spec.block_size + 2 for request in requests)
+    num_blocks = min(2 * needed, 100_000_000_000 // spec.bytes_per_block)
+    memory = MemoryConfig(num_blocks=num_blocks, prefix_index="none")
     setup = EngineSetup(spec, memory, SchedulerConfig(256, 16384, 4096), cost)
     result = Simulation([PagedEngine(setup)], OpenLoop(requests)).run()
     return result.duration_s, result.num_steps

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 from quire.cli.bench.workload_file import WorkloadRequest
 from quire.compute.worker.cache_engine import CacheEngine
@@ -32,23 +32,28 @@ from quire.engine.core import EngineCore
 from quire.engine.factory import EngineBlueprint, plan_engine
 from quire.engine.progress import LoadingLine
 
+AWAITED_S: Final = 100e-6
+"""It takes so long to take in a result that is there."""
+
 
 @dataclass(slots=True)
 class StepWatch:
     """Seconds in the executor and in the decoder, and the plans that were submitted. All grow until `reset`.
 
+    `unawaited_s`: of an executor that launches ahead, those that led to results for which nobody had to wait.
     `blocks`, where it is a set, takes every block of KV memory that a plan writes to or reads.
     """
 
     executor_s: float = 0.0
     decoder_s: float = 0.0
+    unawaited_s: float = 0.0
     num_steps: int = 0
     last_plan: StepPlan | None = None
     blocks: set[int] | None = None
 
     def reset(self) -> None:
         """Begin anew. Mutates."""
-        self.executor_s = self.decoder_s = 0.0
+        self.executor_s = self.decoder_s = self.unawaited_s = 0.0
         self.num_steps = 0
 
 
@@ -81,6 +86,7 @@ class WatchedExecutor:
     def __init__(self, executor: Executor, watch: StepWatch) -> None:
         self._executor = executor
         self._watch = watch
+        self._collected = time.perf_counter()
         self._launches_ahead = isinstance(executor, Worker) and executor.launches_ahead
         if isinstance(executor, Worker) and not self._launches_ahead:
             executor.runner = WatchedRunner(executor.runner, watch)
@@ -103,10 +109,14 @@ class WatchedExecutor:
         """Return the result of the oldest plan."""
         started = time.perf_counter()
         result = self._executor.collect()
-        waited_s = time.perf_counter() - started
+        ended = time.perf_counter()
+        waited_s = ended - started
         self._watch.executor_s += waited_s
         if self._launches_ahead:
             self._watch.decoder_s += waited_s
+            if waited_s < AWAITED_S:
+                self._watch.unawaited_s += ended - self._collected
+        self._collected = ended
         return result
 
     def shutdown(self) -> None:
@@ -121,6 +131,7 @@ class Run:
     wall_s: float = 0.0
     executor_s: float = 0.0
     decoder_s: float = 0.0
+    unawaited_s: float = 0.0
     num_steps: int = 0
     num_preemptions: int = 0
     num_output_tokens: int = 0
@@ -177,6 +188,7 @@ class MeasuredEngine:
                 watch_step()
         run.wall_s = time.perf_counter() - started
         run.executor_s, run.decoder_s = self.watch.executor_s, self.watch.decoder_s
+        run.unawaited_s = self.watch.unawaited_s
         run.num_steps = self.watch.num_steps
         run.num_preemptions = self.core.scheduler.num_preemptions - preemptions
         return run

@@ -148,6 +148,11 @@ def write_random_checkpoint(folder: Path, name: str, changes: Mapping[str, objec
     """Write a model folder of a named shape, some of its settings changed: and random weights in bfloat16."""
     folder.mkdir()
     _write_config(folder, name, changes)
+    write_random_weights(folder)
+
+
+def write_random_weights(folder: Path) -> None:
+    """Write weights for the settings of a model folder: random numbers in bfloat16."""
     random = np.random.default_rng(0).normal(0.0, 0.02, RANDOM_NUMBERS).astype("<f4")
     numbers = (random.view("<u4") >> 16).astype("<u2").tobytes()
     header: dict[str, object] = {}
