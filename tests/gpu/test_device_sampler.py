@@ -168,6 +168,14 @@ def test_only_draws_that_ask_are_reported() -> None:
     assert_same(sampled(LOGITS, draws), REFERENCE.sample(LOGITS[None], draws))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_logits_of_half_precision_are_read_as_they_are(dtype: torch.dtype) -> None:
+    rows = rows_of(LOGITS).to(dtype)
+    draws, _ = draws_of_their_own([{"temperature": 0.8, "seed": 3, "logprobs": 2} | kind for kind in FILTERS.values()])
+    exact = rows[:, :VOCAB].float().cpu().numpy()
+    assert_same(TorchSampler(VOCAB).sample(rows, draws), REFERENCE.sample(exact, draws))
+
+
 def test_logits_are_not_mutated() -> None:
     rows = rows_of(LOGITS)
     before = rows.clone()

@@ -38,7 +38,7 @@ class EveryLogit:
     def run(self, inputs: StepInputs, cache: TorchCache) -> StepOutputs:
         every = np.arange(len(inputs.token_ids))
         outputs = self._runner.run(replace(inputs, logit_indices=every, logit_starts=inputs.query_starts), cache)
-        logits, wanted = outputs.logits.cpu().numpy(), inputs.logit_indices
+        logits, wanted = outputs.logits.float().cpu().numpy(), inputs.logit_indices
         self.last = [logits[inputs.tokens_of(s)].copy() for s in range(len(inputs.entries))]
         chosen = outputs.logits[torch.from_numpy(wanted).to(outputs.logits.device)]
         return replace(outputs, logits=chosen, finite_logits=outputs.finite_logits[wanted])

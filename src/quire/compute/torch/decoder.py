@@ -42,7 +42,7 @@ class Engines:
 class DecoderOutputs:
     """What a step brings, on the device."""
 
-    logits: torch.Tensor  # float32 [num_logits, vocab_size]
+    logits: torch.Tensor  # [num_logits, vocab_size], in the dtype of rows, or float32 where they are capped
     finite: torch.Tensor  # bool [num_tokens]: the hidden state of the token
     finite_logits: torch.Tensor  # bool [num_logits]
 
@@ -142,6 +142,6 @@ class TorchDecoder:
     def _logits(self, rows: torch.Tensor) -> torch.Tensor:
         if self._weights.embedding_out is not None:
             rows = self._product(rows, self._weights.embedding_out)
-        logits = self._product(rows, self._weights.head).to(torch.float32)
+        logits = self._product(rows, self._weights.head)
         cap = self.spec.logit_soft_cap
-        return logits if cap is None else torch.tanh(logits / cap) * cap
+        return logits if cap is None else torch.tanh(logits.to(torch.float32) / cap) * cap

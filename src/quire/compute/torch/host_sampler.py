@@ -38,5 +38,5 @@ class HostSampler:
 def _brought(logits: torch.Tensor, logit_rows: IntArray) -> tuple[FloatArray, IntArray]:
     """Return the rows that are named, each once, and where each of the names is among them."""
     rows, places = np.unique(logit_rows, return_inverse=True)
-    brought: FloatArray = logits[torch.from_numpy(rows).to(logits.device)].cpu().numpy()
+    brought: FloatArray = logits[torch.from_numpy(rows).to(logits.device)].to("cpu", torch.float32).numpy()
     return brought, places
