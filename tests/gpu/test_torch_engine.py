@@ -20,7 +20,7 @@ from quire.compute.torch.attention.plain import PlainAttention
 from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.decoder import DecoderOutputs, TorchDecoder
 from quire.compute.torch.load import load_worker
-from quire.compute.torch.products import Matrix, TiledProduct, choose_tile, product
+from quire.compute.torch.products import Matrix, TiledProduct, choose_tile, keep_sums_whole, product
 from quire.compute.torch.quantize import quantized
 from quire.compute.torch.rehearsal import largest_steps
 from quire.compute.torch.runner import TorchRunner
@@ -222,6 +222,17 @@ def test_products_in_which_a_place_matters_are_found_out(monkeypatch: pytest.Mon
     assert choose_tile([matrix], torch.float32).num_rows == 16
     monkeypatch.setattr(products, "product", unfair)
     assert choose_tile([matrix], torch.float32).num_rows == 1
+
+
+@pytest.mark.skipif(torch.version.cuda is None, reason="torch is a build without CUDA")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_library_that_computes_can_keep_sums_whole(dtype: torch.dtype, device: str) -> None:
+    keep_sums_whole()
+    assert torch.backends.cuda.preferred_blas_library().name == "Cublaslt"  # of the other, torch refuses to ask it
+    assert not torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction_split_k
+    assert not torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction_split_k
+    matrix = Matrix(torch.ones((24, 40), dtype=dtype, device=device))
+    assert product(torch.ones((3, 40), dtype=dtype, device=device), matrix).eq(40).all()
 
 
 # --- settings --------------------------------------------------------------------------------------------------------

@@ -169,5 +169,6 @@ def create_sampler(vocab_size: int, device: torch.device) -> DeviceSampler:
 def _product(weights: TorchWeights, settings: TorchSettings) -> Product:
     if not settings.batch_invariant:
         return product
-    keep_sums_whole()
+    if torch.device(settings.device).type == "cuda":
+        keep_sums_whole()
     return choose_tile(weights.matrices(), weights.dtype)

@@ -80,7 +80,9 @@ def choose_tile(matrices: Iterable[Matrix], dtype: torch.dtype) -> TiledProduct:
 
 def keep_sums_whole() -> None:
     """Let no product on CUDA split its sums or round them on the way. Mutates torch's settings of this process."""
-    # Of each pair the second says whether a sum may be split among several programs.
+    # Of each pair the second says whether a sum may be split among several programs. torch can ask that of cuBLASLt
+    # only: with cuBLAS, its default, every product in half precision would be an error.
+    torch.backends.cuda.preferred_blas_library("cublaslt")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = (False, False)
 
