@@ -212,6 +212,12 @@ def test_a_plan_for_a_gpu_needs_none(capsys: pytest.CaptureFixture[str]) -> None
     assert "KV          fp8" in shown and "nvidia-h200" in shown
 
 
+@pytest.mark.parametrize("command", ["plan llama-3.1-8b", "simulate llama-3.1-8b --rate 1 --limit 1"])
+def test_no_gpu_is_measured_for_a_plan(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*command.split(), "--hardware", "here", "--device", "cuda"]) == cli.MISUSED
+    assert "hardware is 'here'; allowed: with device cuda a machine that is described" in capsys.readouterr().err
+
+
 def test_the_doctor_says_what_keeps_a_gpu_from_being_used(answers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     told = {}
     for facts in (H200, T4, NO_GPU, replace(H200, torch=None, torch_cuda=None)):

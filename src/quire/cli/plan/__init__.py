@@ -21,9 +21,8 @@ from quire.cli.terminal import detect
 from quire.cli.text import line
 from quire.core.byte_sizes import parse_bytes
 from quire.core.errors import InvalidConfigError
-from quire.core.granted import usable_cores
 from quire.simulate.estimate import Objective
-from quire.simulate.hardware import Hardware, find_hardware, known_hardware
+from quire.simulate.hardware import Hardware, known_hardware
 from quire.simulate.lengths import Length, RequestLengths, sample_pairs
 from quire.simulate.planner import Choices
 from quire.simulate.workload.trace import REFUSE, SKIP, Trace
@@ -144,13 +143,11 @@ def parse_objective(text: str) -> Objective:
 
 
 def _hardware(name: str, config: EngineConfig) -> Hardware:
-    from quire.cli.plan.here import HERE, measure_here
+    from quire.cli.plan.here import HERE, find_machine
 
-    if name != HERE:
-        return find_hardware(name)
-    if sys.stderr.isatty():
+    if name == HERE and config.device != "cuda" and sys.stderr.isatty():
         print("measuring this machine …", file=sys.stderr)
-    return measure_here(config.num_threads or usable_cores())
+    return find_machine(name, config)
 
 
 def _choices(settings: Mapping[str, Setting]) -> Choices:

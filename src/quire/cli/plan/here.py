@@ -1,12 +1,14 @@
-"""This machine as a `Hardware`, measured in about a second by the compiled core."""
+"""This machine as a `Hardware`, measured in about a second by the compiled core: its processors, and no GPU."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from quire.cli.machine_limits import MachineLimits
-from quire.core.granted import free_memory
-from quire.simulate.hardware import Hardware
+from quire.core.config import EngineConfig
+from quire.core.errors import InvalidConfigError
+from quire.core.granted import free_memory, usable_cores
+from quire.simulate.hardware import Hardware, find_hardware
 
 HERE: Final = "here"
 READ_BYTES: Final = 512 << 20
@@ -18,6 +20,16 @@ NOTES: Final = (
     "measured, and counts as bfloat16. The overhead of a step and the copies of swapping are taken from "
     "benchmarks/RESULTS.md."
 )
+
+
+def find_machine(name: str, config: EngineConfig) -> Hardware:
+    """Return a machine by its name or file; `here` is measured, as an engine of the config would use it."""
+    if name != HERE:
+        return find_hardware(name)
+    if config.device == "cuda":
+        allowed = "with device cuda a machine that is described, as nvidia-h100: of this one processors are measured"
+        raise InvalidConfigError("hardware", HERE, allowed)
+    return measure_here(config.num_threads or usable_cores())
 
 
 def measure_here(num_threads: int, num_bytes: int = READ_BYTES) -> Hardware:

@@ -18,14 +18,13 @@ from typing import Any, TextIO
 from quire.cli.engine_options import NOT_STARTED, engine_config
 from quire.cli.model_shapes import find_settings, shape_of
 from quire.cli.options import options_of
-from quire.cli.plan.here import HERE, measure_here
+from quire.cli.plan.here import find_machine
 from quire.cli.plan.sizing import AnyBlockSizer, SizedEngine, resolved_on
 from quire.cli.simulate.files import named_after
 from quire.cli.simulate.progress import ProgressLine
 from quire.core.byte_sizes import format_bytes, parse_bytes
 from quire.core.config import EngineConfig, require_int, require_number
 from quire.core.errors import InvalidConfigError
-from quire.core.granted import usable_cores
 from quire.engine.step_log import MAGIC
 from quire.simulate.baselines.contiguous import ContiguousEngine, ContiguousSetup
 from quire.simulate.baselines.published import contiguous_setup, vllm_setup
@@ -33,7 +32,6 @@ from quire.simulate.cost.base import StepCost
 from quire.simulate.cost.fitted import FittedCost, read_steps
 from quire.simulate.cost.roofline import RooflineCost
 from quire.simulate.cost.unsteady import UnsteadyCost
-from quire.simulate.hardware import Hardware, find_hardware
 from quire.simulate.lengths import Length
 from quire.simulate.replica import EngineSetup, PagedEngine, SimulatedEngine
 from quire.simulate.result import SimulationResult
@@ -73,7 +71,7 @@ class Study:
         _require(arguments)
         config = engine_config(arguments, environ)
         self._sizer = AnyBlockSizer(config, find_settings(config.model))
-        self._hardware = _hardware(arguments.hardware, config)
+        self._hardware = find_machine(arguments.hardware, config)
         memory = arguments.memory
         self._memory_bytes = self._hardware.memory_bytes if memory is None else parse_bytes(memory, "memory")
         self.variants = list(_variants(arguments, config))
@@ -211,10 +209,6 @@ def _require(arguments: argparse.Namespace) -> None:
     require_number("duration", arguments.duration, 1e-3, 1e9)
     if arguments.users is not None and arguments.turns > 1:
         raise InvalidConfigError("turns", arguments.turns, "1 beside --users: chats are begun at a --rate")
-
-
-def _hardware(name: str, config: EngineConfig) -> Hardware:
-    return measure_here(config.num_threads or usable_cores()) if name == HERE else find_hardware(name)
 
 
 def _fit(path: str, seed: int) -> UnsteadyCost:
