@@ -1,0 +1,120 @@
+"""The script that tries the GPU engine where it has never run: it outlasts whatever its steps do."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from quire.cli import bench, doctor, generate
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "scripts" / "first-gpu-run"
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    spec = spec_from_loader("first_gpu_run", SourceFileLoader("first_gpu_run", str(SCRIPT)))
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules["first_gpu_run"] = module  # where its dataclasses look for their types
+    spec.loader.exec_module(module)
+    sys.path.remove(str(ROOT / "src"))
+    return module
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    """A file for what a step runs."""
+    return tmp_path / "program.py"
+
+
+def test_a_step_that_fails_keeps_no_other_from_running(
+    script: ModuleType, program: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program.write_text("import sys; print('said', sys.argv[1]); sys.exit(int(sys.argv[1]))")
+    steps = [script.Step(name, 60, f"python {program} {number}", False) for name, number in (("one", 3), ("two", 0))]
+    outcomes = script.run_all(steps, tmp_path, 600, has_gpu=False)
+    assert [(each.name, each.result) for each in outcomes] == [("one", "failed"), ("two", "ok")]
+    assert outcomes[0].why.startswith("exit status 3, ")
+    log, shown = (tmp_path / "log.txt").read_text(), capfd.readouterr().out
+    assert re.findall("^said .*$", log, re.MULTILINE) == re.findall("^said .*$", shown, re.MULTILINE)
+    assert log.index("said 3") < log.index("== two: ") < log.index("said 0")
+
+
+def test_a_step_is_ended_with_all_that_it_has_started(
+    script: ModuleType, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script, "GRACE_S", 0.5)
+    program.write_text(
+        "import signal, subprocess, sys, time\n"
+        "signal.signal(signal.SIGINT, lambda *_: print('asked', flush=True))\n"
+        "print('child', subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid, flush=True)\n"
+        "while True: time.sleep(600)\n"
+    )
+    (outcome,) = script.run_all([script.Step("slow", 2, f"python {program}", False)], tmp_path, 600, has_gpu=False)
+    assert (outcome.result, outcome.why) == ("failed", "ended after 2 s")
+    log = (tmp_path / "log.txt").read_text()
+    found = re.search(r"child (\d+)\nasked\n", log)
+    assert found is not None, log
+    state = Path(f"/proc/{found[1]}/stat")
+    assert not state.exists() or " Z " in state.read_text()
+
+
+def test_what_cannot_be_run_is_named(script: ModuleType, tmp_path: Path) -> None:
+    needing = script.Step("needing", 60, "python -V")
+    lacking = script.Step("lacking", 60, "no-such-program", needs_gpu=False)
+    late = script.Step("late", 60, "python -V", needs_gpu=False)
+    outcomes = script.run_all([needing, lacking], tmp_path, 600, has_gpu=False)
+    outcomes += script.run_all([late, needing], tmp_path, -1, has_gpu=True)
+    assert [(each.result, each.why) for each in outcomes] == [
+        ("skipped", "needs a GPU"),
+        ("skipped", "there is no no-such-program"),
+        ("not reached", "0 s were left"),
+        ("not reached", "0 s were left"),
+    ]
+    assert script.summary(outcomes, "--out here").splitlines()[-1] == (
+        "go on with: scripts/first-gpu-run late needing --out here"
+    )
+    assert "go on" not in script.summary(outcomes[:2], "")
+    assert not (tmp_path / "log.txt").exists()
+
+
+def test_commands_of_the_steps_are_those_of_this_tree(script: ModuleType) -> None:
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    subparsers = parser.add_subparsers()
+    for command in (bench, doctor, generate):
+        command.add_parser(subparsers)
+    for step in script.STEPS:
+        words = step.words(Path("out"))
+        assert words[0] in (sys.executable, "compute-sanitizer")
+        if "quire" in words:
+            parser.parse_args(words[words.index("quire") + 1 :])  # raises for what it does not know
+        else:
+            paths = [word.removeprefix("--ignore=") for word in words if "tests/" in word]
+            assert paths and all((ROOT / path).exists() for path in paths)
+
+
+def test_the_script_as_it_is_called(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), "doctor", "large", "--out", str(tmp_path)]
+    environ = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    first, *_, middle, last = done.stdout.splitlines()
+    assert first == "no GPU is used: no NVIDIA GPU answers: CUDA_VISIBLE_DEVICES hides them all"
+    assert re.match(r"doctor +(ok|failed) +exit status [01], ", middle) and re.fullmatch(
+        "large +skipped +needs.*", last
+    )
+    assert done.returncode == int("failed" in middle), done.stderr
+    assert (tmp_path / "log.txt").read_text().endswith(f"\n{middle}\n{last}\n")
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "all"], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 2 and "all is no step; allowed: doctor, kernel, text, tests, " in done.stderr
