@@ -213,8 +213,8 @@ def _attention(step: AttentionStep, spec: KVCacheSpec, device: torch.device) -> 
 
 def _gathered(numbers: torch.Tensor, scales: torch.Tensor | None, blocks: torch.Tensor) -> torch.Tensor:
     """Return the keys or values in some blocks, float32 `[num_kv_heads, num_tokens, head_dim]`."""
-    rows = torch.stack([numbers[block] for block in blocks.tolist()])
-    exact = rows.float() if scales is None else restored(rows, scales[blocks])
+    rows = torch.stack([numbers[block].float() for block in blocks.tolist()])  # not every torch joins fp8
+    exact = rows if scales is None else restored(rows, scales[blocks])
     return exact.transpose(0, 1).flatten(1, 2)
 
 
