@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 
+from quire.compute.torch.load import open_device
 from quire.core.errors import InvalidConfigError
 
 NUM_PASSES: Final = 5
@@ -25,7 +26,7 @@ class TorchLimits:
 
     def __init__(self, device: str, dtype: str, read_bytes: int) -> None:
         self.name = f"torch, {device}"
-        self._device = torch.device(device)
+        self._device = open_device(device)
         size = PRODUCT_SIZES[self._device.type]
         kind = {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(dtype, torch.float32)
         try:
