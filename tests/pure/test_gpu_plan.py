@@ -213,9 +213,14 @@ def test_a_plan_for_a_gpu_needs_none(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize("command", ["plan llama-3.1-8b", "simulate llama-3.1-8b --rate 1 --limit 1"])
-def test_no_gpu_is_measured_for_a_plan(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main([*command.split(), "--hardware", "here", "--device", "cuda"]) == cli.MISUSED
-    assert "hardware is 'here'; allowed: with device cuda a machine that is described" in capsys.readouterr().err
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_no_gpu_is_measured_for_a_plan_and_nothing_without_a_core(
+    command: str, device: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if device == "cpu":
+        monkeypatch.setitem(sys.modules, "quire._native", None)
+    assert cli.main([*command.split(), "--hardware", "here", "--device", device]) == cli.MISUSED
+    assert "hardware is 'here'; allowed: a machine that is described, as nvidia-h100: here" in capsys.readouterr().err
 
 
 def test_the_doctor_says_what_keeps_a_gpu_from_being_used(answers: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Final
 
 from quire.cli.machine_limits import MachineLimits
@@ -26,8 +27,8 @@ def find_machine(name: str, config: EngineConfig) -> Hardware:
     """Return a machine by its name or file; `here` is measured, as an engine of the config would use it."""
     if name != HERE:
         return find_hardware(name)
-    if config.device == "cuda":
-        allowed = "with device cuda a machine that is described, as nvidia-h100: of this one processors are measured"
+    if config.device == "cuda" or find_spec("quire._native") is None:
+        allowed = "a machine that is described, as nvidia-h100: here the compiled core measures processors, and no GPU"
         raise InvalidConfigError("hardware", HERE, allowed)
     return measure_here(config.num_threads or usable_cores())
 
