@@ -84,6 +84,7 @@ def engine(folder: Path) -> tuple[Any, Any]:
     from quire.compute.torch.attention.triton import TritonAttention
     from quire.compute.torch.cache import TorchCache
     from quire.compute.torch.decoder import Engines, TorchDecoder
+    from quire.compute.torch.fused_experts import FusedExperts
     from quire.compute.torch.fused_operations import FusedOperations
     from quire.compute.torch.graphs import DecodeGraphs
     from quire.compute.torch.products import product
@@ -104,7 +105,9 @@ def engine(folder: Path) -> tuple[Any, Any]:
     cache.allocate()
     reader = WeightReader(spec, Checkpoint.open(folder), settings.dtype, settings.weights, None)
     weights = TorchWeights.load(spec, reader, DTYPES[settings.dtype], device)
-    decoder = TorchDecoder(spec, weights, Engines(attention, FusedOperations(attention), product))
+    decoder = TorchDecoder(
+        spec, weights, Engines(attention, FusedOperations(attention), product, FusedExperts(batch_invariant=False))
+    )
     rehearsals = largest_steps(kv_spec, settings, context_length=20_000)
     graphs = DecodeGraphs(decoder, AgainRecorder(), settings.max_num_seqs)
     return TorchRunner(decoder, TorchSampler(spec.vocab_size), device, graphs=graphs, rehearsals=rehearsals), cache

@@ -15,6 +15,8 @@ from quire.compute.models.base import DecoderSpec
 from quire.compute.sampling.reference import ReferenceSampler
 from quire.compute.torch.attention.base import AttentionBackend
 from quire.compute.torch.decoder import Engines, TorchDecoder
+from quire.compute.torch.experts import ExpertOperations, PlainExperts
+from quire.compute.torch.fused_experts import FusedExperts
 from quire.compute.torch.fused_operations import FusedOperations
 from quire.compute.torch.host_sampler import HostSampler
 from quire.compute.torch.operations import Operations, PlainOperations
@@ -31,6 +33,8 @@ from support.step_plans import Work
 from support.torch_runs import FLOAT32, EveryLogit, TorchRun
 
 OperationsOver = Callable[[AttentionBackend[Any]], Operations]
+PLAIN = PlainOperations, PlainExperts(product)
+FUSED = FusedOperations, FusedExperts(batch_invariant=False)
 GREEDY = SamplingParams(temperature=0.0)
 PROMPTS = ([5, 9, 60, 2, 33, 7, 7, 12, 1], [44, 3, 8])
 
@@ -43,14 +47,15 @@ class ChosenRun(TorchRun):
         folder: Path,
         spec: DecoderSpec,
         settings: TorchSettings,
-        operations: OperationsOver,
+        chosen: tuple[OperationsOver, ExpertOperations[Any]],
         sampler: DeviceSampler,
     ) -> None:
         super().__init__(folder, spec=spec, settings=settings)
         cache = self.worker.cache
         reader = WeightReader(spec, Checkpoint.open(folder), "float32")
         weights = TorchWeights.load(spec, reader, DTYPES[settings.dtype], cache.device)
-        engines = Engines(cache.attention, operations(cache.attention), product)
+        operations, experts = chosen
+        engines = Engines(cache.attention, operations(cache.attention), product, experts)
         self.launcher = TorchRunner(TorchDecoder(spec, weights, engines), sampler, cache.device)
         self.runner = EveryLogit(self.launcher)
         self.worker = Worker(self.runner, cache, sampler)
@@ -59,8 +64,8 @@ class ChosenRun(TorchRun):
 
 def runs(folder: Path, spec: DecoderSpec, settings: TorchSettings) -> tuple[ChosenRun, ChosenRun]:
     """Return a plain run and a fused one."""
-    plain = ChosenRun(folder, spec, settings, PlainOperations, HostSampler(ReferenceSampler()))
-    return plain, ChosenRun(folder, spec, settings, FusedOperations, TorchSampler(spec.vocab_size))
+    plain = ChosenRun(folder, spec, settings, PLAIN, HostSampler(ReferenceSampler()))
+    return plain, ChosenRun(folder, spec, settings, FUSED, TorchSampler(spec.vocab_size))
 
 
 def logits_and_tokens(run: TorchRun, sampling: SamplingParams) -> tuple[np.ndarray, list[int]]:
@@ -104,7 +109,7 @@ def test_the_sampler_of_the_device_draws_what_that_of_the_host_draws(device: str
         temperature=1.5, top_p=0.95, top_k=40, seed=7, repetition_penalty=1.3, frequency_penalty=0.2, logprobs=2
     )
     samplers = TorchSampler(spec.vocab_size), HostSampler(ReferenceSampler())
-    own, host = (ChosenRun(tmp_path, spec, settings, FusedOperations, sampler) for sampler in samplers)
+    own, host = (ChosenRun(tmp_path, spec, settings, FUSED, sampler) for sampler in samplers)
     logits, tokens = logits_and_tokens(own, sampling)
     same, expected = logits_and_tokens(host, sampling)
     assert np.array_equal(logits, same)

@@ -14,6 +14,7 @@ from quire.compute.models.base import DecoderSpec
 from quire.compute.torch.attention.triton import TritonAttention
 from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.decoder import Engines, TorchDecoder
+from quire.compute.torch.fused_experts import FusedExperts
 from quire.compute.torch.fused_operations import FusedOperations
 from quire.compute.torch.graphs import DecodeGraphs
 from quire.compute.torch.products import product
@@ -32,7 +33,7 @@ from support.tiny_checkpoint import write_tiny_qwen3
 from support.torch_runs import FLOAT32, EveryLogit, TorchRun
 
 TOKENS = [(7 * i * i + 3 * i + 5) % 64 for i in range(40)]
-MODELS = ["qwen3", "caps", "learned"]
+MODELS = ["qwen3", "caps", "learned", "experts", "raw-experts"]
 
 
 class KernelRun(TorchRun):
@@ -45,7 +46,8 @@ class KernelRun(TorchRun):
         cache = TorchCache(kv_spec, attention, where, num_blocks=64, poison=True)
         reader = WeightReader(spec, Checkpoint.open(folder), "float32")
         weights = TorchWeights.load(spec, reader, torch.float32, where)
-        decoder = TorchDecoder(spec, weights, Engines(attention, FusedOperations(attention), product))
+        experts = FusedExperts(batch_invariant=False)
+        decoder = TorchDecoder(spec, weights, Engines(attention, FusedOperations(attention), product, experts))
         sampler = TorchSampler(spec.vocab_size)
         runner = TorchRunner(decoder, sampler, where)
         self.decoder = decoder

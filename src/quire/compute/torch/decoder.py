@@ -6,9 +6,9 @@
 
 A sublayer's output is not added to the residual stream by itself: it waits until the norm that follows, in the same
 layer or in the next one, so that adding and norming are one pass over memory (`Operations.add_norm`). What computes is
-chosen when a decoder is made: attention, operations, products. The walk asks for nothing that the host must wait for,
-experts aside. So for as many tokens it is always the same launches, at most the plan of attention differs, and where
-that can stand in one place, `rows` can be recorded once and be replayed (`quire.compute.torch.graphs`):
+chosen when a decoder is made: attention, operations, products, experts. On a GPU the walk asks for nothing that the
+host must wait for. So for as many tokens it is always the same launches, at most the plan of attention differs, and
+where that can stand in one place, `rows` can be recorded once and be replayed (`quire.compute.torch.graphs`):
 
     plan ─► rows ─► outputs
 """
@@ -23,7 +23,7 @@ import torch
 
 from quire.compute.models.base import DecoderSpec, Part
 from quire.compute.torch.attention.base import AttentionBackend, AttentionRule, KVPair, StandingPlan, StepBatch
-from quire.compute.torch.experts import MLPs
+from quire.compute.torch.experts import ExpertOperations, MLPs
 from quire.compute.torch.operations import Angles, Norm, Operations
 from quire.compute.torch.products import Product
 from quire.compute.torch.weights import LayerWeights, TorchWeights
@@ -36,6 +36,7 @@ class Engines:
     attention: AttentionBackend[Any]
     operations: Operations
     product: Product
+    experts: ExpertOperations[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +63,8 @@ class TorchDecoder:
         self.spec = spec
         self._weights = weights
         self._attention, self._operations, self._product = engines.attention, engines.operations, engines.product
-        self._mlps = MLPs(engines.operations, engines.product, spec.mlp.activation, gated=spec.mlp.gated)
+        chosen = engines.operations, engines.product, engines.experts
+        self._mlps = MLPs(*chosen, spec.mlp.activation, gated=spec.mlp.gated)
         shape = spec.attention
         self._rules = [AttentionRule(shape.scale, layer.window, shape.score_soft_cap) for layer in spec.layers]
         ropes = {layer.rope for layer in spec.layers if layer.rope is not None}
@@ -132,8 +134,9 @@ class TorchDecoder:
     def _transform(self, rows: torch.Tensor, weights: LayerWeights) -> torch.Tensor:
         if weights.mlp is not None:
             return self._mlps.dense(rows, weights.mlp)
-        assert self.spec.experts is not None  # a layer without an MLP is sparse
-        return self._mlps.sparse(rows, weights, self.spec.experts)
+        spec, router, experts = self.spec.experts, weights.router, weights.experts
+        assert spec is not None and router is not None and experts is not None  # a layer without an MLP is sparse
+        return self._mlps.sparse(rows, router, experts, spec)
 
     def _normed(self, rows: torch.Tensor, norm: Norm | None) -> torch.Tensor:
         """Return the rows normed, or as they are where the model has no norm in this place."""

@@ -14,6 +14,7 @@ from quire.compute.torch.attention.base import AttentionBackend
 from quire.compute.torch.attention.plain import PlainAttention
 from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.decoder import Engines, TorchDecoder
+from quire.compute.torch.experts import ExpertOperations, PlainExperts
 from quire.compute.torch.footprint import DeviceMemory, Footprint, measure
 from quire.compute.torch.graphs import CudaRecorder, DecodeGraphs
 from quire.compute.torch.host_sampler import HostSampler
@@ -99,9 +100,7 @@ class LoadedModel:
         return TorchRunner(decoder, self._sampler, cache.device, graphs=graphs, rehearsals=rehearsals)
 
     def _new_graphs(self, note_loaded: NoteLoaded | None) -> DecodeGraphs | None:
-        # Experts are launched in the shape of what the router chose; a recording has one shape.
-        is_sparse = any(layer.sparse for layer in self._decoder.spec.layers)
-        if self._cache.device.type != "cuda" or not self._settings.graphs or is_sparse:
+        if self._cache.device.type != "cuda" or not self._settings.graphs:
             return None
         return DecodeGraphs(self._decoder, CudaRecorder(), self._settings.max_num_seqs, note_loaded)
 
@@ -144,8 +143,10 @@ def load_decoder(spec: DecoderSpec, reader: PartReader, settings: TorchSettings,
         weights = TorchWeights.load(spec, reader, DTYPES[settings.dtype], cache.device)
     except torch.OutOfMemoryError as error:
         raise OutOfMemoryError(f"the weights do not fit into the memory of {cache.device}") from error
-    engines = Engines(cache.attention, create_operations(cache.attention, cache.device), _product(weights, settings))
-    return TorchDecoder(spec, weights, engines)
+    attention, chosen = cache.attention, _product(weights, settings)
+    experts = create_experts(chosen, cache.device, batch_invariant=settings.batch_invariant)
+    operations = create_operations(attention, cache.device)
+    return TorchDecoder(spec, weights, Engines(attention, operations, chosen, experts))
 
 
 def create_operations(attention: AttentionBackend[Any], device: torch.device) -> Operations:
@@ -155,6 +156,15 @@ def create_operations(attention: AttentionBackend[Any], device: torch.device) ->
     from quire.compute.torch.fused_operations import FusedOperations  # needs Triton
 
     return FusedOperations(attention)
+
+
+def create_experts(product: Product, device: torch.device, *, batch_invariant: bool) -> ExpertOperations[Any]:
+    """Return what computes experts: kernels on a GPU, elsewhere the product that the rest has, expert by expert."""
+    if device.type != "cuda":
+        return PlainExperts(product)
+    from quire.compute.torch.fused_experts import FusedExperts  # needs Triton
+
+    return FusedExperts(batch_invariant=batch_invariant)
 
 
 def create_sampler(vocab_size: int, device: torch.device) -> DeviceSampler:

@@ -29,7 +29,7 @@ TILES: Final = MappingProxyType({"cpu": (16, 1), "cuda": (128, 16)})
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """What rows are multiplied with, or looked up in: `[out, in]`."""
+    """What rows are multiplied with, or looked up in: `[out, in]`; of experts, one behind the other."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None  # [out], in the dtype of rows
@@ -39,6 +39,10 @@ class Matrix:
         """Return rows of the matrix, int8 as float32. Does not mutate."""
         rows = self.weight[ids]
         return rows if self.scales is None else rows.to(torch.float32) * self.scales[ids, None]
+
+    def of(self, expert: int) -> Matrix:
+        """Return the matrix of an expert, a view of those of all: `[num_experts, out, in]`."""
+        return Matrix(self.weight[expert], None, None if self.scales is None else self.scales[expert])
 
 
 Product: TypeAlias = Callable[[torch.Tensor, Matrix], torch.Tensor]

@@ -2,9 +2,9 @@
 
     query, key, value ─► one matrix      gate, up ─► one matrix      an offset of a norm's scale ─► added in
 
-Each fused matrix is allocated whole and filled part by part, so the host never holds more than the tensor that it is
-reading. bfloat16 comes as uint16 and becomes a tensor by a view; int8 is made on the device, from the very numbers of
-the checkpoint. Norms and routers are float32 always.
+Each fused matrix, and the experts of a layer as one, are allocated whole and filled part by part, so the host never
+holds more than the tensor that it is reading. bfloat16 comes as uint16 and becomes a tensor by a view; int8 is made on
+the device, from the very numbers of the checkpoint. Norms and routers are float32 always.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class PartReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MLP:
-    """down(activation(up)), where `up` holds the gate before it if the model's MLPs are gated."""
+    """down(activation(up)), `up` with the gate before it if the model's MLPs are gated; or those of all experts."""
 
     up: Matrix
     down: Matrix
@@ -69,7 +69,7 @@ class MLP:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """The weights of one layer: an MLP, or a router and its experts."""
+    """The weights of one layer: an MLP, or a router and its experts, which are one behind the other."""
 
     norms: Mapping[Part, Norm]
     form: HeadForm
@@ -77,7 +77,7 @@ class LayerWeights:
     output: Matrix
     mlp: MLP | None
     router: Matrix | None
-    experts: tuple[MLP, ...]
+    experts: MLP | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +113,15 @@ class TorchWeights:
         return replace(weights, layers=tuple(loader.layer(index) for index in range(len(spec.layers))))
 
     def matrices(self) -> Iterator[Matrix]:
-        """Yield every matrix that rows are multiplied with."""
+        """Yield every matrix that rows are multiplied with; of the experts of a layer the first, as they are alike."""
         yield self.head
         yield from filter(None, (self.embedding_in, self.embedding_out))
         for layer in self.layers:
             yield from filter(None, (layer.projection, layer.output, layer.router))
-            for mlp in (*filter(None, (layer.mlp,)), *layer.experts):
-                yield from (mlp.up, mlp.down)
+            if layer.mlp is not None:
+                yield from (layer.mlp.up, layer.mlp.down)
+            if layer.experts is not None:
+                yield from (layer.experts.up.of(0), layer.experts.down.of(0))
 
 
 class _Loader:
@@ -135,7 +137,6 @@ class _Loader:
         """Return the weights of a layer. Mutates the reader, whose memory is released."""
         spec, parts = self._spec, self._reader.layer(index)
         names = (Part.GATE, Part.UP) if spec.mlp.gated else (Part.UP,)
-        expert_names = (Part.EXPERT_GATE, Part.EXPERT_UP) if spec.mlp.gated else (Part.EXPERT_UP,)
         weights = LayerWeights(
             norms={part: self.norm(parts[part], spec.norm) for part in LAYER_NORMS if part in parts},
             form=self._head_form(parts),
@@ -143,29 +144,52 @@ class _Loader:
             output=self.fused((Part.OUTPUT,), parts),
             mlp=MLP(self.fused(names, parts), self.fused((Part.DOWN,), parts)) if Part.UP in parts else None,
             router=Matrix(self._moved(parts[Part.ROUTER].weight, torch.float32)) if Part.ROUTER in parts else None,
-            experts=tuple(
-                MLP(self.fused(expert_names, expert), self.fused((Part.EXPERT_DOWN,), expert))
-                for expert in self._reader.experts(index)
-            ),
+            experts=self._experts(index) if Part.ROUTER in parts else None,
         )
         self._reader.release()
         return weights
 
     def fused(self, names: tuple[Part, ...], parts: Parts) -> Matrix:
         """Return the matrices of some parts as one, rows of the first part first."""
-        pieces = [parts[name] for name in names]
-        ends = np.cumsum([0, *(len(piece.weight) for piece in pieces)]).tolist()
-        as_int8 = self._reader.makes_int8(names[0])
-        size = (ends[-1], *pieces[0].weight.shape[1:])
-        weight = torch.empty(size, dtype=torch.int8 if as_int8 else self._dtype, device=self._device)
-        scales = torch.empty(size[:1], dtype=torch.float32, device=self._device) if as_int8 else None
-        for piece, start, stop in zip(pieces, ends, ends[1:], strict=False):
-            numbers = _tensor(piece.weight)
-            if scales is not None:
-                weight[start:stop], scales[start:stop] = quantized(numbers.to(self._device), torch.int8)
+        matrix = self._room(names, parts)
+        self._fill(matrix, names, parts)
+        return replace(matrix, bias=self._bias([parts[name] for name in names]))
+
+    def _experts(self, layer: int) -> MLP:
+        """Return the experts of a layer, in the place of all of them."""
+        up_names = (Part.EXPERT_GATE, Part.EXPERT_UP) if self._spec.mlp.gated else (Part.EXPERT_UP,)
+        down_names = (Part.EXPERT_DOWN,)
+        assert self._spec.experts is not None  # a layer has a router only where there are experts
+        experts: MLP | None = None
+        for expert, parts in enumerate(self._reader.experts(layer)):
+            if experts is None:
+                places = (self._spec.experts.num_experts,)
+                experts = MLP(self._room(up_names, parts, places), self._room(down_names, parts, places))
+            self._fill(experts.up.of(expert), up_names, parts)
+            self._fill(experts.down.of(expert), down_names, parts)
+        assert experts is not None
+        return experts
+
+    def _room(self, names: tuple[Part, ...], parts: Parts, places: tuple[int, ...] = ()) -> Matrix:
+        """Return room for the matrices of some parts as one, or for as many of those as there are places."""
+        first = parts[names[0]].weight
+        size = (*places, sum(len(parts[name].weight) for name in names), *first.shape[1:])
+        if not self._reader.makes_int8(names[0]):
+            return Matrix(torch.empty(size, dtype=self._dtype, device=self._device))
+        scales = torch.empty(size[:-1], dtype=torch.float32, device=self._device)
+        return Matrix(torch.empty(size, dtype=torch.int8, device=self._device), None, scales)
+
+    def _fill(self, matrix: Matrix, names: tuple[Part, ...], parts: Parts) -> None:
+        """Put the matrices of some parts where there is room for them. Mutates the matrix."""
+        start = 0
+        for name in names:
+            numbers = _tensor(parts[name].weight)
+            rows = slice(start, start + len(numbers))
+            if matrix.scales is not None:
+                matrix.weight[rows], matrix.scales[rows] = quantized(numbers.to(self._device), torch.int8)
             else:
-                weight[start:stop].copy_(numbers)
-        return Matrix(weight, self._bias(pieces), scales)
+                matrix.weight[rows].copy_(numbers)
+            start = rows.stop
 
     def norm(self, piece: PartWeights, spec: NormSpec) -> Norm:
         """Return a norm."""

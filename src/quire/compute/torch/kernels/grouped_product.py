@@ -1,0 +1,143 @@
+"""Products of pairs (row, expert) with the matrices of their experts: all experts of a layer in one launch.
+
+    tile     (expert, first place, number of pairs)
+    program  a tile × 64 or 128 outs:   rows[pair // choices]  ·  matrix[expert, outs]  ─► results[pair, outs]
+
+How many pairs an expert has is data: the launch is for as many tiles as there may be, and programs without one return
+at once. So the host waits for nothing, and a recording of a step serves any choice of experts. Rows are gathered and
+results scattered by the pair's own number, so what stands between two such products needs no order.
+
+A number of a result is one sum over the row, in turns of `depth`, by one program, and rows of a tile do not meet. So a
+row's bits depend on the `ProductShape` alone: neither on its place in a tile, nor on who else picked its expert. Sums
+are not split, which for a single row leaves some programs of a GPU without work where matrices are small.
+
+int8 matrices are read as int8 and become numbers of the rows' dtype on the way to the product, which is exact; the
+scale of an output is multiplied in at the end, in float32.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from quire.compute.torch.kernels.expert_groups import TILE_COLUMNS, Groups
+from quire.compute.torch.kernels.variants import KernelVariant
+
+
+class ProductShape(NamedTuple):
+    """What the kernel is compiled for, but for types. Immutable; constants within kernels."""
+
+    rows: int
+    outs: int
+    depth: int
+    num_warps: int
+    num_stages: int
+
+
+FEW: Final = ProductShape(rows=16, outs=64, depth=128, num_warps=4, num_stages=4)
+"""For decodes: matrices are read once, and what counts is how much of them is under way."""
+MANY: Final = ProductShape(rows=64, outs=128, depth=64, num_warps=4, num_stages=4)
+"""For prompts: as many rows as the fastest matrix instructions take."""
+
+
+def shape_for(num_pairs: int, num_experts: int) -> ProductShape:
+    """Return the shape that suits so many pairs: `MANY` where experts have more than a tile of `FEW`, on average.
+
+    >>> shape_for(8 * 256, num_experts=128).rows, shape_for(8 * 2048, num_experts=128).rows
+    (16, 64)
+    """
+    return FEW if num_pairs <= FEW.rows * num_experts else MANY
+
+
+@triton.jit
+def product_kernel(
+    rows,
+    weights,
+    scales,
+    results,
+    groups: Groups,
+    out_size,
+    in_size,
+    CHOICES: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTS: tl.constexpr,
+    DEPTH: tl.constexpr,
+):
+    """Compute some outs of the pairs of a tile."""
+    fields = groups.tiles + tl.program_id(1) * TILE_COLUMNS
+    expert, first, count = tl.load(fields).to(tl.int64), tl.load(fields + 1), tl.load(fields + 2)
+    if count == 0:
+        return
+    index, depths = tl.arange(0, ROWS), tl.arange(0, DEPTH)
+    outs = tl.program_id(0) * OUTS + tl.arange(0, OUTS)
+    real, wanted = index < count, outs < out_size
+    pairs = tl.load(groups.order + first + index, mask=real, other=0).to(tl.int64)
+    row_starts = rows + (pairs // CHOICES * in_size)[:, None]
+    out_starts = weights + (expert * out_size + outs)[:, None] * in_size
+    sums = tl.zeros([ROWS, OUTS], tl.float32)
+    for start in tl.range(0, in_size, DEPTH):
+        inside = (start + depths < in_size)[None, :]
+        places = (start + depths)[None, :]
+        some = tl.load(row_starts + places, mask=real[:, None] & inside, other=0.0)
+        matrix = tl.load(out_starts + places, mask=wanted[:, None] & inside, other=0.0)
+        sums = tl.dot(some, tl.trans(matrix.to(some.dtype)), sums, input_precision="ieee")
+    if scales is not None:
+        sums *= tl.load(scales + expert * out_size + outs, mask=wanted, other=0.0)[None, :]
+    targets = results + (pairs * out_size)[:, None] + outs[None, :]
+    tl.store(targets, sums.to(results.dtype.element_ty), mask=real[:, None] & wanted[None, :])
+
+
+def grouped_product(
+    rows: torch.Tensor, weights: torch.Tensor, scales: torch.Tensor | None, groups: Groups, shape: ProductShape
+) -> torch.Tensor:
+    """Return the product of each pair's row with the matrix of its expert: `[num_pairs, out]`, in the dtype of rows.
+
+    `rows` are `[num_rows, in]`, of which each has as many pairs, `weights` `[num_experts, out, in]`, all contiguous;
+    `scales` float32 `[num_experts, out]` where they are int8. The groups have tiles of `shape.rows`. Does not mutate.
+    """
+    num_pairs, (_, out_size, in_size) = len(groups.order), weights.shape
+    results = rows.new_empty((num_pairs, out_size))
+    if num_pairs:
+        product_kernel[triton.cdiv(out_size, shape.outs), len(groups.tiles)](
+            rows,
+            weights,
+            scales,
+            results,
+            groups,
+            out_size,
+            in_size,
+            CHOICES=num_pairs // len(rows),
+            ROWS=shape.rows,
+            OUTS=shape.outs,
+            DEPTH=shape.depth,
+            num_warps=shape.num_warps,
+            num_stages=shape.num_stages,
+        )
+    return results
+
+
+def _variant(name: str, shape: ProductShape, dtype: str, stored: str) -> KernelVariant:
+    arguments: dict[str, str | tuple[str, ...]] = {"rows": f"*{dtype}:16", "weights": f"*{stored}:16"}
+    arguments |= {"results": f"*{dtype}:16", "groups": Groups._make(["*i32:16"] * 2)}
+    is_int8 = stored == "i8"
+    return KernelVariant(
+        f"{name}, {dtype}{' by int8' if is_int8 else ''}",
+        product_kernel,
+        arguments=arguments | {"out_size": "i32:16", "in_size": "i32:16"} | ({"scales": "*fp32:16"} if is_int8 else {}),
+        constants={"CHOICES": 8, "ROWS": shape.rows, "OUTS": shape.outs, "DEPTH": shape.depth}
+        | ({} if is_int8 else {"scales": None}),
+        num_warps=shape.num_warps,
+        num_stages=shape.num_stages,
+        num_buffers=shape.num_stages - 1,
+    )
+
+
+VARIANTS: Final = tuple(
+    _variant(name, shape, dtype, stored)
+    for name, shape in (("few rows", FEW), ("many rows", MANY))
+    for dtype, stored in (("bf16", "bf16"), ("fp16", "fp16"), ("bf16", "i8"), ("fp32", "fp32"))
+)
+"""What the compile gate compiles; see `variants`."""
