@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -9,20 +10,39 @@ import pytest
 import torch
 from tests.gpu.counting_driver import run_alone
 
-from support.tiny_checkpoint import write_tiny_qwen3
+from quire.compute.models import read_model
+from support.spec_models import write_spec_model
+from support.tiny_checkpoint import tiny_qwen3_config
+
+KINDS: dict[str, dict[str, object]] = {
+    "windows": {"use_sliding_window": True, "sliding_window": 1200, "max_window_layers": 1},
+    "experts": {  # all layers attend to everything
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "max_window_layers": 0,
+        "model_type": "qwen3_moe",
+        "moe_intermediate_size": 48,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+}
+EXPERTS = {"route_kernel": 1, "group_kernel": 2, "product_kernel": 4, "combine_kernel": 1}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver, and all other tests launch on it")
 @pytest.mark.skipif(shutil.which("cc") is None, reason="Triton builds its launchers with a C compiler")
-@pytest.mark.parametrize("windows", [False, True], ids=["full", "windows"])
-def test_all_that_is_served_was_compiled_when_the_largest_steps_were_rehearsed(windows: bool, tmp_path: Path) -> None:
-    settings = {"use_sliding_window": True, "sliding_window": 1200, "max_window_layers": 1} if windows else {}
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_that_is_served_was_compiled_when_the_largest_steps_were_rehearsed(kind: str, tmp_path: Path) -> None:
     model, scratch = tmp_path / "model", tmp_path / "driver"
     scratch.mkdir()
     model.mkdir()
-    write_tiny_qwen3(model, settings=settings)
+    config = tiny_qwen3_config() | KINDS[kind]
+    (model / "config.json").write_text(json.dumps(config))
+    write_spec_model(model, read_model(model).spec)
     rehearsed, served = run_alone(model, scratch)
     assert served == rehearsed
+    if kind == "experts":
+        # Up and down, of few rows and of many; up has two pairs of a row, down one.
+        assert {name: served.get(name) for name in EXPERTS} == EXPERTS
     kernels = {"attend_kernel", "merge_kernel", "rotate_and_write_kernel", "norm_kernel", "activation_kernel"}
     kernels |= {"highest_kernel", "weigh_kernel", "choose_kernel"}
     assert served.keys() >= kernels and served["merge_kernel"] == 4  # of 2, 4, 8 and 16 parts at a time

@@ -30,6 +30,7 @@ from quire.compute.weights.quantize import quantized as quantized_on_the_host
 from quire.core.errors import ExecutionError, InvalidConfigError, OutOfMemoryError
 from quire.core.kv_spec import KVCacheSpec, KVGroup
 from quire.core.step import BlockCopy, BlockMove, StepPlan, column
+from support.spec_models import SPECS
 from support.step_plans import Work
 from support.tiny_checkpoint import write_tiny_qwen3
 from support.torch_runs import FLOAT32, TorchRun
@@ -257,6 +258,8 @@ def test_what_a_block_and_a_step_take_is_known_before(folder: Path) -> None:
     # 3 layers of 2 heads, keys and values, each of 32 bytes and a scale of 4.
     assert kv_cache_spec(spec, settings).bytes_per_block == 16 * 3 * 2 * 2 * 36
     assert activation_bytes(spec, settings) > activation_bytes(spec, replace(settings, max_num_batched_tokens=16))
+    sparse = SPECS["experts"]  # a token goes through 3 experts of 16 numbers, which is more than one MLP of 48
+    assert activation_bytes(sparse, settings) > activation_bytes(SPECS["plain"], settings)
 
 
 def test_arrays_of_a_step_arrive_whole_and_aligned(device: str) -> None:

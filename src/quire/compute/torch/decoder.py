@@ -93,7 +93,8 @@ class TorchDecoder:
                 pair,
                 batch.slots[pair.group],
             )
-            waiting = self._leave_layer(weights, hidden, self._attention.run(queries, pair, planned, rule).flatten(1))
+            attended = self._attention.run(queries, pair, planned, rule).flatten(1)
+            waiting = self._leave_layer(weights, hidden, attended, batch.slots[pair.group])
         return self._enter(waiting, self._weights.final_norm)[1]
 
     def outputs(self, rows: torch.Tensor, batch: StepBatch) -> DecoderOutputs:
@@ -101,13 +102,15 @@ class TorchDecoder:
         logits = self._logits(rows[batch.logit_indices])
         return DecoderOutputs(logits, rows.isfinite().all(dim=-1), logits.isfinite().all(dim=-1))
 
-    def _leave_layer(self, weights: LayerWeights, hidden: torch.Tensor, attended: torch.Tensor) -> _Waiting:
+    def _leave_layer(
+        self, weights: LayerWeights, hidden: torch.Tensor, attended: torch.Tensor, slots: torch.Tensor
+    ) -> _Waiting:
         """Return what a layer leaves, from its attention on: its output is not added yet."""
         norms = weights.norms
         update = self._normed(self._product(attended, weights.output), norms.get(Part.AFTER_ATTENTION_NORM))
         waiting = _Waiting(hidden, update, norms.get(Part.JOINED_ATTENTION_NORM))
         hidden, rows = self._enter(waiting, norms.get(Part.MLP_NORM))
-        update = self._normed(self._transform(rows, weights), norms.get(Part.AFTER_MLP_NORM))
+        update = self._normed(self._transform(rows, weights, slots), norms.get(Part.AFTER_MLP_NORM))
         return _Waiting(hidden, update, norms.get(Part.JOINED_MLP_NORM))
 
     def _embed(self, batch: StepBatch) -> torch.Tensor:
@@ -131,12 +134,12 @@ class TorchDecoder:
             hidden = hidden + update
         return hidden, self._normed(hidden, before)
 
-    def _transform(self, rows: torch.Tensor, weights: LayerWeights) -> torch.Tensor:
+    def _transform(self, rows: torch.Tensor, weights: LayerWeights, slots: torch.Tensor) -> torch.Tensor:
         if weights.mlp is not None:
             return self._mlps.dense(rows, weights.mlp)
         spec, router, experts = self.spec.experts, weights.router, weights.experts
         assert spec is not None and router is not None and experts is not None  # a layer without an MLP is sparse
-        return self._mlps.sparse(rows, router, experts, spec)
+        return self._mlps.sparse(rows, slots, router, experts, spec)
 
     def _normed(self, rows: torch.Tensor, norm: Norm | None) -> torch.Tensor:
         """Return the rows normed, or as they are where the model has no norm in this place."""

@@ -28,8 +28,11 @@ Routing = TypeVar("Routing")
 class ExpertOperations(Protocol[Routing]):
     """What experts compute with. A pair is row × experts_per_token + choice. Nothing passed in is mutated."""
 
-    def route(self, scores: torch.Tensor, spec: ExpertsSpec) -> Routing:
-        """Return where rows go, of the router's scores, float32 `[num_rows, num_experts]`."""
+    def route(self, scores: torch.Tensor, slots: torch.Tensor, spec: ExpertsSpec) -> Routing:
+        """Return where rows go, of the router's scores, float32 `[num_rows, num_experts]`.
+
+        Rows whose slot is -1 count for nothing: they may go anywhere.
+        """
         ...
 
     def product(self, rows: torch.Tensor, experts: Matrix, routing: Routing) -> torch.Tensor:
@@ -65,9 +68,11 @@ class MLPs:
         """Return the MLP of each row: `[num_rows, hidden_size]`."""
         return self._product(self._activate(self._product(rows, mlp.up), self._activation), mlp.down)
 
-    def sparse(self, rows: torch.Tensor, router: Matrix, experts: MLP, spec: ExpertsSpec) -> torch.Tensor:
-        """Return the weighted sum of each row's experts: `[num_rows, hidden_size]`."""
-        routing = self._experts.route(self._product(rows.to(torch.float32), router), spec)
+    def sparse(
+        self, rows: torch.Tensor, slots: torch.Tensor, router: Matrix, experts: MLP, spec: ExpertsSpec
+    ) -> torch.Tensor:
+        """Return the weighted sum of each row's experts: `[num_rows, hidden_size]`; where a slot is -1, anything."""
+        routing = self._experts.route(self._product(rows.to(torch.float32), router), slots, spec)
         active = self._activate(self._experts.product(rows, experts.up, routing), self._activation)
         return self._experts.combine(self._experts.product(active, experts.down, routing), routing)
 
@@ -85,7 +90,7 @@ class PlainExperts:
     def __init__(self, product: Product) -> None:
         self._product = product
 
-    def route(self, scores: torch.Tensor, spec: ExpertsSpec) -> Routed:
+    def route(self, scores: torch.Tensor, slots: torch.Tensor, spec: ExpertsSpec) -> Routed:
         """Return the experts of the highest weights; of equal ones those of the lowest ids."""
         weights, ids = torch.softmax(scores, dim=-1).sort(dim=-1, descending=True, stable=True)
         weights, ids = weights[:, : spec.experts_per_token], ids[:, : spec.experts_per_token]

@@ -31,9 +31,9 @@ class FusedExperts:
     def __init__(self, *, batch_invariant: bool) -> None:
         self._batch_invariant = batch_invariant
 
-    def route(self, scores: torch.Tensor, spec: ExpertsSpec) -> GroupedRows:
+    def route(self, scores: torch.Tensor, slots: torch.Tensor, spec: ExpertsSpec) -> GroupedRows:
         """Return the experts of the highest weights; of equal ones those of the lowest ids."""
-        ids, shares = route(scores, spec.experts_per_token, normalize=spec.normalize_weights)
+        ids, shares = route(scores, slots, spec.experts_per_token, normalize=spec.normalize_weights)
         shape = MANY if self._batch_invariant else shape_for(ids.numel(), spec.num_experts)
         return GroupedRows(shares, group(ids, spec.num_experts, shape.rows), shape)
 

@@ -94,7 +94,12 @@ def activation_bytes(spec: DecoderSpec, settings: TorchSettings) -> int:
     """
     attention, mlp = spec.attention, spec.mlp
     heads = (attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim
-    per_token = 6 * spec.hidden_size + 3 * heads + 3 * mlp.intermediate_size * (2 if mlp.gated else 1)
+    width = 2 if mlp.gated else 1
+    between = 3 * mlp.intermediate_size * width
+    if spec.experts is not None:
+        between_experts = 3 * spec.experts.intermediate_size * width + 2 * spec.hidden_size
+        between = max(between, spec.experts.experts_per_token * between_experts)
+    per_token = 6 * spec.hidden_size + 3 * heads + between
     num_logits = settings.max_num_seqs + MAX_PROMPT_LOGITS
     widened = 2 * spec.vocab_size * spec.hidden_size if settings.weights == "int8" else 0
     scratch = FLASHINFER_SCRATCH_BYTES if settings.attention == "flashinfer" else 0

@@ -4,9 +4,10 @@
            ─► `group`     pairs (row, choice) by expert, cut into tiles                        a program for each expert
     outputs ─► `combine`  the sum of a row's pairs, weighted, in the order of expert ids       a program for each row
 
-A pair is a number, row × experts_per_token + choice. `group` sorts pairs by counting: the program of an expert counts
-the pairs of all, so it knows where its own begin, and puts them there in their order. Tiles have at most `tile_rows`
-pairs of one expert:
+A row that counts for nothing, as recorded steps have them, goes where the first row goes: no matrix is read for its
+sake. A pair is a number, row × experts_per_token + choice. `group` sorts them by counting: the program of an expert
+counts the pairs of all, so it knows where its own begin, and puts them there in their order. Tiles have at most
+`tile_rows` pairs of one expert:
 
     pairs   5 of expert 0 │ 4 of expert 2 │ 1 of expert 7         tile_rows 4: (0, 0, 4) (0, 4, 1) (2, 5, 4) (7, 9, 1)
 
@@ -44,13 +45,14 @@ class Groups(NamedTuple):
 
 @triton.jit
 def route_kernel(
-    scores, ids, shares, num_experts, CHOICES: tl.constexpr, NORMALIZES: tl.constexpr, EXPERTS: tl.constexpr
+    scores, slots, ids, shares, num_experts, CHOICES: tl.constexpr, NORMALIZES: tl.constexpr, EXPERTS: tl.constexpr
 ):
     """Choose the experts of a row."""
     row = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, EXPERTS)
     there = experts < num_experts
-    found = tl.load(scores + row * num_experts + experts, mask=there, other=float("-inf"))
+    source = tl.where(tl.load(slots + row) < 0, 0, row)
+    found = tl.load(scores + source * num_experts + experts, mask=there, other=float("-inf"))
     powers = tl.exp(found - tl.max(found))
     weights = powers / tl.sum(powers)
     # What is no number is chosen as if it were 0: whatever a row holds, it goes to experts that there are.
@@ -115,11 +117,14 @@ def combine_kernel(outputs, shares, totals, size, CHOICES: tl.constexpr, BLOCK: 
     tl.store(totals + row * size + places, total.to(totals.dtype.element_ty), mask=inside)
 
 
-def route(scores: torch.Tensor, experts_per_token: int, *, normalize: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def route(
+    scores: torch.Tensor, slots: torch.Tensor, experts_per_token: int, *, normalize: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the experts of each row, int32 in the order of ids, and their shares: `[num_rows, experts_per_token]`.
 
     `scores` are float32 `[num_rows, num_experts]`, contiguous. Those of the highest softmax, of equal ones the lowest
-    ids; shares are divided by their sum if they are to be normalised. Does not mutate.
+    ids; shares are divided by their sum if they are to be normalised. A row whose slot is -1 goes where the first
+    row goes. Does not mutate.
     """
     num_rows, num_experts = scores.shape
     shares = scores.new_empty((num_rows, experts_per_token))
@@ -127,6 +132,7 @@ def route(scores: torch.Tensor, experts_per_token: int, *, normalize: bool) -> t
     if num_rows:
         route_kernel[(num_rows,)](
             scores,
+            slots,
             ids,
             shares,
             num_experts,
@@ -163,14 +169,16 @@ def combine(outputs: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
 
 
 def _variants() -> list[KernelVariant]:
-    shapes = (("Qwen3-30B-A3B", 128, 8, "bf16"), ("Mixtral", 8, 2, "fp16"))
+    shapes = (("Qwen3-30B-A3B", 128, 8, "bf16", 0.75), ("Mixtral", 8, 2, "fp16", 0.0))  # a row of 8 scores is narrow
     found = []
-    for model, num_experts, choices, dtype in shapes:
-        integers, ids, shares = "i32", {"ids": "*i32:16"}, {"shares": "*fp32:16"}
-        scores = {"scores": "*fp32:16", "num_experts": "i32:16" if num_experts % 16 == 0 else "i32"}
+    for model, num_experts, choices, dtype, share in shapes:
+        ids, shares = {"ids": "*i32:16"}, {"shares": "*fp32:16"}
+        scores = {"scores": "*fp32:16", "slots": "*i32:16", "num_experts": "i32:16" if num_experts % 16 == 0 else "i32"}
         routing = {"CHOICES": choices, "NORMALIZES": True, "EXPERTS": num_experts}
-        found.append(KernelVariant(f"route, {model}", route_kernel, scores | ids | shares, routing, num_warps=1))
-        tables = {"order": "*i32:16", "tiles": "*i32:16", "num_pairs": integers, "num_tiles": integers}
+        found.append(
+            KernelVariant(f"route, {model}", route_kernel, scores | ids | shares, routing, 1, min_wide_share=share)
+        )
+        tables = {"order": "*i32:16", "tiles": "*i32:16", "num_pairs": "i32", "num_tiles": "i32"}
         grouping = {"ROWS": 16, "CHUNK": CHUNK, "EXPERTS": max(32, num_experts)}
         found.append(KernelVariant(f"group, {model}", group_kernel, ids | tables, grouping, min_wide_share=0.0))
         rows = {"outputs": f"*{dtype}:16", "totals": f"*{dtype}:16", "size": "i32:16"}

@@ -24,23 +24,24 @@ import triton
 import triton.language as tl
 
 from quire.compute.torch.kernels.expert_groups import TILE_COLUMNS, Groups
+from quire.compute.torch.kernels.paged_attention import WARP_GROUP_ROWS
 from quire.compute.torch.kernels.variants import KernelVariant
 
 
 class ProductShape(NamedTuple):
-    """What the kernel is compiled for, but for types. Immutable; constants within kernels."""
+    """What the kernel is compiled for, but for types. `depth_bytes` are those of a row that a turn takes. Immutable."""
 
     rows: int
     outs: int
-    depth: int
+    depth_bytes: int
     num_warps: int
-    num_stages: int
 
 
-FEW: Final = ProductShape(rows=16, outs=64, depth=128, num_warps=4, num_stages=4)
+FEW: Final = ProductShape(rows=16, outs=64, depth_bytes=256, num_warps=4)
 """For decodes: matrices are read once, and what counts is how much of them is under way."""
-MANY: Final = ProductShape(rows=64, outs=128, depth=64, num_warps=4, num_stages=4)
+MANY: Final = ProductShape(rows=64, outs=128, depth_bytes=128, num_warps=8)
 """For prompts: as many rows as the fastest matrix instructions take."""
+NUM_STAGES: Final = 4
 
 
 def shape_for(num_pairs: int, num_experts: int) -> ProductShape:
@@ -112,32 +113,36 @@ def grouped_product(
             CHOICES=num_pairs // len(rows),
             ROWS=shape.rows,
             OUTS=shape.outs,
-            DEPTH=shape.depth,
+            DEPTH=shape.depth_bytes // rows.element_size(),
             num_warps=shape.num_warps,
-            num_stages=shape.num_stages,
+            num_stages=NUM_STAGES,
         )
     return results
 
 
-def _variant(name: str, shape: ProductShape, dtype: str, stored: str) -> KernelVariant:
+def _variant(shape: ProductShape, dtype: str, stored: str, capabilities: tuple[int, ...]) -> KernelVariant:
     arguments: dict[str, str | tuple[str, ...]] = {"rows": f"*{dtype}:16", "weights": f"*{stored}:16"}
     arguments |= {"results": f"*{dtype}:16", "groups": Groups._make(["*i32:16"] * 2)}
-    is_int8 = stored == "i8"
+    is_int8, depth = stored == "i8", shape.depth_bytes // (4 if dtype == "fp32" else 2)
+    from_shared = shape.rows >= WARP_GROUP_ROWS and capabilities[0] >= 90 and dtype != "fp32"
     return KernelVariant(
-        f"{name}, {dtype}{' by int8' if is_int8 else ''}",
+        f"{shape.rows} rows, {dtype}{' by int8' * is_int8}{' sm_80' * (capabilities[0] == 80)}",
         product_kernel,
         arguments=arguments | {"out_size": "i32:16", "in_size": "i32:16"} | ({"scales": "*fp32:16"} if is_int8 else {}),
-        constants={"CHOICES": 8, "ROWS": shape.rows, "OUTS": shape.outs, "DEPTH": shape.depth}
+        constants={"CHOICES": 8, "ROWS": shape.rows, "OUTS": shape.outs, "DEPTH": depth}
         | ({} if is_int8 else {"scales": None}),
         num_warps=shape.num_warps,
-        num_stages=shape.num_stages,
-        num_buffers=shape.num_stages - 1,
+        num_stages=NUM_STAGES,
+        num_buffers=NUM_STAGES if from_shared else NUM_STAGES - 1,
+        min_wide_share=0.7,
+        capabilities=capabilities,
     )
 
 
 VARIANTS: Final = tuple(
-    _variant(name, shape, dtype, stored)
-    for name, shape in (("few rows", FEW), ("many rows", MANY))
-    for dtype, stored in (("bf16", "bf16"), ("fp16", "fp16"), ("bf16", "i8"), ("fp32", "fp32"))
+    _variant(shape, dtype, stored, capabilities)
+    for shape in (FEW, MANY)
+    for dtype, stored in (("bf16", "bf16"), ("bf16", "i8"), ("fp32", "fp32"))
+    for capabilities in ((80,), (90, 100))
 )
 """What the compile gate compiles; see `variants`."""

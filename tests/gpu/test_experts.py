@@ -1,0 +1,191 @@
+"""Experts in kernels: routing and grouping against their definitions, products against float64, bits of a row alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from quire.compute.models.base import Activation, ExpertsSpec
+from quire.compute.torch.experts import MLPs, PlainExperts
+from quire.compute.torch.fused_experts import FusedExperts
+from quire.compute.torch.kernels import expert_groups
+from quire.compute.torch.kernels.expert_groups import combine, group, route
+from quire.compute.torch.kernels.grouped_product import FEW, MANY, ProductShape, grouped_product
+from quire.compute.torch.operations import PlainOperations
+from quire.compute.torch.products import Matrix, TiledProduct, product
+from quire.compute.torch.quantize import quantized, restored
+from quire.compute.torch.weights import MLP
+
+TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3}
+if torch.cuda.is_available():  # the interpreter's products of bfloat16 are garbage
+    TOLERANCE[torch.bfloat16] = 1e-2
+SPEC = ExpertsSpec(num_experts=6, experts_per_token=2, intermediate_size=20, normalize_weights=True)
+CHOICES = {
+    "mixed": [[0, 4], [4, 5], [1, 4], [0, 5], [4, 5]] * 5,  # nobody goes to 2 and 3
+    "one expert has all": [[3]] * 70,
+    "an expert by itself": [[2, 5]],
+    "all experts": [[0, 1, 2, 3, 4, 5]] * 3,
+}
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Fill what is allocated with what is no number, and with the highest integer."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def random(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+# --- who goes where --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(("num_experts", "choices"), [(128, 8), (6, 2), (5, 5), (1, 1)])
+def test_rows_go_where_the_definition_says(num_experts: int, choices: int, normalize: bool, device: str) -> None:
+    scores = random(6, num_experts).to(device)
+    scores[3] = scores[3].round()  # many are equal
+    scores[4] = 0.0
+    spec = ExpertsSpec(num_experts, choices, 1, normalize)
+    slots = torch.arange(6, dtype=torch.int32, device=device)
+    ids, shares = PlainExperts(product).route(scores, slots, spec)
+    with poisoned():
+        own_ids, own_shares = route(scores, slots, choices, normalize=normalize)
+    assert torch.equal(own_ids, ids.to(torch.int32))
+    torch.testing.assert_close(own_shares, shares, rtol=1e-6, atol=1e-7)
+    assert torch.equal(route(scores[5:6], slots[5:6], choices, normalize=normalize)[1], own_shares[5:6])
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # of numpy, in the interpreter
+def test_what_is_not_finite_goes_to_experts_that_there_are_and_is_seen(device: str) -> None:
+    scores = random(4, 6).to(device)
+    scores[0], scores[1, 2], scores[2, 5] = torch.nan, torch.nan, torch.inf
+    ids, shares = route(scores, torch.arange(4, device=device), 3, normalize=True)
+    assert all(0 <= first < second < third < 6 for first, second, third in ids.tolist())
+    assert shares.isfinite().all(dim=1).tolist() == [False, False, False, True]
+
+
+@pytest.mark.parametrize("tile_rows", [4, 16])
+@pytest.mark.parametrize("choices", [*CHOICES, "random"])
+def test_tiles_hold_each_pair_once_and_pairs_of_one_expert(
+    choices: str, tile_rows: int, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expert_groups, "CHUNK", 32)
+    drawn = random(30, 6).argsort(dim=1)[:, :3].sort(dim=1).values
+    ids = (drawn if choices == "random" else torch.tensor(CHOICES[choices])).to(device, torch.int32)
+    with poisoned():
+        order, tiles = group(ids, 6, tile_rows)
+    assert torch.equal(order, ids.flatten().argsort(stable=True).to(torch.int32))
+    experts = ids.flatten()[order].tolist()
+    expected = 0
+    for expert, first, count in tiles.tolist():
+        assert 0 <= count <= tile_rows
+        if count:
+            assert first == expected and experts[first : first + count] == [expert] * count
+            # Only the last tile of an expert is not full.
+            assert count == tile_rows or expert not in experts[first + count :]
+            expected += count
+    assert expected == len(experts)
+
+
+def test_rows_that_count_for_nothing_go_where_the_first_one_goes(device: str) -> None:
+    scores, slots = random(5, 6).to(device), torch.tensor([3, -1, 0, -1, 8], device=device)
+    ids, _ = route(scores, slots, 2, normalize=True)
+    all_ids, _ = route(scores, slots.abs(), 2, normalize=True)
+    assert torch.equal(ids, all_ids[[0, 0, 2, 0, 4]]) and not torch.equal(ids, all_ids)
+
+
+# --- products --------------------------------------------------------------------------------------------------------
+
+
+def between_nans(tensor: torch.Tensor, dtype: torch.dtype, device: str) -> torch.Tensor:
+    """Return the numbers of a tensor, with what is no number before and behind them in memory."""
+    room = torch.full((len(tensor) + 2, *tensor.shape[1:]), torch.nan, dtype=dtype, device=device)
+    room[1:-1] = tensor
+    return room[1:-1]
+
+
+@pytest.mark.parametrize("shape", [FEW, MANY], ids=["few", "many"])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("is_int8", [False, True], ids=["", "int8"])
+@pytest.mark.parametrize(("choices", "sizes"), [("mixed", (70, 37)), ("one expert has all", (16, 160))])
+def test_pairs_are_multiplied_with_the_matrix_of_their_expert(
+    choices: str, sizes: tuple[int, int], is_int8: bool, dtype: torch.dtype, shape: ProductShape, device: str
+) -> None:
+    ids = torch.tensor(CHOICES[choices], dtype=torch.int32)
+    numbers, scales, (out_size, in_size) = random(6, *sizes), None, sizes
+    absent = [expert for expert in range(6) if expert not in ids]
+    if is_int8:
+        weights, scales = (tensor.to(device) for tensor in quantized(numbers, torch.int8))
+        exact, scales[absent] = restored(weights, scales).double(), torch.nan
+    else:
+        numbers[absent] = torch.nan
+        weights = between_nans(numbers, dtype, device)
+        exact = weights.double()
+    rows = between_nans(random(len(ids), in_size), dtype, device)
+    groups = group(ids.to(device), 6, shape.rows)
+    with poisoned():
+        found = grouped_product(rows, weights, scales, groups, shape)
+        again = grouped_product(found, random(6, 8, out_size).to(device, dtype), None, groups, shape)
+    pairs, experts = rows.repeat_interleave(ids.shape[1], dim=0).double(), ids.flatten().tolist()
+    expected = torch.stack([exact[expert] @ pair for expert, pair in zip(experts, pairs, strict=True)])
+    near = TOLERANCE[dtype] * in_size**0.5
+    torch.testing.assert_close(found.double(), expected, rtol=near, atol=4 * near)
+    assert again.shape == (len(pairs), 8) and again.isfinite().all()  # and of a row for each pair
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_outputs_are_added_in_the_order_of_ids(dtype: torch.dtype, device: str) -> None:
+    outputs, shares = random(4 * 3, 1100).to(device, dtype), random(4, 3).to(device)
+    with poisoned():
+        found = combine(outputs, shares)
+    expected = (outputs.double().unflatten(0, (4, 3)) * shares.double()[..., None]).sum(dim=1)
+    torch.testing.assert_close(found.double(), expected, rtol=4 * TOLERANCE[dtype], atol=4 * TOLERANCE[dtype])
+    assert torch.equal(combine(outputs[3:6], shares[1:2]), found[1:2])
+
+
+# --- layers ----------------------------------------------------------------------------------------------------------
+
+
+def sparse(experts: FusedExperts | PlainExperts, rows: torch.Tensor, *, is_int8: bool = False) -> torch.Tensor:
+    """Return what a layer of experts makes of rows of 24 numbers; its router takes them one by one."""
+
+    def matrices(*sizes: int) -> Matrix:
+        numbers = random(6, *sizes).to(rows.device) / 4
+        return Matrix(quantized(numbers, torch.int8)[0], None, quantized(numbers, torch.int8)[1])
+
+    def exact(matrix: Matrix) -> Matrix:
+        return matrix if is_int8 or matrix.scales is None else Matrix(restored(matrix.weight, matrix.scales))
+
+    operations = PlainOperations(SimpleNamespace())  # type: ignore[arg-type]
+    mlps = MLPs(operations, TiledProduct(1), experts, Activation.SILU, gated=True)
+    router, slots = Matrix(random(6, 24).to(rows.device)), torch.arange(len(rows), device=rows.device)
+    return mlps.sparse(rows, slots, router, MLP(exact(matrices(40, 24)), exact(matrices(24, 20))), SPEC)
+
+
+@pytest.mark.parametrize("is_int8", [False, True], ids=["", "int8"])
+@pytest.mark.parametrize("num_rows", [0, 1, 60])
+def test_a_layer_computes_what_the_plain_one_does(num_rows: int, is_int8: bool, device: str) -> None:
+    rows = random(num_rows, 24).to(device)
+    plain = sparse(PlainExperts(product), rows, is_int8=is_int8)
+    for batch_invariant in (False, True):
+        found = sparse(FusedExperts(batch_invariant=batch_invariant), rows, is_int8=is_int8)
+        torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("batch_invariant", "num_rows"), [(True, 60), (False, 40)])
+def test_a_row_has_the_same_bits_in_any_company(batch_invariant: bool, num_rows: int, device: str) -> None:
+    # Without the mode it does as long as the shape is the same: up to 16 pairs for each expert.
+    experts, rows = FusedExperts(batch_invariant=batch_invariant), random(num_rows, 24).to(device)
+    together = sparse(experts, rows)
+    for some in ([0], [7, 3, 39], list(range(num_rows))[::-1]):
+        assert torch.equal(sparse(experts, rows[some]), together[some])
