@@ -11,11 +11,12 @@ counts the pairs of all, so it knows where its own begin, and puts them there in
 
     pairs   5 of expert 0 │ 4 of expert 2 │ 1 of expert 7         tile_rows 4: (0, 0, 4) (0, 4, 1) (2, 5, 4) (7, 9, 1)
 
-With p pairs before it and e experts that have some, an expert's first tile is number p // tile_rows + e: no less than
-all tiles before it, for ⌈n / t⌉ ≤ ⌊(p + n) / t⌋ − ⌊p / t⌋ + 1. So nobody waits for the number of another's tiles, and
-how many there are at most is known from the number of pairs alone. Those between are tiles without pairs.
+n pairs of one expert are n // tile_rows tiles and perhaps one more. So of all pairs there are at most num_pairs //
+tile_rows, and one more for each expert that can have some: the host knows this bound, and launches for as many. Those
+that are left over are tiles without pairs.
 
-Sums of integers and sums of one row: bits do not depend on who else picked an expert.
+Sums are of integers, or of one row: bits do not depend on who else picked an expert. Rejected: torch's
+operations, 17 for the first and the last of these where a row has 8 experts, and `bincount`, which the host waits for.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def route_kernel(
 def group_kernel(
     ids, order, tiles, num_pairs, num_tiles, ROWS: tl.constexpr, CHUNK: tl.constexpr, EXPERTS: tl.constexpr
 ):
-    """Put the pairs of an expert in their places and write its tiles; the last program has those that are left."""
+    """Put the pairs of an expert in their places and write its tiles; the last program writes what is left over."""
     expert = tl.program_id(0)
     experts = tl.arange(0, EXPERTS)
     counts = tl.zeros([EXPERTS], tl.int32)
@@ -83,10 +84,10 @@ def group_kernel(
         counts += tl.histogram(tl.load(ids + pairs, mask=there, other=0), EXPERTS, mask=there)
     first = tl.sum(tl.where(experts < expert, counts, 0))
     count = tl.sum(tl.where(experts == expert, counts, 0))
-    first_tile = first // ROWS + tl.sum(((experts < expert) & (counts > 0)).to(tl.int32))
+    first_tile = tl.sum(tl.where(experts < expert, tl.cdiv(counts, ROWS), 0))
     end_tile = num_tiles
     if expert < tl.num_programs(0) - 1:
-        end_tile = (first + count) // ROWS + tl.sum(((experts <= expert) & (counts > 0)).to(tl.int32))
+        end_tile = first_tile + tl.cdiv(count, ROWS)
     for start in range(first_tile, end_tile, CHUNK):
         places = start + tl.arange(0, CHUNK)
         passed = (places - first_tile) * ROWS
