@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from support.reference_runs import ReferenceRun
 from support.spec_models import SPECS, write_spec_model
 from support.step_plans import GREEDY, PlanDriver, Work
 from support.tiny_checkpoint import write_tiny_qwen3
-from support.torch_runs import FLOAT32, EveryLogit, TorchRun
+from support.torch_runs import FLOAT32, EveryLogit, TorchRun, poisoned
 
 TOKENS = [(7 * i * i + 3 * i + 5) % 64 for i in range(40)]
 MODELS = ["qwen3", "caps", "learned", "experts"]
@@ -92,6 +93,7 @@ def test_logits_are_those_of_the_reference(model: str, folders: Path, device: st
     assert np.abs(ours - theirs).max() <= 1e-4 * max(1.0, np.abs(theirs).max())
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")  # of numpy, in the interpreter
 def test_replayed_decodes_are_those_computed(tmp_path: Path, device: str) -> None:
     spec = replace(SPECS["experts"], layers=SPECS["experts"].layers[:1])
     write_spec_model(tmp_path, spec)
@@ -99,12 +101,14 @@ def test_replayed_decodes_are_those_computed(tmp_path: Path, device: str) -> Non
     for records in (False, True):
         run = KernelRun(tmp_path, spec, device, "int8")
         sampler = TorchSampler(spec.vocab_size)
-        graphs = DecodeGraphs(run.decoder, recorder_of(device), 2) if records else None
+        graphs = DecodeGraphs(run.decoder, recorder_of(device), 4) if records else None
         run.launching(TorchRunner(run.decoder, sampler, torch.device(device), graphs=graphs), sampler)
-        for row in range(2):
-            run.driver.open(row, TOKENS[row : 12 + row], GREEDY)
-        run.worker.submit(run.driver.plan(*(Work(row, 0, 12, 1) for row in range(2))))
-        for step in range(2):
-            run.worker.submit(run.driver.plan(*(Work(row, 12 + step, 1, 1) for row in range(2))))
-        texts.append([run.worker.collect().tokens.tolist() for _ in range(3)])
+        for row in range(3):
+            run.driver.open(row, TOKENS[row : 6 + row], GREEDY)
+        # A row that fills the recording up holds whatever its memory held: that may be what is no number.
+        with poisoned() if device == "cpu" else nullcontext():
+            run.worker.submit(run.driver.plan(*(Work(row, 0, 6, 1) for row in range(3))))
+            for step in range(2):
+                run.worker.submit(run.driver.plan(*(Work(row, 6 + step, 1, 1) for row in range(3))))
+            texts.append([run.worker.collect().tokens.tolist() for _ in range(3)])
     assert texts[0] == texts[1]

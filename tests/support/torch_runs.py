@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,19 @@ from support.reference_runs import ReferenceRun
 from support.step_plans import PlanDriver
 
 FLOAT32 = TorchSettings(device="cpu", dtype="float32")
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Let torch fill all that it allocates with what is no number, and with the highest integer.
+
+    On a GPU only around kernels of our own: cuBLAS wants to be asked in another way for what torch takes that to mean.
+    """
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 class EveryLogit:

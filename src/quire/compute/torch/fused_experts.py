@@ -1,8 +1,8 @@
 """FusedExperts: what `ExpertOperations` asks for, in Triton kernels; the host learns nothing of who went where.
 
-A layer with experts is eight launches, whatever their number: the router's product, `route`, `group`, up, activation,
-down, `combine`. Their shapes follow from the number of rows alone, so steps are launched ahead and recorded as those of
-other models are.
+A layer of any number of experts is eight launches: rows in float32, the router's product, `route`, `group`, up,
+activation, down, `combine`. Their shapes follow from the number of rows alone, so steps are launched ahead and recorded
+as those of other models are.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def route_kernel(
     row = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, EXPERTS)
     there = experts < num_experts
-    source = tl.where(tl.load(slots + row) < 0, 0, row)
+    source = tl.where(tl.load(slots + row) < 0, 0, row)  # the first row, for rows that count for nothing
     found = tl.load(scores + source * num_experts + experts, mask=there, other=float("-inf"))
     powers = tl.exp(found - tl.max(found))
     weights = powers / tl.sum(powers)
@@ -85,9 +85,8 @@ def group_kernel(
     first = tl.sum(tl.where(experts < expert, counts, 0))
     count = tl.sum(tl.where(experts == expert, counts, 0))
     first_tile = tl.sum(tl.where(experts < expert, tl.cdiv(counts, ROWS), 0))
-    end_tile = num_tiles
-    if expert < tl.num_programs(0) - 1:
-        end_tile = first_tile + tl.cdiv(count, ROWS)
+    is_last = expert == tl.num_programs(0) - 1  # of which there are no pairs
+    end_tile = tl.where(is_last, num_tiles, first_tile + tl.cdiv(count, ROWS))
     for start in range(first_tile, end_tile, CHUNK):
         places = start + tl.arange(0, CHUNK)
         passed = (places - first_tile) * ROWS

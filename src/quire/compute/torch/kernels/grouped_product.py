@@ -13,6 +13,9 @@ are not split, which for a single row leaves some programs of a GPU without work
 
 int8 matrices are read as int8 and become numbers of the rows' dtype on the way to the product, which is exact; the
 scale of an output is multiplied in at the end, in float32.
+
+Rejected: rows copied into the order of experts first (a launch more, and all bytes twice); shapes chosen by how many
+rows each expert has (a row's bits would depend on who else picked it).
 """
 
 from __future__ import annotations
