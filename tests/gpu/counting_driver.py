@@ -78,7 +78,7 @@ def compiled() -> dict[str, int]:
     return {name: len(kernel.device_caches[0][0]) for name, kernel in kernels.items() if 0 in kernel.device_caches}
 
 
-def engine(folder: Path) -> tuple[Any, Any]:
+def engine(folder: Path, max_num_seqs: int = 20) -> tuple[Any, Any]:
     """A runner of kernels, and its KV memory."""
     from quire.compute.models import read_model
     from quire.compute.torch.attention.triton import TritonAttention
@@ -98,7 +98,7 @@ def engine(folder: Path) -> tuple[Any, Any]:
     from support.recorders import AgainRecorder
 
     spec, device = read_model(folder).spec, torch.device("cpu")
-    settings = TorchSettings(device="cpu", max_num_batched_tokens=600, max_num_seqs=20)
+    settings = TorchSettings(device="cpu", max_num_batched_tokens=600, max_num_seqs=max_num_seqs)
     kv_spec = kv_cache_spec(spec, settings)
     attention = TritonAttention(kv_spec, device, num_heads=spec.attention.num_heads, num_processors=132)
     cache = TorchCache(kv_spec, attention, device, num_blocks=16)
@@ -125,10 +125,11 @@ def steps(num_groups: int) -> Iterator[Any]:
         [(700, 33)],
         [(900, 1), (2500, 1), (600, 500), (64, 64)],
     ):
-        yield _inputs(sequences, num_groups)
+        yield inputs_of(sequences, num_groups)
 
 
-def _inputs(sequences: list[tuple[int, int]], num_groups: int) -> Any:
+def inputs_of(sequences: list[tuple[int, int]], num_groups: int) -> Any:
+    """A step of sequences, each of so many tokens, the last of which are computed; all in one block, stored nowhere."""
     from quire.compute.worker.model_runner import StepInputs
 
     lengths, counts = (np.array(column) for column in zip(*sequences, strict=True))
@@ -160,18 +161,17 @@ def main(folder: Path) -> None:
     print(json.dumps([rehearsed, compiled()]))
 
 
-def run_alone(model: Path, scratch: Path) -> list[dict[str, int]]:
-    """Return what `main` prints, of a process of its own."""
+def run_alone(scratch: Path, module: str, *arguments: str) -> Any:
+    """Run a module in a process of its own, with the driver in a folder; return the JSON that it prints."""
     make_library(scratch)
     environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environ |= {"LD_LIBRARY_PATH": str(scratch), "TRITON_LIBCUDA_PATH": str(scratch)}
     environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    command = [sys.executable, "-m", "tests.gpu.counting_driver", str(model)]
+    command = [sys.executable, "-m", module, *arguments]
     root = Path(__file__).parents[2]
     run = subprocess.run(command, cwd=root, env=environ, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    found: list[dict[str, int]] = json.loads(run.stdout)
-    return found
+    return json.loads(run.stdout)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.gpu import host_time
 from tests.gpu.counting_driver import run_alone
 
 from quire.compute.models import read_model
@@ -38,7 +39,7 @@ def test_all_that_is_served_was_compiled_when_the_largest_steps_were_rehearsed(k
     config = tiny_qwen3_config() | KINDS[kind]
     (model / "config.json").write_text(json.dumps(config))
     write_spec_model(model, read_model(model).spec)
-    rehearsed, served = run_alone(model, scratch)
+    rehearsed, served = run_alone(scratch, "tests.gpu.counting_driver", str(model))
     assert served == rehearsed
     if kind == "experts":
         # Up and down, of few rows and of many; up has two pairs of a row, down one.
@@ -46,3 +47,11 @@ def test_all_that_is_served_was_compiled_when_the_largest_steps_were_rehearsed(k
     kernels = {"attend_kernel", "merge_kernel", "rotate_and_write_kernel", "norm_kernel", "activation_kernel"}
     kernels |= {"highest_kernel", "weigh_kernel", "choose_kernel"}
     assert served.keys() >= kernels and served["merge_kernel"] == 4  # of 2, 4, 8 and 16 parts at a time
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver, and all other tests launch on it")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="Triton builds its launchers with a C compiler")
+def test_what_launching_costs_is_measured_for_every_case() -> None:
+    found = host_time.section(repeat=2)
+    assert [row[0] for row in found.rows] == [f"{count:,} × {context:,}" for count, context in host_time.CASES]
+    assert all(len(seconds) == 2 for _, _, *both in found.samples["steps"] for seconds in both)  # type: ignore[attr-defined]

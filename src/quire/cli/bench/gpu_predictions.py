@@ -66,8 +66,8 @@ class Assumptions:
     floats_per_score: int = 4  # the highest, the difference, the sum, the conversion
     kernels_per_layer: int = 10
     graph_gap_s: float = 1.3e-6  # between two kernels of a graph
-    eager_launch_s: float = 12e-6  # of the processor, for each kernel that is launched by itself
-    host_s: float = 0.9e-3  # of the processor, a step of decodes: scheduling 0.15, inputs and draws 0.65, a graph 0.1
+    eager_launch_s: float = 24e-6  # of the processor, for each kernel launched by itself: see tests/gpu/host_time.py
+    host_s: float = 1.0e-3  # of the processor, a step of decodes: scheduling 0.15, inputs and draws 0.75, a graph 0.1
 
 
 @dataclass(frozen=True, slots=True)
