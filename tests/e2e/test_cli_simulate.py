@@ -244,6 +244,7 @@ def test_figures_of_the_paper_stand_beside_what_was_published(capsys: pytest.Cap
         (["--duration", "nan"], "duration is nan"),
         (["--samples", "0"], "samples is 0"),
         (["--users", "3", "--turns", "2"], "turns is 2; allowed: 1 beside --users"),
+        (["--beams", "2", "--samples", "3"], "beams is 2; allowed: 1 beside --samples: leave out --samples to search"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

@@ -84,7 +84,7 @@ def _add_requests(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--shared-tokens", metavar="N", type=int, default=0, help="that prompts begin with in common")
     group.add_argument("--prefixes", metavar="N", type=int, default=1, help="of so many kinds; default: 1")
     group.add_argument("--samples", metavar="N", type=int, default=1, help="texts for each prompt; default: 1")
-    group.add_argument("--beams", metavar="N", type=int, default=1, help="beams for each prompt; default: 1")
+    group.add_argument("--beams", metavar="N", type=int, default=1, help="or beams for each; default: 1")
     group.add_argument("--seed", metavar="N", type=int, default=0, help="of all that is drawn; default: 0")
 
 
