@@ -15,7 +15,7 @@ import pytest
 from quire.cli import main
 from quire.cli.simulate.progress import ProgressLine
 from quire.core.clock import ManualClock
-from quire.engine.step_log import SETTINGS, read_records
+from quire.engine.step_log import MAGIC, SETTINGS, read_records
 
 SMALL = ["simulate", "qwen3-0.6b", "--kv-memory", "64MiB", "--max-model-len", "512", "--dtype", "bfloat16"]
 BRIEF = ["--rate", "4", "--duration", "20", "--prompt-tokens", "60", "--output-tokens", "30"]
@@ -100,6 +100,48 @@ def test_a_log_is_replayed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
     assert str(again["num_steps"]) == steps[1].replace(",", "")
     assert main([*SMALL, "--replay", "/dev/null"]) == 1
     assert capsys.readouterr().err.startswith("quire: error: /dev/null: this is no step log")
+
+
+def test_a_log_that_is_torn_is_read_up_to_there_by_everybody(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    log, whole, torn = (tmp_path / name for name in ("run.log", "whole.log", "torn.log"))
+    run(capsys, *BRIEF, "--log", str(log))
+    data, ends = log.read_bytes(), [len(MAGIC)]
+    for record in read_records(io.BytesIO(data)):
+        ends.append(ends[-1] + 17 + len(record.payload))
+    whole.write_bytes(data[: ends[400]])
+    torn.write_bytes(data[: ends[400] + 3])
+    for command, told in (
+        ([*SMALL, "--replay"], []),
+        ([*SMALL, "--what-if", "block_size=16,32", "--trace"], [", its end is missing"]),
+        (["report", "--limit", "0"], ["\n\nnote: the log ends within a record; what stands before was read"]),
+    ):
+        assert main([*command, str(whole)]) == 0
+        expected = capsys.readouterr()
+        assert main([*command, str(torn)]) == 0
+        found = capsys.readouterr()
+        assert expected.err == ""
+        assert found.err == f"quire: note: {torn}: the log ends within a record; what stands before was read\n"
+        for text in told:
+            assert text in found.out
+            found = found._replace(out=found.out.replace(text, ""))
+        assert found.out.replace(torn.name, whole.name) == expected.out
+
+
+@pytest.mark.parametrize("num_bytes", [5, 60], ids=["settings", "first record"])
+def test_a_log_of_which_nothing_is_whole_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, num_bytes: int
+) -> None:
+    log = tmp_path / "run.log"
+    run(capsys, *BRIEF, "--log", str(log))
+    data = log.read_bytes()
+    settings = next(read_records(io.BytesIO(data)))
+    start = len(MAGIC) + (17 + len(settings.payload) if num_bytes == 60 else 0)
+    log.write_bytes(data[: start + num_bytes])
+    for command in ([*SMALL, "--replay"], [*SMALL, "--trace"], ["report"]):
+        assert main([*command, str(log)]) == 1
+        assert capsys.readouterr().err == f"quire: error: {log}: the log ends within a record\n"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from quire.core.request import Request
 from quire.core.sampling_params import SamplingParams
 from quire.core.step import StepPlan
 from quire.engine.factory import create_reference_engine
-from quire.engine.step_log import PLANNED, read_records
+from quire.engine.step_log import PLANNED, read_records, replayed
 from quire.simulate.replica import EngineSetup, PagedEngine
 from quire.simulate.simulation import Simulation
 from quire.simulate.workload.offered import OpenLoop
@@ -59,7 +59,7 @@ def test_an_offline_batch_is_planned_by_the_simulator_as_by_the_engine(
     engine.run()
     engine.close()
 
-    requests = list(logged_requests(io.BytesIO(real.getvalue())))
+    requests = list(logged_requests(replayed(io.BytesIO(real.getvalue()))))
     assert [len(request.prompt) for request in requests] == list(map(len, PROMPTS))
     simulated = io.BytesIO()
     setup = EngineSetup(engine.scheduler.memory.spec, memory, scheduler)

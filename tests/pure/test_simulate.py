@@ -19,7 +19,7 @@ from quire.core.config import MemoryConfig, SchedulerConfig
 from quire.core.errors import InvalidConfigError, InvariantError
 from quire.core.kv_spec import KVCacheSpec, KVGroup
 from quire.core.request import Request
-from quire.engine.step_log import PLANNED, read_records, replay
+from quire.engine.step_log import PLANNED, read_records, replay, replayed
 from quire.scheduler.commit import StepOutcome
 from quire.simulate.cost.linear import LinearCost
 from quire.simulate.histogram import Histogram
@@ -307,7 +307,7 @@ def test_a_log_offers_what_was_asked_in_order(seed: int) -> None:
     requests, log = requests_for(rng), io.BytesIO()
     engine = PagedEngine(setup_for(rng), log=log)
     Simulation([engine], OpenLoop(requests)).run()
-    logged = list(logged_requests(io.BytesIO(log.getvalue())))
+    logged = list(logged_requests(replayed(io.BytesIO(log.getvalue()))))
     plain = [replace(request, due_s=0.0, outputs=()) for request in logged]
     assert plain == [replace(request, due_s=0.0) for request in requests]
     for request in logged:

@@ -67,7 +67,7 @@ def make_report(path: str, progress: ProgressLine | None = None, limit: int | No
     from quire.cli.report.advice import finding, trials
     from quire.cli.report.text import Report
     from quire.cli.report.trial import LoggedTraffic, read_run
-    from quire.cli.simulate.files import named_after
+    from quire.cli.simulate.files import named_after, remark_torn
     from quire.cli.simulate.progress import ProgressLine
     from quire.core.clock import SystemClock
     from quire.core.errors import InvalidValueError
@@ -78,6 +78,8 @@ def make_report(path: str, progress: ProgressLine | None = None, limit: int | No
     with progress.follow(path) as file, named_after(path):
         reader = read_run(file)
     recorded, memory = reader.run, reader.run.scheduler.memory
+    if recorded.torn:
+        remark_torn(path, recorded.torn, progress)
     traffic = LoggedTraffic(path, recorded.num_records, limit, progress)
     if next(traffic.requests(), None) is None:
         return Report(path, recorded, None, (), "no request got a token" if limit != 0 else "as --limit says")

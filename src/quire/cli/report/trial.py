@@ -20,12 +20,12 @@ from typing import BinaryIO
 
 from quire.cli.report.recorded import RecordedRun, RunReader
 from quire.cli.simulate.progress import ProgressLine
-from quire.core.errors import StepLogError, TornStepLogError
+from quire.core.errors import StepLogError
 from quire.engine.step_log import replayed
 from quire.simulate.replica import EngineSetup, PagedEngine
 from quire.simulate.simulation import Simulation
 from quire.simulate.workload.offered import OfferedRequest, OpenLoop
-from quire.simulate.workload.step_log import RequestsInLog
+from quire.simulate.workload.step_log import RequestsInLog, up_to_tear
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +82,13 @@ class _AnsweredRequests(OpenLoop):
 
 def read_run(file: BinaryIO) -> RunReader:
     """Read a log to its end, or to where it is torn; raises `StepLogError` for one in which nothing happens."""
-    records = replayed(file)
+    torn: list[str] = []
+    records = up_to_tear(replayed(file), torn.append)
     first = next(records, None)
     if first is None:
         raise StepLogError("no request is in this log")
     reader = RunReader(first)
-    try:
-        for record in itertools.chain([first], records):
-            reader.note(record)
-    except TornStepLogError as error:
-        reader.run.torn = str(error)
+    for record in itertools.chain([first], records):
+        reader.note(record)
+    reader.run.torn = "".join(torn)
     return reader

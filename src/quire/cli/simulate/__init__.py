@@ -128,12 +128,14 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _replay(path: str, progress: ProgressLine) -> int:
-    from quire.cli.simulate.files import named_after
-    from quire.engine.step_log import replay
+    from quire.cli.simulate.files import named_after, remark_torn
+    from quire.engine.step_log import PLANNED, replayed
+    from quire.simulate.workload.step_log import up_to_tear
 
     progress.begin(f"replaying {path}")
     with progress.follow(path) as file, named_after(path):
-        num_plans = replay(file)
+        records = up_to_tear(replayed(file), lambda why: remark_torn(path, why, progress))
+        num_plans = sum(record.kind == PLANNED for record in records)
     progress.close()
     print(f"{num_plans:,} plans, each the same to the byte")
     return 0

@@ -1,4 +1,4 @@
-"""Files: what is written to one, and the name of one in what is wrong with it."""
+"""Files: what is written to one, and the name of one in what is wrong with it, or missing."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from quire.cli.simulate.progress import ProgressLine
 from quire.core.errors import StepLogError
 
 
@@ -18,6 +19,11 @@ def write_bytes(path: Path, data: bytes) -> None:
     """Write a file, in a folder that is made: after a long run it is too late to be told that there is none."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
+
+
+def remark_torn(path: str, why: str, progress: ProgressLine) -> None:
+    """Say that the end of a step log is missing."""
+    progress.remark(f"{path}: {why}; what stands before was read")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""How far a run is: a line on a terminal, and nothing anywhere else.
+"""How far a run is: a line on a terminal, and nothing anywhere else; and what is to be remarked, anywhere.
 
     simulating block_size=16  [########------------] 40 %
 
@@ -36,6 +36,11 @@ class ProgressLine(StatusLine):
             done = min(1.0, share)
             num_drawn = int(WIDTH * done)
             self.draw(f"{self._what}  [{'#' * num_drawn}{'-' * (WIDTH - num_drawn)}] {100 * done:.0f} %")
+
+    def remark(self, text: str) -> None:
+        """Write a line that stays, on a terminal or not. Mutates the stream."""
+        self.close()
+        print(f"quire: note: {text}", file=self._stream)
 
     def until(self, end_s: float) -> Callable[[int, SimulatedEngine], None]:
         """Return a watcher of a simulation whose requests come until a time."""

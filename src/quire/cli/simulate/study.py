@@ -20,12 +20,12 @@ from quire.cli.model_shapes import find_settings, shape_of
 from quire.cli.options import options_of
 from quire.cli.plan.here import find_machine
 from quire.cli.plan.sizing import AnyBlockSizer, SizedEngine, resolved_on
-from quire.cli.simulate.files import named_after
+from quire.cli.simulate.files import named_after, remark_torn
 from quire.cli.simulate.progress import ProgressLine
 from quire.core.byte_sizes import format_bytes, parse_bytes
 from quire.core.config import EngineConfig, require_int, require_number
 from quire.core.errors import InvalidConfigError
-from quire.engine.step_log import MAGIC
+from quire.engine.step_log import MAGIC, replayed
 from quire.simulate.baselines.contiguous import ContiguousEngine, ContiguousSetup
 from quire.simulate.baselines.published import contiguous_setup, vllm_setup
 from quire.simulate.cost.base import StepCost
@@ -44,7 +44,7 @@ from quire.simulate.workload.conversations import Conversations, Turns
 from quire.simulate.workload.drawn import DrawnPrompts, SharedPrefixes, drawn_requests
 from quire.simulate.workload.lengths import ALPACA, SHAREGPT, Lengths, SaidLengths
 from quire.simulate.workload.offered import OpenLoop, RequestSource
-from quire.simulate.workload.step_log import logged_requests
+from quire.simulate.workload.step_log import logged_requests, up_to_tear
 from quire.simulate.workload.trace import REFUSE, SKIP, Trace
 
 OWN = ("system", "router", "replicas")
@@ -82,6 +82,7 @@ class Study:
             raise InvalidConfigError("trace", arguments.trace, "a file, which each variant can read again")
         self._steps = None if arguments.steps is None else _fit(arguments.steps, arguments.seed)
         self._trace: Trace | None = None
+        self._is_torn = False
 
     @property
     def title(self) -> str:
@@ -108,7 +109,7 @@ class Study:
         arguments = self._arguments
         if arguments.trace is not None:
             skipped = f", lines skipped: {self._trace.num_skipped:,}" if self._trace and self._trace.num_skipped else ""
-            return f"trace {arguments.trace}{skipped}"
+            return f"trace {arguments.trace}{skipped}{', its end is missing' if self._is_torn else ''}"
         rate = f"{arguments.rate:g} a second, {arguments.arrivals}"
         source = f"{arguments.users:,} users" if arguments.users is not None else rate
         said = arguments.prompt_tokens, arguments.output_tokens
@@ -166,7 +167,8 @@ class Study:
             if _is_step_log(arguments.trace):
                 files.enter_context(named_after(arguments.trace))
                 log = files.enter_context(self._progress.follow(arguments.trace))
-                return OpenLoop(itertools.islice(logged_requests(log), arguments.limit))
+                records = up_to_tear(replayed(log), self._note_torn)
+                return OpenLoop(itertools.islice(logged_requests(records), arguments.limit))
             malformed = SKIP if arguments.skip_malformed else REFUSE
             lines = files.enter_context(self._open_text(arguments.trace))
             self._trace = Trace(lines, name=arguments.trace, malformed=malformed, speed=arguments.speed, seed=seed)
@@ -186,6 +188,11 @@ class Study:
             turns = Turns(arguments.turns, arguments.thinking)
             return Conversations(arrivals, prompts, turns, duration_s=duration_s, seed=seed)
         return OpenLoop(drawn_requests(arrivals, prompts, duration_s=duration_s, seed=seed, limit=arguments.limit))
+
+    def _note_torn(self, why: str) -> None:
+        if not self._is_torn:  # each variant reads the log
+            remark_torn(self._arguments.trace, why, self._progress)
+        self._is_torn = True
 
     def _open_text(self, path: str) -> contextlib.AbstractContextManager[TextIO]:
         if path == "-":

@@ -4,23 +4,36 @@ The log is replayed, so each plan is compared on the way, and a request is hande
 have: what is held is what was under way at once, not the log. Tokens, scopes and priorities are the logged ones; an
 answer that was cut off is as long as it got, one that never began is left out. The answers come along: a chat repeats
 them in its next prompt, and hits them only if the engine under simulation has said the same.
+
+The log of a machine that went down may end within a record. What stands before is the log of a shorter run, so whoever
+wants figures reads up to there (`up_to_tear`), and says so.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
-from collections.abc import Iterator
-from typing import BinaryIO
+from collections.abc import Callable, Iterable, Iterator
 
+from quire.core.errors import TornStepLogError
 from quire.core.request import Request
-from quire.engine.step_log import ADDED, Replayed, replayed
+from quire.engine.step_log import ADDED, Replayed
 from quire.simulate.workload.offered import OfferedRequest
 
 
-def logged_requests(file: BinaryIO) -> Iterator[OfferedRequest]:
+def up_to_tear(records: Iterator[Replayed], on_torn: Callable[[str], None]) -> Iterator[Replayed]:
+    """Yield the records of a log; where it is torn, tell why and end. One torn before its first record is refused."""
+    yield from itertools.islice(records, 1)
+    try:
+        yield from records
+    except TornStepLogError as error:
+        on_torn(str(error))
+
+
+def logged_requests(records: Iterable[Replayed]) -> Iterator[OfferedRequest]:
     """Yield the requests of a log in their order, due as long after the first as they came."""
     requests = RequestsInLog()
-    for record in replayed(file):
+    for record in records:
         yield from requests.after(record)
     yield from requests.left()
 
