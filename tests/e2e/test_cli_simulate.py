@@ -192,6 +192,9 @@ def test_a_page_holds_what_was_printed(capsys: pytest.CaptureFixture[str], tmp_p
     assert ">seed</dt><dd>5<" in text
     (content,) = re.findall(r'<script type="application/json" id="content">(.*)</script>', text)
     charts, films = (json.loads(content)[kind] for kind in ("charts", "films"))
+    assert "<dd>40.00 GiB, 36 blocks of 1.8 MiB or 18 blocks of 3.5 MiB<" in text
+    for blocks in ("36 blocks of 1.8 MiB", "18 blocks of 3.5 MiB"):
+        assert f"<figcaption>Block map: {blocks}<" in text and f"<td>{blocks}<" in text
     assert [film["group"] for film in films] == ["block_size=16", "block_size=32"]
     assert {one["name"] for one in charts[-1]["series"]} == {"block_size=16", "block_size=32"}
     assert len(charts) == 2 + 2 + 1 + 4  # nobody yielded, nothing was hit

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 
-from quire.cli.simulate.report import LATENCIES, Run, result_rows
+from quire.cli.simulate.report import LATENCIES, Run, blocks_of, result_rows
 from quire.simulate.frames import blocks_per_cell
 from quire.simulate.histogram import CURVE_PERCENTS
 from quire.simulate.page.axis import show_number
@@ -100,13 +100,14 @@ def _memory(run: Run, moments: Sequence[float]) -> Iterator[Film | Chart]:
 
 def _film(run: Run) -> Film:
     frames, num_replicas = run.frames, len(run.result.replicas)
+    whose = "" if num_replicas == 1 else f" of the first of {num_replicas:,} replicas"
     captions = (
         f"{show_number(frame.time_s, 's')}: {frame.num_running:,} running, {frame.num_waiting:,} waiting; "
         f"{frame.num_held:,} blocks held, {frame.num_cached:,} only cached, {frame.num_free:,} free"
         for frame in frames
     )
     return Film(
-        "Block map" if num_replicas == 1 else f"Block map of the first of {num_replicas:,} replicas",
+        f"Block map{whose}: {blocks_of(run.result)}",
         tuple(frame.time_s for frame in frames),
         tuple(frame.picture for frame in frames),
         tuple(captions),

@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
 
+from quire.core.byte_sizes import format_bytes
 from quire.simulate.frames import Frame
 from quire.simulate.page.axis import show_number
 from quire.simulate.result import ReplicaResult, SimulationResult
@@ -66,6 +67,21 @@ def result_rows(runs: Sequence[Run]) -> list[tuple[str, ...]]:
     """Return a row for everything that is known of one run or more: its label, and a cell for each."""
     rows = [(label, *(show(run.result) for run in runs)) for label, show in ROWS]
     return [row for row in rows if set(row[1:]) != {NOTHING}]
+
+
+def show_blocks(num_blocks: int, bytes_per_block: int) -> str:
+    """Return how many blocks there are, and how large.
+
+    >>> show_blocks(8118, 2 << 20)
+    '8,118 blocks of 2.0 MiB'
+    """
+    return f"{num_blocks:,} blocks of {format_bytes(bytes_per_block)}"
+
+
+def blocks_of(result: SimulationResult) -> str:
+    """Return what the KV memory of each replica was divided into."""
+    ledger = result.replicas[0].ledger
+    return show_blocks(ledger.num_blocks, ledger.bytes_per_block)
 
 
 def show_table(rows: Sequence[Sequence[str]]) -> str:
@@ -131,6 +147,7 @@ ROWS: tuple[tuple[str, Callable[[SimulationResult], str]], ...] = (
     ("prompt tokens from the cache", lambda result: f"{100 * result.hit_rate:.1f} %"),
     ("preemptions", lambda result: _count(result.num_preemptions)),
     ("tokens computed again", lambda result: _count(result.recomputed_tokens)),
+    ("KV memory of a replica", blocks_of),
     ("KV memory in use", _share(lambda replica: replica.mean_share("used_blocks"))),
     ("KV memory holding only the cache", _share(lambda replica: replica.mean_share("cached_blocks"))),
     ("of the memory in use, holding tokens", _share(lambda replica: replica.stored_share_of_used)),

@@ -22,6 +22,7 @@ from quire.cli.plan.here import find_machine
 from quire.cli.plan.sizing import AnyBlockSizer, SizedEngine, resolved_on
 from quire.cli.simulate.files import named_after, remark_torn
 from quire.cli.simulate.progress import ProgressLine
+from quire.cli.simulate.report import show_blocks
 from quire.core.byte_sizes import format_bytes, parse_bytes
 from quire.core.config import EngineConfig, require_int, require_number
 from quire.core.errors import InvalidConfigError
@@ -95,12 +96,12 @@ class Study:
         """Say the same in pairs: what it is, and which."""
         arguments = self._arguments
         where = "steps as recorded in " + arguments.steps if arguments.steps else self._hardware.name
-        plan = self._size(self.variants[0].config).plan
-        blocks = f"{plan.num_blocks:,} blocks of {format_bytes(plan.bytes_per_block)}"
+        plans = (self._size(variant.config).plan for variant in self.variants)
+        blocks = dict.fromkeys(show_blocks(plan.num_blocks, plan.bytes_per_block) for plan in plans)
         return (
             ("model", str(self._sizer.config.model)),
             ("machine", where),
-            ("memory", f"{format_bytes(self._memory_bytes)}, {blocks}"),
+            ("memory", f"{format_bytes(self._memory_bytes)}, {' or '.join(blocks)}"),
             ("requests", self._asked()),
             ("seed", str(arguments.seed)),
         )
