@@ -8,7 +8,7 @@ from typing import Any
 
 from quire.memory.ledger import MemoryLedger
 from quire.simulate.histogram import Distribution
-from quire.simulate.timeline import TimelinePoint
+from quire.simulate.timeline import TimelinePoint, mean_over_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,11 @@ class ReplicaResult:
     ledger: MemoryLedger
 
     def mean_share(self, name: str) -> float:
-        """Return the mean share of all slots that a count of the timeline took, over the time that it shows.
+        """Return the mean share of all slots that a count of the timeline took, over the time of steps that it shows.
 
         Blocks are counted with all their slots.
         """
-        if not self.timeline:
-            return 0.0
-        return sum(self.slots(point, name) for point in self.timeline) / (len(self.timeline) * self.num_slots)
+        return mean_over_time(self.timeline, lambda point: self.slots(point, name)) / self.num_slots
 
     @property
     def num_slots(self) -> int:

@@ -69,14 +69,13 @@ class Replica:
             raise InvariantError(f"{self.meter.num_under_way} sequences wait, and nothing is done for them")
         now_s = engine.clock.now()
         self.meter.note(engine.plan, outcome, began_s, now_s)
-        self.timeline.advance(now_s, self._look)
+        self.timeline.advance(now_s, now_s - began_s, self._look)
         return outcome
 
-    def _look(self, now_s: float) -> TimelinePoint:
+    def _look(self, now_s: float, busy_s: float) -> TimelinePoint:
         engine = self.engine
-        return TimelinePoint.of(
-            now_s, (engine.num_running, engine.num_waiting, engine.num_preemptions), engine.ledger()
-        )
+        counts = engine.num_running, engine.num_waiting, engine.num_preemptions
+        return TimelinePoint.of(now_s, busy_s, counts, engine.ledger())
 
     def result(self, ledger: MemoryLedger) -> ReplicaResult:
         """Return what came of it. Does not mutate."""

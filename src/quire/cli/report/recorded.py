@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Final
 
 from quire.core.request import Request, RequestStatus
@@ -30,7 +31,7 @@ from quire.simulate.cost.features import StepFeatures
 from quire.simulate.cost.fitted import FittedCost, RecordedStep
 from quire.simulate.histogram import Histogram
 from quire.simulate.meter import Latencies
-from quire.simulate.timeline import Timeline, TimelinePoint
+from quire.simulate.timeline import Timeline, TimelinePoint, mean_over_time
 
 FIRST_INTERVAL_S: Final = 1e-3
 """Between two points of the timeline, as long as they are few: some logs are of a second."""
@@ -95,9 +96,8 @@ class RecordedRun:
     tenants: dict[str, TenantFigures] = field(default_factory=dict)
 
     def mean(self, name: str) -> float:
-        """Return the mean of a count of the timeline, over time."""
-        points = self.timeline.points
-        return sum(getattr(point, name) for point in points) / len(points) if points else 0.0
+        """Return the mean of a count of the timeline, over the time of steps."""
+        return mean_over_time(self.timeline.points, attrgetter(name))
 
     def most(self, name: str) -> float:
         """Return the largest count of the timeline."""
@@ -130,7 +130,6 @@ class RunReader:
         self._scheduler = first.scheduler
         self._journal = first.scheduler.watch()
         self._began_s = self._now_s = self._since_s = first.at_s
-        self._looked_s = 0.0  # of `busy_s`
         self._tracks: dict[str, dict[int, _Track]] = {}
         self._plans: deque[StepPlan] = deque()
         self._steps: deque[RecordedStep] = deque(maxlen=MOST_STEPS)
@@ -188,7 +187,7 @@ class RunReader:
             self._note_progress(request, gaps)
         for since_s, count in gaps.items():
             self.run.latencies.itl_s.add(self._now_s - since_s, count)
-        self.run.timeline.advance(self._now_s - self._began_s, self._look)
+        self.run.timeline.advance(self._now_s - self._began_s, seconds, self._look)
 
     def _note_progress(self, request: Request, gaps: Counter[float]) -> None:
         tracks = self._tracks.get(request.request_id, {})
@@ -252,7 +251,7 @@ class RunReader:
     def _tenant(self, request: Request) -> TenantFigures:
         return self.run.tenants.setdefault(request.scope.tenant, TenantFigures())
 
-    def _look(self, at_s: float) -> TimelinePoint:
+    def _look(self, at_s: float, busy_s: float) -> TimelinePoint:
         scheduler = self._scheduler
         held: dict[str, set[int]] = {}
         for request, memory in scheduler.memory.memories.items():
@@ -260,11 +259,10 @@ class RunReader:
                 held.setdefault(request.scope.tenant, set()).update(table.held)
         for name, blocks in held.items():
             tenant = self.run.tenants[name]
-            tenant.block_seconds += len(blocks) * (self.run.busy_s - self._looked_s)
+            tenant.block_seconds += len(blocks) * busy_s
             tenant.most_blocks = max(tenant.most_blocks, len(blocks))
-        self._looked_s = self.run.busy_s
         counts = len(scheduler.running), scheduler.num_waiting, scheduler.num_preemptions
-        return TimelinePoint.of(at_s, counts, scheduler.memory.ledger())
+        return TimelinePoint.of(at_s, busy_s, counts, scheduler.memory.ledger())
 
     def cost(self) -> FittedCost:
         """Return how long a step takes, by the last steps of the log; raises `InvalidValueError` of too few."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from quire.core.config import MemoryConfig, SchedulerConfig, require_int
 from quire.simulate.baselines.contiguous import ContiguousEngine
@@ -20,6 +21,7 @@ from quire.simulate.replica import EngineSetup, PagedEngine, SimulatedEngine
 from quire.simulate.result import SimulationResult
 from quire.simulate.roofline import Numbers, Roofline
 from quire.simulate.simulation import Simulation
+from quire.simulate.timeline import mean_over_time
 from quire.simulate.workload.arrivals import Arrivals
 from quire.simulate.workload.drawn import DrawnPrompts, drawn_requests
 from quire.simulate.workload.lengths import ALPACA, SHAREGPT
@@ -126,19 +128,19 @@ class Outcome:
         points = [point for point in replica.timeline if point.waiting > 0] or replica.timeline
         size = replica.ledger.block_size
 
-        def total(name: str) -> float:
-            return sum(float(getattr(point, name)) for point in points)
+        def mean(name: str) -> float:
+            return mean_over_time(points, attrgetter(name))
 
-        slots = replica.ledger.num_blocks * size * len(points)
-        saved, used = total("saved_blocks"), total("used_blocks")
+        slots = replica.ledger.num_blocks * size
+        saved, used = mean("saved_blocks"), mean("used_blocks")
         return cls(
             requests_per_s=result.requests_per_s,
             normalised_latency_s=result.latencies["normalised_latency_s"].mean,
             mean_running=result.mean_running,
-            stored=total("stored_slots") / slots,
-            reserved=total("reserved_slots") / slots,
-            cached=total("cached_blocks") * size / slots,
-            filled=total("stored_slots") / (used * size),
+            stored=mean("stored_slots") / slots,
+            reserved=mean("reserved_slots") / slots,
+            cached=mean("cached_blocks") * size / slots,
+            filled=mean("stored_slots") / (used * size),
             saved=saved / (saved + used),
             num_preemptions=result.num_preemptions,
             recomputed_tokens=result.recomputed_tokens,
