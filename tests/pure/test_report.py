@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import random
+import re
 from array import array
 from collections import Counter
 from dataclasses import replace
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from quire.cli import main
 from quire.cli.report import make_report
-from quire.cli.report.advice import FIGURES, trials
+from quire.cli.report.advice import FIGURES, NO_GAIN, trials
 from quire.cli.report.page import report_page
 from quire.cli.report.recorded import RunReader
 from quire.cli.report.trial import LoggedTraffic, read_run
@@ -26,8 +27,9 @@ from quire.core.clock import ManualClock
 from quire.core.config import MemoryConfig, SchedulerConfig
 from quire.core.errors import StepLogError
 from quire.core.kv_spec import KVCacheSpec, KVGroup
-from quire.core.request import CacheScope
-from quire.engine.step_log import MAGIC, read_records
+from quire.core.request import CacheScope, Request, RequestStatus
+from quire.core.step import BlockMove, StepPlan, column
+from quire.engine.step_log import MAGIC, read_records, replayed
 from quire.simulate.cost.linear import LinearCost
 from quire.simulate.meter import Latencies
 from quire.simulate.page.content import Chart, Table
@@ -238,6 +240,88 @@ def test_advice_has_its_figures_from_another_run(tmp_path: Path) -> None:
     assert verdicts == sorted(verdicts)
 
 
+def most_lost_blocks(log: bytes) -> int:
+    """What those gave up who had yielded by recompute, at most at once: read off the sequences after each record."""
+    computed: dict[Request, int] = {}
+    most = 0
+    for record in replayed(io.BytesIO(log)):
+        requests = record.scheduler.requests.values()
+        alive = [each for request in requests for each in (request.group.members if request.group else [request])]
+        preempted = [each for each in alive if each.status is RequestStatus.PREEMPTED]
+        spec = record.scheduler.memory.spec
+        lost = [spec.num_blocks_for(computed[each]) for each in preempted if not each.sampling.beam_search]
+        most = max(most, sum(lost))
+        computed.update((each, each.num_computed) for each in alive if each.row >= 0)
+    return most
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 1 << 32))
+def test_room_to_swap_is_for_the_most_that_was_lost_at_once(seed: int) -> None:
+    rng = random.Random(seed)
+    setup = setup_for(rng)
+    setup = replace(setup, memory=replace(setup.memory, num_blocks=20, num_host_blocks=rng.choice([0, 5])))
+    log = run_and_log(setup, requests_for(rng))[1]
+    run = read(log).run
+    assert run.most_lost_blocks == most_lost_blocks(log)
+    swaps = [trial for trial in trials(run, setup) if "--swap-space" in trial.setting]
+    assert len(swaps) == (run.most_lost_blocks > 0)
+    for trial in swaps:
+        assert trial.setup.memory.num_host_blocks == setup.memory.num_host_blocks + run.most_lost_blocks
+        before, after = setup.scheduler.preemption, trial.setup.scheduler.preemption
+        assert (after, "--preemption auto" in trial.setting) == (
+            ("auto", True) if before == "recompute" else (before, False)
+        )
+        assert (trial.setup.cost is setup.cost) == ("those that were swapped" in trial.caveat) == (run.num_swapped > 0)
+
+
+def test_int8_is_advised_with_what_its_figures_leave_out(tmp_path: Path) -> None:
+    path = busy_log(tmp_path / "run.steplog")
+    report = make_report(str(path), QUIET)
+    (int8,) = (found for found in report.findings if found.setting == "--kv-dtype int8")
+    narrow = replace(SHORT_OF_BLOCKS.spec, dtype="int8")
+    num_blocks = 14 * SHORT_OF_BLOCKS.spec.bytes_per_block // narrow.bytes_per_block
+    assert num_blocks == 37
+    tried = replace(SHORT_OF_BLOCKS, spec=narrow, memory=replace(SHORT_OF_BLOCKS.memory, num_blocks=num_blocks))
+    requests = LoggedTraffic(str(path), report.recorded.num_records, None, QUIET).requests()
+    assert int8.after == Simulation([PagedEngine(tried)], OpenLoop(requests)).run().num_preemptions < int8.before
+    assert "int8 changes outputs slightly (the guide's by a mean KL of 0.00002 nat" in int8.caveat
+    assert f"\n      note: {int8.caveat}\n" in str(report)
+    parts = [part for section in report_page(report).sections for part in section.parts]
+    assert isinstance(parts[0], Table) and any(int8.caveat in row[-1] for row in parts[0].rows)
+
+
+def test_swap_space_is_advised_where_it_shortens_the_waiting_and_not_told_elsewhere(tmp_path: Path) -> None:
+    rng = random.Random(5)
+    requests = [
+        OfferedRequest(str(number), float(number), array("i", rng.choices(range(50), k=80)), rng.randint(30, 90))
+        for number in range(40)
+    ]
+    lossy = replace(SHORT_OF_BLOCKS, memory=MemoryConfig(24, prefix_index="none"), cost=LinearCost(0.01, 0.01))
+    path = tmp_path / "lossy.steplog"
+    path.write_bytes(run_and_log(lossy, requests)[1])
+    report = make_report(str(path), QUIET)
+    (swap,) = (found for found in report.findings if "--swap-space" in found.setting)
+    assert swap.verdict == "a gain" and swap.after < swap.before and swap.goal.startswith("latency p95 ")
+    assert any(re.fullmatch(r"tokens computed again [\d,]+ → 0", other) for other in swap.others)
+    assert swap.caveat == "blocks are taken to move at 3.73 GiB a second, as --preemption auto does"
+    assert f"\n      note: {swap.caveat}\n" in str(report)
+
+    report = make_report(str(busy_log(tmp_path / "busy.steplog")), QUIET)  # what is lost is soon computed again
+    assert [trial for trial in trials(report.recorded, SHORT_OF_BLOCKS) if "--swap-space" in trial.setting]
+    assert not [found for found in report.findings if "--swap-space" in found.setting]
+    assert {found.caveat for found in report.findings if found.verdict == NO_GAIN} == {""}
+
+
+def test_the_time_of_a_swap_that_no_step_has_shown_is_added(tmp_path: Path) -> None:
+    reader = read(busy_log(tmp_path / "run.steplog").read_bytes())
+    (trial,) = (trial for trial in trials(reader.run, SHORT_OF_BLOCKS) if "--swap-space" in trial.setting)
+    moves = tuple(BlockMove(block, block) for block in range(3))
+    plan = StepPlan(0, column(0), column(0), column(10), column(1), moves_in=moves)
+    added_s = trial.setup.cost.step_s(plan) - SHORT_OF_BLOCKS.cost.step_s(plan)
+    assert added_s == pytest.approx(3 * 1024 / 4e9)
+
+
 def test_a_rule_speaks_only_where_there_is_something_to_say() -> None:
     requests = [OfferedRequest(str(number), 9.0 * number, array("i", [number] * 20), 20) for number in range(12)]
     roomy = replace(SHORT_OF_BLOCKS, memory=MemoryConfig(num_blocks=100))
@@ -251,6 +335,10 @@ def test_a_rule_speaks_only_where_there_is_something_to_say() -> None:
     crowded = replace(roomy, scheduler=replace(roomy.scheduler, max_num_seqs=2))
     reader = read(run_and_log(crowded, [replace(request, due_s=0.0) for request in requests])[1])
     assert "--max-num-seqs 4" in {trial.setting for trial in trials(reader.run, crowded)}
+    narrow = replace(SHORT_OF_BLOCKS, spec=replace(SHORT_OF_BLOCKS.spec, dtype="int8"))
+    reader = read(run_and_log(narrow, [replace(request, due_s=0.0) for request in requests])[1])
+    assert "--kv-memory 8KiB" in {trial.setting for trial in trials(reader.run, narrow)}
+    assert "--kv-dtype int8" not in {trial.setting for trial in trials(reader.run, narrow)}
 
 
 # ---- logs that are not whole ----------------------------------------------------------------------------------------

@@ -91,5 +91,6 @@ def make_report(path: str, progress: ProgressLine | None = None, limit: int | No
     findings = []
     for trial in trials(recorded, setup):
         findings.append(finding(trial, simulated, traffic.try_on(trial.setup, trial.setting)))
+    findings = [found for found in findings if found.is_told]
     findings.sort(key=lambda found: found.verdict)  # gains, then those at a price, then none
     return Report(path, recorded, simulated, tuple(findings))

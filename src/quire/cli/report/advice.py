@@ -7,7 +7,8 @@
 
 A rule never advises. It says what is worth trying, and the trial decides: both figures of a finding are simulated, with
 the product's scheduler and memory, and differ by the one setting. So what is wrong with the simulation (the times of
-steps are fitted) is wrong on both sides. Trials that bring nothing are told as well: they answer a question, too.
+steps are fitted) is wrong on both sides. Trials that bring nothing are told as well: they answer a question, too. But
+where the figures rest on more than the log, or leave something out, the trial has a caveat: it is told only as a gain.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from typing import Final
 from quire.cli.report.recorded import RecordedRun
 from quire.cli.report.units import show_bytes, show_count, show_seconds, show_share
 from quire.memory.sequence import MissReason
+from quire.simulate.cost.base import StepCost
+from quire.simulate.cost.moving import MovingCost
 from quire.simulate.replica import EngineSetup
 
 MIB: Final = 1 << 20
@@ -31,6 +34,14 @@ ROOMY: Final = 0.5
 """A pool of which never more than this share was in use may be smaller."""
 OFTEN: Final = 0.02
 """Share of the steps: what happens in fewer is not worth a trial."""
+
+
+GAIN, GAIN_AT_A_PRICE, NO_GAIN = "a gain", "a gain, at a price", "no gain"
+"""Verdicts, in the order in which they are told."""
+INT8_CAVEAT: Final = (
+    "int8 changes outputs slightly (the guide's by a mean KL of 0.00002 nat: benchmarks/RESULTS.md, Quality); "
+    "a step is taken to last as long as it did"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +73,7 @@ BETWEEN: Final = Figure("between tokens p95", lambda run: run.latencies.itl_s.pe
 LATENCY: Final = Figure("latency p95", lambda run: run.latencies.latency_s.percentile(95.0), show_seconds)
 HITS: Final = Figure("found in the cache", lambda run: run.scheduler.memory.ledger().hit_rate, show_share, True)
 PREEMPTIONS: Final = Figure("preemptions", lambda run: run.scheduler.num_preemptions, show_count)
+RECOMPUTED: Final = Figure("tokens computed again", lambda run: run.recomputed_tokens, show_count)
 WASTE: Final = Figure("waste", lambda run: run.waste, show_share)
 SERVED: Final = Figure("requests served", lambda run: run.num_requests, show_count, True)
 POOL: Final = Figure(
@@ -69,25 +81,26 @@ POOL: Final = Figure(
     lambda run: run.scheduler.memory.config.num_blocks * run.scheduler.memory.spec.bytes_per_block,
     show_bytes,
 )
-FIGURES: Final = (SERVED, FIRST_TOKEN, BETWEEN, LATENCY, HITS, PREEMPTIONS, WASTE)
+FIGURES: Final = (SERVED, FIRST_TOKEN, BETWEEN, LATENCY, HITS, PREEMPTIONS, RECOMPUTED, WASTE)
 """Those that every trial is held against."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A setting that is worth a try, and why."""
+    """A setting that is worth a try, and why. `caveat`: what its figures leave out."""
 
     setting: str
     evidence: str
     goal: Figure
     setup: EngineSetup
+    caveat: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """What a trial has shown, as `preemptions 41 → 0`: the goal, what else got better, and what got worse.
 
-    `before` and `after` are the goal as numbers: times in seconds, shares of 1.
+    `before` and `after` are the goal as numbers: times in seconds, shares of 1. `caveat`: what they leave out.
     """
 
     setting: str
@@ -98,6 +111,12 @@ class Finding:
     goal: str
     others: tuple[str, ...]
     prices: tuple[str, ...]
+    caveat: str
+
+    @property
+    def is_told(self) -> bool:
+        """Whether a report has it: always, but for one with a caveat that brings nothing."""
+        return self.verdict != NO_GAIN or not self.caveat
 
 
 Rule = Callable[[RecordedRun, EngineSetup], Iterator[Trial]]
@@ -105,19 +124,42 @@ Rule = Callable[[RecordedRun, EngineSetup], Iterator[Trial]]
 
 def more_memory(run: RecordedRun, setup: EngineSetup) -> Iterator[Trial]:
     """Requests that yield, wait for blocks or lose what was cached may want a larger pool."""
-    evicted = run.missed_tokens[MissReason.EVICTED]
-    if run.scheduler.num_preemptions:
-        goal, evidence = PREEMPTIONS, f"{run.scheduler.num_preemptions:,} preemptions"
-    elif evicted:
-        goal = HITS
-        evidence = f"{evicted:,} prompt tokens computed again, because their blocks had been evicted"
-    elif run.num_steps_without_room > OFTEN * run.num_plans:
-        goal, evidence = WAIT, f"in {run.num_steps_without_room:,} steps somebody waited beside free rows"
-    else:
+    for goal, evidence in _shortage(run):
+        for factor in (1.5, 2.0):
+            yield _with_blocks(setup, int(setup.memory.num_blocks * factor), evidence, goal)
+
+
+def int8_numbers(run: RecordedRun, setup: EngineSetup) -> Iterator[Trial]:
+    """They may also want narrower numbers: more blocks in the same bytes."""
+    narrow = replace(setup.spec, dtype="int8")
+    if narrow.bytes_per_block < setup.spec.bytes_per_block:
+        for goal, evidence in _shortage(run):
+            blocks, host_blocks = (
+                count * setup.spec.bytes_per_block // narrow.bytes_per_block
+                for count in (setup.memory.num_blocks, setup.memory.num_host_blocks)
+            )
+            memory = replace(setup.memory, num_blocks=blocks, num_host_blocks=host_blocks)
+            room = f"{evidence}; {blocks:,} blocks would fit, not {setup.memory.num_blocks:,}"
+            yield Trial("--kv-dtype int8", room, goal, replace(setup, spec=narrow, memory=memory), INT8_CAVEAT)
+
+
+def swap_space(run: RecordedRun, setup: EngineSetup) -> Iterator[Trial]:
+    """Who yields loses what was computed, unless there is somewhere to move it: room for the most that was lost."""
+    if not run.most_lost_blocks:
         return
-    for factor in (1.5, 2.0):
-        num_blocks = int(setup.memory.num_blocks * factor)
-        yield _with_blocks(setup, num_blocks, evidence, goal)
+    size, speed = setup.spec.bytes_per_block, setup.scheduler.swap_bytes_per_s
+    cost: StepCost = MovingCost(setup.cost, size / speed)
+    caveat = f"blocks are taken to move at {show_bytes(speed)} a second, as --preemption auto does"
+    if run.num_swapped:  # then the log knows
+        cost, caveat = setup.cost, "blocks are taken to move as fast as those that were swapped"
+    num_blocks = setup.memory.num_host_blocks + run.most_lost_blocks
+    setting, scheduler = f"--swap-space {_as_option(num_blocks * size)}", setup.scheduler
+    if scheduler.preemption == "recompute":
+        setting, scheduler = f"{setting} --preemption auto", replace(scheduler, preemption="auto")
+    tried = EngineSetup(setup.spec, replace(setup.memory, num_host_blocks=num_blocks), scheduler, cost)
+    count = run.scheduler.num_preemptions - run.num_swapped
+    evidence = f"{count:,} preemptions by recompute, which gave up {run.most_lost_blocks:,} blocks at once"
+    yield Trial(setting, evidence, LATENCY, tried, caveat)
 
 
 def less_memory(run: RecordedRun, setup: EngineSetup) -> Iterator[Trial]:
@@ -195,6 +237,8 @@ def step_tokens(run: RecordedRun, setup: EngineSetup) -> Iterator[Trial]:
 
 RULES: Final[tuple[Rule, ...]] = (
     more_memory,
+    int8_numbers,
+    swap_space,
     less_memory,
     eviction,
     more_rows,
@@ -216,7 +260,7 @@ def finding(trial: Trial, before: RecordedRun, after: RecordedRun) -> Finding:
     others = tuple(_change(figure, before, after) for gain, figure in gains if gain >= LEAST_GAIN)
     prices = tuple(_change(figure, before, after) for gain, figure in gains if gain <= -MOST_HARM)
     is_gain = trial.goal.gain(before, after) >= LEAST_GAIN
-    verdict = ("a gain, at a price" if prices else "a gain") if is_gain else "no gain"
+    verdict = (GAIN_AT_A_PRICE if prices else GAIN) if is_gain else NO_GAIN
     return Finding(
         setting=trial.setting,
         evidence=trial.evidence,
@@ -226,6 +270,7 @@ def finding(trial: Trial, before: RecordedRun, after: RecordedRun) -> Finding:
         goal=_change(trial.goal, before, after),
         others=others,
         prices=prices,
+        caveat=trial.caveat,
     )
 
 
@@ -233,8 +278,22 @@ def _change(figure: Figure, before: RecordedRun, after: RecordedRun) -> str:
     return f"{figure.name} {figure.show(figure.of(before))} → {figure.show(figure.of(after))}"
 
 
+def _shortage(run: RecordedRun) -> Iterator[tuple[Figure, str]]:
+    """Yield what speaks for more blocks, and the figure that it is about; nothing where nothing does."""
+    evicted = run.missed_tokens[MissReason.EVICTED]
+    if run.scheduler.num_preemptions:
+        yield PREEMPTIONS, f"{run.scheduler.num_preemptions:,} preemptions"
+    elif evicted:
+        yield HITS, f"{evicted:,} prompt tokens computed again, because their blocks had been evicted"
+    elif run.num_steps_without_room > OFTEN * run.num_plans:
+        yield WAIT, f"in {run.num_steps_without_room:,} steps somebody waited beside free rows"
+
+
 def _with_blocks(setup: EngineSetup, num_blocks: int, evidence: str, goal: Figure) -> Trial:
-    size = num_blocks * setup.spec.bytes_per_block
-    shown = f"{-(-size // MIB)}MiB" if size >= 64 * MIB else f"{-(-size // 1024)}KiB"
     tried = replace(setup, memory=replace(setup.memory, num_blocks=num_blocks))
-    return Trial(f"--kv-memory {shown}", evidence, goal, tried)
+    return Trial(f"--kv-memory {_as_option(num_blocks * setup.spec.bytes_per_block)}", evidence, goal, tried)
+
+
+def _as_option(size: int) -> str:
+    """Return a size as the command line takes it, rounded up."""
+    return f"{-(-size // MIB)}MiB" if size >= 64 * MIB else f"{-(-size // 1024)}KiB"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quire.cli.report.advice import Finding
 from quire.cli.report.text import Report
 from quire.cli.simulate.page import MEMORY
 from quire.simulate.page.content import AREAS, Axis, Chart, Page, Section, Series, Table
@@ -29,11 +30,15 @@ def _findings(report: Report) -> str | Table:
     if report.simulated is None:
         return f"Nothing was tried: {report.untried}."
     rows = tuple(
-        (f"`{each.setting}`", each.verdict, each.evidence, ", ".join([each.goal, *each.others]), ", ".join(each.prices))
+        (f"`{each.setting}`", each.verdict, each.evidence, ", ".join([each.goal, *each.others]), _but(each))
         for each in report.findings
     )
     note = f"Before and after, by {report.simulated.num_requests:,} requests of the log, simulated again."
     return Table(("setting", "verdict", "because", "with it", "but"), rows, note=note)
+
+
+def _but(found: Finding) -> str:
+    return "; ".join(filter(None, (", ".join(found.prices), found.caveat)))
 
 
 def _memory(report: Report) -> Chart:

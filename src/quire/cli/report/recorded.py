@@ -15,6 +15,7 @@ engine does between two steps is part of it.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, deque
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -68,7 +69,8 @@ class RecordedRun:
 
     `wait_s` is from arrival to the first step. `num_steps_without_rows` counts the steps that somebody spent waiting
     because `max_num_seqs` ran, `num_steps_without_room` those beside free rows: for blocks, or for a turn in the step.
-    `torn` says why the log could not be read to its end.
+    `most_lost_blocks` were given up at once by sequences that yielded by recompute and waited to go on; beams, which
+    never swap, are left out. `torn` says why the log could not be read to its end.
     """
 
     scheduler: Scheduler
@@ -81,6 +83,7 @@ class RecordedRun:
     num_swapped: int = 0
     recomputed_tokens: int = 0
     most_used_blocks: int = 0
+    most_lost_blocks: int = 0
     most_running: int = 0
     most_waiting: int = 0
     num_steps_without_rows: int = 0
@@ -120,6 +123,7 @@ class _Track:
     last_s: float = 0.0
     num_output: int = 0
     num_computed: int = 0
+    num_lost_blocks: int = 0
 
 
 class RunReader:
@@ -215,6 +219,8 @@ class RunReader:
         track = self._tracks.get(request.request_id, {}).get(request.branch)
         if track is None:
             return
+        if event.kind is not EventKind.PREEMPTED:
+            track.num_lost_blocks = 0
         if event.kind is EventKind.ADMITTED and track.is_admitted:
             run.recomputed_tokens += max(0, track.num_computed - request.num_computed)
         elif event.kind is EventKind.ADMITTED:
@@ -224,10 +230,17 @@ class RunReader:
             run.num_swapped += request.status is RequestStatus.SWAPPED
             self._tenant(request).num_preemptions += 1
             track.num_computed = event.number
+            if request.status is not RequestStatus.SWAPPED and not request.sampling.beam_search:
+                self._note_lost(track)
         elif event.kind is EventKind.FINISHED:
             self._note_finished(track, event.number)
         run.num_aborted += event.kind is EventKind.ABORTED
         run.num_failed += event.kind is EventKind.FAILED
+
+    def _note_lost(self, track: _Track) -> None:
+        track.num_lost_blocks = self._scheduler.memory.spec.num_blocks_for(track.num_computed)
+        tracks = itertools.chain.from_iterable(known.values() for known in self._tracks.values())
+        self.run.most_lost_blocks = max(self.run.most_lost_blocks, sum(each.num_lost_blocks for each in tracks))
 
     def _note_first_step(self, request: Request, wait_s: float) -> None:
         run, tenant = self.run, self._tenant(request)

@@ -87,6 +87,7 @@ class Report:
             lines += [f"  {found.setting}: {found.verdict}", f"      because {found.evidence}"]
             lines.append(f"      {', '.join([found.goal, *found.others])}")
             lines += [f"      but {', '.join(found.prices)}"] * bool(found.prices)
+            lines += [f"      note: {found.caveat}"] * bool(found.caveat)
         return "\n".join(lines)
 
 
