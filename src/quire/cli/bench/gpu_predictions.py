@@ -32,6 +32,8 @@ from quire.simulate.simulation import Simulation
 from quire.simulate.workload.offered import OfferedRequest, OpenLoop
 
 HEAD_DIM: Final = 128
+INVARIANT_ROWS: Final = 128
+"""Of a product, see `quire.compute.torch.products`."""
 PROMPT_ROWS: Final = 128
 """Of a tile of scores of a prompt, see `quire.compute.torch.kernels.tile_shape`."""
 NANO_SEQUENCES: Final = 256
@@ -40,7 +42,8 @@ RATIOS: Final = (
     "whatever is saved, so little work gains less than its bytes. Ids of blocks are loaded a tile ahead, so they cost "
     "their bytes: four for each block and head, beside all that is in it. In attention of prompts each score is an "
     "exponent and some float32 operations between two products; the share expected is what remains if none of them "
-    "runs beside a product, the bound what the products leave by themselves."
+    "runs beside a product, the bound what the products leave by themselves. Batch-invariant products go in tiles of "
+    "128 rows, and each of them reads the weights."
 )
 
 
@@ -158,6 +161,18 @@ def paged_over(block_size: int, other: float = math.inf) -> float:
     return (token_bytes + 4 / block_size) / (token_bytes + 4 / other)
 
 
+def invariant_over_fastest(num_sequences: int, context: int) -> float:
+    """Return the bytes of a batch-invariant step of decodes of 8B, whose tiles each read the weights, over the others.
+
+    >>> round(invariant_over_fastest(128, 1024), 2), round(invariant_over_fastest(256, 1024), 2)
+    (1.0, 1.3)
+    """
+    shape = find_shape("llama-3.1-8b")
+    weights = shape.layer_read_bytes("bfloat16", "auto", num_sequences) + shape.head.read_bytes("bfloat16")
+    kept = num_sequences * context * shape.kv_bytes_per_token("bfloat16")
+    return (kept + math.ceil(num_sequences / INVARIANT_ROWS) * weights) / (kept + weights)
+
+
 def prompt_share(assumed: Assumptions, context: int) -> float:
     """Return the share of the rate that causal attention of a whole prompt reaches, if nothing runs beside products.
 
@@ -194,6 +209,10 @@ def _ratios(assumed: Assumptions) -> Section:
         ("gain of a shared prefix of 2,048 before 64 × 128", bounds[0], found[0], "≥ 0.70 of the bound"),
         ("time with int8 or fp8, of bfloat16's, 32 × 4,096", bounds[1], found[1], "≤ 0.60"),
         ("time of invariant attention, of the fastest", bounds[2], found[2], "≤ 1.03, its splits are always the same"),
+        *(
+            (f"time of an invariant step of 8B, {count} × 1,024", "1.00", f"{times:.2f}", "≤ 1.10")
+            for count, times in ((count, invariant_over_fastest(count, 1024)) for count in (128, 256))
+        ),
     )
     return Section(
         "Paging, prompts, sharing, narrower numbers, invariance",
