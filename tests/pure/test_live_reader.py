@@ -15,7 +15,6 @@ from quire.core.config import EngineConfig
 from quire.core.request import CacheScope, Request
 from quire.engine.live import LiveFrame, LiveJournal, packed
 from quire.engine.stats import EngineStats, ModelState
-from quire.memory.journal import parent_of
 from quire.serve.config import ServerConfig
 from quire.serve.errors import ApiError
 from quire.serve.gate import Gate, GateLimits
@@ -24,6 +23,7 @@ from quire.serve.live_reader import MOST_EVENTS, MOST_OWED, MOST_SAMPLES, LiveRe
 from quire.serve.tenants import ANYBODY, Tenant
 from support.bare_server import FakeModel
 from support.live_lines import Picture
+from support.live_picture import parent_of
 from support.simulation import Scenario, Simulation
 
 STATES = {"free": 0, "in use": 1, "cached": 2}

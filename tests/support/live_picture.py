@@ -7,10 +7,18 @@ from dataclasses import dataclass, field
 
 from quire.core.request import FinishReason, Request, RequestStatus
 from quire.engine.live import STATES, STATUSES, LiveFrame
-from quire.memory.journal import parent_of
+from quire.memory.block import Block
+from quire.memory.journal import NOT_PUBLISHED
 from quire.scheduler.journal import EventKind
 from quire.scheduler.scheduler import Scheduler
 from quire.serve.live_mirror import EventRow, LiveMirror
+
+
+def parent_of(block: Block) -> int:
+    """The block that holds the tokens before those of a published one."""
+    if block.entry is None:
+        return NOT_PUBLISHED
+    return (block.entry.parent or block.entry).block_ids[block.group]
 
 
 @dataclass

@@ -10,7 +10,7 @@ ten times is told once, as it is then. Both cost O(changes), whatever the size o
 
 Two things of a block stand elsewhere. Its **owner** is one of those whose tables hold it: takers are noted as they put
 it into a table, and looked up there again before they are believed, so nobody needs to note who lets go. Its **parent**
-is the block of the entry before its own; when that one changes, those after it are told as well.
+is the block of the entry before its own, as last taken; when that changes, those after it are told as well.
 
 What was there before the journal is told by a survey, a few thousand blocks at a time, so that an engine with a million
 blocks is not held up. Rejected: a scan for each picture (a million blocks, eight times a second), and a log of all
@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import Final, Generic, NamedTuple, TypeVar
+from typing import Final, Generic, NamedTuple, TypeAlias, TypeVar
 
 from quire.core.request import Request
 from quire.core.step import NO_BLOCK
@@ -42,6 +42,9 @@ MOST_TAKEN: Final = 8192
 
 INDEX_BITS: Final = 32
 GROUP_BITS: Final = 16
+
+Place: TypeAlias = tuple[PrefixEntry, int]
+"""An entry of the index, and the group whose block of it is meant."""
 
 Key = TypeVar("Key")
 
@@ -129,8 +132,8 @@ class MemoryJournal:
         self._numbers: dict[Request, int] = {}
         self._num_requests = 0
         self._holders = Multimap[int]()  # by block: request, group and index in one number; some of them gone
-        self._entries: dict[int, PrefixEntry] = {}  # of published blocks, as last taken
-        self._groups: dict[int, int] = {}
+        self._places: dict[int, Place] = {}  # of published blocks, as last taken
+        self._blocks: dict[Place, int] = {}  # the block of each place, likewise
         self._followers = Multimap[PrefixEntry]()  # published blocks, by the entry before theirs
 
     @property
@@ -224,7 +227,7 @@ class MemoryJournal:
             state=block.state,
             num_holders=block.ref_count,
             owner=owner,
-            parent=parent_of(block),
+            parent=self._parent(block),
             tenant=tenant if owner is None else owner.scope.tenant,
             changed_s=changed_s,
         )
@@ -256,27 +259,29 @@ class MemoryJournal:
         block_ids = memory.tables[group].block_ids
         return request if index < len(block_ids) and block_ids[index] == block_id else None
 
+    def _parent(self, block: Block) -> int:
+        """Return the block that holds the tokens before those of a published one; `NO_BLOCK`: there is none."""
+        # As last taken, not as it is: whoever follows is told again when what was taken changes, and not before.
+        entry = block.entry
+        return NOT_PUBLISHED if entry is None else self._blocks.get((_entry_before(entry), block.group), NO_BLOCK)
+
     def _move(self, block_id: int) -> list[int]:
         """Follow a block to another place in the index; return the blocks whose parent that may change. Mutates."""
-        block, known = self._pool.blocks[block_id], self._entries.get(block_id)
-        entry = block.entry
-        if entry is known and (entry is None or self._groups[block_id] == block.group):
-            return []
+        block, known = self._pool.blocks[block_id], self._places.pop(block_id, None)
+        place = None if block.entry is None else (block.entry, block.group)
         changed: list[int] = []
-        if known is not None:
-            self._followers.discard(_entry_before(known), block_id)
-            del self._entries[block_id], self._groups[block_id]
-            changed += self._followers.of(known)
-        if entry is not None:
-            self._followers.add(_entry_before(entry), block_id)
-            self._entries[block_id], self._groups[block_id] = entry, block.group
-            changed += self._followers.of(entry)
+        if known is not None and (known != place or self._blocks.get(known) != block_id):
+            self._followers.discard(_entry_before(known[0]), block_id)
+            if self._blocks.get(known) == block_id:
+                del self._blocks[known]
+            changed += self._followers.of(known[0])
+        if place is not None:
+            self._places[block_id] = place
+            if self._blocks.get(place) != block_id:
+                self._followers.add(_entry_before(place[0]), block_id)
+                self._blocks[place] = block_id
+                changed += self._followers.of(place[0])
         return changed
-
-
-def parent_of(block: Block) -> int:
-    """Return the block that holds the tokens before those of a published one; `NO_BLOCK`: there is none."""
-    return NOT_PUBLISHED if block.entry is None else _entry_before(block.entry).block_ids[block.group]
 
 
 def _entry_before(entry: PrefixEntry) -> PrefixEntry:
