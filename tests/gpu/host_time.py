@@ -42,8 +42,9 @@ def measure(folder: Path, repeat: int) -> list[tuple[int, int, list[float], list
 
     counting_driver.use()
     torch.set_num_threads(1)
-    runner, cache = counting_driver.engine(folder, max_num_seqs=max(count for count, _ in CASES))
-    graphs = DecodeGraphs(runner._decoder, _NoReplay(), max(count for count, _ in CASES))
+    most = max(count for count, _ in CASES)
+    runner, cache = counting_driver.engine(folder, max_num_seqs=most)
+    graphs = DecodeGraphs(runner._decoder, _NoReplay(), most)
     graphs.record(cache.pairs(), torch.device("cpu"))
     found = []
     for count, context in CASES:

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from quire.cli.bench.gpu_predictions import bound_s, even_requests, nano_requests
+from quire.cli.bench.gpu_predictions import bound_s, ceilings, even_requests, nano_requests
 from quire.cli.bench.measured_engine import MeasuredEngine, Run
 from quire.cli.bench.page import Tell, run_page
 from quire.cli.bench.report import Goal, Section, cell
@@ -36,7 +36,6 @@ from quire.compute.models.config_file import CONFIG_FILE
 from quire.compute.torch.device import choose_device, look
 from quire.core.config import EngineConfig
 from quire.core.errors import InvalidConfigError
-from quire.simulate.hardware import Hardware, find_hardware
 from quire.simulate.workload.offered import OfferedRequest
 
 MAX_UNHIDDEN_SHARE: Final = 5.0
@@ -147,13 +146,6 @@ def measure_model(
     )
     header = ("what", "s", "bound, s", "% of the roofline", "output, tok/s", "processor late, %", "goal")
     yield Section(f"Whole runs: {own[0].model}", text, header, rows, samples, goals)
-
-
-def ceilings(bandwidth: float, rate: float) -> Hardware:
-    """Return hardware that does nothing but read and multiply, so fast."""
-    vendor = find_hardware("nvidia-h200")
-    rates = {**vendor.matrix_rate, "bfloat16": rate}
-    return replace(vendor, read_bandwidth=bandwidth, matrix_rate=rates, step_overhead_s=0.0)
 
 
 def _shares(runs: Sequence[Run], bound: float) -> list[float]:

@@ -21,7 +21,6 @@ from quire.cli.bench.page import Tell, run_page
 from quire.cli.bench.report import Section
 from quire.cli.model_shapes import find_shape
 from quire.core.config import MemoryConfig, SchedulerConfig
-from quire.core.kv_spec import KVCacheSpec
 from quire.core.step import StepPlan
 from quire.simulate.cost.roofline import RooflineCost
 from quire.simulate.hardware import Hardware, find_hardware
@@ -265,28 +264,34 @@ def even_requests(num_tokens: int) -> list[OfferedRequest]:
     return [OfferedRequest(str(number), 0.0, prompt, num_tokens) for number, prompt in enumerate(prompts)]
 
 
+def ceilings(bandwidth: float, rate: float) -> Hardware:
+    """Return hardware that does nothing but read and multiply, so fast."""
+    vendor = find_hardware("nvidia-h200")
+    rates = {**vendor.matrix_rate, "bfloat16": rate}
+    return replace(vendor, read_bandwidth=bandwidth, matrix_rate=rates, step_overhead_s=0.0)
+
+
 def bound_s(requests: list[OfferedRequest], shape: ModelShape, hardware: Hardware) -> float:
     """Return the seconds of requests by their roofline: the real scheduler, steps as fast as the hardware."""
-    cost = RooflineCost(Roofline(hardware, shape, Numbers()))
-    return _served(requests, shape.kv_cache_spec(16, "bfloat16"), cost)[0]
+    return _served_s(requests, shape, RooflineCost(Roofline(hardware, shape, Numbers())))
 
 
-def _served(requests: list[OfferedRequest], spec: KVCacheSpec, cost: RooflineCost | ExpectedCost) -> tuple[float, int]:
-    """Return the seconds of the requests, and how many steps they took."""
+def _served_s(requests: list[OfferedRequest], shape: ModelShape, cost: RooflineCost | ExpectedCost) -> float:
+    """Return the seconds that the requests take."""
+    spec = shape.kv_cache_spec(16, "bfloat16")
     needed = sum((len(request.prompt) + request.num_output_tokens) // spec.block_size + 2 for request in requests)
     num_blocks = min(2 * needed, 100_000_000_000 // spec.bytes_per_block)
     memory = MemoryConfig(num_blocks=num_blocks, prefix_index="none")
     setup = EngineSetup(spec, memory, SchedulerConfig(256, 16384, 4096), cost)
-    result = Simulation([PagedEngine(setup)], OpenLoop(requests)).run()
-    return result.duration_s, result.num_steps
+    return Simulation([PagedEngine(setup)], OpenLoop(requests)).run().duration_s
 
 
 def _engine(assumed: Assumptions, hardware: Hardware, tell: Tell) -> Section:
     rows: list[tuple[str, ...]] = []
 
-    def add(name: str, bound_s: float, found_s: list[float], shown: str, goal: str) -> None:
-        shares = [f"{shown.format(seconds)}, {100 * bound_s / seconds:.0f} %" for seconds in found_s]
-        rows.append((name, shown.format(bound_s), *shares, goal))
+    def add(name: str, bound: float, found_s: list[float], shown: str, goal: str) -> None:
+        shares = [f"{shown.format(seconds)}, {100 * bound / seconds:.0f} %" for seconds in found_s]
+        rows.append((name, shown.format(bound), *shares, goal))
 
     for model, name, requests, goal in (
         ("qwen3-0.6b", "nano-vllm benchmark: 0.6B, 256 sequences", nano_requests(), "≥ 58 %"),
@@ -295,12 +300,9 @@ def _engine(assumed: Assumptions, hardware: Hardware, tell: Tell) -> Section:
         tell(name)
         shape = find_shape(model)
         roofline = Roofline(hardware, shape, Numbers())
-        spec = shape.kv_cache_spec(16, "bfloat16")
-        bound_s, _ = _served(requests, spec, RooflineCost(roofline))
-        found = [
-            _served(requests, spec, ExpectedCost(roofline, assumed, host_s))[0] for host_s in _hosts(shape, assumed)
-        ]
-        add(name, bound_s, found, "{:.2f} s", goal)
+        costs = (ExpectedCost(roofline, assumed, host_s) for host_s in _hosts(shape, assumed))
+        found = [_served_s(requests, shape, cost) for cost in costs]
+        add(name, bound_s(requests, shape, hardware), found, "{:.2f} s", goal)
     rows.append(_unhidden(hardware, assumed))
     shape = find_shape("llama-3.1-8b")
     roofline = Roofline(hardware, shape, Numbers())
@@ -341,9 +343,7 @@ def _hosts(shape: ModelShape, assumed: Assumptions) -> tuple[float, float]:
 def run(options: argparse.Namespace) -> int:
     """Predict, print, and write what was asked for; returns the exit status."""
     assumed = Assumptions()
-    vendor = find_hardware("nvidia-h200")
-    rates = {**vendor.matrix_rate, "bfloat16": assumed.rate}
-    hardware = replace(vendor, read_bandwidth=assumed.bandwidth, matrix_rate=rates, step_overhead_s=0.0)
+    hardware = ceilings(assumed.bandwidth, assumed.rate)
 
     def predict(tell: Tell) -> Iterator[Section]:
         rows = [(field.name.replace("_", " "), f"{getattr(assumed, field.name):g}") for field in fields(assumed)]
