@@ -70,6 +70,22 @@ class Door:
 # ---- text and ends -----------------------------------------------------------------------------------------------
 
 
+def test_no_stop_string_ends_a_text_of_min_tokens_tokens(tokenizer: Tokenizer) -> None:
+    door = Door(tokenizer, stop=("b",), min_tokens=3)
+    assert door.send("abb").outputs[0].finish_reason is None
+    last = door.send("ab!").outputs[0]
+    assert (last.text, last.token_ids, last.stop_reason) == ("abba", tokenizer.encode("abbab"), "b")
+    assert door.ender.calls == [("stop", "r", 0)]
+
+
+def test_a_stop_string_that_the_last_character_completes_is_seen_before_min_tokens_only_as_text(
+    tokenizer: Tokenizer,
+) -> None:
+    door = Door(tokenizer, stop=("b",), min_tokens=2, max_tokens=2)
+    last = door.send("ab", finish_reason=FinishReason.LENGTH).outputs[0]
+    assert (last.text, last.finish_reason) == ("ab", "length")
+
+
 def test_snapshots_grow_and_the_last_one_is_whole(tokenizer: Tokenizer) -> None:
     door = Door(tokenizer)
     door.clock.advance(1.0)

@@ -76,6 +76,19 @@ def test_which_one_counts(stop, text, shown, matched):
     assert (stream.push(text) + stream.finish(), stream.matched) == (shown, matched)
 
 
+@pytest.mark.parametrize("cuts", [[], [1], [2], [3], [1, 2, 3, 4]])
+def test_a_stop_string_that_may_not_end_the_text_yet_is_text(cuts):
+    stream = StopStrings(("aa", "ab"), False)
+    early = "".join(stream.push(piece, may_end=False) for piece in cut("baaab", cuts))
+    assert (early, stream.matched) == ("baaab", None)
+    assert (stream.push("caab"), stream.matched) == ("c", "aa")
+
+
+def test_a_stop_string_may_begin_where_it_may_not_end():
+    stream = StopStrings(("aba",), False)
+    assert (stream.push("aba", may_end=False), stream.push("ba"), stream.matched) == ("ab", "", "aba")
+
+
 def test_nothing_comes_after_a_match():
     stream = StopStrings(("b",), True)
     assert [stream.push("ab"), stream.push("c"), stream.finish(), stream.matched] == ["ab", "", "", "b"]

@@ -139,8 +139,8 @@ class SequenceText:
         return delta
 
     def _show(self, text: str) -> bool:
-        """Add text; return whether it has reached a stop string, which ends the sequence."""
-        self._pieces.append(self._stops.push(text))
+        """Add text; return whether it has reached a stop string, which ends the sequence after `min_tokens` tokens."""
+        self._pieces.append(self._stops.push(text, may_end=len(self.token_ids) > self._wanted.min_tokens))
         if self._stops.matched is None:
             return False
         self.finish_reason, self.stop_reason = FinishReason.STOP, self._stops.matched

@@ -34,13 +34,16 @@ class StopStrings:
         self._include = include_in_output
         self._held = ""
 
-    def push(self, text: str) -> str:
-        """Add text; return what can be shown now. After a match everything is dropped. Mutates the stream."""
+    def push(self, text: str, *, may_end: bool = True) -> str:
+        """Add text; return what can be shown now. After a match everything is dropped. Mutates the stream.
+
+        With `may_end` False a stop string that ends in `text` is text like any other. It may still begin there.
+        """
         if self.matched is not None or not self._matchers:
             return text if self.matched is None else ""
         for position, char in enumerate(text):
             found = [matcher.text for matcher in self._matchers if matcher.advance(char)]
-            if found:
+            if found and may_end:
                 return self._stop(max(found, key=len), text[: position + 1])
         return self._hold(self._held + text)
 
@@ -80,7 +83,7 @@ class _Matcher:
         if self.text[length] == char:
             length += 1
         found = length == len(self.text)
-        self.length = 0 if found else length
+        self.length = self._fallback[-1] if found else length
         return found
 
 
