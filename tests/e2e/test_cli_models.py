@@ -159,6 +159,15 @@ def test_json_is_one_object_with_every_field(quire: Command, folder: str) -> Non
     assert value["metrics"]["num_generated_tokens"] == 12
 
 
+def test_every_prompt_that_is_given_is_run(quire: Command, folder: str) -> None:
+    alone = [quire("generate", folder, *QUICK, "-q", "-p", text)[1] for text in ("hello", "the")]
+    both = ("generate", folder, *QUICK, "-q", "-p", "hello", "-p", "the")
+    assert quire(*both)[1] == f"=== prompt 1 of 2\n{alone[0]}=== prompt 2 of 2\n{alone[1]}"
+    answers = [json.loads(line) for line in quire(*both, "--json")[1].splitlines()]
+    assert [each["outputs"][0]["text"] + "\n" for each in answers] == alone
+    assert quire(*both, "--prompt-file", "-")[0] == cli.MISUSED
+
+
 def test_a_prompt_is_a_message_or_a_text(quire: Command, folder: str) -> None:
     def num_prompt_tokens(*arguments: str) -> int:
         return len(

@@ -296,6 +296,22 @@ def test_a_reader_that_stops_reading_is_cut_off(folder: Path) -> None:
         assert 0 < server.call(lambda: server.services.metrics.num_generated_tokens) < 16 * 2_000
 
 
+def test_tokens_are_counted_as_they_come(server: RunningServer) -> None:
+    def counts() -> tuple[int, int]:
+        metrics = server.services.metrics
+        return server.call(lambda: (metrics.num_prompt_tokens, metrics.num_generated_tokens))
+
+    num_prompt, num_generated = counts()
+    with closing(send(server, "/v1/completions", ENDLESS | {"stream": True})) as connection:
+        connection.recv(4096)
+        deadline = time.monotonic() + 60
+        while counts()[1] < num_generated + 100 and time.monotonic() < deadline:
+            connection.recv(65536)
+        assert server.call(lambda: server.services.gate.num_visits) == 1
+        assert counts()[0] == num_prompt + 3
+        assert counts()[1] >= num_generated + 100
+
+
 def test_the_document_is_whole(server: RunningServer) -> None:
     document = server.get("/openapi.json").value
     schemas = document["components"]["schemas"]

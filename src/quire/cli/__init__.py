@@ -35,7 +35,7 @@ class Command(NamedTuple):
 
 COMMANDS = (
     Command("chat", "talk to a model", "quire.cli.chat"),
-    Command("generate", "write on from a prompt", "quire.cli.generate"),
+    Command("generate", "continue a prompt", "quire.cli.generate"),
     Command("serve", "serve a model over HTTP, as OpenAI does", "quire.cli.serve"),
     Command("demo", "watch paged KV memory at work, in the terminal", "quire.cli.demo"),
     Command("bench", "measure quire on this machine", "quire.cli.bench"),

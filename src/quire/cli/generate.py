@@ -1,4 +1,4 @@
-"""`quire generate`: one prompt, its text on stdout as it comes, everything else on stderr."""
+"""`quire generate`: prompts in, their texts on stdout, everything else on stderr. A single text is shown as it grows."""
 
 from __future__ import annotations
 
@@ -29,10 +29,12 @@ EARLY_STOPPING: Final[dict[str, bool | Literal["never"]]] = {"yes": True, "no": 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command `generate`. Mutates `subparsers`."""
     parser = subparsers.add_parser(
-        "generate", help="write on from a prompt", description="Write on from a prompt, or answer it."
+        "generate", help="continue a prompt", description="Continue prompts, or answer them."
     )
     source = parser.add_mutually_exclusive_group()
-    source.add_argument("--prompt", "-p", metavar="TEXT", help="the prompt")
+    source.add_argument(
+        "--prompt", "-p", metavar="TEXT", action="append", help="the prompt; repeat it to run several prompts at once"
+    )
     source.add_argument(
         "--prompt-file", metavar="FILE", help="the file with the prompt; -: stdin, as where none is given"
     )
@@ -40,10 +42,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     form.add_argument(
         "--chat", action="store_true", default=None, help="the prompt is a message (default, if the model takes them)"
     )
-    form.add_argument("--raw", dest="chat", action="store_false", help="the prompt is a text to write on from")
+    form.add_argument("--raw", dest="chat", action="store_false", help="the prompt is a text to continue")
     parser.add_argument("-n", type=int, default=1, metavar="N", help="how many texts to generate (default: 1)")
     _add_search_options(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON object when all is done")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON per prompt at the end")
     parser.add_argument("--quiet", "-q", action="store_true", help="print the text and errors only")
     add_sampling_options(parser)
     add_engine_options(parser)
@@ -88,23 +90,24 @@ def _searching(arguments: argparse.Namespace, sampling: SamplingParams) -> Sampl
 def run(arguments: argparse.Namespace) -> int:
     """Generate. Returns the exit status."""
     config = engine_config(arguments, os.environ)
-    text = _read_prompt(arguments)
+    texts = arguments.prompt or [_read_prompt(arguments)]
     terminal = stderr_terminal(arguments.color)
     with load(config, None if arguments.quiet else terminal) as llm:
         if not arguments.quiet:
             remark(str(llm.report), terminal)
         sampling = _searching(arguments, sampling_params(arguments, llm.get_default_sampling_params()))
-        output = _generate(llm, _as_prompt(llm, text, arguments.chat), sampling, arguments.json)
+        prompts = [_as_prompt(llm, text, arguments.chat) for text in texts]
+        outputs = _generate(llm, prompts, sampling, arguments)
         if not arguments.quiet:
-            remark(describe(output), terminal)
-    if output.error:
-        raise ExecutionError(output.error)
+            for output in outputs:
+                remark(describe(output), terminal)
+    for output in outputs:
+        if output.error:
+            raise ExecutionError(output.error)
     return 0
 
 
 def _read_prompt(arguments: argparse.Namespace) -> str:
-    if arguments.prompt is not None:
-        return str(arguments.prompt)
     if arguments.prompt_file not in (None, "-"):
         try:
             return Path(arguments.prompt_file).read_text(encoding="utf-8")
@@ -122,17 +125,21 @@ def _as_prompt(llm: LLM, text: str, chat: bool | None) -> Prompt:
     return [{"role": "user", "content": text}]
 
 
-def _generate(llm: LLM, prompt: Prompt, sampling: SamplingParams, as_json: bool) -> RequestOutput:
-    if as_json:
-        (output,) = llm.generate([prompt], sampling, use_tqdm=False)
-        print(json.dumps(_plain(output), ensure_ascii=False))
-        return output
-    if sampling.num_sequences > 1:
-        (output,) = llm.generate([prompt], sampling, use_tqdm=True)
+def _generate(
+    llm: LLM, prompts: list[Prompt], sampling: SamplingParams, arguments: argparse.Namespace
+) -> list[RequestOutput]:
+    if len(prompts) * sampling.num_sequences == 1 and not arguments.json:
+        return [_stream(llm, prompts[0], sampling)]
+    outputs = llm.generate(prompts, sampling, use_tqdm=not (arguments.json or arguments.quiet))
+    for index, output in enumerate(outputs):
+        if arguments.json:
+            print(json.dumps(_plain(output), ensure_ascii=False))
+            continue
+        if len(prompts) > 1:
+            print(f"=== prompt {index + 1} of {len(prompts)}")
         for each in output.outputs:
             print(f"--- {each.index + 1} of {sampling.n}{_score(each)}\n{each.text}" if sampling.n > 1 else each.text)
-        return output
-    return _stream(llm, prompt, sampling)
+    return outputs
 
 
 def _score(output: CompletionOutput) -> str:

@@ -212,11 +212,9 @@ class Generation:
 
     def _take_in(self, steps: Sequence[Step], visit: Visit) -> None:
         """Keep what is told later, and count. Mutates."""
-        now, metrics = self._services.clock.now(), self._services.metrics
+        now = self._services.clock.now()
         for index, delta in steps:
-            note = metrics.note_first_token if self._known[index] is None else metrics.note_gap
-            note(now - self._seen_s[index])
-            self._show(self._known[index], delta, now - self._seen_s[index])
+            self._count(self._known[index], delta, now - self._seen_s[index])
             self._seen_s[index] = now
             self._known[index] = delta
             if delta.prompt_logprobs is not None:
@@ -227,16 +225,21 @@ class Generation:
         if visit.is_waiting and None not in self._known:
             visit.begin()
 
-    def _show(self, known: RequestDelta | None, delta: RequestDelta, seconds: float) -> None:
-        """Tell those who watch how fast it goes. Mutates."""
-        live, tenant = self._services.live, self._context.tenant
+    def _count(self, known: RequestDelta | None, delta: RequestDelta, seconds: float) -> None:
+        """Count the tokens of a delta, and the time since the one before it: `known`, or None at the first. Mutates."""
+        metrics, live, tenant = self._services.metrics, self._services.live, self._context.tenant
+        num_prompt = num_cached = 0
+        num_generated = 0 if self._prompts_only else delta.num_generated_tokens
         if known is None:
+            metrics.note_first_token(seconds)
             live.note_first_token(tenant, seconds)
+            num_prompt, num_cached = delta.num_prompt_tokens, delta.num_cached_tokens
         else:
+            metrics.note_gap(seconds)
             live.note_gap(tenant, seconds)
-        if not self._prompts_only:
-            num_new = delta.num_generated_tokens - (0 if known is None else known.num_generated_tokens)
-            live.note_tokens(tenant, 0, num_new, 0)
+            num_generated -= 0 if self._prompts_only else known.num_generated_tokens
+        metrics.note_tokens(num_prompt, num_generated, num_cached)
+        live.note_tokens(tenant, num_prompt, num_generated, num_cached)
 
     def _finish(self, output: CompletionDelta, now: float) -> None:
         """A text has ended: count it, and raise where it did not end well. Mutates."""
@@ -251,7 +254,7 @@ class Generation:
             raise generation_aborted()
 
     def _tell(self) -> None:
-        """Tell the metrics and the log what the call has taken; texts that have not ended were given up. Mutates."""
+        """Tell the log what the call has taken; texts that have not ended were given up. Mutates."""
         usage, context, metrics = self.usage, self._context, self._services.metrics
         for _ in range(self.num_choices - len(self._reasons)):
             self._reasons.append(self._left)
@@ -260,8 +263,6 @@ class Generation:
         context.num_cached_tokens = usage.prompt_tokens_details.cached_tokens
         context.num_output_tokens = usage.completion_tokens
         context.finish_reason = ",".join(sorted(set(self._reasons)))
-        metrics.note_tokens(context.num_prompt_tokens, context.num_output_tokens, context.num_cached_tokens)
-        self._services.live.note_tokens(context.tenant, context.num_prompt_tokens, 0, context.num_cached_tokens)
 
 
 class _Inbox:
