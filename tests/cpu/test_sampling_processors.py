@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from quire import _native
 from quire.compute.sampling.draws import Draws
-from quire.compute.sampling.reference import changed, token_weights
+from quire.compute.sampling.native import NativeSampler
+from quire.compute.sampling.reference import ReferenceSampler, changed, token_weights
 from quire.compute.worker.sampling_columns import Sampling, SamplingColumns
 from quire.core.sampling_params import SamplingParams
 from quire.core.step import RowStart
@@ -69,6 +71,16 @@ def test_penalties_are_those_of_vllm_to_the_bit(repetition: float, presence: flo
         )
         expected = vllm_penalties(tokens, num_prompt, logits, repetition, presence, frequency)
         assert np.array_equal(changed(logits, draw.rules, 0), expected)
+
+
+def test_top_k_1_is_greedy_at_any_temperature() -> None:
+    """At the highest temperature the weights of all tokens are rounded to one number, and the lowest id won."""
+    logits = np.zeros((1, VOCAB), np.float32)
+    logits[0, 40] = 0.01
+    draw = draw_of([3, 4, 5], 2, top_k=1, temperature=1e6, seed=7)
+    native = NativeSampler(_native.kernels("portable"), _native.ThreadTeam(1), VOCAB)
+    for sampler in (ReferenceSampler(), native):
+        assert sampler.sample(logits, draw).tokens.tolist() == [40]
 
 
 def test_rules_come_in_the_order_of_vllm() -> None:

@@ -46,10 +46,21 @@ def test_every_scaling_has_a_golden() -> None:
 
 
 def test_part_of_a_head_turns() -> None:
-    rope = rope_spec(config_of({"rope_theta": 100.0, "partial_rotary_factor": 0.25}), 32)
+    rope = rope_spec(config_of({"rope_theta": 100.0, "partial_rotary_factor": 0.25}), 32, partial=True)
     assert (rope.rotary_dim, rope.inverse_frequencies) == (8, pytest.approx([1, 100**-0.25, 0.1, 100**-0.75]))
     old = ConfigFile("config.json", {**SIZES, "rope_theta": 100.0, "partial_rotary_factor": 0.25})
-    assert rope_spec(old, 32) == rope
+    assert rope_spec(old, 32, partial=True) == rope
+
+
+@pytest.mark.parametrize("place", ["config", "rope_parameters"])
+def test_a_family_that_turns_whole_heads_refuses_to_turn_a_part(place: str) -> None:
+    """transformers ignores the setting there, other engines do not: no result would be right."""
+    part = {"partial_rotary_factor": 0.5}
+    config = ConfigFile("config.json", {**SIZES, **part}) if place == "config" else config_of(dict(part))
+    with pytest.raises(CheckpointError, match=r"partial_rotary_factor is 0\.5; allowed: 1, because"):
+        rope_spec(config, 32)
+    whole = {"partial_rotary_factor": 1.0}
+    assert rope_spec(config_of(dict(whole)), 32) == rope_spec(config_of({}), 32)
 
 
 def test_layers_of_each_type_have_their_own() -> None:
@@ -116,7 +127,7 @@ def test_the_first_name_of_longrope_is_understood() -> None:
 )
 def test_settings_that_make_no_sense_are_refused(rope: dict[str, object], message: str) -> None:
     with pytest.raises(CheckpointError) as refused:
-        rope_spec(config_of(rope), 32)
+        rope_spec(config_of(rope), 32, partial=True)
     assert message in str(refused.value)
 
 

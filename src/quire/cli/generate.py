@@ -1,4 +1,4 @@
-"""`quire generate`: prompts in, their texts on stdout, everything else on stderr. A single text is shown as it grows."""
+"""`quire generate`: prompts in, texts on stdout, everything else on stderr. A single text is shown as it grows."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from quire.engine.output_processor import OutputProcessor, PreparedRequest, Requ
 from quire.engine.outputs import RequestOutput
 from quire.engine.progress import ProgressBar
 from quire.engine.prompts import ChatOptions, Message, Prompts, is_message, split_prompts
+from quire.engine.stats import EngineStats
 
 
 class LLM(LocalModel):
@@ -96,6 +97,17 @@ class LLM(LocalModel):
         Whoever leaves early closes the iterator, which ends the requests.
         """
         return self._snapshots(self._prepare(prompts, sampling_params, options))
+
+    def stats(self) -> EngineStats:
+        """Return counts of what the engine has done: steps, preemptions, evictions, cache hits. Does not mutate.
+
+        >>> with LLM("guide", kv_memory="4MiB") as llm:
+        ...     outputs = llm.generate([[5] * 40, [5] * 40], max_tokens=1, use_tqdm=False)
+        ...     stats = llm.stats()
+        >>> stats.queried_tokens_total, stats.hit_tokens_total, stats.preemptions_total, stats.evictions_total
+        (80, 32, 0, 0)
+        """
+        return self._core.stats()
 
     def reset_prefix_cache(self) -> None:
         """Forget everything cached; running requests go on. Mutates."""

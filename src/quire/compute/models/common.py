@@ -105,10 +105,17 @@ def with_head_norms(spec: DecoderSpec) -> DecoderSpec:
 
 
 def rotary_layers(
-    config: ConfigFile, max_length: int | None = None, windows: Sequence[int | None] | None = None
+    config: ConfigFile,
+    max_length: int | None = None,
+    windows: Sequence[int | None] | None = None,
+    *,
+    partial: bool = False,
 ) -> tuple[LayerSpec, ...]:
-    """Return layers with the same rotary positions; without `windows` they see everything."""
-    rope = rope_spec(config, head_dim(config), max_length)
+    """Return layers with the same rotary positions, of a part of each head if `partial`.
+
+    Without `windows` they see everything.
+    """
+    rope = rope_spec(config, head_dim(config), max_length, partial=partial)
     return tuple(LayerSpec(window, rope) for window in windows or [None] * num_layers(config))
 
 

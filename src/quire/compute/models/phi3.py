@@ -27,7 +27,7 @@ def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSp
             if section.fields.get(field) in ("longrope", "su"):
                 section.over(config.fields).size("original_max_position_embeddings")
     windows = same_windows(config, optional_window(config))
-    spec = llama_like(config, max_length, rotary_layers(config, max_length, windows))
+    spec = llama_like(config, max_length, rotary_layers(config, max_length, windows, partial=True))
     return replace(spec, sources=MappingProxyType({**spec.sources, **_fused(spec)}))
 
 

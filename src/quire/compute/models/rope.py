@@ -45,16 +45,22 @@ def rope_spec(
     *,
     layer_type: str | None = None,
     default_base: float = DEFAULT_BASE,
+    partial: bool = False,
 ) -> RopeSpec:
     """Return the rotary positions of a model, or of its layers of one type.
 
-    `max_length` is the longest text that will be run, where it is not what the config says.
+    `max_length` is the longest text that will be run, where it is not what the config says. Only a family with
+    `partial` may turn a part of each head. For others transformers ignores `partial_rotary_factor` and other engines
+    follow it, so a model that has it would not mean the same everywhere: it is refused.
     """
     section = _section(config, layer_type)
     kind = _kind(section)
     fraction = section.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
     if fraction > 1:
         raise section.error("partial_rotary_factor", "a number above 0, at most 1")
+    if fraction != 1 and not (partial or kind == "proportional"):
+        named = section if section.is_set("partial_rotary_factor") else config
+        raise named.error("partial_rotary_factor", "1, because models of this family turn whole heads")
     rotary_dim = int(head_dim * fraction)
     if rotary_dim < 2 or rotary_dim % 2:
         where = f"{config.where}: rotary dimensions"

@@ -8,7 +8,7 @@ A draw chooses one token from one row of logits, by settings of its own:
    bad word. **Biases** are added. **Repetition**: the logit of a token that stands in the text is divided by the
    penalty if it is positive, else multiplied. **Frequency**, then **presence**: from the logit of a token that stands
    c > 0 times in the output, c × frequency and then presence are taken.
-2. Temperature 0: the token of the highest logit, of equal ones the lowest id.
+2. Temperature 0 (also for top_k 1): the token of the highest logit, of equal ones the lowest id.
 3. Else every token has the weight e^(logit / temperature), and filters take tokens away, in this order: **min_p**,
    those below that share of the highest weight; **top_k**, all but the k likeliest; **top_p**, all but the likeliest
    that together make up that share of what is left, at least one. Of equal weights the lowest ids count as likelier.

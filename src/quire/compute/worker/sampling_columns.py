@@ -64,7 +64,9 @@ class SamplingColumns:
             self._numbers = np.pad(self._numbers, width)
             self._integers = np.pad(self._integers, width)
         penalties = sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty
-        self._numbers[:, row] = sampling.temperature, sampling.top_p, sampling.min_p, *penalties
+        # The likeliest token alone is the greedy choice, which no temperature rounds to the weight of another token.
+        temperature = 0.0 if sampling.top_k == 1 else sampling.temperature
+        self._numbers[:, row] = temperature, sampling.top_p, sampling.min_p, *penalties
         logprobs = [NO_LOGPROBS if k is None else k for k in (sampling.logprobs, sampling.prompt_logprobs)]
         self._integers[:, row] = max(0, sampling.top_k), seed_of(start), *logprobs
         self.release(row)
