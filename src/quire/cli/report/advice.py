@@ -39,7 +39,7 @@ OFTEN: Final = 0.02
 GAIN, GAIN_AT_A_PRICE, NO_GAIN = "a gain", "a gain, at a price", "no gain"
 """Verdicts, in the order in which they are told."""
 INT8_CAVEAT: Final = (
-    "int8 changes outputs slightly (the guide's by a mean KL of 0.00002 nat: benchmarks/RESULTS.md, Quality); "
+    "int8 changes outputs slightly (a mean KL of 0.0009 nat on SmolLM2-135M: benchmarks/RESULTS.md, Quality); "
     "a step is taken to last as long as it did"
 )
 
