@@ -52,3 +52,22 @@ def test_a_quota_bounds_what_a_tenant_leaves_behind() -> None:
         server.wait_until_idle()
         ledger = server.llm.engine.scheduler.memory.ledger()
         assert ledger.cached_blocks <= 4
+
+
+def test_texts_without_a_seed_do_not_depend_on_what_others_ask() -> None:
+    """Else a tenant that draws its text again, under the seeds of a counter, learns how often others have asked."""
+
+    def drawn(num_between: int) -> list[str]:
+        texts = []
+        with running_server(api_key=("alice", "bob")) as server:
+            for _ in range(2):
+                for key in ("bob", *["alice"] * num_between):
+                    with server.client(api_key=key) as client:
+                        answer = client.completions.create(model="guide", prompt="A", max_tokens=12, temperature=1.5)
+                    if key == "bob":
+                        texts.append(answer.choices[0].text)
+        return texts
+
+    alone = drawn(0)
+    assert alone == drawn(2)
+    assert alone[0] != alone[1]

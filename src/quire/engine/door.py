@@ -123,7 +123,7 @@ class Door:
             request = replace(request, sampling=with_bad_words(wanted, self.tokenizer))
             validate(request.to_request(), limits)
         self._num_prepared += 1
-        request = replace(request, sampling=self._internal(request.sampling))
+        request = replace(request, sampling=self._internal(request.sampling, ticket.scope.tenant))
         return PreparedRequest(request, ticket.request_id or request_id, prompt.text, wanted)
 
     def close(self) -> None:
@@ -154,10 +154,10 @@ class Door:
             for prompt, wanted in zip(prompts, each, strict=True)
         ]
 
-    def _internal(self, wanted: SamplingParams) -> SamplingParams:
+    def _internal(self, wanted: SamplingParams, tenant: str) -> SamplingParams:
         """Return the parameters with a seed, and with log-probabilities where sequences are chosen by them."""
         if wanted.seed is None:
-            wanted = replace(wanted, seed=self._seeds.take())
+            wanted = replace(wanted, seed=self._seeds.take(tenant))
         is_ranked = wanted.beam_search or wanted.num_sequences > wanted.n
         if is_ranked and wanted.num_beams == 1 and wanted.logprobs is None:
             wanted = replace(wanted, logprobs=0)

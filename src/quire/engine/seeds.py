@@ -1,32 +1,36 @@
 """Seeds for requests that bring none: a keyed counter, so that the same calls give the same seeds.
 
-The i-th seed is a hash of the engine's own seed and i. Nothing is drawn from a shared generator, so no request's seed
-depends on what other requests have sampled.
+The i-th seed of a tenant is a hash of the engine's own seed, i and the tenant's name. Nothing is drawn from a shared
+generator, so no request's seed depends on what other requests have sampled, and no tenant's on how many requests others
+have sent: a tenant that draws its text again under one seed after another would count them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
+from collections import Counter
 
 SEED_BITS = 62  # one bit less than a request may bring: sequence i draws with seed + i
 
 
 class SeedCounter:
-    """Gives out seeds, each once.
+    """Gives out seeds, each once to a tenant.
 
     >>> first, again = SeedCounter(7), SeedCounter(7)
     >>> seeds = [first.take() for _ in range(3)]
     >>> seeds == [again.take() for _ in range(3)], len(set(seeds)), SeedCounter(8).take() in seeds
     (True, 3, False)
+    >>> first.take("ada") == again.take("ada"), first.take("bob") == again.take("ada")
+    (True, False)
     """
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
-        self._num_taken = 0
+        self._num_taken: Counter[str] = Counter()
 
-    def take(self) -> int:
-        """Return the next seed. Mutates."""
-        message = struct.pack("<QQ", self._seed, self._num_taken)
-        self._num_taken += 1
+    def take(self, tenant: str = "") -> int:
+        """Return the next seed of a tenant. Mutates."""
+        message = struct.pack("<QQ", self._seed, self._num_taken[tenant]) + tenant.encode("utf-8", "surrogatepass")
+        self._num_taken[tenant] += 1
         return int.from_bytes(hashlib.blake2b(message, digest_size=8).digest(), "little") >> (64 - SEED_BITS)
