@@ -17,6 +17,7 @@ from quire.cli.server_options import ServeSettings, add_serve_options, serve_set
 from quire.core.config import EngineConfig
 from quire.core.errors import InvalidConfigError
 from quire.serve.config import ServerConfig
+from quire.serve.tenants import read_tenants
 
 ALL = [field.name for kind in (EngineConfig, ServerConfig) for field in fields(kind)]
 
@@ -100,8 +101,41 @@ def test_values_are_read_as_their_kind(tmp_path: Path) -> None:
 
 def test_lists_are_said_several_times_or_with_commas() -> None:
     assert resolved("--api-key", "a,b", "--api-key", "c").server.api_key == ("a,b", "c")
-    assert resolved(QUIRE_API_KEY="a, b,").server.api_key == ("a", "b")
-    assert resolved(QUIRE_API_KEY="").server.api_key == ()
+    assert resolved(QUIRE_API_KEY="a, b").server.api_key == ("a", "b")
+
+
+@pytest.mark.parametrize("text", ["", " ", "\t", ",", " , ,", "a,", ",a", "a, ,b", "a b", "\u00e9", "a\x07", "\u200b"])
+def test_a_key_that_is_none_never_opens_a_server(text: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfigError, match=r"^QUIRE_API_KEY is '(blank|a key of \d+ characters)'; allowed: 1 to"):
+        resolved(QUIRE_API_KEY=text)
+    if "," not in text:
+        with pytest.raises(InvalidConfigError, match=r"^api_key\[0\] is"):
+            resolved("--api-key", text)
+        (tmp_path / "quire.yaml").write_text(f"api_key: {json.dumps(text)}\n")
+        with pytest.raises(InvalidConfigError, match=r"^api_key\[0\] in .* is"):
+            resolved("--config", str(tmp_path / "quire.yaml"))
+
+
+@pytest.mark.parametrize("name", ["api_key", "api_keys_file", "tenant_secret", "allowed_host"])
+@pytest.mark.parametrize("value", ["", "null", "~", "[]", '""', '" "', "[null]", '[""]'])
+def test_a_line_left_empty_never_opens_a_server(name: str, value: str, tmp_path: Path) -> None:
+    (tmp_path / "quire.yaml").write_text(f"{name}: {value}\n")
+    with pytest.raises(InvalidConfigError, match=f"^{name}"):
+        read_tenants(resolved("--config", str(tmp_path / "quire.yaml")).server, b"drawn at the start")
+
+
+@pytest.mark.parametrize("variable", ["QUIRE_API_KEYS_FILE", "QUIRE_TENANT_SECRET", "QUIRE_ALLOWED_HOST"])
+def test_a_variable_left_empty_is_refused(variable: str) -> None:
+    for text in ("", " "):
+        with pytest.raises(InvalidConfigError, match=f"^(api_keys_file|{variable})"):
+            read_tenants(resolved(**{variable: text}).server, b"drawn at the start")
+
+
+@pytest.mark.parametrize("name", ["http://quire.example", "quire.example:80", "a b", "*.example", "[::1", "::1", "é"])
+def test_a_name_that_no_client_can_call_is_refused(name: str) -> None:
+    with pytest.raises(InvalidConfigError, match=r"^allowed_host is"):
+        resolved("--allowed-host", name)
+    assert resolved("--allowed-host", "*", "--allowed-host", "[::1]").server.allowed_host == ("*", "[::1]")
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def wait_until(is_so: Callable[[], bool], seconds: float = 10.0) -> None:
         time.sleep(0.01)
 
 
-def head(path: str, *lines: str, method: str = "GET", host: str = "here") -> bytes:
+def head(path: str, *lines: str, method: str = "GET", host: str = "localhost") -> bytes:
     return "\r\n".join((f"{method} {path} HTTP/1.1", f"Host: {host}", *lines, "", "")).encode("latin-1")
 
 
@@ -252,7 +252,22 @@ def test_a_key_is_a_tenant(locked: BareServer) -> None:
     assert locked.get("/v1/models", Authorization=f"Bearer {KEY}").value["tenant"] == "key-1"
     assert locked.get("/v1/models", Authorization="bearer other").value["tenant"] == "key-2"
     assert locked.get("//v1/models", Authorization=f"Bearer {KEY}").status == 404
-    assert locked.get("/metrics", Authorization=f"Bearer {KEY}").status == 200
+
+
+def test_a_key_is_not_in_the_log(locked: BareServer, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        for path in ("/v1/models", "/v1/fail", "/nowhere", "/metrics"):
+            for lines in ((f"Authorization: Bearer {KEY}",), (f"Authorization: {KEY}",), (f"X-Api-Key: {KEY}",) * 2):
+                answer = locked.send(head(path, *lines))
+                wait_until(lambda answer=answer: bool(lines_of(answer, caplog)))  # type: ignore[misc]
+    assert len(caplog.records) >= 12
+    assert not [record for record in caplog.records if KEY in f"{record.__dict__}{record.getMessage()}"]
+
+
+def test_the_only_key_sees_all_that_is_counted() -> None:
+    with serving(api_key=(KEY,)) as server:
+        assert server.get("/metrics", Authorization=f"Bearer {KEY}").status == 200
+        assert server.get("/load", Authorization=f"Bearer {KEY}").value["kv_usage"] == 0.25
 
 
 def test_metrics_can_be_opened() -> None:

@@ -60,7 +60,7 @@ def ask_for_much(server: RunningServer, number: int) -> None:
 def leave_early(server: RunningServer, body: dict[str, Any]) -> None:
     """Begin to read a stream, and go away."""
     data = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: quire\r\ncontent-length: {len(data)}\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n"
     with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
         connection.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + data)
         connection.recv(300)

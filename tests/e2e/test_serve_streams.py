@@ -136,8 +136,8 @@ def send(server: RunningServer, path: str, fields: dict[str, Any]) -> socket.soc
     """Send a call and leave it to the caller to read, or to go."""
     body = json.dumps(fields).encode()
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=10)
-    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    connection.sendall(head.encode() + body)
+    fields = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection.sendall(f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{fields}".encode() + body)
     return connection
 
 

@@ -91,6 +91,7 @@ def test_the_services_name_files_that_exist_and_settings_that_there_are() -> Non
     port = quire["ports"][0].rpartition(":")[2]
     [job] = read_yaml("prometheus/prometheus.yaml")["scrape_configs"]
     assert job["static_configs"] == [{"targets": [f"quire:{port}"]}]
+    assert "QUIRE_ALLOWED_HOST=quire" in quire["environment"]  # or Prometheus would be refused
 
 
 def test_grafana_is_given_the_source_and_the_board() -> None:

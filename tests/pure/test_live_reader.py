@@ -15,10 +15,10 @@ from quire.core.config import EngineConfig
 from quire.core.request import CacheScope, Request
 from quire.engine.live import LiveFrame, LiveJournal, packed
 from quire.engine.stats import EngineStats, ModelState
-from quire.serve.config import ServerConfig
 from quire.serve.errors import ApiError
 from quire.serve.gate import Gate, GateLimits
 from quire.serve.live import Live
+from quire.serve.live_places import live_places
 from quire.serve.live_reader import MOST_EVENTS, MOST_OWED, MOST_SAMPLES, LiveReader
 from quire.serve.tenants import ANYBODY, Tenant
 from support.bare_server import FakeModel
@@ -49,7 +49,7 @@ class WatchedModel(FakeModel):
 def make_live(model: WatchedModel, max_live_readers: int = 4) -> tuple[Live, Gate]:
     clock = ManualClock()
     gate = Gate(clock, GateLimits(1, 100), lambda: model.state)
-    return Live(model, "made up", gate, ServerConfig(max_live_readers=max_live_readers), clock), gate  # type: ignore[arg-type]
+    return Live(model, "made up", gate, live_places(max_live_readers, ()), clock), gate  # type: ignore[arg-type]
 
 
 def tenant(name: str) -> Tenant:
@@ -241,6 +241,42 @@ def test_latencies_and_events_are_kept_up_to_a_number_and_told_to_whom_they_conc
         assert not line_of(live, reader)["itl_ms"]
     line = line_of(live, others)
     assert (line["itl_ms"], line["ttft_ms"], line["events"], line["blocks"], line["running"]) == ([], [], [], [], 0)
+
+
+def test_the_work_of_others_neither_wakes_a_tenant_nor_counts_in_its_frames() -> None:
+    model = WatchedModel()
+    live, _ = make_live(model)
+    mine, others, every = live.join(tenant("a")), live.join(tenant("b")), live.join(ANYBODY)
+    model.show(frame_of(8, range(2), stats=EngineStats(steps_total=70)))
+    assert all(reader.wake.is_set() for reader in (mine, others, every))
+    assert [line_of(live, reader)["step"] for reader in (mine, others, every)] == [None, None, 70]
+    for reader in (mine, others, every):
+        reader.wake.clear()
+    model.show(frame_of(8, range(2, 4), begins=False, tenants=[]))
+    assert [reader.wake.is_set() for reader in (mine, others, every)] == [True, False, True]
+
+
+def test_tenants_share_the_places_and_one_is_kept_for_operators() -> None:
+    owner = Tenant("owner", CacheScope("owner"), is_operator=True)
+    places = live_places(16, [tenant("a"), tenant("b"), tenant("c"), owner])
+    watching: list[Tenant] = []
+    for name in "abc":
+        for _ in range(5):
+            places.require(tenant(name), watching)
+            watching.append(tenant(name))
+        with pytest.raises(ApiError, match="5 readers of /live already") as caught:
+            places.require(tenant(name), watching)
+        assert caught.value.status == 429
+    places.require(owner, watching)
+    with pytest.raises(ApiError, match="16 readers watch already"):
+        places.require(owner, [*watching, owner])
+    many = live_places(4, [owner, *(tenant(str(number)) for number in range(9))])
+    with pytest.raises(ApiError, match="4 readers watch already"):
+        many.require(tenant("8"), [tenant("0"), tenant("1"), tenant("2")])
+    many.require(owner, [tenant("0"), tenant("1"), tenant("2")])
+    for none in (live_places(0, ()), live_places(0, [tenant("a")])):
+        with pytest.raises(ApiError, match="0 readers"):
+            none.require(tenant("a"), [])
 
 
 def test_calls_that_are_turned_away_are_told_to_whom_they_concern() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import pytest
@@ -158,7 +159,7 @@ def test_half_of_the_queue_will_have_begun(per_second: float) -> None:
     for _ in range(40):
         gated.enter(1, 1)
     expected = min(max(20 / per_second, MIN_RETRY_S), MAX_RETRY_S)
-    assert retry_s(gated.refusal()) == pytest.approx(expected, rel=0.06)
+    assert retry_s(gated.refusal()) == 2 ** round(math.log2(expected))
 
 
 def test_an_idle_hour_says_nothing_of_the_rate() -> None:
@@ -167,7 +168,17 @@ def test_an_idle_hour_says_nothing_of_the_rate() -> None:
     gated.clock.advance(3600)
     for _ in range(40):
         gated.enter(1, 1)
-    assert retry_s(gated.refusal()) == pytest.approx(2, rel=0.05)
+    assert retry_s(gated.refusal()) == 2
+
+
+def test_a_share_that_is_used_up_tells_nothing_of_the_queue() -> None:
+    gated = Gated(max_requests=40)
+    drained(gated, 0.1, 60)
+    for _ in range(39):
+        gated.enter(1, 1)
+    gated.enter(1, 1, tenant("bob", 1))
+    error = gated.refusal(1, 1, tenant("bob", 1))
+    assert (error.status, retry_s(error)) == (429, MIN_RETRY_S)
 
 
 def test_an_engine_that_stands_still_lets_clients_wait_longer_and_longer() -> None:

@@ -65,7 +65,7 @@ class LiveLines:
         self._socket.settimeout(30)
         self._socket.connect(("127.0.0.1", port))
         headers = f"Authorization: Bearer {key}\r\n" if key else ""
-        self._socket.sendall(f"GET /live HTTP/1.1\r\nHost: test\r\n{headers}\r\n".encode())
+        self._socket.sendall(f"GET /live HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n".encode())
         self._answer = http.client.HTTPResponse(self._socket)
         self.text = b""
         self.hello: dict[str, Any] = {}

@@ -72,9 +72,12 @@ class Option:
         return self.hint in (int | str, int | str | None)
 
     def read(self, text: str) -> Any:
-        """Return the value of a text; raises ValueError, which says what is allowed. Several are parted by commas."""
+        """Return the value of a text; raises ValueError, which says what is allowed. Commas separate several values.
+
+        An empty value stays one, for the config to refuse: a variable that was left empty must not open a server.
+        """
         if self.is_several:
-            return tuple(part.strip() for part in text.split(",") if part.strip())
+            return tuple(part.strip() for part in text.split(","))
         if self.is_optional and text.lower() == "none":
             return None
         if self.hint is bool:
@@ -86,7 +89,12 @@ class Option:
         return text
 
     def take(self, value: object) -> Any:
-        """Return the value of what stands in a file, where a text may stand for what it spells."""
+        """Return the value of what stands in a file, where a text may stand for what it spells.
+
+        Raises ValueError where nothing stands there and nothing is the default: the line was left empty by mistake.
+        """
+        if value in (None, []) and not self.default:
+            raise ValueError("a value; leave the line out for the default")
         if self.is_several and isinstance(value, list):
             return tuple(value)
         if self.is_several and isinstance(value, str):

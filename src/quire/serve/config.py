@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from quire.core.byte_sizes import parse_bytes
 from quire.core.config import require_int, require_number, require_one_of, setting
 from quire.core.errors import InvalidConfigError
+from quire.serve.hosts import allowed_name
 from quire.serve.reasoning import is_thinking_format
 from quire.serve.tools import AUTO, TOOL_FORMATS, create_tool_format
 
@@ -31,13 +32,16 @@ class ServerConfig:
 
     host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0: every address of the machine")
     port: int = setting(8000, "port to listen on; 0: a free one")
+    allowed_host: tuple[str, ...] = setting(
+        (), "name that clients may call the server by, besides loopback names; *: any name"
+    )
     served_model_name: tuple[str, ...] = setting((), "name that clients call the model by; none: its own")
     api_key: tuple[str, ...] = setting((), "key that clients must send; each is a tenant of its own", secret=True)
     api_keys_file: str | None = setting(None, "YAML file with the keys of tenants, their names and limits")
     tenant_secret: str | None = setting(
         None, "where the salts of tenants come from; none: drawn at the start", secret=True
     )
-    open_metrics: bool = setting(False, "answer /metrics without a key where keys are set")
+    open_metrics: bool = setting(False, "answer /metrics without a key; else it needs an operator's where keys are set")
     max_queued_requests: int | None = setting(None, "requests that may wait; none: 4 for each sequence of a step")
     max_queued_tokens: int | None = setting(None, "tokens of prompts that may wait; none: 8 times the KV memory")
     max_wait_s: float | None = setting(
@@ -45,7 +49,7 @@ class ServerConfig:
     )
     max_requests_per_key: int | None = setting(None, "requests of one key at once; none: no limit of their own")
     max_choices: int = setting(128, "texts of one call: n or best_of, for each of its prompts")
-    max_live_readers: int = setting(16, "readers of /live at once; 0: nobody may watch")
+    max_live_readers: int = setting(16, "readers of /live at once, tenants with equal shares; 0: nobody may watch")
     max_body: int | str = setting("32MiB", "the largest body of a call")
     max_header_bytes: int | str = setting("32KiB", "the largest head of a call: its path and headers")
     max_connections: int = setting(4096, "connections that are open at once")
@@ -116,6 +120,11 @@ class ServerConfig:
             raise InvalidConfigError("served_model_name", self.served_model_name, "a tuple of names")
         for name in self.served_model_name:
             require_text("served_model_name", name)
+        if not isinstance(self.allowed_host, tuple):
+            raise InvalidConfigError("allowed_host", self.allowed_host, "a tuple of names")
+        for name in self.allowed_host:
+            require_text("allowed_host", name)
+            allowed_name(name)
         if not isinstance(self.api_key, tuple):
             raise InvalidConfigError("api_key", f"a value of type {type(self.api_key).__name__}", "a tuple of keys")
         for index, key in enumerate(self.api_key):
@@ -124,8 +133,8 @@ class ServerConfig:
             raise InvalidConfigError("api_key", "the same key twice", "each key once")
         if self.api_keys_file is not None:
             require_text("api_keys_file", self.api_keys_file)
-        if self.tenant_secret is not None and not (isinstance(self.tenant_secret, str) and self.tenant_secret):
-            raise InvalidConfigError("tenant_secret", "empty, or no text", "a text")
+        if self.tenant_secret is not None and not (isinstance(self.tenant_secret, str) and self.tenant_secret.strip()):
+            raise InvalidConfigError("tenant_secret", "blank, or no text", "a text")
 
 
 def require_text(field: str, value: object) -> None:
@@ -140,6 +149,6 @@ def require_key(field: str, value: object) -> str:
         shown = f"a value of type {type(value).__name__}"
         raise InvalidConfigError(field, shown, "a text; a key of digits needs quotes in YAML")
     if not 1 <= len(value) <= MAX_KEY_LENGTH or not all("!" <= character <= "~" for character in value):
-        shown = f"a key of {len(value)} characters"
+        shown = f"a key of {len(value)} characters" if value.strip() else "blank"
         raise InvalidConfigError(field, shown, f"1 to {MAX_KEY_LENGTH} characters of ASCII without spaces")
     return value

@@ -19,6 +19,7 @@ from quire.core.errors import ExecutionError, InvalidRequestError, RequestTooLar
 
 INVALID_REQUEST = "invalid_request_error"
 AUTHENTICATION = "authentication_error"
+PERMISSION = "permission_error"
 NOT_FOUND = "not_found_error"
 RATE_LIMIT = "rate_limit_error"
 SERVER = "server_error"
@@ -107,11 +108,34 @@ def unsupported(param: str, why: str) -> ApiError:
     return ApiError(400, f"{param} is not supported: {why}", code="unsupported_parameter", param=param)
 
 
+def unknown_host(name: str) -> ApiError:
+    """Return the answer to a call by a name that is not one of ours."""
+    message = f"{_short(name)!r} is not a name of this server; if it is, start the server with --allowed-host NAME"
+    return ApiError(421, message, code="unknown_host")
+
+
+def foreign_origin(origin: str) -> ApiError:
+    """Return the answer to a page that another site has sent to a browser."""
+    message = f"a page of {_short(origin)!r} may not use this server; if it is yours, start it with --allowed-host NAME"
+    return ApiError(403, message, type=PERMISSION, code="foreign_origin")
+
+
+def repeated_header(name: str) -> ApiError:
+    """Return the answer to a call with a header more than once that may stand there once."""
+    return ApiError(400, f"the header {name} stands in the request more than once", code="repeated_header")
+
+
 def unauthorized() -> ApiError:
     """Return the answer to a missing or a wrong key: the same for both."""
     message = "no valid API key was given: send the header Authorization: Bearer KEY"
     headers = {"www-authenticate": "Bearer"}
     return ApiError(401, message, type=AUTHENTICATION, code="invalid_api_key", headers=headers)
+
+
+def operator_required(path: str) -> ApiError:
+    """Return the answer to the key of a tenant where all tenants are counted together."""
+    message = f"{path} tells of all tenants: it needs the key of an operator (operator: true in the file of keys)"
+    return ApiError(403, message, type=PERMISSION, code="operator_required")
 
 
 def not_found(path: str) -> ApiError:
@@ -173,6 +197,12 @@ def too_many_readers(limit: int) -> ApiError:
     """Return the answer to one more who wants to watch."""
     message = f"{limit} readers watch already, which is as many as may (max_live_readers)"
     return ApiError(503, message, type=UNAVAILABLE, code="too_many_readers", headers=_retry_after(RESTART_S))
+
+
+def too_many_readers_of_key(limit: int) -> ApiError:
+    """Return the answer to a tenant that watches as often as it may."""
+    message = f"this API key has {limit} readers of /live already, its share of max_live_readers"
+    return ApiError(429, message, type=RATE_LIMIT, code="too_many_readers", headers=_retry_after(RESTART_S))
 
 
 def draining(retry_after_s: float) -> ApiError:

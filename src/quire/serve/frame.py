@@ -1,6 +1,7 @@
 """Frame: what is done for every call, whichever endpoint it is for.
 
-    scope ──► RequestContext: an id of ours, the tenant of the key, the trace ──► endpoint
+    scope ──► a name of ours (421), no page of another site (403), a key (401)
+          ──► RequestContext: an id of ours, the tenant of the key, the trace ──► endpoint
     send  ◄── x-request-id, openai-processing-ms, traceparent                 ◄──┘
     at the end: a count, and a line in the log
 
@@ -27,6 +28,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.serve.errors import ApiError, api_error_of, method_not_allowed, not_found, unauthorized
+from quire.serve.hosts import require_single
 from quire.serve.services import Services
 from quire.serve.tenants import ANYBODY, Tenant
 
@@ -88,18 +90,20 @@ class Frame:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        headers = dict(scope["headers"])
+        headers: dict[bytes, bytes] = dict(scope["headers"])
         context = self._make_context(headers)
         scope.setdefault("state", {})["context"] = context
         answer = _Answer(send, context, self._services.clock.now)
         metrics = self._services.metrics
         metrics.note_call(1)
         try:
-            tenant = self._tenant(scope["path"], headers.get(b"authorization", b""))
-            if tenant is None:
-                await make_response(unauthorized())(scope, receive, answer.send)
+            try:
+                require_single(scope["headers"])
+                self._services.hosts.check(headers)
+                context.tenant = self._tenant(scope["path"], headers.get(b"authorization", b""))
+            except ApiError as refusal:
+                await make_response(refusal)(scope, receive, answer.send)
             else:
-                context.tenant = tenant
                 await self._app(scope, receive, answer.send)
         except Exception as error:
             logger.exception("call %s failed", context.request_id)
@@ -122,13 +126,16 @@ class Frame:
             traceparent=traceparent_of(headers.get(b"traceparent", b""), self._draw),
         )
 
-    def _tenant(self, path: str, authorization: bytes) -> Tenant | None:
-        """Return who calls; None: somebody who may not."""
+    def _tenant(self, path: str, authorization: bytes) -> Tenant:
+        """Return who calls; raises `ApiError` for somebody who may not."""
         tenants = self._services.tenants
         if not tenants.has_keys or path in self._open_paths:
             return ANYBODY
         scheme, _, key = authorization.partition(b" ")
-        return tenants.find(key.strip() if scheme.lower() == b"bearer" else b"")
+        tenant = tenants.find(key.strip() if scheme.lower() == b"bearer" else b"")
+        if tenant is None:
+            raise unauthorized()
+        return tenant
 
     def _fields(self, scope: Scope, answer: _Answer) -> dict[str, Any]:
         """Return what the log says of a call: no prompt, no text, no query, no key."""

@@ -121,7 +121,7 @@ class DrainRate:
 
 
 class Gate:
-    """Lets calls in, or says when to come again. All of it is called in one event loop, all operations are O(1)."""
+    """Lets calls in, or says when to come again. Called in one event loop; all operations on a call are O(1)."""
 
     def __init__(self, clock: Clock, limits: GateLimits, state: Callable[[], ModelState]) -> None:
         self._clock = clock
@@ -169,13 +169,20 @@ class Gate:
 
     @property
     def retry_after_s(self) -> float:
-        """Seconds after which half of what waits will have begun, if all goes on as it did lately."""
+        """Seconds after which half of what waits will have begun, if all goes on as it did lately.
+
+        The nearest power of two: the exact number would tell every client how much others have sent.
+        """
         self._pass_time()
         if self._rate.per_second > 0:
             seconds = self._waiting_requests / 2 / self._rate.per_second
         else:
             seconds = self._rate.seconds
-        return min(max(seconds, MIN_RETRY_S), MAX_RETRY_S)
+        return min(2.0 ** round(math.log2(max(seconds, MIN_RETRY_S))), MAX_RETRY_S)
+
+    def visits_of(self, tenant: Tenant) -> list[Visit]:
+        """Return the calls of a tenant that have come in and not left. Does not mutate."""
+        return [visit for visit in self._visits if visit.tenant == tenant.name]
 
     def drain(self) -> None:
         """Let nobody in any more; those inside stay. Mutates."""
@@ -202,7 +209,8 @@ class Gate:
         inside = self._inside[tenant.name]
         if tenant.max_requests is not None and inside and inside + num_requests > tenant.max_requests:
             self.refusals_of[tenant.name] += 1
-            raise self._refused(Refusal.KEY_LIMIT, too_many_requests(self.retry_after_s))
+            # When one of its own will have ended nobody knows; how long others wait is not told.
+            raise self._refused(Refusal.KEY_LIMIT, too_many_requests(MIN_RETRY_S))
         why = self._overload(num_requests, num_tokens) if self._waiting_requests else None
         if why is not None:
             self._warn_of_full_queue()

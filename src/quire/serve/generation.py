@@ -54,7 +54,7 @@ class Wanted:
     sampling: SamplingParams
     chat: ChatOptions | None = None
     cache_salt: str | None = None
-    priority: int = 0
+    priority: int | None = None
     names: Mapping[str, str] = field(default_factory=dict)
     prompts_only: bool = False
     shown_token_ids: frozenset[int] = frozenset()
@@ -74,7 +74,7 @@ async def prepare(services: Services, context: RequestContext, wanted: Wanted) -
     require_few_choices(len(wanted.prompts), wanted.sampling, services.config.max_choices)
     services.gate.require_place(context.tenant)
     scope = context.tenant.scope_for(wanted.cache_salt)
-    ticket = Ticket(context.request_id, scope, wanted.priority)
+    ticket = Ticket(context.request_id, scope, context.tenant.priority_for(wanted.priority))
     prepared = []
     for index, prompt in enumerate(wanted.prompts):
         if index:

@@ -21,6 +21,7 @@ from asyncio import AbstractEventLoop, TimerHandle, Transport
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
+from urllib.parse import urlsplit
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -165,6 +166,9 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
+        if not self.url.startswith(b"/") and (name := urlsplit(self.url).netloc):
+            # RFC 9112, 3.2.2: the name in the target replaces that of the header.
+            self.headers[:] = [(b"host", name), *(header for header in self.headers if header[0] != b"host")]
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:

@@ -2,8 +2,9 @@
 
 /livez                    the process answers
 /readyz /health /ping     requests are let in: the engine is there, and the server does not drain
-/version /load            what it is, and how much it has to do
-/metrics                  everything in numbers; needs a key where keys are set, unless it was opened
+/version                  what it is
+/load                     how much it has to do: all of it for an operator, its own for a tenant
+/metrics                  everything in numbers; needs an operator's key where keys are set, unless it was opened
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import quire
+from quire.serve.errors import operator_required
+from quire.serve.frame import METRICS_PATH
+from quire.serve.gate import Gate
 from quire.serve.prometheus import CONTENT_TYPE, render
 from quire.serve.services import Services
+from quire.serve.tenants import Tenant
 
 
 def _services(request: Request) -> Services:
@@ -45,8 +50,10 @@ async def _version(request: Request) -> Response:
 
 
 async def _load(request: Request) -> Response:
-    services = _services(request)
+    services, tenant = _services(request), request.state.context.tenant
     gate, stats = services.gate, services.model.stats
+    if not tenant.is_operator:
+        return _json(_own_load(gate, tenant))
     return _json(
         {
             "server_load": gate.num_requests,
@@ -58,8 +65,24 @@ async def _load(request: Request) -> Response:
     )
 
 
+def _own_load(gate: Gate, tenant: Tenant) -> dict[str, Any]:
+    """Return the same numbers, counting the requests of one tenant only. Does not mutate."""
+    visits = gate.visits_of(tenant)
+    waiting = [visit for visit in visits if visit.is_waiting]
+    num_requests, num_waiting = (sum(visit.num_requests for visit in each) for each in (visits, waiting))
+    return {
+        "server_load": num_requests,
+        "num_waiting": num_waiting,
+        "num_waiting_tokens": sum(visit.num_tokens for visit in waiting),
+        "num_running": num_requests - num_waiting,
+        "kv_usage": None,
+    }
+
+
 async def _metrics(request: Request) -> Response:
     services = _services(request)
+    if not request.state.context.tenant.is_operator:
+        raise operator_required(METRICS_PATH)
     model = services.model
     families = services.metrics.families(services.gate, model.state, model.stats, services.model_names[0])
     return Response(render(families), headers={"content-type": CONTENT_TYPE})
@@ -72,5 +95,5 @@ HEALTH_ROUTES: Final = (
     Route("/ping", _ready, methods=["GET", "POST"]),
     Route("/version", _version),
     Route("/load", _load),
-    Route("/metrics", _metrics),
+    Route(METRICS_PATH, _metrics),
 )

@@ -23,10 +23,9 @@ from quire.core.clock import Clock
 from quire.core.errors import ExecutionError
 from quire.engine.live import LiveFrame
 from quire.engine.stats import ModelState
-from quire.serve.config import ServerConfig
-from quire.serve.errors import too_many_readers
 from quire.serve.gate import Gate
 from quire.serve.live_mirror import Holdings, LiveMirror
+from quire.serve.live_places import LivePlaces
 from quire.serve.live_reader import Line, LiveReader
 from quire.serve.model import ServedModel
 from quire.serve.sse import encode, gone, unless
@@ -57,11 +56,11 @@ class LiveTotals:
 class Live:
     """The watch over an engine, and its readers. All of it is called in one event loop."""
 
-    def __init__(self, model: ServedModel, model_name: str, gate: Gate, config: ServerConfig, clock: Clock) -> None:
+    def __init__(self, model: ServedModel, model_name: str, gate: Gate, places: LivePlaces, clock: Clock) -> None:
         self._model = model
         self._model_name = model_name
         self._gate = gate
-        self._limit = config.max_live_readers
+        self._places = places
         self._clock = clock
         self._readers: set[LiveReader] = set()
         self._totals: dict[str, LiveTotals] = {}
@@ -83,8 +82,7 @@ class Live:
 
     def join(self, tenant: Tenant) -> LiveReader:
         """Return a new reader; raises `ApiError` where there are as many as there may be. Mutates."""
-        if len(self._readers) >= self._limit:
-            raise too_many_readers(self._limit)
+        self._places.require(tenant, [reader.tenant for reader in self._readers])
         reader = LiveReader(tenant)
         reader.num_rejected = self._num_rejected(reader)
         if self._mirror is not None or self.state != ModelState.READY.value:
@@ -145,8 +143,7 @@ class Live:
         self._received_s = self._clock.now()
         change = self._mirror.take_in(frame)
         for reader in self._readers:
-            reader.owe(self._mirror, change)
-            if self._mirror.is_whole:
+            if reader.owe(self._mirror, change) and self._mirror.is_whole:
                 reader.wake.set()
 
     # ---- what is shown ------------------------------------------------------------------------------------------
@@ -180,7 +177,7 @@ class Live:
         line = {
             "type": "frame",
             **owed,
-            "step": 0 if mirror is None else mirror.stats.steps_total,
+            "step": None if reader.name is not None else 0 if mirror is None else mirror.stats.steps_total,
             "ledger": self._ledger(reader, mirror),
             "totals": self._totals_of(reader, mirror),
             "running": running,

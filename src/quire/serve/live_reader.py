@@ -102,14 +102,17 @@ class LiveReader:
         self._events: deque[EventRow] = deque(maxlen=MOST_EVENTS)
         self._names = Names()
 
-    def owe(self, mirror: LiveMirror, change: LiveChange) -> None:
-        """Something has changed. Mutates; O(changes)."""
+    def owe(self, mirror: LiveMirror, change: LiveChange) -> bool:
+        """Something has changed; return whether the reader is owed anything. Mutates; O(changes).
+
+        A tenant that is owed nothing is not woken: the pace of its frames would tell when others are served.
+        """
         mine = self._tenant_number(mirror)
         self._events += [event for event in change.events if mine is None or event.tenant == mine]
-        if self._is_owed_all:
-            return
         if len(self._blocks) > MOST_OWED:
-            return self.begin()
+            self.begin()
+        if self._is_owed_all:
+            return True
         if mine is None:
             self._blocks.update(change.blocks)
             self._requests.update(change.requests)
@@ -121,6 +124,7 @@ class LiveReader:
             self._requests.update(number for number in change.requests if mirror.requests[number].tenant == mine)
         self._requests.difference_update(change.gone)
         self._gone.update(self._shown.intersection(change.gone))
+        return mine is None or bool(self._events or self._blocks or self._requests or self._gone)
 
     def take(self, mirror: LiveMirror | None, at_s: float) -> tuple[Line, Iterator[list[Row]]]:
         """Return what it is owed: requests and events, and its blocks a part at a time. Mutates; O(debt).

@@ -141,8 +141,8 @@ def _paths() -> Schema:
             "What happens in the memory, until the reader goes.", {"application/x-ndjson": {"itemSchema": LINE}}
         ),
         "/openapi.json": _get("This document.", {"application/json": {"schema": {"type": "object"}}}),
-        "/load": _get("How much the server has to do.", {"application/json": {"schema": {"type": "object"}}}),
-        "/metrics": _get("All that is counted, for Prometheus.", {"text/plain": {"schema": {"type": "string"}}}),
+        "/load": _get("How much there is to do.", {"application/json": {"schema": {"type": "object"}}}),
+        "/metrics": _get("All that is counted, for operators.", {"text/plain": {"schema": {"type": "string"}}}),
     }
     for prefix in ("", "/v1"):
         paths[f"{prefix}/tokenize"] = _post("The token ids of a text.", TokenizeRequest, TokenizeAnswer)

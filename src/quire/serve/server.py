@@ -33,6 +33,7 @@ from quire.serve.app import make_app
 from quire.serve.config import ServerConfig
 from quire.serve.frame import NO_ROUTE
 from quire.serve.guard import GuardLimits, guarded
+from quire.serve.hosts import is_loopback
 from quire.serve.model import ServedModel
 from quire.serve.services import Services, make_services
 from quire.serve.stats_line import StatsLine
@@ -97,8 +98,12 @@ class Server:
         self._announce(str(self._model.report))
         self._announce(f"listening on {address_of(listener)}")
         config = self._services.config
-        if not self._services.tenants.has_keys and not _is_loopback(listener):
-            logger.warning("anybody who reaches %s can use this server: --api-key lets in whom you want", config.host)
+        if not self._services.tenants.has_keys and not is_loopback(config.host):
+            logger.warning(
+                "anybody who reaches %s can use this server: --api-key lets in only those with a key, --allowed-host "
+                "keeps out web pages under names of their own",
+                config.host,
+            )
         tasks = [asyncio.create_task(self._load()), asyncio.create_task(self._tell())]
         with self._signals():
             try:
@@ -248,11 +253,6 @@ def address_of(listener: socket.socket) -> str:
     """Return the URL of a socket that listens."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _is_loopback(listener: socket.socket) -> bool:
-    host = str(listener.getsockname()[0])
-    return host == "::1" or host.startswith("127.")
 
 
 def _allow_connections(num_connections: int) -> None:

@@ -10,7 +10,9 @@ from pathlib import Path
 from quire.core.clock import Clock
 from quire.serve.config import ServerConfig
 from quire.serve.gate import Gate, gate_limits
+from quire.serve.hosts import Hosts, make_hosts
 from quire.serve.live import Live
+from quire.serve.live_places import live_places
 from quire.serve.metrics import Metrics
 from quire.serve.model import ServedModel
 from quire.serve.tenants import Tenants, read_tenants
@@ -29,6 +31,7 @@ class Services:
     model_names: tuple[str, ...]
     config: ServerConfig
     gate: Gate
+    hosts: Hosts
     tenants: Tenants
     metrics: Metrics
     live: Live
@@ -37,20 +40,22 @@ class Services:
 
 
 def make_services(model: ServedModel, config: ServerConfig, clock: Clock) -> Services:
-    """Return the services of a model; raises `InvalidConfigError` for keys that cannot be read.
+    """Return the services of a model; raises `InvalidConfigError` for keys that cannot be read and names that are none.
 
     The model need not be loaded: the gate opens when it is ready.
     """
     names = config.served_model_name or (model_name(model.config.model),)
     gate = Gate(clock, gate_limits(config, model), lambda: model.state)
+    tenants = read_tenants(config, secrets.token_bytes(SECRET_BYTES))
     return Services(
         model=model,
         model_names=names,
         config=config,
         gate=gate,
-        tenants=read_tenants(config, secrets.token_bytes(SECRET_BYTES)),
+        hosts=make_hosts(config),
+        tenants=tenants,
         metrics=Metrics(config.metrics_compat),
-        live=Live(model, names[0], gate, config, clock),
+        live=Live(model, names[0], gate, live_places(config.max_live_readers, tenants.each), clock),
         clock=clock,
         created_s=int(time.time()),
     )

@@ -6,14 +6,14 @@ The salt is ours: a keyed hash of the tenant's name, under a secret that is draw
 client can add a salt of its own, which parts its requests from others of the same tenant; it can never reach the blocks
 of another one. Where no keys are set everybody is one tenant, without a name.
 
-A key is compared with all keys in constant time, whichever of them it is.
+A key is compared with all keys in constant time, by digests of one length.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,25 +21,27 @@ from typing import Any, Final
 from quire.core.config import require_int
 from quire.core.errors import InvalidConfigError, InvalidRequestError
 from quire.core.request import DEFAULT_SCOPE, CacheScope
-from quire.core.validate import MAX_SALT_LENGTH
+from quire.core.validate import MAX_PRIORITY, MAX_SALT_LENGTH
 from quire.serve.config import ServerConfig, require_key, require_text
 
 DIGEST_BYTES: Final = 16
 MAX_NAME_LENGTH: Final = 64
-FIELDS: Final = ("name", "key", "max_requests", "operator")
+FIELDS: Final = ("name", "key", "max_requests", "best_priority", "operator")
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
     """Who asks. `max_requests` is how many of its requests may be here at once; None: any number.
 
-    An operator may see what happens to the requests and the memory of everybody.
+    `best_priority` is the lowest number that its requests may ask for; the lower, the sooner they are served. An
+    operator may see what happens to the requests and the memory of everybody.
     """
 
     name: str
     scope: CacheScope
     max_requests: int | None = None
     is_operator: bool = False
+    best_priority: int = 0
 
     def scope_for(self, cache_salt: str | None) -> CacheScope:
         """Return the scope of a request: the tenant's, and within it that of the salt that the request brings.
@@ -54,8 +56,20 @@ class Tenant:
             raise InvalidRequestError("cache_salt", cache_salt, allowed)
         return replace(self.scope, extra_keys=(_digest(cache_salt),))
 
+    def priority_for(self, wanted: int | None) -> int:
+        """Return the priority of a request; raises `InvalidRequestError` for one that goes before what it may ask for.
 
-ANYBODY: Final = Tenant("", DEFAULT_SCOPE, is_operator=True)
+        >>> Tenant("batch", DEFAULT_SCOPE, best_priority=5).priority_for(None), ANYBODY.priority_for(-7)
+        (5, -7)
+        """
+        if wanted is None:
+            return max(self.best_priority, 0)
+        if wanted < self.best_priority:
+            raise InvalidRequestError("priority", wanted, f"{self.best_priority} or more with this API key")
+        return wanted
+
+
+ANYBODY: Final = Tenant("", DEFAULT_SCOPE, is_operator=True, best_priority=-MAX_PRIORITY)
 """The tenant of everybody, where no keys are set."""
 
 
@@ -63,7 +77,12 @@ class Tenants:
     """The keys of a server. Does not change."""
 
     def __init__(self, keys: Mapping[str, Tenant]) -> None:
-        self._keys = tuple((key.encode("ascii"), tenant) for key, tenant in keys.items())
+        self._keys = tuple((_key_digest(key.encode("ascii")), tenant) for key, tenant in keys.items())
+
+    @property
+    def each(self) -> Collection[Tenant]:
+        """The tenants, each once."""
+        return {tenant.name: tenant for _, tenant in self._keys}.values()
 
     @property
     def has_keys(self) -> bool:
@@ -78,9 +97,9 @@ class Tenants:
         >>> tenants.find(b"sesame") is bob, tenants.find(b"Sesame")
         (True, None)
         """
-        found = None
+        found, digest = None, _key_digest(key)
         for known, tenant in self._keys:
-            if hmac.compare_digest(known, key):
+            if hmac.compare_digest(known, digest):
                 found = tenant
         return found
 
@@ -95,17 +114,20 @@ def read_tenants(config: ServerConfig, random_secret: bytes) -> Tenants:
     keys: dict[str, Tenant] = {}
     for index, key in enumerate(config.api_key, start=1):
         name = f"key-{index}"
-        keys[key] = Tenant(name, _scope(name, secret), limit, not config.may_have_several_tenants)
+        is_alone = not config.may_have_several_tenants
+        best_priority = -MAX_PRIORITY if is_alone else 0  # it goes before nobody but itself
+        keys[key] = Tenant(name, _scope(name, secret), limit, is_alone, best_priority)
     if config.api_keys_file is None:
         return Tenants(keys)
     names = {tenant.name for tenant in keys.values()}
     for index, entry in enumerate(_read_entries(config.api_keys_file)):
         where = f"api_keys_file[{index}]"
-        name, own_keys, own_limit, is_operator = _read_entry(where, entry)
-        if name in names:
-            raise InvalidConfigError(f"{where}.name", name, "a name that no other tenant has")
-        names.add(name)
-        tenant = Tenant(name, _scope(name, secret), limit if own_limit is None else own_limit, is_operator)
+        own_keys, tenant = _read_entry(where, entry, secret)
+        if tenant.name in names:
+            raise InvalidConfigError(f"{where}.name", tenant.name, "a name that no other tenant has")
+        names.add(tenant.name)
+        if tenant.max_requests is None:
+            tenant = replace(tenant, max_requests=limit)
         for key in own_keys:
             if key in keys:
                 raise InvalidConfigError(f"{where}.key", "a key that is there already", "each key once")
@@ -116,6 +138,10 @@ def read_tenants(config: ServerConfig, random_secret: bytes) -> Tenants:
 def _scope(name: str, secret: bytes) -> CacheScope:
     key = hashlib.blake2b(secret, digest_size=hashlib.blake2b.MAX_KEY_SIZE).digest()
     return CacheScope(name, hashlib.blake2b(name.encode(), key=key, digest_size=DIGEST_BYTES).hexdigest())
+
+
+def _key_digest(key: bytes) -> bytes:
+    return hashlib.blake2b(key).digest()
 
 
 def _digest(text: str) -> str:
@@ -136,11 +162,8 @@ def _read_entries(path: str) -> list[Any]:
     return entries
 
 
-def _read_entry(where: str, entry: object) -> tuple[str, list[str], int | None, bool]:
-    """Return name, keys and limit of a tenant, and whether it is an operator.
-
-    Several keys, so that one can take another's place without a break.
-    """
+def _read_entry(where: str, entry: object, secret: bytes) -> tuple[list[str], Tenant]:
+    """Return the keys of a tenant, and the tenant. Several keys, so that one can replace another without a break."""
     if not isinstance(entry, dict):
         raise InvalidConfigError(where, f"a {type(entry).__name__}", f"a tenant, with {', '.join(FIELDS)}")
     unknown = [name for name in entry if name not in FIELDS]
@@ -154,8 +177,11 @@ def _read_entry(where: str, entry: object) -> tuple[str, list[str], int | None, 
         raise InvalidConfigError(f"{where}.name", name, f"at most {MAX_NAME_LENGTH} characters")
     if limit is not None:
         require_int(f"{where}.max_requests", limit, 1, 1 << 40)
+    best_priority = entry.get("best_priority", 0)
+    require_int(f"{where}.best_priority", best_priority, -MAX_PRIORITY, MAX_PRIORITY)
     keys = entry.get("key")
     keys = keys if isinstance(keys, list) else [keys]
     if not keys:
         raise InvalidConfigError(f"{where}.key", [], "one key, or a list of them")
-    return name, [require_key(f"{where}.key", key) for key in keys], limit, is_operator
+    tenant = Tenant(name, _scope(name, secret), limit, is_operator, best_priority)
+    return [require_key(f"{where}.key", key) for key in keys], tenant

@@ -16,7 +16,7 @@ from quire.cli.http.plain import Answer
 Address = tuple[str, int]
 
 
-def head(method: str, path: str, headers: Mapping[str, str] | None = None, host: str = "quire") -> bytes:
+def head(method: str, path: str, headers: Mapping[str, str] | None = None, host: str = "localhost") -> bytes:
     """Return the head of a request, nothing checked and nothing escaped."""
     fields = "".join(f"{name}: {value}\r\n" for name, value in {"Host": host, **(headers or {})}.items())
     return f"{method} {path} HTTP/1.1\r\n{fields}\r\n".encode("latin-1")

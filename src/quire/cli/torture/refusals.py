@@ -34,7 +34,7 @@ class Probe:
     headers: Mapping[str, str] = field(default_factory=dict)
     code: str = ""
     param: str = ""
-    host: str = "quire"
+    host: str = "localhost"
     large: bool = False
     with_key: bool = True
     data: bytes = b""

@@ -106,7 +106,7 @@ async def _wanted(call: Call[ChatRequest]) -> tuple[Wanted, AnswerForm | None]:
         sampling=sampling,
         chat=options,
         cache_salt=fields.cache_salt,
-        priority=fields.priority or 0,
+        priority=fields.priority,
         names=names,
     )
     return with_form(wanted, form), form

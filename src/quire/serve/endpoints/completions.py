@@ -59,7 +59,7 @@ async def completions(request: Request) -> Response | EventStream:
         prompts=[each.given for each in prompts],
         sampling=sampling,
         cache_salt=fields.cache_salt,
-        priority=fields.priority or 0,
+        priority=fields.priority,
         names={"beam_search": "use_beam_search", "grammar": held.field},
         prompts_only=_writes_nothing(fields),
     )

@@ -89,7 +89,7 @@ async def _wanted(call: Call[ResponseRequest]) -> tuple[Wanted, AnswerForm | Non
         sampling=sampling,
         chat=options,
         cache_salt=fields.cache_salt,
-        priority=fields.priority or 0,
+        priority=fields.priority,
         names={**NAMES, "grammar": "tools" if held.grammar is None else held.field},
     )
     return with_form(wanted, form), form

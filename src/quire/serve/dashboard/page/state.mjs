@@ -99,7 +99,7 @@ function readRequest([id, status, tenant, promptTokens, computed, total, cached,
     return { id, status, tenant, promptTokens, computed, total, cached, preemptions };
 }
 
-/** Everything known of a server. `step` is -1 until the first frame. */
+/** Everything known of a server. `step` is -1 until the first frame, and null for a tenant. */
 export class Model {
     constructor(hello) {
         this.hello = hello;
