@@ -19,13 +19,18 @@ from quire.core.errors import InvalidValueError
 def test_every_case_of_the_list_is_there_once() -> None:
     numbers = [case.number for case in CASES]
     expected = [f"{part}{number}" for part, most in (("F", 16), ("I", 24), ("L", 8)) for number in range(1, most + 1)]
-    assert sorted(numbers) == sorted(expected)
+    expected += [f"I{number}" for number in range(40, 44)]
+    assert set(expected) <= set(numbers) and len(set(numbers)) == len(numbers)
     assert [case.number for case in CASES if case.run is None] == ["F13", "F14"]
+
+
+def num_of(part: str) -> int:
+    return sum(case.number[0] == part for case in CASES)
 
 
 def test_cases_are_chosen_by_number_or_part() -> None:
     assert [case.number for case in chosen(["i7", "F1"])] == ["F1", "I7"]
-    assert len(chosen(["L"])) == 8 and len(chosen([])) == 48
+    assert len(chosen(["L"])) == num_of("L") and len(chosen([])) == len(CASES)
     with pytest.raises(InvalidValueError):
         chosen(["X1"])
 
@@ -37,7 +42,8 @@ def result(number: str, *, has_passed: bool, leaked: int = 0, changed: int = 0) 
 def test_the_figure_counts_what_did_not_run_as_not_passed() -> None:
     results = [result("F1", has_passed=True), result("I1", has_passed=False, leaked=2), result("L1", has_passed=True)]
     assert figure(results, is_quick=False) == (
-        "faults 1/16 · refused 0/24 · load 1/8 · blocks leaked 2 · bystanders changed 0 (3 of 48 cases ran)"
+        f"faults 1/{num_of('F')} · refused 0/{num_of('I')} · load 1/{num_of('L')} · blocks leaked 2 · "
+        f"bystanders changed 0 (3 of {len(CASES)} cases ran)"
     )
 
 

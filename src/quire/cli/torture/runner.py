@@ -16,6 +16,7 @@ from quire.cli.bench.report import Section
 from quire.cli.torture.bad_inputs import BAD_INPUTS
 from quire.cli.torture.case import Case, CaseResult
 from quire.cli.torture.faults import FAULTS
+from quire.cli.torture.hosts import HOSTS
 from quire.cli.torture.loads import LOADS
 from quire.cli.torture.process_faults import PROCESS_FAULTS
 from quire.cli.torture.stage import Stage
@@ -24,6 +25,7 @@ from quire.core.errors import InvalidValueError
 CASES: tuple[Case, ...] = (
     *sorted((*FAULTS, *PROCESS_FAULTS), key=lambda case: int(case.number[1:])),
     *BAD_INPUTS,
+    *HOSTS,
     *LOADS,
 )
 PARTS = (("F", "faults"), ("I", "refused"), ("L", "load"))
@@ -63,7 +65,7 @@ def chosen(only: Sequence[str]) -> list[Case]:
     wanted = {name.upper() for name in only}
     known = {case.number for case in CASES} | {letter for letter, _ in PARTS}
     for name in wanted - known:
-        raise InvalidValueError("only", name, "F1 to F16, I1 to I24, L1 to L8, or F, I or L")
+        raise InvalidValueError("only", name, "the number of a case, such as F1, I7 or L4, or a letter: F, I or L")
     return [case for case in CASES if not wanted or case.number in wanted or case.number[0] in wanted]
 
 
@@ -95,7 +97,7 @@ def figure(results: Sequence[CaseResult], *, is_quick: bool) -> str:
     """Return the one line that it all comes to; every case of a part counts, whether it ran or not.
 
     >>> figure([CaseResult("F1", "a fault", True, True, "", 0.1, 0, 2)], is_quick=True)
-    'faults 1/16 · refused 0/24 · load 0/8 · blocks leaked 0 · bystanders changed 2 (quick; 1 of 48 cases ran)'
+    'faults 1/... · refused 0/... · load 0/... · blocks leaked 0 · bystanders changed 2 (quick; 1 of ... cases ran)'
     """
     parts = [
         f"{name} {sum(result.has_passed for result in results if result.number[0] == letter)}"

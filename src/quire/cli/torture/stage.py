@@ -51,7 +51,7 @@ class ServerSpec:
     @property
     def has_keys(self) -> bool:
         """Whether the server wants a key."""
-        return "QUIRE_API_KEY" in dict(self.environment)
+        return not {"QUIRE_API_KEY", "QUIRE_API_KEYS_FILE"}.isdisjoint(dict(self.environment))
 
 
 VOCAB_SIZE = 2048
