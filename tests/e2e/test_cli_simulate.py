@@ -218,7 +218,6 @@ def test_the_main_plot_is_a_picture(capsys: pytest.CaptureFixture[str], tmp_path
     words = " ".join(ElementTree.parse(svg).getroot().itertext())
     assert ("First token, cumulative" if what_if else "Where the KV memory is") + ": qwen3-0.6b, seed 0" in words
     assert ("static" in words) == bool(what_if)
-    pytest.importorskip("resvg_py")
     run(capsys, *BRIEF, *what_if, "--plot", str(png))
     assert png.read_bytes().startswith(b"\x89PNG\r\n")
 

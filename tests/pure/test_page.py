@@ -9,10 +9,12 @@ import math
 import re
 import zlib
 from array import array
+from functools import partial
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
+import resvg_py
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +35,8 @@ from quire.simulate.page.content import (
     Table,
 )
 from quire.simulate.page.html import page_html, safe_json
-from quire.simulate.page.svg import HEIGHT, chart_svg, stacked
+from quire.simulate.page.png import require_png, svg_png
+from quire.simulate.page.svg import FONT, HEIGHT, chart_svg, stacked
 from quire.simulate.page.theme import Theme
 
 EVIL = "</script><script>alert(1)</script><!-- \" ' & <img src=x onerror=alert(2)> ]]> \u2028 `<b>`"
@@ -204,6 +207,18 @@ def test_every_chart_is_a_picture_and_everything_in_it_has_a_place(chart: Chart,
         for name, limit in (("x", width), ("cx", width), ("y", height), ("cy", height)):
             assert -1 <= float(one.get(name, "0")) <= limit + 1, (one.tag, name)
         assert "nan" not in one.get("d", "")
+
+
+def test_png_has_words_on_a_machine_without_fonts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resvg_py, "svg_to_bytes", partial(resvg_py.svg_to_bytes, skip_system_fonts=True))
+    require_png()
+
+    def drawn(text: str) -> bytes:
+        words = f'<text y="15" font-family="{FONT}">{text}</text>'
+        return svg_png(f"<svg xmlns='http://www.w3.org/2000/svg' width='20' height='20'>{words}</svg>")
+
+    for letter in "Az9ÄéßπЖ×·…–±−²½“”≤→█■▲►":
+        assert drawn(letter) != drawn("\ue000"), f"{letter} is in no font"
 
 
 def test_a_line_goes_where_its_numbers_are() -> None:
