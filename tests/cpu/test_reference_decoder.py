@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -60,6 +63,40 @@ def test_a_sliding_window_is_a_mask_over_dense_attention(window: int, tmp_path: 
     run.prefill(0, TOKENS, chunks=[70])
     tensors = tiny_qwen3_tensors(tiny_qwen3_config(), seed=0)
     assert_close(run, DenseOracle(read_model(tmp_path).spec, tensors))
+
+
+DIGEST = """
+import hashlib, sys
+from pathlib import Path
+from cpu.test_reference_decoder import LENGTH, MODELS, TOKENS, make_run
+digest = hashlib.sha256()
+for model in MODELS:
+    folder = Path(sys.argv[1]) / model
+    folder.mkdir()
+    for weights in ("auto", "int8"):
+        run = make_run(folder, model, weights=weights)
+        run.prefill(0, TOKENS)
+        digest.update(run.bits(0, LENGTH))
+print(digest.hexdigest())
+"""
+WITHOUT_VECTORS = " ".join(np.__config__.show(mode="dicts")["SIMD Extensions"].get("found", []))
+PROCESSORS = {
+    "this": {},
+    "another to BLAS": {"OPENBLAS_CORETYPE": "Prescott"},
+    "an older one to BLAS": {"OPENBLAS_CORETYPE": "Nehalem"},
+    "without vectors to numpy": {"NPY_DISABLE_CPU_FEATURES": WITHOUT_VECTORS},
+}
+
+
+def test_bits_are_the_same_on_every_processor(tmp_path: Path) -> None:
+    """BLAS and numpy choose their kernels by the processor; no bit may depend on that choice."""
+    digests = {}
+    for name, settings in PROCESSORS.items():
+        (tmp_path / name).mkdir()
+        command = [sys.executable, "-c", DIGEST, str(tmp_path / name)]
+        environ = os.environ | settings | {"PYTHONPATH": str(Path(__file__).parents[1])}
+        digests[name] = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert set(digests.values()) == {digests["this"]}, digests
 
 
 def assert_close(run: ReferenceRun, oracle: DenseOracle) -> None:

@@ -10,7 +10,7 @@ the running maximum, the sum of weights and the weighted sum of values:
 A tile is gathered through the table whatever the block size is, and is always 64 wide: places that a query does not
 see have weight zero, which adds nothing. So how a query's sums are ordered depends on its position alone: not on the
 other sequences, on how the sequence was cut into chunks, on blocks, or on what was computed long ago. All queries of a
-chunk go through a tile together, but numpy computes each as a product of its own, [heads, head_dim] @ [head_dim, 64].
+chunk go through a tile together, but the sums of each are its own (see `operations`).
 
 Nothing outside the sequence's written positions is read: places of a tile before the first query's window and after the
 last token of the step stay zero, so that memory may hold anything there, NaN included.
@@ -24,7 +24,7 @@ from typing import Final
 import numpy as np
 
 from quire.compute.arrays import BoolArray, FloatArray, IntArray
-from quire.compute.reference.operations import soft_cap
+from quire.compute.reference.operations import exponential, soft_cap
 from quire.compute.worker.cache_engine import LayerCache
 from quire.compute.worker.model_runner import StepInputs
 
@@ -71,11 +71,11 @@ def _attend(query: FloatArray, first: int, kv: _Sequence, rule: AttentionRule) -
         low = max(0, tile - first)
         high = count if rule.window is None else min(count, tile + TILE - 1 + rule.window - first)
         keys, values = kv.gather(tile, max(tile, start), min(tile + TILE, first + count))
-        scores = np.matmul(query[low:high], keys.transpose(1, 2, 0)) * np.float32(rule.scale)
+        scores = np.einsum("qkgd,tkd->qkgt", query[low:high], keys) * np.float32(rule.scale)
         scores = soft_cap(scores, rule.soft_cap)  # [queries, num_kv_heads, group, TILE]
         seen = _seen(np.arange(first + low, first + high), tile, rule.window)
         scores = np.where(seen[:, None, None, :], scores, np.float32(-np.inf))
-        state.add(slice(low, high), scores, values.transpose(1, 0, 2))
+        state.add(slice(low, high), scores, values)
     return state.output / state.total
 
 
@@ -96,13 +96,13 @@ class _Softmax:
     def add(self, rows: slice, scores: FloatArray, values: FloatArray) -> None:
         """Take a tile's scores `[queries, num_kv_heads, group, TILE]` and its values.
 
-        The values are `[num_kv_heads, TILE, head_dim]`. Mutates the state of the queries `rows`.
+        The values are `[TILE, num_kv_heads, head_dim]`. Mutates the state of the queries `rows`.
         """
         highest = np.maximum(self._highest[rows], scores.max(axis=-1, keepdims=True))
-        rescale = np.exp(self._highest[rows] - highest)
-        weights = np.exp(scores - highest)
+        rescale = exponential(self._highest[rows] - highest)
+        weights = exponential(scores - highest)
         self.total[rows] = self.total[rows] * rescale + weights.sum(axis=-1, keepdims=True)
-        self.output[rows] = self.output[rows] * rescale + np.matmul(weights, values)
+        self.output[rows] = self.output[rows] * rescale + np.einsum("qkgt,tkd->qkgd", weights, values)
         self._highest[rows] = highest
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from quire.compute.arrays import FloatArray
 from quire.compute.models.base import DecoderSpec, ExpertsSpec, MLPSpec, Part
-from quire.compute.reference.operations import activate, linear
+from quire.compute.reference.operations import activate, exponential, linear
 from quire.compute.weights.decoder_weights import Parts, PartWeights
 
 
@@ -57,7 +57,7 @@ def experts_output(rows: FloatArray, spec: DecoderSpec, router: PartWeights, exp
 
 def routing_weights(scores: FloatArray, spec: ExpertsSpec) -> FloatArray:
     """Return the weight of each expert for each row, 0 where it is not picked: `[num_rows, num_experts]`."""
-    exponents = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    exponents = exponential(scores - scores.max(axis=-1, keepdims=True))
     weights = exponents / exponents.sum(axis=-1, keepdims=True)
     # A stable sort: of equal weights the lowest id goes first.
     order = np.argsort(-weights, axis=-1, kind="stable")[:, : spec.experts_per_token]

@@ -2,9 +2,12 @@
 
 Every function maps each row (a token) by itself: no sum runs over more than one row, and the order
 of every sum depends on the length of a row alone. That is why the bits of a row cannot depend on
-its neighbours in a batch. The one trap is the matrix product: BLAS picks its kernel by the number
-of rows, and another kernel adds in another order. `linear` therefore asks for one matrix-vector
-product per row, all of one shape, whatever the number of rows.
+its neighbours in a batch. The trap is the matrix product: BLAS picks its kernel by the number of
+rows and by the processor, and another kernel adds in another order. Products here are therefore
+`np.einsum` without `optimize`: numpy's own loops, which are the same on every processor.
+
+Elementary functions have the same trap: numpy has an `exp` of its own for each generation of vector
+instructions. They are computed in float64 and rounded, so that the last bit of one does not show.
 
 numpy's vector loops are also chosen by memory layout; inputs here are contiguous, always.
 """
@@ -28,10 +31,9 @@ ERF: Final = np.vectorize(math.erf, otypes=[np.float64])
 
 def linear(rows: FloatArray, part: PartWeights) -> FloatArray:
     """Return weight @ row + bias for each row: `[num_rows, in]` to `[num_rows, out]`."""
-    # A stack of products [1, in] @ [in, out]: numpy computes each alone, as matrix times vector.
     product: FloatArray
     if part.scales is None:
-        product = np.matmul(rows[:, None, :], part.weight.T)[:, 0, :]
+        product = np.einsum("ri,oi->ro", rows, part.weight)
     else:
         product = _int8_product(rows, part.weight) * part.scales
     return product if part.bias is None else product + part.bias
@@ -46,7 +48,7 @@ def _int8_product(rows: FloatArray, weight: NDArray[np.int8]) -> FloatArray:
     for start in range(0, rows.shape[1], GROUP):
         numbers, scales = quantized(rows[:, start : start + GROUP])
         columns = weight[:, start : start + GROUP].astype(np.float32)
-        total += np.matmul(numbers.astype(np.float32), columns.T) * scales[:, None]
+        total += np.einsum("ri,oi->ro", numbers.astype(np.float32), columns) * scales[:, None]
     return total
 
 
@@ -71,24 +73,33 @@ def _mean(rows: FloatArray) -> FloatArray:
     return total / np.float32(rows.shape[-1])
 
 
+def exponential(numbers: FloatArray) -> FloatArray:
+    """Return e to the power of each number."""
+    return np.exp(numbers, dtype=np.float64).astype(np.float32)
+
+
+def _tanh(numbers: FloatArray) -> FloatArray:
+    return np.tanh(numbers, dtype=np.float64).astype(np.float32)
+
+
 def activate(rows: FloatArray, activation: Activation) -> FloatArray:
     """Return the activation of each number."""
     active: FloatArray
     if activation is Activation.RELU:
         active = np.maximum(rows, np.float32(0))
     elif activation is Activation.SILU:
-        active = rows / (1 + np.exp(-rows))
+        active = rows / (1 + exponential(-rows))
     elif activation is Activation.GELU:
         active = (rows * (0.5 + 0.5 * ERF(rows / math.sqrt(2)))).astype(np.float32)
     else:
         cubic = np.float32(0.044715) * rows * rows * rows
-        active = np.float32(0.5) * rows * (1 + np.tanh(GELU_FACTOR * (rows + cubic)))
+        active = np.float32(0.5) * rows * (1 + _tanh(GELU_FACTOR * (rows + cubic)))
     return active
 
 
 def soft_cap(rows: FloatArray, cap: float | None) -> FloatArray:
     """Return cap × tanh(rows / cap), which stays within ±cap; no cap: the rows themselves."""
-    return rows if cap is None else np.float32(cap) * np.tanh(rows / np.float32(cap))
+    return rows if cap is None else np.float32(cap) * _tanh(rows / np.float32(cap))
 
 
 def rope_angles(positions: IntArray, rope: RopeSpec) -> tuple[FloatArray, FloatArray]:
