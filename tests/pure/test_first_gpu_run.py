@@ -7,10 +7,13 @@ import os
 import re
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
+from typing import ClassVar
 
 import pytest
 
@@ -53,20 +56,40 @@ def test_a_step_that_fails_keeps_no_other_from_running(
 def test_a_step_is_ended_with_all_that_it_has_started(
     script: ModuleType, program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(script, "GRACE_S", 0.5)
     program.write_text(
         "import signal, subprocess, sys, time\n"
         "signal.signal(signal.SIGINT, lambda *_: print('asked', flush=True))\n"
         "print('child', subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']).pid, flush=True)\n"
         "while True: time.sleep(600)\n"
     )
+    log = tmp_path / "log.txt"
+
+    class Clockless(subprocess.Popen[bytes]):
+        """A process whose waits are over when it has printed what is awaited, however long a busy machine takes."""
+
+        awaited: ClassVar = [r"child \d+\n", "asked\n"]
+
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout is None:
+                return super().wait()
+            awaited = self.awaited.pop(0)
+            wait_until(lambda: re.search(awaited, log.read_text()))
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Clockless)
     (outcome,) = script.run_all([script.Step("slow", 2, f"python {program}", False)], tmp_path, 600, has_gpu=False)
     assert (outcome.result, outcome.why) == ("failed", "ended after 2 s")
-    log = (tmp_path / "log.txt").read_text()
-    found = re.search(r"child (\d+)\nasked\n", log)
-    assert found is not None, log
+    found = re.search(r"child (\d+)\nasked\n", log.read_text())
+    assert found is not None, log.read_text()
     state = Path(f"/proc/{found[1]}/stat")
-    assert not state.exists() or " Z " in state.read_text()
+    wait_until(lambda: not state.exists() or " Z " in state.read_text())
+
+
+def wait_until(is_so: Callable[[], object], limit_s: float = 300) -> None:
+    ends = time.monotonic() + limit_s
+    while not is_so():
+        assert time.monotonic() < ends, f"waited for {limit_s} s"
+        time.sleep(0.01)
 
 
 def test_what_cannot_be_run_is_named(script: ModuleType, tmp_path: Path) -> None:
