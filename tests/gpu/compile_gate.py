@@ -12,7 +12,7 @@ Triton brings its own assembler, so neither a GPU nor CUDA is needed. What is re
     loads under way               the largest number in cp.async.wait_group: 0 is a pipeline in name only (PTX)
     widths of loads               ld.global and cp.async, counted as they stand in the PTX
 
-It runs in a process of its own, without TRITON_INTERPRET: where the interpreter has taken the place of the kernels,
+It runs in processes of its own, without TRITON_INTERPRET: where the interpreter has taken the place of the kernels,
 there is nothing to compile.
 
     PYTHONPATH=src python -m tests.gpu.compile_gate [MODULE ...]          one JSON object a line
@@ -191,11 +191,11 @@ def compile_all(modules: Sequence[str]) -> Iterator[Compiled]:
         for capability in variant.capabilities
     ]
     with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        yield from pool.map(_compile, jobs)
+        yield from pool.map(compile_job, *zip(*jobs, strict=True))
 
 
-def _compile(job: tuple[str, str, int]) -> Compiled:
-    module, name, capability = job
+def compile_job(module: str, name: str, capability: int) -> Compiled:
+    """Compile a variant by its name; what the compiler says against it is in what is returned."""
     try:
         return compile_variant(module, variants_of(module)[name], capability)
     except Exception as error:  # whatever it is, it is this variant's, and the others are compiled

@@ -3,42 +3,45 @@
 from __future__ import annotations
 
 import ast
-import json
 import os
-import subprocess
-import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
-from tests.gpu.compile_gate import Compiled, kernel_modules, variants_of
+from tests.gpu.compile_gate import compile_job, kernel_modules, variants_of
 
-ROOT = Path(__file__).parents[2]
 PLANTED = "tests.gpu.planted_kernels"
 
 
-def compiled(*modules: str) -> list[Compiled]:
-    """What the gate made of modules, in a process where kernels are not interpreted."""
-    environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    command = [sys.executable, "-m", "tests.gpu.compile_gate", *modules]
-    run = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr
-    return [Compiled(**json.loads(line)) for line in run.stdout.splitlines()]
+@pytest.fixture(scope="module")
+def compiler() -> Iterator[ProcessPoolExecutor]:
+    """A process in which kernels are not interpreted. One: tests run side by side."""
+    with pytest.MonkeyPatch.context() as patch, ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        patch.delenv("TRITON_INTERPRET", raising=False)
+        pool.submit(os.getpid).result()  # it has started with this environment
+        yield pool
 
 
-def test_every_variant_that_ships_passes_the_gate():
-    found = compiled(*kernel_modules())
-    faults = {
-        (one.module, one.variant, one.capability): faults
-        for one in found
-        if (faults := one.faults(variants_of(one.module)[one.variant]))
-    }
-    assert not faults, "\n".join(f"{key}: {'; '.join(told)}" for key, told in faults.items())
+def faults(compiler: ProcessPoolExecutor, module: str, name: str) -> dict[int, list[str]]:
+    """What the gate has against a variant, for each capability that it is meant for."""
+    variant = variants_of(module)[name]
+    jobs = {capability: compiler.submit(compile_job, module, name, capability) for capability in variant.capabilities}
+    return {capability: job.result().faults(variant) for capability, job in jobs.items()}
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [(module, name) for module in kernel_modules() for name in variants_of(module)]
+)
+def test_every_variant_that_ships_passes_the_gate(module: str, name: str, compiler: ProcessPoolExecutor) -> None:
+    found = faults(compiler, module, name)
+    assert found == {capability: [] for capability in found}
 
 
 @pytest.mark.parametrize("module", kernel_modules())
-def test_every_kernel_of_a_module_is_in_its_table(module):
+def test_every_kernel_of_a_module_is_in_its_table(module: str) -> None:
     spec = find_spec(module)
     assert spec is not None and spec.origin is not None
     launched = {
@@ -49,9 +52,12 @@ def test_every_kernel_of_a_module_is_in_its_table(module):
     assert launched == {variant.kernel.__name__ for variant in variants_of(module).values()}
 
 
-def test_the_gate_finds_what_is_wrong_with_planted_kernels():
-    variants = variants_of(PLANTED)
-    told = {(one.variant, one.capability): one.faults(variants[one.variant]) for one in compiled(PLANTED)}
+def test_the_gate_finds_what_is_wrong_with_planted_kernels(compiler: ProcessPoolExecutor) -> None:
+    told = {
+        (name, capability): found
+        for name in variants_of(PLANTED)
+        for capability, found in faults(compiler, PLANTED, name).items()
+    }
     sound = {(name, capability): [] for name in ("sound", "grouped") for capability in (80, 90, 100)}
     halved = ["buffers: 1, not 2", "nothing is loaded while it computes"]
     carried = {("ids not carried", capability): halved for capability in (80, 90, 100)}
