@@ -5,7 +5,8 @@
 #   make test PYTHON=python3.13        another interpreter (after make clean)
 #   make test PYTEST_ARGS="-k block"   more options for pytest
 #   make test WORKERS=4                processes that pytest runs in
-#   make test GPU_TESTS=no             without those of the GPU engine, which need torch
+#   make test GPU_TESTS=no             without the tests that need torch: those of the GPU engine, and those that
+#                                      compare with transformers
 
 PYTHON ?= python3
 WORKERS ?= 2
@@ -18,6 +19,7 @@ NATIVE_BUILD := build/native
 CLIENTS := build/clients
 GPU := build/gpu-tests
 SMOLLM2 := build/smollm2
+REPORTS := build/test-reports
 NATIVE_FILES := $(shell find native -name '*.cpp' -o -name '*.h')
 BUILD_FILES := pyproject.toml CMakeLists.txt $(filter-out native/tests/%,$(NATIVE_FILES))
 
@@ -36,8 +38,9 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help demo test test-long test-gpu test-clients test-page check bench paper smollm2 clean
-.PHONY: test-native test-gpu-yes test-gpu-no check-format check-lint check-types check-imports check-native check-size
+.PHONY: help demo test test-long test-gpu test-transformers test-clients test-page check bench paper \
+	smollm2 clean
+.PHONY: test-native test-torch-yes test-torch-no check-format check-lint check-types check-imports check-native check-size
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -46,8 +49,10 @@ demo: $(TO_RUN)  ## Run the demonstration
 	@$(BIN)/quire demo
 
 test: check test-native  ## Check, then run every test but the long ones
-	@$(PYTEST) $(PYTEST_ARGS)
-	@$(MAKE) test-gpu-$(GPU_TESTS) PYTEST_ARGS=
+	@rm -rf $(REPORTS)
+	@$(PYTEST) --junitxml=$(REPORTS)/suite.xml $(PYTEST_ARGS)
+	@$(MAKE) test-torch-$(GPU_TESTS) PYTEST_ARGS=
+	@$(BIN)/python scripts/test-summary $(REPORTS)
 
 test-long: $(VENV)/.installed-dev smollm2  ## Run the long tests
 	@QUIRE_TEST_LONG=1 QUIRE_SMOLLM2=$(CURDIR)/$(SMOLLM2)/model $(PYTEST) -m long $(PYTEST_ARGS)
@@ -55,7 +60,14 @@ test-long: $(VENV)/.installed-dev smollm2  ## Run the long tests
 test-gpu: $(GPU)/.installed  ## Run the tests of the GPU engine: on a GPU where there is one, else interpreted
 	@echo "== tests of the GPU engine"
 	@PYTHONPATH=src TRITON_CACHE_DIR=$(CURDIR)/$(GPU)/triton \
-		$(GPU)/bin/python -m pytest -n $(WORKERS) --dist worksteal tests/gpu src/quire/compute/torch $(PYTEST_ARGS)
+		$(GPU)/bin/python -m pytest -n $(WORKERS) --dist worksteal tests/gpu src/quire/compute/torch \
+		--junitxml=$(REPORTS)/gpu.xml $(PYTEST_ARGS)
+
+# In .venv, which has the compiled core, with torch and transformers from the other environment.
+test-transformers: $(VENV)/.installed-dev $(GPU)/.installed  ## Compare with transformers: logits, texts, tokens
+	@echo "== tests against transformers"
+	@PYTHONPATH=$$($(GPU)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
+		$(PYTEST) -m transformers tests --junitxml=$(REPORTS)/transformers.xml $(PYTEST_ARGS)
 
 test-clients: $(TO_RUN) $(CLIENTS)/.installed $(CLIENTS)/node_modules  ## Run programs made for OpenAI's service
 	@QUIRE_COMMAND=$(CURDIR)/$(BIN)/quire QUIRE_NODE_MODULES=$(CURDIR)/$(CLIENTS)/node_modules \
@@ -81,10 +93,10 @@ clean:  ## Remove everything that make has made
 	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests scripts -name __pycache__ -prune -exec rm -rf {} +
 
-test-gpu-yes: test-gpu
+test-torch-yes: test-transformers test-gpu
 
-test-gpu-no:
-	@echo "== tests of the GPU engine: LEFT OUT (GPU_TESTS=no)"
+test-torch-no:
+	@echo "== tests against transformers, tests of the GPU engine: LEFT OUT (GPU_TESTS=no)"
 
 test-native: $(VENV)/.installed-dev
 	@echo "== native tests"
@@ -135,9 +147,9 @@ $(VENV)/.installed-dev: $(BUILD_FILES) $(NATIVE_FILES) | $(VENV)/.created
 	@$(INSTALL) --no-build-isolation $(STRICT) --editable .
 	@touch $@
 
-# torch and Triton, in an environment that has what quire depends on, and not its compiled core.
+# torch, transformers and Triton, in an environment that has what quire depends on, and not its compiled core.
 $(GPU)/.installed: pyproject.toml
-	@echo "== installing torch and Triton, for the tests of the GPU engine"
+	@echo "== installing torch, transformers and Triton, for the tests that need them"
 	@$(PYTHON) -m venv --clear $(GPU)
 	@$(GPU)/bin/python -c "import tomllib; \
 		print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['dependencies'], sep='\n')" > $(GPU)/requirements.txt

@@ -80,15 +80,15 @@ def test_early_stopping_ends_as_soon_as_enough_have_finished() -> None:
     assert num_steps(True) <= num_steps(False) <= num_steps("never")
 
 
-@pytest.mark.torch
+@pytest.mark.transformers
 @pytest.mark.parametrize("width", [1, 2, 3, 5])
 @pytest.mark.parametrize("length_penalty", [-0.5, 0.0, 1.0, 1.7])
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
 def test_texts_and_scores_are_those_of_transformers(
     width: int, length_penalty: float, early_stopping: Any, tmp_path: Path
 ) -> None:
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("transformers")
+    import torch
+
     from support import transformers_models
 
     model = transformers_models.tiny_qwen3_model(tie_word_embeddings=True)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from quire.compute.models import read_model
-from quire.compute.native import kv_cache_spec
+from quire.compute.native import NativeSettings, kv_cache_spec
+from quire.compute.native.load import load_worker
 from quire.compute.weights.decoder_weights import weight_bytes
 from quire.core.errors import InvalidConfigError
 from support.spec_models import PLAIN
@@ -38,7 +39,6 @@ print(in_memory("VmHWM") - before, in_memory("VmRSS") - before)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     ("stored", "dtype", "weights"),
     [
@@ -64,11 +64,10 @@ def test_what_was_packed_is_let_go(stored: str, dtype: str, weights: str, tmp_pa
 
 
 def test_how_far_the_weights_are_grows_to_all_of_them(tmp_path: Path) -> None:
-    load = pytest.importorskip("quire.compute.native.load")
     model = read_model(write_tiny_qwen3(tmp_path, tie=False))
-    settings = load.NativeSettings(dtype="bfloat16", max_num_seqs=1, max_num_batched_tokens=8)
+    settings = NativeSettings(dtype="bfloat16", max_num_seqs=1, max_num_batched_tokens=8)
     noted: list[tuple[int, int, str]] = []
-    load.load_worker(tmp_path, model, settings, num_blocks=1, note_loaded=lambda *found: noted.append(found))
+    load_worker(tmp_path, model, settings, num_blocks=1, note_loaded=lambda *found: noted.append(found))
     done, totals, whats = zip(*noted, strict=True)
     assert set(whats) == {"weights"}
     assert list(done) == sorted(done)

@@ -539,7 +539,6 @@ print(in_memory() - before)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(("threads", "least", "most"), [(0, 0, 8 << 20), (2, 60 << 20, 80 << 20)])
 def test_memory_is_taken_as_it_is_filled_or_all_at_the_start(threads: int, least: int, most: int) -> None:
     # In a process of its own: what others have freed would be taken first, and is there already.

@@ -125,15 +125,15 @@ def test_a_search_of_one_beam_is_greedy(folder: Path) -> None:
     assert score == pytest.approx(total / 12**0.5)
 
 
-@pytest.mark.torch
+@pytest.mark.transformers
 @pytest.mark.parametrize("width", [2, 3, 6])
 @pytest.mark.parametrize("length_penalty", [-0.5, 0.0, 1.0, 1.7])
 @pytest.mark.parametrize("early_stopping", [True, False, "never"])
 def test_texts_and_scores_are_those_of_transformers(
     width: int, length_penalty: float, early_stopping: bool | Literal["never"], tmp_path: Path
 ) -> None:
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("transformers")
+    import torch
+
     from support import transformers_models
 
     eos, shortest = [5, 17], 3

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from quire import LLM, SamplingParams, cli
+from quire import _native as native
 from quire.cli.bench import SHAPES, gpu_engine
 from quire.cli.bench.attention_layout import PagedLayers
 from quire.cli.bench.installation import installed_bytes
@@ -529,7 +530,6 @@ def test_costs_of_the_guide() -> None:
 
 
 def test_native_measurements_refuse_what_does_not_fit() -> None:
-    native = pytest.importorskip("quire._native")
     kernels, team = native.kernels("portable"), native.ThreadTeam(2)
     assert len(native.read_seconds(team, np.ones(3 << 20, np.uint8), 2)) == 2
     assert all(native.arithmetic_rate(native.kernels(name), team, 0.001) > 0 for name in native.kernel_names())

@@ -200,7 +200,6 @@ def test_narrow_keys_and_values_hold_more(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_this_machine_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("quire._native")
     (machine,) = plan("guide", "--memory", "64MiB", "--num-threads", "1", capsys=capsys)["machines"]
     assert machine["name"] == "here"
     assert machine["read_bandwidth"] > 1e8

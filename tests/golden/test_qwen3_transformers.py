@@ -49,11 +49,9 @@ def test_logits_and_text_are_those_that_transformers_gave(name: str, tmp_path: P
     assert best == form["best"]
 
 
-@pytest.mark.torch
+@pytest.mark.transformers
 @pytest.mark.parametrize("name", FORMS)
 def test_logits_and_text_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
     from support import transformers_models
 
     model = transformers_models.tiny_qwen3_model(**FORMS[name])

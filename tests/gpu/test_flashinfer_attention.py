@@ -33,7 +33,7 @@ def has_flashinfer() -> bool:
     return True
 
 
-needs_flashinfer = pytest.mark.skipif(not has_flashinfer(), reason="needs the extra quire[flashinfer]")
+needs_flashinfer = pytest.mark.skipif(not has_flashinfer(), reason="needs a GPU, and the extra quire[flashinfer]")
 
 # ---- pages ----------------------------------------------------------------------------------------------------------
 

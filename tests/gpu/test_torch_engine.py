@@ -225,7 +225,7 @@ def test_products_in_which_a_place_matters_are_found_out(monkeypatch: pytest.Mon
     assert choose_tile([matrix], torch.float32).num_rows == 1
 
 
-@pytest.mark.skipif(torch.version.cuda is None, reason="torch is a build without CUDA")
+@pytest.mark.skipif(torch.version.cuda is None, reason="needs torch as it is built for GPUs")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_the_library_that_computes_can_keep_sums_whole(dtype: torch.dtype, device: str) -> None:
     keep_sums_whole()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -100,16 +99,6 @@ def test_single_requests_are_known() -> None:
     assert single_request(Workload("", (request,))) is request
     for requests in ((request, request), (WorkloadRequest((1,), 1),), (WorkloadRequest((1,), 8, 2),)):
         assert single_request(Workload("", requests)) is None
-
-
-def test_the_workload_files_of_the_peers_are_read() -> None:
-    folder = Path(__file__).resolve().parents[3] / "shared" / "bench"
-    paths = sorted(folder.glob("workload_*.jsonl"))
-    if not paths:
-        pytest.skip("the workloads of the peers are not here")
-    for path in paths:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        assert len(read_workload(path).requests) == len(lines)
 
 
 def test_memory_is_read_from_what_the_system_says(tmp_path: Path) -> None:

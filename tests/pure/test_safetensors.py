@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from quire.compute.models import read_model
 from quire.compute.models.base import Part
@@ -86,17 +87,15 @@ def test_other_dtypes_may_lie_in_a_file_but_are_not_weights(tmp_path: Path) -> N
 
 
 def test_the_official_library_reads_what_our_helper_writes(tmp_path: Path) -> None:
-    official = pytest.importorskip("safetensors.numpy")
     write_model_weights(tmp_path, TENSORS)
-    read = official.load_file(tmp_path / "model.safetensors")
+    read = load_file(tmp_path / "model.safetensors")
     assert {name: tensor.tolist() for name, tensor in read.items()} == {
         name: tensor.tolist() for name, tensor in TENSORS.items()
     }
 
 
 def test_we_read_what_the_official_library_writes(tmp_path: Path) -> None:
-    official = pytest.importorskip("safetensors.numpy")
-    official.save_file(TENSORS, tmp_path / "model.safetensors")
+    save_file(TENSORS, tmp_path / "model.safetensors")
     checkpoint = Checkpoint.open(tmp_path)
     assert all(checkpoint.tensor(name).tobytes() == tensor.tobytes() for name, tensor in TENSORS.items())
 

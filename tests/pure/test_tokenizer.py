@@ -572,6 +572,7 @@ def test_importing_it_is_cheap():
 # --- against transformers ----------------------------------------------------------------------
 
 
+@pytest.mark.transformers
 @pytest.mark.parametrize("thinking", [{}, {"enable_thinking": False}])
 @pytest.mark.parametrize("tools", [None, [TOOL]])
 @pytest.mark.parametrize("prompt", [True, False])
@@ -579,7 +580,8 @@ def test_importing_it_is_cheap():
     "template", [LLAMA3, QWEN3, MISTRAL, GEMMA, CHATML], ids=["llama3", "qwen3", "mistral", "gemma", "chatml"]
 )
 def test_conversations_are_those_of_transformers(tmp_path, template, prompt, tools, thinking):
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     settings = {"bos_token": "<|bos|>", "eos_token": "<|eos|>", "chat_template": template}
     library = byte_level(
         control=["<|bos|>", "<|eos|>", "<|start|>", "<|end|>", "<|eot|>", "<|im_start|>", "<|im_end|>"]
@@ -600,9 +602,11 @@ def test_conversations_are_those_of_transformers(tmp_path, template, prompt, too
         assert ids == expected
 
 
+@pytest.mark.transformers
 @pytest.mark.parametrize("name", TWO_FILES)
 def test_two_files_give_the_ids_of_transformers(tmp_path, name):
-    transformers = pytest.importorskip("transformers")
+    import transformers
+
     write_two_files(tmp_path, name)
     ours = Tokenizer.open(tmp_path, vocab_size=VOCAB_SIZE)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)

@@ -11,6 +11,8 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
+torch.set_num_threads(1)  # tests run side by side, and these models are tiny
+
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 32,
