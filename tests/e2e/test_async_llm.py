@@ -46,7 +46,7 @@ async def running(folder: Path, **settings: Any) -> AsyncIterator[AsyncLLM]:
 
 async def idle(llm: AsyncLLM) -> None:
     """Wait until nothing is under way; fail if that takes long."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(300):
         while llm.engine.scheduler.requests:
             await asyncio.sleep(0.001)
 
@@ -57,7 +57,7 @@ async def last(llm: AsyncLLM, prompt: Any, sampling: SamplingParams = GREEDY, **
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             await test()
 
     asyncio.run(limited())

@@ -80,7 +80,7 @@ def run_script(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         text=True,
         encoding="utf-8",
         env={**os.environ, "PYTHONUTF8": "1"},
-        timeout=120,
+        timeout=300,
         check=False,
     )
 

@@ -46,7 +46,7 @@ def call(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         text=True,
         encoding="utf-8",
         env=environment(**variables),
-        timeout=120,
+        timeout=300,
         check=False,
     )
 
@@ -189,7 +189,7 @@ def test_closed_pipe_is_silent() -> None:
     process.stdout.close()
     errors = process.stderr.read()
     process.stderr.close()
-    assert (process.wait(60), errors) == (cli.PIPE_CLOSED, b"")
+    assert (process.wait(300), errors) == (cli.PIPE_CLOSED, b"")
 
 
 def test_closed_stdout_is_silent() -> None:
@@ -205,7 +205,7 @@ def test_interrupt_ends_with_130_and_gives_the_cursor_back(terminal: tuple[int, 
         seen += os.read(terminal[0], 1 << 16)
     process.send_signal(signal.SIGINT)
     rest = read_all(terminal[0])
-    assert process.wait(60) == cli.INTERRUPTED
+    assert process.wait(300) == cli.INTERRUPTED
     assert "Traceback" not in rest
     assert (seen.decode(errors="replace") + rest).rstrip().endswith(SHOW_CURSOR)
 
@@ -242,7 +242,7 @@ def test_terminals_without_256_colours_get_16() -> None:
 def test_terminal_is_recognised(terminal: tuple[int, int]) -> None:
     process = start_on(terminal, "demo", "--fast", "--serve-for", "0")
     text = read_all(terminal[0])
-    assert process.wait(60) == 0
+    assert process.wait(300) == 0
     assert "\x1b[1m" in text
     assert ERASE_BELOW not in text
     assert HIDE_CURSOR not in text
@@ -328,7 +328,7 @@ def test_demonstration_ends_with_the_guide_and_a_crowd_until_it_is_interrupted(t
     seen = b""
     while (found := re.search(rb"http://127\.0\.0\.1:(\d+)/", seen)) is None or b"Ctrl-C" not in seen:
         seen += os.read(terminal[0], 1 << 16)
-    with closing(http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=60)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=300)) as connection:
         connection.request("GET", "/live")
         live = connection.getresponse()
         totals = {"generated_tokens": 0}
@@ -337,7 +337,7 @@ def test_demonstration_ends_with_the_guide_and_a_crowd_until_it_is_interrupted(t
             totals = json.loads(live.readline())["totals"]
     process.send_signal(signal.SIGINT)
     rest = read_all(terminal[0])
-    assert process.wait(60) == 0
+    assert process.wait(300) == 0
     assert "Traceback" not in rest
 
 

@@ -292,7 +292,7 @@ def session(folder: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
 
 
 def read_until(ours: int, wanted: str, seen: str = "") -> str:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while wanted not in seen:
         assert time.monotonic() < deadline, seen
         try:
@@ -314,7 +314,7 @@ def test_on_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(session: tuple[
     os.write(ours, b"/help\n")
     read_until(ours, "stops an answer\r\n> ")
     os.write(ours, b"\x04")
-    assert process.wait(60) == 0
+    assert process.wait(300) == 0
 
 
 LOAD_SLOWLY = """
@@ -332,7 +332,7 @@ def test_a_terminal_shows_how_far_the_loading_is_and_then_no_more(folder: str) -
         ours, theirs = pty.openpty()
         command = [sys.executable, "-c", LOAD_SLOWLY, folder, *QUICK, "-p", "hello", *arguments]
         done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=theirs, env={**os.environ, "TERM": term}, timeout=120, check=True
+            command, stdout=subprocess.PIPE, stderr=theirs, env={**os.environ, "TERM": term}, timeout=300, check=True
         )
         assert b"loading" not in done.stdout
         os.write(theirs, b"<end>")
@@ -351,7 +351,7 @@ def test_a_terminal_shows_how_far_the_loading_is_and_then_no_more(folder: str) -
 
 def test_a_pipe_shows_nothing_of_the_loading(folder: str) -> None:
     command = [sys.executable, "-c", LOAD_SLOWLY, folder, *QUICK, "-p", "hello"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     assert "loading" not in done.stdout + done.stderr
 
 

@@ -39,14 +39,14 @@ async def run_some(llm: AsyncLLM | SupervisedLLM) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(300):
         while not condition():
             await asyncio.sleep(0.01)
 
 
 def run_test(test: Callable[[], Awaitable[None]]) -> None:
     async def limited() -> None:
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(300):
             await test()
 
     asyncio.run(limited())

@@ -33,7 +33,7 @@ def server() -> Iterator[BareServer]:
         yield running
 
 
-def wait_until(is_so: Callable[[], bool], seconds: float = 10.0) -> None:
+def wait_until(is_so: Callable[[], bool], seconds: float = 300.0) -> None:
     end = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < end, "it did not come to be so"
@@ -168,7 +168,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
     model = FakeModel()
     model.failure = ExecutionError("the weights are torn")
     with pytest.raises(ExecutionError, match="torn"), serving(model) as server:
-        server.thread.join(10)
+        server.thread.join(300)
     assert model.num_closed == 1
 
 
@@ -177,7 +177,7 @@ def test_an_engine_that_is_lost_for_good_ends_the_server() -> None:
     with pytest.raises(ExecutionError, match="cannot be started again"), serving(model) as server:
         wait_until(lambda: server.services.gate.is_ready)
         model.state = ModelState.FAILED
-        server.thread.join(10)
+        server.thread.join(300)
     assert model.num_closed == 1
 
 
@@ -461,7 +461,7 @@ def test_a_client_that_reads_nothing_is_cut_off(server: BareServer) -> None:
 
 
 def test_calls_under_way_end_before_the_server_does() -> None:
-    with serving(drain_timeout_s=10) as server:
+    with serving(drain_timeout_s=300) as server:
         wait_until(lambda: server.services.gate.is_ready)
         with server.connected() as streaming:
             streaming.sendall(head("/v1/stream"))
@@ -474,7 +474,7 @@ def test_calls_under_way_end_before_the_server_does() -> None:
                 assert answer.headers["retry-after"]
             assert server.get("/livez").status == 200
             assert read_answer(streaming).body == PART * NUM_PARTS
-        server.thread.join(10)
+        server.thread.join(300)
         assert not server.thread.is_alive()
     assert not server.server.was_forced
 
@@ -487,23 +487,22 @@ def test_calls_that_take_too_long_are_told_so() -> None:
             wait_until(lambda: server.services.gate.num_visits == 1)
             server.stop()
             body = read_answer(streaming).body
-        server.thread.join(10)
+        server.thread.join(300)
     assert body.endswith(b"cut off\n")
     assert not server.server.was_forced
 
 
 def test_a_second_signal_does_not_wait() -> None:
-    with serving(drain_timeout_s=100) as server:
+    with serving(drain_timeout_s=10_000) as server:
         wait_until(lambda: server.services.gate.is_ready)
         with server.connected() as streaming:
             streaming.sendall(head("/v1/wait"))
             wait_until(lambda: server.services.gate.num_visits == 1)
             server.stop()
             wait_until(lambda: server.services.gate.is_draining)
-            began = time.monotonic()
             server.stop()
-            server.thread.join(10)
-            assert time.monotonic() - began < 2
+            server.thread.join(300)
+            assert not server.thread.is_alive()
     assert server.server.was_forced
 
 

@@ -204,7 +204,7 @@ def is_watched(server: RunningServer) -> bool:
 
 
 def wait_until_nobody_watches(server: RunningServer) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 300
     while server.call(lambda: server.services.live.num_readers) or is_watched(server):
         assert time.monotonic() < end, "somebody watches still"
         time.sleep(0.01)
@@ -236,7 +236,7 @@ def test_two_hundred_readers_come_and_leave() -> None:
         for reader in readers:
             reader.close()
         wait_until_nobody_watches(server)
-        end = time.monotonic() + 10
+        end = time.monotonic() + 300
         while len(os.listdir("/proc/self/fd")) > before:
             assert time.monotonic() < end
             time.sleep(0.01)
@@ -249,7 +249,7 @@ def test_a_reader_that_reads_nothing_is_cut_off_and_holds_nobody_up() -> None:
         stuck = LiveLines(server.port, receive_buffer=1024, reads=False)
         while server.call(lambda: live.num_readers) < 2:
             time.sleep(0.01)
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while server.call(lambda: live.num_readers) > 1:
             assert time.monotonic() < end, "it was not cut off"
             work(server)
@@ -269,7 +269,7 @@ def test_an_engine_that_is_killed_is_watched_again() -> None:
             os.kill(engine, signal.SIGKILL)
             gone = lines.until(lambda found: found.last["state"] == "restarting")
             assert gone.last["full"] and not gone.blocks and gone.last["ledger"]["used"] == 0
-            lines.until(lambda found: found.last["state"] == "ready", 30)
+            lines.until(lambda found: found.last["state"] == "ready")
             ask(port, PROMPT)
             picture = lines.until(lambda found: bool(found.blocks) and is_idle(found))
             assert picture.last["step"] > 0
@@ -279,7 +279,7 @@ def test_an_engine_that_is_killed_is_watched_again() -> None:
 def ask(port: int, prompt: str) -> dict[str, Any]:
     import http.client
 
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     body = json.dumps({"model": "guide", "prompt": prompt, "max_tokens": 20})
     connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
     answer = connection.getresponse()
@@ -294,7 +294,7 @@ def test_the_end_of_the_server_is_the_end_of_the_stream() -> None:
     with ServerProcess(config) as process, LiveLines(int(process.url.rpartition(":")[2])) as lines:
         lines.until(lambda found: found.last["state"] == "ready")
         os.kill(process.pid, signal.SIGTERM)
-        assert lines.has_ended.wait(10)
+        assert lines.has_ended.wait(300)
         while process.exit_status is None:
             time.sleep(0.01)
         assert process.exit_status == 0

@@ -61,7 +61,7 @@ def leave_early(server: RunningServer, body: dict[str, Any]) -> None:
     """Begin to read a stream, and go away."""
     data = json.dumps(body).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n"
-    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=300) as connection:
         connection.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + data)
         connection.recv(300)
 
@@ -122,7 +122,7 @@ def test_an_engine_that_is_started_again_writes_on_in_another_file(tmp_path: Pat
             on_delta()
 
     async def test() -> None:
-        async with asyncio.timeout(60), SupervisedLLM(config) as llm:
+        async with asyncio.timeout(300), SupervisedLLM(config) as llm:
             await read(llm, "The memory", lambda: None)
             with pytest.raises(ExecutionError):
                 await read(llm, "A block", lambda: os.kill(llm.engine_process_id or 0, signal.SIGKILL), 1200)

@@ -280,7 +280,7 @@ def test_many_schemas_at_once_hold_nobody_up(server: RunningServer) -> None:
     ]  # fmt: skip
 
     async def ask_all() -> tuple[list[Any], Any, list[int]]:
-        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=120) as client:
+        async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=300) as client:
 
             async def one(each: dict[str, Any]) -> Any:
                 try:

@@ -336,7 +336,7 @@ def test_what_is_said_of_a_request_waits_for_its_grammar(folder: Path, monkeypat
 
         def waiting(compiler: GrammarCompiler, grammar: Grammar) -> None:
             if grammar == slow:
-                asyncio.run_coroutine_threadsafe(gate.wait(), loop).result(20)
+                asyncio.run_coroutine_threadsafe(gate.wait(), loop).result(300)
             prepare(compiler, grammar)
 
         monkeypatch.setattr(GrammarCompiler, "prepare", waiting)
@@ -354,7 +354,7 @@ def test_what_is_said_of_a_request_waits_for_its_grammar(folder: Path, monkeypat
             again = await llm.prepare("hello", SamplingParams(grammar=Grammar.choice(["the"])))
             texts = [part.text async for delta in llm.deltas(again) for part in delta.outputs]
             assert "".join(texts) == "the"
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(300):
                 while llm.engine.scheduler.requests:
                     await asyncio.sleep(0.001)
             llm.engine.scheduler.check()

@@ -74,7 +74,7 @@ def port(device: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]
             yield _port(process, log)
         finally:
             process.terminate()
-            process.communicate(timeout=60)
+            process.communicate(timeout=300)
     assert process.returncode == 0, log.read_text()
 
 
@@ -93,7 +93,7 @@ def _port(process: subprocess.Popen[str], log: Path) -> int:
 
 def post(port: int, path: str, fields: dict[str, Any]) -> Any:
     """Ask the server."""
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=120)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=300)) as connection:
         connection.request("POST", path, json.dumps(fields), {"content-type": "application/json"})
         answer = connection.getresponse()
         body = answer.read()

@@ -197,6 +197,6 @@ def test_a_decoder_that_looks_across_tokens_is_not_taken_for_one_that_does_not(s
 
 def test_a_window_stays_small():
     """Decoding everything again for every token would take minutes."""
-    stream, start = IncrementalDetokenizer(TOKENIZERS["word piece"]), time.perf_counter()
+    stream, start = IncrementalDetokenizer(TOKENIZERS["word piece"]), time.process_time()
     assert len("".join(stream.append([1]) for _ in range(10_000))) == 59_999
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 10

@@ -106,6 +106,6 @@ def test_an_empty_stop_string_is_refused():
 
 def test_a_long_stop_string_costs_no_more_per_character():
     """Searching the held-back text again after every character would take minutes."""
-    stream, start = StopStrings(("a" * 50_000 + "b",), False), time.perf_counter()
+    stream, start = StopStrings(("a" * 50_000 + "b",), False), time.process_time()
     assert "".join(stream.push("a") for _ in range(100_000)) == "a" * 50_000
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 10

@@ -329,9 +329,9 @@ def test_a_tokenizer_that_merges_letters_to_a_control_token_refuses_its_text():
 def test_many_special_tokens_cost_no_more_per_character():
     """Trying them one by one at each "<" would take a minute."""
     library = byte_level(control=[f"<|reserved_special_token_{number}|>" for number in range(5000)])
-    tokenizer, start = chat_tokenizer(library, "<", ""), time.perf_counter()
+    tokenizer, start = chat_tokenizer(library, "<", ""), time.process_time()
     tokenizer.encode_chat(user("<" * 200_000))
-    assert time.perf_counter() - start < 3
+    assert time.process_time() - start < 10
 
 
 @pytest.mark.parametrize(

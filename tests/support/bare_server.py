@@ -179,13 +179,13 @@ class BareServer:
         return self.ask("GET", path, None, **headers)
 
     def ask(self, method: str, path: str, body: Any, **headers: str) -> Answer:
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)) as connection:
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)) as connection:
             connection.request(method, path, body, {name.replace("_", "-"): text for name, text in headers.items()})
             return Answer.of(connection.getresponse())
 
     @contextmanager
     def connected(self) -> Iterator[socket.socket]:
-        with closing(socket.create_connection(("127.0.0.1", self.port), timeout=10)) as connection:
+        with closing(socket.create_connection(("127.0.0.1", self.port), timeout=300)) as connection:
             yield connection
 
     def send(self, data: bytes) -> Answer:

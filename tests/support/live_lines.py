@@ -62,7 +62,7 @@ class LiveLines:
         self._socket = socket.socket()
         if receive_buffer is not None:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        self._socket.settimeout(30)
+        self._socket.settimeout(300)
         self._socket.connect(("127.0.0.1", port))
         headers = f"Authorization: Bearer {key}\r\n" if key else ""
         self._socket.sendall(f"GET /live HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n".encode())
@@ -77,7 +77,7 @@ class LiveLines:
         if reads:
             self._thread.start()
 
-    def until(self, condition: Callable[[Picture], bool], seconds: float = 20.0) -> Picture:
+    def until(self, condition: Callable[[Picture], bool], seconds: float = 300.0) -> Picture:
         """Wait until the picture is so; return it."""
         end = time.monotonic() + seconds
         with self._changed:
@@ -98,7 +98,7 @@ class LiveLines:
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         if self._thread.is_alive():
-            self._thread.join(10)
+            self._thread.join(300)
         self._answer.close()
         self._socket.close()
         self.check()

@@ -66,7 +66,7 @@ class RunningServer:
         return self.ask("GET", path, None, {})
 
     def ask(self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]) -> Answer:
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)) as connection:
+        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)) as connection:
             connection.request(method, path, body, dict(headers))
             return Answer.of(connection.getresponse())
 
@@ -76,14 +76,14 @@ class RunningServer:
         async def called() -> Result:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(called(), self.loop).result(10)
+        return asyncio.run_coroutine_threadsafe(called(), self.loop).result(300)
 
     @property
     def num_under_way(self) -> int:
         """Requests in the engine, and calls within the gate."""
         return len(self.llm.engine.scheduler.requests) + self.call(lambda: self.services.gate.num_visits)
 
-    def wait_until_idle(self, seconds: float = 10.0) -> None:
+    def wait_until_idle(self, seconds: float = 300.0) -> None:
         end = time.monotonic() + seconds
         while self.num_under_way:
             assert time.monotonic() < end, "requests are still under way"

@@ -82,14 +82,14 @@ def in_thread(server: Server, listener: socket.socket) -> Iterator[ServerThread]
 
     thread = threading.Thread(target=run_all, daemon=True)
     thread.start()
-    assert started.wait(10)
+    assert started.wait(300)
     running = ServerThread(server, loops[0], thread)
     try:
         yield running
     finally:
         if thread.is_alive():
             running.stop()
-            thread.join(20)
+            thread.join(300)
         listener.close()
     assert not thread.is_alive()
     if failures:
