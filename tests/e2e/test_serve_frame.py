@@ -6,7 +6,7 @@ import logging
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from http.client import HTTPException
 from typing import Any
@@ -19,6 +19,7 @@ from quire.serve.config import ServerConfig
 from quire.serve.server import listen
 from support.bare_server import NUM_PARTS, PART, Answer, BareServer, FakeModel, read_answer, serving
 from support.prometheus_text import parse
+from support.waiting import wait_until
 
 KEY = "sesame-1"
 KIB = 1 << 10
@@ -31,13 +32,6 @@ def server() -> Iterator[BareServer]:
     with serving(write_timeout_s=0.4, keep_alive_timeout_s=1, **limits) as running:
         wait_until(lambda: running.services.gate.is_ready)
         yield running
-
-
-def wait_until(is_so: Callable[[], bool], seconds: float = 300.0) -> None:
-    end = time.monotonic() + seconds
-    while not is_so():
-        assert time.monotonic() < end, "it did not come to be so"
-        time.sleep(0.01)
 
 
 def head(path: str, *lines: str, method: str = "GET", host: str = "localhost") -> bytes:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import copy
 import pickle
 import re
+from array import array
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from quire.core import errors
 from quire.core.errors import (
@@ -91,8 +94,53 @@ def test_a_value_is_shown_in_at_most_eighty_characters(length: int, shown: str) 
     assert len(shown) == 80
 
 
-@pytest.mark.parametrize("value", [10**5000, -(10**5000), ["a", 10**5000]], ids=["long", "negative", "in a list"])
-def test_a_value_that_python_refuses_to_print_has_a_message_all_the_same(value: object) -> None:
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (10**5000, "a int too large to print"),
+        (-(10**5000), "a int too large to print"),
+        (["a", 10**5000], "['a', a int too large to print]"),
+    ],
+    ids=["long", "negative", "in a list"],
+)
+def test_a_value_that_python_refuses_to_print_has_a_message_all_the_same(value: object, shown: str) -> None:
     error = InvalidValueError("n", value, "less")
-    assert str(error) == f"n is a {type(value).__name__} too large to print; allowed: less"
+    assert str(error) == f"n is {shown}; allowed: less"
     assert error.value is value
+
+
+VALUES = st.recursive(
+    st.none() | st.integers() | st.text(max_size=100) | st.binary(max_size=100) | st.floats(),
+    lambda inner: (
+        st.lists(inner) | st.dictionaries(st.text(max_size=20), inner) | st.tuples(inner) | st.tuples(inner, inner)
+    ),
+    max_leaves=30,
+)
+
+
+@given(VALUES)
+def test_a_value_is_shown_as_python_shows_its_beginning(value: object) -> None:
+    shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:77] + "..."
+    if max_depth(value) < 20:
+        assert str(InvalidValueError("n", value, "less")) == f"n is {shown}; allowed: less"
+
+
+def max_depth(value: object) -> int:
+    inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list | tuple) else []
+    return 1 + max(map(max_depth, inner), default=0)
+
+
+def test_only_the_beginning_of_a_value_is_looked_at() -> None:
+    nested: list[object] = []
+    for _ in range(100_000):
+        nested = [nested]
+    for value in (
+        nested,
+        {str(index): index for index in range(1_000_000)},
+        "x" * 10_000_000,
+        array("i", bytes(1 << 22)),
+    ):
+        assert len(str(InvalidRequestError("n", value, "less"))) < 120
+    while nested:  # freed one by one, as Python may not be able to at once
+        nested = nested.pop()  # type: ignore[assignment]
+    assert len(InvalidRequestError("n" * 10_000, 1, "less").field) == 80

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer as Library
 from quire.core.errors import CheckpointError, InvalidRequestError
 from quire.engine import control_text as module
 from quire.engine.chat_template import ChatTemplate
-from quire.engine.tokenizer import MAX_TEXT_CHARACTERS, Tokenizer
+from quire.engine.tokenizer import MAX_TEXT_BYTES, Tokenizer
 from support.tiny_tokenizer import (
     CHATML,
     CHATML_SETTINGS,
@@ -103,8 +103,8 @@ def test_what_is_no_text_is_refused_by_name(chatml, text):
 
 
 def test_a_giant_text_is_refused_and_a_long_one_is_not(chatml):
-    with pytest.raises(InvalidRequestError, match="prompt is '8388609 characters'"):
-        chatml.encode("a" * (MAX_TEXT_CHARACTERS + 1))
+    with pytest.raises(InvalidRequestError, match="prompt is 'a text of 8388609 characters'"):
+        chatml.encode("a" * (MAX_TEXT_BYTES + 1))
     assert len(chatml.encode("a" * 100_000)) == 100_000
 
 

@@ -22,7 +22,7 @@ from quire.engine.memory_plan import MemoryNeeds, MemoryPlan
 from quire.engine.report import EngineReport
 from quire.engine.stats import EngineStats, ModelState
 from quire.serve.app import make_app
-from quire.serve.body import read_body
+from quire.serve.body import BodyLimits, read_body
 from quire.serve.config import ServerConfig
 from quire.serve.server import Server, listen
 from quire.serve.services import Services, make_services
@@ -99,7 +99,7 @@ def _report(config: EngineConfig) -> EngineReport:
 
 
 async def _measure(request: Request) -> Response:
-    body = await read_body(request, request.app.state.services.config)
+    body = await read_body(request, BodyLimits(request.app.state.services.config.max_body_bytes))
     return JSONResponse({"length": len(body)})
 
 

@@ -21,6 +21,49 @@ Running out of blocks is not an error: it is the value ``None``, and the schedul
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterator
+from typing import Final
+
+MAX_SHOWN: Final = 80
+"""Characters of a value that an error shows; of a name, too."""
+
+
+def shortened(text: str) -> str:
+    """Return a text, or its beginning, as long as an error may show it. Does not mutate."""
+    return text if len(text) <= MAX_SHOWN else text[: MAX_SHOWN - 3] + "..."
+
+
+def _shown(value: object, room: int) -> str:
+    """Return what `repr` begins with, at a cost that does not grow with the value."""
+    if room <= 0:
+        return "..."
+    if isinstance(value, str | bytes | bytearray | array):
+        return repr(value[:room])
+    if type(value) is dict:
+        return (
+            "{" + _joined((f"{_shown(key, room)}: {_shown(item, room - 2)}" for key, item in value.items()), room) + "}"
+        )
+    if type(value) is list:
+        return "[" + _joined((_shown(item, room - 2) for item in value), room) + "]"
+    if type(value) is tuple and len(value) > 1:
+        return "(" + _joined((_shown(item, room - 2) for item in value), room) + ")"
+    try:
+        return repr(value)
+    except ValueError:  # Python refuses to print integers of thousands of digits
+        return f"a {type(value).__name__} too large to print"
+
+
+def _joined(pieces: Iterator[str], room: int) -> str:
+    """Return pieces with commas between them, until they fill the room."""
+    taken: list[str] = []
+    for piece in pieces:
+        taken.append(piece)
+        room -= len(piece) + 2
+        if room <= 0:
+            break
+    return ", ".join(taken)
+
 
 class QuireError(Exception):
     """The root of all errors raised by quire."""
@@ -36,13 +79,7 @@ class InvalidValueError(QuireError, ValueError):
     """
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
-        try:
-            shown = repr(value)
-        except ValueError:  # Python refuses to print integers of thousands of digits
-            shown = f"a {type(value).__name__} too large to print"
-        if len(shown) > 80:
-            shown = shown[:77] + "..."
-        super().__init__(f"{field} is {shown}; allowed: {allowed}")
+        super().__init__(f"{field} is {shortened(_shown(value, MAX_SHOWN + 4))}; allowed: {allowed}")
         self.field = field
         self.value = value
         self.allowed = allowed
@@ -53,6 +90,9 @@ class InvalidValueError(QuireError, ValueError):
 
 class InvalidRequestError(InvalidValueError):
     """A request carries a value that is not allowed; nothing was enqueued."""
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        super().__init__(shortened(field), value, allowed)  # a client may have chosen a part of the name
 
 
 class RequestTooLargeError(InvalidRequestError):

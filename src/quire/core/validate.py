@@ -90,8 +90,8 @@ def validate(request: Request, limits: RequestLimits) -> None:
     _require_int("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     _require_number("arrival_s", request.arrival_s, -LARGEST, LARGEST)
     validate_sampling(request.sampling, limits)
+    validate_length(request, limits)  # first, as looking at each token of a prompt that is too long takes long
     _validate_prompt(request, limits)
-    validate_length(request, limits)
 
 
 def validate_sampling(sampling: SamplingParams, limits: RequestLimits) -> None:

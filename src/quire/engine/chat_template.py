@@ -24,6 +24,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from quire.core.errors import CheckpointError, InvalidRequestError
+from quire.core.json_bounds import JsonBounds, require_bounded
 
 if TYPE_CHECKING:
     import jinja2
@@ -32,6 +33,7 @@ ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 MAX_MESSAGES: Final = 4096
 MAX_RENDERED_CHARACTERS: Final = 8 << 20
 MAX_DEPTH: Final = 64
+MAX_ARGUMENT_VALUES: Final = 1 << 15
 _MAX_PRODUCT: Final = 1 << 20
 _MAX_EXPONENT: Final = 64
 
@@ -91,7 +93,7 @@ class ChatTemplate:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(f"{error or type(error).__name__}".split())[:300]
+    return " ".join(f"{error or type(error).__name__}".split())[:200]
 
 
 def _as_system(message: Message) -> Message:
@@ -196,7 +198,8 @@ def validate_messages(messages: object) -> list[Message]:
     if not isinstance(messages, list | tuple) or not 0 < len(messages) <= MAX_MESSAGES:
         shown = f"{len(messages)} messages" if isinstance(messages, list | tuple) else messages
         raise InvalidRequestError("messages", shown, f"a list of 1 to {MAX_MESSAGES} messages")
-    return [_message(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    arguments = _Arguments()
+    return [_message(message, f"messages[{index}]", arguments) for index, message in enumerate(messages)]
 
 
 def validate_tools(tools: object) -> list[Message] | None:
@@ -225,13 +228,33 @@ def require_unicode(text: str, where: str) -> None:
         raise InvalidRequestError(where, found, "text of whole Unicode characters") from None
 
 
-def _message(message: object, where: str) -> Message:
+class _Arguments:
+    """Reads the arguments of calls, which may be JSON within a text. Mutable: counts over a whole conversation."""
+
+    def __init__(self) -> None:
+        self._num_left = MAX_ARGUMENT_VALUES
+
+    def read(self, arguments: object, where: str) -> dict[str, object]:
+        """Return arguments as plain data; raises `InvalidRequestError` for what is no object. Mutates."""
+        if isinstance(arguments, str):
+            text = (arguments or "{}").encode("utf-8", "surrogatepass")
+            try:
+                self._num_left -= require_bounded(text, JsonBounds(self._num_left, self._num_left), where)
+                arguments = json.loads(text)
+            except InvalidRequestError:
+                raise
+            except (ValueError, RecursionError):
+                raise InvalidRequestError(where, arguments, "a JSON object") from None
+        return plain_object(arguments, where)
+
+
+def _message(message: object, where: str, arguments: _Arguments) -> Message:
     plain = {key: value for key, value in plain_object(message, where).items() if value is not None}
     role = plain.get("role")
     if role not in ROLES:
         raise InvalidRequestError(f"{where}.role", role, f"one of {', '.join(ROLES)}")
     if "tool_calls" in plain:
-        plain["tool_calls"] = _tool_calls(plain["tool_calls"], f"{where}.tool_calls")
+        plain["tool_calls"] = _tool_calls(plain["tool_calls"], f"{where}.tool_calls", arguments)
     if role == "tool" and not (isinstance(plain.get("tool_call_id"), str) and plain["tool_call_id"]):
         raise InvalidRequestError(f"{where}.tool_call_id", plain.get("tool_call_id"), "the id of the call it answers")
     if "content" in plain or not (role == "assistant" and plain.get("tool_calls")):
@@ -256,7 +279,7 @@ def _content(content: object, where: str) -> str:
     return "".join(texts)
 
 
-def _tool_calls(calls: object, where: str) -> list[object]:
+def _tool_calls(calls: object, where: str, arguments: _Arguments) -> list[object]:
     if not isinstance(calls, list):
         raise InvalidRequestError(where, calls, "a list of tool calls")
     for index, call in enumerate(calls):
@@ -264,18 +287,9 @@ def _tool_calls(calls: object, where: str) -> list[object]:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise InvalidRequestError(f"{where}[{index}]", call, "an object with function.name and function.arguments")
         place = f"{where}[{index}].function.arguments"
-        arguments = _arguments(function.pop("arguments", {}), place)
-        call["function"] = {"name": function.pop("name"), "arguments": arguments, **function}  # as models write them
+        plain = arguments.read(function.pop("arguments", {}), place)
+        call["function"] = {"name": function.pop("name"), "arguments": plain, **function}  # as models write them
     return calls
-
-
-def _arguments(arguments: object, where: str) -> dict[str, object]:
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            raise InvalidRequestError(where, arguments, "a JSON object") from None
-    return plain_object(arguments, where)
 
 
 def _plain(value: object, where: str, depth: int) -> object:

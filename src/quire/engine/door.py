@@ -63,7 +63,10 @@ class Door:
         self.default_sampling = blueprint.default_sampling
         self.tokenizer: Tokenizer | None = None
         if not self.config.skip_tokenizer_init:
-            self.tokenizer = Tokenizer.open(blueprint.tokenizer_folder, vocab_size=blueprint.vocab_size)
+            context = self.config.max_model_len or self.report.context_length
+            self.tokenizer = Tokenizer.open(
+                blueprint.tokenizer_folder, vocab_size=blueprint.vocab_size, max_tokens=context
+            )
         self.grammars: GrammarChecker | None = blueprint.grammars
         self._turns = GrammarTurns(blueprint.grammars)
         self._seeds = SeedCounter(self.config.seed)
@@ -217,14 +220,14 @@ class LocalModel(OpenModel):
 
 
 def _num_characters(value: object) -> int:
-    """Roughly how much text there is to encode."""
+    """Roughly how much there is to encode; what is no text counts, too, as it is looked at."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):
         return sum(map(_num_characters, value.values()))
     if isinstance(value, list | tuple) and value and not isinstance(value[0], int):
         return sum(map(_num_characters, value))
-    return 0
+    return 1
 
 
 def make_config(model: str | os.PathLike[str] | EngineConfig, settings: EngineSettings) -> EngineConfig:

@@ -20,7 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from quire.core.errors import CheckpointError, InvalidRequestError
+from quire.core.errors import CheckpointError, InvalidRequestError, RequestTooLargeError
 from quire.engine.chat_template import ChatTemplate, plain_object, require_unicode, validate_messages, validate_tools
 from quire.engine.control_text import ControlText, ids_of
 from quire.engine.detokenizer import TokenBytes
@@ -29,7 +29,14 @@ from quire.engine.tokenizer_files import read_library, read_settings, read_templ
 if TYPE_CHECKING:
     import tokenizers
 
-MAX_TEXT_CHARACTERS: Final = 8 << 20
+MAX_TEXT_BYTES: Final = 8 << 20
+TEXT_BYTES_PER_TOKEN: Final = 16
+"""Bytes of text for each token of the context; more is refused before it is encoded, as encoding takes 190 for each.
+
+Texts have 3 to 6. A vocabulary may have tokens of 128 bytes, but these are spaces and rules: who fills a context with
+them alone is refused, rather than eight times the memory kept for it.
+"""
+
 NAMED_TOKENS: Final = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -43,8 +50,12 @@ class Tokenizer:
         named_tokens: Mapping[str, str] | None = None,
         templates: Mapping[str, ChatTemplate] | None = None,
         add_bos_token: bool = False,
+        max_tokens: int | None = None,
     ) -> None:
-        """Wrap a tokenizer of the library; `templates` are by name, and "default" is the one for any conversation."""
+        """Wrap a tokenizer of the library; `templates` are by name, and "default" is the one for any conversation.
+
+        A text that `max_tokens` cannot hold is not encoded.
+        """
         library.no_truncation()
         library.no_padding()
         self._library = library
@@ -59,12 +70,22 @@ class Tokenizer:
         self.pad_token_id = library.token_to_id(named.get("pad_token", ""))
         self.bytes_of_tokens = TokenBytes.of(library)
         self._first_id = self.bos_token_id if add_bos_token else None
+        self._max_tokens = max_tokens
+        self._max_bytes = min(MAX_TEXT_BYTES, TEXT_BYTES_PER_TOKEN * (max_tokens or MAX_TEXT_BYTES))
         self._control = ControlText(library)
 
     @classmethod
-    def open(cls, folder: Path, *, vocab_size: int, now: Callable[[], datetime] = datetime.now) -> Tokenizer:
+    def open(
+        cls,
+        folder: Path,
+        *,
+        vocab_size: int,
+        max_tokens: int | None = None,
+        now: Callable[[], datetime] = datetime.now,
+    ) -> Tokenizer:
         """Read the tokenizer of a model folder; `vocab_size` is the model's, `now` the clock of its chat template.
 
+        `max_tokens` is what the model's context holds: a text that cannot be so short is not encoded.
         Raises `CheckpointError` where a file is missing or torn, or where ids that the model lacks are in use.
         """
         settings = read_settings(folder)
@@ -79,7 +100,9 @@ class Tokenizer:
             for name, source in read_templates(folder, settings).items()
         }
         add_bos_token = settings.get("add_bos_token") is True
-        tokenizer = cls(library, named_tokens=named, templates=templates, add_bos_token=add_bos_token)
+        tokenizer = cls(
+            library, named_tokens=named, templates=templates, add_bos_token=add_bos_token, max_tokens=max_tokens
+        )
         if tokenizer.vocab_size > vocab_size and tokenizer._uses_beyond(vocab_size, named.values()):
             found = f"a tokenizer of {tokenizer.vocab_size} ids"
             raise CheckpointError(str(folder), found, f"the {vocab_size} ids of the model's vocabulary, or fewer")
@@ -119,8 +142,7 @@ class Tokenizer:
         """
         if not isinstance(text, str):
             raise InvalidRequestError(field, text, "a string")
-        if len(text) > MAX_TEXT_CHARACTERS:
-            raise InvalidRequestError(field, f"{len(text)} characters", f"at most {MAX_TEXT_CHARACTERS}")
+        self._require_short(text, field)
         require_unicode(text, field)
         ids = ids_of(self._library, text, add_special_tokens)
         if add_special_tokens and self._first_id is not None and ids[:1] != [self._first_id]:
@@ -148,6 +170,7 @@ class Tokenizer:
         text = template.render(
             conversation, tools=plain_tools, add_generation_prompt=add_generation_prompt, variables=variables
         )
+        self._require_short(text, "messages")
         require_unicode(text, "messages")
         return self._control.encode(text, stand_ins)
 
@@ -172,6 +195,17 @@ class Tokenizer:
     def token_text(self, token_id: int) -> str:
         """Return the text of one token by itself, as log probabilities show it; part of a character is U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
+
+    def _require_short(self, text: str, field: str) -> None:
+        """Raise `RequestTooLargeError` for a text that is too long whatever its tokens are."""
+        if len(text) <= self._max_bytes and (
+            text.isascii() or len(text.encode("utf-8", "surrogatepass")) <= self._max_bytes
+        ):
+            return
+        allowed = f"at most {self._max_bytes} bytes of text"
+        if self._max_tokens is not None:
+            allowed += f", because this model's maximum context length is {self._max_tokens} tokens; shorten the text"
+        raise RequestTooLargeError(field, f"a text of {len(text)} characters", allowed)
 
     def _uses_beyond(self, vocab_size: int, named: Collection[str]) -> bool:
         """Return whether ids from `vocab_size` on are more than added tokens that no setting and no template uses."""

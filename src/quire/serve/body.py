@@ -1,44 +1,91 @@
-"""The body of a call, read with an eye on its size and on the clock: neither is left to the client."""
+"""The body of a call: how large it may be, and how it is read. Neither size nor time is left to the client.
+
+max_body_bytes = text or ids that the context holds, for each prompt + the other fields     never over `max_body`
+max_values, max_numbers                                    what may be in it, counted before it becomes objects
+"""
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
+from typing import Final
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
-from quire.serve.config import ServerConfig
+from quire.core.json_bounds import DEFAULT_BOUNDS, JsonBounds
+from quire.engine.tokenizer import TEXT_BYTES_PER_TOKEN
+from quire.serve.body_budget import HeldBody
 from quire.serve.errors import body_too_large, request_timeout
+from quire.serve.services import Services
+
+OTHER_FIELDS_BYTES: Final = 1 << 20
+"""Room for everything but prompts: tools, schemas, biases."""
+
+JSON_BYTES_PER_BYTE: Final = 3
+"""Where JSON has escapes for all that is not ASCII, a character of 2 to 4 bytes becomes 6 or 12."""
+
+JSON_BYTES_PER_ID: Final = 12
+"""Of a token id: ten digits, a comma and a space."""
+
+MAX_NUMBERS: Final = 1 << 18
+"""Numbers in one body, unless a single prompt can have more: Python runs nothing else while they are read."""
 
 
-async def read_body(request: Request, config: ServerConfig) -> bytes:
-    """Return the body; raises `ApiError` 413 for one that is too large and 408 for one that does not come in time.
+@dataclass(frozen=True, slots=True)
+class BodyLimits:
+    """What a body may have; `why` says to a client where the limit comes from, and what to do."""
 
-    A length that is announced is believed at once where it is too large; otherwise what comes is counted, so that no
-    more than the limit is ever held. Raises `ClientDisconnect` where the client leaves.
+    max_bytes: int
+    why: str = "send less"
+    bounds: JsonBounds = DEFAULT_BOUNDS
+
+    @classmethod
+    def of(cls, services: Services, *, num_prompts: int = 1, has_text: bool = True) -> BodyLimits:
+        """Return the limits of a body of so many prompts, which are texts or token ids. Does not mutate."""
+        limits, config = services.model.limits, services.config
+        context, text_bytes = limits.max_model_len, TEXT_BYTES_PER_TOKEN * JSON_BYTES_PER_BYTE
+        prompt_bytes = context * (max(text_bytes, JSON_BYTES_PER_ID) if has_text else JSON_BYTES_PER_ID)
+        fits = num_prompts * prompt_bytes + OTHER_FIELDS_BYTES
+        why = f"a context of {context} tokens holds no more"
+        if fits > config.max_body_bytes:
+            fits, why = config.max_body_bytes, "this server takes none that is larger (max_body)"
+        many = "; send less at a time" if num_prompts > 1 else "; send less"
+        max_numbers = num_prompts * context + (limits.vocab_size if has_text else 0)  # of ids, and of allowed ones
+        bounds = JsonBounds(max_numbers=max(context, min(max_numbers, MAX_NUMBERS)))
+        return cls(fits, why + many, bounds)
+
+
+async def read_body(request: Request, limits: BodyLimits) -> bytearray:
+    """Return the body; raises `ApiError` 413 for one that is too large, and 408 for one that does not come in time.
+
+    Its bytes are counted before they are kept, and held until the call ends: 503 where all calls together hold too
+    many, 429 where those of the tenant do. What is announced is believed at once, what comes is counted. Raises
+    `ClientDisconnect` where the client leaves.
     """
-    limit = config.max_body_bytes
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced) > limit:
-        raise body_too_large(limit)
+    services: Services = request.app.state.services
+    held, announced = request.state.context.body, request.headers.get("content-length", "")
+    if announced.isdecimal():
+        if int(announced) > limits.max_bytes:
+            raise body_too_large(limits.max_bytes, limits.why)
+        held.require(int(announced))
     try:
-        async with asyncio.timeout(config.body_timeout_s):
-            return await _read(request.receive, limit)
+        async with asyncio.timeout(services.config.body_timeout_s):
+            return await _read(request.receive, limits, held)
     except TimeoutError:
-        raise request_timeout("body", config.body_timeout_s) from None
+        raise request_timeout("body", services.config.body_timeout_s) from None
 
 
-async def _read(receive: Receive, limit: int) -> bytes:
-    parts: list[bytes] = []
-    size = 0
+async def _read(receive: Receive, limits: BodyLimits, held: HeldBody) -> bytearray:
+    body = bytearray()  # rather than a list of parts: each of those would cost more than a byte that comes alone
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         part = message.get("body", b"")
-        size += len(part)
-        if size > limit:
-            raise body_too_large(limit)
-        parts.append(part)
+        if len(body) + len(part) > limits.max_bytes:
+            raise body_too_large(limits.max_bytes, limits.why)
+        held.take(len(part))
+        body += part
         if not message.get("more_body", False):
-            return b"".join(parts)
+            return body

@@ -19,6 +19,9 @@ METRICS_COMPAT = ("none", "vllm")
 LOG_FORMATS = ("text", "json")
 MAX_KEY_LENGTH = 512
 MAX_SECONDS = 86_400.0
+KEYS_TO_FILL = 4
+"""Keys that it takes to hold all the bytes that bodies may hold."""
+
 _FORMAT_NAMES = ", ".join(each.name for each in TOOL_FORMATS)
 
 
@@ -50,7 +53,11 @@ class ServerConfig:
     max_requests_per_key: int | None = setting(None, "requests of one key at once; none: no limit of their own")
     max_choices: int = setting(128, "texts of one call: n or best_of, for each of its prompts")
     max_live_readers: int = setting(16, "readers of /live at once, tenants with equal shares; 0: nobody may watch")
-    max_body: int | str = setting("32MiB", "the largest body of a call")
+    max_body: int | str = setting("8MiB", "the largest body of a call; less where the context holds less")
+    max_bodies: int | str = setting("256MiB", "bytes that the bodies of all calls under way may hold together")
+    max_bodies_per_key: int | str | None = setting(
+        None, "bytes that the bodies of one key's calls may hold; none: a quarter of max_bodies, all with a single key"
+    )
     max_header_bytes: int | str = setting("32KiB", "the largest head of a call: its path and headers")
     max_connections: int = setting(4096, "connections that are open at once")
     request_timeout_s: float | None = setting(600.0, "seconds after which a call is ended; none: never")
@@ -69,10 +76,7 @@ class ServerConfig:
     def __post_init__(self) -> None:
         require_text("host", self.host)
         require_int("port", self.port, 0, 65_535)
-        object.__setattr__(self, "max_body", parse_bytes(self.max_body, "max_body"))
-        object.__setattr__(self, "max_header_bytes", parse_bytes(self.max_header_bytes, "max_header_bytes"))
-        require_int("max_body", self.max_body, 1, 1 << 40)
-        require_int("max_header_bytes", self.max_header_bytes, 256, 1 << 30)
+        self._read_sizes()
         self._check_names_and_secrets()
         for name in ("max_queued_requests", "max_queued_tokens", "max_requests_per_key"):
             if getattr(self, name) is not None:
@@ -113,6 +117,32 @@ class ServerConfig:
     def head_bytes(self) -> int:
         """The largest head, as a number."""
         return parse_bytes(self.max_header_bytes)
+
+    @property
+    def max_bodies_bytes(self) -> int:
+        """What the bodies of all calls may hold, as a number."""
+        return parse_bytes(self.max_bodies)
+
+    @property
+    def max_bodies_bytes_per_key(self) -> int:
+        """What the bodies of one key's calls may hold: at least one of the largest."""
+        if self.max_bodies_per_key is not None:
+            return parse_bytes(self.max_bodies_per_key)
+        share = self.max_bodies_bytes // KEYS_TO_FILL if self.may_have_several_tenants else self.max_bodies_bytes
+        return max(share, self.max_body_bytes)
+
+    def _read_sizes(self) -> None:
+        """Turn sizes into numbers, and check them. Mutates."""
+        bounds = {"max_header_bytes": (256, 1 << 30)}
+        for name in ("max_body", "max_header_bytes", "max_bodies", "max_bodies_per_key"):
+            value = getattr(self, name)
+            if name != "max_bodies_per_key" or value is not None:
+                object.__setattr__(self, name, parse_bytes(value, name))
+                require_int(name, getattr(self, name), *bounds.get(name, (1, 1 << 40)))
+        for name in ("max_bodies", "max_bodies_per_key"):
+            value = getattr(self, name)
+            if value is not None and value < self.max_body_bytes:
+                raise InvalidConfigError(name, value, f"max_body ({self.max_body}) or more, so that one body fits")
 
     def _check_names_and_secrets(self) -> None:
         """A secret that is refused is not shown."""

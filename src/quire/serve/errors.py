@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from quire.core.errors import ExecutionError, InvalidRequestError, RequestTooLargeError
+from quire.core.errors import ExecutionError, InvalidRequestError, RequestTooLargeError, shortened
 
 INVALID_REQUEST = "invalid_request_error"
 AUTHENTICATION = "authentication_error"
@@ -65,7 +65,7 @@ class ApiError(Exception):
         super().__init__(message)
         self.status = status
         self.headers = dict(headers or {})
-        self.detail = ErrorDetail(message, type, param, code)
+        self.detail = ErrorDetail(message, type, param and shortened(param), code)
 
     def body(self) -> bytes:
         """Return the body of the answer. Does not mutate."""
@@ -84,7 +84,7 @@ def api_error_of(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestTooLargeError):
-        return context_length_exceeded(error)
+        return context_length_exceeded(error, error.field if error.field.isidentifier() else "prompt")
     if isinstance(error, InvalidRequestError):
         return ApiError(400, str(error), code="invalid_value", param=error.field)
     if isinstance(error, ExecutionError):
@@ -110,13 +110,15 @@ def unsupported(param: str, why: str) -> ApiError:
 
 def unknown_host(name: str) -> ApiError:
     """Return the answer to a call by a name that is not one of ours."""
-    message = f"{_short(name)!r} is not a name of this server; if it is, start the server with --allowed-host NAME"
+    message = f"{shortened(name)!r} is not a name of this server; if it is, start the server with --allowed-host NAME"
     return ApiError(421, message, code="unknown_host")
 
 
 def foreign_origin(origin: str) -> ApiError:
     """Return the answer to a page that another site has sent to a browser."""
-    message = f"a page of {_short(origin)!r} may not use this server; if it is yours, start it with --allowed-host NAME"
+    message = (
+        f"a page of {shortened(origin)!r} may not use this server; if it is yours, start it with --allowed-host NAME"
+    )
     return ApiError(403, message, type=PERMISSION, code="foreign_origin")
 
 
@@ -140,18 +142,18 @@ def operator_required(path: str) -> ApiError:
 
 def not_found(path: str) -> ApiError:
     """Return the answer to a path that leads nowhere."""
-    return ApiError(404, f"{_short(path)} is not a path of this server", type=NOT_FOUND, code="not_found")
+    return ApiError(404, f"{shortened(path)} is not a path of this server", type=NOT_FOUND, code="not_found")
 
 
 def model_not_found(name: str) -> ApiError:
     """Return the answer to the name of a model that is not served here."""
-    message = f"the model {_short(name)!r} is not served here; GET /v1/models lists what is"
+    message = f"the model {shortened(name)!r} is not served here; GET /v1/models lists what is"
     return ApiError(404, message, type=NOT_FOUND, code="model_not_found", param="model")
 
 
 def method_not_allowed(method: str, allowed: str) -> ApiError:
     """Return the answer to a method that the path does not know; `allowed` are those that it does."""
-    message = f"{_short(method)} is not possible here; allowed: {allowed}"
+    message = f"{shortened(method)} is not possible here; allowed: {allowed}"
     return ApiError(405, message, code="method_not_allowed", headers={"allow": allowed})
 
 
@@ -161,10 +163,9 @@ def request_timeout(what: str, limit_s: float) -> ApiError:
     return ApiError(408, message, code="request_timeout")
 
 
-def body_too_large(limit: int) -> ApiError:
-    """Return the answer to a body of more bytes than the limit. The guard closes the connection when it was read."""
-    message = f"the body of the request is over the limit of {limit} bytes"
-    return ApiError(413, message, code="body_too_large")
+def body_too_large(limit: int, why: str) -> ApiError:
+    """Return the answer to a body of more bytes than the limit; `why` says where that comes from, and what to do."""
+    return ApiError(413, f"the body of the request is over the limit of {limit} bytes: {why}", code="body_too_large")
 
 
 def unsupported_media_type(message: str) -> ApiError:
@@ -185,6 +186,20 @@ def too_many_requests(retry_after_s: float) -> ApiError:
     """Return the answer to a key that has all the requests under way that it may have."""
     message = "this API key has as many requests under way as it may have; try again when one of them has ended"
     return ApiError(429, message, type=RATE_LIMIT, code="slow_down", headers=_retry_after(retry_after_s))
+
+
+def too_many_bytes_of_key(limit: int, retry_after_s: float) -> ApiError:
+    """Return the answer to a body of a key whose calls hold all the bytes that they may."""
+    message = (
+        f"the calls of this API key hold bodies of {limit} bytes, their share; try again when one of them has ended"
+    )
+    return ApiError(429, message, type=RATE_LIMIT, code="slow_down", headers=_retry_after(retry_after_s))
+
+
+def too_many_bytes(limit: int, retry_after_s: float) -> ApiError:
+    """Return the answer to a body where all calls together hold as many bytes as they may."""
+    message = f"the server is overloaded: its calls hold bodies of {limit} bytes, the most it keeps; try again later"
+    return ApiError(503, message, type=UNAVAILABLE, code="server_is_overloaded", headers=_retry_after(retry_after_s))
 
 
 def overloaded(retry_after_s: float) -> ApiError:
@@ -242,7 +257,3 @@ def deadline_exceeded(limit_s: float) -> ApiError:
 def _retry_after(seconds: float) -> dict[str, str]:
     """Return the headers for both kinds of clients: whole seconds for all, milliseconds for those who know them."""
     return {"retry-after": str(max(1, math.ceil(seconds))), "retry-after-ms": str(max(1, math.ceil(seconds * 1000)))}
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 80 else text[:77] + "..."

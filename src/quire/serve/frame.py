@@ -27,6 +27,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.serve.body_budget import HeldBody
 from quire.serve.errors import ApiError, api_error_of, method_not_allowed, not_found, unauthorized
 from quire.serve.hosts import require_single
 from quire.serve.services import Services
@@ -56,6 +57,7 @@ class RequestContext:
     tenant: Tenant
     arrival_s: float
     traceparent: str
+    body: HeldBody
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
@@ -104,12 +106,14 @@ class Frame:
             except ApiError as refusal:
                 await make_response(refusal)(scope, receive, answer.send)
             else:
+                context.body = self._services.bodies.open(context.tenant.name)
                 await self._app(scope, receive, answer.send)
         except Exception as error:
             logger.exception("call %s failed", context.request_id)
             if not answer.status:
                 await make_response(api_error_of(error))(scope, receive, answer.send)
         finally:
+            context.body.release()
             metrics.note_call(-1)
             status = answer.status or CLIENT_CLOSED_REQUEST
             metrics.note_request(_route_path(scope), status)
@@ -124,6 +128,7 @@ class Frame:
             tenant=ANYBODY,
             arrival_s=self._services.clock.now(),
             traceparent=traceparent_of(headers.get(b"traceparent", b""), self._draw),
+            body=self._services.bodies.open(ANYBODY.name),
         )
 
     def _tenant(self, path: str, authorization: bytes) -> Tenant:

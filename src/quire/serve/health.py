@@ -20,6 +20,7 @@ import quire
 from quire.serve.errors import operator_required
 from quire.serve.frame import METRICS_PATH
 from quire.serve.gate import Gate
+from quire.serve.metrics import body_families
 from quire.serve.prometheus import CONTENT_TYPE, render
 from quire.serve.services import Services
 from quire.serve.tenants import Tenant
@@ -85,7 +86,7 @@ async def _metrics(request: Request) -> Response:
         raise operator_required(METRICS_PATH)
     model = services.model
     families = services.metrics.families(services.gate, model.state, model.stats, services.model_names[0])
-    return Response(render(families), headers={"content-type": CONTENT_TYPE})
+    return Response(render([*families, *body_families(services.bodies)]), headers={"content-type": CONTENT_TYPE})
 
 
 HEALTH_ROUTES: Final = (

@@ -19,6 +19,7 @@ from typing import Final
 import quire
 from quire.core.granted import resident_bytes
 from quire.engine.stats import EngineStats, ModelState
+from quire.serve.body_budget import BodyBudget
 from quire.serve.gate import Gate, Refusal
 from quire.serve.prometheus import Family, Histogram, Labels, Sample, by_label, counter, gauge, histogram
 
@@ -133,6 +134,15 @@ def _gate_families(gate: Gate) -> list[Family]:
         by_label("quire_admission_rejections_total", "counter", "Calls not let in, by reason.", "reason", refusals),
         gauge("quire_queue_requests_max", "Requests that may wait.", gate.limits.max_queued_requests),
         gauge("quire_queue_tokens_max", "Tokens of prompts that may wait.", gate.limits.max_queued_tokens),
+    ]
+
+
+def body_families(bodies: BodyBudget) -> list[Family]:
+    """Return what is told of the bodies of calls. Does not mutate."""
+    return [
+        gauge("quire_body_bytes", "Bytes that the bodies of calls hold.", bodies.held_bytes),
+        gauge("quire_body_bytes_max", "Bytes that they may hold.", bodies.max_bytes),
+        counter("quire_body_rejections_total", "Bodies refused for want of bytes.", bodies.num_refused),
     ]
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.core.clock import Clock
+from quire.serve.body_budget import BodyBudget
 from quire.serve.config import ServerConfig
 from quire.serve.gate import Gate, gate_limits
 from quire.serve.hosts import Hosts, make_hosts
@@ -31,6 +32,7 @@ class Services:
     model_names: tuple[str, ...]
     config: ServerConfig
     gate: Gate
+    bodies: BodyBudget
     hosts: Hosts
     tenants: Tenants
     metrics: Metrics
@@ -52,6 +54,7 @@ def make_services(model: ServedModel, config: ServerConfig, clock: Clock) -> Ser
         model_names=names,
         config=config,
         gate=gate,
+        bodies=BodyBudget(config.max_bodies_bytes, config.max_bodies_bytes_per_key),
         hosts=make_hosts(config),
         tenants=tenants,
         metrics=Metrics(config.metrics_compat),

@@ -32,7 +32,10 @@ PROCESSES = Path("/proc")
 
 
 class ServerProcess:
-    """A server for a model. `options` are those of `quire serve`, `environment` is added to ours."""
+    """A server for a model. `options` are those of `quire serve`, `environment` is added to ours.
+
+    `python` is the interpreter that runs it; one of another environment runs the quire that is installed there.
+    """
 
     def __init__(
         self,
@@ -41,8 +44,9 @@ class ServerProcess:
         options: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         start_timeout_s: float = 300.0,
+        python: str = sys.executable,
     ) -> None:
-        self._command = [sys.executable, "-m", "quire", "serve", config.model, "--port", "0", *options]
+        self._command = [python, "-m", "quire", "serve", config.model, "--port", "0", *options]
         self._environment = {**os.environ, **engine_environment(config), **(environment or {})}
         self._start_timeout_s = start_timeout_s
         self.url = ""

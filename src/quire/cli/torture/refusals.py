@@ -91,7 +91,7 @@ def _check(server: TortureServer, probe: Probe) -> float:
     fastest = math.inf
     for _ in range(NUM_TRIES):  # a machine that computes for others may be late once
         answer = _sent(server, probe)
-        _check_answer(probe, answer)
+        check_answer(probe, answer)
         fastest = min(fastest, answer.seconds)
         if probe.large or fastest < MAX_ANSWER_S:
             return 0.0 if probe.large else fastest
@@ -105,7 +105,8 @@ def _sent(server: TortureServer, probe: Probe) -> Answer:
         raise CaseFailedError(f"{probe.name}: no answer: {error}") from error
 
 
-def _check_answer(probe: Probe, answer: Answer) -> None:
+def check_answer(probe: Probe, answer: Answer) -> None:
+    """Raise `CaseFailedError` unless an answer refuses a probe as it must."""
     what = f"{probe.name} got {answer.status}"
     require(answer.status in probe.statuses, f"{what}, not {sorted(probe.statuses)}: {answer.body[:120]!r}")
     error = answer.error

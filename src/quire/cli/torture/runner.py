@@ -14,6 +14,7 @@ from quire.cli.bench.machine import OthersMeter
 from quire.cli.bench.page import render_page, start_facts, write_part
 from quire.cli.bench.report import Section
 from quire.cli.torture.bad_inputs import BAD_INPUTS
+from quire.cli.torture.bodies import BODIES
 from quire.cli.torture.case import Case, CaseResult
 from quire.cli.torture.faults import FAULTS
 from quire.cli.torture.hosts import HOSTS
@@ -25,6 +26,7 @@ from quire.core.errors import InvalidValueError
 CASES: tuple[Case, ...] = (
     *sorted((*FAULTS, *PROCESS_FAULTS), key=lambda case: int(case.number[1:])),
     *BAD_INPUTS,
+    *BODIES,
     *HOSTS,
     *LOADS,
 )

@@ -17,18 +17,15 @@ from quire.core.errors import InvalidRequestError
 from quire.engine.door import LONG_TEXT
 from quire.engine.outputs import CompletionDelta
 from quire.engine.tokenizer import Tokenizer
-from quire.serve.body import read_body
+from quire.serve.body import BodyLimits, read_body
 from quire.serve.errors import model_not_found, unsupported_media_type
 from quire.serve.frame import RequestContext
 from quire.serve.generation import Generation
 from quire.serve.schemas.common import FinishReason, ModelFields, Usage
-from quire.serve.schemas.parse import parse
+from quire.serve.schemas.parse import SHORT_BODY, parse
 from quire.serve.schemas.sampling import SamplingFields
 from quire.serve.services import Services
 from quire.serve.sse import DONE, Envelope
-
-LONG_BODY: Final = 1 << 18
-"""Bytes from which on a body is read beside the event loop."""
 
 LONG_ANSWER: Final = 2_000
 """Tokens from which on an answer is made beside the event loop."""
@@ -51,11 +48,17 @@ class Call(Generic[Fields]):
 async def open_call(request: Request, kind: type[Fields]) -> Call[Fields]:
     """Return a call; raises `ApiError` for one that is not of that kind, or that cannot be served at the moment."""
     services: Services = request.app.state.services
+    services.gate.require_ready()  # of a server that answers nobody no body is read
     _require_json(request)
-    body = await read_body(request, services.config)
-    fields = parse(body, kind) if len(body) < LONG_BODY else await asyncio.to_thread(parse, body, kind)
+    num_prompts = services.config.max_choices if kind.has_batch else 1
+    limits = BodyLimits.of(services, num_prompts=num_prompts, has_text=kind.has_text)
+    body = await read_body(request, limits)
+    if len(body) < SHORT_BODY:
+        fields = parse(body, kind, limits.bounds)
+    else:
+        fields = await asyncio.to_thread(parse, body, kind, limits.bounds)
+    del body  # what was read of it is enough
     model = shown_model(services, fields.model)
-    services.gate.require_ready()
     return Call(fields, services, request.state.context, model)
 
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from quire.core.errors import InvalidRequestError
 from quire.engine.door import LONG_TEXT
 from quire.engine.tokenizer import Tokenizer
-from quire.serve.endpoints.call import Call, encoded, json_answer, open_call
+from quire.serve.endpoints.call import LONG_ANSWER, Call, encoded, json_answer, open_call
 from quire.serve.endpoints.conversation import chat_options, conversation_ids
 from quire.serve.errors import model_not_found, unsupported
 from quire.serve.schemas.tokens import (
@@ -29,20 +29,22 @@ async def tokenize(request: Request) -> Response:
     call = await open_call(request, TokenizeRequest)
     tokenizer = _tokenizer(call.services)
     token_ids = await _token_ids(call, tokenizer)
-    answer = TokenizeAnswer(
-        count=len(token_ids),
-        max_model_len=call.services.model.limits.max_model_len,
-        tokens=token_ids,
-        token_strs=[tokenizer.token_text(each) for each in token_ids] if call.fields.return_token_strs else None,
-    )
-    return json_answer(answer)
+    max_model_len, with_texts = call.services.model.limits.max_model_len, call.fields.return_token_strs
+
+    def answer() -> Response:
+        texts = [tokenizer.token_text(each) for each in token_ids] if with_texts else None
+        return json_answer(TokenizeAnswer(len(token_ids), max_model_len, token_ids, texts))
+
+    return answer() if len(token_ids) < LONG_ANSWER else await asyncio.to_thread(answer)
 
 
 async def detokenize(request: Request) -> Response:
     """Answer with the text of token ids, special ones too."""
     call = await open_call(request, DetokenizeRequest)
     tokenizer, ids = _tokenizer(call.services), call.fields.tokens
-    vocab_size = call.services.model.limits.vocab_size
+    vocab_size, context = call.services.model.limits.vocab_size, call.services.model.limits.max_model_len
+    if len(ids) > context:
+        raise InvalidRequestError("tokens", f"{len(ids)} token ids", f"at most {context}, which the context holds")
     for index, token_id in enumerate(ids):
         if not 0 <= token_id < vocab_size:
             raise InvalidRequestError(f"tokens[{index}]", token_id, f"a token id from 0 to {vocab_size - 1}")

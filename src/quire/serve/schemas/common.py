@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -61,5 +61,8 @@ FinishReason = Literal["stop", "length"]
 
 class ModelFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What every call says: which model it is for. None: the one that is served."""
+
+    has_batch: ClassVar[bool] = False  # several prompts in one body
+    has_text: ClassVar[bool] = True
 
     model: str | None = None

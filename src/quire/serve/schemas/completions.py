@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -17,6 +17,8 @@ DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 class CompletionRequest(ChoiceFields, kw_only=True, forbid_unknown_fields=True):
     """One prompt or several, to be continued."""
+
+    has_batch: ClassVar[bool] = True
 
     prompt: str | list[Any]
     max_tokens: TokenCount | None = None

@@ -22,11 +22,11 @@ from msgspec import Meta
 
 from quire.core.errors import InvalidRequestError
 from quire.core.grammar import Grammar
-from quire.core.validate import MAX_NAME_LENGTH
+from quire.core.validate import MAX_GRAMMAR_BYTES, MAX_NAME_LENGTH
 
 SchemaName = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
 KINDS: Final = ("json", "regex", "choice", "grammar", "json_object")
-_GBNF_RULE: Final = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+_GBNF_RULE: Final = re.compile(r"^[ \t]*+[\w-]++[ \t]*+::=", re.MULTILINE)  # goes back nowhere
 
 Value = TypeVar("Value")
 
@@ -152,6 +152,8 @@ def _read_schema(schema: dict[str, Any] | str, field: str) -> dict[str, Any]:
     """Return a schema that may have come as its text; a reader of the text itself would miss what is no JSON."""
     if isinstance(schema, dict):
         return schema
+    if len(schema) > MAX_GRAMMAR_BYTES:
+        raise InvalidRequestError(field, f"{len(schema)} characters", f"at most {MAX_GRAMMAR_BYTES} bytes of text")
     try:
         found = json.loads(schema)
     except (ValueError, RecursionError):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from quire.core.errors import InvalidRequestError
+from quire.core.errors import InvalidRequestError, shortened
 from quire.serve.errors import ApiError, unsupported
 from quire.serve.schemas.common import ContentLogprob
 from quire.serve.schemas.formats import OutputFormat, TextFormat
@@ -175,7 +175,7 @@ def require_supported(fields: ResponseRequest) -> None:
         raise unsupported("truncation", "a conversation is never shortened behind the client's back")
     for name in fields.include or ():
         if name not in (LOGPROBS, ENCRYPTED):
-            raise unsupported("include", f"nothing of this server is called {name[:80]!r}")
+            raise unsupported("include", f"nothing of this server is called {shortened(name)!r}")
     for name in fields.stream_options or {}:
         if name != "include_obfuscation":
             raise ApiError(400, "allowed: include_obfuscation", code="invalid_value", param=f"stream_options.{name}")

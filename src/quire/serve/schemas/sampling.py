@@ -188,6 +188,8 @@ def include_usage(fields: ChoiceFields) -> tuple[bool, bool]:
 
 def _biases(biases: Mapping[str, float]) -> dict[int, float]:
     """Return biases by token id; one way to write an id, so that none can stand twice."""
+    if len(biases) > MAX_BIASES:
+        raise InvalidRequestError("logit_bias", f"{len(biases)} entries", f"at most {MAX_BIASES} entries")
     for key in biases:
         if not _TOKEN_ID.fullmatch(key):
             raise InvalidRequestError("logit_bias", key, "token ids as keys, in decimal digits")

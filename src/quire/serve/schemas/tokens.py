@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
@@ -33,6 +33,8 @@ class TokenizeAnswer(msgspec.Struct, frozen=True):
 
 class DetokenizeRequest(ModelFields, kw_only=True, forbid_unknown_fields=True):
     """Token ids, to be told as text."""
+
+    has_text: ClassVar[bool] = False
 
     tokens: list[TokenId]
 

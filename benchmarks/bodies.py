@@ -1,0 +1,71 @@
+"""Sends bodies that are made to hurt to a server of the guide, and writes what each cost it.
+
+    python benchmarks/bodies.py --markdown benchmarks/RESULTS.md
+    python benchmarks/bodies.py --python OTHER/.venv/bin/python      the same bodies, sent to the quire of another tree
+
+Each body is sent at its full size and, as what is too large is refused unread, at the size that is just allowed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+
+from quire.cli.bench.page import Tell, run_page
+from quire.cli.bench.report import Section
+from quire.cli.http.plain import ask
+from quire.cli.http.server_process import ServerProcess
+from quire.cli.torture.floods import FLOODS, MEBIBYTE, Flood, limit_of, send_flood, watching
+from quire.core.config import EngineConfig
+
+HEADER = ("body", "path", "MiB", "status", "s", "grew by, MiB", "slowest /livez, ms")
+TEXT = """Each body is sent to a server of the guide, at its full size and at the size that the server just allows.
+Beside the status: how long the answer took, by how much the process that listens grew at its peak, and the slowest
+answer to `/livez`, which is asked for every 50 ms by a process of its own: how long the event loop was held."""
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--python", default=sys.executable, help="the interpreter that runs the server")
+    made.add_argument("--only", nargs="+", default=(), metavar="WORD", help="bodies whose names have such a word")
+    made.add_argument("--title", help="title of the part")
+    made.add_argument("--json", metavar="FILE", help="write all samples")
+    made.add_argument("--markdown", metavar="FILE", help="write the part of a page of results")
+    return made
+
+
+def measured(options: argparse.Namespace, tell: Tell) -> Iterator[Section]:
+    config = EngineConfig(model="guide", kv_memory="16MiB", num_threads=1)
+    rows, samples = [], {}
+    for flood in FLOODS:
+        if options.only and not any(word in flood.name for word in options.only):
+            continue
+        with ServerProcess(config, python=options.python) as server:
+            ask(f"{server.url}/tokenize", {"prompt": "warm up"})
+            for row in rows_of(server, flood):
+                tell(" · ".join(row))
+                rows.append(row)
+                samples[f"{row[0]}, {row[2]} MiB"] = row[3:]
+    yield Section("Bodies that are made to hurt", TEXT, HEADER, rows, samples)
+
+
+def rows_of(server: ServerProcess, flood: Flood) -> Iterator[tuple[str, ...]]:
+    host, _, port = server.url.removeprefix("http://").rpartition(":")
+    address = host, int(port)
+    limit = limit_of(address, flood.path, {})
+    for num_bytes in sorted({flood.num_bytes, min(flood.num_bytes, limit)}, reverse=True):
+        body = flood.body(num_bytes)
+        with watching(server.pid, server.url) as watched:
+            try:
+                answer = send_flood(address, flood.path, body, {})
+                status, seconds = str(answer.status), f"{answer.seconds:.2f}"
+            except OSError as error:
+                status, seconds = type(error).__name__, "–"
+        grown, slowest = watched.growth_bytes / MEBIBYTE, 1e3 * watched.slowest_s
+        yield flood.name, flood.path, f"{len(body) / MEBIBYTE:.2f}", status, seconds, f"{grown:.0f}", f"{slowest:.0f}"
+
+
+if __name__ == "__main__":
+    options = parser().parse_args()
+    raise SystemExit(run_page(options, "Bodies", lambda tell: measured(options, tell)))
