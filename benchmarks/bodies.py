@@ -1,7 +1,7 @@
 """Sends bodies that are made to hurt to a server of the guide, and writes what each cost it.
 
     python benchmarks/bodies.py --markdown benchmarks/RESULTS.md
-    python benchmarks/bodies.py --python OTHER/.venv/bin/python      the same bodies, sent to the quire of another tree
+    python benchmarks/bodies.py --before OTHER/.venv/bin/python      sent to the quire of another tree first
 
 Each body is sent at its full size and, as what is too large is refused unread, at the size that is just allowed.
 """
@@ -19,7 +19,7 @@ from quire.cli.http.server_process import ServerProcess
 from quire.cli.torture.floods import FLOODS, MEBIBYTE, Flood, limit_of, send_flood, watching
 from quire.core.config import EngineConfig
 
-HEADER = ("body", "path", "MiB", "status", "s", "grew by, MiB", "slowest /livez, ms")
+HEADER = ("body", "server", "path", "MiB", "status", "s", "grew by, MiB", "slowest /livez, ms")
 TEXT = """Each body is sent to a server of the guide, at its full size and at the size that the server just allows.
 Beside the status: how long the answer took, by how much the process that listens grew at its peak, and the slowest
 answer to `/livez`, which is asked for every 50 ms by a process of its own: how long the event loop was held."""
@@ -27,7 +27,7 @@ answer to `/livez`, which is asked for every 50 ms by a process of its own: how 
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--python", default=sys.executable, help="the interpreter that runs the server")
+    made.add_argument("--before", metavar="PYTHON", help="the interpreter of another tree, whose server is asked first")
     made.add_argument("--only", nargs="+", default=(), metavar="WORD", help="bodies whose names have such a word")
     made.add_argument("--title", help="title of the part")
     made.add_argument("--json", metavar="FILE", help="write all samples")
@@ -37,16 +37,18 @@ def parser() -> argparse.ArgumentParser:
 
 def measured(options: argparse.Namespace, tell: Tell) -> Iterator[Section]:
     config = EngineConfig(model="guide", kv_memory="16MiB", num_threads=1)
-    rows, samples = [], {}
+    servers = {"before": options.before, "now": sys.executable} if options.before else {"now": sys.executable}
+    rows: list[tuple[str, ...]] = []
     for flood in FLOODS:
         if options.only and not any(word in flood.name for word in options.only):
             continue
-        with ServerProcess(config, python=options.python) as server:
-            ask(f"{server.url}/tokenize", {"prompt": "warm up"})
-            for row in rows_of(server, flood):
-                tell(" · ".join(row))
-                rows.append(row)
-                samples[f"{row[0]}, {row[2]} MiB"] = row[3:]
+        for name, python in servers.items():
+            with ServerProcess(config, python=python) as server:
+                ask(f"{server.url}/tokenize", {"prompt": "warm up"})
+                for row in rows_of(server, flood):
+                    rows.append((row[0], name, *row[1:]))
+                    tell(" · ".join(rows[-1]))
+    samples: dict[str, object] = {f"{row[0]}, {row[1]}, {row[3]} MiB": row[4:] for row in rows}
     yield Section("Bodies that are made to hurt", TEXT, HEADER, rows, samples)
 
 
@@ -68,4 +70,5 @@ def rows_of(server: ServerProcess, flood: Flood) -> Iterator[tuple[str, ...]]:
 
 if __name__ == "__main__":
     options = parser().parse_args()
-    raise SystemExit(run_page(options, "Bodies", lambda tell: measured(options, tell)))
+    program = "python benchmarks/bodies.py"
+    raise SystemExit(run_page(options, "Bodies", lambda tell: measured(options, tell), program=program))

@@ -208,7 +208,7 @@ def test_bad_requests_are_refused_and_the_engine_goes_on(folder: Path) -> None:
                 with pytest.raises(InvalidRequestError):
                     await last(llm, prompt, sampling)
             assert not llm.engine.scheduler.requests
-            with pytest.raises(InvalidRequestError, match="prompt and max_tokens together"):
+            with pytest.raises(InvalidRequestError, match="maximum context length is 600 tokens"):
                 await last(llm, "x" * 20_000)
             assert (await last(llm, [1])).finished
 

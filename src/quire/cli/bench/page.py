@@ -33,13 +33,19 @@ NOT_CLAIMED = "**The machine was busy. Neither numbers nor ratios are a claim: t
 
 
 def run_page(
-    options: argparse.Namespace, title: str, measure: Callable[[Tell], Iterable[Section]], *, timed: bool = True
+    options: argparse.Namespace,
+    title: str,
+    measure: Callable[[Tell], Iterable[Section]],
+    *,
+    timed: bool = True,
+    program: str = "quire",
 ) -> int:
     """Measure, print, and write what was asked for (`json`, `markdown`, `title`); returns the exit status.
 
-    What is counted and not `timed` is the same on a busy machine.
+    What is counted and not `timed` is the same on a busy machine. `program` is what stands before the options.
     """
     facts, others = start_facts(timed=timed), OthersMeter()
+    facts["command"] = f"{program} {shlex.join(sys.argv[1:])}"
     tell(f"load average {_number(facts['load_average'])}")
     if is_loaded(facts):
         tell(f"warning: above {MAX_IDLE_LOAD}, so something else is running: these numbers are no claim")
