@@ -53,7 +53,8 @@ class BodyBudget:
             raise InvariantError("the budget counts other bytes than those of the bodies")
 
     def _require(self, tenant: str, num_bytes: int) -> None:
-        if self._held_of[tenant] + num_bytes > self.max_tenant_bytes < self.max_bytes:
+        has_share = self.max_tenant_bytes < self.max_bytes
+        if has_share and self._held_of[tenant] + num_bytes > self.max_tenant_bytes:
             self.num_refused += 1
             raise too_many_bytes_of_key(self.max_tenant_bytes, RETRY_S)
         if self._held + num_bytes > self.max_bytes:
