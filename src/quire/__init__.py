@@ -56,6 +56,7 @@ __all__ = [  # noqa: RUF022 - in the order in which dir() has them
     "Scheduler",
     "SchedulerConfig",
     "StepLogError",
+    "TooManyJobsError",
     "TornStepLogError",
     "UnknownRequestError",
 ]
@@ -75,6 +76,7 @@ if TYPE_CHECKING:
         RequestStateError,
         RequestTooLargeError,
         StepLogError,
+        TooManyJobsError,
         TornStepLogError,
         UnknownRequestError,
     )

@@ -84,7 +84,7 @@ def test_values_are_read_as_their_kind(tmp_path: Path) -> None:
         "max-num-batched-tokens: 1k\nkv_memory: 64MiB\nenable_prefix_caching: no\nrequest_timeout_s: null\n"
         "served_model_name: [a, b]\ndrain_timeout_s: 5\nmax_queued_tokens: none\napi_key: sesame\n"
     )
-    made = resolved("--config", str(path), "--max-queued-requests", "2K", QUIRE_WRITE_TIMEOUT_S="1.5")
+    made = resolved("--config", str(path), "--max-queued-sequences", "2K", QUIRE_WRITE_TIMEOUT_S="1.5")
     assert (made.engine.max_num_seqs, made.engine.max_num_batched_tokens) == (None, 1000)
     open_again = resolved("--config", str(path), "--max-num-batched-tokens", "none", QUIRE_MAX_NUM_SEQS="8")
     assert (open_again.engine.max_num_seqs, open_again.engine.max_num_batched_tokens) == (8, None)
@@ -94,7 +94,7 @@ def test_values_are_read_as_their_kind(tmp_path: Path) -> None:
     assert made.server.served_model_name == ("a", "b")
     assert made.server.api_key == ("sesame",)
     assert (made.server.drain_timeout_s, made.server.write_timeout_s) == (5, 1.5)
-    assert (made.server.max_queued_tokens, made.server.max_queued_requests) == (None, 2048)
+    assert (made.server.max_queued_tokens, made.server.max_queued_sequences) == (None, 2048)
     assert resolved("--request-timeout-s", "none").server.request_timeout_s is None
     assert resolved("--seed", "7", "--skip-tokenizer-init").engine.seed == 7
 

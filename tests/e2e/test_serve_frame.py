@@ -186,7 +186,7 @@ def test_metrics_are_prometheus_text(server: BareServer) -> None:
     assert families["quire_requests_running"].value() == 2
     assert families["quire_kv_usage_ratio"].value() == 0.25
     assert families["quire_engine_state"].value(state="ready") == 1
-    assert families["quire_queue_requests_max"].value() == 4 * 64
+    assert families["quire_queue_sequences_max"].value() == 4 * 64
     assert families["quire_queue_tokens_max"].value() == 8 * 64 * 16
     assert families["process_resident_memory_bytes"].value() > 0
 
@@ -271,7 +271,7 @@ def test_metrics_can_be_opened() -> None:
 
 
 def test_a_key_has_its_share() -> None:
-    with serving(api_key=(KEY, "other"), max_requests_per_key=1) as server:
+    with serving(api_key=(KEY, "other"), max_sequences_per_key=1) as server:
         wait_until(lambda: server.services.gate.is_ready)
         with server.connected() as waiting:
             waiting.sendall(head("/v1/wait", f"Authorization: Bearer {KEY}"))

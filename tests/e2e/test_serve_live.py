@@ -135,7 +135,8 @@ def keys_file(tmp_path: Path) -> str:
 
 
 def test_a_tenant_sees_its_own_and_an_operator_everything(keys_file: str) -> None:
-    with running_server(settings={"kv_memory": "1MiB", "max_num_seqs": 4}, api_keys_file=keys_file) as server:
+    settings = {"kv_memory": "1MiB", "max_num_seqs": 4}
+    with running_server(settings=settings, api_keys_file=keys_file, max_queued_sequences=64) as server:
         pool = server.llm.engine.scheduler.memory.pool
         with (
             LiveLines(server.port, "alice") as alice,

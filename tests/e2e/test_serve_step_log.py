@@ -80,7 +80,7 @@ def test_a_live_run_is_planned_again_to_the_byte(
 ) -> None:
     path = tmp_path / "run.steplog"
     with running_server(
-        "guide", {**settings, "max_model_len": 250, "step_log": path}, max_queued_requests=100
+        "guide", {**settings, "max_model_len": 250, "step_log": path}, max_queued_sequences=100
     ) as server:
         with ThreadPoolExecutor(12) as pool:
             list(pool.map(lambda number: ask(server, number), range(48)))

@@ -168,7 +168,7 @@ def test_a_call_waits_until_all_of_it_has_begun(server: RunningServer, fields: d
     gate = server.services.gate
     with closing(send(server, "/v1/completions", ENDLESS | fields)):
         end = time.monotonic() + 300
-        while server.call(lambda: (gate.num_visits, gate.num_waiting_requests)) != (1, 0):
+        while server.call(lambda: (gate.num_visits, gate.num_waiting_sequences)) != (1, 0):
             assert time.monotonic() < end
             time.sleep(0.005)
 
@@ -261,7 +261,7 @@ def test_a_full_queue_answers_before_a_stream_begins(folder: Path) -> None:
     long = ENDLESS | {"max_tokens": 20_000, "stream": True}
     settings = {"max_num_seqs": 1, "kv_memory": "64MiB"}
     with (
-        running_server(folder, settings=settings, max_queued_requests=1) as server,
+        running_server(folder, settings=settings, max_queued_sequences=1) as server,
         closing(send(server, "/v1/completions", long)) as first,
     ):
         first.recv(4096)  # it has begun, and waits no longer

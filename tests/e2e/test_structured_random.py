@@ -56,7 +56,7 @@ def random_model(folder: Path, *, has_words: bool) -> Path:
 @pytest.fixture(scope="module", params=["words", "bytes"])
 def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     folder = random_model(tmp_path_factory.mktemp(request.param), has_words=request.param == "words")
-    with running_server(folder, SETTINGS, max_queued_requests=4 * AT_ONCE) as running:
+    with running_server(folder, SETTINGS, max_queued_sequences=4 * AT_ONCE) as running:
         yield running
 
 

@@ -36,9 +36,9 @@ def test_every_setting_has_a_default_and_a_line_of_help() -> None:
         *(("port", value) for value in (-1, 65_536, "8000", True)),
         *(("max_body", value) for value in (0, "lots", -1, None)),
         *(("max_header_bytes", value) for value in (0, 255, "1TiB")),
-        *(("max_queued_requests", value) for value in (0, 1.5, "1")),
+        *(("max_queued_sequences", value) for value in (0, 1.5, "1")),
         *(("max_queued_tokens", value) for value in (0, -1)),
-        *(("max_requests_per_key", value) for value in (0, "x")),
+        *(("max_sequences_per_key", value) for value in (0, "x")),
         *(("max_choices", value) for value in (0, None)),
         *(("max_connections", value) for value in (0, None)),
         *(("max_live_readers", value) for value in (-1, None, True)),
@@ -101,9 +101,9 @@ def test_without_keys_nobody_needs_one() -> None:
 
 
 def test_each_key_is_a_tenant_with_a_salt_of_its_own() -> None:
-    both = tenants(api_key=("one", "two"), max_requests_per_key=3)
+    both = tenants(api_key=("one", "two"), max_sequences_per_key=3)
     first, second = found(both, "one"), found(both, "two")
-    assert (first.name, second.name, first.max_requests) == ("key-1", "key-2", 3)
+    assert (first.name, second.name, first.max_sequences) == ("key-1", "key-2", 3)
     assert (first.scope.tenant, second.scope.tenant) == ("key-1", "key-2")
     assert len({first.scope.salt, second.scope.salt, ""}) == 3
     assert both.find(b"") is both.find(b"on") is both.find(b"onetwo") is None
@@ -143,12 +143,12 @@ def write(path: Path, text: str) -> str:
 def test_tenants_of_a_file_have_names_limits_and_as_many_keys_as_they_like(tmp_path: Path) -> None:
     path = write(
         tmp_path / "keys.yaml",
-        "- {name: alice, key: sk-a, max_requests: 8}\n- name: bob\n  key: [sk-b1, sk-b2]\n",
+        "- {name: alice, key: sk-a, max_sequences: 8}\n- name: bob\n  key: [sk-b1, sk-b2]\n",
     )
-    read = tenants(api_key=("mine",), api_keys_file=path, max_requests_per_key=2)
+    read = tenants(api_key=("mine",), api_keys_file=path, max_sequences_per_key=2)
     alice, bob = found(read, "sk-a"), found(read, "sk-b1")
-    assert (alice.name, alice.max_requests) == ("alice", 8)
-    assert (bob.name, bob.max_requests) == ("bob", 2)
+    assert (alice.name, alice.max_sequences) == ("alice", 8)
+    assert (bob.name, bob.max_sequences) == ("bob", 2)
     assert found(read, "sk-b2") is bob
     assert found(read, "mine").name == "key-1"
 
@@ -170,9 +170,9 @@ def test_tenants_of_a_file_have_names_limits_and_as_many_keys_as_they_like(tmp_p
         ("- {name: alice, key: sesame, best_priority: no}", r"best_priority is False"),
         ("- {key: sesame}", r"^api_keys_file\[0\]\.name is"),
         ("- {name: %s, key: sesame}" % ("x" * 65), "at most 64"),
-        ("- {name: alice, key: sesame, max_requests: 0}", r"max_requests is 0"),
+        ("- {name: alice, key: sesame, max_sequences: 0}", r"max_sequences is 0"),
         ("- {name: alice, key: sesame, operator: 1}", "operator is 1; allowed: true or false"),
-        ("- {name: alice, key: sesame, limit: 5}", "is 'limit'; allowed: one of name, key, max_requests"),
+        ("- {name: alice, key: sesame, limit: 5}", "is 'limit'; allowed: one of name, key, max_sequences"),
         ("- {name: alice, key: a1}\n- {name: alice, key: a2}", r"^api_keys_file\[1\]\.name is 'alice'"),
         ("- {name: alice, key: sesame}\n- {name: bob, key: sesame}", "each key once"),
         ("- {name: key-1, key: other}", "a name that no other tenant has"),

@@ -67,7 +67,7 @@ def test_what_is_noted_is_told() -> None:
     assert families["quire_inter_token_latency_seconds"].value("_bucket", le="60") == 1
     assert families["quire_inter_token_latency_seconds"].value("_sum") == pytest.approx(100.005)
     assert families["quire_request_duration_seconds"].value("_count") == 2
-    assert families["quire_queue_requests"].value() == 2
+    assert families["quire_queue_sequences"].value() == 2
     assert families["quire_queue_tokens"].value() == 30
     assert families["quire_admission_rejections_total"].value(reason="queue_full") == 1
     assert families["quire_requests_running"].value() == 3

@@ -21,6 +21,7 @@ from quire.core.errors import InvalidRequestError
 from quire.engine.memory_plan import MemoryNeeds, MemoryPlan
 from quire.engine.report import EngineReport
 from quire.engine.stats import EngineStats, ModelState
+from quire.engine.tenant_pool import TenantPool
 from quire.serve.app import make_app
 from quire.serve.body import BodyLimits, read_body
 from quire.serve.config import ServerConfig
@@ -42,6 +43,7 @@ class FakeModel:
         self.state = ModelState.STARTING
         self.stats = EngineStats(num_running=2, num_blocks=64, num_used_blocks=16, steps_total=7)
         self.tokenizer = None
+        self.text_pool = TenantPool("text", num_threads=1)
         self.report = _report(self.config)
         self.failure: Exception | None = None
         self.is_slow = False

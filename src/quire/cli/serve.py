@@ -7,6 +7,7 @@ Logs go to stderr.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 
@@ -32,11 +33,15 @@ def run(arguments: argparse.Namespace) -> int:
     resolved = serve_settings(arguments, os.environ)
     from quire.engine.supervised import SupervisedLLM
     from quire.serve.logs import configure_logs
-    from quire.serve.server import run_server
+    from quire.serve.server import end_process, run_server
 
     configure_logs(resolved.server.log_format, sys.stderr)
-    ended_in_order = run_server(SupervisedLLM(resolved.engine), resolved.server, _announce)
-    return 0 if ended_in_order else INTERRUPTED
+    model = SupervisedLLM(resolved.engine)
+    status = 0 if run_server(model, resolved.server, _announce) else INTERRUPTED
+    if model.text_pool.num_running:  # a thread that works on without Python's lock must not meet its end
+        logging.getLogger("quire.serve").warning("stopped: texts of clients that left are still worked on, and dropped")
+        end_process(status)
+    return status
 
 
 def _announce(text: str) -> None:

@@ -8,6 +8,7 @@
     │   └── CheckpointError                     … in a model folder
     ├── RequestStateError                       a call that the state of the request does not allow
     ├── UnknownRequestError (also KeyError)     a request id that is not here
+    ├── TooManyJobsError                        too many texts of one tenant wait to be worked on
     ├── ExecutionError                          the compute plane failed a step
     │   ├── OutOfMemoryError                    … for lack of memory: a smaller step may do
     │   └── ExecutorLostError                   … and cannot go on
@@ -120,6 +121,10 @@ class UnknownRequestError(QuireError, KeyError):
 
     def __str__(self) -> str:
         return f"request {self.request_id!r} is unknown; it has ended, or was never added"
+
+
+class TooManyJobsError(QuireError):
+    """Too many texts of one tenant wait to be worked on; the call may be tried again later."""
 
 
 class ExecutionError(QuireError):

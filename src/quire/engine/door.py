@@ -8,12 +8,11 @@ The engine may stand in this process (`open_engine`), or in another one: the doo
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from quire.core.clock import Clock
 from quire.core.config import EngineConfig, EngineSettings, ResolvedConfig
@@ -27,9 +26,18 @@ from quire.engine.client import EngineRequest
 from quire.engine.core import EngineCore
 from quire.engine.grammar_turns import GrammarTurns
 from quire.engine.output_processor import PreparedRequest
-from quire.engine.prompts import ChatOptions, Encoded, Prompt, encode_prompt, with_bad_words, with_options
+from quire.engine.prompts import (
+    ChatOptions,
+    Encoded,
+    Prompt,
+    encode_prompt,
+    estimated_tokens,
+    with_bad_words,
+    with_options,
+)
 from quire.engine.report import EngineReport
 from quire.engine.seeds import SeedCounter
+from quire.engine.tenant_pool import TenantPool
 from quire.engine.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -38,8 +46,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("quire.engine")
 
 
-LONG_TEXT = 10_000
-"""Characters, or token ids, from which on a text is encoded or decoded beside the event loop."""
+LONG_PROMPT: Final = 2_500
+"""Tokens, by estimate, from which on a prompt is encoded beside the event loop."""
+
+TEXT_THREADS: Final = 2
+"""Threads for long texts. A tenant has one of them; more would take processors from the engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +66,12 @@ NO_TICKET = Ticket()
 
 
 class Door:
-    """The tokenizer of an engine, and the defaults and seeds of its requests."""
+    """The tokenizer of an engine, the threads for long texts, and the defaults and seeds of its requests.
 
-    def __init__(self, blueprint: EngineBlueprint) -> None:
+    `max_waiting_texts`: long texts of one tenant that may wait for a thread; None: any number.
+    """
+
+    def __init__(self, blueprint: EngineBlueprint, *, max_waiting_texts: int | None = None) -> None:
         self.config = blueprint.config
         self.report = blueprint.report
         self.default_sampling = blueprint.default_sampling
@@ -68,6 +82,7 @@ class Door:
                 blueprint.tokenizer_folder, vocab_size=blueprint.vocab_size, max_tokens=context
             )
         self.grammars: GrammarChecker | None = blueprint.grammars
+        self.text_pool = TenantPool("quire-text", num_threads=TEXT_THREADS, max_waiting=max_waiting_texts)
         self._turns = GrammarTurns(blueprint.grammars)
         self._seeds = SeedCounter(self.config.seed)
         self._num_prepared = 0
@@ -88,8 +103,8 @@ class Door:
 
         A long one is encoded, and a grammar compiled, beside the event loop.
         """
-        if _num_characters(prompt) >= LONG_TEXT:
-            encoded = await asyncio.to_thread(self.encode, prompt, chat)
+        if estimated_tokens(prompt, LONG_PROMPT) >= LONG_PROMPT:
+            encoded = await self.text_pool.run(ticket.scope.tenant, lambda: self.encode(prompt, chat))
         else:
             encoded = self.encode(prompt, chat)
         wanted = self.default_sampling if sampling is None else sampling
@@ -130,7 +145,8 @@ class Door:
         return PreparedRequest(request, ticket.request_id or request_id, prompt.text, wanted)
 
     def close(self) -> None:
-        """Let go what grammars have started. May be called twice."""
+        """Let go of the threads and of what grammars have started. May be called twice."""
+        self.text_pool.close()
         self._turns.close()
 
     def prepare_all(
@@ -201,6 +217,11 @@ class OpenModel:
         """The tokenizer; None where the engine was made without one."""
         return self._door.tokenizer
 
+    @property
+    def text_pool(self) -> TenantPool:
+        """The threads for work on long texts."""
+        return self._door.text_pool
+
     def get_default_sampling_params(self) -> SamplingParams:
         """Return how the makers of the model want it sampled: what a call without sampling parameters gets."""
         return self._door.default_sampling
@@ -217,17 +238,6 @@ class LocalModel(OpenModel):
     def engine(self) -> EngineCore:
         """The engine, to look into (its scheduler, its memory, its ledger) while no other thread runs it."""
         return self._core
-
-
-def _num_characters(value: object) -> int:
-    """Roughly how much there is to encode; what is no text counts, too, as it is looked at."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(map(_num_characters, value.values()))
-    if isinstance(value, list | tuple) and value and not isinstance(value[0], int):
-        return sum(map(_num_characters, value))
-    return 1
 
 
 def make_config(model: str | os.PathLike[str] | EngineConfig, settings: EngineSettings) -> EngineConfig:

@@ -68,6 +68,9 @@ STAYS_UP_S: Final = 60.0
 """An engine that was up for so long is started again at once."""
 MOST_FAILED_STARTS: Final = 5
 CLOSING_S: Final = 10.0
+LOOK_S: Final = 0.01
+MAX_WAITING_TEXTS: Final = 256
+"""Long texts of one tenant that may wait for a thread."""
 STALLED_S: Final = 300.0
 """An engine with requests under way that says nothing for so long hangs."""
 
@@ -119,10 +122,17 @@ class EngineProcess:
         """Wait so long for the process to end, then kill it; returns its exit status."""
         self._writer.close()
         try:
-            return await asyncio.to_thread(self._process.wait, patience_s)
-        except subprocess.TimeoutExpired:
+            async with asyncio.timeout(patience_s):
+                return await self._ended()
+        except TimeoutError:
             self._process.kill()
-            return await asyncio.to_thread(self._process.wait)
+            return await self._ended()
+
+    async def _ended(self) -> int:
+        """Wait for the exit status by looking now and then: a thread to wait in might be taken when it matters."""
+        while (status := self._process.poll()) is None:
+            await asyncio.sleep(LOOK_S)
+        return status
 
     def kill(self) -> None:
         """End the process by force."""
@@ -175,7 +185,7 @@ class SupervisedLLM(OpenModel):
     ) -> None:
         from quire.engine.factory import plan_engine  # it brings in arrays, which a mere import must not
 
-        super().__init__(Door(plan_engine(config)))
+        super().__init__(Door(plan_engine(config), max_waiting_texts=MAX_WAITING_TEXTS))
         self._report = self._door.report
         self._clock = clock or SystemClock()
         self._note_loaded = note_loaded

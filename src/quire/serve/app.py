@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp
 
-from quire.core.errors import ExecutionError, InvalidRequestError
+from quire.core.errors import ExecutionError, InvalidRequestError, TooManyJobsError
 from quire.serve.dashboard import dashboard_routes
 from quire.serve.endpoints import ROUTES
 from quire.serve.errors import ApiError
@@ -18,7 +18,7 @@ from quire.serve.frame import Frame, answer_error
 from quire.serve.health import HEALTH_ROUTES
 from quire.serve.services import Services
 
-EXPECTED = (ApiError, HTTPException, ClientDisconnect, InvalidRequestError, ExecutionError)
+EXPECTED = (ApiError, HTTPException, ClientDisconnect, InvalidRequestError, TooManyJobsError, ExecutionError)
 """What endpoints raise on purpose. Anything else is answered too, and told to the log as a mistake of ours."""
 
 

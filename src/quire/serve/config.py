@@ -45,12 +45,16 @@ class ServerConfig:
         None, "where the salts of tenants come from; none: drawn at the start", secret=True
     )
     open_metrics: bool = setting(False, "answer /metrics without a key; else it needs an operator's where keys are set")
-    max_queued_requests: int | None = setting(None, "requests that may wait; none: 4 for each sequence of a step")
+    max_queued_sequences: int | None = setting(
+        None, "sequences that may wait: prompts times n; none: 4 for each sequence of a step"
+    )
     max_queued_tokens: int | None = setting(None, "tokens of prompts that may wait; none: 8 times the KV memory")
     max_wait_s: float | None = setting(
         30.0, "seconds until its first token above which a call is turned away; none: the queue may be as slow as it is"
     )
-    max_requests_per_key: int | None = setting(None, "requests of one key at once; none: no limit of their own")
+    max_sequences_per_key: int | None = setting(
+        None, "sequences of one key at once: prompts times n; none: no limit for one key"
+    )
     max_choices: int = setting(128, "texts of one call: n or best_of, for each of its prompts")
     max_live_readers: int = setting(16, "readers of /live at once, tenants with equal shares; 0: nobody may watch")
     max_body: int | str = setting("8MiB", "the largest body of a call; less where the context holds less")
@@ -78,7 +82,7 @@ class ServerConfig:
         require_int("port", self.port, 0, 65_535)
         self._read_sizes()
         self._check_names_and_secrets()
-        for name in ("max_queued_requests", "max_queued_tokens", "max_requests_per_key"):
+        for name in ("max_queued_sequences", "max_queued_tokens", "max_sequences_per_key"):
             if getattr(self, name) is not None:
                 require_int(name, getattr(self, name), 1, 1 << 40)
         require_int("max_choices", self.max_choices, 1, 1 << 20)

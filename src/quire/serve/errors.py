@@ -15,7 +15,13 @@ from collections.abc import Mapping
 
 import msgspec
 
-from quire.core.errors import ExecutionError, InvalidRequestError, RequestTooLargeError, shortened
+from quire.core.errors import (
+    ExecutionError,
+    InvalidRequestError,
+    RequestTooLargeError,
+    TooManyJobsError,
+    shortened,
+)
 
 INVALID_REQUEST = "invalid_request_error"
 AUTHENTICATION = "authentication_error"
@@ -87,6 +93,8 @@ def api_error_of(error: BaseException) -> ApiError:
         return context_length_exceeded(error, error.field if error.field.isidentifier() else "prompt")
     if isinstance(error, InvalidRequestError):
         return ApiError(400, str(error), code="invalid_value", param=error.field)
+    if isinstance(error, TooManyJobsError):
+        return too_many_texts(RESTART_S)
     if isinstance(error, ExecutionError):
         return engine_unavailable(RESTART_S)
     return ApiError(500, "the server made a mistake; its log says more", type=SERVER, code="internal_error")
@@ -183,8 +191,14 @@ def head_too_large(limit: int) -> ApiError:
 
 
 def too_many_requests(retry_after_s: float) -> ApiError:
-    """Return the answer to a key that has all the requests under way that it may have."""
-    message = "this API key has as many requests under way as it may have; try again when one of them has ended"
+    """Return the answer to a key that has all the sequences under way that it may have."""
+    message = "this API key has as many sequences under way as it may have; try again when one of them has ended"
+    return ApiError(429, message, type=RATE_LIMIT, code="slow_down", headers=_retry_after(retry_after_s))
+
+
+def too_many_texts(retry_after_s: float) -> ApiError:
+    """Return the answer to a key of which too many long texts wait to be tokenized."""
+    message = "this API key has as many long texts waiting as it may have; try again later"
     return ApiError(429, message, type=RATE_LIMIT, code="slow_down", headers=_retry_after(retry_after_s))
 
 

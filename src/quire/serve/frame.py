@@ -29,6 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.serve.body_budget import HeldBody
 from quire.serve.errors import ApiError, api_error_of, method_not_allowed, not_found, unauthorized
+from quire.serve.gate import Visit
 from quire.serve.hosts import require_single
 from quire.serve.services import Services
 from quire.serve.tenants import ANYBODY, Tenant
@@ -50,7 +51,10 @@ access_logger = logging.getLogger("quire.serve.access")
 
 @dataclass(slots=True)
 class RequestContext:
-    """A call, as `request.state.context`. Endpoints fill in the last four, for the log."""
+    """A call, as `request.state.context`. Endpoints fill in the last four, for the log, and `visit` at the gate.
+
+    The visit ends with the call at the latest, whatever becomes of it.
+    """
 
     request_id: str
     client_request_id: str
@@ -58,6 +62,7 @@ class RequestContext:
     arrival_s: float
     traceparent: str
     body: HeldBody
+    visit: Visit | None = None
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
@@ -114,6 +119,8 @@ class Frame:
                 await make_response(api_error_of(error))(scope, receive, answer.send)
         finally:
             context.body.release()
+            if context.visit is not None:
+                context.visit.leave()
             metrics.note_call(-1)
             status = answer.status or CLIENT_CLOSED_REQUEST
             metrics.note_request(_route_path(scope), status)

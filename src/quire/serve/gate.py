@@ -1,21 +1,26 @@
 """Gate: how much may wait, who may have how much, and when to come again.
 
-    call ── enter ──► waiting ── begin (its first token) ──► under way ── leave ──►
-              │        bounded in requests and in tokens       the engine bounds it
-              │        and in time
+    call ── enter ──► waiting: text, queue of the engine ── begin (its first token) ──► under way ── leave ──►
+              │       bounded in sequences, tokens and time
               └──► 503 the queue is full, the server drains, the engine is not there     429 this key has its share
 
-The engine's own queue has no bound, so what waits is counted here, before anything is enqueued: a call waits from its
-entry to its first token. A call that finds nobody waiting is let in however large it is, because it could never come
-in otherwise; so at most the limit waits, or one call. The same holds for the share of a key.
+The engine's own queue has no bound, so what waits is counted here: a call waits from its entry to its first token. It
+enters before its texts are tokenized, with an estimate of their tokens, and is counted right when they are known. The
+unit is the sequence: a call of 8 prompts with n = 4 counts 32, because that is what it takes of rows and of memory.
 
-Whoever is refused is told when to come again: when, at the rate at which requests have begun lately, half of what
-waits will have begun. Half, so that those who come again find room and the engine has not run dry meanwhile. The rate
-counts only time in which somebody waited: an idle hour says nothing of how fast the engine is.
+**Tenants.** Where keys belong to several tenants, each may have as much waiting as is still free. One alone can fill
+half of the queue, two a third each, and so on: some of it is always left. A tenant that has nothing waiting is let in
+whatever the queue holds, however large its call is, because a large call could never come in otherwise. So at most the
+limit waits, and one call of each tenant. The same holds for the share of a key.
 
-The same rate bounds how long a call may have to wait: one that would begin too late is worth nothing to its client any
-more, and would only make those behind it late, too. A bound in requests alone cannot do that, because how long a queue
-of requests is depends on the model, the machine and the prompts.
+**When to come again.** A call that is refused is told when half of what waits will have begun, at the rate at which
+sequences have begun lately. Half, so that those who come again find room and the engine has not run dry meanwhile. The
+rate counts only time in which somebody waited: an idle hour says nothing of how fast the engine is.
+
+**How long a call may wait.** A call that would begin too late is worth nothing to its client, and would only delay
+those behind it. A bound in sequences alone cannot prevent that, because how long a queue takes depends on the model,
+the machine and the prompts. So the same rate bounds the wait in seconds. Where tenants take turns, a call waits for its
+own tenant's calls and for as many of each other tenant, not for the whole queue.
 """
 
 from __future__ import annotations
@@ -27,6 +32,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
+from typing import Final
 
 from quire.core.clock import Clock
 from quire.core.errors import InvariantError
@@ -54,21 +60,25 @@ QUEUED_POOLS = 8
 
 @dataclass(frozen=True, slots=True)
 class GateLimits:
-    """How much may wait."""
+    """How much may wait; with `has_tenants` of each tenant, too. `takes_turns`: tenants are served in turn."""
 
-    max_queued_requests: int
+    max_queued_sequences: int
     max_queued_tokens: int
     max_wait_s: float | None = None
+    has_tenants: bool = False
+    takes_turns: bool = False
 
 
-def gate_limits(config: ServerConfig, model: ServedModel) -> GateLimits:
+def gate_limits(config: ServerConfig, model: ServedModel, num_tenants: int) -> GateLimits:
     """Return the limits that are set, and where none are, those that suit the engine. Does not mutate."""
     engine, plan = model.config, model.report.plan
-    requests, tokens = config.max_queued_requests, config.max_queued_tokens
+    sequences, tokens = config.max_queued_sequences, config.max_queued_tokens
     return GateLimits(
-        QUEUED_PER_SEQUENCE * engine.max_num_seqs if requests is None else requests,
+        QUEUED_PER_SEQUENCE * engine.max_num_seqs if sequences is None else sequences,
         QUEUED_POOLS * plan.num_blocks * engine.block_size if tokens is None else tokens,
         config.max_wait_s,
+        has_tenants=num_tenants > 1,
+        takes_turns=engine.policy == "fair_share",
     )
 
 
@@ -83,7 +93,7 @@ class Refusal(Enum):
 
 
 class DrainRate:
-    """How many requests begin in a second while any wait: an average that forgets.
+    """How many sequences begin in a second while any wait: an average that forgets.
 
     >>> rate = DrainRate()
     >>> rate.pass_time(2.0); rate.note(6)
@@ -105,19 +115,35 @@ class DrainRate:
         """How much time the rate is known from, the old counting less."""
         return self._seconds
 
-    def wait_s(self, num_requests: int) -> float:
+    def wait_s(self, num_sequences: int) -> float:
         """Return how long the last of so many will wait: as if one more began just now, so never too pessimistic."""
-        return num_requests * self._seconds / (self._num_begun + 1.0)
+        return num_sequences * self._seconds / (self._num_begun + 1.0)
 
     def pass_time(self, seconds: float) -> None:
-        """Some time has passed in which requests waited. Mutates."""
+        """Some time has passed in which sequences waited. Mutates."""
         kept = math.exp(-seconds / RATE_MEMORY_S)
         self._num_begun *= kept
         self._seconds = self._seconds * kept + RATE_MEMORY_S * (1.0 - kept)
 
-    def note(self, num_requests: int) -> None:
-        """So many requests have begun. Mutates."""
-        self._num_begun += num_requests
+    def note(self, num_sequences: int) -> None:
+        """So many sequences have begun. Mutates."""
+        self._num_begun += num_sequences
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """What waits: of everybody, or of one tenant."""
+
+    sequences: int = 0
+    tokens: int = 0
+
+    def add(self, visit: Visit, sign: int = 1) -> None:
+        """Count a visit in (1) or out (-1). Mutates."""
+        self.sequences += sign * visit.num_sequences
+        self.tokens += sign * visit.num_tokens
+
+
+NOTHING: Final = _Waiting()
 
 
 class Gate:
@@ -133,19 +159,20 @@ class Gate:
         self._refused_since_warning = 0
         self._visits: set[Visit] = set()
         self._inside: Counter[str] = Counter()
-        self._waiting_requests = self._waiting_tokens = 0
+        self._waiting = _Waiting()
+        self._waiting_of: dict[str, _Waiting] = {}  # by tenant, those of whom anything waits
         self.refusals: Counter[Refusal] = Counter()
         self.refusals_of: Counter[str] = Counter()  # by tenant: those for want of a place
 
     @property
-    def num_waiting_requests(self) -> int:
-        """Requests that have come in and have not begun."""
-        return self._waiting_requests
+    def num_waiting_sequences(self) -> int:
+        """Sequences that have come in and have not begun."""
+        return self._waiting.sequences
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Tokens of the prompts of these requests."""
-        return self._waiting_tokens
+        """Tokens of the prompts of these sequences, estimated where they are not known yet."""
+        return self._waiting.tokens
 
     @property
     def num_visits(self) -> int:
@@ -153,8 +180,8 @@ class Gate:
         return len(self._visits)
 
     @property
-    def num_requests(self) -> int:
-        """Requests of these calls."""
+    def num_sequences(self) -> int:
+        """Sequences of these calls."""
         return self._inside.total()
 
     @property
@@ -175,7 +202,7 @@ class Gate:
         """
         self._pass_time()
         if self._rate.per_second > 0:
-            seconds = self._waiting_requests / 2 / self._rate.per_second
+            seconds = self._waiting.sequences / 2 / self._rate.per_second
         else:
             seconds = self._rate.seconds
         return min(2.0 ** round(math.log2(max(seconds, MIN_RETRY_S))), MAX_RETRY_S)
@@ -200,81 +227,99 @@ class Gate:
         if answer is not None:
             raise self._refused(Refusal.DRAINING if self._is_draining else Refusal.ENGINE, answer)
 
-    def require_place(self, tenant: Tenant, num_requests: int = 1, num_tokens: int = 1) -> None:
+    def require_place(self, tenant: Tenant, num_sequences: int = 1, num_tokens: int = 1) -> None:
         """Raise the answer to a call that cannot come in. Counts it.
 
-        As it is, for one that is as small as can be: asked first, it spares the work on prompts that would be refused.
+        By default for the smallest call there is: asked first, it spares the work on a call that would be refused.
         """
         self.require_ready()
         inside = self._inside[tenant.name]
-        if tenant.max_requests is not None and inside and inside + num_requests > tenant.max_requests:
+        if tenant.max_sequences is not None and inside and inside + num_sequences > tenant.max_sequences:
             self.refusals_of[tenant.name] += 1
             # When one of its own will have ended nobody knows; how long others wait is not told.
             raise self._refused(Refusal.KEY_LIMIT, too_many_requests(MIN_RETRY_S))
-        why = self._overload(num_requests, num_tokens) if self._waiting_requests else None
+        waiting = self._waiting_of.get(tenant.name)
+        why = None if waiting is None else self._overload(waiting, num_sequences, num_tokens)
         if why is not None:
             self._warn_of_full_queue()
             self.refusals_of[tenant.name] += 1
             raise self._refused(why, overloaded(self.retry_after_s))
 
-    def enter(self, tenant: Tenant, num_requests: int, num_tokens: int) -> Visit:
-        """Let a call of so many requests and tokens of prompts in; raises `ApiError` where it must come again. Mutates.
+    def enter(self, tenant: Tenant, num_sequences: int, num_tokens: int) -> Visit:
+        """Let a call of so many sequences and prompt tokens in; raises `ApiError` where it must come again. Mutates.
 
-        The visit is a context manager: whoever leaves it has left the gate.
+        The visit is a context manager: at its end the call has left the gate.
         """
-        self.require_place(tenant, num_requests, num_tokens)
+        self.require_place(tenant, num_sequences, num_tokens)
         self._pass_time()
-        visit = Visit(self, tenant.name, num_requests, num_tokens)
+        visit = Visit(self, tenant.name, num_sequences, num_tokens)
         self._visits.add(visit)
-        self._inside[tenant.name] += num_requests
-        self._waiting_requests += num_requests
-        self._waiting_tokens += num_tokens
+        self._inside[tenant.name] += num_sequences
+        self._count(visit)
         return visit
 
     def check(self) -> None:
         """Raise `InvariantError` unless the counts are those of the visits."""
-        waiting = [visit for visit in self._visits if visit.is_waiting]
-        inside: Counter[str] = Counter()
+        waiting, waiting_of, inside = _Waiting(), dict[str, _Waiting](), Counter[str]()
         for visit in self._visits:
-            inside[visit.tenant] += visit.num_requests
-        if self._waiting_requests != sum(visit.num_requests for visit in waiting):
-            raise InvariantError("the gate counts other requests than those that wait")
-        if self._waiting_tokens != sum(visit.num_tokens for visit in waiting):
-            raise InvariantError("the gate counts other tokens than those that wait")
+            inside[visit.tenant] += visit.num_sequences
+            if visit.is_waiting:
+                waiting.add(visit)
+                waiting_of.setdefault(visit.tenant, _Waiting()).add(visit)
+        if (waiting, waiting_of) != (self._waiting, self._waiting_of):
+            raise InvariantError("the gate counts other sequences or tokens than those that wait")
         if inside != self._inside or any(count <= 0 for count in self._inside.values()):
-            raise InvariantError("the gate counts other requests of tenants than those inside")
+            raise InvariantError("the gate counts other sequences of tenants than those inside")
 
-    def _overload(self, num_requests: int, num_tokens: int) -> Refusal | None:
-        """Return which bound a call would break. Mutates the rate, in which time has passed."""
-        limits, waiting = self.limits, self._waiting_requests + num_requests
-        if waiting > limits.max_queued_requests or self._waiting_tokens + num_tokens > limits.max_queued_tokens:
+    def _overload(self, own: _Waiting, num_sequences: int, num_tokens: int) -> Refusal | None:
+        """Return which bound a call of a tenant would break. Mutates the rate, in which time has passed."""
+        limits, waiting = self.limits, self._waiting
+        # A tenant may have as much as is still free, so that something always is.
+        held = own if limits.has_tenants else NOTHING
+        if waiting.sequences + held.sequences + num_sequences > limits.max_queued_sequences:
+            return Refusal.QUEUE_FULL
+        if waiting.tokens + held.tokens + num_tokens > limits.max_queued_tokens:
             return Refusal.QUEUE_FULL
         self._pass_time()
         if limits.max_wait_s is None or self._rate.seconds < KNOWN_AFTER_S:
             return None
-        return Refusal.WAIT if self._rate.wait_s(waiting) > limits.max_wait_s else None
+        ahead = waiting.sequences + num_sequences
+        if limits.takes_turns:
+            ahead = min(ahead, len(self._waiting_of) * (own.sequences + num_sequences))
+        return Refusal.WAIT if self._rate.wait_s(ahead) > limits.max_wait_s else None
+
+    def _count(self, visit: Visit, sign: int = 1) -> None:
+        """Count what a visit has waiting in (1) or out (-1). Mutates."""
+        own = self._waiting_of.setdefault(visit.tenant, _Waiting())
+        own.add(visit, sign)
+        self._waiting.add(visit, sign)
+        if not own.sequences:
+            del self._waiting_of[visit.tenant]
+
+    def _correct(self, visit: Visit, num_tokens: int) -> None:
+        if visit.is_waiting:
+            self._count(visit, -1)
+        visit.num_tokens = num_tokens
+        if visit.is_waiting:
+            self._count(visit)
 
     def _begin(self, visit: Visit) -> None:
         self._pass_time()
-        self._rate.note(visit.num_requests)
-        self._stop_waiting(visit)
+        self._rate.note(visit.num_sequences)
+        self._count(visit, -1)
 
     def _leave(self, visit: Visit) -> None:
         self._pass_time()
         if visit.is_waiting:
-            self._stop_waiting(visit)
+            self._count(visit, -1)
         self._visits.remove(visit)
-        self._inside[visit.tenant] -= visit.num_requests
+        self._inside[visit.tenant] -= visit.num_sequences
         if not self._inside[visit.tenant]:
             del self._inside[visit.tenant]
 
-    def _stop_waiting(self, visit: Visit) -> None:
-        self._waiting_requests -= visit.num_requests
-        self._waiting_tokens -= visit.num_tokens
-
     def _pass_time(self) -> None:
         now = self._clock.now()
-        if self._waiting_requests:
+        if self._waiting.sequences:
             self._rate.pass_time(max(now - self._seen_s, 0.0))
         self._seen_s = now
 
@@ -288,9 +333,9 @@ class Gate:
         self._refused_since_warning += 1
         if now - self._warned_s >= WARN_EVERY_S:
             logger.warning(
-                "the queue is full: %d requests with %d tokens wait, %d refused",
-                self._waiting_requests,
-                self._waiting_tokens,
+                "the queue is full: %d sequences with %d tokens wait, %d calls refused",
+                self._waiting.sequences,
+                self._waiting.tokens,
                 self._refused_since_warning,
             )
             self._warned_s, self._refused_since_warning = now, 0
@@ -299,15 +344,20 @@ class Gate:
 class Visit:
     """A call between entry and end, as a context manager."""
 
-    __slots__ = ("_gate", "_has_left", "is_waiting", "num_requests", "num_tokens", "tenant")
+    __slots__ = ("_gate", "_has_left", "is_waiting", "num_sequences", "num_tokens", "tenant")
 
-    def __init__(self, gate: Gate, tenant: str, num_requests: int, num_tokens: int) -> None:
+    def __init__(self, gate: Gate, tenant: str, num_sequences: int, num_tokens: int) -> None:
         self._gate = gate
         self._has_left = False
         self.is_waiting = True
         self.tenant = tenant
-        self.num_requests = num_requests
+        self.num_sequences = num_sequences
         self.num_tokens = num_tokens
+
+    def correct(self, num_tokens: int) -> None:
+        """The tokens of its prompts are known: so many. Mutates."""
+        if not self._has_left:
+            self._gate._correct(self, num_tokens)
 
     def begin(self) -> None:
         """The engine has begun with it: it waits no longer. May be called more than once. Mutates."""
@@ -315,12 +365,16 @@ class Visit:
             self._gate._begin(self)
             self.is_waiting = False
 
+    def leave(self) -> None:
+        """The call has ended, however it did. May be called more than once. Mutates."""
+        if not self._has_left:
+            self._gate._leave(self)
+            self._has_left = True
+
     def __enter__(self) -> Visit:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if not self._has_left:
-            self._gate._leave(self)
-            self._has_left = True
+        self.leave()

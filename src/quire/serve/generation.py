@@ -1,8 +1,8 @@
 """Generation: all prompts of one call, from the check of the first to the last token of the last.
 
-    prompts ──► prepare, all of them ──► Gate.enter ──► deltas ─┐
-                a bad one refuses the call                deltas ├──► steps: what is new, whenever anything is
-                before anything is enqueued               deltas ┘
+    Gate.enter ◄── admit ──► prepare all prompts ──────────► deltas ─┐
+                   by bytes  a bad one refuses the call      deltas ├──► steps: what is new, whenever anything is
+                             before anything is enqueued     deltas ┘
 
 A call is one thing to its client: it is refused as a whole, it fails as a whole, and when its reader leaves, all of it
 ends at once. So whoever reads `steps` closes them (`aclosing`), and then nothing of the call is left in the engine.
@@ -18,13 +18,13 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
-from quire.core.errors import InvalidRequestError, RequestTooLargeError
+from quire.core.errors import InvalidRequestError, InvariantError, RequestTooLargeError
 from quire.core.grammar import CANNOT_HOLD
 from quire.core.sampling_params import SamplingParams
 from quire.engine.door import Ticket
 from quire.engine.output_processor import PreparedRequest
 from quire.engine.outputs import CompletionDelta, Logprob, RequestDelta
-from quire.engine.prompts import ChatOptions, Prompt
+from quire.engine.prompts import ChatOptions, Prompt, estimated_tokens
 from quire.serve.errors import (
     ApiError,
     api_error_of,
@@ -69,10 +69,23 @@ class Step(NamedTuple):
     delta: RequestDelta
 
 
+def admit(services: Services, context: RequestContext, prompts: Sequence[object], sampling: SamplingParams) -> None:
+    """Let a call in before its texts are worked on; raises `ApiError` where it must come again. Mutates the context.
+
+    `prompts` are what becomes the prompts, in any form; their tokens are estimated until they are known.
+    """
+    require_few_choices(len(prompts), sampling, services.config.max_choices)
+    longest = services.model.limits.max_model_len  # a prompt that is longer will be refused
+    num_tokens = sum(estimated_tokens(prompt, longest) for prompt in prompts)
+    num_sequences = max(1, len(prompts) * sampling.num_sequences)  # what cannot be is refused later
+    context.visit = services.gate.enter(context.tenant, num_sequences, num_tokens)
+
+
 async def prepare(services: Services, context: RequestContext, wanted: Wanted) -> Generation:
-    """Return a call that can be run; raises `ApiError` for one that cannot, before anything is enqueued."""
-    require_few_choices(len(wanted.prompts), wanted.sampling, services.config.max_choices)
-    services.gate.require_place(context.tenant)
+    """Return an admitted call that can be run; raises `ApiError` for one that cannot, before anything is enqueued."""
+    visit = context.visit
+    if visit is None:
+        raise InvariantError("a call was prepared that was not admitted")
     scope = context.tenant.scope_for(wanted.cache_salt)
     ticket = Ticket(context.request_id, scope, context.tenant.priority_for(wanted.priority))
     prepared = []
@@ -84,8 +97,9 @@ async def prepare(services: Services, context: RequestContext, wanted: Wanted) -
             prepared.append(replace(request, shown_token_ids=wanted.shown_token_ids))
         except InvalidRequestError as error:
             raise renamed(wanted.blame(error), wanted.names, index if len(wanted.prompts) > 1 else None) from error
+    visit.correct(sum(len(each.request.prompt_token_ids) for each in prepared))
     grammar_field = wanted.names.get("grammar", "grammar")
-    return Generation(services, context, prepared, prompts_only=wanted.prompts_only, grammar_field=grammar_field)
+    return Generation(services, context, visit, prepared, prompts_only=wanted.prompts_only, grammar_field=grammar_field)
 
 
 def renamed(error: InvalidRequestError, names: Mapping[str, str], prompt_index: int | None = None) -> ApiError:
@@ -120,6 +134,7 @@ class Generation:
         self,
         services: Services,
         context: RequestContext,
+        visit: Visit,
         prepared: Sequence[PreparedRequest],
         *,
         prompts_only: bool = False,
@@ -130,6 +145,7 @@ class Generation:
         """Those of the prompts that they are known of, by the index of the prompt."""
         self._services = services
         self._context = context
+        self._visit = visit
         self._prompts_only = prompts_only
         self._grammar_field = grammar_field
         self._known: list[RequestDelta | None] = [None] * len(prepared)
@@ -164,11 +180,9 @@ class Generation:
     async def steps(self) -> AsyncGenerator[Sequence[Step], None]:
         """Run the call; yield what is new, whenever anything is. Whoever leaves early closes them.
 
-        Raises `ApiError` where the gate does not let it in, and where a text fails or is ended by somebody else.
+        Raises `ApiError` where a text fails or is ended by somebody else.
         """
-        num_tokens = sum(len(each.request.prompt_token_ids) for each in self.prepared)
-        gate, tenant = self._services.gate, self._context.tenant
-        with gate.enter(tenant, len(self.prepared), num_tokens) as visit:
+        with self._visit as visit:
             try:
                 async with aclosing(self._merged()) as merged:
                     async for steps in merged:

@@ -20,7 +20,7 @@ import quire
 from quire.serve.errors import operator_required
 from quire.serve.frame import METRICS_PATH
 from quire.serve.gate import Gate
-from quire.serve.metrics import body_families
+from quire.serve.metrics import body_families, text_families
 from quire.serve.prometheus import CONTENT_TYPE, render
 from quire.serve.services import Services
 from quire.serve.tenants import Tenant
@@ -57,8 +57,8 @@ async def _load(request: Request) -> Response:
         return _json(_own_load(gate, tenant))
     return _json(
         {
-            "server_load": gate.num_requests,
-            "num_waiting": gate.num_waiting_requests,
+            "server_load": gate.num_sequences,
+            "num_waiting": gate.num_waiting_sequences,
             "num_waiting_tokens": gate.num_waiting_tokens,
             "num_running": stats.num_running,
             "kv_usage": stats.kv_usage,
@@ -67,15 +67,15 @@ async def _load(request: Request) -> Response:
 
 
 def _own_load(gate: Gate, tenant: Tenant) -> dict[str, Any]:
-    """Return the same numbers, counting the requests of one tenant only. Does not mutate."""
+    """Return the same numbers, counting the sequences of one tenant only. Does not mutate."""
     visits = gate.visits_of(tenant)
     waiting = [visit for visit in visits if visit.is_waiting]
-    num_requests, num_waiting = (sum(visit.num_requests for visit in each) for each in (visits, waiting))
+    num_sequences, num_waiting = (sum(visit.num_sequences for visit in each) for each in (visits, waiting))
     return {
-        "server_load": num_requests,
+        "server_load": num_sequences,
         "num_waiting": num_waiting,
         "num_waiting_tokens": sum(visit.num_tokens for visit in waiting),
-        "num_running": num_requests - num_waiting,
+        "num_running": num_sequences - num_waiting,
         "kv_usage": None,
     }
 
@@ -86,7 +86,8 @@ async def _metrics(request: Request) -> Response:
         raise operator_required(METRICS_PATH)
     model = services.model
     families = services.metrics.families(services.gate, model.state, model.stats, services.model_names[0])
-    return Response(render([*families, *body_families(services.bodies)]), headers={"content-type": CONTENT_TYPE})
+    families += [*body_families(services.bodies), *text_families(model.text_pool)]
+    return Response(render(families), headers={"content-type": CONTENT_TYPE})
 
 
 HEALTH_ROUTES: Final = (

@@ -19,6 +19,7 @@ from typing import Final
 import quire
 from quire.core.granted import resident_bytes
 from quire.engine.stats import EngineStats, ModelState
+from quire.engine.tenant_pool import TenantPool
 from quire.serve.body_budget import BodyBudget
 from quire.serve.gate import Gate, Refusal
 from quire.serve.prometheus import Family, Histogram, Labels, Sample, by_label, counter, gauge, histogram
@@ -127,12 +128,12 @@ class Metrics:
 def _gate_families(gate: Gate) -> list[Family]:
     refusals = {refusal.value: float(gate.refusals[refusal]) for refusal in Refusal}
     return [
-        gauge("quire_queue_requests", "Requests that wait for their first token.", gate.num_waiting_requests),
+        gauge("quire_queue_sequences", "Sequences that wait for their first token.", gate.num_waiting_sequences),
         gauge("quire_queue_tokens", "Tokens of the prompts that wait.", gate.num_waiting_tokens),
-        gauge("quire_requests_admitted", "Requests that were let in and have not ended.", gate.num_requests),
+        gauge("quire_sequences_admitted", "Sequences that were let in and have not ended.", gate.num_sequences),
         gauge("quire_ready", "1 where requests are let in.", gate.is_ready),
         by_label("quire_admission_rejections_total", "counter", "Calls not let in, by reason.", "reason", refusals),
-        gauge("quire_queue_requests_max", "Requests that may wait.", gate.limits.max_queued_requests),
+        gauge("quire_queue_sequences_max", "Sequences that may wait.", gate.limits.max_queued_sequences),
         gauge("quire_queue_tokens_max", "Tokens of prompts that may wait.", gate.limits.max_queued_tokens),
     ]
 
@@ -181,6 +182,14 @@ def _engine_families(state: ModelState, stats: EngineStats) -> list[Family]:
         gauge("quire_suspects", "Requests that are tried apart from others, since a step failed.", stats.num_suspects),
         gauge("quire_step_tokens_max", "Tokens that a step may compute.", stats.max_step_tokens),
         counter("quire_engine_busy_seconds_total", "Time spent in steps.", stats.busy_s_total),
+    ]
+
+
+def text_families(pool: TenantPool) -> list[Family]:
+    """Return how much work on long texts there is. Does not mutate."""
+    return [
+        gauge("quire_texts_running", "Long texts that are rendered, tokenized or written.", pool.num_running),
+        gauge("quire_texts_waiting", "Long texts that wait for their tenant's turn.", pool.num_waiting),
     ]
 
 

@@ -15,6 +15,7 @@ from quire.engine.outputs import RequestDelta
 from quire.engine.prompts import ChatOptions, Prompt
 from quire.engine.report import EngineReport
 from quire.engine.stats import EngineStats, ModelState
+from quire.engine.tenant_pool import TenantPool
 from quire.engine.tokenizer import Tokenizer
 
 
@@ -44,6 +45,11 @@ class ServedModel(Protocol):
     @property
     def tokenizer(self) -> Tokenizer | None:
         """The tokenizer; None where there is none."""
+        ...
+
+    @property
+    def text_pool(self) -> TenantPool:
+        """The threads for work on long texts."""
         ...
 
     @property

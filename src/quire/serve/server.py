@@ -15,13 +15,15 @@ import asyncio
 import errno
 import logging
 import math
+import os
 import resource
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from typing import Final, Protocol
+from typing import Final, NoReturn, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -46,6 +48,10 @@ LOOK_EVERY_S: Final = 0.02
 LAST_WORDS_S: Final = 5
 """How long connections have to take what was written to them, once all calls have ended."""
 
+ENDED_BY_FORCE: Final = 1
+END_S: Final = 20.0
+"""How long everything after the drain may take: last words, and the end of the engine's process."""
+
 OTHER_FILES: Final = 256
 """Files that may be open beside connections."""
 
@@ -61,10 +67,11 @@ def run_server(model: SupervisedModel, config: ServerConfig, announce: Announce)
     `announce` is told the start-up table, where the server listens, and when it is ready. Raises `InvalidConfigError`
     for settings that cannot be, before anything is loaded, and `ExecutionError` where the engine is lost for good.
     """
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the library's own threads know no tenants
     services = make_services(model, config, SystemClock())
     with closing(listen(config.host, config.port)) as listener:
         _allow_connections(config.max_connections)
-        server = Server(services, model, make_app(services), announce)
+        server = Server(services, model, make_app(services), announce, end_at_latest=end_at_latest)
         asyncio.run(server.run(listener))
     return not server.was_forced
 
@@ -82,12 +89,21 @@ class SupervisedModel(ServedModel, Protocol):
 
 
 class Server:
-    """A model behind a socket."""
+    """A model behind a socket. `end_at_latest` is told by when the process has to end, once it is to stop."""
 
-    def __init__(self, services: Services, model: SupervisedModel, app: ASGIApp, announce: Announce) -> None:
+    def __init__(
+        self,
+        services: Services,
+        model: SupervisedModel,
+        app: ASGIApp,
+        announce: Announce,
+        *,
+        end_at_latest: Callable[[float], None] = lambda seconds: None,
+    ) -> None:
         self._services = services
         self._model = model
         self._announce = announce
+        self._end_at_latest = end_at_latest
         self._failure: Exception | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._http = _HttpServer(_uvicorn_config(services, app))
@@ -119,9 +135,11 @@ class Server:
     def stop(self) -> None:
         """The first time: let nobody in and end when those inside have. The second time: end now. Mutates."""
         if self._stopping is None:
+            self._end_at_latest(self._services.config.drain_timeout_s + END_S)
             self._stopping = asyncio.create_task(self._drain())
             return
         self.was_forced = True
+        self._end_at_latest(END_S)
         self._stopping.cancel()
         self._http.end_now()
 
@@ -189,6 +207,26 @@ class Server:
         finally:
             for number in SIGNALS:
                 loop.remove_signal_handler(number)
+
+
+def end_at_latest(seconds: float) -> None:
+    """Have the process end after so many seconds, whatever its threads do then. Mutates the process."""
+
+    def end() -> None:
+        logger.error("stopping: the process has not ended after %g s and is ended now", seconds)
+        end_process(ENDED_BY_FORCE)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    signal.setitimer(signal.ITIMER_REAL, seconds + 1.0)  # where not even the timer runs, SIGALRM ends the process
+
+
+def end_process(status: int) -> NoReturn:
+    """End the process without waiting for any thread."""
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(status)
 
 
 class _HttpServer(uvicorn.Server):

@@ -47,8 +47,8 @@ def make_services(model: ServedModel, config: ServerConfig, clock: Clock) -> Ser
     The model need not be loaded: the gate opens when it is ready.
     """
     names = config.served_model_name or (model_name(model.config.model),)
-    gate = Gate(clock, gate_limits(config, model), lambda: model.state)
     tenants = read_tenants(config, secrets.token_bytes(SECRET_BYTES))
+    gate = Gate(clock, gate_limits(config, model, len(tenants.each) or 1), lambda: model.state)
     return Services(
         model=model,
         model_names=names,

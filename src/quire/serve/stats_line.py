@@ -25,11 +25,11 @@ class StatsLine:
         )
         self._seen_s, self._seen = now, totals
         gate, stats = services.gate, services.model.stats
-        if not (prompt or generated or refused or gate.num_requests):
+        if not (prompt or generated or refused or gate.num_sequences):
             return None
         return {
             "running": stats.num_running,
-            "waiting": gate.num_waiting_requests,
+            "waiting": gate.num_waiting_sequences,
             "refused": refused,
             "prompt_tokens_per_s": round(prompt / seconds, 1),
             "output_tokens_per_s": round(generated / seconds, 1),

@@ -26,12 +26,12 @@ from quire.serve.config import ServerConfig, require_key, require_text
 
 DIGEST_BYTES: Final = 16
 MAX_NAME_LENGTH: Final = 64
-FIELDS: Final = ("name", "key", "max_requests", "best_priority", "operator")
+FIELDS: Final = ("name", "key", "max_sequences", "best_priority", "operator")
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who asks. `max_requests` is how many of its requests may be here at once; None: any number.
+    """Who asks. `max_sequences`: how many sequences of its calls may be here at once; None: any number.
 
     `best_priority` is the lowest number that its requests may ask for; the lower, the sooner they are served. An
     operator may see what happens to the requests and the memory of everybody.
@@ -39,7 +39,7 @@ class Tenant:
 
     name: str
     scope: CacheScope
-    max_requests: int | None = None
+    max_sequences: int | None = None
     is_operator: bool = False
     best_priority: int = 0
 
@@ -110,7 +110,7 @@ def read_tenants(config: ServerConfig, random_secret: bytes) -> Tenants:
     `random_secret` is what salts are made from where no `tenant_secret` is given.
     """
     secret = random_secret if config.tenant_secret is None else config.tenant_secret.encode()
-    limit = config.max_requests_per_key
+    limit = config.max_sequences_per_key
     keys: dict[str, Tenant] = {}
     for index, key in enumerate(config.api_key, start=1):
         name = f"key-{index}"
@@ -126,8 +126,8 @@ def read_tenants(config: ServerConfig, random_secret: bytes) -> Tenants:
         if tenant.name in names:
             raise InvalidConfigError(f"{where}.name", tenant.name, "a name that no other tenant has")
         names.add(tenant.name)
-        if tenant.max_requests is None:
-            tenant = replace(tenant, max_requests=limit)
+        if tenant.max_sequences is None:
+            tenant = replace(tenant, max_sequences=limit)
         for key in own_keys:
             if key in keys:
                 raise InvalidConfigError(f"{where}.key", "a key that is there already", "each key once")
@@ -169,14 +169,14 @@ def _read_entry(where: str, entry: object, secret: bytes) -> tuple[list[str], Te
     unknown = [name for name in entry if name not in FIELDS]
     if unknown:
         raise InvalidConfigError(where, unknown[0], f"one of {', '.join(FIELDS)}")
-    name, limit, is_operator = entry.get("name"), entry.get("max_requests"), entry.get("operator", False)
+    name, limit, is_operator = entry.get("name"), entry.get("max_sequences"), entry.get("operator", False)
     if not isinstance(is_operator, bool):
         raise InvalidConfigError(f"{where}.operator", is_operator, "true or false")
     require_text(f"{where}.name", name)
     if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH:
         raise InvalidConfigError(f"{where}.name", name, f"at most {MAX_NAME_LENGTH} characters")
     if limit is not None:
-        require_int(f"{where}.max_requests", limit, 1, 1 << 40)
+        require_int(f"{where}.max_sequences", limit, 1, 1 << 40)
     best_priority = entry.get("best_priority", 0)
     require_int(f"{where}.best_priority", best_priority, -MAX_PRIORITY, MAX_PRIORITY)
     keys = entry.get("key")

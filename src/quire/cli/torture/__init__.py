@@ -5,6 +5,7 @@
     I30 … I39   bodies that cost more than their sender: what is held meanwhile, and who else is served
     I40 … I43   hosts, pages, keys and tenants that must be refused
     L1 … L8     load: more than can be served, thousands of connections, memory that is too small
+    L10, L11    tenants: large texts of one, and one at its limits, beside small calls of another
 
 A set of bystanders asks the same servers throughout, and their tokens must be those of a run in which nothing happened,
 to the bit. A case whose part is not built counts as failed.
@@ -31,6 +32,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--markdown", metavar="FILE", help="write the figure and every case as a part of a page of results"
     )
+    parser.add_argument("--title", metavar="TEXT", help="heading of that part (default: Torture)")
     parser.set_defaults(run=_run)
 
 

@@ -24,6 +24,7 @@ PROMPTS = (
     "When the pool is empty,",
     "Two requests that begin alike",
 )
+NUM_BYSTANDERS = 12
 NUM_THREADS = 2
 TIMEOUT_S = 120.0
 TURNED_AWAY = (429, 503)
@@ -141,9 +142,9 @@ class Bystanders:
         self._over.wait(PAUSE_S)
 
 
-def expected_outcomes(url: str, model: str, num_bystanders: int = 12) -> list[Outcome]:
+def expected_outcomes(url: str, model: str, headers: dict[str, str] | None = None) -> list[Outcome]:
     """Return what the bystanders get from a server to which nothing happens."""
     return [
-        outcome_of(ask(f"{url}/v1/completions", {"model": model, **bystander_body(index)}))
-        for index in range(num_bystanders)
+        outcome_of(ask(f"{url}/v1/completions", {"model": model, **bystander_body(index)}, headers=headers))
+        for index in range(NUM_BYSTANDERS)
     ]

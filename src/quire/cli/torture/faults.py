@@ -200,7 +200,7 @@ def _at_once(call: Callable[[int], Answer], indices: Sequence[int]) -> list[Answ
 def _leave_after(server: TortureServer, bodies: Sequence[dict[str, Any]], num_events: int) -> None:
     """Ask for all of them, read so many events of each, and leave."""
     streams = [Stream(server.address, "/v1/completions", {"model": server.model, **body}) for body in bodies]
-    wait_until(lambda: server.metric("quire_requests_admitted") >= len(bodies), "let in", 10.0)
+    wait_until(lambda: server.metric("quire_sequences_admitted") >= len(bodies), "let in", 10.0)
     for stream in streams:
         stream.read_events(num_events)
     for stream in streams:
@@ -220,7 +220,7 @@ def _leave_at_the_end(server: TortureServer) -> None:
 def _only_bystanders(server: TortureServer) -> bool:
     """Whether nobody is served but they: two at a time, of two texts at most."""
     texts = server.metric("quire_requests_running") + server.metric("quire_requests_waiting")
-    return server.metric("quire_requests_admitted") <= NUM_THREADS and texts <= 2 * NUM_THREADS
+    return server.metric("quire_sequences_admitted") <= NUM_THREADS and texts <= 2 * NUM_THREADS
 
 
 FAULTS = (

@@ -177,7 +177,7 @@ def cache_thrash(stage: Stage) -> str:
 
 def priorities(stage: Stage) -> str:
     """L7: those who come first in order never end; who comes last is served even so, because waiting counts."""
-    spec = ServerSpec.of({"QUIRE_MAX_QUEUED_REQUESTS": "64"}, policy="priority", max_num_seqs=2)
+    spec = ServerSpec.of({"QUIRE_MAX_QUEUED_SEQUENCES": "64"}, policy="priority", max_num_seqs=2)
     with stage.serving(spec) as server:
         over = threading.Event()
         floods = [threading.Thread(target=_flood, args=(server, over)) for _ in range(NUM_FLOODS)]

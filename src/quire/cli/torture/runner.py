@@ -21,6 +21,7 @@ from quire.cli.torture.hosts import HOSTS
 from quire.cli.torture.loads import LOADS
 from quire.cli.torture.process_faults import PROCESS_FAULTS
 from quire.cli.torture.stage import Stage
+from quire.cli.torture.tenants import TENANTS
 from quire.core.errors import InvalidValueError
 
 CASES: tuple[Case, ...] = (
@@ -29,6 +30,7 @@ CASES: tuple[Case, ...] = (
     *BODIES,
     *HOSTS,
     *LOADS,
+    *TENANTS,
 )
 PARTS = (("F", "faults"), ("I", "refused"), ("L", "load"))
 
@@ -49,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
         Path(options.json).write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if options.markdown:
         facts["processors_busy_with_others"] = others.num_busy()
-        write_part(options.markdown, render_page(facts, "Torture", [_section(line, results)]))
+        write_part(options.markdown, render_page(facts, options.title or "Torture", [_section(line, results)]))
     return 0 if all(result.has_passed for result in results) else 1
 
 

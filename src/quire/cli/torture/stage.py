@@ -138,7 +138,7 @@ class TortureServer:
         return int(self.metric("quire_kv_blocks_used"))
 
     def _num_busy(self) -> float:
-        return self.metric("quire_kv_blocks_used") + self.metric("quire_requests_admitted")
+        return self.metric("quire_kv_blocks_used") + self.metric("quire_sequences_admitted")
 
 
 @dataclass(slots=True)
@@ -221,7 +221,8 @@ class Stage:
         headers = {"Authorization": f"Bearer {KEY}"} if spec.has_keys else {}
         model = str(ask(f"{process.url}/v1/models", headers=headers).json()["data"][0]["id"])
         server = self._servers[spec] = TortureServer(spec, process, model)
-        server.expected = self._expected if spec.config.model == "guide" else expected_outcomes(server.url, model)
+        is_guide = spec.config.model == "guide"
+        server.expected = self._expected if is_guide else expected_outcomes(server.url, model, headers)
         return server
 
     def _stop(self, server: TortureServer) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Generic, TypeVar, cast
 
 import msgspec
@@ -14,18 +14,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.errors import InvalidRequestError
-from quire.engine.door import LONG_TEXT
+from quire.core.sampling_params import SamplingParams
 from quire.engine.outputs import CompletionDelta
 from quire.engine.tokenizer import Tokenizer
 from quire.serve.body import BodyLimits, read_body
 from quire.serve.errors import model_not_found, unsupported_media_type
 from quire.serve.frame import RequestContext
-from quire.serve.generation import Generation
+from quire.serve.generation import Generation, admit
 from quire.serve.schemas.common import FinishReason, ModelFields, Usage
 from quire.serve.schemas.parse import SHORT_BODY, parse
 from quire.serve.schemas.sampling import SamplingFields
 from quire.serve.services import Services
-from quire.serve.sse import DONE, Envelope
+from quire.serve.sse import DONE, Envelope, EventStream, unless_gone
+
+LONG_TEXT: Final = 10_000
+"""Bytes of a body from which on its texts are encoded or decoded beside the event loop."""
 
 LONG_ANSWER: Final = 2_000
 """Tokens from which on an answer is made beside the event loop."""
@@ -33,33 +36,70 @@ LONG_ANSWER: Final = 2_000
 AS_MANY_AS_FIT: Final = -1
 
 Fields = TypeVar("Fields", bound=ModelFields)
+Answer = TypeVar("Answer", bound=Response | EventStream)
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[Fields]):
-    """A call that has been read: what it says, who serves it, whose it is, and its name for the model."""
+    """A call that has been read: what it says, who serves it, whose it is, its name for the model, and its size."""
 
     fields: Fields
     services: Services
     context: RequestContext
     model: str
+    num_bytes: int
+
+    async def beside(self, work: Callable[[], Result]) -> Result:
+        """Return what `work` on the texts returns; of a long body it is done beside the event loop, in turn."""
+        return await self.in_turn(work) if self.num_bytes >= LONG_TEXT else work()
+
+    async def in_turn(self, work: Callable[[], Result]) -> Result:
+        """Return what `work` returns, done beside the event loop when it is the tenant's turn."""
+        return await self.services.model.text_pool.run(self.context.tenant.name, work)
+
+    def admit(self, prompts: Sequence[object], sampling: SamplingParams) -> None:
+        """Let the call in; raises `ApiError` where it must come again. Mutates its context."""
+        admit(self.services, self.context, prompts, sampling)
 
 
-async def open_call(request: Request, kind: type[Fields]) -> Call[Fields]:
-    """Return a call; raises `ApiError` for one that is not of that kind, or that cannot be served at the moment."""
+async def answer_call(
+    request: Request, kind: type[Fields], answer: Callable[[Call[Fields]], Awaitable[Answer]], *, generates: bool = True
+) -> Answer:
+    """Return what `answer` makes of a call; its work ends when the client goes, and when its time is over.
+
+    Raises `ApiError` for a call that is not of that kind, or that cannot be served at the moment. A call that
+    `generates` and that finds no place in the queue is refused before its body is read.
+    """
+    if generates:
+        services: Services = request.app.state.services
+        services.gate.require_place(request.state.context.tenant)
+    call = await _open_call(request, kind)
+
+    async def work() -> Answer:
+        return await answer(call)
+
+    return await unless_gone(request, work, call.services.config)
+
+
+async def _open_call(request: Request, kind: type[Fields]) -> Call[Fields]:
     services: Services = request.app.state.services
+    context: RequestContext = request.state.context
     services.gate.require_ready()  # of a server that answers nobody no body is read
     _require_json(request)
     num_prompts = services.config.max_choices if kind.has_batch else 1
     limits = BodyLimits.of(services, num_prompts=num_prompts, has_text=kind.has_text)
     body = await read_body(request, limits)
-    if len(body) < SHORT_BODY:
+    num_bytes = len(body)
+    if num_bytes < SHORT_BODY:
         fields = parse(body, kind, limits.bounds)
     else:
-        fields = await asyncio.to_thread(parse, body, kind, limits.bounds)
+        read = partial(parse, body, kind, limits.bounds)
+        fields = await services.model.text_pool.run(context.tenant.name, read)
+        del read
     del body  # what was read of it is enough
     model = shown_model(services, fields.model)
-    return Call(fields, services, request.state.context, model)
+    return Call(fields, services, context, model, num_bytes)
 
 
 def _require_json(request: Request) -> None:
@@ -94,11 +134,11 @@ def json_answer(value: msgspec.Struct) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-async def long_answer(build: Callable[[], msgspec.Struct], usage: Usage) -> Response:
+async def long_answer(call: Call[Fields], build: Callable[[], msgspec.Struct], usage: Usage) -> Response:
     """Return an answer in one piece that may tell much of every token; a long one is made beside the event loop."""
     if usage.total_tokens < LONG_ANSWER:
         return json_answer(build())
-    return await asyncio.to_thread(lambda: json_answer(build()))
+    return await call.in_turn(lambda: json_answer(build()))
 
 
 def told_reason(output: CompletionDelta) -> FinishReason | None:
@@ -130,11 +170,9 @@ def truncated(
     return list(token_ids[:length] if fields.truncation_side == "right" else token_ids[-length:])
 
 
-async def encoded(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
+async def encoded(call: Call[Fields], tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
     """Return the tokens of a text; a long one is encoded beside the event loop."""
-    if len(text) >= LONG_TEXT:
-        return await asyncio.to_thread(tokenizer.encode, text, add_special_tokens=add_special_tokens)
-    return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    return await call.beside(lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
 
 # ---- streams --------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.serve.answer_form import AnswerForm, answer_form
-from quire.serve.endpoints.call import Call, chunks, long_answer, now_s, open_call, shown_id
+from quire.serve.endpoints.call import Call, answer_call, chunks, long_answer, now_s, shown_id
 from quire.serve.endpoints.chat_texts import ChatTexts
 from quire.serve.endpoints.conversation import Conversation, chat_options, conversation_prompt, with_form
 from quire.serve.errors import ApiError
@@ -24,7 +24,7 @@ from quire.serve.schemas.chat import (
 from quire.serve.schemas.formats import held_to
 from quire.serve.schemas.sampling import include_usage, max_tokens_of, sampling_of
 from quire.serve.schemas.tools import tool_choice_of
-from quire.serve.sse import Envelope, EventStream, unless_gone
+from quire.serve.sse import Envelope, EventStream
 
 OBJECT: Final = "chat.completion"
 CHUNK: Final = "chat.completion.chunk"
@@ -32,7 +32,10 @@ CHUNK: Final = "chat.completion.chunk"
 
 async def chat_completions(request: Request) -> Response | EventStream:
     """Answer a call."""
-    call = await open_call(request, ChatRequest)
+    return await answer_call(request, ChatRequest, _answer)
+
+
+async def _answer(call: Call[ChatRequest]) -> Response | EventStream:
     fields, services = call.fields, call.services
     tells_usage = include_usage(fields)
     if fields.stream and fields.prompt_logprobs is not None:
@@ -49,7 +52,7 @@ async def chat_completions(request: Request) -> Response | EventStream:
             fixed["prompt_token_ids"] = _prompt_ids(generation)
         envelope = Envelope(fixed, tells_usage=tells_usage[0])
         return EventStream(chunks(generation, envelope, texts.render, tells_usage), services.config)
-    found = await unless_gone(request, generation.collect, services.config)
+    found = await generation.collect()
     known, usage = generation.prompt_logprobs.get(0), generation.usage
 
     def answer() -> ChatCompletion:
@@ -66,7 +69,7 @@ async def chat_completions(request: Request) -> Response | EventStream:
             else prompt_logprobs(known, fields.prompt_logprobs),
         )
 
-    return await long_answer(answer, usage)
+    return await long_answer(call, answer, usage)
 
 
 async def _wanted(call: Call[ChatRequest]) -> tuple[Wanted, AnswerForm | None]:
@@ -99,6 +102,7 @@ async def _wanted(call: Call[ChatRequest]) -> tuple[Wanted, AnswerForm | None]:
         "beam_search": "use_beam_search",
         "grammar": "tools" if held.grammar is None else held.field,
     }
+    call.admit([[fields.messages, choice.shown]], sampling)
     asked = Conversation(fields.messages, options, form)
     prompt, sampling = await conversation_prompt(call, asked, sampling, names)
     wanted = Wanted(

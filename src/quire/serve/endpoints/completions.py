@@ -14,18 +14,19 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine.outputs import CompletionDelta, Logprob
 from quire.engine.prompts import Prompt
 from quire.serve.endpoints.call import (
+    Call,
+    answer_call,
     chunks,
     encoded,
     long_answer,
     needs_truncation,
     now_s,
-    open_call,
     shown_id,
     told_reason,
     truncated,
 )
 from quire.serve.errors import ApiError
-from quire.serve.generation import Generation, Wanted, prepare, require_few_choices
+from quire.serve.generation import Generation, Wanted, prepare
 from quire.serve.logprobs import TextOffsets, TokenNames, completion_logprobs, prompt_logprobs
 from quire.serve.schemas.completions import (
     DEFAULT_MAX_TOKENS,
@@ -38,14 +39,17 @@ from quire.serve.schemas.completions import (
 from quire.serve.schemas.formats import Held, held_to
 from quire.serve.schemas.sampling import include_usage, max_tokens_of, sampling_of
 from quire.serve.services import Services
-from quire.serve.sse import Envelope, EventStream, unless_gone
+from quire.serve.sse import Envelope, EventStream
 
 OBJECT: Final = "text_completion"
 
 
 async def completions(request: Request) -> Response | EventStream:
     """Answer a call."""
-    call = await open_call(request, CompletionRequest)
+    return await answer_call(request, CompletionRequest, _answer)
+
+
+async def _answer(call: Call[CompletionRequest]) -> Response | EventStream:
     fields, services = call.fields, call.services
     tells_usage = include_usage(fields)
     if fields.stream and fields.prompt_logprobs is not None:
@@ -53,8 +57,8 @@ async def completions(request: Request) -> Response | EventStream:
         raise ApiError(400, message, code="invalid_value", param="prompt_logprobs")
     held = held_to(fields.response_format, fields.structured_outputs)
     sampling, given = _sampling(fields, services, held), prompts_of(fields.prompt)
-    require_few_choices(len(given), sampling, services.config.max_choices)
-    prompts = [await _prompt(each, fields, services, sampling) for each in given]
+    call.admit(given, sampling)
+    prompts = [await _prompt(each, call, sampling) for each in given]
     wanted = Wanted(
         prompts=[each.given for each in prompts],
         sampling=sampling,
@@ -70,14 +74,14 @@ async def completions(request: Request) -> Response | EventStream:
         fixed = {"id": answer_id, "object": OBJECT, "created": created, "model": call.model}
         envelope = Envelope(fixed, tells_usage=tells_usage[0])
         return EventStream(chunks(generation, envelope, texts.render, tells_usage), services.config)
-    found = await unless_gone(request, generation.collect, services.config)
+    found = await generation.collect()
     usage = generation.usage
 
     def answer() -> Completion:
         choices = [choice for prompt_index, output in found for choice in texts.render(prompt_index, output)]
         return Completion(answer_id, OBJECT, created, call.model, choices, usage)
 
-    return await long_answer(answer, usage)
+    return await long_answer(call, answer, usage)
 
 
 def _writes_nothing(fields: CompletionRequest) -> bool:
@@ -106,14 +110,13 @@ class _Given:
     text: str | None
 
 
-async def _prompt(
-    prompt: str | list[int], fields: CompletionRequest, services: Services, sampling: SamplingParams
-) -> _Given:
+async def _prompt(prompt: str | list[int], call: Call[CompletionRequest], sampling: SamplingParams) -> _Given:
+    fields, services = call.fields, call.services
     cuts, tokenizer = needs_truncation(fields), services.model.tokenizer
     if isinstance(prompt, str):
         if tokenizer is None or not prompt or (fields.add_special_tokens is not False and not cuts):
             return _Given(prompt, prompt)
-        ids = await encoded(tokenizer, prompt, add_special_tokens=fields.add_special_tokens is not False)
+        ids = await encoded(call, tokenizer, prompt, add_special_tokens=fields.add_special_tokens is not False)
     else:
         ids = prompt
     kept = truncated(ids, fields, services, sampling.max_tokens)

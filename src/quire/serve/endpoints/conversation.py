@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
@@ -13,7 +12,7 @@ from quire.engine.chat_template import validate_messages, validate_tools
 from quire.engine.prompts import ChatOptions, Message, Prompt
 from quire.engine.tokenizer import Tokenizer
 from quire.serve.answer_form import AnswerForm
-from quire.serve.endpoints.call import Call, needs_truncation, truncated
+from quire.serve.endpoints.call import Call, Fields, needs_truncation, truncated
 from quire.serve.errors import unsupported
 from quire.serve.generation import Wanted, renamed
 from quire.serve.schemas.chat import require_plain_messages
@@ -83,8 +82,7 @@ async def conversation_prompt(
     if is_plain and not needs_truncation(call.fields):
         return asked.messages, sampling
     try:
-        told = asked.told()
-        ids = await conversation_ids(call.services.model.tokenizer, told.messages, told.options)
+        ids = await conversation_ids(call, asked)
     except InvalidRequestError as error:
         raise renamed(error, names) from error
     if needs_truncation(call.fields):
@@ -99,17 +97,20 @@ def with_form(wanted: Wanted, form: AnswerForm | None) -> Wanted:
     return wanted if form is None else replace(wanted, shown_token_ids=form.shown_token_ids, blame=form.blame)
 
 
-async def conversation_ids(
-    tokenizer: Tokenizer | None, messages: Sequence[Mapping[str, Any]], options: ChatOptions
-) -> list[int]:
-    """Return the tokens of a conversation; they are found beside the event loop, as it may be long."""
-    require_plain_messages(messages)
+async def conversation_ids(call: Call[Fields], asked: Conversation) -> list[int]:
+    """Return the tokens of a conversation; a long one is rendered and encoded beside the event loop."""
+    tokenizer = call.services.model.tokenizer
     if tokenizer is None:
         raise InvalidRequestError("messages", "a conversation", "token ids: this server has no tokenizer")
-    return await asyncio.to_thread(
-        tokenizer.encode_chat,
-        messages,
-        add_generation_prompt=options.add_generation_prompt,
-        tools=options.tools,
-        template_variables=options.variables,
-    )
+
+    def encode() -> list[int]:
+        told = asked.told()
+        require_plain_messages(told.messages)
+        return tokenizer.encode_chat(
+            told.messages,
+            add_generation_prompt=told.options.add_generation_prompt,
+            tools=told.options.tools,
+            template_variables=told.options.variables,
+        )
+
+    return await call.beside(encode)

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from quire.core.sampling_params import SamplingParams
 from quire.engine.outputs import CompletionDelta
 from quire.serve.answer_form import AnswerForm, answer_form
-from quire.serve.endpoints.call import Call, json_answer, now_s, open_call, shown_id
+from quire.serve.endpoints.call import Call, answer_call, json_answer, now_s, shown_id
 from quire.serve.endpoints.conversation import Conversation, chat_options, conversation_prompt, with_form
 from quire.serve.endpoints.response_events import ResponseEvents, status_of
 from quire.serve.endpoints.response_items import Items
@@ -35,7 +35,7 @@ from quire.serve.schemas.responses import (
     require_supported,
 )
 from quire.serve.schemas.sampling import sampling_of
-from quire.serve.sse import EventStream, unless_gone
+from quire.serve.sse import EventStream
 
 NAMES: Final = {
     "prompt": "input",
@@ -47,7 +47,10 @@ NAMES: Final = {
 
 async def responses(request: Request) -> Response | EventStream:
     """Answer a call."""
-    call = await open_call(request, ResponseRequest)
+    return await answer_call(request, ResponseRequest, _answer)
+
+
+async def _answer(call: Call[ResponseRequest]) -> Response | EventStream:
     require_supported(call.fields)
     wanted, form = await _wanted(call)
     generation = await prepare(call.services, call.context, wanted)
@@ -56,7 +59,7 @@ async def responses(request: Request) -> Response | EventStream:
         items = answer.new_items()
         events = ResponseEvents(items, _reader(form, generation), answer.whole, answer.logprobs)
         return EventStream(events.of(generation), call.services.config, events.failed)
-    [(_, output)] = await unless_gone(request, generation.collect, call.services.config)
+    [(_, output)] = await generation.collect()
     items = answer.read(output, _reader(form, generation))
     return json_answer(answer.whole(status_of(output), items, generation.usage))
 
@@ -83,6 +86,7 @@ async def _wanted(call: Call[ResponseRequest]) -> tuple[Wanted, AnswerForm | Non
         effort_field="reasoning.effort",
         tools=choice.shown,
     )
+    call.admit([[messages, choice.shown]], sampling)
     prompt, sampling = await conversation_prompt(call, Conversation(messages, options, form), sampling, NAMES)
     wanted = Wanted(
         prompts=[prompt],

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.errors import InvalidRequestError
-from quire.engine.door import LONG_TEXT
 from quire.engine.tokenizer import Tokenizer
-from quire.serve.endpoints.call import LONG_ANSWER, Call, encoded, json_answer, open_call
-from quire.serve.endpoints.conversation import chat_options, conversation_ids
+from quire.serve.endpoints.call import Call, answer_call, encoded, json_answer
+from quire.serve.endpoints.conversation import Conversation, chat_options, conversation_ids
 from quire.serve.errors import model_not_found, unsupported
 from quire.serve.schemas.tokens import (
     DetokenizeAnswer,
@@ -26,7 +23,10 @@ from quire.serve.services import Services
 
 async def tokenize(request: Request) -> Response:
     """Answer with the token ids of a text or of a conversation."""
-    call = await open_call(request, TokenizeRequest)
+    return await answer_call(request, TokenizeRequest, _tokenized, generates=False)
+
+
+async def _tokenized(call: Call[TokenizeRequest]) -> Response:
     tokenizer = _tokenizer(call.services)
     token_ids = await _token_ids(call, tokenizer)
     max_model_len, with_texts = call.services.model.limits.max_model_len, call.fields.return_token_strs
@@ -35,12 +35,15 @@ async def tokenize(request: Request) -> Response:
         texts = [tokenizer.token_text(each) for each in token_ids] if with_texts else None
         return json_answer(TokenizeAnswer(len(token_ids), max_model_len, token_ids, texts))
 
-    return answer() if len(token_ids) < LONG_ANSWER else await asyncio.to_thread(answer)
+    return await call.beside(answer)
 
 
 async def detokenize(request: Request) -> Response:
     """Answer with the text of token ids, special ones too."""
-    call = await open_call(request, DetokenizeRequest)
+    return await answer_call(request, DetokenizeRequest, _detokenized, generates=False)
+
+
+async def _detokenized(call: Call[DetokenizeRequest]) -> Response:
     tokenizer, ids = _tokenizer(call.services), call.fields.tokens
     vocab_size, context = call.services.model.limits.vocab_size, call.services.model.limits.max_model_len
     if len(ids) > context:
@@ -48,10 +51,7 @@ async def detokenize(request: Request) -> Response:
     for index, token_id in enumerate(ids):
         if not 0 <= token_id < vocab_size:
             raise InvalidRequestError(f"tokens[{index}]", token_id, f"a token id from 0 to {vocab_size - 1}")
-    if len(ids) < LONG_TEXT:
-        text = tokenizer.decode(ids, skip_special_tokens=False)
-    else:
-        text = await asyncio.to_thread(tokenizer.decode, ids, skip_special_tokens=False)
+    text = await call.beside(lambda: tokenizer.decode(ids, skip_special_tokens=False))
     return json_answer(DetokenizeAnswer(text))
 
 
@@ -96,11 +96,11 @@ async def _token_ids(call: Call[TokenizeRequest], tokenizer: Tokenizer) -> list[
     if (fields.prompt is None) == (fields.messages is None):
         raise InvalidRequestError("prompt", fields.prompt, "a text, or else messages: one of the two")
     if fields.prompt is not None:
-        return await encoded(tokenizer, fields.prompt, add_special_tokens=fields.add_special_tokens is not False)
+        return await encoded(call, tokenizer, fields.prompt, add_special_tokens=fields.add_special_tokens is not False)
     options = chat_options(
         tokenizer,
         fields.chat_template_kwargs,
         tools=fields.tools,
         add_generation_prompt=fields.add_generation_prompt,
     )
-    return await conversation_ids(tokenizer, fields.messages or [], options)
+    return await conversation_ids(call, Conversation(fields.messages or [], options))

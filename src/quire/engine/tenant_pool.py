@@ -1,0 +1,146 @@
+"""TenantPool: a few threads for work on texts and grammars. Tenants take turns at them.
+
+    tenant a   job job job …  ──► the oldest ─┐
+    tenant b   job            ──► the oldest ─┴─► threads, one job of each tenant at a time
+
+A job may hold a thread for seconds: a text of megabytes, a conversation of thousands of messages, a grammar that is
+large. So a tenant has one thread at a time, its jobs wait behind its own only, and a job whose caller has left is
+dropped before it starts. A job that has started goes on, because a thread cannot be stopped; until it ends, its tenant
+has no other. The threads are daemons: a program that ends does not wait for them.
+
+Rejected: the pool of `asyncio.to_thread`. What must not wait for texts shares it, it is first come first served, and
+the end of the event loop waits for its threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Final, TypeVar
+
+from quire.core.errors import ExecutionError, TooManyJobsError
+
+Result = TypeVar("Result")
+
+CLOSED: Final = "the engine is closed"
+
+
+class TenantPool:
+    """Threads for the jobs of tenants. Safe to use from several threads and event loops.
+
+    Each thread starts when it is first needed. `max_waiting`: jobs of one tenant that may wait; None: any number.
+    """
+
+    def __init__(self, name: str, *, num_threads: int, max_waiting: int | None = None) -> None:
+        self._name = name
+        self._num_threads = num_threads
+        self._max_waiting = max_waiting
+        self._changed = threading.Condition()
+        self._waiting: dict[str, deque[_Job]] = {}  # by tenant, the one whose turn is next first
+        self._running: set[str] = set()
+        self._threads: list[threading.Thread] = []
+        self._is_closed = False
+
+    @property
+    def num_running(self) -> int:
+        """Jobs that have started and not ended."""
+        with self._changed:
+            return len(self._running)
+
+    @property
+    def num_waiting(self) -> int:
+        """Jobs that have not started."""
+        with self._changed:
+            return sum(map(len, self._waiting.values()))
+
+    async def run(self, tenant: str, work: Callable[[], Result]) -> Result:
+        """Return what `work` returns in a thread of the pool, when it is the tenant's turn. Mutates.
+
+        Raises `TooManyJobsError` if too many jobs of the tenant wait. A caller that is cancelled takes its job back,
+        unless it has started.
+        """
+        job = _Job(tenant, work)
+        self._add(job)
+        try:
+            result: Result = await asyncio.wrap_future(job.future)
+            return result
+        finally:
+            self._take_back(job)
+
+    def close(self) -> None:
+        """Drop the jobs that wait, and have each thread end after its job. May be called twice. Mutates."""
+        with self._changed:
+            self._is_closed = True
+            dropped = [job for jobs in self._waiting.values() for job in jobs]
+            self._waiting.clear()
+            self._changed.notify_all()
+        for job in dropped:
+            if job.future.set_running_or_notify_cancel():
+                job.future.set_exception(ExecutionError(CLOSED))
+
+    def _add(self, job: _Job) -> None:
+        with self._changed:
+            if self._is_closed:
+                raise ExecutionError(CLOSED)
+            jobs = self._waiting.setdefault(job.tenant, deque())
+            if self._max_waiting is not None and len(jobs) >= self._max_waiting:
+                raise TooManyJobsError(f"{len(jobs)} texts of this tenant wait already")
+            jobs.append(job)
+            if len(self._threads) < self._num_threads:
+                name = f"{self._name}-{len(self._threads)}"
+                self._threads.append(threading.Thread(target=self._work, name=name, daemon=True))
+                self._threads[-1].start()
+            self._changed.notify()
+
+    def _take_back(self, job: _Job) -> None:
+        """Forget a job that has not started, so that it holds neither a place nor its text. Mutates."""
+        with self._changed:
+            jobs = self._waiting.get(job.tenant)
+            if jobs and job in jobs:
+                jobs.remove(job)
+                if not jobs:
+                    del self._waiting[job.tenant]
+
+    def _work(self) -> None:
+        while (job := self._next()) is not None:
+            job.run()
+            with self._changed:
+                self._running.remove(job.tenant)
+                if jobs := self._waiting.pop(job.tenant, None):
+                    self._waiting[job.tenant] = jobs  # behind the others
+                    self._changed.notify()
+            del job  # and its text
+
+    def _next(self) -> _Job | None:
+        """Wait for a job of a tenant that has no thread, and take it; None: the pool is closed. Mutates."""
+        with self._changed:
+            while not self._is_closed:
+                for tenant, jobs in self._waiting.items():
+                    if jobs and tenant not in self._running:
+                        self._running.add(tenant)
+                        return jobs.popleft()
+                self._changed.wait()
+            return None
+
+
+class _Job:
+    """Work for a tenant, and the future of its result."""
+
+    __slots__ = ("future", "tenant", "work")
+
+    def __init__(self, tenant: str, work: Callable[[], Any]) -> None:
+        self.tenant = tenant
+        self.work = work
+        self.future: Future[Any] = Future()
+
+    def run(self) -> None:
+        """Do the work, unless nobody waits for it. Mutates."""
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            self.future.set_result(self.work())
+        except BaseException as error:  # of any kind: it belongs to the caller
+            self.future.set_exception(error)
