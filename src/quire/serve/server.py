@@ -35,7 +35,7 @@ from quire.serve.app import make_app
 from quire.serve.config import ServerConfig
 from quire.serve.frame import NO_ROUTE
 from quire.serve.guard import GuardLimits, guarded
-from quire.serve.hosts import is_loopback
+from quire.serve.host_names import is_loopback
 from quire.serve.model import ServedModel
 from quire.serve.services import Services, make_services
 from quire.serve.stats_line import StatsLine
