@@ -28,6 +28,7 @@ from quire.core.granted import core_quota, granted_cores, memory_bytes, memory_l
 GOOD = Style(Colour(34, 2), bold=True)
 BAD = Style(Colour(160, 1), bold=True)
 NAME_COLUMNS = 15
+UNBROKEN = 1 << 20
 BYTES_PER_GIB = 1 << 30
 
 
@@ -62,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     if "model" in arguments:
         report, parts = _examine_model(arguments)
         print(f"\n{report}\n")
-        for drawn in _draw_findings(parts, terminal):
+        for drawn in _draw_findings(parts, UNBROKEN):  # what is said of files has commands in it, to be copied
             print(terminal.render(drawn))
         findings += parts
     return int(any(finding.works is False for finding in findings))
@@ -107,17 +108,17 @@ def examine() -> list[Finding]:
 def draw(findings: list[Finding], terminal: Terminal) -> list[Line]:
     """Return the screen. Does not mutate."""
     lines = [line(span(f"quire {quire.__version__}", BOLD), span(f"  {Path(quire.__file__).parent}", FAINT)), ()]
-    lines += _draw_findings(findings, terminal)
+    lines += _draw_findings(findings, terminal.columns)
     failed = [finding.name for finding in findings if finding.works is False]
     verdict = span(f"needs attention: {', '.join(failed)}", BAD) if failed else span("everything needed is here", GOOD)
     return [*lines, (), line(" ", verdict)]
 
 
-def _draw_findings(findings: list[Finding], terminal: Terminal) -> list[Line]:
+def _draw_findings(findings: list[Finding], columns: int) -> list[Line]:
     marks = {True: span("✓", GOOD), False: span("×", BAD), None: span("−", FAINT)}
     lines: list[Line] = []
     for finding in findings:
-        first, *rest = paragraph(finding.text, max(terminal.columns - NAME_COLUMNS - 3, 20)) or [()]
+        first, *rest = paragraph(finding.text, max(columns - NAME_COLUMNS - 3, 20)) or [()]
         lines.append(line(" ", marks[finding.works], f" {finding.name:<{NAME_COLUMNS}}", first))
         lines.extend(line(" " * (NAME_COLUMNS + 3), more) for more in rest)
     return lines

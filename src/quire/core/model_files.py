@@ -105,6 +105,8 @@ def parse_json_object(data: bytes, where: str) -> dict[str, object]:
     require_few_values(data, where)
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=unique)
+        if b"\\ud" in data.lower():  # half a surrogate pair is written so, and is text that nothing can encode
+            json.dumps(value, ensure_ascii=False).encode()
     except CheckpointError:
         raise
     except (ValueError, RecursionError) as error:

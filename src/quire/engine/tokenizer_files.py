@@ -7,7 +7,9 @@ file and says what to do.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -24,7 +26,13 @@ MAX_TOKENIZER_BYTES: Final = 64 << 20
 MAX_TOKENIZER_VALUES: Final = 4_000_000
 """In tokenizer.json: 262,000 tokens and 580,000 merges, the most that is published, are half of it."""
 
+MAX_TABLE_BYTES: Final = 4 << 20
+LONG_TEXT: Final = re.compile(rb'[^"]{4096,}')
 MAX_TEMPLATES: Final = 16
+MAX_STEPS: Final = 32  # of a normalizer or a decoder; published ones have five
+MAX_GROWTH: Final = 64
+MAX_TOKEN_CHARACTERS: Final = 256
+MAX_TOKENS_AROUND: Final = 64
 SPLITS: Final = MappingProxyType(  # how classes of byte-level BPE split words; None: as GPT-2 did
     {
         "GPT2Tokenizer": None,
@@ -61,13 +69,57 @@ def read_library(folder: Path, settings: Mapping[str, object]) -> tokenizers.Tok
     if not is_there(path):
         return _read_byte_level_bpe(folder, settings)
     text = read_text(path, MAX_TOKENIZER_BYTES)
-    require_few_values(text.encode(), str(path), MAX_TOKENIZER_VALUES)
+    data = text.encode()
+    require_few_values(data, str(path), MAX_TOKENIZER_VALUES)
+    # A table of characters is one long text. The library makes a hundred times the memory of others, which are tokens.
+    long_texts = LONG_TEXT.findall(data.replace(b'\\"', b""))
+    if len(long_texts) > 1 or sum(map(len, long_texts)) > MAX_TABLE_BYTES:
+        found, allowed = f"texts of {max(map(len, long_texts))} bytes", "tokens as short as words"
+        raise CheckpointError(str(path), found, allowed)
     try:
-        return tokenizers.Tokenizer.from_str(text)
+        library = tokenizers.Tokenizer.from_str(text)
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # a panic of the library, which is no Exception, is a broken file too
         raise CheckpointError(str(path), f"broken: {error}", "a tokenizer that the tokenizers library reads") from error
+    _require_bounded(library, path)
+    return library
+
+
+def _require_bounded(library: tokenizers.Tokenizer, path: Path) -> None:
+    """Raise where a text may become much larger on its way to tokens, or tokens on their way to text."""
+    for name, part in (("normalizer", library.normalizer), ("decoder", library.decoder)):
+        steps = list(_steps_of(json.loads(part.__getstate__()))) if part is not None else []
+        growth = math.prod(map(_growth, steps))
+        if len(steps) > MAX_STEPS or growth > MAX_GROWTH:
+            found = f"{len(steps)} steps that make a text {growth:.0f} times as long"
+            raise CheckpointError(f"{path}: {name}", found, f"at most {MAX_STEPS} steps, {MAX_GROWTH} times as long")
+    longest = max((len(token.content) for token in library.get_added_tokens_decoder().values()), default=0)
+    if longest > MAX_TOKEN_CHARACTERS:
+        raise CheckpointError(f"{path}: an added token", f"{longest} characters", f"at most {MAX_TOKEN_CHARACTERS}")
+    count = library.num_special_tokens_to_add(is_pair=False)
+    if count > MAX_TOKENS_AROUND:
+        found, allowed = f"{count} tokens around each text", f"at most {MAX_TOKENS_AROUND}"
+        raise CheckpointError(f"{path}: post_processor", found, allowed)
+
+
+def _steps_of(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the steps of a normalizer or a decoder, however they are nested."""
+    if settings.get("type") != "Sequence":
+        yield settings
+    for inner in settings.get("normalizers") or settings.get("decoders") or ():
+        yield from _steps_of(inner)
+
+
+def _growth(step: Mapping[str, Any]) -> float:
+    """Return by how much a step can make a text longer, at most; what adds to its ends is not counted."""
+    if step.get("type") == "ByteLevel":
+        return 2
+    if step.get("type") != "Replace":
+        return 1
+    pattern = step["pattern"].get("String")
+    shortest = 1 if pattern is None else len(pattern.encode())  # what an expression matches has a character or more
+    return float(max(len(step["content"].encode()) / shortest, 1)) if shortest else math.inf
 
 
 def tokenizer_json(folder: Path, vocab_size: int) -> dict[str, Any]:

@@ -71,7 +71,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     try:
         with open_model_file(path) as file:
             size = os.fstat(file.fileno()).st_size
-            start = file.read(len(LFS_POINTER))
+            start = file.read(len(LFS_POINTER)) or b""
             if start == LFS_POINTER:
                 raise lfs_pointer(str(path))
             length = _header_length(start[:LENGTH_BYTES], size, path)
