@@ -156,7 +156,7 @@ def test_an_objective_that_cannot_be_kept_is_answered_with_the_nearest(capsys: p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["no-such-model"], "model no-such-model is 'not there'"),
+        (["no-such-model"], 'No folder named "no-such-model"'),
         (["guide", "--memory", "much"], "memory is 'much'"),
         (["guide", "--slo", "fast"], "slo is 'fast'; allowed: times such as ttft=500ms,tpot=0.05s"),
         (["guide", "--slo", "ttft=5ms,ttft=6ms"], "slo is 'ttft=5ms,ttft=6ms'"),

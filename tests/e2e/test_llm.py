@@ -537,7 +537,7 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"kv_memory": 1}, InvalidConfigError, "kv_memory is 1"),
         ({"kv_memory": "900TiB"}, InvalidConfigError, "kv_memory is"),
         ({"max_model_len": 5000}, InvalidConfigError, "max_model_len is 5000"),
-        ({"tokenizer": "/nowhere"}, CheckpointError, "model /nowhere is 'not there'"),
+        ({"tokenizer": "/nowhere"}, CheckpointError, 'No folder named "/nowhere"'),
     ],
 )
 def test_bad_settings_are_refused_before_weights_are_read(

@@ -222,11 +222,13 @@ def test_the_first_llamas_may_bring_frequencies(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ([], "is 'without weights'; allowed: model.safetensors or model.safetensors.index.json in it"),
-        (["pytorch_model.bin"], "is 'without weights in safetensors, but with pytorch_model.bin'; allowed: model.saf"),
-        (["model-Q4_K_M.gguf"], "but with model-Q4_K_M.gguf'"),
-        (["consolidated.00.pth", "params.json"], "but with consolidated.00.pth'"),
-        (["weights.safetensors"], "but with weights.safetensors'; allowed: model.safetensors or"),
+        ([], "has no model.safetensors or model.safetensors.index.json: it is empty"),
+        (["pytorch_model.bin"], "but pytorch_model.bin, a pickle, which could run code and is never read. Convert it"),
+        (["model-Q4_K_M.gguf"], "model-Q4_K_M.gguf is a GGUF file, and this version does not read those. Use the safe"),
+        (["consolidated.00.pth", "params.json"], "but consolidated.00.pth, a pickle"),
+        (["weights.safetensors"], "but weights.safetensors. Save the model again with save_pretrained"),
+        (["adapter_config.json", "adapter_model.safetensors"], "it is an adapter. Merge it into its base model"),
+        (["config.json"], "give the folder that has config.json and the weights in it"),
     ],
 )
 def test_a_folder_without_weights_that_we_read(files: list[str], message: str, tmp_path: Path) -> None:
@@ -238,7 +240,7 @@ def test_a_folder_without_weights_that_we_read(files: list[str], message: str, t
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="is 'not there'"):
+    with pytest.raises(CheckpointError, match="No folder named"):
         Checkpoint.open(tmp_path / "missing")
 
 
@@ -267,13 +269,13 @@ def test_a_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("name", ["", "no-such-folder", "./org/name", "/a/b", "a/b/c", "-a/b", "org/na me", "org/"])
 def test_a_name_that_is_no_folder_and_no_hub_id(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CheckpointError, match="a folder that is there, or a hub id: ORGANISATION/NAME"):
+    with pytest.raises(CheckpointError, match=r"^No folder named .*\. Give a model folder or a hub id such as Q"):
         resolve_model(name)
 
 
 def test_a_file_is_no_model(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
-    with pytest.raises(CheckpointError, match=r"model\.gguf is 'a file'; allowed: a folder with config\.json"):
+    with pytest.raises(CheckpointError, match=r"model\.gguf is a GGUF file.*safetensors folder.*gguf_file"):
         resolve_model(str(tmp_path / "model.gguf"))
 
 
@@ -310,7 +312,10 @@ def test_for_a_plan_only_the_settings_are_fetched(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize(
     ("hub", "found"),
-    [(None, "huggingface_hub is not installed"), (FakeHub(None), "could not be fetched (ConnectionError)")],
+    [
+        (None, "is a hub id, and huggingface_hub is not installed"),
+        (FakeHub(None), "is not in the local cache, and the hub cannot be reached (ConnectionError)"),
+    ],
 )
 def test_without_a_hub_the_error_says_how_to_pass_a_folder(
     hub: FakeHub | None, found: str, monkeypatch: pytest.MonkeyPatch
@@ -320,8 +325,6 @@ def test_without_a_hub_the_error_says_how_to_pass_a_folder(
     with pytest.raises(CheckpointError) as refused:
         resolve_model("quire-no-such/model")
     assert found in str(refused.value)
-    assert "allowed: the path of a model folder; fetch it where there is a network with `hf download" in str(
-        refused.value
-    )
+    assert "Give a model folder, or fetch it where there is a network: hf download quire-no-such" in str(refused.value)
     assert "\n" not in str(refused.value)
     assert time.monotonic() - started < 60

@@ -134,7 +134,7 @@ def test_a_model_may_be_a_name_a_folder_or_its_settings(tmp_path) -> None:
     (tmp_path / "config.json").write_text(kept.read_text())
     for name in (str(tmp_path), str(tmp_path / "config.json")):
         assert find_shape(name).weight_bytes("bfloat16") == find_shape("qwen3-0.6b").weight_bytes("bfloat16")
-    with pytest.raises(CheckpointError, match="not there"):
+    with pytest.raises(CheckpointError, match="No folder named"):
         find_settings("no such model")
 
 

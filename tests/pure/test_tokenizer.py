@@ -468,7 +468,8 @@ def test_a_panic_of_the_library_is_a_broken_file(tmp_path):
 
 
 def test_a_folder_without_a_tokenizer_says_how_to_make_one(tmp_path):
-    with pytest.raises(CheckpointError, match=r"without tokenizer.json.*save_pretrained"):
+    message = r"no tokenizer.json. Make one.*save_pretrained.*--tokenizer FOLDER.*skip_tokenizer_init=True"
+    with pytest.raises(CheckpointError, match=message):
         Tokenizer.open(tmp_path, vocab_size=VOCAB_SIZE)
     (tmp_path / "tokenizer.model").write_bytes(b"\n\x0b")
     with pytest.raises(CheckpointError, match=r"only tokenizer.model.*AutoTokenizer"):

@@ -1,7 +1,9 @@
 """`quire doctor`: what works on this machine, on one screen.
 
-Every check says what it found; one that fails says what to do. The exit status is 1 if something that quire needs is
-missing, else 0. With a model it says what would be loaded, and where the memory would go; nothing is.
+Every check says what it found; one that fails says what to do. With a model it says what would be loaded and where the
+memory would go, and checks its files as loading does, with the same functions; no weights are read. The exit status is
+1 if something that quire or the model needs is missing or broken, 2 if the model or its settings cannot be read at all,
+else 0.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import argparse
 import os
 import platform
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -19,11 +22,13 @@ from quire.cli.engine_options import add_engine_options, engine_config
 from quire.cli.terminal import Terminal, add_color_option, detect
 from quire.cli.text import BOLD, FAINT, Colour, Line, Style, line, paragraph, span
 from quire.compute.torch.device import INSTALL, look, refusal
+from quire.core.errors import CheckpointError
 from quire.core.granted import core_quota, granted_cores, memory_bytes, memory_limit
 
 GOOD = Style(Colour(34, 2), bold=True)
 BAD = Style(Colour(160, 1), bold=True)
 NAME_COLUMNS = 15
+UNBROKEN = 1 << 20
 BYTES_PER_GIB = 1 << 30
 
 
@@ -41,7 +46,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser(
         "doctor",
         help="say what works on this machine",
-        description="Say what works on this machine and, where a model is named, how it would run; nothing is loaded.",
+        description="Say what works on this machine and, where a model is named, whether it can be loaded and how it "
+        "would run; nothing is loaded.",
     )
     add_engine_options(parser)
     add_color_option(parser)
@@ -55,21 +61,40 @@ def run(arguments: argparse.Namespace) -> int:
     for drawn in draw(findings, terminal):
         print(terminal.render(drawn))
     if "model" in arguments:
-        print()
-        print(_examine_model(arguments))
+        report, parts = _examine_model(arguments)
+        print(f"\n{report}\n")
+        for drawn in _draw_findings(parts, UNBROKEN):  # what is said of files has commands in it, to be copied
+            print(terminal.render(drawn))
+        findings += parts
     return int(any(finding.works is False for finding in findings))
 
 
-def _examine_model(arguments: argparse.Namespace) -> str:
-    """Return the start-up table of a model, which is not loaded."""
+def _examine_model(arguments: argparse.Namespace) -> tuple[str, list[Finding]]:
+    """Return the start-up table of a model, which is not loaded, and whether its files could be."""
     config = engine_config(arguments, os.environ)
     from quire.engine.factory import plan_engine
     from quire.engine.tokenizer import Tokenizer
 
     blueprint = plan_engine(config)
-    tokenizer = Tokenizer.open(blueprint.tokenizer_folder, vocab_size=blueprint.vocab_size)
-    template = "with" if tokenizer.has_chat_template else "without"
-    return f"{blueprint.report}\ntokenizer   {tokenizer.vocab_size:,} tokens, {template} a chat template"
+
+    def look_at_weights() -> str:
+        return f"{blueprint.check_weights():,} tensors, each of the shape that the settings say"
+
+    def look_at_tokenizer() -> str:
+        tokenizer = Tokenizer.open(blueprint.tokenizer_folder, vocab_size=blueprint.vocab_size)
+        return (
+            f"{tokenizer.vocab_size:,} tokens, {'with' if tokenizer.has_chat_template else 'without'} a chat template"
+        )
+
+    parts = [_found_by("weights", look_at_weights), _found_by("tokenizer", look_at_tokenizer)]
+    return str(blueprint.report), parts
+
+
+def _found_by(name: str, look: Callable[[], str]) -> Finding:
+    try:
+        return Finding(name, True, look())
+    except CheckpointError as error:
+        return Finding(name, False, str(error))
 
 
 def examine() -> list[Finding]:
@@ -83,14 +108,20 @@ def examine() -> list[Finding]:
 def draw(findings: list[Finding], terminal: Terminal) -> list[Line]:
     """Return the screen. Does not mutate."""
     lines = [line(span(f"quire {quire.__version__}", BOLD), span(f"  {Path(quire.__file__).parent}", FAINT)), ()]
-    marks = {True: span("✓", GOOD), False: span("×", BAD), None: span("−", FAINT)}
-    for finding in findings:
-        first, *rest = paragraph(finding.text, max(terminal.columns - NAME_COLUMNS - 3, 20)) or [()]
-        lines.append(line(" ", marks[finding.works], f" {finding.name:<{NAME_COLUMNS}}", first))
-        lines.extend(line(" " * (NAME_COLUMNS + 3), more) for more in rest)
+    lines += _draw_findings(findings, terminal.columns)
     failed = [finding.name for finding in findings if finding.works is False]
     verdict = span(f"needs attention: {', '.join(failed)}", BAD) if failed else span("everything needed is here", GOOD)
     return [*lines, (), line(" ", verdict)]
+
+
+def _draw_findings(findings: list[Finding], columns: int) -> list[Line]:
+    marks = {True: span("✓", GOOD), False: span("×", BAD), None: span("−", FAINT)}
+    lines: list[Line] = []
+    for finding in findings:
+        first, *rest = paragraph(finding.text, max(columns - NAME_COLUMNS - 3, 20)) or [()]
+        lines.append(line(" ", marks[finding.works], f" {finding.name:<{NAME_COLUMNS}}", first))
+        lines.extend(line(" " * (NAME_COLUMNS + 3), more) for more in rest)
+    return lines
 
 
 def _python() -> Finding:

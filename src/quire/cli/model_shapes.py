@@ -17,7 +17,7 @@ from quire.compute.models import ModelDescription, read_model, read_settings
 from quire.compute.models.base import DecoderSpec, Part, PartShape
 from quire.compute.models.hub import HUB_ID, resolve_settings
 from quire.compute.weights.decoder_weights import is_made_int8
-from quire.core.errors import CheckpointError
+from quire.core.errors import ModelError
 from quire.engine.factory import GUIDE
 from quire.guide import GUIDE_FOLDER
 from quire.simulate.model_shape import ModelShape, WeightCount
@@ -40,8 +40,8 @@ def find_settings(model: str) -> Path:
     if model.lower() in known_models():
         return MODELS_FOLDER / f"{model.lower()}.json"
     if HUB_ID.fullmatch(model) is None:
-        allowed = f"a folder or a config.json that is there, a hub id, or one of {GUIDE}, {', '.join(known_models())}"
-        raise CheckpointError(f"model {model}", "not there", allowed)
+        advice = f"Give a model folder, a config.json, a hub id, or one of {GUIDE}, {', '.join(known_models())}"
+        raise ModelError(model, f'No folder named "{model}". {advice}')
     return resolve_settings(model)
 
 

@@ -6,6 +6,7 @@
     │   │   └── RequestTooLargeError            … because it can never fit, whatever else runs
     │   ├── InvalidConfigError                  … in the configuration of the engine
     │   └── CheckpointError                     … in a model folder
+    │       └── ModelError                      … which is no model that can be run: says what to do
     ├── RequestStateError                       a call that the state of the request does not allow
     ├── UnknownRequestError (also KeyError)     a request id that is not here
     ├── TooManyJobsError                        too many texts of one tenant wait to be worked on
@@ -28,6 +29,9 @@ from typing import Final
 
 MAX_SHOWN: Final = 80
 """Characters of a value that an error shows; of a name, too."""
+
+MAX_PRINTED: Final = 1000
+"""Characters of what an error says of a model folder: paths, and commands to copy."""
 
 
 def shortened(text: str) -> str:
@@ -66,6 +70,13 @@ def _joined(pieces: Iterator[str], room: int) -> str:
     return ", ".join(taken)
 
 
+def _printable(text: str) -> str:
+    """Return a text in one line that a terminal can print; the middle of a long one is left out."""
+    if len(text) > MAX_PRINTED:
+        text = f"{text[: MAX_PRINTED // 2]} … {text[-MAX_PRINTED // 2 :]}"
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
 class QuireError(Exception):
     """The root of all errors raised by quire."""
 
@@ -85,7 +96,7 @@ class InvalidValueError(QuireError, ValueError):
         self.value = value
         self.allowed = allowed
 
-    def __reduce__(self) -> tuple[type[InvalidValueError], tuple[str, object, str]]:
+    def __reduce__(self) -> tuple[type[InvalidValueError], tuple[object, ...]]:
         return type(self), (self.field, self.value, self.allowed)
 
 
@@ -105,7 +116,30 @@ class InvalidConfigError(InvalidValueError):
 
 
 class CheckpointError(InvalidValueError):
-    """A model folder cannot be read: a file is missing, torn, or not what its header says."""
+    """A model folder cannot be read: a file is missing, torn, or not what its header says.
+
+    Names in it, of tensors or keys, are a stranger's: what is printed of them is short and printable.
+    """
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        super().__init__(_printable(field), value, _printable(allowed))
+
+
+class ModelError(CheckpointError):
+    """A model is not here, or is none that can be run; the message is a sentence that says what to do.
+
+    >>> raise ModelError("qwen", 'No folder named "qwen". Give a model folder')
+    Traceback (most recent call last):
+    ...
+    quire.core.errors.ModelError: No folder named "qwen". Give a model folder
+    """
+
+    def __init__(self, model: str, sentence: str) -> None:
+        super().__init__("model", model, sentence)
+        self.args = (self.allowed,)
+
+    def __reduce__(self) -> tuple[type[InvalidValueError], tuple[object, ...]]:
+        return type(self), (self.value, self.allowed)
 
 
 class RequestStateError(QuireError):

@@ -2,10 +2,8 @@
 
 A template is a program out of a folder that somebody downloaded, and what it works on comes from a client. So
 
-- it runs in Jinja's immutable sandbox, on plain JSON data only: nothing that it is handed has a method worth calling,
-  and the clock is handed in;
-- its output, its ranges, and the strings and numbers that it multiplies are bounded (what is left is a template that
-  loops without writing: it belongs to whoever chose the model, as a client can never bring one);
+- it runs in a sandbox (`template_sandbox`), on plain JSON data only, and its time and memory are bounded; the clock is
+  handed in;
 - messages, tools and variables are validated before it sees them, and a client's variable never takes the place of a
   name that the template or the renderer relies on;
 - whatever goes wrong in it is an `InvalidRequestError` of one line.
@@ -21,21 +19,16 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from quire.core.errors import CheckpointError, InvalidRequestError
 from quire.core.json_bounds import JsonBounds, require_bounded
-
-if TYPE_CHECKING:
-    import jinja2
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 MAX_MESSAGES: Final = 4096
 MAX_RENDERED_CHARACTERS: Final = 8 << 20
 MAX_DEPTH: Final = 64
 MAX_ARGUMENT_VALUES: Final = 1 << 15
-_MAX_PRODUCT: Final = 1 << 20
-_MAX_EXPONENT: Final = 64
 
 Message = dict[str, object]
 
@@ -52,18 +45,16 @@ class ChatTemplate:
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         """Compile `source`; `special_tokens` are its variables such as bos_token, `where` names it in errors."""
-        import jinja2.meta
+        from quire.engine.template_sandbox import GLOBALS, compile_template
 
-        environment = _environment(now)
         try:
-            self._template = environment.from_string(source)
-            named = jinja2.meta.find_undeclared_variables(environment.parse(source))
-        except (jinja2.TemplateError, RecursionError) as error:
+            self._template, named = compile_template(source, now)
+        except Exception as error:  # Jinja's errors, and those of Python for the code that Jinja writes
             raise CheckpointError(where, _one_line(error), "a Jinja template that compiles") from error
         self.source = source
         self._special_tokens = dict(special_tokens)
-        self._taken = {"messages", "tools", "add_generation_prompt", *special_tokens, *environment.globals}
-        self.variables = frozenset(named - self._taken)
+        self._taken = {"messages", "tools", "add_generation_prompt", *special_tokens, *GLOBALS}
+        self.variables = named - self._taken
         """Names that the template looks up and that the renderer does not set: what a client may say."""
 
     def render(
@@ -93,7 +84,7 @@ class ChatTemplate:
 
 
 def _one_line(error: BaseException) -> str:
-    return " ".join(f"{error or type(error).__name__}".split())[:200]
+    return " ".join(f"{error or type(error).__name__}"[:2000].split())[:200]
 
 
 def _as_system(message: Message) -> Message:
@@ -108,78 +99,6 @@ def _bounded(pieces: Iterator[str]) -> Iterator[str]:
             allowed = f"a conversation of at most {MAX_RENDERED_CHARACTERS} characters once it is rendered"
             raise InvalidRequestError("messages", f"rendered to {length} characters or more", allowed)
         yield piece
-
-
-def _environment(now: Callable[[], datetime]) -> jinja2.Environment:
-    """Return the environment of transformers' templates, with bounds."""
-    import jinja2.ext
-    import jinja2.nodes
-    import jinja2.sandbox
-
-    class Generation(jinja2.ext.Extension):
-        """{% generation %} marks what a model is trained to say; the text is the same without it."""
-
-        tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
-
-        def parse(self, parser: Any) -> jinja2.nodes.Node:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return jinja2.nodes.Scope(body, lineno=line)
-
-    class Namespace(jinja2.utils.Namespace):
-        """A namespace that holds no name out of the interior of Python."""
-
-        def __setitem__(self, name: str, value: Any) -> None:
-            if name.startswith("_"):
-                raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}")
-            super().__setitem__(name, value)
-
-    class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-        """The sandbox, with products that stay small."""
-
-        intercepted_binops = frozenset({"*", "**"})
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            _require_small(operator, left, right)
-            return super().call_binop(context, operator, left, right)
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def make_dict(*items: Any, **fields: Any) -> dict[str, Any]:  # rather than the class, with all its attributes
-        return dict(*items, **fields)
-
-    environment = Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"], autoescape=False
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals |= {
-        "raise_exception": raise_exception,
-        "strftime_now": lambda form: now().strftime(form),
-        "dict": make_dict,
-        "namespace": Namespace,
-    }
-    return environment
-
-
-def _require_small(operator: str, left: object, right: object) -> None:
-    """Raise where the product of two small things would be a giant."""
-    if operator == "**" and isinstance(right, int | float) and abs(right) > _MAX_EXPONENT:
-        raise OverflowError("the exponent is too large")
-    for text, factor in ((left, right), (right, left)):
-        if isinstance(text, str | list | tuple) and isinstance(factor, int) and len(text) * factor > _MAX_PRODUCT:
-            raise OverflowError("the product is too large")
-
-
-def _tojson(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | str | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own filter writes "<" as an escape, for HTML; models were trained on the plain sign.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 # --- what a client sends -----------------------------------------------------------------------

@@ -38,7 +38,12 @@ _PRIVATE_PLANES = (*range(0x100000, 0x10FFFE), *range(0xF0000, 0xFFFFE))
 
 def ids_of(library: tokenizers.Tokenizer, text: str, add_special_tokens: bool) -> list[int]:
     """Return the ids of a text, without holding Python's lock meanwhile."""
-    return library.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+    try:
+        return library.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+    except (Exception, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of the library: an expression of tokenizer.json that takes too long
+        raise RuntimeError(f"the tokenizer failed: {error}") from error
 
 
 class ControlText:

@@ -24,7 +24,8 @@ from quire.compute.grammar import GrammarCompiler, Vocabulary
 from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.hub import resolve_model
 from quire.compute.reference import load_worker
-from quire.compute.weights.decoder_weights import weight_bytes
+from quire.compute.weights.checkpoint import Checkpoint
+from quire.compute.weights.decoder_weights import WeightReader, weight_bytes
 from quire.compute.worker.worker import Worker
 from quire.core.clock import Clock, SystemClock
 from quire.core.config import EngineConfig, MemoryConfig, ResolvedConfig, SchedulerConfig
@@ -138,6 +139,15 @@ class EngineBlueprint:
         needs = backend.memory_needs(backend.measured(note_loaded))
         plan = plan_memory(self.config, backend.kv_spec, self.model.spec.context_length, needs)
         return replace(self, report=replace(self.report, plan=plan))
+
+    def check_weights(self) -> int:
+        """Return how many tensors the folder has; raises `CheckpointError` for all that loading would refuse them for.
+
+        Reads what the files say of their tensors, and none of the tensors. Does not mutate.
+        """
+        checkpoint = Checkpoint.open(self.folder)
+        WeightReader(self.model.spec, checkpoint, "float32", self.config.weights)
+        return len(checkpoint.entries)
 
     def build(self, clock: Clock, note_loaded: NoteLoaded | None = None) -> EngineCore:
         """Load the weights, allocate the memory, and return the engine. Does not mutate the blueprint.

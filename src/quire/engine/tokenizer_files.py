@@ -7,19 +7,32 @@ file and says what to do.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from quire.core.errors import CheckpointError
+from quire.core.errors import CheckpointError, ModelError
+from quire.core.model_files import is_there, read_json_object, read_text, require_few_values
 
 if TYPE_CHECKING:
     import tokenizers
 
 TOKENIZER_FILE: Final = "tokenizer.json"
 SETTINGS_FILES: Final = ("special_tokens_map.json", "tokenizer_config.json")  # the later has the last word
-MAX_FILE_BYTES: Final = 200_000_000
+MAX_TOKENIZER_BYTES: Final = 64 << 20
+MAX_TOKENIZER_VALUES: Final = 4_000_000
+"""In tokenizer.json: 262,000 tokens and 580,000 merges, the most that is published, are half of it."""
+
+MAX_TABLE_BYTES: Final = 4 << 20
+LONG_TEXT: Final = re.compile(rb'[^"]{4096,}')
+MAX_TEMPLATES: Final = 16
+MAX_STEPS: Final = 32  # of a normalizer or a decoder; published ones have five
+MAX_GROWTH: Final = 64
+MAX_TOKEN_CHARACTERS: Final = 256
+MAX_TOKENS_AROUND: Final = 64
 SPLITS: Final = MappingProxyType(  # how classes of byte-level BPE split words; None: as GPT-2 did
     {
         "GPT2Tokenizer": None,
@@ -38,7 +51,7 @@ def read_settings(folder: Path) -> dict[str, object]:
     settings: dict[str, object] = {}
     for name in SETTINGS_FILES:
         settings |= {key: value for key, value in _read_object(folder / name).items() if value is not None}
-    if (folder / TOKENIZER_FILE).exists():
+    if is_there(folder / TOKENIZER_FILE):
         return settings
     if "tokenizer_class" not in settings:
         model_type = _read_object(folder / "config.json").get("model_type")
@@ -53,15 +66,60 @@ def read_library(folder: Path, settings: Mapping[str, object]) -> tokenizers.Tok
     import tokenizers
 
     path = folder / TOKENIZER_FILE
-    text = _read_text(path)
-    if text is None:
+    if not is_there(path):
         return _read_byte_level_bpe(folder, settings)
+    text = read_text(path, MAX_TOKENIZER_BYTES)
+    data = text.encode()
+    require_few_values(data, str(path), MAX_TOKENIZER_VALUES)
+    # A table of characters is one long text. The library makes a hundred times the memory of others, which are tokens.
+    long_texts = LONG_TEXT.findall(data.replace(b'\\"', b""))
+    if len(long_texts) > 1 or sum(map(len, long_texts)) > MAX_TABLE_BYTES:
+        found, allowed = f"texts of {max(map(len, long_texts))} bytes", "tokens as short as words"
+        raise CheckpointError(str(path), found, allowed)
     try:
-        return tokenizers.Tokenizer.from_str(text)
+        library = tokenizers.Tokenizer.from_str(text)
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # a panic of the library, which is no Exception, is a broken file too
         raise CheckpointError(str(path), f"broken: {error}", "a tokenizer that the tokenizers library reads") from error
+    _require_bounded(library, path)
+    return library
+
+
+def _require_bounded(library: tokenizers.Tokenizer, path: Path) -> None:
+    """Raise where a text may become much larger on its way to tokens, or tokens on their way to text."""
+    for name, part in (("normalizer", library.normalizer), ("decoder", library.decoder)):
+        steps = list(_steps_of(json.loads(part.__getstate__()))) if part is not None else []
+        growth = math.prod(map(_growth, steps))
+        if len(steps) > MAX_STEPS or growth > MAX_GROWTH:
+            found = f"{len(steps)} steps that make a text {growth:.0f} times as long"
+            raise CheckpointError(f"{path}: {name}", found, f"at most {MAX_STEPS} steps, {MAX_GROWTH} times as long")
+    longest = max((len(token.content) for token in library.get_added_tokens_decoder().values()), default=0)
+    if longest > MAX_TOKEN_CHARACTERS:
+        raise CheckpointError(f"{path}: an added token", f"{longest} characters", f"at most {MAX_TOKEN_CHARACTERS}")
+    count = library.num_special_tokens_to_add(is_pair=False)
+    if count > MAX_TOKENS_AROUND:
+        found, allowed = f"{count} tokens around each text", f"at most {MAX_TOKENS_AROUND}"
+        raise CheckpointError(f"{path}: post_processor", found, allowed)
+
+
+def _steps_of(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Yield the steps of a normalizer or a decoder, however they are nested."""
+    if settings.get("type") != "Sequence":
+        yield settings
+    for inner in settings.get("normalizers") or settings.get("decoders") or ():
+        yield from _steps_of(inner)
+
+
+def _growth(step: Mapping[str, Any]) -> float:
+    """Return by how much a step can make a text longer, at most; what adds to its ends is not counted."""
+    if step.get("type") == "ByteLevel":
+        return 2
+    if step.get("type") != "Replace":
+        return 1
+    pattern = step["pattern"].get("String")
+    shortest = 1 if pattern is None else len(pattern.encode())  # what an expression matches has a character or more
+    return float(max(len(step["content"].encode()) / shortest, 1)) if shortest else math.inf
 
 
 def tokenizer_json(folder: Path, vocab_size: int) -> dict[str, Any]:
@@ -71,25 +129,36 @@ def tokenizer_json(folder: Path, vocab_size: int) -> dict[str, Any]:
     return tokenizer | {"added_tokens": added, "truncation": None, "padding": None}
 
 
+def _no_tokenizer(folder: Path) -> ModelError:
+    found = ", only tokenizer.model" if is_there(folder / "tokenizer.model") else ""
+    return ModelError(
+        str(folder),
+        f"{folder} has no tokenizer.json{found}. Make one, {_how_to_convert(folder)}; or name the folder of another "
+        "tokenizer (--tokenizer FOLDER); or do without: LLM(..., skip_tokenizer_init=True) takes and gives token ids",
+    )
+
+
 def _how_to_convert(folder: Path) -> str:
     name = str(folder)
     code = f"from transformers import AutoTokenizer as A; A.from_pretrained({name!r}).save_pretrained({name!r})"
-    return f'a folder with tokenizer.json; with transformers and sentencepiece installed: python -c "{code}"'
+    return f'with transformers and sentencepiece: python -c "{code}"'
 
 
 def _read_byte_level_bpe(folder: Path, settings: Mapping[str, object]) -> tokenizers.Tokenizer:
     """Build a byte-level BPE from its two files, where the class of the tokenizer says how to split words."""
-    files = [(folder / name).is_file() for name in ("vocab.json", "merges.txt")]
+    files = [is_there(folder / name) for name in ("vocab.json", "merges.txt")]
     name = str(settings.get("tokenizer_class")).removesuffix("Fast")
     added = _added_tokens(folder, settings)
     if not all(files) or name not in SPLITS or not _read_object(folder / "added_tokens.json").keys() <= set(added):
-        found = "only tokenizer.model" if (folder / "tokenizer.model").is_file() else "without tokenizer.json"
-        raise CheckpointError(str(folder), found, _how_to_convert(folder))
+        raise _no_tokenizer(folder)
     import tokenizers
     from tokenizers import decoders, models, normalizers, pre_tokenizers
 
+    vocab = read_json_object(folder / "vocab.json")
+    lines = (line.removesuffix("\r") for line in read_text(folder / "merges.txt").split("\n"))
+    merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     try:
-        model = models.BPE.from_file(str(folder / "vocab.json"), str(folder / "merges.txt"))
+        model = models.BPE(cast(Any, vocab), cast(Any, merges))
     except Exception as error:  # the library raises nothing narrower
         raise CheckpointError(str(folder), f"broken: {error}", "vocab.json and merges.txt of one BPE") from error
     library = tokenizers.Tokenizer(model)
@@ -126,13 +195,16 @@ def _added_tokens(folder: Path, settings: Mapping[str, object]) -> dict[str, tup
 
 def read_templates(folder: Path, settings: Mapping[str, object]) -> dict[str, str]:
     """Return the chat templates by name; where there are any, one is "default"."""
-    source: object = _read_text(folder / "chat_template.jinja")
+    path = folder / "chat_template.jinja"
+    source: object = read_text(path) if is_there(path) else None
     for found in (settings.get("chat_template"), _read_object(folder / "chat_template.json").get("chat_template")):
         source = found if source is None else source
     if source is None:
         return {}
     if isinstance(source, str):
         return {"default": source}
+    if isinstance(source, list) and len(source) > MAX_TEMPLATES:
+        raise CheckpointError(f"{folder}: chat_template", f"{len(source)} templates", f"at most {MAX_TEMPLATES}")
     templates: dict[str, str] = {}
     for entry in source if isinstance(source, list) else [None]:
         name, text = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
@@ -153,24 +225,4 @@ def token_text_of(token: object) -> str | None:
 
 def _read_object(path: Path) -> dict[str, object]:
     """Return the JSON object in a file; an empty one where there is no such file."""
-    text = _read_text(path)
-    if text is None:
-        return {}
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(str(path), f"not JSON: {error}", "one JSON object") from error
-    if not isinstance(value, dict):
-        raise CheckpointError(str(path), f"a JSON {type(value).__name__}", "one JSON object")
-    return value
-
-
-def _read_text(path: Path) -> str | None:
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise CheckpointError(f"{path}: size", path.stat().st_size, f"at most {MAX_FILE_BYTES} bytes")
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return None
-    except (OSError, UnicodeDecodeError) as error:
-        raise CheckpointError(str(path), f"unreadable: {error}", "a text file in UTF-8") from error
+    return read_json_object(path) if is_there(path) else {}

@@ -2,6 +2,7 @@
 
     F1 … F16    faults: a forward that fails, a client that leaves, a process that is killed
     I1 … I24    inputs that must be refused, with the right answer, at once, and before anything is enqueued
+    I25 … I28   model folders that must be refused, soon and with little memory
     I30 … I39   bodies that cost more than their sender: what is held meanwhile, and who else is served
     I40 … I43   hosts, pages, keys and tenants that must be refused
     L1 … L8     load: more than can be served, thousands of connections, memory that is too small

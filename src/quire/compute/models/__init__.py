@@ -17,8 +17,10 @@ from typing import Final
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.config_file import CONFIG_FILE, GENERATION_CONFIG_FILE, ConfigFile
 from quire.compute.models.generation import GenerationDefaults
+from quire.compute.models.refusals import folder_refusal
 from quire.compute.models.rope import rope_notices
-from quire.core.errors import CheckpointError
+from quire.core.errors import ModelError
+from quire.core.model_files import is_there
 
 FAMILIES: Final = MappingProxyType(
     {
@@ -71,7 +73,7 @@ def read_settings(config_file: Path, max_length: int | None = None) -> ModelDesc
     architecture = _architecture(config)
     spec: DecoderSpec = import_module(FAMILIES[architecture]).decoder_spec(config, max_length)
     path = config_file.parent / GENERATION_CONFIG_FILE
-    generation = ConfigFile.read(path) if path.is_file() else ConfigFile(str(path), {})
+    generation = ConfigFile.read(path) if is_there(path) else ConfigFile(str(path), {})
     dtype = _dtype(config)
     return ModelDescription(
         architecture=architecture,
@@ -84,13 +86,9 @@ def read_settings(config_file: Path, max_length: int | None = None) -> ModelDesc
 
 
 def _config_file(folder: Path) -> Path:
-    if not folder.is_dir():
-        found = "a file" if folder.exists() else "not there"
-        raise CheckpointError(f"model folder {folder}", found, f"a folder with {CONFIG_FILE} and weights in it")
     path = folder / CONFIG_FILE
-    if not path.is_file():
-        found = f"without {CONFIG_FILE}" if any(folder.iterdir()) else "empty"
-        raise CheckpointError(f"model folder {folder}", found, f"a folder with {CONFIG_FILE} and weights in it")
+    if not folder.is_dir() or not is_there(path):
+        raise folder_refusal(folder, CONFIG_FILE)
     return path
 
 
@@ -98,7 +96,9 @@ def _architecture(config: ConfigFile) -> str:
     """Return the family's name; refuses what is written in a way that no engine here reads."""
     architectures = config.texts("architectures")
     if not architectures or architectures[0] not in FAMILIES:
-        raise config.error("architectures", f"one of {', '.join(FAMILIES)} first")
+        named = f"of the family {architectures[0]!r:.80}" if architectures else "of no family that it names"
+        advice = f"Use a model of one of these: {', '.join(FAMILIES)}"
+        raise ModelError(config.where, f"{config.where}: a model {named}, which cannot be run. {advice}")
     if config.is_set("quantization_config"):
         raise config.error("quantization_config", "null: weights in float32, bfloat16 or float16")
     return architectures[0]

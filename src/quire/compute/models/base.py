@@ -27,9 +27,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
 from quire.core.errors import CheckpointError
 from quire.core.kv_spec import KVCacheSpec
+
+MAX_EXPERTS: Final = 1 << 16
+"""Of all layers: three times what any model has. Each has tensors that are looked for one by one."""
 
 
 class NormKind(Enum):
@@ -232,7 +236,7 @@ class DecoderSpec:
         if heads % kv_heads:
             raise CheckpointError("num_attention_heads", heads, f"a multiple of the {kv_heads} kv heads")
         if self.experts is not None:
-            _check_experts(self.experts)
+            _check_experts(self.experts, sum(layer.sparse for layer in self.layers))
         for layer in self.layers:
             if layer.rope is not None:
                 _check_rope(layer.rope, self.attention.head_dim)
@@ -323,6 +327,9 @@ def _check_rope(rope: RopeSpec, head_dim: int) -> None:
         raise CheckpointError("rotary frequencies", len(rope.inverse_frequencies), f"{rope.rotary_dim // 2} of them")
 
 
-def _check_experts(experts: ExpertsSpec) -> None:
+def _check_experts(experts: ExpertsSpec, num_layers: int) -> None:
+    if num_layers * experts.num_experts > MAX_EXPERTS:
+        where = f"experts of {num_layers} layers"
+        raise CheckpointError(where, num_layers * experts.num_experts, f"at most {MAX_EXPERTS}")
     if not 0 < experts.experts_per_token <= experts.num_experts:
         raise CheckpointError("experts per token", experts.experts_per_token, f"from 1 to {experts.num_experts}")

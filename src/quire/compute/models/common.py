@@ -22,10 +22,12 @@ from quire.compute.models.base import (
     Part,
     WeightSource,
 )
-from quire.compute.models.config_file import ConfigFile
+from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
 from quire.compute.models.rope import context_length, rope_spec
 
-MAX_LAYERS: Final = 10_000
+MAX_LAYERS: Final = 1000
+MAX_HEADS: Final = 1 << 16
+MAX_HEAD_DIM: Final = 4096
 LAYER: Final = "model.layers.{layer}."
 HEAD_TENSOR: Final = "lm_head.weight"
 FULL: Final = "full_attention"  # the names in `layer_types`
@@ -81,11 +83,11 @@ def llama_like(config: ConfigFile, max_length: int | None, layers: Sequence[Laye
 
 
 def _attention(config: ConfigFile) -> AttentionSpec:
-    heads, size = config.size("num_attention_heads"), head_dim(config)
+    heads, size = config.size("num_attention_heads", high=MAX_HEADS), head_dim(config)
     bias = config.flag("attention_bias", False)
     return AttentionSpec(
         num_heads=heads,
-        num_kv_heads=config.size("num_key_value_heads", heads),
+        num_kv_heads=config.size("num_key_value_heads", heads, high=MAX_HEADS),
         head_dim=size,
         scale=size**-0.5,
         bias=bias,
@@ -142,7 +144,7 @@ def mixed_windows(config: ConfigFile, window: int | None, is_sliding: Callable[[
 
 def optional_window(config: ConfigFile) -> int | None:
     """Return `sliding_window`, None where it is null."""
-    return config.size("sliding_window") if config.is_set("sliding_window") else None
+    return config.size("sliding_window", high=MAX_LENGTH) if config.is_set("sliding_window") else None
 
 
 def activation(config: ConfigFile, field: str, default: str) -> Activation:
@@ -155,24 +157,21 @@ def activation(config: ConfigFile, field: str, default: str) -> Activation:
 
 def num_layers(config: ConfigFile, field: str = "num_hidden_layers") -> int:
     """Return the number of layers: as many as anyone has, so that no list of them fills the memory."""
-    count = config.size(field)
-    if count > MAX_LAYERS:
-        raise config.error(field, f"at most {MAX_LAYERS}")
-    return count
+    return config.size(field, high=MAX_LAYERS)
 
 
 def head_dim(config: ConfigFile) -> int:
     """Return the size of a head: its own setting, else the hidden size divided among the heads."""
     if config.is_set("head_dim"):
-        return config.size("head_dim")
+        return config.size("head_dim", high=MAX_HEAD_DIM)
     return divided_head_dim(config, "hidden_size", "num_attention_heads")
 
 
 def divided_head_dim(config: ConfigFile, hidden_field: str, heads_field: str) -> int:
     """Return the hidden size divided among the heads."""
-    hidden, heads = config.size(hidden_field), config.size(heads_field)
-    if hidden % heads:
-        raise config.error(hidden_field, f"a multiple of the {heads} heads")
+    hidden, heads = config.size(hidden_field), config.size(heads_field, high=MAX_HEADS)
+    if hidden % heads or hidden // heads > MAX_HEAD_DIM:
+        raise config.error(hidden_field, f"a multiple of the {heads} heads, at most {MAX_HEAD_DIM} for each")
     return hidden // heads
 
 

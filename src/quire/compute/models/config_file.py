@@ -11,12 +11,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from quire.compute.json_object import read_json_object
 from quire.core.errors import CheckpointError
+from quire.core.model_files import read_json_object
 
 CONFIG_FILE: Final = "config.json"
 GENERATION_CONFIG_FILE: Final = "generation_config.json"
-MAX_SIZE: Final = (1 << 31) - 1
+MAX_SIZE: Final = (1 << 24) - 1  # of a vector, a vocabulary, a context: ten times what any model has
+MAX_LENGTH: Final = (1 << 31) - 1  # of a window, or a context where there are no more positions
 MAX_NUMBER: Final = 1e30
 
 
@@ -48,11 +49,11 @@ class ConfigFile:
         """Return whether the field is there and not null."""
         return self.fields.get(field) is not None
 
-    def size(self, field: str, default: int | None = None, *, low: int = 1) -> int:
-        """Return an integer from `low`; the default stands in for a missing field or null."""
+    def size(self, field: str, default: int | None = None, *, low: int = 1, high: int = MAX_SIZE) -> int:
+        """Return an integer from `low` to `high`; the default stands in for a missing field or null."""
         value = self.fields[field] if self.is_set(field) else default
-        if type(value) is not int or not low <= value <= MAX_SIZE:
-            raise self.error(field, f"an integer from {low} to {MAX_SIZE}")
+        if type(value) is not int or not low <= value <= high:
+            raise self.error(field, f"an integer from {low} to {high}")
         return value
 
     def number(self, field: str, default: float | None = None) -> float:

@@ -14,7 +14,7 @@ from typing import Final
 
 from quire.compute.models.base import DecoderSpec, LayerSpec, Part
 from quire.compute.models.common import LAYER, activation, llama_like, mixed_windows, rotary_layers, with_stems
-from quire.compute.models.config_file import ConfigFile
+from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
 
 DEFAULTS: Final = MappingProxyType(
     {
@@ -39,7 +39,7 @@ STEMS: Final = MappingProxyType(
 def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSpec:
     """Return the spec of a Gemma 2 model; settings that nothing interprets are refused."""
     config = config.over(DEFAULTS)
-    windows = mixed_windows(config, config.size("sliding_window"), lambda layer: layer % 2 == 0)
+    windows = mixed_windows(config, config.size("sliding_window", high=MAX_LENGTH), lambda layer: layer % 2 == 0)
     return gemma_like(config, max_length, rotary_layers(config, max_length, windows))
 
 

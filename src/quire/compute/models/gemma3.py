@@ -19,7 +19,7 @@ from typing import Final
 from quire.compute.models import gemma2
 from quire.compute.models.base import DecoderSpec, LayerSpec, RopeSpec
 from quire.compute.models.common import FULL, SLIDING, head_dim, mixed_windows, num_layers, with_head_norms
-from quire.compute.models.config_file import ConfigFile
+from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
 from quire.compute.models.rope import rope_spec
 
 DEFAULTS: Final = MappingProxyType(
@@ -55,7 +55,9 @@ def _text_spec(config: ConfigFile, max_length: int | None) -> DecoderSpec:
     config = config.over(DEFAULTS)
     config.require("attn_logit_softcapping", None)
     pattern = config.size("sliding_window_pattern")
-    windows = mixed_windows(config, config.size("sliding_window"), lambda layer: (layer + 1) % pattern != 0)
+    windows = mixed_windows(
+        config, config.size("sliding_window", high=MAX_LENGTH), lambda layer: (layer + 1) % pattern != 0
+    )
     full, local = _positions(config, max_length)
     layers = [LayerSpec(window, full if window is None else local) for window in windows]
     return with_head_norms(gemma2.gemma_like(config, max_length, layers))

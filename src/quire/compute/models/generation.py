@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.compute.models.config_file import ConfigFile
+from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,4 +41,4 @@ class GenerationDefaults:
 
 
 def _top_k(config: ConfigFile) -> int | None:
-    return config.size("top_k", low=-1) if config.is_set("top_k") else None
+    return config.size("top_k", low=-1, high=MAX_LENGTH) if config.is_set("top_k") else None

@@ -12,13 +12,14 @@ import re
 from pathlib import Path
 from typing import Final
 
-from quire.core.errors import CheckpointError
+from quire.compute.models.refusals import gguf_refusal, missing_folder
+from quire.core.errors import ModelError
 
 HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 WANTED: Final = ("*.json", "*.jinja", "*.safetensors", "*.txt", "tokenizer.model")
 SETTINGS: Final = ("config.json", "generation_config.json")
 UNWANTED: Final = ("*/*", "consolidated*")
-ADVICE: Final = "the path of a model folder; fetch it where there is a network with `hf download {name}`"
+ADVICE: Final = "Give a model folder, or fetch it where there is a network: hf download {name}"
 
 
 def resolve_model(name: str) -> Path:
@@ -26,10 +27,10 @@ def resolve_model(name: str) -> Path:
     folder = Path(name).expanduser()
     if name and folder.is_dir():
         return folder
-    if folder.is_file():
-        raise CheckpointError(f"model {name}", "a file", "a folder with config.json and safetensors in it")
-    if HUB_ID.fullmatch(name) is None:
-        raise CheckpointError(f"model {name}", "not there", "a folder that is there, or a hub id: ORGANISATION/NAME")
+    if folder.suffix.lower() == ".gguf" and folder.exists():
+        raise gguf_refusal(folder)
+    if folder.exists() or HUB_ID.fullmatch(name) is None:
+        raise missing_folder(name)
     return _download(name, WANTED)
 
 
@@ -44,12 +45,12 @@ def _download(name: str, wanted: tuple[str, ...]) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
-        found = "a hub id, and huggingface_hub is not installed"
-        raise CheckpointError(f"model {name}", found, ADVICE.format(name=name)) from error
+        reason = "is a hub id, and huggingface_hub is not installed"
+        raise ModelError(name, f"{name} {reason}. {ADVICE.format(name=name)}") from error
     try:
         folder = snapshot_download(name, allow_patterns=list(wanted), ignore_patterns=list(UNWANTED))
     # The library raises errors of its own, of its HTTP client and of the system; all mean one thing.
     except Exception as error:
-        found = f"a hub id that could not be fetched ({type(error).__name__})"
-        raise CheckpointError(f"model {name}", found, ADVICE.format(name=name)) from error
+        reason = f"is not in the local cache, and the hub cannot be reached ({type(error).__name__})"
+        raise ModelError(name, f"{name} {reason}. {ADVICE.format(name=name)}") from error
     return Path(folder)

@@ -12,7 +12,7 @@ from typing import Final
 
 from quire.compute.models.base import DecoderSpec, Part, WeightSource
 from quire.compute.models.common import LAYER, llama_like, optional_window, rotary_layers, same_windows
-from quire.compute.models.config_file import ConfigFile
+from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
 from quire.compute.models.rope import SECTIONS
 
 DEFAULTS: Final = MappingProxyType({"rms_norm_eps": 1e-5})
@@ -25,7 +25,7 @@ def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSp
         for field in ("rope_type", "type"):
             section.require(field, "default", "longrope", "su", None)
             if section.fields.get(field) in ("longrope", "su"):
-                section.over(config.fields).size("original_max_position_embeddings")
+                section.over(config.fields).size("original_max_position_embeddings", high=MAX_LENGTH)
     windows = same_windows(config, optional_window(config))
     spec = llama_like(config, max_length, rotary_layers(config, max_length, windows, partial=True))
     return replace(spec, sources=MappingProxyType({**spec.sources, **_fused(spec)}))

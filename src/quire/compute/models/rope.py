@@ -31,7 +31,7 @@ import numpy as np
 
 from quire.compute.arrays import FloatArray
 from quire.compute.models.base import RopeSpec
-from quire.compute.models.config_file import ConfigFile
+from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
 from quire.core.errors import CheckpointError
 
 DEFAULT_BASE: Final = 10_000.0
@@ -71,7 +71,7 @@ def rope_spec(
         rotary_dim=rotary_dim,
         head_dim=head_dim,
         original_length=_original_length(config, section),
-        trained_length=config.size("max_position_embeddings"),
+        trained_length=config.size("max_position_embeddings", high=MAX_LENGTH),
         max_length=_frozen_length(config, max_length),
     )
     # A base or a factor out of all proportion ends as a number that is not finite.
@@ -88,14 +88,14 @@ def context_length(config: ConfigFile, max_length: int | None = None) -> int:
     That is `max_position_embeddings`, or what yarn stretches to where that is more. Dynamic scaling
     goes up to `max_length`, where one is asked for, and at most to its factor times as far.
     """
-    trained = config.size("max_position_embeddings")
+    trained = config.size("max_position_embeddings", high=MAX_LENGTH)
     section = _section(config, "full_attention")
     kind = _kind(section)
     if kind == "dynamic" and max_length is not None:
         return max(trained, min(max_length, int(trained * section.number("factor"))))
     if kind == "yarn" and section.is_set("original_max_position_embeddings"):
-        stretched = section.size("original_max_position_embeddings") * section.number("factor")
-        return max(trained, min(int(stretched), 1 << 31))
+        stretched = section.size("original_max_position_embeddings", high=MAX_LENGTH) * section.number("factor")
+        return max(trained, min(int(stretched), MAX_LENGTH))
     return trained
 
 
@@ -107,7 +107,9 @@ def rope_notices(config: ConfigFile, max_length: int | None = None) -> tuple[str
         return ()
     length = _frozen_length(config, max_length)
     if kind == "dynamic":
-        chosen = "stretched for" if length > config.size("max_position_embeddings") else "not needed at"
+        chosen = (
+            "stretched for" if length > config.size("max_position_embeddings", high=MAX_LENGTH) else "not needed at"
+        )
     else:
         chosen = f"by its {'long' if length > _original_length(config, section) else 'short'} factors for"
     return (f"rope scaling {kind!r} depends on the current length: frozen at load, {chosen} {length} tokens",)
@@ -270,8 +272,8 @@ def _kind(section: ConfigFile) -> str:
 def _original_length(config: ConfigFile, section: ConfigFile) -> int:
     """Return the length before stretching; Phi-3 says it outside the section."""
     field = "original_max_position_embeddings"
-    trained = config.size("max_position_embeddings")
-    return config.size(field) if config.is_set(field) else section.size(field, trained)
+    trained = config.size("max_position_embeddings", high=MAX_LENGTH)
+    return (config if config.is_set(field) else section).size(field, trained, high=MAX_LENGTH)
 
 
 def _frozen_length(config: ConfigFile, max_length: int | None) -> int:

@@ -18,6 +18,7 @@ folder's listing.
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, TypeVar
@@ -25,16 +26,16 @@ from typing import Final, TypeVar
 import numpy as np
 
 from quire.compute.arrays import ByteArray, FloatArray, HalfArray
-from quire.compute.json_object import read_json_object
+from quire.compute.models.refusals import folder_refusal
 from quire.compute.weights.bfloat16 import narrowed, widened
 from quire.compute.weights.safetensors import TensorEntry, read_header
 from quire.core.errors import CheckpointError
+from quire.core.model_files import MAX_TENSOR_NAMES_BYTES, is_there, open_model_file, read_json_object
 
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
 FLOAT_DTYPES: Final = ("F32", "F16", "BF16")
 EVERYTHING: Final = slice(None)
-OTHER_FORMATS: Final = ("*.gguf", "*.bin", "*.pt", "*.pth", "*.safetensors")
 
 
 class Checkpoint:
@@ -47,15 +48,25 @@ class Checkpoint:
         self.folder = folder
         self.entries = entries
         self._mappings: dict[Path, mmap.mmap] = {}
+        self._checked_sizes: dict[Path, int] = {}  # of each file: tensors fill it to its end
+        for entry in entries.values():
+            self._checked_sizes[entry.file] = max(entry.stop, self._checked_sizes.get(entry.file, 0))
 
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:
         """Validate the files of `folder` and return its tensors; maps nothing yet."""
-        if (folder / SINGLE_FILE).is_file():
+        if is_there(folder / SINGLE_FILE):
             return cls(folder, read_header(folder / SINGLE_FILE))
-        if (folder / INDEX_FILE).is_file():
+        if is_there(folder / INDEX_FILE):
             return cls(folder, _read_shards(folder))
-        raise _without_weights(folder)
+        raise folder_refusal(folder, f"{SINGLE_FILE} or {INDEX_FILE}")
+
+    def require_floats(self, name: str) -> None:
+        """Raise unless a tensor is of a dtype that can be asked for."""
+        entry = self.entries[name]
+        if entry.dtype not in FLOAT_DTYPES:
+            where = f"{entry.file}: tensor {name!r}: dtype"
+            raise CheckpointError(where, entry.dtype, f"one of {', '.join(FLOAT_DTYPES)}")
 
     def tensor(self, name: str, rows: slice = EVERYTHING) -> FloatArray:
         """Return rows of a tensor as float32, read-only; O(1) where the file holds float32."""
@@ -86,19 +97,27 @@ class Checkpoint:
 
     def _rows(self, name: str, rows: slice) -> tuple[ByteArray, str, tuple[int, ...]]:
         """Return bytes, dtype and shape of the rows of a tensor."""
+        self.require_floats(name)
         entry = self.entries[name]
-        if entry.dtype not in FLOAT_DTYPES:
-            where = f"{entry.file}: tensor {name!r}: dtype"
-            raise CheckpointError(where, entry.dtype, f"one of {', '.join(FLOAT_DTYPES)}")
         if entry.file not in self._mappings:
-            with entry.file.open("rb") as file:
-                self._mappings[entry.file] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._mappings[entry.file] = self._mapped(entry.file)
         start, stop, shape = entry.start, entry.stop, entry.shape
         if rows != EVERYTHING:
             row_bytes = (stop - start) // shape[0]
             start, stop = start + rows.start * row_bytes, start + rows.stop * row_bytes
             shape = (rows.stop - rows.start, *shape[1:])
         return np.frombuffer(self._mappings[entry.file], np.uint8, stop - start, start), entry.dtype, shape
+
+    def _mapped(self, path: Path) -> mmap.mmap:
+        """Return a file of the folder in memory; it must be as long as it was when its header was checked.
+
+        A file that is made shorter later ends this process with SIGBUS when what is gone is read.
+        """
+        with open_model_file(path) as file:
+            size, checked = os.fstat(file.fileno()).st_size, self._checked_sizes[path]
+            if size != checked:
+                raise CheckpointError(f"{path}: size", size, f"{checked} bytes, as when it was checked")
+            return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
 
 
 Array = TypeVar("Array", FloatArray, HalfArray)
@@ -108,16 +127,6 @@ def _read_only(array: Array, shape: tuple[int, ...]) -> Array:
     shaped = array.reshape(shape)
     shaped.flags.writeable = False
     return shaped
-
-
-def _without_weights(folder: Path) -> CheckpointError:
-    """Return the error for a folder without what we read; names what is there in its place."""
-    allowed = f"{SINGLE_FILE} or {INDEX_FILE} in it"
-    if not folder.is_dir():
-        return CheckpointError(f"model folder {folder}", "a file" if folder.exists() else "not there", allowed)
-    others = sorted(path.name for pattern in OTHER_FORMATS for path in folder.glob(pattern))
-    found = f"without weights in safetensors, but with {others[0]}" if others else "without weights"
-    return CheckpointError(str(folder), found, allowed)
 
 
 def _read_shards(folder: Path) -> dict[str, TensorEntry]:
@@ -138,7 +147,7 @@ def _read_shards(folder: Path) -> dict[str, TensorEntry]:
 
 def _weight_map(index: Path) -> dict[str, str]:
     """Return tensor name → file name, a plain one: no index reaches out of its folder."""
-    weight_map = read_json_object(index).get("weight_map")
+    weight_map = read_json_object(index, MAX_TENSOR_NAMES_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: weight_map", weight_map, "an object: tensor name to file name")
     for name, shard in weight_map.items():

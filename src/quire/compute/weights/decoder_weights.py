@@ -296,6 +296,8 @@ class WeightReader:
         if said:
             where = f"{self._checkpoint.folder}: tensors ({'; '.join(said)})"
             raise CheckpointError(where, f"{len(found)} tensors", f"the {len(expected)} tensors of its config")
+        for name in expected:
+            self._checkpoint.require_floats(name)
 
 
 def _some(names: list[str]) -> str:

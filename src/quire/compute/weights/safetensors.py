@@ -21,8 +21,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.json_object import LFS_POINTER, MAX_JSON_BYTES, lfs_pointer, parse_json_object, unreadable
 from quire.core.errors import CheckpointError
+from quire.core.model_files import (
+    LFS_POINTER,
+    MAX_TENSOR_NAMES_BYTES,
+    lfs_pointer,
+    open_model_file,
+    parse_json_object,
+    unreadable,
+)
 
 DTYPE_BYTES: Final = MappingProxyType(
     {
@@ -62,9 +69,9 @@ class TensorEntry:
 def read_header(path: Path) -> dict[str, TensorEntry]:
     """Return the tensors of the file at `path` by name, every claim of its header checked."""
     try:
-        with path.open("rb") as file:
+        with open_model_file(path) as file:
             size = os.fstat(file.fileno()).st_size
-            start = file.read(len(LFS_POINTER))
+            start = file.read(len(LFS_POINTER)) or b""
             if start == LFS_POINTER:
                 raise lfs_pointer(str(path))
             length = _header_length(start[:LENGTH_BYTES], size, path)
@@ -83,7 +90,7 @@ def _header_length(prefix: bytes, file_size: int, path: Path) -> int:
     if len(prefix) < LENGTH_BYTES:
         raise CheckpointError(f"{path}: size", file_size, f"at least {LENGTH_BYTES} bytes")
     length = int.from_bytes(prefix, "little")
-    longest = min(MAX_JSON_BYTES, file_size - LENGTH_BYTES)
+    longest = min(MAX_TENSOR_NAMES_BYTES, file_size - LENGTH_BYTES)
     if not 2 <= length <= longest:
         raise CheckpointError(f"{path}: header length", length, f"2 to {longest}")
     return length

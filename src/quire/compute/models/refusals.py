@@ -1,0 +1,60 @@
+"""What to say of a folder or a file that is no model to us: what was found there, and what to do."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from quire.core.errors import ModelError
+
+MAX_NAMES: Final = 10_000
+CONVERT: Final = 'with transformers and torch: python -c "{code}"'
+FROM_GGUF: Final = (
+    "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; f = dict(gguf_file={name!r}); "
+    "M.from_pretrained({folder!r}, **f).save_pretrained({made!r}); "
+    "T.from_pretrained({folder!r}, **f).save_pretrained({made!r})"
+)
+FROM_PICKLE: Final = (
+    "from transformers import AutoModelForCausalLM as M; M.from_pretrained({folder!r}).save_pretrained({folder!r})"
+)
+
+
+def gguf_refusal(path: Path) -> ModelError:
+    """Return the error for a GGUF file."""
+    code = FROM_GGUF.format(name=path.name, folder=str(path.parent), made=str(path.with_suffix("")))
+    return ModelError(
+        str(path),
+        f"{path} is a GGUF file, and this version does not read those. Use the safetensors folder it was made from, "
+        f"or convert it, {CONVERT.format(code=code)}",
+    )
+
+
+def folder_refusal(folder: Path, missing: str) -> ModelError:
+    """Return the error for a folder that lacks a file; names what is there instead."""
+    if not folder.is_dir():
+        return missing_folder(str(folder))
+    names = sorted(path.name for path in islice(folder.iterdir(), MAX_NAMES))
+    said = f"{folder} has no {missing}"
+    found = {suffix: [name for name in names if name.endswith(suffix)] for suffix in (".gguf", ".safetensors")}
+    pickles = [name for name in names if name.endswith((".bin", ".pt", ".pth"))]
+    if found[".gguf"]:
+        return gguf_refusal(folder / found[".gguf"][0])
+    if "adapter_config.json" in names:
+        advice = "it is an adapter. Merge it into its base model (merge_and_unload in PEFT) and save the result"
+    elif pickles:
+        code = FROM_PICKLE.format(folder=str(folder))
+        advice = f"but {pickles[0]}, a pickle, which could run code and is never read. Convert it, "
+        advice += CONVERT.format(code=code)
+    elif found[".safetensors"]:
+        advice = f"but {found['.safetensors'][0]}. Save the model again with save_pretrained, or download all its files"
+    else:
+        advice = "it is empty" if not names else "give the folder that has config.json and the weights in it"
+    return ModelError(str(folder), f"{said}: {advice}")
+
+
+def missing_folder(name: str) -> ModelError:
+    """Return the error for a name that is no folder."""
+    if name and Path(name).expanduser().exists():
+        return ModelError(name, f"{name} is a file. Give the folder that has config.json and the weights in it")
+    return ModelError(name, f'No folder named "{name}". Give a model folder or a hub id such as Qwen/Qwen3-0.6B')

@@ -1,0 +1,140 @@
+"""The files of a model folder, opened and read in one place.
+
+A folder may come from a stranger. So every file of it is opened here, and nothing is opened that is not a plain file: a
+pipe would wait for ever, and merely opening a device can do things. Links are followed, since the cache of the hub is
+made of them. What is read has a size and a number of values that bound time and memory, and every failure is one
+`CheckpointError`.
+
+JSON is strict. The standard parser keeps the last of two equal keys, so that two readers of one file may see two
+different models. Here equal keys are an error, as is any value other than an object.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from quire.core.errors import CheckpointError
+
+MAX_SETTINGS_BYTES: Final = 16 << 20
+"""Of a JSON file: the largest of published models, tokenizer settings with thousands of added tokens, have 1 MiB."""
+
+MAX_TENSOR_NAMES_BYTES: Final = 32 << 20
+"""Of the header of a safetensors file, or of an index: names of 250,000 tensors."""
+
+MAX_JSON_VALUES: Final = 2_000_000
+LFS_POINTER: Final = b"version https://git-lfs"
+_KINDS: Final = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (lambda mode: not stat.S_ISREG(mode), "a device"),
+)
+
+
+def open_model_file(path: Path) -> BinaryIO:
+    """Open the file at `path`, which must be a plain file or a link to one. Never waits for another process."""
+    try:
+        _require_plain(path, os.stat(path))
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        try:
+            _require_plain(path, os.fstat(descriptor))  # it may have been replaced meanwhile
+            return os.fdopen(descriptor, "rb")
+        except BaseException:
+            os.close(descriptor)
+            raise
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def read_model_file(path: Path, max_bytes: int = MAX_SETTINGS_BYTES) -> bytes:
+    """Return the bytes of the file at `path`, of which there may be at most `max_bytes`."""
+    with open_model_file(path) as file:
+        try:
+            size = os.fstat(file.fileno()).st_size
+            data = b"" if size > max_bytes else file.read(max_bytes + 1) or b""
+        except OSError as error:
+            raise unreadable(path, error) from error
+    if max(size, len(data)) > max_bytes:
+        raise CheckpointError(f"{path}: size", max(size, len(data)), f"at most {max_bytes} bytes")
+    if data.startswith(LFS_POINTER):
+        raise lfs_pointer(str(path))
+    return data
+
+
+def read_text(path: Path, max_bytes: int = MAX_SETTINGS_BYTES) -> str:
+    """Return the text in the file at `path`."""
+    try:
+        return read_model_file(path, max_bytes).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(str(path), f"unreadable: {error}", "a text file in UTF-8") from error
+
+
+def read_json_object(path: Path, max_bytes: int = MAX_SETTINGS_BYTES) -> dict[str, object]:
+    """Return the JSON object in the file at `path`."""
+    return parse_json_object(read_model_file(path, max_bytes), str(path))
+
+
+def is_there(path: Path) -> bool:
+    """Return whether anything has this name, be it a link that leads nowhere: what is there and broken is an error."""
+    return os.path.lexists(path)
+
+
+def parse_json_object(data: bytes, where: str) -> dict[str, object]:
+    """Parse `data` as one JSON object; `where` names it in errors.
+
+    >>> parse_json_object(b'{"a": 1}', "config.json")
+    {'a': 1}
+    >>> parse_json_object(b'{"a": 1, "a": 2}', "config.json")
+    Traceback (most recent call last):
+    ...
+    quire.core.errors.CheckpointError: config.json: key 'a' is 'there twice'; allowed: each key once
+    """
+
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        found: dict[str, object] = {}
+        for key, value in pairs:
+            if key in found:
+                raise CheckpointError(f"{where}: key {key!r}", "there twice", "each key once")
+            found[key] = value
+        return found
+
+    require_few_values(data, where)
+    try:
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=unique)
+        if b"\\ud" in data.lower():  # half a surrogate pair is written so, and is text that nothing can encode
+            json.dumps(value, ensure_ascii=False).encode()
+    except CheckpointError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(where, f"not JSON: {error}", "one JSON object in UTF-8") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(where, f"a JSON {type(value).__name__}", "one JSON object")
+    return value
+
+
+def require_few_values(data: bytes, where: str, most: int = MAX_JSON_VALUES) -> None:
+    """Raise where JSON may hold more than so many values: a byte of it can become fifty in memory."""
+    if sum(map(data.count, (b",", b"[", b"{"))) > most:
+        raise CheckpointError(where, f"JSON of more than {most} values", "fewer")
+
+
+def lfs_pointer(where: str) -> CheckpointError:
+    """Return the error for a file that stands for another, which git-lfs did not fetch."""
+    return CheckpointError(where, "a git-lfs pointer", "the file itself: fetch it with `git lfs pull`")
+
+
+def unreadable(path: Path, error: OSError) -> CheckpointError:
+    """Return the error for a file that the system does not let us read."""
+    if isinstance(error, FileNotFoundError) and path.is_symlink():
+        return CheckpointError(str(path), "a link to a file that is not there", "a file that can be read")
+    return CheckpointError(str(path), error.strerror or str(error), "a file that can be read")
+
+
+def _require_plain(path: Path, status: os.stat_result) -> None:
+    for is_kind, name in _KINDS:
+        if is_kind(status.st_mode):
+            raise CheckpointError(str(path), name, "a plain file")

@@ -1,0 +1,381 @@
+"""The sandbox that chat templates run in: what a template can call, and how much time and memory it can take.
+
+A template comes with a model folder, perhaps from a stranger. Jinja's sandbox keeps it away from Python, but not from
+looping for hours or from building a text of gigabytes. So each rendering has a number of steps, and every operation
+pays for what it costs:
+
+    a turn of a loop, a call of a macro     the nodes of its body, counted when the template is compiled
+    ~ + * % filters, methods, slices        the size of what they read and of what they make
+    == in                                   the size of what they compare, unless one side is a constant
+    a list or an object that is written     the size of everything that it holds, at every depth
+
+Where a result can be much larger than what it is made of, it is paid for before it is made. The last rule stops
+containers that hold one another and double with each line; with it, the size of a value bounds the cost of every
+operation on it. Steps are counted, not timed, so a busy machine renders the same conversations as an idle one. Parts of
+Jinja that no chat template needs and that are hard to bound are left out: blocks, `lipsum`, `batch`, `urlize`,
+`str.translate` and others.
+
+Rejected: a child process with limits for each rendering. It would cost more than the rendering.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Any, Final
+
+import jinja2.ext
+import jinja2.meta
+import jinja2.runtime
+import jinja2.sandbox
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame, operators
+from markupsafe import Markup
+
+from quire.engine.template_meter import (
+    CALL_STEPS,
+    CHARACTERS_PER_STEP,
+    LIST_FILTERS,
+    MAX_BITS,
+    MAX_TUPLE,
+    MAX_WIDTH,
+    VIEWS,
+    Meter,
+    names_in,
+)
+
+GLOBALS: Final = frozenset({"range", "raise_exception", "strftime_now", "dict", "namespace"})
+"""The names that are there for every template."""
+
+MAX_SOURCE_CHARACTERS: Final = 1 << 17
+MAX_NODES: Final = 20_000  # the largest templates of published models have a fifth of it
+
+_TEXT_METHODS: Final = names_in(
+    "capitalize casefold center count endswith find format index isalnum isalpha isascii isdecimal isdigit isidentifier"
+    " islower isnumeric isprintable isspace istitle isupper join ljust lower lstrip partition removeprefix removesuffix"
+    " replace rfind rindex rjust rpartition rsplit rstrip split splitlines startswith strip swapcase title upper zfill"
+)
+_METHODS: Final[dict[type, frozenset[str]]] = {
+    **dict.fromkeys((str, Markup), _TEXT_METHODS),
+    dict: names_in("copy get items keys values"),
+    **dict.fromkeys((list, tuple), names_in("copy count index")),
+    **dict.fromkeys((int, bool, float, range, *VIEWS), names_in("")),
+}
+"""What a template may use of plain data. Of other objects it may use what Jinja's sandbox allows."""
+
+_OWN_NAMES: Final = frozenset(dir(dict))
+_LOOP_NAMES: Final = names_in("first index index0 last")
+_DEAR_METHODS: Final = names_in(
+    "center count format index join ljust lstrip replace rjust rsplit rstrip split splitlines strip zfill"
+)
+_CHEAP_FILTERS: Final = names_in("attr count d default first last length")
+_TEXT_FILTERS: Final = names_in(
+    "abs capitalize center e escape float format indent int lower replace round safe string title trim truncate upper"
+)
+_COMPARING_TESTS: Final = names_in("== eq equalto != ne > gt greaterthan >= ge < lt lessthan <= le in")
+
+
+class Steps(int):
+    """A constant in the code of a template that charges for itself."""
+
+
+# ---- the compiler -------------------------------------------------------------------------------------------------
+
+
+class MeteredCode(CodeGenerator):
+    """Jinja's compiler, which adds a charge wherever cost depends on how often code runs, or on what it runs."""
+
+    def write_commons(self) -> None:
+        """Write the beginning of a template: short names for what charges."""
+        super().write_commons()
+        for name in ("charge", "add", "concat", "str_join"):
+            self.writeline(f"{name} = context.{name}")
+
+    def visit_For(self, node: nodes.For, frame: Frame) -> None:
+        """Write a loop: each turn is charged, and each item that its condition leaves out."""
+        if node.test is not None:
+            node.test = nodes.Or(_steps([node.test]), node.test, lineno=node.lineno)
+        _charge_body(node)
+        super().visit_For(node, frame)
+
+    def visit_Macro(self, node: nodes.Macro, frame: Frame) -> None:
+        """Write a macro: each call is charged."""
+        _charge_body(node)
+        super().visit_Macro(node, frame)
+
+    def visit_CallBlock(self, node: nodes.CallBlock, frame: Frame) -> None:
+        """Write what a macro is called with: each call is charged."""
+        _charge_body(node)
+        super().visit_CallBlock(node, frame)
+
+    def visit_Const(self, node: nodes.Const, frame: Frame) -> None:
+        """Write a constant, or a charge."""
+        if isinstance(node.value, Steps):
+            self.write(f"charge({int(node.value)})")
+        else:
+            super().visit_Const(node, frame)
+
+    def visit_Add(self, node: nodes.BinExpr, frame: Frame) -> None:
+        """Write a sum."""
+        self.write("add(")
+        self.visit(node.left, frame)
+        self.write(", ")
+        self.visit(node.right, frame)
+        self.write(")")
+
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:
+        """Write a comparison. Looking at one side is enough: no comparison costs more than its smaller side."""
+        self.write("(")
+        self.visit(node.expr, frame)
+        left = node.expr
+        for operand in node.ops:
+            self.write(f" {operators[operand.op]} ")
+            self._write_charged(_comparison_charge(left, operand), operand.expr, self.visit, frame)
+            left = operand.expr
+        self.write(")")
+
+    def visit_Getitem(self, node: nodes.Getitem, frame: Frame) -> None:
+        """Write a look-up; a slice is a copy."""
+        self._write_charged("read" if isinstance(node.arg, nodes.Slice) else "", node, super().visit_Getitem, frame)
+
+    def visit_List(self, node: nodes.List, frame: Frame) -> None:
+        """Write a list."""
+        self._write_charged("" if _is_constant(node) else "weigh", node, super().visit_List, frame)
+
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:
+        """Write an object."""
+        self._write_charged("" if _is_constant(node) else "weigh", node, super().visit_Dict, frame)
+
+    def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:
+        """Write a tuple, or the targets of an assignment."""
+        if node.ctx == "load" and (len(node.items) > MAX_TUPLE or not all(map(_is_plain, node.items))):
+            self._write_charged("short", node, super().visit_Tuple, frame)
+        else:
+            super().visit_Tuple(node, frame)
+
+    def _write_charged(self, charge: str, node: Any, visit: Callable[[Any, Frame], None], frame: Frame) -> None:
+        self.write(f"context.{charge}(" if charge else "(")
+        visit(node, frame)
+        self.write(")")
+
+    def _output_child_pre(self, node: nodes.Expr, frame: Frame, finalize: Any) -> None:
+        if frame.buffer is None:  # it goes out, and what goes out is bounded
+            super()._output_child_pre(node, frame, finalize)
+        else:
+            self.write("context.text(")
+
+
+def _steps(charged: list[Any]) -> nodes.Const:
+    """Return what charges for running some nodes once."""
+    count = 1 + sum(1 + sum(1 for _ in node.find_all(nodes.Node)) for node in charged)
+    return nodes.Const(Steps(count), lineno=charged[0].lineno if charged else 1)
+
+
+def _charge_body(node: nodes.For | nodes.Macro | nodes.CallBlock) -> None:
+    charge = _steps(node.body)
+    node.body = [nodes.ExprStmt(charge, lineno=charge.lineno), *node.body]
+
+
+def _comparison_charge(left: nodes.Expr, operand: nodes.Operand) -> str:
+    """Return what charges for the right side of a comparison; nothing where a constant bounds the cost."""
+    if operand.op in ("in", "notin"):
+        return "" if isinstance(operand.expr, nodes.Literal) else "held"
+    return "" if isinstance(left, nodes.Const) or isinstance(operand.expr, nodes.Const) else "weigh"
+
+
+def _is_constant(node: nodes.Expr) -> bool:
+    return all(isinstance(child, nodes.Literal) for child in node.find_all(nodes.Expr))
+
+
+def _is_plain(node: nodes.Expr) -> bool:
+    return isinstance(node, nodes.Const)
+
+
+# ---- the environment ------------------------------------------------------------------------------------------------
+
+
+class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, in which everything is charged. One for each template."""
+
+    code_generator_class = MeteredCode
+    context_class = Meter
+    intercepted_binops = frozenset({"*", "**", "%"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Return `left operator right`."""
+        if operator != "%":
+            context.multiply(operator, left, right)
+        elif left.__class__ is int:
+            return left % right
+        elif isinstance(left, str):
+            context.fill(left, [right])
+        return context.read(super().call_binop(context, operator, left, right))
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Return whether a template may use an attribute."""
+        methods = _METHODS.get(obj.__class__)
+        return super().is_safe_attribute(obj, attr, value) if methods is None else attr in methods
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        """Return an attribute, or an item of that name; without a detour where it is a usual one."""
+        kind = obj.__class__
+        if kind is dict and attribute not in _OWN_NAMES:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if kind is jinja2.runtime.LoopContext and attribute in _LOOP_NAMES:
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
+
+    def wrap_str_format(self, value: Any) -> Any:
+        """Return a method that fills a form, without its ways out of the sandbox; None for every other method."""
+        return None if getattr(value, "__name__", "") == "format_map" else super().wrap_str_format(value)
+
+    def call(__self, __context: Any, __function: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call a method, a macro or a global function."""
+        if kwargs:  # two of them are meant for functions that take a context: none is here
+            kwargs.pop("_loop_vars", None)
+            kwargs.pop("_block_vars", None)
+        method = getattr(__function, "__wrapped__", __function)
+        subject = getattr(method, "__self__", None)
+        if isinstance(subject, (str, list, tuple, dict)):
+            if method.__name__ in _DEAR_METHODS:
+                __context.method(subject, method.__name__, [*args, *kwargs.values()])
+            else:
+                __context.read(subject)
+            return __context.read(__function(*args, **kwargs))
+        __context.charge(CALL_STEPS)
+        is_macro = isinstance(__function, jinja2.runtime.Macro)
+        if not is_macro or __function.catch_varargs or __function.catch_kwargs:
+            __context.weigh([*args, *kwargs.values()])
+        return super().call(__context, __function, *args, **kwargs)
+
+
+class _Generation(jinja2.ext.Extension):
+    """{% generation %} marks what a model is trained to say; the text is the same without it."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+    def parse(self, parser: Any) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """A namespace that holds no name out of the interior of Python, and that prints as a word."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}")
+        super().__setitem__(name, value)
+
+    def __repr__(self) -> str:  # two that hold one another would print without end
+        return "<Namespace>"
+
+
+def compile_template(source: str, now: Callable[[], datetime]) -> tuple[jinja2.Template, frozenset[str]]:
+    """Return a template, compiled, and the names that it looks up without setting them.
+
+    Raises what Jinja and Python raise for source that is no template, or that is too long.
+    """
+    if len(source) > MAX_SOURCE_CHARACTERS:
+        raise jinja2.TemplateError(f"it has {len(source)} characters, more than {MAX_SOURCE_CHARACTERS}")
+    environment = _environment(now)
+    tree = environment.parse(source)
+    if sum(1 for _ in tree.find_all(nodes.Node)) > MAX_NODES:
+        raise jinja2.TemplateError(f"it has more than {MAX_NODES} nodes")
+    for node in tree.find_all((nodes.Block, nodes.EvalContextModifier)):
+        raise jinja2.TemplateError(f"line {node.lineno}: blocks and autoescape are not supported")
+    if any(isinstance(c.value, int) and c.value.bit_length() > MAX_BITS for c in tree.find_all(nodes.Const)):
+        raise jinja2.TemplateError("a number is too large")
+    compiled = environment.from_string(tree)
+    return compiled, frozenset(jinja2.meta.find_undeclared_variables(tree))
+
+
+def _environment(now: Callable[[], datetime]) -> Sandbox:
+    """Return the environment of transformers' templates, as far as chat templates use it."""
+
+    def raise_exception(message: str) -> None:
+        raise jinja2.TemplateError(message)
+
+    def make_dict(*items: Any, **fields: Any) -> dict[str, Any]:  # rather than the class, with all its attributes
+        return dict(*items, **fields)
+
+    def strftime_now(form: str) -> str:
+        return now().strftime(form[:MAX_WIDTH])
+
+    environment = Sandbox(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_Generation, "jinja2.ext.loopcontrols"],
+        autoescape=False,
+        optimized=False,  # constants are folded by Python; Jinja would run filters while it compiles
+    )
+    every = environment.filters | {"tojson": _tojson}
+    charged = {name: _charged_filter(name, every[name]) for name in sorted(_TEXT_FILTERS | LIST_FILTERS)}
+    environment.filters = {name: every[name] for name in _CHEAP_FILTERS} | charged | {"tojson": _tojson}
+    environment.tests |= {name: _charged_test(environment.tests[name]) for name in _COMPARING_TESTS}
+    environment.globals = {
+        "range": environment.globals["range"],
+        "raise_exception": raise_exception,
+        "strftime_now": strftime_now,
+        "dict": make_dict,
+        "namespace": _Namespace,
+    }
+    return environment
+
+
+def _charged_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a filter that is charged for, and that returns a list where Jinja's is lazy."""
+    wanted = getattr(getattr(function, "jinja_pass_arg", None), "name", "")
+    is_short = name in _TEXT_FILTERS and not wanted and name != "title"
+
+    @jinja2.pass_context
+    def charged(context: Meter, value: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_short and value.__class__ is str and not args and not kwargs:
+            context.charge(len(value) // CHARACTERS_PER_STEP)
+            return function(value)
+        context.filter(name, value, [*args, *kwargs.values()])
+        first = {"context": (context,), "eval_context": (context.eval_ctx,), "environment": (context.environment,)}
+        result = function(*first.get(wanted, ()), value, *args, **kwargs)
+        if isinstance(result, Iterator):
+            result = list(result)
+        return context.weigh(result) if "default" in kwargs else context.read(result)
+
+    return charged
+
+
+def _charged_test(function: Any) -> Callable[..., Any]:
+    """Return a test that is charged for what it compares with."""
+
+    @jinja2.pass_context
+    def charged(context: Meter, value: Any, *args: Any) -> Any:
+        for other in args:
+            context.held(other)
+        return function(value, *args)
+
+    return charged
+
+
+@jinja2.pass_context
+def _tojson(
+    context: Meter,
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> Any:
+    # Jinja's own filter writes "<" as an escape, for HTML; models were trained on the plain sign.
+    if indent is None and separators is None:
+        return context.read(json.dumps(value, ensure_ascii=ensure_ascii, sort_keys=sort_keys))
+    context.pad([indent, *(separators or ())])
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    pieces: list[str] = []
+    num_characters, most = 0, context.left * CHARACTERS_PER_STEP
+    for piece in encoder.iterencode(value):
+        num_characters += CHARACTERS_PER_STEP + len(piece)
+        pieces.append(piece)
+        if num_characters > most:
+            break
+    context.charge(num_characters // CHARACTERS_PER_STEP)
+    return "".join(pieces)
