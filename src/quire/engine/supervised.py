@@ -17,7 +17,6 @@ import contextlib
 import logging
 import socket
 import subprocess
-import sys
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from types import TracebackType
@@ -27,6 +26,7 @@ from quire.core.clock import Clock, SystemClock
 from quire.core.config import EngineConfig
 from quire.core.errors import ExecutionError, InvariantError
 from quire.core.executor import NoteLoaded
+from quire.core.python_process import start_python
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.client import EngineRequest
@@ -90,8 +90,8 @@ class EngineProcess:
         """Start a process that builds the engine of some settings."""
         ours, theirs = socket.socketpair()
         try:
-            command = [sys.executable, "-m", "quire.engine.engine_host", str(theirs.fileno())]
-            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            arguments = ("-m", "quire.engine.engine_host", str(theirs.fileno()))
+            process = start_python(*arguments, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         except BaseException:
             ours.close()
             raise

@@ -6,13 +6,12 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from quire.cli.http.server_process import run_quire
 from quire.cli.http.sockets import Stream
 from quire.cli.torture.case import Case, require
 from quire.cli.torture.stage import ServerSpec, Stage, TortureServer, wait_until
@@ -90,13 +89,7 @@ def broken_folders(stage: Stage) -> str:
             shutil.copytree(GUIDE_FOLDER, folder)
             damage(folder)
             started = time.monotonic()
-            ended = subprocess.run(
-                [sys.executable, "-m", "quire", "serve", str(folder), "--port", "0"],
-                capture_output=True,
-                text=True,
-                timeout=30.0,
-                check=False,
-            )
+            ended = run_quire("serve", str(folder), "--port", "0")
             slowest = max(slowest, time.monotonic() - started)
             lines = [line for line in (ended.stdout + ended.stderr).splitlines() if "error:" in line]
             require(ended.returncode not in (0, None), f"{name}: the exit status is {ended.returncode}")
