@@ -31,11 +31,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal comes. Returns the exit status."""
     resolved = serve_settings(arguments, os.environ)
+    from quire.core.threaded_output import thread_output
     from quire.engine.heartbeat import Patience
     from quire.engine.supervised import SupervisedLLM
     from quire.serve.logs import configure_logs
     from quire.serve.server import end_process, run_server
 
+    thread_output()
     configure_logs(resolved.server.log_format, sys.stderr)
     patience = Patience(resolved.server.max_step_s, resolved.server.max_silence_s)
     model = SupervisedLLM(resolved.engine, patience=patience)

@@ -26,6 +26,7 @@ from typing import Final
 from quire.core.clock import Clock, SystemClock
 from quire.core.errors import ExecutionError, InvalidRequestError, QuireError
 from quire.core.grammar import GrammarChecker
+from quire.core.threaded_output import drain_output, thread_output
 from quire.engine.client import InProcessClient, SequenceUpdate
 from quire.engine.core import EngineCore
 from quire.engine.engine_thread import EngineThread
@@ -120,6 +121,7 @@ class EngineHost:
         self._patience = PATIENCE
         self._step, self._server = Standstill(clock), Standstill(clock)
         self._parent = os.getppid()
+        self._is_orphan = False
 
     def run(self) -> int:
         """Serve until the connection ends; returns the exit status."""
@@ -140,8 +142,9 @@ class EngineHost:
         gc.freeze()  # what stands now stays: a search for garbage need not walk every block of the pool
         self._connection.send(ready)
         self._obey(thread)
-        heart.stop()
         _exit_after(CLOSING_S)
+        heart.stop()
+        self._thread = None  # at its end the interpreter must find nothing of the native engine in use
         thread.close()
         return 0
 
@@ -179,7 +182,8 @@ class EngineHost:
     def _beat(self) -> None:
         """Say that this process is there, and end it where the server is not, or a step does not end."""
         self._connection.send(Beat())
-        if os.getppid() != self._parent:  # its end of the connection may be held by another process still
+        was_orphan, self._is_orphan = self._is_orphan, os.getppid() != self._parent
+        if was_orphan:  # and the connection has not ended: another process holds the other end
             self._leave("the server has ended")
         if self._thread is None:
             return
@@ -197,11 +201,13 @@ class EngineHost:
         """The engine has failed, and the log says why: the server is told, and the process ends."""
         self._connection.send(Failed(_in_one_line(message)))
         self._connection.close()
+        drain_output()
         os._exit(FAILED)
 
     def _leave(self, why: str) -> None:
         """End the process by force: nobody listens."""
         logger.error("the engine ends: %s", why)
+        drain_output()
         os._exit(ORPHANED)
 
     def _tell(self, stats: EngineStats) -> None:
@@ -238,6 +244,7 @@ def main(descriptor: int) -> int:
     """Serve over an inherited socket; returns the exit status."""
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
+    thread_output()
     connection = FrameSocket(socket.socket(fileno=descriptor))
     try:
         return EngineHost(connection, SystemClock()).run()

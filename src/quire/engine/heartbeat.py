@@ -76,11 +76,13 @@ class Heart:
     def __init__(self, beat: Callable[[], None]) -> None:
         self._beat = beat
         self._stopped = threading.Event()
-        threading.Thread(target=self._run, name="quire-heart", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="quire-heart", daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
         """Beat no more. May be called twice."""
         self._stopped.set()
+        self._thread.join()
 
     def _run(self) -> None:
         while not self._stopped.wait(BEAT_S):
