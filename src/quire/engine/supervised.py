@@ -58,6 +58,7 @@ from quire.engine.messages import (
 )
 from quire.engine.output_processor import PreparedRequest
 from quire.engine.outputs import RequestDelta
+from quire.engine.ownership import Home
 from quire.engine.prompts import ChatOptions, Prompt
 from quire.engine.report import EngineReport
 from quire.engine.stats import EngineStats, ModelState
@@ -85,6 +86,7 @@ class EngineProcess:
         self._process = process
         self._reader = reader
         self._writer = writer
+        self._home = Home()
 
     @classmethod
     async def start(cls, config: EngineConfig, patience: Patience) -> EngineProcess:
@@ -109,6 +111,7 @@ class EngineProcess:
 
     def send(self, message: Message) -> None:
         """Have a message sent; what an engine that is gone is told is lost."""
+        self._home.require()  # the connection of a process that was forked is that of its parent
         self._writer.write(frame(message))
 
     async def receive(self) -> FromEngine | None:
@@ -120,7 +123,9 @@ class EngineProcess:
             return None
 
     async def end(self, patience_s: float) -> int:
-        """Wait so long for the process to end, then kill it; returns its exit status."""
+        """Wait so long for the process to end, then kill it; returns its exit status. Nothing happens after a fork."""
+        if not self._home.is_here:
+            return 0
         self._writer.close()
         try:
             async with asyncio.timeout(patience_s):
@@ -197,6 +202,7 @@ class SupervisedLLM(OpenModel):
         self._note_loaded = note_loaded
         self._link = EngineMessages()
         self._streams = RequestStreams(self._link, self._door.tokenizer, self._clock)
+        self._home = Home()
         self._limits: RequestLimits | None = None
         self._stats = EngineStats()
         self._state = ModelState.STARTING
@@ -288,7 +294,12 @@ class SupervisedLLM(OpenModel):
             raise ExecutionError(self._failure)
 
     async def close(self) -> None:
-        """End all requests and the process. May be called twice; nothing can be asked afterwards."""
+        """End all requests and the process. May be called twice; nothing can be asked afterwards.
+
+        Nothing happens in a process that was forked.
+        """
+        if not self._home.is_here:
+            return
         self._lose(ModelState.CLOSED, "the engine is closed")
         if self._supervisor is not None:
             self._supervisor.cancel()
