@@ -16,7 +16,6 @@ import select
 import sys
 import threading
 import time
-from collections import deque
 from typing import Final
 
 MAX_WAITING_BYTES: Final = 1 << 20
@@ -30,7 +29,7 @@ class ThreadedOutput(io.TextIOBase):
     def __init__(self, descriptor: int, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
         self._descriptor = descriptor
         self._max_waiting_bytes = max_waiting_bytes
-        self._waiting: deque[bytes] = deque()
+        self._waiting: list[bytes] = []
         self._num_waiting_bytes = 0  # what is being written included
         self._num_dropped = 0
         self._changed = threading.Condition()  # an RLock: a finalizer may write while this thread does
@@ -74,7 +73,8 @@ class ThreadedOutput(io.TextIOBase):
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting)
-                data = self._waiting.popleft()
+                data = b"".join(self._waiting)  # all at once: after each write this thread waits for the interpreter
+                self._waiting.clear()
                 num_dropped, self._num_dropped = self._num_dropped, 0
             if num_dropped:
                 _write(self._descriptor, b"quire: %d pieces of output were dropped here: nobody read\n" % num_dropped)

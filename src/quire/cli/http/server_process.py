@@ -34,9 +34,10 @@ PROCESSES = Path("/proc")
 
 
 class ServerProcess:
-    """A server for a model. `options` are those of `quire serve`, `environment` is added to ours.
+    """A server for a model. `options` are those of `quire serve`; `environment` is added to ours.
 
     `python` is the interpreter that runs it, ours unless given; another one runs the quire that is installed with it.
+    `folder` is the current one of the server; None: ours.
     """
 
     def __init__(
@@ -47,11 +48,13 @@ class ServerProcess:
         environment: Mapping[str, str] | None = None,
         start_timeout_s: float = 300.0,
         python: str = "",
+        folder: Path | None = None,
     ) -> None:
         self._arguments = ("-m", "quire", "serve", config.model, "--port", "0", *options)
         self._environment = {**os.environ, **engine_environment(config), **(environment or {})}
         self._start_timeout_s = start_timeout_s
         self._python = python
+        self._folder = folder
         self.url = ""
         self.ready_s = 0.0  # from the start of the process until it was ready
 
@@ -60,7 +63,12 @@ class ServerProcess:
         self._log = tempfile.TemporaryFile(prefix="quire-serve-")  # noqa: SIM115 (`stop` closes it)
         started = time.monotonic()
         self._process = start_python(
-            *self._arguments, environment=self._environment, python=self._python, stdout=self._log, stderr=self._log
+            *self._arguments,
+            environment=self._environment,
+            python=self._python,
+            cwd=self._folder,
+            stdout=self._log,
+            stderr=self._log,
         )
         try:
             self.wait_for(self._is_ready, "ready", self._start_timeout_s)
