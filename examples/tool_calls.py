@@ -42,7 +42,7 @@ def ask(client: openai.OpenAI) -> list[str]:
     return cities
 
 
-command = [sys.executable, "-m", "quire", "serve", "guide", "--port", "0"]
+command = [sys.executable, "-P", "-m", "quire", "serve", "guide", "--port", "0"]
 with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
     try:
         address = next(found[1] for line in server.stdout if (found := re.search(r"listening on (\S+)", line)))

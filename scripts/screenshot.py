@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     """Serve the demonstration and take its picture."""
     folder = Path(arguments[0]) if arguments else ROOT / "docs" / "images"
     folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "quire", "demo", "--fast", "--serve-for", "600"]
+    command = [sys.executable, "-P", "-m", "quire", "demo", "--fast", "--serve-for", "600"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:

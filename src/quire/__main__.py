@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
-from quire.cli import main
-
 if __name__ == "__main__":
+    if not sys.flags.safe_path and sys.path[0] in ("", os.getcwd()):
+        del sys.path[0]  # `-m` puts the current folder there: what lies in a model folder must not be imported
+
+    from quire.cli import main
+
     sys.exit(main())

@@ -9,7 +9,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from typing import Any
 import pytest
 
 from quire import AsyncLLM, EngineConfig, ExecutionError, InvalidConfigError, InvalidRequestError, SamplingParams
-from quire.engine import supervised
+from quire.core.clock import SystemClock
+from quire.engine.engine_host import ORPHANED
+from quire.engine.heartbeat import QUIET_S, Patience
 from quire.engine.messages import Configure, Ready, body_length, frame, message_from_engine
 from quire.engine.outputs import RequestDelta
 from quire.engine.stats import ModelState
@@ -41,6 +44,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         settings={"vocab_size": 384, "eos_token_id": 383, "max_position_embeddings": 2000},
     )
     return write_chatml(folder)
+
+
+class JumpingClock(SystemClock):
+    """The time of the machine, some hours later if one likes."""
+
+    jump_s = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.jump_s
 
 
 def config(folder: Path, **settings: Any) -> EngineConfig:
@@ -136,20 +148,77 @@ def test_an_engine_that_is_killed_is_started_again(folder: Path, caplog: pytest.
     assert "it is started again" in caplog.text
 
 
-def test_an_engine_that_hangs_is_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervised, "STALLED_S", 0.5)
-
+def test_an_engine_that_is_stopped_is_told_apart_and_started_again(folder: Path) -> None:
     async def test() -> None:
-        async with SupervisedLLM(config(folder)) as llm:
+        async with SupervisedLLM(config(folder), patience=Patience(max_silence_s=QUIET_S + 2)) as llm:
             task = asyncio.create_task(read(llm, "hello", ENDLESS))
             await until(lambda: llm.stats.num_running == 1)
-            assert llm.engine_process_id is not None
-            os.kill(llm.engine_process_id, signal.SIGSTOP)
-            with pytest.raises(ExecutionError, match="said nothing"):
+            first = llm.engine_process_id
+            assert first is not None
+            os.kill(first, signal.SIGSTOP)
+            await until(lambda: llm.state is ModelState.UNRESPONSIVE)
+            with pytest.raises(ExecutionError, match="silent"):
+                await read(llm, "hello", WANTED[0])
+            with pytest.raises(ExecutionError, match="max_silence_s"):
                 await task
             await until(lambda: llm.state is ModelState.READY)
+            assert llm.engine_process_id != first
 
     run(test)
+
+
+def test_an_engine_that_was_only_held_goes_on(folder: Path) -> None:
+    async def test() -> None:
+        async with SupervisedLLM(config(folder)) as llm:
+            expected = await read(llm, "hello", WANTED[0])
+            first = llm.engine_process_id
+            assert first is not None
+            os.kill(first, signal.SIGSTOP)  # with nothing under way: an idle engine is watched, too
+            await until(lambda: llm.state is ModelState.UNRESPONSIVE)
+            os.kill(first, signal.SIGCONT)
+            await until(lambda: llm.state is ModelState.READY)
+            assert llm.failure == ""
+            assert outputs_of(await read(llm, "hello", WANTED[0])) == outputs_of(expected)
+            assert (llm.engine_process_id, llm.stats.restarts_total) == (first, 0)
+
+    run(test)
+
+
+def test_neither_an_idle_hour_nor_a_long_step_is_silence(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step takes longer than the engine may be silent, after an hour in which nothing was asked."""
+    monkeypatch.setenv("QUIRE_FAILPOINTS", "sleep12:token=77")
+    clock = JumpingClock()
+
+    async def test() -> None:
+        async with SupervisedLLM(config(folder), patience=Patience(60.0, 8.0), clock=clock) as llm:
+            await asyncio.sleep(1.5)  # a beat or two
+            clock.jump_s = 3600.0
+            await asyncio.sleep(1.5)
+            deltas = await read(llm, [5, 77, 6], WANTED[0])
+            assert deltas[-1].finished
+            assert llm.stats.restarts_total == 0
+
+    run(test)
+
+
+def test_a_step_longer_than_the_limit_ends_the_engine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_FAILPOINTS", "sleep600:token=77")
+
+    async def test() -> None:
+        async with SupervisedLLM(config(folder), patience=Patience(max_step_s=5.0)) as llm:
+            with pytest.raises(ExecutionError, match=r"a step has taken more than 5 s \(max_step_s\)"):
+                await read(llm, [5, 77, 6], WANTED[0])
+            await until(lambda: llm.state is ModelState.READY)
+            assert (await read(llm, [5, 7, 6], WANTED[0]))[-1].finished
+
+    run(test)
+
+
+def test_an_engine_whose_server_is_silent_ends(folder: Path) -> None:
+    """Its connection stays open: another process may hold it."""
+    with engine_process(folder, Patience(max_silence_s=2.0)) as (ours, process):
+        _receive(ours)
+        assert process.wait(300) == ORPHANED
 
 
 def test_an_engine_that_gives_up_says_why(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,15 +276,7 @@ def test_closing_ends_what_is_under_way(folder: Path) -> None:
 
 
 def test_an_orphan_ends_by_itself_and_ignores_signals_of_its_group(folder: Path) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        command = [sys.executable, "-m", "quire.engine.engine_host", str(theirs.fileno())]
-        process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-        theirs.close()
-        ours.settimeout(300)
-        ours.sendall(frame(Configure(config(folder))))
-        while not isinstance(_receive(ours), Ready):
-            pass
+    with engine_process(folder, Patience()) as (ours, process):
         for ignored in (signal.SIGINT, signal.SIGTERM):
             process.send_signal(ignored)
         with pytest.raises(subprocess.TimeoutExpired):
@@ -235,6 +296,25 @@ def test_what_is_no_message_ends_the_engine(folder: Path) -> None:
         assert process.returncode == 1
         assert complaint.startswith(b"quire: error: ")
         assert complaint.count(b"\n") == 1
+
+
+@contextmanager
+def engine_process(folder: Path, patience: Patience) -> Iterator[tuple[socket.socket, subprocess.Popen[bytes]]]:
+    """A process of an engine that is ready, and the server's end of its connection, which sends no beats."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        command = [sys.executable, "-m", "quire.engine.engine_host", str(theirs.fileno())]
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        theirs.close()
+        ours.settimeout(300)
+        ours.sendall(frame(Configure(config(folder), patience)))
+        while not isinstance(_receive(ours), Ready):
+            pass
+        try:
+            yield ours, process
+        finally:
+            process.kill()
+            process.wait()
 
 
 def _receive(connected: socket.socket) -> object:

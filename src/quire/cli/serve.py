@@ -31,12 +31,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal comes. Returns the exit status."""
     resolved = serve_settings(arguments, os.environ)
+    from quire.core.threaded_output import thread_output
+    from quire.engine.heartbeat import Patience
     from quire.engine.supervised import SupervisedLLM
     from quire.serve.logs import configure_logs
     from quire.serve.server import end_process, run_server
 
+    thread_output()
     configure_logs(resolved.server.log_format, sys.stderr)
-    model = SupervisedLLM(resolved.engine)
+    patience = Patience(resolved.server.max_step_s, resolved.server.max_silence_s)
+    model = SupervisedLLM(resolved.engine, patience=patience)
     status = 0 if run_server(model, resolved.server, _announce) else INTERRUPTED
     if model.text_pool.num_running:  # a thread that works on without Python's lock must not meet its end
         logging.getLogger("quire.serve").warning("stopped: texts of clients that left are still worked on, and dropped")

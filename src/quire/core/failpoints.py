@@ -4,6 +4,7 @@
     nan:token=17        the sequence that computes token 17 gets numbers that are not finite
     memory:tokens=64    memory falls short whenever a step computes 64 tokens or more
     error:step=3        the third computation raises, and no other: a fault that does not come again
+    sleep9:token=17     the computation takes nine seconds longer whenever token 17 is computed
 
 Every effect goes with every trigger; several failpoints are separated by commas. A request is told by its tokens: its
 id is given by the engine, and nobody outside could name it. Nothing is armed by itself: a failpoint stands in the hand
@@ -48,8 +49,8 @@ def parse_failpoints(text: str) -> tuple[Failpoint, ...]:
 
 
 def _parse(part: str) -> Failpoint:
-    found = re.fullmatch(r"(error|nan|memory):(token|tokens|step)=([0-9]{1,18})", part)
+    found = re.fullmatch(r"(error|nan|memory|sleep[0-9]{1,4}):(token|tokens|step)=([0-9]{1,18})", part)
     if found is None:
-        allowed = "error, nan or memory; a colon; token, tokens or step; an equals sign; a number: error:token=17"
+        allowed = "an effect (error, nan, memory, sleep9), a colon, token, tokens or step, =, a number"
         raise InvalidConfigError(FAILPOINTS_VARIABLE, part, allowed)
     return Failpoint(found[1], found[2], int(found[3]))

@@ -30,6 +30,7 @@ from quire.engine.engine_thread import EngineThread
 from quire.engine.live import LiveFrame, ShowLive
 from quire.engine.output_processor import PreparedRequest
 from quire.engine.outputs import RequestDelta, RequestOutput
+from quire.engine.ownership import Home
 from quire.engine.prompts import ChatOptions, Prompt
 from quire.engine.stats import EngineStats, ModelState
 from quire.engine.streams import RequestStreams
@@ -38,7 +39,8 @@ from quire.engine.streams import RequestStreams
 class AsyncLLM(LocalModel):
     """A model in this process for many callers at once. Settings are the fields of `EngineConfig`, as keywords.
 
-    Its requests belong to one event loop at a time. `note_loaded`: as for `LLM`.
+    Its requests belong to one event loop at a time, and to the process that opened it: after a fork they are refused.
+    `note_loaded`: as for `LLM`.
 
     >>> async def read() -> list[int]:
     ...     async with AsyncLLM("guide", kv_memory="4MiB") as llm:
@@ -66,7 +68,8 @@ class AsyncLLM(LocalModel):
         self._streams = RequestStreams(self._thread, self._door.tokenizer, clock)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure = ""
-        self._finalizer = weakref.finalize(self, self._thread.close)  # at the end of the program, too
+        self._home = Home()
+        self._finalizer = weakref.finalize(self, _close, self._thread, self._home)  # at the end of the program, too
 
     @property
     def state(self) -> ModelState:
@@ -110,6 +113,7 @@ class AsyncLLM(LocalModel):
         chat: ChatOptions | None = None,
     ) -> PreparedRequest:
         """Return a request that the engine can serve, to be run by `deltas`; raises as `generate` does."""
+        self._require_engine()
         prepared = await self._door.prepare_beside(prompt, self.limits, sampling, ticket, chat)
         self._require_engine()
         return prepared
@@ -138,8 +142,9 @@ class AsyncLLM(LocalModel):
     async def close(self) -> None:
         """End all requests and give the memory back. May be called twice; nothing can be asked afterwards."""
         self._end("the engine is closed")
-        await asyncio.to_thread(self._finalizer)
-        self._door.close()
+        if self._home.is_here:
+            await asyncio.to_thread(self._finalizer)
+            self._door.close()
 
     async def __aenter__(self) -> AsyncLLM:
         return self
@@ -159,6 +164,7 @@ class AsyncLLM(LocalModel):
 
     def _require_engine(self) -> None:
         """Raise unless the engine is there, for this event loop."""
+        self._home.require()
         if self._failure:
             raise ExecutionError(self._failure)
         loop = asyncio.get_running_loop()
@@ -198,3 +204,9 @@ class AsyncLLM(LocalModel):
     def _end(self, message: str) -> None:
         self._failure = self._failure or message
         self._streams.lose(self._failure)
+
+
+def _close(thread: EngineThread, home: Home) -> None:
+    """End the thread of an engine, which a process that was forked does not have."""
+    if home.is_here:
+        thread.close()

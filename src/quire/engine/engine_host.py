@@ -1,6 +1,7 @@
 """The engine's own process: `python -m quire.engine.engine_host DESCRIPTOR`.
 
     main thread: reads messages ──► EngineThread: commands, then one step ──► writer thread: frames to the socket
+    heart: a Beat once a second; sees whether steps go on and the server is there ──► writer thread
 
 The engine's thread never waits for the server: what it has to say is queued, and the writer sends it. When the
 connection ends, for whatever reason, nobody is left to compute for: the process gives its memory back and ends, by
@@ -11,6 +12,8 @@ terminal, a service manager that stops a service) are meant for the server, whic
 from __future__ import annotations
 
 import gc
+import logging
+import math
 import os
 import queue
 import signal
@@ -23,14 +26,17 @@ from typing import Final
 from quire.core.clock import Clock, SystemClock
 from quire.core.errors import ExecutionError, InvalidRequestError, QuireError
 from quire.core.grammar import GrammarChecker
+from quire.core.threaded_output import drain_output, thread_output
 from quire.engine.client import InProcessClient, SequenceUpdate
 from quire.engine.core import EngineCore
 from quire.engine.engine_thread import EngineThread
+from quire.engine.heartbeat import PATIENCE, Heart, Standstill
 from quire.engine.live import LiveFrame
 from quire.engine.messages import (
     LENGTH_BYTES,
     Abort,
     Add,
+    Beat,
     Configure,
     Fail,
     Failed,
@@ -49,10 +55,12 @@ from quire.engine.messages import (
 )
 from quire.engine.stats import EngineStats
 
+logger = logging.getLogger("quire.engine")
+
 LOADED_EVERY_S: Final = 0.1
 CLOSING_S: Final = 10.0
 FAILED, ORPHANED = 1, 3
-"""Exit statuses: of an engine that failed, and of one that had to be ended by force."""
+"""Exit statuses: of an engine that failed, and of one that was ended by force because its server was gone."""
 
 
 class FrameSocket:
@@ -60,6 +68,7 @@ class FrameSocket:
 
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
+        self.num_received = 0
         self._outgoing: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="quire-writer", daemon=True)
         self._writer.start()
@@ -72,6 +81,7 @@ class FrameSocket:
         """Wait for a message; None when the connection has ended."""
         head = self._read(LENGTH_BYTES)
         body = None if head is None else self._read(body_length(head))
+        self.num_received += 1
         return None if body is None else message_to_engine(body)
 
     def close(self) -> None:
@@ -107,12 +117,19 @@ class EngineHost:
         self._connection = connection
         self._clock = clock
         self._next_loaded_s = 0.0
+        self._thread: EngineThread | None = None  # once the engine is built
+        self._patience = PATIENCE
+        self._step, self._server = Standstill(clock), Standstill(clock)
+        self._parent = os.getppid()
+        self._is_orphan = False
 
     def run(self) -> int:
         """Serve until the connection ends; returns the exit status."""
         first = self._connection.receive()
         if not isinstance(first, Configure):
             return 0 if first is None else FAILED
+        self._patience = first.patience
+        heart = Heart(self._beat)
         try:
             core, ready, grammars = self._build(first)
         except (QuireError, OSError, MemoryError) as error:
@@ -121,10 +138,13 @@ class EngineHost:
             return FAILED
         client = InProcessClient(core)
         thread = EngineThread(client, self._deliver, self._die, self._tell, self._clock, grammars=grammars)
+        self._thread = thread
         gc.freeze()  # what stands now stays: a search for garbage need not walk every block of the pool
         self._connection.send(ready)
         self._obey(thread)
         _exit_after(CLOSING_S)
+        heart.stop()
+        self._thread = None  # at its end the interpreter must find nothing of the native engine in use
         thread.close()
         return 0
 
@@ -154,17 +174,41 @@ class EngineHost:
                     thread.watch(every_s, self._show)
                 case Watch():
                     thread.unwatch()
+                case Beat():
+                    pass
                 case _:
                     return
+
+    def _beat(self) -> None:
+        """Say that this process is there, and end it where the server is not, or a step does not end."""
+        self._connection.send(Beat())
+        was_orphan, self._is_orphan = self._is_orphan, os.getppid() != self._parent
+        if was_orphan:  # and the connection has not ended: another process holds the other end
+            self._leave("the server has ended")
+        if self._thread is None:
+            return
+        max_step_s, max_silence_s = self._patience.max_step_s, self._patience.max_silence_s
+        if self._server.look(self._connection.num_received) > (max_silence_s or math.inf):
+            self._leave(f"the server has been silent for {max_silence_s:g} s (max_silence_s)")
+        if self._step.look(self._thread.turn) > (max_step_s or math.inf):
+            logger.error("a step does not end; it is here:\n%s", self._thread.stack)
+            self._die(f"a step has taken more than {max_step_s:g} s (max_step_s)")
 
     def _deliver(self, updates: list[SequenceUpdate]) -> None:
         self._connection.send(Updates.of(updates))
 
     def _die(self, message: str) -> None:
-        """The engine has failed, and its thread has written down why: the server is told, and the process ends."""
+        """The engine has failed, and the log says why: the server is told, and the process ends."""
         self._connection.send(Failed(_in_one_line(message)))
         self._connection.close()
+        drain_output()
         os._exit(FAILED)
+
+    def _leave(self, why: str) -> None:
+        """End the process by force: nobody listens."""
+        logger.error("the engine ends: %s", why)
+        drain_output()
+        os._exit(ORPHANED)
 
     def _tell(self, stats: EngineStats) -> None:
         self._connection.send(Stats(stats))
@@ -200,6 +244,7 @@ def main(descriptor: int) -> int:
     """Serve over an inherited socket; returns the exit status."""
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
+    thread_output()
     connection = FrameSocket(socket.socket(fileno=descriptor))
     try:
         return EngineHost(connection, SystemClock()).run()

@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import logging
 import queue
+import sys
 import threading
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
@@ -54,6 +56,8 @@ class EngineThread:
         self._tell = tell
         self._clock = clock
         self._next_stats_s = 0.0
+        self._turn: int | None = None  # the step at hand, with the commands before it
+        self._num_turns = 0
         self._watched: tuple[float, ShowLive] | None = None  # seconds between frames, and who is shown them
         self._next_frame_s = 0.0
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
@@ -63,6 +67,17 @@ class EngineThread:
         self._compiler = ThreadPoolExecutor(1, "quire-grammar")  # its thread starts with the first grammar
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
         self._thread.start()
+
+    @property
+    def turn(self) -> int | None:
+        """A number that is another one with each step; None while there is nothing to do. Read from any thread."""
+        return self._turn
+
+    @property
+    def stack(self) -> str:
+        """Where the thread is, for the log."""
+        found = sys._current_frames().get(self._thread.ident or 0)
+        return "".join(traceback.format_stack(found)) if found else "its thread has ended"
 
     def add(self, request: EngineRequest) -> None:
         """Have a request taken in; if it is refused after all, its sequences end with an error."""
@@ -128,6 +143,7 @@ class EngineThread:
     def _run(self) -> None:
         try:
             while self._obey():
+                self._begin_turn()
                 updates = self._client.receive()
                 if updates:
                     self._deliver(updates)
@@ -147,6 +163,7 @@ class EngineThread:
             if self._client.is_idle and self._commands.empty():
                 self._tell_stats()
             try:
+                self._turn = None if self._client.is_idle else self._turn
                 command = self._commands.get(self._client.is_idle, self._seconds_to_frame())
             except queue.Empty:
                 if not self._client.is_idle:
@@ -155,7 +172,12 @@ class EngineThread:
                 continue
             if command is None:
                 return False
+            self._begin_turn()
             command(self._client)
+
+    def _begin_turn(self) -> None:
+        self._num_turns += 1
+        self._turn = self._num_turns
 
     def _tell_stats(self) -> None:
         self._next_stats_s = self._clock.now() + STATS_EVERY_S

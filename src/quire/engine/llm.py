@@ -18,6 +18,7 @@ from quire.engine.client import InProcessClient
 from quire.engine.door import LocalModel, make_config, open_engine
 from quire.engine.output_processor import OutputProcessor, PreparedRequest, RequestText
 from quire.engine.outputs import RequestOutput
+from quire.engine.ownership import Turn
 from quire.engine.progress import ProgressBar
 from quire.engine.prompts import ChatOptions, Message, Prompts, is_message, split_prompts
 from quire.engine.stats import EngineStats
@@ -28,8 +29,9 @@ class LLM(LocalModel):
 
     Prompts are texts, lists of token ids, `{"prompt_token_ids": […]}` or conversations. What cannot be served raises
     before anything is enqueued; a request that fails on its way is an output with `finish_reason` "error", and the
-    others go on. One thread may use it at a time. `note_loaded` is called while it is opened, with how far that is: so
-    many bytes of how many of the "weights"; on a GPU then so many of how many recorded "graphs".
+    others go on. One thread may use it at a time: another one gets `RequestStateError` at once, and so does a process
+    that was forked after it was opened. `note_loaded` is called while it is opened, with how far that is: so many bytes
+    of how many of the "weights"; on a GPU then so many of how many recorded "graphs".
 
     >>> from quire import LLM, SamplingParams
     >>> with LLM("guide", kv_memory="4MiB") as llm:
@@ -53,6 +55,8 @@ class LLM(LocalModel):
         super().__init__(*open_engine(make_config(model, settings), self._clock, note_loaded))
         self._client = InProcessClient(self._core)
         self._processor = OutputProcessor(self._client, self._door.tokenizer, self._clock)
+        self._turn = Turn()
+        self._left: list[Generator[RequestText, None, None]] = []  # by readers of streams, and not ended yet
 
     def generate(
         self,
@@ -67,7 +71,8 @@ class LLM(LocalModel):
         `sampling_params` are one for all, or one for each; options are fields of `SamplingParams` that take their
         place, `max_new_tokens` and `do_sample` as Hugging Face has them among them.
         """
-        return self._run(self._prepare(prompts, sampling_params, options), use_tqdm)
+        with self._turn:
+            return self._run(self._prepare(prompts, sampling_params, options), use_tqdm)
 
     def chat(
         self,
@@ -82,9 +87,9 @@ class LLM(LocalModel):
         """Return the answers to one conversation or several, in their order."""
         conversations: Sequence[Any] = [messages] if len(messages) and is_message(messages[0]) else messages
         chat = ChatOptions(add_generation_prompt, tools, chat_template_kwargs)
-        return self._run(
-            self._door.prepare_all(conversations, self._client.limits, sampling_params, chat=chat), use_tqdm
-        )
+        with self._turn:
+            prepared = self._door.prepare_all(conversations, self._client.limits, sampling_params, chat=chat)
+            return self._run(prepared, use_tqdm)
 
     def stream(
         self,
@@ -94,9 +99,11 @@ class LLM(LocalModel):
     ) -> Generator[RequestOutput, None, None]:
         """Return an iterator over snapshots of the outputs: each holds everything so far, the last one all of it.
 
-        Whoever leaves early closes the iterator, which ends the requests.
+        Close the iterator to end the requests early. Between two snapshots other calls may be made.
         """
-        return self._snapshots(self._prepare(prompts, sampling_params, options))
+        with self._turn:
+            prepared = self._prepare(prompts, sampling_params, options)
+        return self._snapshots(prepared)
 
     def stats(self) -> EngineStats:
         """Return counts of what the engine has done: steps, preemptions, evictions, cache hits. Does not mutate.
@@ -111,12 +118,16 @@ class LLM(LocalModel):
 
     def reset_prefix_cache(self) -> None:
         """Forget everything cached; running requests go on. Mutates."""
-        self._core.clear_cache()
+        with self._turn:
+            self._core.clear_cache()
 
     def close(self) -> None:
-        """Give the memory back. May be called twice; nothing can be asked afterwards."""
-        self._client.close()
-        self._door.close()
+        """Give the memory back. May be called twice; nothing can be asked afterwards. Nothing happens after a fork."""
+        if not self._turn.home.is_here:
+            return
+        with self._turn:
+            self._client.close()
+            self._door.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -135,9 +146,33 @@ class LLM(LocalModel):
         return self._door.prepare_all(split_prompts(prompts), self._client.limits, sampling, options=options)
 
     def _snapshots(self, prepared: list[PreparedRequest]) -> Generator[RequestOutput, None, None]:
-        with closing(self._advance(prepared)) as requests:
-            for request in requests:
-                yield request.output()
+        requests = self._advance(prepared)
+        try:
+            while True:
+                with self._turn:
+                    request = next(requests, None)
+                    if request is None:
+                        return
+                    output = request.output()
+                yield output
+        finally:
+            self._leave(requests)
+
+    def _leave(self, requests: Generator[RequestText, None, None]) -> None:
+        """End requests that nobody reads any more, or leave that to the step under way.
+
+        An iterator that was forgotten is closed wherever Python finds it, in any thread and in the middle of a step.
+        """
+        self._left.append(requests)
+        if self._turn.take():
+            try:
+                self._end_left()
+            finally:
+                self._turn.give()
+
+    def _end_left(self) -> None:
+        while self._left:
+            self._left.pop().close()
 
     def _run(self, prepared: list[PreparedRequest], show_progress: bool) -> list[RequestOutput]:
         bar = ProgressBar(len(prepared) if show_progress else 0, sys.stderr, self._clock)
@@ -159,6 +194,7 @@ class LLM(LocalModel):
                 self._processor.add(each, inbox.append)
                 under_way.add(each.request.request_id)
             while under_way:
+                self._end_left()
                 if not inbox:
                     self._processor.process(self._client.receive())
                 while inbox:

@@ -6,6 +6,7 @@
       Add, Abort, Fail, Stop, Watch ───────────►
       ◄──────────────────── Updates, Stats, Live            after a step
       ◄──────────────────── Failed                          why it ends: it could not be built, or cannot go on
+      Beat ────────────────►◄─────────────── Beat           once a second: the sender is there
       Close, or the end of the connection ─────►            it ends
 
 A message is its length in four bytes and its fields in MessagePack. Lengths are capped, types are checked, and there is
@@ -28,6 +29,7 @@ from quire.core.request import CacheScope, FinishReason
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.client import EngineRequest, SequenceUpdate
+from quire.engine.heartbeat import PATIENCE, Patience
 from quire.engine.live import LiveFrame
 from quire.engine.report import EngineReport
 from quire.engine.stats import EngineStats
@@ -41,9 +43,10 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Configure(Message, frozen=True):
-    """Build the engine of these settings."""
+    """Build the engine of these settings, and end it where it takes too long."""
 
     config: EngineConfig
+    patience: Patience = PATIENCE
 
 
 class Add(Message, frozen=True):
@@ -92,6 +95,10 @@ class Watch(Message, frozen=True):
     """Tell what happens in the memory, at most once in so many seconds, from the beginning; None: no more."""
 
     every_s: float | None
+
+
+class Beat(Message, frozen=True):
+    """The sender is there."""
 
 
 class Close(Message, frozen=True):
@@ -198,8 +205,8 @@ class Live(Message, frozen=True):
     frame: LiveFrame
 
 
-ToEngine = Configure | Add | Abort | Fail | Stop | Watch | Close
-FromEngine = Loaded | Ready | Failed | Updates | Stats | Live
+ToEngine = Configure | Add | Abort | Fail | Stop | Watch | Beat | Close
+FromEngine = Loaded | Ready | Failed | Updates | Stats | Live | Beat
 Received = TypeVar("Received")
 
 

@@ -11,9 +11,15 @@ class ModelState(Enum):
 
     STARTING = "starting"
     READY = "ready"
+    UNRESPONSIVE = "unresponsive"
     RESTARTING = "restarting"
     FAILED = "failed"
     CLOSED = "closed"
+
+    @property
+    def has_engine(self) -> bool:
+        """Whether the engine is there, with all that it holds; it may be silent."""
+        return self in (ModelState.READY, ModelState.UNRESPONSIVE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@
                       └──────── updates, stats ◄──────────────┘
 
 A server must answer while the model computes, and outlive it. So everything about text stays here, and what may run out
-of memory or crash runs there. When the process ends, or says nothing for too long with requests under way, the requests
-that it had end with `ExecutionError`, and a new process is started: at once at first, then ever later while it does not
-stay up. `state` tells the truth meanwhile. Settings are checked here before any process is started.
+of memory or crash runs there. When the process ends, or is silent for too long (`heartbeat`), the requests that it had
+end with `ExecutionError`, and a new process is started: at once at first, then ever later while it does not stay up.
+`state` tells the truth meanwhile. Settings are checked here before any process is started.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import socket
 import subprocess
-import sys
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from types import TracebackType
@@ -27,15 +27,18 @@ from quire.core.clock import Clock, SystemClock
 from quire.core.config import EngineConfig
 from quire.core.errors import ExecutionError, InvariantError
 from quire.core.executor import NoteLoaded
+from quire.core.python_process import start_python
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.client import EngineRequest
 from quire.engine.door import NO_TICKET, Door, OpenModel, Ticket
+from quire.engine.heartbeat import BEAT_S, PATIENCE, QUIET_S, Patience, Standstill
 from quire.engine.live import ShowLive
 from quire.engine.messages import (
     LENGTH_BYTES,
     Abort,
     Add,
+    Beat,
     Close,
     Configure,
     Fail,
@@ -55,6 +58,7 @@ from quire.engine.messages import (
 )
 from quire.engine.output_processor import PreparedRequest
 from quire.engine.outputs import RequestDelta
+from quire.engine.ownership import Home
 from quire.engine.prompts import ChatOptions, Prompt
 from quire.engine.report import EngineReport
 from quire.engine.stats import EngineStats, ModelState
@@ -71,8 +75,6 @@ CLOSING_S: Final = 10.0
 LOOK_S: Final = 0.01
 MAX_WAITING_TEXTS: Final = 256
 """Long texts of one tenant that may wait for a thread."""
-STALLED_S: Final = 300.0
-"""An engine with requests under way that says nothing for so long hangs."""
 
 
 class EngineProcess:
@@ -84,21 +86,22 @@ class EngineProcess:
         self._process = process
         self._reader = reader
         self._writer = writer
+        self._home = Home()
 
     @classmethod
-    async def start(cls, config: EngineConfig) -> EngineProcess:
+    async def start(cls, config: EngineConfig, patience: Patience) -> EngineProcess:
         """Start a process that builds the engine of some settings."""
         ours, theirs = socket.socketpair()
         try:
-            command = [sys.executable, "-m", "quire.engine.engine_host", str(theirs.fileno())]
-            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            arguments = ("-m", "quire.engine.engine_host", str(theirs.fileno()))
+            process = start_python(*arguments, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
         started = cls(process, *await asyncio.open_connection(sock=ours))
-        started.send(Configure(config))
+        started.send(Configure(config, patience))
         return started
 
     @property
@@ -108,6 +111,7 @@ class EngineProcess:
 
     def send(self, message: Message) -> None:
         """Have a message sent; what an engine that is gone is told is lost."""
+        self._home.require()  # the connection of a process that was forked is that of its parent
         self._writer.write(frame(message))
 
     async def receive(self) -> FromEngine | None:
@@ -119,7 +123,9 @@ class EngineProcess:
             return None
 
     async def end(self, patience_s: float) -> int:
-        """Wait so long for the process to end, then kill it; returns its exit status."""
+        """Wait so long for the process to end, then kill it; returns its exit status. Nothing happens after a fork."""
+        if not self._home.is_here:
+            return 0
         self._writer.close()
         try:
             async with asyncio.timeout(patience_s):
@@ -181,7 +187,12 @@ class SupervisedLLM(OpenModel):
     """
 
     def __init__(
-        self, config: EngineConfig, *, clock: Clock | None = None, note_loaded: NoteLoaded | None = None
+        self,
+        config: EngineConfig,
+        *,
+        patience: Patience = PATIENCE,
+        clock: Clock | None = None,
+        note_loaded: NoteLoaded | None = None,
     ) -> None:
         from quire.engine.factory import plan_engine  # it brings in arrays, which a mere import must not
 
@@ -191,13 +202,15 @@ class SupervisedLLM(OpenModel):
         self._note_loaded = note_loaded
         self._link = EngineMessages()
         self._streams = RequestStreams(self._link, self._door.tokenizer, self._clock)
+        self._home = Home()
         self._limits: RequestLimits | None = None
         self._stats = EngineStats()
         self._state = ModelState.STARTING
         self._failure = ""  # why the engine is not there
         self._reason = ""  # why the process at hand is about to end, where that is known
         self._settled = asyncio.Event()  # ready for the first time, or failed for good
-        self._heard_s = 0.0
+        self._num_heard = 0
+        self._patience = patience
         self._num_restarts = 0
         self._supervisor: asyncio.Task[None] | None = None
         self._watched: tuple[float, ShowLive] | None = None  # how often, and who is shown it
@@ -281,7 +294,12 @@ class SupervisedLLM(OpenModel):
             raise ExecutionError(self._failure)
 
     async def close(self) -> None:
-        """End all requests and the process. May be called twice; nothing can be asked afterwards."""
+        """End all requests and the process. May be called twice; nothing can be asked afterwards.
+
+        Nothing happens in a process that was forked.
+        """
+        if not self._home.is_here:
+            return
         self._lose(ModelState.CLOSED, "the engine is closed")
         if self._supervisor is not None:
             self._supervisor.cancel()
@@ -323,8 +341,8 @@ class SupervisedLLM(OpenModel):
     async def _run_once(self) -> bool:
         """Run one engine process until it is gone; returns whether it was ready."""
         self._reason = ""
-        process = await EngineProcess.start(self.config)
-        watchdog = asyncio.create_task(self._watch(process))
+        process = await EngineProcess.start(self.config, self._patience)
+        heart = asyncio.create_task(self._beat(process))
         status, patience_s = 0, CLOSING_S
         try:
             await self._listen(process)
@@ -335,7 +353,7 @@ class SupervisedLLM(OpenModel):
         finally:
             was_ready = self._link.process is process
             self._link.process = None
-            watchdog.cancel()
+            heart.cancel()
             status = await asyncio.shield(process.end(patience_s))
             if self._state is not ModelState.CLOSED:
                 self._lose(ModelState.RESTARTING, self._reason or f"the engine process has ended with status {status}")
@@ -344,7 +362,9 @@ class SupervisedLLM(OpenModel):
     async def _listen(self, process: EngineProcess) -> None:
         """Take in what an engine says until it is gone."""
         while (message := await process.receive()) is not None:
-            self._heard_s = self._clock.now()
+            self._num_heard += 1
+            if self._state is ModelState.UNRESPONSIVE:
+                self._state, self._failure = ModelState.READY, ""
             match message:
                 case Updates():
                     self._streams.process(message.updates)
@@ -365,14 +385,24 @@ class SupervisedLLM(OpenModel):
                 case Failed(reason):
                     self._reason = reason
 
-    async def _watch(self, process: EngineProcess) -> None:
-        """Kill an engine that hangs."""
+    async def _beat(self, process: EngineProcess) -> None:
+        """Say once a second that the server is there, and see whether the engine is."""
+        still = Standstill(self._clock)
         while True:
-            await asyncio.sleep(1.0)
-            if len(self._streams) and self._clock.now() - self._heard_s > STALLED_S:
-                self._reason = f"the engine has said nothing for {STALLED_S:g} s"
-                process.kill()
-                return
+            await asyncio.sleep(BEAT_S)
+            process.send(Beat())
+            self._judge(process, still.look(self._num_heard))
+
+    def _judge(self, process: EngineProcess, silent_s: float) -> None:
+        """Take in for how long an engine has been silent. One that is being built may be: it imports libraries."""
+        if self._link.process is not process:
+            return
+        if silent_s >= QUIET_S and self._state is ModelState.READY:
+            self._state, self._failure = ModelState.UNRESPONSIVE, f"the engine has been silent for {QUIET_S:g} s"
+            logger.warning("%s", self._failure)
+        if silent_s > (self._patience.max_silence_s or math.inf):
+            self._reason = f"the engine has been silent for {self._patience.max_silence_s:g} s (max_silence_s)"
+            process.kill()
 
     def _lose(self, state: ModelState, message: str) -> None:
         self._state, self._failure = state, message

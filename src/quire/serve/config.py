@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from quire.core.byte_sizes import parse_bytes
 from quire.core.config import require_int, require_number, require_one_of, setting
 from quire.core.errors import InvalidConfigError
+from quire.engine.heartbeat import MAX_SILENCE_S, MAX_STEP_S
 from quire.serve.host_names import allowed_name
 from quire.serve.reasoning import is_thinking_format
 from quire.serve.tools import AUTO, TOOL_FORMATS, create_tool_format
@@ -69,6 +70,12 @@ class ServerConfig:
     body_timeout_s: float = setting(60.0, "seconds that the body of a call may take to arrive")
     write_timeout_s: float = setting(30.0, "seconds that a client may read nothing of what waits for it")
     keep_alive_timeout_s: float = setting(75.0, "seconds that a connection may stay open between two calls")
+    max_step_s: float | None = setting(
+        MAX_STEP_S, "seconds that a step may take before the engine is started again; none: for ever"
+    )
+    max_silence_s: float | None = setting(
+        MAX_SILENCE_S, "seconds without a sign of life before the engine is started again; none: for ever"
+    )
     drain_timeout_s: float = setting(30.0, "seconds that calls under way have to end in when the server is stopped")
     tool_format: str = setting(AUTO, f"how the model writes calls: auto (by its chat template), none, {_FORMAT_NAMES}")
     reasoning_format: str = setting("auto", "marks of the model's reasoning: auto (by its chat template), none, think")
@@ -91,6 +98,9 @@ class ServerConfig:
         for name in ("max_wait_s", "request_timeout_s"):
             if getattr(self, name) is not None:
                 require_number(name, getattr(self, name), 1e-3, MAX_SECONDS)
+        for name in ("max_step_s", "max_silence_s"):
+            if getattr(self, name) is not None:
+                require_number(name, getattr(self, name), 2.0, MAX_SECONDS)
         for name in ("header_timeout_s", "body_timeout_s", "write_timeout_s", "keep_alive_timeout_s"):
             require_number(name, getattr(self, name), 1e-3, MAX_SECONDS)
         require_number("drain_timeout_s", self.drain_timeout_s, 0.0, MAX_SECONDS)

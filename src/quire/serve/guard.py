@@ -3,7 +3,7 @@
     connection ──► head: at most so many bytes (431), within so many seconds (408)
                ──► body: `read_body` bounds it
                ──► answer: a client that takes nothing of it for a while is cut off
-    so many connections at once, no more (503)
+    so many connections at once, no more: an idle one makes room, else 503
 
 uvicorn parses and writes; this is its protocol with limits, because uvicorn has none for the head and none for readers.
 Bytes are counted as they come, since a header that never ends is kept by the parser and shown to nobody; the same goes
@@ -33,6 +33,9 @@ from quire.serve.errors import ApiError, head_too_large, request_timeout
 LINGER_S: Final = 2.0
 """How long the rest of a body is dropped after an answer that did not wait for it."""
 
+IDLE_S: Final = 1.0
+"""A connection that has had no call for so long makes room for a new one, where there are as many as there may be."""
+
 DROP: Final = struct.pack("ii", 1, 0)
 
 TOO_MANY_CONNECTIONS: Final = ApiError(
@@ -56,10 +59,10 @@ class GuardLimits:
     note_refused: Callable[[int], None]
 
     @classmethod
-    def of(cls, config: ServerConfig, note_refused: Callable[[int], None]) -> GuardLimits:
-        """Return the limits that the settings of a server name."""
+    def of(cls, config: ServerConfig, max_connections: int, note_refused: Callable[[int], None]) -> GuardLimits:
+        """Return the limits that the settings of a server name; so many connections the system lets be open."""
         return cls(
-            config.max_connections,
+            max_connections,
             config.head_bytes,
             config.header_timeout_s,
             config.write_timeout_s,
@@ -72,6 +75,7 @@ def guarded(guard_limits: GuardLimits) -> type[GuardedProtocol]:
 
     class Guarded(GuardedProtocol):
         limits = guard_limits
+        idle: ClassVar[dict[GuardedProtocol, float]] = {}
 
     return Guarded
 
@@ -80,6 +84,8 @@ class GuardedProtocol(HttpToolsProtocol):
     """One connection."""
 
     limits: ClassVar[GuardLimits]
+    idle: ClassVar[dict[GuardedProtocol, float]]
+    """Connections without a call, and since when; who has been so the longest comes first."""
 
     def __init__(
         self,
@@ -106,14 +112,16 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         """A client has connected. Mutates."""
         super().connection_made(transport)
-        if len(self.connections) > self.limits.max_connections:
+        if len(self.connections) > self.limits.max_connections and not self._take_place():
             self._write_refusal(TOO_MANY_CONNECTIONS)
             self._close()
         else:
+            self.idle[self] = self.loop.time()
             self._watch_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """It is over. Mutates."""
+        self.idle.pop(self, None)
         for timer in (self._head_timer, self._read_timer, self._close_timer):
             if timer is not None:
                 timer.cancel()
@@ -163,6 +171,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """The head has come in whole: the call begins. Mutates."""
         self._is_head_open, self._is_body_open, self._has_had_head = False, True, True
         self._num_hidden_bytes = 0
+        self.idle.pop(self, None)
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
@@ -182,6 +191,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_message_complete()
         if self.cycle.response_complete and not self.transport.is_closing():
             self._stop_closing()  # the client has sent the rest of what was answered already: it may go on
+            self.idle[self] = self.loop.time()
             self._unset_keepalive_if_required()
             handle = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
             self.timeout_keep_alive_task = handle
@@ -201,6 +211,8 @@ class GuardedProtocol(HttpToolsProtocol):
         elif is_body_left:
             self._stop_closing()
             self._close_timer = self.loop.call_later(LINGER_S, self._close)
+        elif self._is_idle:
+            self.idle[self] = self.loop.time()
 
     def timeout_keep_alive_handler(self) -> None:
         """Nothing was asked for a while. Mutates."""
@@ -242,6 +254,19 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse(request_timeout("head", self.limits.header_timeout_s))
         else:
             self._close()
+
+    def _take_place(self) -> bool:
+        """Close the connection that has been without a call the longest; False: all are in use. Mutates."""
+        for oldest, since_s in self.idle.items():
+            if self.loop.time() - since_s < IDLE_S:
+                return False
+            del self.idle[oldest]
+            if oldest.transport.get_write_buffer_size():
+                oldest._drop()  # it does not read, and its place is needed now
+            else:
+                oldest._close()
+            return True
+        return False
 
     # ---- refusing ---------------------------------------------------------------------------------------------------
 

@@ -195,7 +195,7 @@ class Live:
 
     def _whole_mirror(self) -> LiveMirror | None:
         """Return what is known of the engine, once that is everything. Mutates: what was of a lost engine is void."""
-        if self._model.state is not ModelState.READY and self._mirror is not None:
+        if not self._model.state.has_engine and self._mirror is not None:
             self._mirror = None
             for reader in self._readers:
                 reader.begin()

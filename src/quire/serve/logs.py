@@ -15,6 +15,10 @@ import re
 from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
+from quire.core.clock import Clock, SystemClock
+
+AGAIN_AFTER_S: Final = 10.0
+MAX_MESSAGES: Final = 100
 PLAIN: Final = re.compile(r"[!-<>-~]+")
 """Visible ASCII but the equals sign and quotes."""
 
@@ -47,6 +51,32 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(value)
 
 
+class Seldom(logging.Filter):
+    """Lets a message through once in some seconds; messages with the same first line are the same.
+
+    >>> from quire.core.clock import ManualClock
+    >>> seldom = Seldom(ManualClock())
+    >>> record = logging.makeLogRecord({"msg": "no more files"})
+    >>> seldom.filter(record), seldom.filter(record)
+    (True, False)
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self._clock = clock
+        self._next_s: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the message is to be written. Mutates."""
+        text, now = record.getMessage().partition("\n")[0], self._clock.now()
+        if now < self._next_s.get(text, 0.0):
+            return False
+        if len(self._next_s) >= MAX_MESSAGES:
+            self._next_s.clear()
+        self._next_s[text] = now + AGAIN_AFTER_S
+        return True
+
+
 def configure_logs(log_format: str, stream: TextIO) -> None:
     """Have all of quire logged to a stream, and uvicorn be silent: what it would say is said here. Mutates loggers."""
     handler = logging.StreamHandler(stream)
@@ -57,6 +87,9 @@ def configure_logs(log_format: str, stream: TextIO) -> None:
     root.setLevel(logging.INFO)
     logging.getLogger("quire.engine").setLevel(logging.WARNING)  # its start is shown as a table
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+    event_loop = logging.getLogger("asyncio")
+    event_loop.handlers, event_loop.propagate = [handler], False
+    event_loop.filters = [Seldom(SystemClock())]  # it says for each connection that there are too many open files
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

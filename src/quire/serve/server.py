@@ -16,13 +16,12 @@ import errno
 import logging
 import math
 import os
-import resource
 import signal
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from typing import Final, NoReturn, Protocol
 
 import uvicorn
@@ -30,9 +29,11 @@ from starlette.types import ASGIApp
 
 from quire.core.clock import SystemClock
 from quire.core.errors import ExecutionError, InvalidConfigError
+from quire.core.threaded_output import drain_output
 from quire.engine.stats import ModelState
 from quire.serve.app import make_app
 from quire.serve.config import ServerConfig
+from quire.serve.connections import ACCEPTED_AT_ONCE, allow_connections
 from quire.serve.frame import NO_ROUTE
 from quire.serve.guard import GuardLimits, guarded
 from quire.serve.host_names import is_loopback
@@ -52,9 +53,6 @@ ENDED_BY_FORCE: Final = 1
 END_S: Final = 20.0
 """How long everything after the drain may take: last words, and the end of the engine's process."""
 
-OTHER_FILES: Final = 256
-"""Files that may be open beside connections."""
-
 STATS_EVERY_S: Final = 10.0
 LOOK_AT_MODEL_S: Final = 0.5
 
@@ -70,7 +68,6 @@ def run_server(model: SupervisedModel, config: ServerConfig, announce: Announce)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the library's own threads know no tenants
     services = make_services(model, config, SystemClock())
     with closing(listen(config.host, config.port)) as listener:
-        _allow_connections(config.max_connections)
         server = Server(services, model, make_app(services), announce, end_at_latest=end_at_latest)
         asyncio.run(server.run(listener))
     return not server.was_forced
@@ -226,6 +223,7 @@ def end_process(status: int) -> NoReturn:
     """End the process without waiting for any thread."""
     logging.shutdown()
     sys.stdout.flush()
+    drain_output()
     os._exit(status)
 
 
@@ -237,6 +235,12 @@ class _HttpServer(uvicorn.Server):
         """Leave signals alone."""
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen. The system lets many wait, though few are accepted at once. Mutates."""
+        await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)
+
     def end_now(self) -> None:
         """End without waiting for anybody. Mutates."""
         self.force_exit = self.should_exit = True
@@ -246,7 +250,8 @@ class _HttpServer(uvicorn.Server):
 
 def _uvicorn_config(services: Services, app: ASGIApp) -> uvicorn.Config:
     config, metrics = services.config, services.metrics
-    limits = GuardLimits.of(config, lambda status: metrics.note_request(NO_ROUTE, status))
+    max_connections = allow_connections(config.max_connections)
+    limits = GuardLimits.of(config, max_connections, lambda status: metrics.note_request(NO_ROUTE, status))
     return uvicorn.Config(
         app,
         interface="asgi3",
@@ -258,7 +263,7 @@ def _uvicorn_config(services: Services, app: ASGIApp) -> uvicorn.Config:
         access_log=False,
         proxy_headers=False,  # the address of a client decides nothing here
         server_header=False,
-        backlog=BACKLOG,
+        backlog=ACCEPTED_AT_ONCE,
         timeout_keep_alive=math.ceil(config.keep_alive_timeout_s),
         timeout_graceful_shutdown=LAST_WORDS_S,
     )
@@ -291,14 +296,3 @@ def address_of(listener: socket.socket) -> str:
     """Return the URL of a socket that listens."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _allow_connections(num_connections: int) -> None:
-    """Let the process have as many sockets open as it may need, as far as the system lets it. Mutates the process."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = num_connections + OTHER_FILES
-    if hard != resource.RLIM_INFINITY:
-        wanted = min(wanted, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 
@@ -21,6 +20,7 @@ from quire.cli.bench.report import Goal, Section, cell
 from quire.cli.bench.samples import summarize
 from quire.core.config import MemoryConfig, SchedulerConfig
 from quire.core.kv_spec import KVCacheSpec
+from quire.core.python_process import start_python
 from quire.simulate.cost.linear import LinearCost
 from quire.simulate.replica import EngineSetup, PagedEngine
 from quire.simulate.result import SimulationResult
@@ -117,11 +117,11 @@ def measure_hour(repeat: int, hour_s: int, tell: Tell) -> Section:
 
 def _process(duration_s: int) -> tuple[float, int]:
     """Run a simulation in a process of its own; return its seconds and the most bytes that it held."""
-    command = [sys.executable, "-m", "quire", "simulate", *TRAFFIC, "--duration", str(duration_s)]
+    arguments = ("-m", "quire", "simulate", *TRAFFIC, "--duration", str(duration_s))
     began = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    process = start_python(*arguments, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {process.returncode}")
+        raise RuntimeError(f"python {' '.join(arguments)} ended with {process.returncode}")
     return time.perf_counter() - began, usage.ru_maxrss * 1024

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -24,6 +22,7 @@ from quire.cli.machine_limits import MachineLimits
 from quire.core.config import EngineConfig
 from quire.core.errors import ExecutionError
 from quire.core.granted import usable_cores
+from quire.core.python_process import start_python
 
 GUIDE_COMMAND = ("-m", "quire", "generate", "guide", "--quiet", "--raw", "--prompt", "A block is", "--max-tokens", "8")
 MAX_FIRST_TOKEN_S = 1.0
@@ -64,7 +63,7 @@ def measure_first_token(repeat: int, tell: Tell) -> Section:
     first_s, end_s = [], []
     for index in range(repeat):
         tell(f"the guide: run {index + 1} of {repeat}")
-        first, text, end = _run([sys.executable, *GUIDE_COMMAND])
+        first, text, end = _run(GUIDE_COMMAND)
         if not text.strip():
             raise ExecutionError("the guide has printed nothing")
         first_s.append(first)
@@ -117,21 +116,21 @@ def measure_installation() -> Section:
 
 
 def _load(config: EngineConfig, bandwidth: float) -> LoadRun:
-    first_s, text, _ = _run([sys.executable, "-m", "quire.cli.bench.load_probe", json.dumps(asdict(config))])
+    first_s, text, _ = _run(["-m", "quire.cli.bench.load_probe", json.dumps(asdict(config))])
     found = json.loads(text)
     return LoadRun(first_s, found["load_s"], found["weight_bytes"], found["peak_bytes"], bandwidth)
 
 
-def _run(command: Sequence[str]) -> tuple[float, str, float]:
+def _run(arguments: Sequence[str]) -> tuple[float, str, float]:
     """Return the seconds until a process prints, what it prints, and the seconds until it ends."""
     started = time.perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ) as process:
+    with start_python(*arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         begin = process.stdout.read(1)
         first_s = time.perf_counter() - started
         text = (begin + process.stdout.read()).decode(errors="replace")
         errors = process.stderr.read().decode(errors="replace")
     if process.returncode:
-        *_, last = ["it said nothing", *errors.splitlines()]
-        raise ExecutionError(f"a process ended with status {process.returncode}: {last}")
+        last = errors.splitlines()[-1:] or ["it said nothing"]
+        raise ExecutionError(f"a process ended with status {process.returncode}: {last[0]}")
     return first_s, text, time.perf_counter() - started

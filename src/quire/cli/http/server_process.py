@@ -14,27 +14,30 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from quire.cli.http.plain import ask
 from quire.core.config import EngineConfig
 from quire.core.errors import ExecutionError
+from quire.core.python_process import start_python
 
 LISTENING = re.compile(rb"listening on (http://\S+)")
 LOOK_S = 0.02
+COMMAND_S = 30.0
 PROCESSES = Path("/proc")
 
 
 class ServerProcess:
-    """A server for a model. `options` are those of `quire serve`, `environment` is added to ours.
+    """A server for a model. `options` are those of `quire serve`; `environment` is added to ours.
 
-    `python` is the interpreter that runs it; one of another environment runs the quire that is installed there.
+    `python` is the interpreter that runs it, ours unless given; another one runs the quire that is installed with it.
+    `folder` is the current one of the server; None: ours.
     """
 
     def __init__(
@@ -44,11 +47,14 @@ class ServerProcess:
         options: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         start_timeout_s: float = 300.0,
-        python: str = sys.executable,
+        python: str = "",
+        folder: Path | None = None,
     ) -> None:
-        self._command = [python, "-m", "quire", "serve", config.model, "--port", "0", *options]
+        self._arguments = ("-m", "quire", "serve", config.model, "--port", "0", *options)
         self._environment = {**os.environ, **engine_environment(config), **(environment or {})}
         self._start_timeout_s = start_timeout_s
+        self._python = python
+        self._folder = folder
         self.url = ""
         self.ready_s = 0.0  # from the start of the process until it was ready
 
@@ -56,7 +62,14 @@ class ServerProcess:
         """Start, and wait until the server is ready; raises `ExecutionError` if it never is. Mutates."""
         self._log = tempfile.TemporaryFile(prefix="quire-serve-")  # noqa: SIM115 (`stop` closes it)
         started = time.monotonic()
-        self._process = subprocess.Popen(self._command, stdout=self._log, stderr=self._log, env=self._environment)
+        self._process = start_python(
+            *self._arguments,
+            environment=self._environment,
+            python=self._python,
+            cwd=self._folder,
+            stdout=self._log,
+            stderr=self._log,
+        )
         try:
             self.wait_for(self._is_ready, "ready", self._start_timeout_s)
         except BaseException:
@@ -141,6 +154,18 @@ class ServerProcess:
             return bool(self.url) and ask(f"{self.url}/readyz", timeout_s=5.0).status == 200
         except OSError:
             return False
+
+
+def run_quire(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command of quire to its end, in a folder, with nothing to read; returns what it printed."""
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with start_python("-m", "quire", *arguments, cwd=folder, text=True, **pipes) as process:
+        try:
+            printed = process.communicate(timeout=COMMAND_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, *printed)
 
 
 def engine_environment(config: EngineConfig) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """`quire torture`: everything that is known to bring servers like this one down, done to a server of our own.
 
-    F1 … F16    faults: a forward that fails, a client that leaves, a process that is killed
+    F1 … F21    faults: a forward that fails, a client that leaves, a process that is killed or stands still
     I1 … I24    inputs that must be refused, with the right answer, at once, and before anything is enqueued
     I25 … I28   model folders that must be refused, soon and with little memory
     I30 … I39   bodies that cost more than their sender: what is held meanwhile, and who else is served

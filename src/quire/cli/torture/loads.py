@@ -9,7 +9,6 @@ import random
 import resource
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from quire.cli.torture.case import Case, require
 from quire.cli.torture.retries import RetryingClient
 from quire.cli.torture.stage import VOCAB_SIZE, ServerSpec, Stage, TortureServer
 from quire.core.config import EngineConfig
+from quire.core.python_process import start_python
 from quire.simulate.workload.arrivals import POISSON, arrival_times
 
 MAX_GROWTH_BYTES = 5e6
@@ -237,8 +237,8 @@ def _idle_connection(server: TortureServer) -> socket.socket:
 
 def _prober(url: str) -> subprocess.Popen[str]:
     """Start what probes a server until its input is closed."""
-    command = [sys.executable, "-m", "quire.cli.torture.prober", url]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    return start_python("-m", "quire.cli.torture.prober", url, stdin=pipe, stdout=pipe, text=True)
 
 
 def _random_model(stage: Stage, name: str, settings: dict[str, object]) -> str:

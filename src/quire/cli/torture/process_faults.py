@@ -6,16 +6,15 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from quire.cli.http.server_process import ServerProcess, run_quire
 from quire.cli.http.sockets import Stream
 from quire.cli.torture.case import Case, require
-from quire.cli.torture.stage import ServerSpec, Stage, TortureServer, wait_until
+from quire.cli.torture.stage import ServerSpec, Stage, wait_until
 
 LONG: dict[str, Any] = {"prompt": [9] * 16, "max_tokens": 1500, "stream": True, "ignore_eos": True}
 READY_S = 20.0
@@ -26,7 +25,7 @@ def engine_killed(stage: Stage) -> str:
     """F10: the engine's process is killed; readiness says so, streams end with an error, it comes back by itself."""
     with stage.serving(ServerSpec.of(max_num_seqs=32)) as server:
         server.may_lose_bystanders = True
-        engine = _engine_process(server)
+        engine = engine_process(server.process)
         with Stream(server.address, "/v1/completions", {"model": server.model, **LONG}) as stream:
             stream.read_events(3)
             os.kill(engine, signal.SIGKILL)
@@ -34,7 +33,7 @@ def engine_killed(stage: Stage) -> str:
             events = stream.read_events(10_000)
         require(bool(events) and b'"error"' in events[-1], f"the stream ended with {events[-1:]}")
         back = wait_until(server.is_ready, "back", READY_S)
-        require(_engine_process(server) != engine, "the engine's process is the old one")
+        require(engine_process(server.process) != engine, "the engine's process is the old one")
         require(server.complete().status == 200, "the new engine does not serve")
     return f"not ready after {1e3 * told:.0f} ms, back after {back:.1f} s"
 
@@ -90,13 +89,7 @@ def broken_folders(stage: Stage) -> str:
             shutil.copytree(GUIDE_FOLDER, folder)
             damage(folder)
             started = time.monotonic()
-            ended = subprocess.run(
-                [sys.executable, "-m", "quire", "serve", str(folder), "--port", "0"],
-                capture_output=True,
-                text=True,
-                timeout=30.0,
-                check=False,
-            )
+            ended = run_quire("serve", str(folder), "--port", "0")
             slowest = max(slowest, time.monotonic() - started)
             lines = [line for line in (ended.stdout + ended.stderr).splitlines() if "error:" in line]
             require(ended.returncode not in (0, None), f"{name}: the exit status is {ended.returncode}")
@@ -108,7 +101,7 @@ def broken_folders(stage: Stage) -> str:
 def frozen(stage: Stage) -> str:
     """F16: the process that listens stands still for 2 s, then the engine's does; a prompt takes long to be encoded."""
     with stage.serving() as server:
-        for pid in (server.process.pid, _engine_process(server)):
+        for pid in (server.process.pid, engine_process(server.process)):
             with Stream(
                 server.address, "/v1/completions", {"model": server.model, **LONG, "max_tokens": 400}
             ) as stream:
@@ -127,9 +120,9 @@ def frozen(stage: Stage) -> str:
 # ---- processes and folders ------------------------------------------------------------------------------------------
 
 
-def _engine_process(server: TortureServer) -> int:
-    """The process of the engine: the child that has the most memory."""
-    children = server.process.children()
+def engine_process(server: ServerProcess) -> int:
+    """Return the process of the engine: the child that has the most memory."""
+    children = server.children()
     require(bool(children), "the engine has no process of its own")
     return max(children, key=_resident_pages)
 

@@ -17,6 +17,7 @@ from quire.cli.torture.bad_inputs import BAD_INPUTS
 from quire.cli.torture.bodies import BODIES
 from quire.cli.torture.case import Case, CaseResult
 from quire.cli.torture.faults import FAULTS
+from quire.cli.torture.hangs import HANGS
 from quire.cli.torture.hostile_folders import FOLDERS
 from quire.cli.torture.hosts import HOSTS
 from quire.cli.torture.loads import LOADS
@@ -26,7 +27,7 @@ from quire.cli.torture.tenants import TENANTS
 from quire.core.errors import InvalidValueError
 
 CASES: tuple[Case, ...] = (
-    *sorted((*FAULTS, *PROCESS_FAULTS), key=lambda case: int(case.number[1:])),
+    *sorted((*FAULTS, *PROCESS_FAULTS, *HANGS), key=lambda case: int(case.number[1:])),
     *BAD_INPUTS,
     *FOLDERS,
     *BODIES,

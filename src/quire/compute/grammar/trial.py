@@ -20,7 +20,6 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import sys
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
@@ -30,6 +29,7 @@ from typing import IO, Any, Final
 from quire.compute.grammar.limits import GrammarLimits
 from quire.core.errors import ExecutionError
 from quire.core.grammar import Grammar
+from quire.core.python_process import start_python
 
 BUDGET_S: Final = 0.4
 STACK_BYTES: Final = 1 << 20
@@ -75,10 +75,8 @@ class GrammarTrial:
             self._end()
 
     def _start(self) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "quire.compute.grammar.trial_child"]
-        child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        )
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        child = start_python("-m", "quire.compute.grammar.trial_child", **pipes, text=True)
         self._child, self._finalizer = child, weakref.finalize(self, _end, child)
         try:
             _ask(child, asdict(self._settings))

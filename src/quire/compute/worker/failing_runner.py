@@ -7,13 +7,16 @@ before everything that it makes of the outputs. Where no failpoint strikes it ch
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from quire.compute.worker.kv_memory import KVMemory
 from quire.compute.worker.model_runner import ModelRunner, StepInputs, StepOutputs
 from quire.core.failpoints import Failpoint
+
+SLEEP: Final = "sleep"
 
 
 class FailingRunner:
@@ -38,9 +41,12 @@ class FailingRunner:
                 raise MemoryError(str(failpoint))
             if failpoint.effect == "error":
                 raise RuntimeError(str(failpoint))
+            if failpoint.effect.startswith(SLEEP):
+                time.sleep(int(failpoint.effect.removeprefix(SLEEP)))
         outputs = self._runner.run(inputs, cache)
-        for _, sequences in struck:
-            outputs = _spoilt(inputs, outputs, sequences)
+        for failpoint, sequences in struck:
+            if failpoint.effect == "nan":
+                outputs = _spoilt(inputs, outputs, sequences)
         return outputs
 
     def _strikes(self, failpoint: Failpoint, inputs: StepInputs) -> list[int]:

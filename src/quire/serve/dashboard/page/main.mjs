@@ -28,6 +28,7 @@ const find = (id) => document.getElementById(id);
 const STATES = {
     starting: "The model is being loaded.",
     draining: "The server is stopping: calls under way may end, new ones are turned away.",
+    unresponsive: "The engine has been silent for some seconds. What is shown is old.",
     restarting: "The engine was lost and is being started again.",
     failed: "The engine cannot be started again; the log of the server says why.",
     closed: "The engine has been shut down.",

@@ -1,0 +1,51 @@
+"""How every Python process of ours is started: nothing of the current folder can be imported in it.
+
+    python -P -m quire.engine.engine_host …        PYTHONPATH: absolute entries only
+
+`python -m` and `python -c` put the current folder first on `sys.path`, before the standard library. So `quire serve .`,
+run in a model folder from a stranger, would import its `queue.py`. `-P` prevents that. Entries of PYTHONPATH that are
+relative to the current folder are dropped, the empty one too. PYTHONSAFEPATH passes this on to processes that
+libraries start.
+
+The new process imports the same quire: the folder of this one goes into PYTHONPATH unless Python finds it by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import site
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from quire.core.errors import ExecutionError
+
+
+def start_python(
+    *arguments: str, environment: Mapping[str, str] | None = None, python: str = "", **options: Any
+) -> subprocess.Popen[Any]:
+    """Start a Python with some arguments. It and `environment` are ours unless given; options are those of `Popen`."""
+    program = python or sys.executable
+    if not program:
+        raise ExecutionError("this program does not say where its Python is; set sys.executable to start a process")
+    environ = safe_environment(os.environ if environment is None else environment, is_ours=program == sys.executable)
+    return subprocess.Popen([program, "-P", *arguments], env=environ, **options)
+
+
+def safe_environment(environ: Mapping[str, str], *, is_ours: bool = True) -> dict[str, str]:
+    """Return an environment in which Python imports nothing of the current folder. Does not mutate.
+
+    `is_ours`: it is this Python, which is to find the quire that is running.
+
+    >>> home = str(Path(__file__).resolve().parents[2])
+    >>> safe_environment({"PYTHONPATH": f":.:src:{home}"}) == {"PYTHONPATH": home, "PYTHONSAFEPATH": "1"}
+    True
+    """
+    entries = [entry for entry in environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(entry)]
+    home = str(Path(__file__).resolve().parents[2])
+    if is_ours and home not in map(os.path.realpath, (*entries, *site.getsitepackages(), site.getusersitepackages())):
+        entries.append(home)
+    safe = {name: value for name, value in environ.items() if name != "PYTHONPATH"} | {"PYTHONSAFEPATH": "1"}
+    return safe | {"PYTHONPATH": os.pathsep.join(entries)} if entries else safe

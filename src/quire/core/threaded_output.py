@@ -1,0 +1,113 @@
+"""ThreadedOutput: text for a descriptor, written by a thread, so that no line of a log waits for a reader.
+
+    print, logging, a traceback ──► at most 1 MiB that waits ──► thread ──► stdout or stderr
+
+A pipe that nobody reads is full after 64 KiB, and the next write to it waits for ever. In a server that write is a line
+of the log, and the event loop or the engine waits with it. Here only the thread waits. What finds no room is dropped,
+and the next line that is written says how much that was. Native code that writes to the descriptor itself still waits.
+"""
+
+from __future__ import annotations
+
+import atexit
+import io
+import os
+import select
+import sys
+import threading
+import time
+from typing import Final
+
+MAX_WAITING_BYTES: Final = 1 << 20
+LAST_WORDS_S: Final = 1.0
+"""How long the end of the process waits for a reader of what was written last."""
+
+
+class ThreadedOutput(io.TextIOBase):
+    """A text stream like `sys.stderr`, whose `write` and `flush` return at once. Threads may share it."""
+
+    def __init__(self, descriptor: int, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
+        self._descriptor = descriptor
+        self._max_waiting_bytes = max_waiting_bytes
+        self._waiting: list[bytes] = []
+        self._num_waiting_bytes = 0  # what is being written included
+        self._num_dropped = 0
+        self._changed = threading.Condition()  # an RLock: a finalizer may write while this thread does
+        threading.Thread(target=self._run, name="quire-output", daemon=True).start()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """How text becomes bytes."""
+        return "utf-8"
+
+    def write(self, text: str) -> int:
+        """Have a text written, or count it as dropped where too much waits already. Mutates."""
+        data = text.encode(errors="backslashreplace")
+        with self._changed:
+            if self._num_waiting_bytes + len(data) > self._max_waiting_bytes:
+                self._num_dropped += 1
+            elif data:
+                self._waiting.append(data)
+                self._num_waiting_bytes += len(data)
+                self._changed.notify_all()
+        return len(text)
+
+    def drain(self, timeout_s: float = LAST_WORDS_S) -> None:
+        """Wait until all is written, but no longer than that."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._num_waiting_bytes, timeout_s)
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal."""
+        return os.isatty(self._descriptor)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting)
+                data = b"".join(self._waiting)  # all at once: after each write this thread waits for the interpreter
+                self._waiting.clear()
+                num_dropped, self._num_dropped = self._num_dropped, 0
+            if num_dropped:
+                _write(self._descriptor, b"quire: %d pieces of output were dropped here: nobody read\n" % num_dropped)
+            _write(self._descriptor, data)
+            with self._changed:
+                self._num_waiting_bytes -= len(data)
+                self._changed.notify_all()
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    """Write all of it; what has no reader any more is lost."""
+    while data:
+        try:
+            data = data[os.write(descriptor, data) :]
+        except BlockingIOError:  # somebody who shares the descriptor wants it so
+            select.select([], [descriptor], [])
+        except OSError:
+            return
+
+
+def thread_output() -> None:
+    """Have a thread write what this process prints and logs, from now on. Mutates `sys`."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is not None and stream is getattr(sys, f"__{name}__"):
+            stream.flush()
+            setattr(sys, name, ThreadedOutput(stream.fileno()))
+    atexit.register(drain_output)
+
+
+def drain_output() -> None:
+    """Wait a moment for what was printed and logged to be written, before the process ends."""
+    end_s = time.monotonic() + LAST_WORDS_S
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, ThreadedOutput):
+            stream.drain(max(end_s - time.monotonic(), 0.0))

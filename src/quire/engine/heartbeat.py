@@ -1,0 +1,89 @@
+"""Heartbeats: how the server and the engine's process know that the other one is there, and that steps go on.
+
+    server ── Beat, once a second ──► engine process      silent for max_silence_s: the engine ends itself
+    server ◄── Beat, once a second ── engine process      silent for 5 s: not ready; for max_silence_s: killed
+                                      a step of max_step_s: the engine says so and ends itself
+
+A heart beats in a thread of its own, so neither an idle engine nor a long step is silence: an engine without traffic
+beats, and a step computes without the lock of the interpreter. What is silent is stopped, or stuck in native code that
+holds that lock. An engine that is silent is not ready at once, but killed late: it may only be held by a debugger.
+
+Time is counted by looks, one a second, and a look counts for two seconds at most. So nobody is accused after a time in
+which the one who looks did not run either: a machine that slept, a container that was frozen, Ctrl-Z.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from quire.core.clock import Clock
+
+BEAT_S: Final = 1.0
+QUIET_S: Final = 5.0
+"""An engine that has been silent for so long is not ready."""
+MAX_STEP_S: Final = 300.0
+MAX_SILENCE_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a step may take, and how long the server and the engine's process may be silent; None: for ever."""
+
+    max_step_s: float | None = MAX_STEP_S
+    max_silence_s: float | None = MAX_SILENCE_S
+
+
+PATIENCE: Final = Patience()
+
+
+class Standstill:
+    """For how long a number that should change has not, as seen by one who looks once a beat.
+
+    >>> from quire.core.clock import ManualClock
+    >>> clock = ManualClock()
+    >>> still = Standstill(clock)
+    >>> still.look(7)
+    0.0
+    >>> clock.advance(1.0); still.look(7)
+    1.0
+    >>> clock.advance(3600.0); still.look(7)  # nobody looked meanwhile
+    3.0
+    >>> still.look(8)
+    0.0
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._looked_s = clock.now()
+        self._mark: int | None = None
+        self._seconds = 0.0
+
+    def look(self, mark: int | None) -> float:
+        """Return for how many seconds `mark` has been the same; None: nothing that should move. Mutates."""
+        now = self._clock.now()
+        passed_s = min(now - self._looked_s, 2 * BEAT_S)
+        self._seconds = 0.0 if mark is None or mark != self._mark else self._seconds + passed_s
+        self._looked_s, self._mark = now, mark
+        return self._seconds
+
+
+class Heart:
+    """Calls `beat` once a second, in a thread of its own, until it is stopped."""
+
+    def __init__(self, beat: Callable[[], None]) -> None:
+        self._beat = beat
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="quire-heart", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Beat no more. May be called twice."""
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(BEAT_S):
+            self._beat()

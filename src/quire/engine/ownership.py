@@ -1,0 +1,64 @@
+"""Who may use an engine: the process that opened it, and there one thread at a time.
+
+    with turn: …        another thread is in there, or this process was forked: RequestStateError, at once
+
+Two threads in one scheduler gave texts that were silently wrong. A queue would hide that: the second thread would wait
+for a whole batch of the first, and a caller who wants both at once has `AsyncLLM`. So it is refused. A forked process
+has a copy of the books, but not the threads that compute, and its pipes and sockets are those of its parent.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from types import TracebackType
+
+from quire.core.errors import RequestStateError
+
+
+class Home:
+    """The process in which this was made."""
+
+    def __init__(self) -> None:
+        self._process_id = os.getpid()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this is still that process, and not one that was forked from it."""
+        return os.getpid() == self._process_id
+
+    def require(self) -> None:
+        """Raise `RequestStateError` in a process that was forked."""
+        if not self.is_here:
+            raise RequestStateError(
+                f"this engine belongs to process {self._process_id}, from which this one was forked; "
+                "open an engine in each process, or start processes with 'spawn'"
+            )
+
+
+class Turn:
+    """A lock that does not wait: its `with` raises `RequestStateError` where another thread is in, or after a fork."""
+
+    def __init__(self) -> None:
+        self.home = Home()
+        self._lock = threading.Lock()
+
+    def take(self) -> bool:
+        """Return whether the turn is ours now; then `give` must follow. Never waits. Mutates."""
+        return self.home.is_here and self._lock.acquire(blocking=False)
+
+    def give(self) -> None:
+        """Let the next one in. Mutates."""
+        self._lock.release()
+
+    def __enter__(self) -> None:
+        self.home.require()
+        if not self.take():
+            raise RequestStateError(
+                "this LLM is in use by another thread; use it from one thread, or AsyncLLM for many callers"
+            )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.give()
