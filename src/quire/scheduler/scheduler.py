@@ -76,7 +76,7 @@ class Scheduler:
         self._running = RunningSet(config.max_num_seqs, self._policy)
         self._admission = Admission(memory, config.headroom)
         self._stopping = Stopping(eos_token_ids, memory.spec.block_size)
-        self._committer = StepCommitter(memory, self._running, self._stopping, self._policy, self._finish)
+        self._committer = StepCommitter(memory, self._running, self._stopping, self._finish)
         self._preemption = Preemption(memory, config, self._committer, self._running, self._waiting)
         self._drafter = drafter
         self._awaited: dict[Request, Frontier] = {}  # waiting for a block that somebody computes
@@ -219,6 +219,7 @@ class Scheduler:
         if not step.decodes and not step.chunks and not self.memory.has_moves:
             return None
         record = self._committer.begin_step(step)
+        self._policy.charge(record)
         starting, released = self._running.take_differences()
         return step.plan(record, self.memory.take_changes(), starting, released)
 

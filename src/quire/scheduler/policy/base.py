@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from quire.core.request import Request
+from quire.scheduler.plan_builder import StepRecord
 
 OrderKey = tuple[float, int, int]
 
@@ -50,6 +51,6 @@ class SchedulingPolicy(Protocol):
         """Choose who yields; the candidates are in the order of `order_key`, at least one. Does not mutate."""
         ...
 
-    def charge(self, request: Request, num_tokens: int) -> None:
-        """Note that tokens of a request were computed. May mutate the policy."""
+    def charge(self, step: StepRecord) -> None:
+        """Note the tokens that a step computes; called once for each step. May mutate the policy."""
         ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire.core.request import Request
+from quire.scheduler.plan_builder import StepRecord
 from quire.scheduler.policy.base import OrderKey, WaitingQueue
 from quire.scheduler.queue import OrderedQueue
 
@@ -24,5 +25,5 @@ class FCFSPolicy:
         """Choose the latest."""
         return candidates[-1]
 
-    def charge(self, request: Request, num_tokens: int) -> None:
+    def charge(self, step: StepRecord) -> None:
         """Keep no account."""
