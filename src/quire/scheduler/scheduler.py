@@ -81,6 +81,7 @@ class Scheduler:
         self._drafter = drafter
         self._awaited: dict[Request, Frontier] = {}  # waiting for a block that somebody computes
         self._short_of: tuple[Request, int] | None = None  # the request that did not fit, and what it needed
+        self._next_in_turn: Request | None = None  # found no row, or no tokens, in the last step
         self._num_added = 0
         self._journal: RequestJournal | None = None  # while somebody watches
 
@@ -211,7 +212,9 @@ class Scheduler:
             if self._committer.num_under_way:
                 return None  # one step at a time, so that a failure is that of the group on trial
             self._make_place_on_trial()
-        step = PlanBuilder(max(self.isolation.max_step_tokens, len(self._running.requests)))
+        newcomer, running = self._make_way(), self._running.requests
+        budget = max(self.isolation.max_step_tokens, len(running))
+        step = PlanBuilder(budget, self._policy.token_shares(newcomer, budget - len(running), running))
         preemptions = self.num_preemptions
         self._plan_running(step)
         if self.num_preemptions == preemptions and len(self._waiting):
@@ -247,7 +250,7 @@ class Scheduler:
         if is_beam(request):
             return self._plan_beams(step, request, place, left)
         count = min(request.backlog, left, request.max_total_tokens - 1 - request.num_planned)
-        count = step.most_tokens(request, request.num_planned, count)
+        count = step.most_tokens(request, request.num_planned, step.within_share(request, count))
         if count <= 0:
             return True
         drafts = self._draft(request, left - 1) if request.backlog == 1 else NO_DRAFTS
@@ -324,17 +327,43 @@ class Scheduler:
 
     # ---- admission --------------------------------------------------------------------------------------------
 
+    def _make_way(self) -> Request | None:
+        """Find rows for the next in turn, as the policy says; return it if it can have tokens of this step. Mutates."""
+        newcomer, self._next_in_turn = self._next_in_turn, None
+        if newcomer is None or newcomer.is_finished or self.isolation.is_under_way or self._lacks_room(newcomer):
+            return None
+        running, most = self._running, self.isolation.max_step_tokens
+        num_rows = running.num_rows_short(newcomer, most)
+        if num_rows:
+            yielding = self._policy.rows_for(newcomer, num_rows, running.requests)
+            if yielding and self._admission.has_room(
+                self.memory.spec.num_blocks_for(len(newcomer.tokens)), running.requests
+            ):
+                for request in yielding:
+                    self._preemption.preempt(request)
+        return None if running.num_rows_short(newcomer, most) else newcomer
+
+    def _lacks_room(self, request: Request) -> bool:
+        """Whether the request did not fit into the memory when it was its turn, and would not now."""
+        short_of = self._short_of
+        if short_of is None or short_of[0] is not request:
+            return False
+        return not self._admission.has_room(short_of[1], self._running.requests)
+
     def _admit_waiting(self, step: PlanBuilder) -> None:
         admitted: list[Request] = []
         num_passed_over, most = 0, self.isolation.max_step_tokens
         for request in self._waiting.in_turn():
-            if step.num_tokens_left <= 0 or num_passed_over > self.config.max_num_seqs:
+            if num_passed_over > self.config.max_num_seqs:
                 break
             if self.isolation.holds_back(request):
                 continue
             if request.num_late_results or self._awaits_commit(request):
                 num_passed_over += 1
-            elif not self._running.has_rows_for(request, most) or not self._admit(step, request):
+            elif step.num_tokens_left <= 0 or self._running.num_rows_short(request, most):
+                self._next_in_turn = request
+                break
+            elif not self._admit(step, request):
                 break
             elif request.row >= 0:
                 admitted.append(request)
@@ -354,10 +383,9 @@ class Scheduler:
     def _admit(self, step: PlanBuilder, request: Request) -> bool:
         """Start or resume a waiting request, or let it wait for a block that is being computed; False: no room."""
         memory, running, known = self.memory, self._running.requests, len(request.tokens)
-        short_of, self._short_of = self._short_of, None
-        if short_of is not None and short_of[0] is request and not self._admission.has_room(short_of[1], running):
-            self._short_of = short_of
+        if self._lacks_room(request):
             return False
+        self._short_of = None
         match = None if request.status is RequestStatus.SWAPPED else memory.match_prefix(request)
         if match is not None and match.frontier is not None and memory.is_being_computed(match.frontier):
             self._awaited[request] = match.frontier

@@ -12,6 +12,10 @@ machine's time, the tenant served most is the one that yields, and free work cou
 A tenant with nothing waiting earns no credit: when it comes back, it is behind those that wait by no more than it was
 when its last request left the queue. When somebody must yield, it is the latest request of the tenant served most; the
 earliest running request never yields, so that every request finishes.
+
+Nobody waits for long because of another tenant. Rows: if the next in turn finds none, and its tenant has none either
+(or less than half of another's), that other tenant's latest requests yield theirs. Tokens: prompts of several tenants
+share those of a step evenly, the first chunk of the next in turn included. For a single tenant nothing of this applies.
 """
 
 from __future__ import annotations
@@ -21,9 +25,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from quire.core.request import Request
+from quire.scheduler.groups import moving_together
 from quire.scheduler.plan_builder import StepRecord
 from quire.scheduler.policy.base import OrderKey, WaitingQueue
 from quire.scheduler.queue import OrderedQueue
+from quire.scheduler.running import num_rows_of
 
 
 def _arrival(request: Request) -> OrderKey:
@@ -100,7 +106,51 @@ class FairSharePolicy:
 
     def victim(self, candidates: Sequence[Request]) -> Request:
         """Choose the latest request of the tenant served most."""
-        return max(candidates, key=lambda request: (self._served[request.scope.tenant], _arrival(request)))
+        return max(candidates, key=self._by_service)
+
+    def _by_service(self, request: Request) -> tuple[int, OrderKey]:
+        return self._served[request.scope.tenant], _arrival(request)
+
+    def rows_for(self, newcomer: Request, num_rows: int, running: Sequence[Request]) -> Sequence[Request]:
+        """Choose the latest requests of tenants that were served more and hold more than twice as many rows.
+
+        Where the newcomer's tenant holds none, more rows will do. Both keep requests from taking turns in yielding.
+        """
+        tenant, held = newcomer.scope.tenant, Counter[str]()
+        for request in running:
+            held[request.scope.tenant] += num_rows_of(request)
+        least = (held[tenant] + num_rows_of(newcomer)) * (2 if held[tenant] else 1)
+        generous = {other for other in held if held[other] > least and self._served[other] >= self._served[tenant]}
+        chosen: list[Request] = []
+        never = moving_together(running[0]) if generous else []
+        for request in sorted(running, key=self._by_service, reverse=True) if generous else ():
+            together = moving_together(request)
+            other, rows = request.scope.tenant, len(together) - 1 + num_rows_of(request)
+            if other in generous and request is together[0] and request not in never and held[other] - rows >= least:
+                held[other] -= rows
+                num_rows -= rows
+                chosen.append(request)
+            if num_rows <= 0:
+                return chosen
+        return ()
+
+    def token_shares(
+        self, newcomer: Request | None, num_tokens: int, running: Sequence[Request]
+    ) -> Counter[str] | None:
+        """Split the tokens evenly among tenants with prompts; what one does not need goes to the others."""
+        wanted = Counter[str]()
+        for request in running:
+            if request.backlog > 1:
+                wanted[request.scope.tenant] += request.backlog - 1
+        if newcomer is not None:
+            wanted[newcomer.scope.tenant] += len(newcomer.tokens)
+        if len(wanted) < 2:
+            return None
+        shares = Counter[str]()
+        for place, (tenant, tokens) in enumerate(sorted(wanted.items(), key=lambda item: item[1])):
+            shares[tenant] = min(tokens, num_tokens // (len(wanted) - place))
+            num_tokens -= shares[tenant]
+        return shares
 
     def charge(self, step: StepRecord) -> None:
         """Count the tokens of a step for their tenants. Mutates; O(sequences in the step)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from quire.core.request import Request
@@ -24,6 +25,16 @@ class FCFSPolicy:
     def victim(self, candidates: Sequence[Request]) -> Request:
         """Choose the latest."""
         return candidates[-1]
+
+    def rows_for(self, newcomer: Request, num_rows: int, running: Sequence[Request]) -> Sequence[Request]:
+        """Choose nobody: who came first keeps its row."""
+        return ()
+
+    def token_shares(
+        self, newcomer: Request | None, num_tokens: int, running: Sequence[Request]
+    ) -> Counter[str] | None:
+        """Split nothing: the first prompt in order takes what it can."""
+        return None
 
     def charge(self, step: StepRecord) -> None:
         """Keep no account."""
