@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from quire.core.config import MemoryConfig
-from quire.core.errors import InvariantError
+from quire.core.errors import InvariantError, StaleMatchError
 from quire.core.kv_spec import KVCacheSpec
 from quire.core.request import Request
 from quire.core.step import NO_BLOCK, BlockCopy
@@ -166,7 +166,7 @@ class KVCacheManager:
         """Make room for the tokens up to position `end`; False, and nothing changed, where there is none.
 
         The first call for a request opens its memory with the blocks hit by `match`, whose tokens need not be
-        computed. Mutates; O(blocks added).
+        computed; raises `StaleMatchError` if those blocks are gone. Mutates; O(blocks added).
         """
         memory = self.memories.get(request)
         if memory is None:
@@ -221,13 +221,20 @@ class KVCacheManager:
         return True
 
     def _hit_blocks(self, match: PrefixMatch) -> list[tuple[int, int, bool]]:
-        """The blocks of a match that are still read: group, block, and whether it must be copied to be written."""
+        """The blocks of a match that are still read: group, block, and whether it must be copied to be written.
+
+        Raises `StaleMatchError` if one of them is gone.
+        """
         hits = len(match.entries)
         ends_within = match.ends_within_block(self._block_size)
         found = []
         for group, kind in enumerate(self._groups):
             for index in range(kind.first_needed(match.num_tokens) // self._block_size, hits):
                 block_id = match.entries[index].block_ids[group]
+                if block_id == NO_BLOCK:
+                    raise StaleMatchError(
+                        f"block {index} of the prefix match was evicted since; match the prefix again"
+                    )
                 written = ends_within and index == hits - 1
                 found.append((group, block_id, written and self.pool.blocks[block_id].ref_count > 0))
         return found
@@ -339,18 +346,18 @@ class KVCacheManager:
         request.num_slots = 0
 
     def drop(self, request: Request) -> None:
-        """Let go of everything, and cache nothing that the request has computed and alone holds: it is in doubt.
+        """Let go of everything, and cache nothing that the request has computed, now or earlier: it is in doubt.
 
-        What it had found in the cache when it was first admitted, others have computed: that stays. Mutates.
+        Blocks that others computed stay, and so do those that others hold. Mutates; O(cached blocks).
         """
-        num_found = request.num_cached_tokens // self._block_size
-        for table in self.memories[request].tables:
-            for block_id in reversed(table.block_ids[max(num_found, table.num_given_back) :]):
-                if self.pool.blocks[block_id].ref_count == 1:
-                    entry = self.pool.unpublish(block_id)
-                    if entry is not None:
-                        self.index.discard(entry)
-        self.free(request)
+        if request in self.memories:
+            self.free(request)
+        name, tenant = request.request_id, request.scope.tenant
+        doubtful = [block for block in self.pool.cached_blocks() if block.request_id == name and block.tenant == tenant]
+        for block in doubtful:
+            entry = self.pool.unpublish(block.block_id)
+            if entry is not None:
+                self.index.discard(entry)
 
     def reset(self) -> None:
         """Forget everything cached. Running requests go on; what they hold cannot be hit any more. Mutates."""

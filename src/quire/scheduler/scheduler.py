@@ -151,15 +151,18 @@ class Scheduler:
         return [member for member in members if not member.is_finished]
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
-        """A request ends, wherever it is; its memory goes, unless it ended in an error its full blocks stay cached."""
+        """A request ends, wherever it is, and its memory goes. Its full blocks stay cached, unless it failed."""
         self._committer.disturb(request)
         if request.row >= 0:
             self._running.leave(request)
         else:
             self._waiting.remove(request)
             self._awaited.pop(request, None)
-        if request in self.memory.memories:
-            (self.memory.drop if reason is FinishReason.ERROR else self.memory.free)(request)
+        has_run = request in self.memory.memories or request.num_preemptions > 0
+        if reason is FinishReason.ERROR and has_run:
+            self.memory.drop(request)
+        elif request in self.memory.memories:
+            self.memory.free(request)
         request.finish_reason = reason
         request.become(RequestStatus.FINISHED)
         if self._journal is not None:
