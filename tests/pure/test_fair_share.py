@@ -6,25 +6,31 @@ Whatever their lengths are, however their requests end, and whatever is computed
 from __future__ import annotations
 
 import random
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from quire.cli.bench import fairness
+from quire.cli.bench.busy_tenants import ENDS, BusyTenants, Habit, worst_miss
+from quire.core.config import MemoryConfig, SchedulerConfig
 from quire.core.request import CacheScope
 from support.control import Control
-from support.fairness import ENDS, BusyTenants, Habit
 from support.simulation import Scenario, Simulation, make_drafter
 
 FAIR = 0.05
 """By how much the share of a tenant may miss the fair one, as a part of that."""
 
 
-def worst_miss(computed: Counter[str]) -> float:
-    """By which part the share of the tenant that has most or least misses the fair one."""
-    fair = computed.total() / len(computed)
-    return max(abs(tokens - fair) / fair for tenant, tokens in computed.items())
+def fair_engine(rows: int, budget: int = 2048, depth: int = 1) -> SchedulerConfig:
+    """Return the settings of a scheduler with so many rows, tokens in a step, and steps under way."""
+    return SchedulerConfig(
+        policy="fair_share",
+        max_model_len=1024,
+        max_num_seqs=rows,
+        max_num_batched_tokens=budget,
+        max_steps_under_way=depth,
+    )
 
 
 def draw_tenants(seed: int) -> tuple[BusyTenants, int]:
@@ -35,16 +41,14 @@ def draw_tenants(seed: int) -> tuple[BusyTenants, int]:
     rows, budget = rng.choice([(2, 8), (3, 12), (4, 64), (8, 16)])
     longest = max(habit.num_prompt_tokens + 2 * habit.num_output_tokens + 40 for habit in tenants)
     accuracy = rng.choice([None, None, 0.0, 0.7])
+    num_blocks = -(-longest // block_size) * rng.choice([2, 2, 4, 40])
     busy = BusyTenants(
         tenants,
+        fair_engine(rows, budget, rng.choice([1, 2, 3])),
         block_size=block_size,
         at_once=rng.choice([rows, 2 * rows, 20 * rows]),
+        memory=MemoryConfig(num_blocks=num_blocks, num_host_blocks=rng.choice([0, 100])),
         drafter=None if accuracy is None else make_drafter(accuracy, seed, lambda name: ""),
-        num_blocks=-(-longest // block_size) * rng.choice([2, 2, 4, 40]),
-        num_host_blocks=rng.choice([0, 100]),
-        max_num_seqs=rows,
-        max_num_batched_tokens=budget,
-        max_steps_under_way=rng.choice([1, 2, 3]),
     )
     return busy, 25 * len(tenants) * rows * max(habit.most_tokens for habit in tenants)
 
@@ -62,14 +66,12 @@ def test_many_tenants(seed: int) -> None:
 
 
 def test_two_and_65_tokens_have_the_same_share() -> None:
-    busy = BusyTenants([Habit(2, 2), Habit(2, 65)], block_size=16, at_once=64, num_blocks=512, max_num_seqs=4)
+    busy = BusyTenants([Habit(2, 2), Habit(2, 65)], fair_engine(4), block_size=16, at_once=64)
     assert worst_miss(busy.run(8000)) < FAIR
 
 
 def test_texts_that_end_by_a_stop_string_are_charged() -> None:
-    busy = BusyTenants(
-        [Habit(8, 10, "stop string"), Habit(8, 10)], block_size=16, at_once=64, num_blocks=512, max_num_seqs=4
-    )
+    busy = BusyTenants([Habit(8, 10, "stop string"), Habit(8, 10)], fair_engine(4), block_size=16, at_once=64)
     assert worst_miss(busy.run(8000)) < FAIR
     assert abs(busy.ended["a"] - busy.ended["b"]) < FAIR * busy.ended["b"]
 
@@ -77,7 +79,7 @@ def test_texts_that_end_by_a_stop_string_are_charged() -> None:
 @pytest.mark.parametrize("at_once", [3, 4])
 def test_who_has_nothing_waiting_for_a_moment_keeps_its_turn(at_once: int) -> None:
     """A client that sends its next request when one has ended has an empty queue between two of them."""
-    busy = BusyTenants([Habit(2, 2), Habit(20, 65)], block_size=16, at_once=at_once, num_blocks=512, max_num_seqs=4)
+    busy = BusyTenants([Habit(2, 2), Habit(20, 65)], fair_engine(4), block_size=16, at_once=at_once)
     assert worst_miss(busy.run(8000)) < FAIR
 
 
@@ -179,7 +181,7 @@ def test_a_long_prompt_leaves_tokens_to_the_first_chunk_of_another_tenant(depth:
 
 
 def test_tenants_who_are_served_alike_do_not_make_each_other_yield() -> None:
-    busy = BusyTenants([Habit(10, 30), Habit(5, 12)], block_size=16, at_once=40, num_blocks=512, max_num_seqs=8)
+    busy = BusyTenants([Habit(10, 30), Habit(5, 12)], fair_engine(8), block_size=16, at_once=40)
     busy.run(30_000)
     assert busy.ended.total() > 800
     assert busy.engine.scheduler.num_preemptions < 0.02 * busy.ended.total()
@@ -196,3 +198,16 @@ def test_for_a_single_tenant_it_is_first_come_first_served(seed: int) -> None:
         return run.plans.digest()
 
     assert plans("fair_share") == plans("fcfs")
+
+
+def test_the_instrument_measures_shares_and_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fairness, "NUM_TOKENS", 20_000)
+    monkeypatch.setattr(fairness, "PAIRS", fairness.PAIRS[:3])
+    monkeypatch.setattr(
+        fairness, "FLOODS", [(name, 3, 3000, sampling) for name, _, _, sampling in fairness.FLOODS[-1:]]
+    )
+    shares, newcomers = fairness.measure_shares(print), fairness.measure_newcomers(print)
+    assert [row[0] for row in shares.rows] == [name for name, *_ in fairness.PAIRS]
+    goals = shares.goals + newcomers.goals
+    assert len(goals) == 4
+    assert all(goal.is_met for goal in goals), goals

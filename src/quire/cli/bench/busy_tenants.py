@@ -1,4 +1,4 @@
-"""Tenants who always have more to ask, on a real engine over a pretended model: what is computed for each of them?"""
+"""Tenants who always have more to ask, on the real scheduler over a pretended model: what is computed for each?"""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import itertools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from quire.core.clock import ManualClock
 from quire.core.config import MemoryConfig, SchedulerConfig
+from quire.core.errors import InvariantError
 from quire.core.kv_spec import KVCacheSpec
 from quire.core.request import CacheScope, Request
 from quire.core.sampling_params import SamplingParams
@@ -20,7 +20,6 @@ from quire.memory.manager import KVCacheManager
 from quire.memory.sizing import max_sequence_tokens
 from quire.scheduler.scheduler import Drafter, Scheduler
 from quire.simulate.executor import SimExecutor
-from support.control import MEMORY_SETTINGS
 
 VOCAB_SIZE = 1000
 ENDS = ("length", "stop string", "stop token", "abort", "failure", "samples", "beams")
@@ -78,26 +77,23 @@ class CountingExecutor(SimExecutor):
 
 
 class BusyTenants:
-    """Each tenant has as many requests in the engine as it likes to have, from the beginning to the end."""
+    """Each tenant has `at_once` requests in the engine, from the beginning to the end."""
 
     def __init__(
         self,
         habits: Sequence[Habit],
+        config: SchedulerConfig,
         *,
         block_size: int,
         at_once: int,
+        memory: MemoryConfig | None = None,
         drafter: Drafter | None = None,
-        **settings: Any,
     ) -> None:
-        in_memory = {name: value for name, value in settings.items() if name in MEMORY_SETTINGS}
-        of_scheduler = {name: value for name, value in settings.items() if name not in MEMORY_SETTINGS}
         spec = KVCacheSpec.from_layers([None], block_size=block_size, num_kv_heads=1, head_dim=8, dtype="float32")
-        memory = KVCacheManager(spec, MemoryConfig(**in_memory))
-        of_scheduler = {"policy": "fair_share", "max_model_len": 1024} | of_scheduler
-        config = SchedulerConfig(**of_scheduler)
-        longest = max_sequence_tokens(memory.pool.num_blocks, spec)
+        manager = KVCacheManager(spec, memory or MemoryConfig())
+        longest = max_sequence_tokens(manager.pool.num_blocks, spec)
         limits = RequestLimits(VOCAB_SIZE, config.max_model_len, longest, config.max_num_seqs)
-        scheduler = Scheduler(config, memory, limits, drafter=drafter)
+        scheduler = Scheduler(config, manager, limits, drafter=drafter)
         self.executor = CountingExecutor()
         self.engine = EngineCore(scheduler, self.executor, ManualClock())
         self.habits = {chr(ord("a") + index): habit for index, habit in enumerate(habits)}
@@ -107,12 +103,13 @@ class BusyTenants:
         self._numbers = itertools.count()
 
     def run(self, num_tokens: int) -> Counter[str]:
-        """Step until so many tokens are computed for all tenants together; return those of each."""
+        """Step until so many tokens are computed for all tenants together; return those of each. Mutates."""
         while self.executor.computed.total() < num_tokens:
             for tenant in self.habits:
                 self._ask(tenant)
             outcome = self.engine.step()
-            assert outcome is not None, "there is always something to do"
+            if outcome is None:
+                raise InvariantError("there is always something to do")
             for request in outcome.finished:
                 self._note_ended(request)
             self._end()
@@ -148,3 +145,9 @@ class BusyTenants:
         if request.request_id in self._alive[tenant] and request.request_id not in self.engine.scheduler.requests:
             del self._alive[tenant][request.request_id]
             self.ended[tenant] += 1
+
+
+def worst_miss(computed: Counter[str]) -> float:
+    """Return by which part the share of the tenant that has most or least misses an even one."""
+    even = computed.total() / len(computed)
+    return max(abs(tokens - even) / even for tenant, tokens in computed.items())
