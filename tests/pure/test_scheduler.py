@@ -429,7 +429,7 @@ def test_admission_keeps_room_for_those_who_run(length: int, output: int, settin
     def num_preemptions(*, keep_room: bool) -> list[int]:
         control = Control(max_num_seqs=16, prefix_index="none", **settings)
         if not keep_room:
-            control.scheduler._admission.has_room = lambda needed, running: True
+            control.scheduler._admission.has_room = lambda request, needed, running: True
         for number in range(40):
             control.add(f"r{number}", prompt(length, number), max_tokens=output)
         control.run()

@@ -146,19 +146,43 @@ class KVCacheManager:
 
         A new one is taken to open with `match`, one that is swapped out to come back as well.
         """
-        num_blocks = -(-end // self._block_size)
-        memory = self.memories.get(request)
+        return sum(at_once + fresh for _, at_once, fresh in self._needs(request, end, match))
+
+    def num_blocks_to_grow(self, request: Request, end: int, match: PrefixMatch | None, *, longest_chunk: int) -> int:
+        """Return how many it takes to grow to `end` tokens by steps of at most `longest_chunk`. Does not mutate.
+
+        Those are fewer where layers have windows: what falls behind a window is given back, and taken again.
+        """
+        needs = self._needs(request, end, match)
+        if not self._windows:
+            return sum(at_once + fresh for _, at_once, fresh in needs)
+        most = [self.spec.most_blocks(kind, end, longest_chunk=longest_chunk) for kind in self._groups]
+        return sum(
+            at_once + min(fresh, max(0, most_held - held))
+            for (held, at_once, fresh), most_held in zip(needs, most, strict=True)
+        )
+
+    def _needs(self, request: Request, end: int, match: PrefixMatch | None) -> list[tuple[int, int, int]]:
+        """For each group: the blocks held then, those that are copied, hit or moved in first, and new ones up to `end`.
+
+        Those hit or moved in are among those held.
+        """
+        num_blocks, memory = -(-end // self._block_size), self.memories.get(request)
         if memory is not None and memory.host_blocks is not None:
-            moved = sum(map(len, memory.host_blocks))
-            given_back = sum(table.num_given_back for table in memory.tables)
-            return max(moved, num_blocks * len(self._groups) - given_back)
+            moved = list(map(len, memory.host_blocks))
+            given_back = [table.num_given_back for table in memory.tables]
+            return [(n, n, max(0, num_blocks - gone - n)) for n, gone in zip(moved, given_back, strict=True)]
+        counts = [0] * len(self._groups)
         if memory is not None:
-            return len(self._copy_targets(request, memory)) + sum(self._missing(memory, end))
+            for group, _ in self._copy_targets(request, memory):
+                counts[group] += 1
+            held = [len(table) - table.num_given_back for table in memory.tables]
+            return list(zip(held, counts, self._missing(memory, end), strict=True))
         match = match or self.match_prefix(request)
-        needed = max(0, num_blocks - len(match.entries)) * len(self._groups)
-        for _, block_id, is_copied in self._hit_blocks(match):
-            needed += is_copied or not self.pool.blocks[block_id].ref_count
-        return needed
+        for group, block_id, is_copied in self._hit_blocks(match):
+            counts[group] += is_copied or not self.pool.blocks[block_id].ref_count
+        missing = max(0, num_blocks - len(match.entries))
+        return [(count, count, missing) for count in counts]
 
     # ---- room -------------------------------------------------------------------------------------------------
 
@@ -286,6 +310,18 @@ class KVCacheManager:
                 self._changes.append_entries(request, memory, group, blocks[-num_missing:][::-1])
                 del blocks[-num_missing:]
         request.num_slots = memory.num_slots
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether some layers have a sliding window, so that sequences give blocks back as they grow."""
+        return bool(self._windows)
+
+    def give_back(self) -> bool:
+        """Have all sequences free what fell behind their windows; return whether that was something. Mutates."""
+        before = self.pool.num_available
+        for request, memory in self.memories.items():
+            self._give_back(request, memory)
+        return self.pool.num_available > before
 
     def _give_back(self, request: Request, memory: SequenceMemory) -> None:
         """Free the blocks behind the sliding windows, as seen from the tokens that are really computed."""

@@ -12,7 +12,8 @@ published, ends found. Several steps may be under way. A chunk of a prompt leave
 others that run, so that a long prompt never stalls them.
 
 Progress: running requests are kept in the order of the policy, room is made by those behind for those in front, and
-requests that could never fit were refused. So the first in order always gets room, finishes, and the next is first.
+requests that could never fit were refused. So the first in order always gets room, finishes, and the next is first. A
+policy may take rows for a newcomer too, but never that of the first.
 
 Asked, not built in: the order (policy/), admission, preemption, stopping, drafts, isolation after a failed step.
 """
@@ -74,7 +75,7 @@ class Scheduler:
         self._policy = create_policy(config)
         self._waiting = self._policy.make_queue()
         self._running = RunningSet(config.max_num_seqs, self._policy)
-        self._admission = Admission(memory, config.headroom)
+        self._admission = Admission(memory, config)
         self._stopping = Stopping(eos_token_ids, memory.spec.block_size)
         self._committer = StepCommitter(memory, self._running, self._stopping, self._finish)
         self._preemption = Preemption(memory, config, self._committer, self._running, self._waiting)
@@ -260,7 +261,7 @@ class Scheduler:
         if drafts and self.memory.allocate_slots(request, request.num_planned + 1 + len(drafts)):
             self._take_up(step, request, 1, drafts)
             return True
-        count = self._make_room(request, count, place)
+        count = self._make_room(step, request, count, place)
         if count:
             self._take_up(step, request, count)
         return request.row >= 0
@@ -271,9 +272,18 @@ class Scheduler:
         most = min(most, request.max_total_tokens - 2 - request.num_planned)
         return self._drafter(request, most)[:most] if most > 0 else NO_DRAFTS
 
-    def _make_room(self, request: Request, count: int, place: int) -> int:
+    def _make_room(self, step: PlanBuilder, request: Request, count: int, place: int) -> int:
         """Get slots for `count` tokens, or fewer; those behind yield. 0 if there is no room now."""
         while not self.memory.allocate_slots(request, request.num_planned + count):
+            if self.memory.has_windows and self._admission.all_fit(self._running.requests):
+                # Only chunks are in the way: what they take beyond the windows comes back once they are computed.
+                if self.memory.give_back():
+                    continue
+                if count > 1:
+                    count //= 2
+                    continue
+                if step.decodes or step.chunks or self._committer.num_under_way:
+                    return 0
             candidates = self._running.requests[place:]
             if is_beam(request):
                 candidates = [other for other in candidates if other.group is not request.group]
@@ -312,7 +322,7 @@ class Scheduler:
             return True
         for beam in beams:  # all give back what fell behind their windows before any of them takes
             self.memory.allocate_slots(beam, beam.num_planned)
-        if all(self._make_room(beam, 1, place) for beam in beams):
+        if all(self._make_room(step, beam, 1, place) for beam in beams):
             for beam in beams:
                 self._take_up(step, beam, 1)
         for beam in beams:
@@ -339,9 +349,8 @@ class Scheduler:
         num_rows = running.num_rows_short(newcomer, most)
         if num_rows:
             yielding = self._policy.rows_for(newcomer, num_rows, running.requests)
-            if yielding and self._admission.has_room(
-                self.memory.spec.num_blocks_for(len(newcomer.tokens)), running.requests
-            ):
+            needed = self.memory.spec.num_blocks_for(len(newcomer.tokens))  # or fewer, if some are cached
+            if yielding and self._admission.has_room(newcomer, needed, running.requests):
                 for request in yielding:
                     self._preemption.preempt(request)
         return None if running.num_rows_short(newcomer, most) else newcomer
@@ -351,7 +360,7 @@ class Scheduler:
         short_of = self._short_of
         if short_of is None or short_of[0] is not request:
             return False
-        return not self._admission.has_room(short_of[1], self._running.requests)
+        return not self._admission.has_room(request, short_of[1], self._running.requests)
 
     def _admit_waiting(self, step: PlanBuilder) -> None:
         admitted: list[Request] = []
@@ -393,8 +402,8 @@ class Scheduler:
         if match is not None and match.frontier is not None and memory.is_being_computed(match.frontier):
             self._awaited[request] = match.frontier
             return True
-        needed = memory.num_blocks_needed(request, known, match)
-        if not self._admission.has_room(needed, running):
+        needed = self._admission.num_blocks_needed(request, match)
+        if not self._admission.has_room(request, needed, running):
             self._short_of = (request, needed)
             return False
         start = request.num_planned if match is None else match.num_tokens
@@ -407,7 +416,7 @@ class Scheduler:
             count = count if memory.allocate_slots(request, start + count) else 0
         else:
             while not memory.allocate_slots(request, start + count, match):
-                if running or count <= 1:
+                if count <= 1:
                     return False
                 count //= 2
         self._start_running(request, start)
