@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire.core.errors import InvalidConfigError, InvariantError
+from quire.core.request import CacheScope, Request
 from quire.core.step import NO_BLOCK
 from quire.memory.block import Block, BlockState
 from quire.memory.block_pool import BlockPool
@@ -27,7 +28,8 @@ class Pool:
 
     def publish(self, block_id: int, key: str = "", *, tenant: str = "", priority: int = 0) -> PrefixEntry:
         entry = PrefixEntry(None, key.encode(), 1)
-        self.pool.publish(block_id, entry, group=0, tenant=tenant, priority=priority)
+        request = Request("r", [1], scope=CacheScope(tenant), priority=priority)
+        self.pool.publish(block_id, entry, request, group=0)
         self.pool.check()
         return entry
 

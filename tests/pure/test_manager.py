@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from quire.core.errors import InvariantError
+from quire.core.errors import InvariantError, StaleMatchError
 from quire.core.logprobs import TokenLogprobs
 from quire.core.request import DEFAULT_SCOPE, CacheScope, Request
 from quire.core.sampling_params import SamplingParams
@@ -601,6 +601,30 @@ def test_nobody_waits_for_a_sequence_that_stopped_computing(how: str) -> None:
     assert not memory.manager.is_being_computed(frontier)
 
 
+# ---- matches that are too old ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["evicted", "reset", "behind a window"])
+def test_a_match_is_refused_when_its_blocks_are_gone(how: str) -> None:
+    memory = ByHand(num_blocks=4, windows=(4,) if how == "behind a window" else (None,))
+    memory.leave_cached(EIGHT)
+    request = memory.request([*EIGHT, 9])
+    match = memory.manager.match_prefix(request)
+    assert match.num_tokens == 8
+    if how == "reset":
+        memory.manager.reset()
+    else:
+        memory.leave_cached([50] * 16)
+    before = (memory.ref_counts(), memory.pool.num_available)
+    for ask in (memory.manager.allocate_slots, memory.manager.num_blocks_needed):
+        with pytest.raises(StaleMatchError, match="evicted since; match the prefix again"):
+            ask(request, 9, match)
+    assert (memory.ref_counts(), memory.pool.num_available) == before
+    assert request not in memory.manager.memories
+    memory.manager.check()
+    assert memory.open(request)
+
+
 # ---- letting go -----------------------------------------------------------------------------------------------------
 
 
@@ -629,6 +653,31 @@ def test_drop_leaves_what_others_share() -> None:
     memory.manager.check()
     assert memory.table(second) == [0, 3]
     assert memory.num_hit([*EIGHT, 9]) == 4
+
+
+def test_drop_forgets_what_was_computed_and_given_back_before() -> None:
+    memory = ByHand(windows=(4,))
+    found = memory.leave_cached(EIGHT[:4])
+    first = memory.run([*EIGHT, 9, 10, 11, 12, 13], name="first")
+    memory.grow(first, 14, 15, 16, 17)
+    assert memory.pool.num_cached > len(found), "blocks behind the window are cached"
+    memory.manager.drop(first)
+    memory.manager.check()
+    assert [block.block_id for block in memory.pool.cached_blocks()] == found
+
+
+def test_a_request_that_holds_nothing_any_more_can_be_dropped() -> None:
+    memory = ByHand()
+    other = memory.run([*EIGHT[:4], 50, 51, 52, 53], name="other")
+    first = memory.run([*EIGHT, 9], name="first")
+    memory.free(first)
+    assert memory.num_hit([*EIGHT, 9]) == 8
+    memory.manager.drop(first)
+    memory.manager.check()
+    assert memory.num_hit([*EIGHT, 9]) == 4
+    memory.free(other)
+    memory.manager.drop(memory.request(EIGHT, CacheScope("another tenant"), name="other"))
+    assert memory.num_hit([*EIGHT[:4], 50, 51, 52, 53, 9]) == 8, "an id of another tenant says nothing"
 
 
 def test_after_a_reset_running_sequences_go_on_and_are_hit_no_more() -> None:
@@ -696,6 +745,22 @@ def test_a_resumed_request_is_counted_apart() -> None:
     ledger = memory.manager.ledger()
     assert (ledger.queried_tokens, ledger.hit_tokens) == (8, 0)
     assert (ledger.resumed_queried_tokens, ledger.resumed_hit_tokens) == (9, 8)
+
+
+def test_a_prompt_that_is_not_looked_up_is_not_counted() -> None:
+    memory = ByHand()
+    memory.leave_cached(EIGHT)
+    for num_preemptions in (0, 1):
+        request = memory.request([*EIGHT, 9], name=f"r{num_preemptions}")
+        request.sampling = SamplingParams(prompt_logprobs=0)
+        request.num_preemptions = num_preemptions
+        assert memory.open(request)
+        memory.free(request)
+    ledger = memory.manager.ledger()
+    assert (ledger.queried_tokens, ledger.resumed_queried_tokens) == (8, 0)
+    without = ByHand(prefix_index="none")
+    without.leave_cached(EIGHT)
+    assert without.manager.ledger().queried_tokens == 0
 
 
 def test_what_one_request_holds() -> None:

@@ -35,6 +35,7 @@ from quire.core.config import MemoryConfig
 from quire.core.kv_spec import KVCacheSpec, KVGroup
 from quire.core.request import CacheScope, Request, RequestStatus
 from quire.core.step import NO_BLOCK, BlockCopy, StepPlan, column
+from quire.memory.block import BlockState
 from quire.memory.block_hash import root_key
 from quire.memory.block_pool import BlockPool
 from quire.memory.manager import KVCacheManager
@@ -317,15 +318,18 @@ class MemoryMachine(RuleBasedStateMachine):
 
     @operation(which=ANY, luck=LUCK)
     def drop(self, which: int, luck: int) -> None:
-        """A sequence fails: nothing that it alone holds may be hit any more."""
+        """A sequence fails, wherever it is: nothing that it computed, and that no other holds, may be hit any more."""
         self.be_between_plans()
-        models = [model for model in self.running + self.waiting if model.request in self.manager.memories]
+        models = self.running + self.waiting
         if not models or luck:
             return self.go_on()
         model = pick(models, which)
-        alone = [b for blocks in self.held(model) for b in blocks if self.pool.blocks[b].ref_count == 1]
+        held = {b for blocks in self.held(model) for b in blocks} if model.request in self.manager.memories else set()
+        name = model.request.request_id
+        own = [block for block in self.pool.blocks if block.entry is not None and block.request_id == name]
+        own = [block for block in own if block.ref_count == (block.block_id in held)]
         self.manager.drop(model.request)
-        assert all(self.pool.blocks[block_id].state.value == "free" for block_id in alone)
+        assert all(block.state is BlockState.FREE for block in own)
         self.forget(model)
 
     @operation(luck=LUCK)

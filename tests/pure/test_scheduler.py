@@ -429,7 +429,7 @@ def test_admission_keeps_room_for_those_who_run(length: int, output: int, settin
     def num_preemptions(*, keep_room: bool) -> list[int]:
         control = Control(max_num_seqs=16, prefix_index="none", **settings)
         if not keep_room:
-            control.scheduler._admission.has_room = lambda needed, running: True
+            control.scheduler._admission.has_room = lambda request, needed, running: True
         for number in range(40):
             control.add(f"r{number}", prompt(length, number), max_tokens=output)
         control.run()
@@ -636,6 +636,41 @@ def test_what_a_failed_request_computed_is_not_cached() -> None:
     control.add("again", prompt(16), max_tokens=3)
     control.run()
     assert control.requests["again"].num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("windows", [(None,), (None, 5), (5,)])
+@pytest.mark.parametrize("when", ["waiting", "resumed"])
+@pytest.mark.parametrize("sampling", [{}, {"n": 3}, {"n": 3, "beam_search": True}])
+def test_what_a_failed_request_computed_before_it_yielded_is_not_cached(
+    sampling: dict[str, Any], when: str, windows: tuple[int | None, ...]
+) -> None:
+    control = Control(num_blocks=64, windows=windows, preemption="recompute")
+    control.add("first", prompt(12, 5), max_tokens=4)
+    control.run()
+    kept = {block.block_id for block in control.memory.pool.cached_blocks()}
+    control.add("failing", prompt(16), max_tokens=24, **sampling)
+    steps_until(control, lambda: control.members("failing")[0].num_output_tokens > 12)
+    control.scheduler._preemption.set_back(control.scheduler.running)
+    assert control.memory.pool.num_cached > len(kept)
+    if when == "resumed":
+        steps_until(control, lambda: control.members("failing")[0].num_computed > 20)
+    control.scheduler.fail("failing", "told to fail")
+    assert {block.block_id for block in control.memory.pool.cached_blocks()} == kept
+    control.scheduler.check()
+    control.add("again", prompt(16), max_tokens=3)
+    control.run()
+    assert control.requests["again"].num_cached_tokens == 0
+
+
+def test_a_request_that_fails_before_it_ran_takes_nothing_from_the_cache() -> None:
+    control = Control(max_num_seqs=1)
+    control.add("first", prompt(16), max_tokens=2)
+    control.run()
+    control.add("running", prompt(4, 9), max_tokens=9)
+    control.step()
+    control.add("failing", prompt(16), max_tokens=2)
+    control.scheduler.fail("failing", "told to fail")
+    assert control.memory.pool.num_cached == 4
 
 
 def test_what_a_failed_request_shares_stays_cached() -> None:

@@ -8,6 +8,7 @@
     │   └── CheckpointError                     … in a model folder
     │       └── ModelError                      … which is no model that can be run: says what to do
     ├── RequestStateError                       a call that the state of the request does not allow
+    ├── StaleMatchError                         a prefix match whose blocks were evicted since
     ├── UnknownRequestError (also KeyError)     a request id that is not here
     ├── TooManyJobsError                        too many texts of one tenant wait to be worked on
     ├── ExecutionError                          the compute plane failed a step
@@ -144,6 +145,10 @@ class ModelError(CheckpointError):
 
 class RequestStateError(QuireError):
     """The state of the request does not allow the call."""
+
+
+class StaleMatchError(QuireError):
+    """A prefix match is older than the cache: blocks that it names were evicted since. Match again."""
 
 
 class UnknownRequestError(QuireError, KeyError):

@@ -132,14 +132,15 @@ class KVCacheSpec:
         >>> spec.num_blocks_for(160), spec.num_blocks_for(16)
         (13, 2)
         """
-        total = 0
-        for group in self.groups:
-            blocks = -(-num_tokens // self.block_size)
-            if group.window is not None:
-                span = group.window - 1 + longest_chunk
-                blocks = min(blocks, (span + self.block_size - 2) // self.block_size + 1)
-            total += blocks
-        return total
+        return sum(self.most_blocks(group, num_tokens, longest_chunk=longest_chunk) for group in self.groups)
+
+    def most_blocks(self, group: KVGroup, num_tokens: int, *, longest_chunk: int = 1) -> int:
+        """Return how many blocks one group of such a sequence holds at most."""
+        blocks = -(-num_tokens // self.block_size)
+        if group.window is None:
+            return blocks
+        span = group.window - 1 + longest_chunk
+        return min(blocks, (span + self.block_size - 2) // self.block_size + 1)
 
 
 def _group_size(counts: Sequence[int]) -> int:

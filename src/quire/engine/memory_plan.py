@@ -68,7 +68,7 @@ class MemoryPlan:
     num_blocks: int
     num_host_blocks: int
     max_model_len: int
-    num_full_sequences: float
+    num_full_sequences: int
     num_groups: int = 1
 
     @property
@@ -128,7 +128,7 @@ def plan_memory(config: ResolvedConfig, spec: KVCacheSpec, context_length: int, 
         num_blocks=num_blocks,
         num_host_blocks=num_host_blocks,
         max_model_len=fits,
-        num_full_sequences=num_blocks / spec.num_blocks_for(fits, longest_chunk=longest_chunk),
+        num_full_sequences=num_blocks // spec.num_blocks_for(max(1, fits - 1), longest_chunk=longest_chunk),
         num_groups=len(spec.groups),
     )
 

@@ -38,16 +38,14 @@ class EngineReport:
             (name, dtype) for name, dtype in (("weights", self.weights), ("KV", self.kv_dtype)) if dtype != "auto"
         ]
         numbers = ", ".join([self.dtype, *(f"{name} {dtype}" for name, dtype in others)])
+        count = plan.num_full_sequences
+        at_once = f"{count:,} sequence{'s' * (count != 1)} of {plan.max_model_len:,} tokens at once"
         cut = f" of the model's {self.context_length:,}" if plan.max_model_len < self.context_length else ""
         return [
             ("model", f"{self.model}: {self.architecture}, {self.num_layers} layers, {numbers}"),
             ("runs on", f"{self.backend} backend, {self.instruction_set}{threads}"),
             ("context", f"{plan.max_model_len:,} tokens{cut}"),
-            (
-                "KV memory",
-                f"{plan.num_blocks:,} blocks of {self.block_size} tokens, "
-                f"{plan.num_full_sequences:.1f} sequences of {plan.max_model_len:,} tokens at once",
-            ),
+            ("KV memory", f"{plan.num_blocks:,} blocks of {self.block_size} tokens, {at_once}"),
             ("a step", f"at most {self.max_num_seqs} sequences and {self.max_num_batched_tokens:,} tokens"),
         ]
 

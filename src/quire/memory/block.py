@@ -36,6 +36,7 @@ class Block:
         "ref_count",
         "entry",
         "group",
+        "request_id",
         "tenant",
         "priority",
         "published_at",
@@ -48,7 +49,8 @@ class Block:
         self.ref_count = 0
         self.entry: PrefixEntry | None = None
         self.group = 0  # the KV group it is published for
-        self.tenant = ""  # who published it
+        self.request_id = ""  # who computed and published it
+        self.tenant = ""  # of that request
         self.priority = 0  # of the request that published it; the highest number is evicted first
         self.published_at = 0  # counts publications, for policies that go by age
         self.previous: Block | None = None  # links of the list that it stands in, if any

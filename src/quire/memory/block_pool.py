@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from quire.core.errors import InvalidConfigError, InvariantError
+from quire.core.request import Request
 from quire.core.step import NO_BLOCK
 from quire.memory.block import Block, BlockState
 from quire.memory.eviction.base import EvictionPolicy
@@ -146,16 +147,17 @@ class BlockPool:
         for block_id in block_ids:
             self.free(block_id)
 
-    def publish(self, block_id: int, entry: PrefixEntry, *, group: int, tenant: str, priority: int) -> None:
-        """Note that a block in use holds the content of an entry. Mutates; O(1)."""
+    def publish(self, block_id: int, entry: PrefixEntry, request: Request, *, group: int) -> None:
+        """Note that a block in use holds the content of an entry, which the request computed. Mutates; O(1)."""
         block = self.blocks[block_id]
         if not block.ref_count or block.entry is not None:
             raise InvariantError(f"block {block_id} cannot be published: it is {block.state.value}, or published")
         self._num_published += 1
         block.entry = entry
         block.group = group
-        block.tenant = tenant
-        block.priority = priority
+        block.request_id = request.request_id
+        block.tenant = request.scope.tenant
+        block.priority = request.priority
         block.published_at = self._num_published
         entry.block_ids[group] = block_id
         if self.journal is not None:

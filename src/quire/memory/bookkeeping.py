@@ -29,7 +29,7 @@ class MemoryBooks:
         self._hasher = hasher
         self._evicted: OrderedDict[bytes, None] = OrderedDict()  # hashes, the oldest first
         self._misses: Counter[MissReason] = Counter()
-        self.queried_tokens = 0  # of prompts, at first admissions
+        self.queried_tokens = 0  # of prompts that were looked up, at first admissions
         self.hit_tokens = 0
         self._resumed_queried_tokens = 0
         self._resumed_hit_tokens = 0
@@ -46,11 +46,13 @@ class MemoryBooks:
         self, index: PrefixIndex, request: Request, memory: SequenceMemory, match: PrefixMatch, block_size: int
     ) -> None:
         """A request was admitted with this match; a resumed one is counted apart. Mutates."""
+        was_looked_up = index.keeps_entries and not request.num_prompt_logits_wanted
+        num_queried = len(request.tokens) if was_looked_up else 0
         if request.num_preemptions:
-            self._resumed_queried_tokens += len(request.tokens)
+            self._resumed_queried_tokens += num_queried
             self._resumed_hit_tokens += match.num_tokens
             return
-        self.queried_tokens += len(request.tokens)
+        self.queried_tokens += num_queried
         self.hit_tokens += match.num_tokens
         memory.miss_reason = self._explain(index, request, match, block_size)
         self._misses[memory.miss_reason] += 1

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from quire.core.config import MemoryConfig
-from quire.core.errors import InvariantError
+from quire.core.errors import InvariantError, StaleMatchError
 from quire.core.kv_spec import KVCacheSpec
 from quire.core.request import Request
 from quire.core.step import NO_BLOCK, BlockCopy
@@ -146,19 +146,43 @@ class KVCacheManager:
 
         A new one is taken to open with `match`, one that is swapped out to come back as well.
         """
-        num_blocks = -(-end // self._block_size)
-        memory = self.memories.get(request)
+        return sum(at_once + fresh for _, at_once, fresh in self._needs(request, end, match))
+
+    def num_blocks_to_grow(self, request: Request, end: int, match: PrefixMatch | None, *, longest_chunk: int) -> int:
+        """Return how many it takes to grow to `end` tokens by steps of at most `longest_chunk`. Does not mutate.
+
+        Those are fewer where layers have windows: what falls behind a window is given back, and taken again.
+        """
+        needs = self._needs(request, end, match)
+        if not self._windows:
+            return sum(at_once + fresh for _, at_once, fresh in needs)
+        most = [self.spec.most_blocks(kind, end, longest_chunk=longest_chunk) for kind in self._groups]
+        return sum(
+            at_once + min(fresh, max(0, most_held - held))
+            for (held, at_once, fresh), most_held in zip(needs, most, strict=True)
+        )
+
+    def _needs(self, request: Request, end: int, match: PrefixMatch | None) -> list[tuple[int, int, int]]:
+        """For each group: the blocks held then, those that are copied, hit or moved in first, and new ones up to `end`.
+
+        Those hit or moved in are among those held.
+        """
+        num_blocks, memory = -(-end // self._block_size), self.memories.get(request)
         if memory is not None and memory.host_blocks is not None:
-            moved = sum(map(len, memory.host_blocks))
-            given_back = sum(table.num_given_back for table in memory.tables)
-            return max(moved, num_blocks * len(self._groups) - given_back)
+            moved = list(map(len, memory.host_blocks))
+            given_back = [table.num_given_back for table in memory.tables]
+            return [(n, n, max(0, num_blocks - gone - n)) for n, gone in zip(moved, given_back, strict=True)]
+        counts = [0] * len(self._groups)
         if memory is not None:
-            return len(self._copy_targets(request, memory)) + sum(self._missing(memory, end))
+            for group, _ in self._copy_targets(request, memory):
+                counts[group] += 1
+            held = [len(table) - table.num_given_back for table in memory.tables]
+            return list(zip(held, counts, self._missing(memory, end), strict=True))
         match = match or self.match_prefix(request)
-        needed = max(0, num_blocks - len(match.entries)) * len(self._groups)
-        for _, block_id, is_copied in self._hit_blocks(match):
-            needed += is_copied or not self.pool.blocks[block_id].ref_count
-        return needed
+        for group, block_id, is_copied in self._hit_blocks(match):
+            counts[group] += is_copied or not self.pool.blocks[block_id].ref_count
+        missing = max(0, num_blocks - len(match.entries))
+        return [(count, count, missing) for count in counts]
 
     # ---- room -------------------------------------------------------------------------------------------------
 
@@ -166,7 +190,7 @@ class KVCacheManager:
         """Make room for the tokens up to position `end`; False, and nothing changed, where there is none.
 
         The first call for a request opens its memory with the blocks hit by `match`, whose tokens need not be
-        computed. Mutates; O(blocks added).
+        computed; raises `StaleMatchError` if those blocks are gone. Mutates; O(blocks added).
         """
         memory = self.memories.get(request)
         if memory is None:
@@ -221,13 +245,20 @@ class KVCacheManager:
         return True
 
     def _hit_blocks(self, match: PrefixMatch) -> list[tuple[int, int, bool]]:
-        """The blocks of a match that are still read: group, block, and whether it must be copied to be written."""
+        """The blocks of a match that are still read: group, block, and whether it must be copied to be written.
+
+        Raises `StaleMatchError` if one of them is gone.
+        """
         hits = len(match.entries)
         ends_within = match.ends_within_block(self._block_size)
         found = []
         for group, kind in enumerate(self._groups):
             for index in range(kind.first_needed(match.num_tokens) // self._block_size, hits):
                 block_id = match.entries[index].block_ids[group]
+                if block_id == NO_BLOCK:
+                    raise StaleMatchError(
+                        f"block {index} of the prefix match was evicted since; match the prefix again"
+                    )
                 written = ends_within and index == hits - 1
                 found.append((group, block_id, written and self.pool.blocks[block_id].ref_count > 0))
         return found
@@ -279,6 +310,18 @@ class KVCacheManager:
                 self._changes.append_entries(request, memory, group, blocks[-num_missing:][::-1])
                 del blocks[-num_missing:]
         request.num_slots = memory.num_slots
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether some layers have a sliding window, so that sequences give blocks back as they grow."""
+        return bool(self._windows)
+
+    def give_back(self) -> bool:
+        """Have all sequences free what fell behind their windows; return whether that was something. Mutates."""
+        before = self.pool.num_available
+        for request, memory in self.memories.items():
+            self._give_back(request, memory)
+        return self.pool.num_available > before
 
     def _give_back(self, request: Request, memory: SequenceMemory) -> None:
         """Free the blocks behind the sliding windows, as seen from the tokens that are really computed."""
@@ -339,18 +382,18 @@ class KVCacheManager:
         request.num_slots = 0
 
     def drop(self, request: Request) -> None:
-        """Let go of everything, and cache nothing that the request has computed and alone holds: it is in doubt.
+        """Let go of everything, and cache nothing that the request has computed, now or earlier: it is in doubt.
 
-        What it had found in the cache when it was first admitted, others have computed: that stays. Mutates.
+        Blocks that others computed stay, and so do those that others hold. Mutates; O(cached blocks).
         """
-        num_found = request.num_cached_tokens // self._block_size
-        for table in self.memories[request].tables:
-            for block_id in reversed(table.block_ids[max(num_found, table.num_given_back) :]):
-                if self.pool.blocks[block_id].ref_count == 1:
-                    entry = self.pool.unpublish(block_id)
-                    if entry is not None:
-                        self.index.discard(entry)
-        self.free(request)
+        if request in self.memories:
+            self.free(request)
+        name, tenant = request.request_id, request.scope.tenant
+        doubtful = [block for block in self.pool.cached_blocks() if block.request_id == name and block.tenant == tenant]
+        for block in doubtful:
+            entry = self.pool.unpublish(block.block_id)
+            if entry is not None:
+                self.index.discard(entry)
 
     def reset(self) -> None:
         """Forget everything cached. Running requests go on; what they hold cannot be hit any more. Mutates."""

@@ -60,7 +60,7 @@ class Publisher:
             if block_id in (NO_BLOCK, known):
                 continue
             if known == NO_BLOCK:
-                self._pool.publish(block_id, entry, group=group, tenant=request.scope.tenant, priority=request.priority)
+                self._pool.publish(block_id, entry, request, group=group)
             else:
                 self._pool.share(known)
                 self._pool.free(block_id)

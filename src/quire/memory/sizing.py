@@ -69,11 +69,8 @@ def max_beam_tokens(num_blocks: int, spec: KVCacheSpec, num_beams: int, num_prom
     def num_blocks_for(num_tokens: int) -> int:
         total = 0
         for group in spec.groups:
-            blocks = -(-num_tokens // spec.block_size)
-            shared = min(blocks, num_prompt_tokens // spec.block_size)
-            if group.window is not None:
-                blocks = min(blocks, (group.window + spec.block_size - 2) // spec.block_size + 1)
-                shared = 0
+            blocks = spec.most_blocks(group, num_tokens)
+            shared = min(blocks, num_prompt_tokens // spec.block_size) if group.window is None else 0
             total += shared + num_beams * (blocks - shared)
         return total
 

@@ -5,10 +5,14 @@ So a request is admitted beside others only if
 
     its whole prompt  +  what running prompts still need  +  headroom   fits into the available blocks,
 
-where headroom is a block for each sequence that runs (the next tokens of everybody) and a share of the pool. With
-nothing running there is nobody to keep room for, and what can never fit was refused at the door: a request must be
-able to end when everybody else has yielded. Samples may yield to each other, but beams move together, so all of them
-must fit beside each other.
+where headroom is a block for each sequence that runs (its next tokens) and a share of the pool; or if all of them fit
+into the pool even when each is as long as it may become, because then nobody will ever have to yield. Layers with a
+sliding window count as what they can hold at once, the window and the tokens of the steps under way, and so does the
+start-up table, whose "sequences at once" are those that fit by the second rule.
+
+With nothing running there is nobody to keep room for, and what can never fit was refused at the door: a request must
+be able to end when all others have yielded. Samples may yield to each other, but beams move together, so all of them
+must fit at once.
 """
 
 from __future__ import annotations
@@ -17,18 +21,23 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from quire.core.config import SchedulerConfig
 from quire.core.request import Request
 from quire.core.validate import RequestLimits
 from quire.memory.manager import KVCacheManager
+from quire.memory.sequence import PrefixMatch
 from quire.memory.sizing import max_beam_tokens, max_sequence_tokens
+from quire.scheduler.running import num_rows_of
 
 
 class Admission:
     """Keeps room for those who run."""
 
-    def __init__(self, memory: KVCacheManager, headroom: float) -> None:
+    def __init__(self, memory: KVCacheManager, config: SchedulerConfig) -> None:
         self._memory = memory
-        self._headroom_blocks = math.ceil(headroom * memory.pool.num_blocks)
+        self._headroom_blocks = math.ceil(config.headroom * memory.pool.num_blocks)
+        self._longest_chunk = 1 + config.max_steps_under_way
+        self._most_blocks: dict[int, int] = {}  # of a sequence, by its tokens at the most
 
     def limits_for(self, request: Request, limits: RequestLimits) -> RequestLimits:
         """Return the limits narrowed to what surely fits into the memory. Does not mutate."""
@@ -39,17 +48,40 @@ class Admission:
             longest = max_sequence_tokens(num_blocks, spec)
         return replace(limits, max_sequence_tokens=min(longest, limits.max_sequence_tokens))
 
-    def has_room(self, num_blocks: int, running: Sequence[Request]) -> bool:
+    def num_blocks_needed(self, request: Request, match: PrefixMatch | None = None) -> int:
+        """Return how many available blocks a waiting request takes for its known tokens. Does not mutate."""
+        return self._num_blocks_to_grow(request, len(request.tokens), match)
+
+    def has_room(self, request: Request, num_blocks: int, running: Sequence[Request]) -> bool:
         """Whether a request that needs so many blocks for its known tokens may start. Does not mutate."""
-        if not running:
-            return True
+        return not running or self._fits_beside(num_blocks, running) or self.all_fit([*running, request])
+
+    def _fits_beside(self, num_blocks: int, running: Sequence[Request]) -> bool:
         available = self._memory.pool.num_available
         kept = len(running) * len(self._memory.spec.groups) + self._headroom_blocks
         if num_blocks + kept > available:
             return False
         owed = sum(
-            self._memory.num_blocks_needed(request, request.num_planned + request.backlog)
+            self._num_blocks_to_grow(request, request.num_planned + request.backlog)
             for request in running
             if request.backlog > 1
         )
         return num_blocks + owed + kept <= available
+
+    def _num_blocks_to_grow(self, request: Request, end: int, match: PrefixMatch | None = None) -> int:
+        return self._memory.num_blocks_to_grow(request, end, match, longest_chunk=self._longest_chunk)
+
+    def all_fit(self, requests: Sequence[Request]) -> bool:
+        """Whether the pool holds all of them, and all that they will open, however long they become. O(requests).
+
+        Every block in use is in the table of one that runs, so then each finds the blocks that it needs.
+        """
+        total, known = 0, self._most_blocks
+        for request in requests:
+            longest = request.max_total_tokens - 1  # of the last token nothing is stored
+            if longest not in known:
+                known[longest] = self._memory.spec.num_blocks_for(longest, longest_chunk=self._longest_chunk)
+            total += known[longest] * num_rows_of(request)
+            if total > self._memory.pool.num_blocks:
+                return False
+        return True

@@ -31,7 +31,6 @@ from quire.memory.manager import KVCacheManager
 from quire.scheduler.groups import choose_beams, is_beam, moving_together, open_group
 from quire.scheduler.isolation import FailedStep
 from quire.scheduler.plan_builder import Chunk, PlanBuilder, StepRecord
-from quire.scheduler.policy import SchedulingPolicy
 from quire.scheduler.running import RunningSet
 from quire.scheduler.stopping import Stopping
 
@@ -64,13 +63,11 @@ class StepCommitter:
         memory: KVCacheManager,
         running: RunningSet,
         stopping: Stopping,
-        policy: SchedulingPolicy,
         finish: Callable[[Request, FinishReason], None],
     ) -> None:
         self._memory = memory
         self._running = running
         self._stopping = stopping
-        self._policy = policy
         self._finish = finish
         self._under_way: deque[StepRecord] = deque()
         self._num_steps = 0
@@ -149,7 +146,7 @@ class StepCommitter:
             if computed >= request.next_event or token in request.stop_ids:
                 eventful.append(request)
         for request in eventful:
-            self._settle(request, self._memory.spec.block_size, self._stopping.reason(request), outcome)
+            self._settle(request, self._stopping.reason(request), outcome)
 
     def _commit_chunks(self, chunks: list[Chunk], result: StepResult, first: int, outcome: StepOutcome) -> None:
         """The long way, for entries `first` … of the plan."""
@@ -194,7 +191,7 @@ class StepCommitter:
             request.backlog = 1
         else:
             request.num_computed += chunk.num_tokens
-        self._settle(request, chunk.num_tokens, reason, outcome)
+        self._settle(request, reason, outcome)
 
     def _append(self, request: Request, sampled: Sampled) -> FinishReason | None:
         """Append tokens up to the one that ends the request; return why it ends, or None if it goes on."""
@@ -207,11 +204,10 @@ class StepCommitter:
             self._stopping.arm(request)
         return None
 
-    def _settle(self, request: Request, num_tokens: int, reason: FinishReason | None, outcome: StepOutcome) -> None:
-        """Publish what became full, charge for it, and end the request or arm it for its next event."""
+    def _settle(self, request: Request, reason: FinishReason | None, outcome: StepOutcome) -> None:
+        """Publish what became full, and end the request or arm it for its next event."""
         if request.row >= 0:
             self._memory.commit(request, request.num_computed)
-        self._policy.charge(request, num_tokens)
         if reason is None:
             self._stopping.arm(request)
         else:
@@ -243,13 +239,12 @@ class StepCommitter:
         opened = open_group(leader, self._memory, self._running)
         outcome.opened += opened
         if found is not None:
-            self._policy.charge(leader, chunk.num_tokens)
             self._end_search([leader, *opened], found, outcome)
             return
         for index, request in enumerate([leader, *opened]):
             request.backlog = 1
             reason = self._append(request, sampled.one(index))
-            self._settle(request, chunk.num_tokens if request is leader else 0, reason, outcome)
+            self._settle(request, reason, outcome)
 
     def _commit_beams(
         self,
@@ -266,7 +261,6 @@ class StepCommitter:
         if found is not None:
             for chunk in chunks:
                 self._memory.commit(chunk.request, chunk.request.num_computed)
-                self._policy.charge(chunk.request, chunk.num_tokens)
             self._end_search([chunk.request for chunk in chunks], found, outcome)
             return
         before = {chunk.row: chunk.request for chunk in chunks}
@@ -278,7 +272,7 @@ class StepCommitter:
                 outcome.opened.append(beam)
             beam.backlog = 1
             reason = self._append(beam, sampled)
-            self._settle(beam, chunk.num_tokens, reason, outcome)
+            self._settle(beam, reason, outcome)
 
     def _end_search(self, beams: list[Request], found: tuple[Hypothesis, ...], outcome: StepOutcome) -> None:
         """A search is over: its beams end, as the texts that it has found, best first by branch."""

@@ -7,6 +7,7 @@ of them in every step, and nothing to decide about them. Everything else is a `C
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -64,10 +65,11 @@ class StepRecord:
 class PlanBuilder:
     """The step in the making."""
 
-    __slots__ = ("decodes", "decode_starts", "chunks", "_budget", "_num_prompt_logits_left")
+    __slots__ = ("decodes", "decode_starts", "chunks", "_budget", "_shares", "_num_prompt_logits_left")
 
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: int, shares: Counter[str] | None = None) -> None:
         self._budget = budget
+        self._shares = shares  # of tenants: tokens that running prompts may have, besides one for each request
         self._num_prompt_logits_left = MAX_PROMPT_LOGITS
         self.decodes: list[Request] = []
         self.decode_starts: list[int] = []
@@ -78,7 +80,13 @@ class PlanBuilder:
         start = request.num_planned
         self.chunks.append(Chunk(request, request.row, start, count, samples, drafts, request.generation))
         self._budget -= count
+        if self._shares is not None:
+            self._shares[request.scope.tenant] -= count - 1
         self._num_prompt_logits_left -= max(0, min(start + count, request.num_prompt_logits_wanted) - start)
+
+    def within_share(self, request: Request, count: int) -> int:
+        """Return how many of `count` tokens a running request may have, seen the share of its tenant."""
+        return count if self._shares is None else min(count, 1 + max(0, self._shares[request.scope.tenant]))
 
     def most_tokens(self, request: Request, start: int, count: int) -> int:
         """Return how many of `count` tokens from `start` may be computed, for the logits that are wanted of them."""

@@ -41,7 +41,7 @@ class Preemption:
 
     def preempt(self, victim: Request) -> None:
         """A running request yields to those in front of it. Mutates."""
-        num_computed = victim.num_computed
+        num_computed = victim.num_planned  # steps under way compute theirs in vain
         waiting = self._go_back(victim, self._give_up_memory)
         if self.journal is not None:
             self.journal.note_preempted(waiting, num_computed)

@@ -29,18 +29,19 @@ class RunningSet:
         """The running requests, first in order first. Do not change the list."""
         return self._queue.requests
 
-    def has_rows_for(self, request: Request, most: int) -> bool:
-        """Whether there are rows for the request and all that it will open, and at most `most` run then.
+    def num_rows_short(self, request: Request, most: int) -> int:
+        """Return how many rows are lacking for the request and all that it will open, if at most `most` may run.
 
         It does not mutate. Where nobody runs, it may be more than `most`.
         """
-        wanted, taken = 1 + _num_to_open(request), len(self.requests) + self._promised_rows
-        return len(self._free_rows) - self._promised_rows >= wanted and (not taken or taken + wanted <= most)
+        wanted, taken = num_rows_of(request), len(self.requests) + self._promised_rows
+        free = len(self._free_rows) - self._promised_rows
+        return max(0, wanted - (min(free, most - taken) if taken else free))
 
     def start(self, request: Request) -> None:
         """Give the request a row. Mutates."""
         self._take_row(request)
-        self._promised_rows += _num_to_open(request)
+        self._promised_rows += num_rows_of(request) - 1
 
     def start_opened(self, sibling: Request) -> None:
         """Give a sequence that a prompt opened one of the rows promised to it. Mutates."""
@@ -57,7 +58,7 @@ class RunningSet:
         self._queue.remove(request)
         self._release(request)
         self._free_rows.append(request.row)
-        self._promised_rows -= _num_to_open(request)
+        self._promised_rows -= num_rows_of(request) - 1
         request.row = -1
 
     def replace(self, old: Request, new: Request) -> None:
@@ -85,12 +86,13 @@ class RunningSet:
         rows = [request.row for request in self.requests]
         if sorted(rows + self._free_rows) != list(range(max_num_seqs)):
             raise InvariantError("a row is held twice, or lost")
-        if self._promised_rows != sum(map(_num_to_open, self.requests)):
+        if self._promised_rows + len(rows) != sum(map(num_rows_of, self.requests)):
             raise InvariantError("rows are promised to nobody")
         if self._promised_rows > len(self._free_rows):
             raise InvariantError("more rows are promised than are free")
 
 
-def _num_to_open(request: Request) -> int:
+def num_rows_of(request: Request) -> int:
+    """Return how many rows a sequence takes: its own, and those of the sequences that it will open."""
     group = request.group
-    return 0 if group is None or group.opened else group.num_sequences - 1
+    return 1 if group is None or group.opened else group.num_sequences

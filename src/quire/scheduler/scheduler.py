@@ -12,7 +12,8 @@ published, ends found. Several steps may be under way. A chunk of a prompt leave
 others that run, so that a long prompt never stalls them.
 
 Progress: running requests are kept in the order of the policy, room is made by those behind for those in front, and
-requests that could never fit were refused. So the first in order always gets room, finishes, and the next is first.
+requests that could never fit were refused. So the first in order always gets room, finishes, and the next is first. A
+policy may take rows for a newcomer too, but never that of the first.
 
 Asked, not built in: the order (policy/), admission, preemption, stopping, drafts, isolation after a failed step.
 """
@@ -74,13 +75,14 @@ class Scheduler:
         self._policy = create_policy(config)
         self._waiting = self._policy.make_queue()
         self._running = RunningSet(config.max_num_seqs, self._policy)
-        self._admission = Admission(memory, config.headroom)
+        self._admission = Admission(memory, config)
         self._stopping = Stopping(eos_token_ids, memory.spec.block_size)
-        self._committer = StepCommitter(memory, self._running, self._stopping, self._policy, self._finish)
+        self._committer = StepCommitter(memory, self._running, self._stopping, self._finish)
         self._preemption = Preemption(memory, config, self._committer, self._running, self._waiting)
         self._drafter = drafter
         self._awaited: dict[Request, Frontier] = {}  # waiting for a block that somebody computes
         self._short_of: tuple[Request, int] | None = None  # the request that did not fit, and what it needed
+        self._next_in_turn: Request | None = None  # found no row, or no tokens, in the last step
         self._num_added = 0
         self._journal: RequestJournal | None = None  # while somebody watches
 
@@ -150,15 +152,18 @@ class Scheduler:
         return [member for member in members if not member.is_finished]
 
     def _finish(self, request: Request, reason: FinishReason) -> None:
-        """A request ends, wherever it is; its memory goes, unless it ended in an error its full blocks stay cached."""
+        """A request ends, wherever it is, and its memory goes. Its full blocks stay cached, unless it failed."""
         self._committer.disturb(request)
         if request.row >= 0:
             self._running.leave(request)
         else:
             self._waiting.remove(request)
             self._awaited.pop(request, None)
-        if request in self.memory.memories:
-            (self.memory.drop if reason is FinishReason.ERROR else self.memory.free)(request)
+        has_run = request in self.memory.memories or request.num_preemptions > 0
+        if reason is FinishReason.ERROR and has_run:
+            self.memory.drop(request)
+        elif request in self.memory.memories:
+            self.memory.free(request)
         request.finish_reason = reason
         request.become(RequestStatus.FINISHED)
         if self._journal is not None:
@@ -211,7 +216,9 @@ class Scheduler:
             if self._committer.num_under_way:
                 return None  # one step at a time, so that a failure is that of the group on trial
             self._make_place_on_trial()
-        step = PlanBuilder(max(self.isolation.max_step_tokens, len(self._running.requests)))
+        newcomer, running = self._make_way(), self._running.requests
+        budget = max(self.isolation.max_step_tokens, len(running))
+        step = PlanBuilder(budget, self._policy.token_shares(newcomer, budget - len(running), running))
         preemptions = self.num_preemptions
         self._plan_running(step)
         if self.num_preemptions == preemptions and len(self._waiting):
@@ -219,6 +226,7 @@ class Scheduler:
         if not step.decodes and not step.chunks and not self.memory.has_moves:
             return None
         record = self._committer.begin_step(step)
+        self._policy.charge(record)
         starting, released = self._running.take_differences()
         return step.plan(record, self.memory.take_changes(), starting, released)
 
@@ -246,14 +254,14 @@ class Scheduler:
         if is_beam(request):
             return self._plan_beams(step, request, place, left)
         count = min(request.backlog, left, request.max_total_tokens - 1 - request.num_planned)
-        count = step.most_tokens(request, request.num_planned, count)
+        count = step.most_tokens(request, request.num_planned, step.within_share(request, count))
         if count <= 0:
             return True
         drafts = self._draft(request, left - 1) if request.backlog == 1 else NO_DRAFTS
         if drafts and self.memory.allocate_slots(request, request.num_planned + 1 + len(drafts)):
             self._take_up(step, request, 1, drafts)
             return True
-        count = self._make_room(request, count, place)
+        count = self._make_room(step, request, count, place)
         if count:
             self._take_up(step, request, count)
         return request.row >= 0
@@ -264,9 +272,18 @@ class Scheduler:
         most = min(most, request.max_total_tokens - 2 - request.num_planned)
         return self._drafter(request, most)[:most] if most > 0 else NO_DRAFTS
 
-    def _make_room(self, request: Request, count: int, place: int) -> int:
+    def _make_room(self, step: PlanBuilder, request: Request, count: int, place: int) -> int:
         """Get slots for `count` tokens, or fewer; those behind yield. 0 if there is no room now."""
         while not self.memory.allocate_slots(request, request.num_planned + count):
+            if self.memory.has_windows and self._admission.all_fit(self._running.requests):
+                # Only chunks are in the way: what they take beyond the windows comes back once they are computed.
+                if self.memory.give_back():
+                    continue
+                if count > 1:
+                    count //= 2
+                    continue
+                if step.decodes or step.chunks or self._committer.num_under_way:
+                    return 0
             candidates = self._running.requests[place:]
             if is_beam(request):
                 candidates = [other for other in candidates if other.group is not request.group]
@@ -305,7 +322,7 @@ class Scheduler:
             return True
         for beam in beams:  # all give back what fell behind their windows before any of them takes
             self.memory.allocate_slots(beam, beam.num_planned)
-        if all(self._make_room(beam, 1, place) for beam in beams):
+        if all(self._make_room(step, beam, 1, place) for beam in beams):
             for beam in beams:
                 self._take_up(step, beam, 1)
         for beam in beams:
@@ -323,17 +340,42 @@ class Scheduler:
 
     # ---- admission --------------------------------------------------------------------------------------------
 
+    def _make_way(self) -> Request | None:
+        """Find rows for the next in turn, as the policy says; return it if it can have tokens of this step. Mutates."""
+        newcomer, self._next_in_turn = self._next_in_turn, None
+        if newcomer is None or newcomer.is_finished or self.isolation.is_under_way or self._lacks_room(newcomer):
+            return None
+        running, most = self._running, self.isolation.max_step_tokens
+        num_rows = running.num_rows_short(newcomer, most)
+        if num_rows:
+            yielding = self._policy.rows_for(newcomer, num_rows, running.requests)
+            needed = self.memory.spec.num_blocks_for(len(newcomer.tokens))  # or fewer, if some are cached
+            if yielding and self._admission.has_room(newcomer, needed, running.requests):
+                for request in yielding:
+                    self._preemption.preempt(request)
+        return None if running.num_rows_short(newcomer, most) else newcomer
+
+    def _lacks_room(self, request: Request) -> bool:
+        """Whether the request did not fit into the memory when it was its turn, and would not now."""
+        short_of = self._short_of
+        if short_of is None or short_of[0] is not request:
+            return False
+        return not self._admission.has_room(request, short_of[1], self._running.requests)
+
     def _admit_waiting(self, step: PlanBuilder) -> None:
         admitted: list[Request] = []
         num_passed_over, most = 0, self.isolation.max_step_tokens
         for request in self._waiting.in_turn():
-            if step.num_tokens_left <= 0 or num_passed_over > self.config.max_num_seqs:
+            if num_passed_over > self.config.max_num_seqs:
                 break
             if self.isolation.holds_back(request):
                 continue
             if request.num_late_results or self._awaits_commit(request):
                 num_passed_over += 1
-            elif not self._running.has_rows_for(request, most) or not self._admit(step, request):
+            elif step.num_tokens_left <= 0 or self._running.num_rows_short(request, most):
+                self._next_in_turn = request
+                break
+            elif not self._admit(step, request):
                 break
             elif request.row >= 0:
                 admitted.append(request)
@@ -353,16 +395,15 @@ class Scheduler:
     def _admit(self, step: PlanBuilder, request: Request) -> bool:
         """Start or resume a waiting request, or let it wait for a block that is being computed; False: no room."""
         memory, running, known = self.memory, self._running.requests, len(request.tokens)
-        short_of, self._short_of = self._short_of, None
-        if short_of is not None and short_of[0] is request and not self._admission.has_room(short_of[1], running):
-            self._short_of = short_of
+        if self._lacks_room(request):
             return False
+        self._short_of = None
         match = None if request.status is RequestStatus.SWAPPED else memory.match_prefix(request)
         if match is not None and match.frontier is not None and memory.is_being_computed(match.frontier):
             self._awaited[request] = match.frontier
             return True
-        needed = memory.num_blocks_needed(request, known, match)
-        if not self._admission.has_room(needed, running):
+        needed = self._admission.num_blocks_needed(request, match)
+        if not self._admission.has_room(request, needed, running):
             self._short_of = (request, needed)
             return False
         start = request.num_planned if match is None else match.num_tokens
@@ -375,7 +416,7 @@ class Scheduler:
             count = count if memory.allocate_slots(request, start + count) else 0
         else:
             while not memory.allocate_slots(request, start + count, match):
-                if running or count <= 1:
+                if count <= 1:
                     return False
                 count //= 2
         self._start_running(request, start)

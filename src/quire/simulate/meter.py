@@ -48,6 +48,7 @@ class _Track:
     due_s: float
     first_s: float = NOT_BEGUN
     last_s: float = NOT_BEGUN  # while it holds no row
+    chunk_end: int = 0  # of its tokens, how many the chunks of plans have reached
 
 
 class Meter:
@@ -61,6 +62,7 @@ class Meter:
         self._steady_rows = array("i")  # whose last token came at the same time
         self._steady_s = 0.0
         self.num_computed_tokens = 0
+        self.num_recomputed_tokens = 0  # of those: computed before, and thrown away by a preemption
         self.num_output_tokens = 0
         self.num_needed_tokens = 0  # prompt and output of those that ended, less what samples share
         self.num_ended = 0
@@ -109,10 +111,17 @@ class Meter:
             key = self._holders.pop(row, None)  # none: of a run before this one, in the same engine
             if key in self._tracks:
                 self._tracks[key].last_s = self._last_s[row]
+        starts = dict(zip(plan.rows, plan.starts, strict=True)) if plan.row_starts else {}
         for start in plan.row_starts:
             key = (start.request_id, start.branch)
             self._holders[start.row] = key
             self._last_s[start.row] = self._tracks[key].last_s
+            num_known, chunk_end = len(start.tokens), self._tracks[key].chunk_end
+            before = max(chunk_end, num_known - 1) if num_known > start.num_prompt_tokens else chunk_end
+            self.num_recomputed_tokens += max(0, before - starts.get(start.row, before))
+        decodes = plan.num_decodes
+        for row, first, count in zip(plan.rows[decodes:], plan.starts[decodes:], plan.counts[decodes:], strict=True):
+            self._tracks[self._holders[row]].chunk_end = first + count
 
     def _note_tokens(self, rows: array[int], now_s: float) -> None:
         last_s = self._last_s

@@ -178,8 +178,7 @@ class Simulation:
         ledgers = [replica.engine.ledger() for replica in self._replicas]
         hits = sum(ledger.hit_tokens + ledger.resumed_hit_tokens for ledger in ledgers)
         computed = sum(meter.num_computed_tokens for meter in meters)
-        recomputed = computed + hits - sum(meter.num_needed_tokens for meter in meters)
-        self._check(recomputed)
+        self._check(computed + hits - sum(meter.num_needed_tokens for meter in meters))
         busy_s = sum(meter.busy_s for meter in meters)
         end_s = max(replica.engine.clock.now() for replica in self._replicas)
         return SimulationResult(
@@ -191,14 +190,14 @@ class Simulation:
             output_tokens=self._output_tokens,
             computed_tokens=computed,
             hit_tokens=sum(ledger.hit_tokens for ledger in ledgers),
-            recomputed_tokens=recomputed,
+            recomputed_tokens=sum(meter.num_recomputed_tokens for meter in meters),
             mean_running=sum(meter.sequence_seconds for meter in meters) / busy_s if busy_s else 0.0,
             latencies={name: getattr(self._latencies, name).distribution() for name in Latencies.NAMES},
             replicas=tuple(replica.result(ledger) for replica, ledger in zip(self._replicas, ledgers, strict=True)),
         )
 
-    def _check(self, recomputed: int) -> None:
-        """Raise `InvariantError` unless what went in has come out."""
+    def _check(self, beyond: int) -> None:
+        """Raise `InvariantError` unless what went in has come out; `beyond`: tokens computed or hit beyond those."""
         for replica in self._replicas:
             replica.engine.check()
             replica.engine.ledger().check()
@@ -209,5 +208,5 @@ class Simulation:
         if tokens != self._output_tokens:
             raise InvariantError(f"{self._output_tokens} tokens were asked for, {tokens} came out")
         preempted = any(replica.engine.num_preemptions for replica in self._replicas)
-        if recomputed < 0 or (recomputed and not preempted):
-            raise InvariantError(f"{recomputed} tokens were computed beyond what was needed")
+        if beyond < 0 or (beyond and not preempted):
+            raise InvariantError(f"{beyond} tokens were computed or hit beyond what was needed")

@@ -35,6 +35,7 @@ def add_parser(subparsers: Any) -> None:
         ("gpu-predictions", _add_nothing, "gpu_predictions", "what a GPU should reach, by bytes", GPU_PREDICTIONS),
         ("quality", _add_quality_options, "quality", "what narrower numbers do to what a model says", QUALITY),
         ("sharing", _add_sharing_options, "sharing", "blocks saved by several texts of one prompt", SHARING),
+        ("fairness", _add_nothing, "fairness", "what fair share gives to tenants who ask differently", FAIRNESS),
         ("record", _add_record_options, "record", "steps, and a cost model fitted to them", RECORD),
         ("serve", _add_serve_options, "serve", "a server under load, and what HTTP costs", SERVE),
         ("structured", _add_structured_options, "structured", "what holding texts to a schema costs", STRUCTURED),
@@ -88,6 +89,10 @@ QUALITY = (
 SHARING = (
     "Measure the share of blocks that samples and beams of one prompt save by sharing them, for lengths like those of "
     "the traces in the paper."
+)
+FAIRNESS = (
+    "Count the tokens that fair share computes for tenants whose requests differ in length and in how they end, and "
+    "the steps that a small request waits for its first token when another tenant has asked for all there is."
 )
 RECORD = (
     "Record the steps of an engine under simulated traffic, fit a cost model to them for `quire simulate --steps`, and "
@@ -179,7 +184,7 @@ def _add_kernel_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_nothing(parser: argparse.ArgumentParser) -> None:
-    """What is predicted takes no options."""
+    """What is predicted, or only counted, takes no options."""
 
 
 def _add_gpu_options(parser: argparse.ArgumentParser) -> None:

@@ -1,16 +1,18 @@
 """SchedulingPolicy: whose turn it is.
 
 A policy orders; it moves nothing. The scheduler keeps the running requests in the order of `order_key` (which must
-never change for a request): those in front get room first, those behind yield first, and the very first never yields.
+never change for a request): those in front get room first, those behind yield first, and the first never yields.
 That is the proof of progress: the first in order always finishes, then the next is first.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from quire.core.request import Request
+from quire.scheduler.plan_builder import StepRecord
 
 OrderKey = tuple[float, int, int]
 
@@ -50,6 +52,22 @@ class SchedulingPolicy(Protocol):
         """Choose who yields; the candidates are in the order of `order_key`, at least one. Does not mutate."""
         ...
 
-    def charge(self, request: Request, num_tokens: int) -> None:
-        """Note that tokens of a request were computed. May mutate the policy."""
+    def rows_for(self, newcomer: Request, num_rows: int, running: Sequence[Request]) -> Sequence[Request]:
+        """Choose who of the running yields so that the next in turn gets the `num_rows` that it lacks, or nobody.
+
+        Never the first of `running`, nor who moves with it. Does not mutate.
+        """
+        ...
+
+    def token_shares(
+        self, newcomer: Request | None, num_tokens: int, running: Sequence[Request]
+    ) -> Counter[str] | None:
+        """Split the tokens of a step that prompts may have among tenants; None: each prompt takes what it can.
+
+        `newcomer`: the next in turn, if it can start in this step. Does not mutate.
+        """
+        ...
+
+    def charge(self, step: StepRecord) -> None:
+        """Note the tokens that a step computes; called once for each step. May mutate the policy."""
         ...

@@ -1,20 +1,35 @@
-"""Fair share by tenant: whoever was served least is admitted next.
+"""Fair share by tenant: the tenant served least is next.
 
-Each tenant has a counter of tokens computed for it. The tenant with the smallest counter is next, its requests in order
-of arrival. A tenant that comes back after a pause starts at the smallest counter of those that wait, or, if nobody
-does, at that of the tenant that waited last: idling earns no credit. When somebody must yield, it is the latest request
-of the tenant served most; the earliest running request of all never yields, whoever it belongs to, so that everybody
-finishes.
+Each tenant has a counter of the tokens computed for it, and the tenant with the smallest counter is next, its requests
+in order of arrival. A step charges what it computes, when it is handed out: prompt tokens and decodes, drafts that are
+refused, tokens computed again after a preemption, tokens of a request that has ended meanwhile. Tokens that come from
+the prefix cache are not computed, so they are free. Nothing else is charged, so a counter cannot be wrong at any of the
+many ways in which requests end. (Charging at the end of a request was rejected: each way to end must remember it.)
+
+Who computes again pays again, even where another tenant's need for memory was the cause: the share is one of the
+machine's time, the tenant served most is the one that yields, and free work could be had by holding more than fits.
+
+A tenant with nothing waiting earns no credit: when it comes back, it is behind those that wait by no more than it was
+when its last request left the queue. When somebody must yield, it is the latest request of the tenant served most; the
+earliest running request never yields, so that every request finishes.
+
+Nobody waits for long because of another tenant. Rows: if the next in turn finds none, and its tenant has none either
+(or less than half of another's), that other tenant's latest requests yield theirs. Tokens: prompts of several tenants
+share those of a step evenly, the first chunk of the next in turn included. For a single tenant nothing of this applies.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from quire.core.request import Request
+from quire.scheduler.groups import moving_together
+from quire.scheduler.plan_builder import StepRecord
 from quire.scheduler.policy.base import OrderKey, WaitingQueue
 from quire.scheduler.queue import OrderedQueue
+from quire.scheduler.running import num_rows_of
 
 
 def _arrival(request: Request) -> OrderKey:
@@ -24,31 +39,40 @@ def _arrival(request: Request) -> OrderKey:
 class FairShareQueue:
     """A queue per tenant; turns go to the tenant served least."""
 
-    def __init__(self, served: dict[str, float]) -> None:
+    def __init__(self, served: Counter[str]) -> None:
         self._served = served
         self._queues: dict[str, OrderedQueue] = {}
         self._last_to_leave = ""  # the tenant whose last request left the queue last
+        self._behind: dict[str, int] = {}  # by how much a tenant was served less than all others when it left
         self._length = 0
 
     def add(self, request: Request) -> None:
-        """Put a request in; a tenant that was away is lifted to the least served of those present. Mutates."""
-        queue = self._queues.get(request.scope.tenant)
+        """Put a request in; a tenant that was away is no further behind than when it left. Mutates."""
+        tenant, served = request.scope.tenant, self._served
+        queue = self._queues.get(tenant)
         if queue is None:
-            present = self._queues or (self._last_to_leave,)
-            floor = min(self._served.get(tenant, 0.0) for tenant in present)
-            self._served[request.scope.tenant] = max(self._served.get(request.scope.tenant, 0.0), floor)
-            queue = self._queues[request.scope.tenant] = OrderedQueue(_arrival)
+            floor = self._least_served() - self._behind.pop(tenant, 0)
+            served[tenant] = max(served[tenant], floor)
+            queue = self._queues[tenant] = OrderedQueue(_arrival)
         queue.add(request)
         self._length += 1
 
     def remove(self, request: Request) -> None:
         """Take a request out. Mutates."""
-        queue = self._queues[request.scope.tenant]
+        tenant = request.scope.tenant
+        queue = self._queues[tenant]
         queue.remove(request)
         self._length -= 1
         if not len(queue):
-            del self._queues[request.scope.tenant]
-            self._last_to_leave = request.scope.tenant
+            del self._queues[tenant]
+            self._last_to_leave = tenant
+            behind = self._least_served() - self._served[tenant]
+            if behind > 0:
+                self._behind[tenant] = behind
+
+    def _least_served(self) -> int:
+        """The smallest counter of those that wait; if nobody does, that of the tenant that waited last."""
+        return min(self._served[tenant] for tenant in self._queues or (self._last_to_leave,))
 
     def in_turn(self) -> Iterator[Request]:
         """Walk as if each request walked past were served at once."""
@@ -70,7 +94,7 @@ class FairSharePolicy:
     """Least served tenant first."""
 
     def __init__(self) -> None:
-        self._served: dict[str, float] = {}
+        self._served = Counter[str]()
 
     def order_key(self, request: Request) -> OrderKey:
         """Return the order of arrival: the order of those running does not change with the counters."""
@@ -82,8 +106,54 @@ class FairSharePolicy:
 
     def victim(self, candidates: Sequence[Request]) -> Request:
         """Choose the latest request of the tenant served most."""
-        return max(candidates, key=lambda request: (self._served.get(request.scope.tenant, 0.0), _arrival(request)))
+        return max(candidates, key=self._by_service)
 
-    def charge(self, request: Request, num_tokens: int) -> None:
-        """Count tokens for the request's tenant. Mutates."""
-        self._served[request.scope.tenant] = self._served.get(request.scope.tenant, 0.0) + num_tokens
+    def _by_service(self, request: Request) -> tuple[int, OrderKey]:
+        return self._served[request.scope.tenant], _arrival(request)
+
+    def rows_for(self, newcomer: Request, num_rows: int, running: Sequence[Request]) -> Sequence[Request]:
+        """Choose the latest requests of tenants that were served more and hold more than twice as many rows.
+
+        Where the newcomer's tenant holds none, more rows will do. Both keep requests from taking turns in yielding.
+        """
+        tenant, held = newcomer.scope.tenant, Counter[str]()
+        for request in running:
+            held[request.scope.tenant] += num_rows_of(request)
+        least = (held[tenant] + num_rows_of(newcomer)) * (2 if held[tenant] else 1)
+        generous = {other for other in held if held[other] > least and self._served[other] >= self._served[tenant]}
+        chosen: list[Request] = []
+        never = moving_together(running[0]) if generous else []
+        for request in sorted(running, key=self._by_service, reverse=True) if generous else ():
+            together = moving_together(request)
+            other, rows = request.scope.tenant, len(together) - 1 + num_rows_of(request)
+            if other in generous and request is together[0] and request not in never and held[other] - rows >= least:
+                held[other] -= rows
+                num_rows -= rows
+                chosen.append(request)
+            if num_rows <= 0:
+                return chosen
+        return ()
+
+    def token_shares(
+        self, newcomer: Request | None, num_tokens: int, running: Sequence[Request]
+    ) -> Counter[str] | None:
+        """Split the tokens evenly among tenants with prompts; what one does not need goes to the others."""
+        wanted = Counter[str]()
+        for request in running:
+            if request.backlog > 1:
+                wanted[request.scope.tenant] += request.backlog - 1
+        if newcomer is not None:
+            wanted[newcomer.scope.tenant] += len(newcomer.tokens)
+        if len(wanted) < 2:
+            return None
+        shares = Counter[str]()
+        for place, (tenant, tokens) in enumerate(sorted(wanted.items(), key=lambda item: item[1])):
+            shares[tenant] = min(tokens, num_tokens // (len(wanted) - place))
+            num_tokens -= shares[tenant]
+        return shares
+
+    def charge(self, step: StepRecord) -> None:
+        """Count the tokens of a step for their tenants. Mutates; O(sequences in the step)."""
+        self._served.update([request.scope.tenant for request in step.decodes])
+        for chunk in step.chunks:
+            self._served[chunk.request.scope.tenant] += chunk.num_tokens

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from quire.core.request import Request
+from quire.scheduler.plan_builder import StepRecord
 from quire.scheduler.policy.base import OrderKey, WaitingQueue
 from quire.scheduler.queue import OrderedQueue
 
@@ -24,5 +26,15 @@ class FCFSPolicy:
         """Choose the latest."""
         return candidates[-1]
 
-    def charge(self, request: Request, num_tokens: int) -> None:
+    def rows_for(self, newcomer: Request, num_rows: int, running: Sequence[Request]) -> Sequence[Request]:
+        """Choose nobody: who came first keeps its row."""
+        return ()
+
+    def token_shares(
+        self, newcomer: Request | None, num_tokens: int, running: Sequence[Request]
+    ) -> Counter[str] | None:
+        """Split nothing: the first prompt in order takes what it can."""
+        return None
+
+    def charge(self, step: StepRecord) -> None:
         """Keep no account."""
