@@ -16,19 +16,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.compute.grammar import GrammarCompiler, GrammarLimits, Vocabulary
-from quire.compute.worker.grammar_rows import GrammarRows
+from quire.compute.grammar import GrammarCompiler, GrammarLimits, GrammarVerdicts, MaskService, Vocabulary
+from quire.compute.worker.grammar_rows import GrammarRows, RowMasks
 from quire.core.errors import InvalidRequestError
 from quire.core.grammar import Grammar
 from quire.core.sampling_params import SamplingParams
 from quire.core.step import RowStart
-from support.grammars import compiler_for, tokens_of
+from support.grammars import compiler_for, tokens_of, vocabulary_of
 from support.tiny_tokenizer import byte_fallback, byte_level, unigram, word_piece
 
 LIBRARY = byte_level()
 SIZE = LIBRARY.get_vocab_size(with_added_tokens=True)
 ENDS = frozenset([LIBRARY.token_to_id("<|endoftext|>"), LIBRARY.token_to_id("<|im_end|>")])
 COMPILER = compiler_for(LIBRARY, vocab_size=SIZE + 40, eos_token_ids=ENDS)
+VERDICTS = GrammarVerdicts(COMPILER.vocabulary)
+MASKS = MaskService(COMPILER.vocabulary)
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "of": {"enum": ["the", "and", 7]}},
@@ -47,7 +49,8 @@ GRAMMARS = {
 @pytest.fixture(scope="module", autouse=True)
 def closed() -> Iterator[None]:
     yield
-    COMPILER.close()
+    VERDICTS.close()
+    MASKS.close()
 
 
 def bytes_of(token: int) -> bytes | None:
@@ -70,8 +73,7 @@ def mask_after(grammar: Grammar, tokens: list[int], compiler: GrammarCompiler = 
     matcher = compiler.matcher(grammar)
     if tokens:
         matcher.advance(tokens)
-    mask = np.zeros(compiler.vocabulary.num_words, np.uint32)
-    matcher.fill(mask)
+    mask = matcher.mask()
     assert matcher.failure == ""
     return tokens_of(mask)
 
@@ -133,7 +135,7 @@ def test_the_state_follows_from_the_text_alone(name: str, data: st.DataObject) -
         text = array("i", [*prompt, *tokens[:count]])
         again = rows()
         again.start(row_start(5, list(text), wanted, num_prompt=3))
-        masks, expected = followed.mask({0: text}, {}), again.mask({5: text}, {})
+        masks, expected = mask_now(followed, {0: text}), mask_now(again, {5: text})
         assert masks.failures == expected.failures == {}
         assert masks.words.tolist() == expected.words.tolist()
         assert tokens_of(masks.words[0]) == mask_after(grammar, tokens[:count])
@@ -141,7 +143,7 @@ def test_the_state_follows_from_the_text_alone(name: str, data: st.DataObject) -
     behind = rows()
     behind.start(row_start(0, prompt, wanted))
     for _ in range(2):  # nothing is left of drafts
-        masks = behind.mask({0: array("i", prompt)}, {0: drafts})
+        masks = mask_now(behind, {0: array("i", prompt)}, {0: drafts})
         for index, place in enumerate(masks.places[0].tolist()):
             is_valid = all(drafts[i] in mask_after(grammar, drafts[:i]) for i in range(index))
             if is_valid and not ENDS.intersection(drafts[:index]):
@@ -151,7 +153,14 @@ def test_the_state_follows_from_the_text_alone(name: str, data: st.DataObject) -
 
 
 def rows() -> GrammarRows:
-    return GrammarRows(COMPILER, ENDS)
+    return GrammarRows(MASKS, ENDS)
+
+
+def mask_now(held: GrammarRows, texts: dict[int, array[int]], drafts: dict[int, list[int]] | None = None) -> RowMasks:
+    """Return the masks of rows when all of them are there."""
+    while (masks := held.mask(texts, drafts or {}, step_s=1.0, num_entries=len(texts))).late:
+        pass
+    return masks
 
 
 def row_start(row: int, tokens: list[int], sampling: SamplingParams, num_prompt: int = 0) -> RowStart:
@@ -195,9 +204,9 @@ def test_a_text_that_has_ended_is_not_followed() -> None:
     held = rows()
     held.start(row_start(0, [1], SamplingParams(grammar=Grammar.choice(["lo"]))))
     end = min(ENDS)
-    masks = held.mask({0: array("i", [1, *LIBRARY.encode("lo").ids, end])}, {})
+    masks = mask_now(held, {0: array("i", [1, *LIBRARY.encode("lo").ids, end])})
     assert (masks.places[0].tolist(), masks.failures) == ([-1], {})
-    masks = held.mask({0: array("i", [1, *LIBRARY.encode("lo").ids, end, 7, 8])}, {})
+    masks = mask_now(held, {0: array("i", [1, *LIBRARY.encode("lo").ids, end, 7, 8])})
     assert (masks.places[0].tolist(), masks.failures) == ([-1], {})
 
 
@@ -206,12 +215,28 @@ def test_a_row_that_cannot_go_on_fails_alone() -> None:
     for row, grammar in enumerate([Grammar.choice(["lo"]), Grammar.regex("[0-9]+")]):
         held.start(row_start(row, [1], SamplingParams(grammar=grammar)))
     wrong = LIBRARY.encode("the").ids
-    masks = held.mask({0: array("i", [1, *wrong]), 1: array("i", [1]), 7: array("i", [1])}, {})
+    masks = mask_now(held, {0: array("i", [1, *wrong]), 1: array("i", [1]), 7: array("i", [1])})
     assert list(masks.failures) == [0]
     assert masks.failures[0].startswith("the text cannot be held to its grammar: ")
     assert "\n" not in masks.failures[0]
     assert tokens_of(masks.words[masks.places[1][0]]) == mask_after(Grammar.regex("[0-9]+"), [])
     assert 7 not in masks.places
+
+
+def test_a_step_waits_for_dear_masks_only_where_nothing_else_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(MaskService, "ask", lambda masks, text, drafts=(): setattr(text, "asked", (0, ())))
+    monkeypatch.setattr(
+        MaskService, "wait", lambda masks, texts, seconds, enough=all: waits.append(seconds if texts else 0.0)
+    )
+    held, text = rows(), array("i", [1])
+    held.start(row_start(0, [1], SamplingParams(grammar=Grammar.choice(["nobody has asked"]))))
+    assert held.mask({0: text, 7: text}, {}, step_s=1.0, num_entries=2).late == {0}
+    assert held.mask({0: text}, {}, step_s=1.0, num_entries=2).late == {0}  # beside a part of a prompt
+    assert held.late([0, 7]) == {0}
+    assert sum(waits) == 0
+    assert held.mask({0: text}, {}, step_s=1.0, num_entries=1).late == held.late([0]) == {0}
+    assert sum(waits) > 0
 
 
 def test_a_lexer_that_is_full_of_other_texts_costs_a_text_nothing() -> None:
@@ -249,7 +274,7 @@ def test_a_lexer_that_is_full_of_other_texts_costs_a_text_nothing() -> None:
 def test_what_is_no_grammar_is_refused_with_the_reason(grammar: Grammar, reason: str) -> None:
     for _ in range(2):
         with pytest.raises(InvalidRequestError, match=re.escape(reason)) as caught:
-            COMPILER.check(grammar)
+            VERDICTS.check(grammar)
         assert caught.value.field == "grammar"
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
 
@@ -270,19 +295,18 @@ AT_ONCE = {"allOf": [{"type": "string", "pattern": f"a.{{{count}}}b"} for count 
 )
 def test_what_would_take_the_process_down_is_refused_and_others_go_on(grammar: Grammar) -> None:
     with pytest.raises(InvalidRequestError, match="takes too much to compile"):
-        COMPILER.check(grammar)
-    COMPILER.check(Grammar.choice([grammar.kind, "still here"]))
+        VERDICTS.check(grammar)
+    VERDICTS.check(Grammar.choice([grammar.kind, "still here"]))
 
 
 @pytest.mark.parametrize(
     "pattern", ["(((a{1,1000}){1,1000}){1,1000})b", "(a+)+b", "((a|b)*a(a|b){20})", "(x?){500}x{500}"]
 )
 def test_nested_quantifiers_have_bounded_masks(pattern: str) -> None:
-    COMPILER.check(Grammar.regex(pattern))
+    VERDICTS.check(Grammar.regex(pattern))
     matcher = COMPILER.matcher(Grammar.regex(pattern))
-    mask = np.zeros(COMPILER.vocabulary.num_words, np.uint32)
     for _ in range(30):
-        matcher.fill(mask)
+        mask = matcher.mask()
         if matcher.failure:
             break
         matcher.advance([min(tokens_of(mask) - ENDS)])
@@ -290,13 +314,13 @@ def test_nested_quantifiers_have_bounded_masks(pattern: str) -> None:
 
 def test_recursion_that_can_end_is_a_grammar() -> None:
     tree = {"type": "object", "properties": {"of": {"type": "array", "items": {"$ref": "#"}}}, "required": ["of"]}
-    COMPILER.check(Grammar.json_schema(tree))
+    VERDICTS.check(Grammar.json_schema(tree))
 
 
 def test_schemas_reach_nothing_outside(tmp_path: Any) -> None:
     (tmp_path / "x.json").write_text('{"type": "integer"}')
     with pytest.raises(InvalidRequestError, match="does not fetch"):
-        COMPILER.check(Grammar.json_schema({"$ref": (tmp_path / "x.json").as_uri()}))
+        VERDICTS.check(Grammar.json_schema({"$ref": (tmp_path / "x.json").as_uri()}))
 
 
 def test_who_asks_for_the_same_grammar_at_once_compiles_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,7 +333,7 @@ def test_who_asks_for_the_same_grammar_at_once_compiles_it_once(monkeypatch: pyt
         return compile_it(grammar)
 
     monkeypatch.setattr(compiler, "_compile", counted)
-    threads = [threading.Thread(target=compiler.prepare, args=(GRAMMARS["schema"],)) for _ in range(8)]
+    threads = [threading.Thread(target=compiler.matcher, args=(GRAMMARS["schema"],)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -321,8 +345,8 @@ def test_the_cache_is_bounded_in_bytes_and_keeps_what_was_used_last() -> None:
     compiler = compiler_for(LIBRARY, eos_token_ids=ENDS, max_cache_bytes=1 << 20)
     first = Grammar.choice(["first"])
     for number in range(60):
-        compiler.prepare(first)
-        compiler.prepare(Grammar.choice([f"text {number}"]))
+        compiler.matcher(first)
+        compiler.matcher(Grammar.choice([f"text {number}"]))
         compiler.cache.check()
     assert 2 < len(compiler.cache) < 20
     assert first in compiler.cache and Grammar.choice(["text 3"]) not in compiler.cache
@@ -364,9 +388,9 @@ def piece_of(token: str) -> bytes:
 
 def test_models_that_cannot_be_held_to_grammars_say_so() -> None:
     with pytest.raises(InvalidRequestError, match="no token that ends a text"):
-        compiler_for(LIBRARY, eos_token_ids=frozenset()).check(Grammar.regex("a"))
+        GrammarVerdicts(vocabulary_of(LIBRARY, eos_token_ids=frozenset())).check(Grammar.regex("a"))
     with pytest.raises(InvalidRequestError, match="none with this model's tokenizer"):
-        compiler_for(word_piece(), eos_token_ids=frozenset([1])).prepare(Grammar.regex("a"))
+        compiler_for(word_piece(), eos_token_ids=frozenset([1])).matcher(Grammar.regex("a"))
 
 
 def test_nothing_is_loaded_before_the_first_grammar() -> None:
@@ -408,4 +432,3 @@ def test_a_vocabulary_is_read_only_when_it_is_needed() -> None:
     assert not reads
     compiler.open()
     assert reads
-    compiler.close()

@@ -53,8 +53,7 @@ class Writer:
     end_id: int
 
     def matcher(self, grammar: Grammar) -> llguidance.LLMatcher:
-        mask = np.zeros(-(-self.tokenizer.vocab_size // 32), np.uint32)
-        return compile_grammar(self.guide, grammar, GrammarLimits(), mask)
+        return compile_grammar(self.guide, grammar, GrammarLimits())
 
     def write(self, grammar: Grammar, seed: int, *, begin: str = "") -> str:
         """Write a text that begins so. Random letters would seldom be a mark, so a mark is tried now and then."""

@@ -253,11 +253,13 @@ def test_what_is_heavy_is_served_beside_others(server: RunningServer, wanted: di
 
 
 def test_a_grammar_that_is_too_much_on_the_way_ends_its_stream(server: RunningServer) -> None:
-    wanted = {"json": REFUSED["repeats of repeats"]["json"]}
+    wanted = {"json": {**REFUSED["repeats of repeats"]["json"], "title": "another"}}
     *begun, last = chat(server, structured_outputs=wanted, stream=True).events
     assert "".join(event["choices"][0]["delta"].get("content", "") for event in begun).startswith('"')
     assert last["error"]["param"] == "structured_outputs.json"
     assert last["error"]["type"] == "invalid_request_error"
+    again = chat(server, structured_outputs=wanted, stream=True)  # it is known now, so no stream begins
+    assert (again.status, again.error["param"]) == (400, "structured_outputs.json")
 
 
 def test_a_class_that_cannot_be_held_is_a_bad_request(server: RunningServer) -> None:

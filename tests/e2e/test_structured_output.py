@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import re
+import signal
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -24,7 +27,7 @@ from quire import (
     RequestOutput,
     SamplingParams,
 )
-from quire.compute.grammar import GrammarCompiler, GrammarLimits, TextMatcher
+from quire.compute.grammar import GrammarLimits, HeldText, MaskService
 from quire.core.clock import SystemClock
 from quire.engine.core import EngineCore
 from quire.engine.factory import plan_engine
@@ -256,15 +259,18 @@ def test_leaving_in_the_middle_frees_everything(folder: Path) -> None:
 def test_a_text_that_cannot_go_on_fails_alone(folder: Path, alone: list[Text], monkeypatch: pytest.MonkeyPatch) -> None:
     """A grammar whose lexer outgrows its limits in the middle of a text."""
     narrow = GrammarLimits(max_states=150)
-    monkeypatch.setattr("quire.compute.grammar.compiler.GrammarLimits", lambda: narrow)
+    monkeypatch.setattr("quire.compute.grammar.mask_service.GrammarLimits", lambda: narrow)
     hungry = Grammar.regex("([a-z]{1,30} ){1,30}([0-9]{5,50}-){9}")
     failing = ([1, 2, 3], SamplingParams(temperature=1.5, seed=1, max_tokens=200, grammar=hungry))
     with make(folder) as llm:
         found = run(llm, [WORKLOAD[2], failing, WORKLOAD[4]])
+        assert [found[0], found[2]] == [alone[2], alone[4]]
+        assert found[1][2] == "error"
+        with pytest.raises(InvalidRequestError, match="a text could not be held to this one"):
+            run(llm, [failing])  # what has failed on the way is refused from then on
+    with make(folder) as llm:
         output = llm.generate([{"prompt_token_ids": failing[0]}], failing[1], use_tqdm=False)[0].outputs[0]
-    assert [found[0], found[2]] == [alone[2], alone[4]]
-    assert output.finish_reason == found[1][2] == "error"
-    assert "cannot be held to its grammar: lexer error: too many states" in (output.error or "")
+    assert "cannot be held to its grammar: lexer error: too many states" in output.error
 
 
 BAD = [
@@ -325,35 +331,32 @@ def test_every_door_gives_the_same_texts(folder: Path, alone: list[Text]) -> Non
     asyncio.run(test())
 
 
-def test_what_is_said_of_a_request_waits_for_its_grammar(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaving while the engine's side still compiles: the request ends, and nothing of it stays; others go on."""
-    gate = asyncio.Event()
-    prepare = GrammarCompiler.prepare
+def test_who_leaves_while_masks_are_awaited_leaves_nothing_behind(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mask that never comes: others go on, and the request ends when its client leaves."""
+    slow = Grammar.regex("slow[a-z]{200,}")
+    ask = MaskService.ask
+
+    def unless_slow(masks: MaskService, text: HeldText, drafts: Sequence[int] = ()) -> None:
+        if text.grammar == slow:
+            text.asked = 0, ()
+        else:
+            ask(masks, text, drafts)
 
     async def test() -> None:
-        loop = asyncio.get_running_loop()
-        slow = Grammar.regex("slow[a-z]{200,}")
-
-        def waiting(compiler: GrammarCompiler, grammar: Grammar) -> None:
-            if grammar == slow:
-                asyncio.run_coroutine_threadsafe(gate.wait(), loop).result(300)
-            prepare(compiler, grammar)
-
-        monkeypatch.setattr(GrammarCompiler, "prepare", waiting)
+        monkeypatch.setattr(MaskService, "ask", unless_slow)
         async with AsyncLLM(folder, kv_memory="1MiB", num_threads=1) as llm:
             prepared = await llm.prepare("hello", SamplingParams(temperature=0.0, grammar=slow))
             stream = llm.deltas(prepared)
             first = asyncio.create_task(anext(stream))
-            other = await llm.prepare("hello", SamplingParams(temperature=0.0, max_tokens=5))
-            assert [delta.finished async for delta in llm.deltas(other)][-1]  # nobody else waits
-            assert not llm.engine.scheduler.requests and not first.done()
+            for sampling in (SamplingParams(max_tokens=5), SamplingParams(grammar=Grammar.choice(["the"]))):
+                other = await llm.prepare("hello", sampling)
+                assert [delta.finished async for delta in llm.deltas(other)][-1]  # nobody else waits
+            assert len(llm.engine.scheduler.requests) == 1 and not first.done()
             first.cancel()
             await asyncio.gather(first, return_exceptions=True)
             await stream.aclose()
-            gate.set()
-            again = await llm.prepare("hello", SamplingParams(grammar=Grammar.choice(["the"])))
-            texts = [part.text async for delta in llm.deltas(again) for part in delta.outputs]
-            assert "".join(texts) == "the"
             async with asyncio.timeout(300):
                 while llm.engine.scheduler.requests:
                     await asyncio.sleep(0.001)
@@ -363,22 +366,59 @@ def test_what_is_said_of_a_request_waits_for_its_grammar(folder: Path, monkeypat
     asyncio.run(test())
 
 
-def test_a_panic_of_the_library_fails_the_row_alone(
-    folder: Path, alone: list[Text], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("num_steps", [1, 2])
+def test_masks_that_come_late_change_no_text_and_replay(
+    folder: Path, alone: list[Text], monkeypatch: pytest.MonkeyPatch, num_steps: int
 ) -> None:
-    """Whatever goes wrong in a matcher beside what it reports."""
-    monkeypatch.setattr(TextMatcher, "fill", _broken(TextMatcher.fill))
+    """Every other mask comes a step late, whichever row it is of; the log of that run makes the same plans again."""
+    wait, chance = MaskService.wait, Random(7)
+
+    def late(masks: MaskService, texts: Iterable[HeldText], seconds: float, enough: Any = all) -> None:
+        wait(masks, texts, 60.0)
+        for text in texts:
+            if text.masks is not None and chance.random() < 0.5:
+                text.masks, text.asked = None, None  # as if it had not come: it is asked for anew
+                masks.ask(text, text.drafts)
+
+    monkeypatch.setattr(MaskService, "wait", late)
+    log = io.BytesIO()
+    with make(folder, max_steps_under_way=num_steps) as llm:
+        engine = llm.engine
+        engine._log = StepLogWriter(log, SystemClock())
+        engine._log.begin(engine.scheduler)
+        found = run(llm, WORKLOAD)
+        num_postponed = engine._num_steps
+    assert found == alone
+    assert num_postponed > 100
+    replay(io.BytesIO(log.getvalue()))
+
+
+def test_a_mask_process_that_is_killed_changes_no_text(folder: Path, alone: list[Text]) -> None:
     with make(folder) as llm:
-        found = run(llm, [WORKLOAD[4], ([9, 9], SamplingParams(grammar=Grammar.choice(["hello"])))])
-    assert found[0] == alone[4]
-    assert found[1][2] == "error"
+        prompts = [{"prompt_token_ids": prompt} for prompt, _ in WORKLOAD]
+        found: list[RequestOutput] = []
+        for number, output in enumerate(llm.stream(prompts, [sampling for _, sampling in WORKLOAD])):
+            if number in (20, 60, 61):
+                kill_workers()
+            if output.finished:
+                found.append(output)
+        found.sort(key=lambda output: int(output.request_id))
+        assert texts_of(found) == alone
 
 
-def _broken(fill: Any) -> Any:
-    def broken(matcher: TextMatcher, mask: Any) -> None:
-        raise RuntimeError("it panics")
+def kill_workers() -> None:
+    """Kill the processes that make masks for this one: those that a child of it has forked."""
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and str(os.getpid()) == parent_of(parent_of(process.name)):
+            os.kill(int(process.name), signal.SIGKILL)
 
-    return broken
+
+def parent_of(process: str) -> str:
+    try:
+        stat = Path("/proc", process, "stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return "0"
+    return stat.rpartition(")")[2].split()[1]
 
 
 def test_the_guide_answers_in_json() -> None:

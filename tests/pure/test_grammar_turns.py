@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -29,11 +30,8 @@ class SlowChecker:
         if "bad" in grammar.text:
             raise InvalidRequestError("grammar", grammar.text, "a good one")
 
-    def prepare(self, grammar: Grammar) -> None:
-        raise AssertionError("turns check grammars; who computes prepares them")
-
-    def open(self) -> None:
-        raise AssertionError("turns do not open the checker; who owns it does")
+    def condemn(self, grammar: Grammar, reason: str) -> None:
+        raise AssertionError("turns check grammars; who has seen a text fail condemns them")
 
     def close(self) -> None:
         self.leave.release(1000)
@@ -49,9 +47,12 @@ def test_tenants_take_turns() -> None:
 
     async def run() -> None:
         turns = GrammarTurns(checker)
-        many = [asyncio.create_task(turns.check_beside(Grammar.regex(f"a{index}"), "a")) for index in range(5)]
+        many = [
+            asyncio.create_task(turns.check_beside(replace(Grammar.regex(f"a{index}"), owner="a")))
+            for index in range(5)
+        ]
         await started(*many)
-        late = asyncio.create_task(turns.check_beside(Grammar.regex("b"), "b"))
+        late = asyncio.create_task(turns.check_beside(replace(Grammar.regex("b"), owner="b")))
         await started(late)
         checker.leave.release(6)
         await asyncio.gather(late, *many)
@@ -67,11 +68,11 @@ def test_what_is_known_waits_for_nobody() -> None:
 
     async def run() -> None:
         turns = GrammarTurns(checker)
-        slow = asyncio.create_task(turns.check_beside(Grammar.regex("slow"), "a"))
+        slow = asyncio.create_task(turns.check_beside(replace(Grammar.regex("slow"), owner="a")))
         await started(slow)
-        await turns.check_beside(Grammar.regex("known"), "a")
+        await turns.check_beside(replace(Grammar.regex("known"), owner="a"))
         with pytest.raises(InvalidRequestError):
-            await turns.check_beside(Grammar.regex("bad"), "a")
+            await turns.check_beside(replace(Grammar.regex("bad"), owner="a"))
         assert not slow.done()
         checker.leave.release()
         await slow
@@ -85,7 +86,10 @@ def test_who_leaves_makes_room_for_the_next() -> None:
 
     async def run() -> None:
         turns = GrammarTurns(checker)
-        tasks = [asyncio.create_task(turns.check_beside(Grammar.regex(text), "a")) for text in ("1", "2", "bad")]
+        tasks = [
+            asyncio.create_task(turns.check_beside(replace(Grammar.regex(text), owner="a")))
+            for text in ("1", "2", "bad")
+        ]
         await started(*tasks)
         tasks[1].cancel()
         await started(*tasks)
@@ -101,5 +105,5 @@ def test_who_leaves_makes_room_for_the_next() -> None:
 def test_without_a_tokenizer_there_are_no_grammars() -> None:
     turns = GrammarTurns(None)
     with pytest.raises(InvalidRequestError, match="without a tokenizer"):
-        asyncio.run(turns.check_beside(Grammar.regex("a"), ""))
+        asyncio.run(turns.check_beside(Grammar.regex("a")))
     turns.close()

@@ -110,6 +110,25 @@ def test_any_single_step_may_fail(seed: int) -> None:
     assert sweep_failing_step(Scenario.draw(seed).with_chaos(Chaos())) > 5
 
 
+def run_with_late_rows(seed: int) -> Counter[str]:
+    """Rows whose samples come late, again and again, with all else that may happen."""
+    rng = random.Random(seed)
+    scenario = Scenario.draw(seed).with_late_rows(rng.choice([0.05, 0.3, 0.8]))
+    if rng.random() < 0.3:
+        scenario = scenario.with_step_faults(StepFaults.draw(rng, [job.request_id for job in scenario.jobs], 40))
+        scenario = scenario.with_chaos(Chaos())
+    return Simulation(scenario).run()
+
+
+@pytest.mark.parametrize("shard", range(2))
+def test_rows_that_are_late_end_with_the_same_tokens(shard: int) -> None:
+    seen = Counter[str]()
+    for seed in range(5000 + 60 * shard, 5060 + 60 * shard):
+        seen += run_with_late_rows(seed)
+    happened = ("postponed", "moves_out", "drafts", "hits", "preemptions", "stop", "length", "searches over")
+    assert [name for name in happened if not seen[name]] == []
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("shard", range(40))
 def test_many_seeds(shard: int) -> None:
@@ -121,5 +140,7 @@ def test_many_seeds(shard: int) -> None:
         sweep_failing_allocation(Scenario.draw(seed))
     for seed in range(70_000 + 200 * shard, 70_200 + 200 * shard):
         run_with_failing_steps(seed)
+    for seed in range(80_000 + 200 * shard, 80_200 + 200 * shard):
+        run_with_late_rows(seed)
     for seed in range(300 + 2 * shard, 302 + 2 * shard):
         sweep_failing_step(Scenario.draw(seed).with_chaos(Chaos()))

@@ -143,6 +143,8 @@ class ShadowExecutor:
         self.fault: Fault = lambda plan, requests: None
         self.fail_next_collect = False
         self.fail_rows: set[int] = set()  # rows that fail from the next plan that has them, until they are released
+        self.is_late: Callable[[], bool] = lambda: False  # asked for each sample: whether the step is postponed
+        self.num_postponed = 0
         self.num_tokens_computed = 0
 
     def start(self) -> None:
@@ -212,16 +214,18 @@ class ShadowExecutor:
         failure = self.fault(plan, {row: self._rows[row].request_id for row in plan.rows})
         if failure is not None:
             for row, start, count in zip(plan.rows, plan.starts, plan.counts, strict=True):
-                if not self._rows[row].failed:
-                    self._write(self._rows[row], start, count, plan.drafts.get(row, array("i")))
+                state, drafts = self._rows[row], plan.drafts.get(row, array("i"))
+                if not state.failed and start + count - len(drafts) <= len(state.tokens):
+                    self._write(state, start, count, drafts)
         return failure
 
     def _compute(self, plan: StepPlan) -> StepResult:
         entries = list(zip(plan.rows, plan.starts, plan.counts, plan.samples, strict=True))
+        late, left_out = self._postponed(plan)
         for row, start, count, _ in entries:  # all are written before any is read, as in a layer of a model
             if row in self.fail_rows:
                 self._rows[row].failed = True
-            if self._rows[row].failed:
+            if self._rows[row].failed or row in left_out:
                 continue
             self._write(self._rows[row], start, count, plan.drafts.get(row, array("i")))
         beams, searches = self._choose_beams({row: samples for row, _, _, samples in entries})
@@ -236,11 +240,14 @@ class ShadowExecutor:
                 continue
             if index < plan.num_decodes and (count, samples, len(drafts)) != (1, 1, 0):
                 raise ShadowError("an entry among the plain decodes is none")
+            if row in left_out:
+                num_tokens.append(0)
+                continue
             self._read(self._rows[row], start, count, drafts)
             wanted = range(start, min(start + count, self._rows[row].num_prompt_logits))
             if wanted:
                 reported[row] = report_prompt(self._rows[row].tokens, self._rows[row].digests, wanted)
-            if any(row in rows for rows in searches.values()):
+            if row in late or any(row in rows for rows in searches.values()):
                 sampled = []
             elif row in beams:
                 sampled = [beams[row][1]]
@@ -258,6 +265,21 @@ class ShadowExecutor:
             prompt_logprobs=reported,
             searches={rows[0]: self._found(rows) for rows in searches.values()},
         )
+
+    def _postponed(self, plan: StepPlan) -> tuple[set[int], set[int]]:
+        """Return the rows that sample nothing in a step, and those that compute nothing either."""
+        late: set[int] = set()
+        left_out: set[int] = set()
+        for row, start, count, samples in zip(plan.rows, plan.starts, plan.counts, plan.samples, strict=True):
+            state, num_drafts = self._rows[row], len(plan.drafts.get(row, ()))
+            if start + count - num_drafts > len(state.tokens):  # planned behind a step that was postponed
+                left_out.add(row)
+            elif samples and state.num_beams == 1 and self.is_late():
+                late.add(row)
+                if count == 1 + num_drafts and self.is_late():
+                    left_out.add(row)
+        self.num_postponed += len(late)
+        return late, left_out
 
     def _found(self, rows: list[int]) -> tuple[Hypothesis, ...]:
         """What a search that is over has found, its rows given in the order of its branches."""

@@ -85,6 +85,7 @@ class Scenario:
     arrival_rate: float = 0.5
     draft_accuracy: float | None = None  # None: no drafts
     step_faults: StepFaults = field(default_factory=StepFaults)
+    late_share: float = 0.0  # of the samples, postponed
 
     @classmethod
     def draw(cls, seed: int) -> Scenario:
@@ -116,6 +117,10 @@ class Scenario:
     def with_chaos(self, chaos: Chaos) -> Scenario:
         """Return the same scenario with other trouble."""
         return replace(self, chaos=chaos)
+
+    def with_late_rows(self, share: float) -> Scenario:
+        """Return the same scenario with an executor that postpones samples."""
+        return replace(self, late_share=share)
 
     def with_step_faults(self, faults: StepFaults) -> Scenario:
         """Return the same scenario with an executor that fails."""
@@ -293,6 +298,8 @@ class Simulation:
         self.scheduler = Scheduler(scenario.scheduler, self.memory, limits, eos_token_ids=eos, drafter=drafter)
         self.executor = ShadowExecutor(scenario.spec, VOCAB_SIZE, salt_of=self._salt_of, ends_searches=True)
         self.executor.fault = scenario.step_faults.fault()
+        late = random.Random(scenario.seed + 2)
+        self.executor.is_late = lambda: late.random() < scenario.late_share
         self.requests: list[Request] = []
         self.refused: list[str] = []
         self._stopped: set[tuple[str, int]] = set()
@@ -310,6 +317,7 @@ class Simulation:
             most = 500 + 60 * (9 if self.scenario.step_faults.are_there else 1) * sum(
                 job.sampling.num_sequences * (len(job.prompt) + MAX_MODEL_LEN) for job in self._jobs.values()
             )
+            most = int(most / (1 - self.scenario.late_share))
             while self._pending or self.scheduler.requests or self.scheduler.num_steps_under_way:
                 self.num_actions += 1
                 if self.num_actions > most:
@@ -407,6 +415,7 @@ class Simulation:
         self.seen["evictions"] += ledger.evictions
         self.seen["merged blocks"] += ledger.merged_blocks
         self.seen["preemptions"] += scheduler.num_preemptions
+        self.seen["postponed"] += self.executor.num_postponed
         self.seen["refused"] += len(self.refused)
         isolation = scheduler.isolation
         assert not isolation.is_under_way

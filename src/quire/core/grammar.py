@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
 from quire.core.errors import InvalidRequestError
@@ -36,14 +36,18 @@ CANNOT_HOLD: Final = "the text cannot be held to its grammar"
 class Grammar:
     """What a text is held to.
 
+    Its text belongs to a client, so `repr` does not show it: it must not get into a log. The `owner` is the tenant who
+    sent it, as the door says: whatever is remembered of grammars is remembered for each owner apart.
+
     >>> Grammar.json_schema({"type": "integer"})
-    Grammar(kind='json_schema', text='{"type":"integer"}')
-    >>> Grammar.choice(["yes", "no"])
-    Grammar(kind='regex', text='yes|no')
+    Grammar(kind='json_schema')
+    >>> Grammar.choice(["yes", "no"]).text
+    'yes|no'
     """
 
     kind: GrammarKind
-    text: str
+    text: str = field(repr=False)
+    owner: str = field(default="", repr=False)
 
     @classmethod
     def json_object(cls) -> Grammar:
@@ -76,10 +80,6 @@ class Grammar:
 class GrammarChecker(Protocol):
     """Knows which grammars an engine can hold texts to."""
 
-    def open(self) -> None:
-        """Read what the first `prepare` would wait for; raises `InvalidRequestError` where it cannot be read."""
-        ...
-
     def check(self, grammar: Grammar) -> None:
         """Raise `InvalidRequestError` with the reason, unless texts can be held to it; from any thread.
 
@@ -91,8 +91,8 @@ class GrammarChecker(Protocol):
         """Return whether `check` would answer at once; from any thread."""
         ...
 
-    def prepare(self, grammar: Grammar) -> None:
-        """Do what takes long for a grammar that was checked, maybe in another process; from any thread."""
+    def condemn(self, grammar: Grammar, reason: str) -> None:
+        """Refuse a grammar from now on, because a text could not be held to it; from any thread."""
         ...
 
     def close(self) -> None:

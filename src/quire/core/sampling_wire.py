@@ -35,6 +35,7 @@ def write_sampling(writer: WireWriter, sampling: SamplingParams) -> None:
     if sampling.grammar is not None:
         writer.integer(GRAMMAR_KINDS.index(sampling.grammar.kind))
         writer.text(sampling.grammar.text)
+        writer.text(sampling.grammar.owner)
     if sampling.beam_search:
         _write_search(writer, sampling)
 
@@ -98,7 +99,7 @@ def _read_grammar(reader: WireReader) -> Grammar:
     kind = reader.integer()
     if kind not in range(len(GRAMMAR_KINDS)):
         raise StepLogError("a grammar is of a kind that nobody knows")
-    return Grammar(GRAMMAR_KINDS[kind], reader.text())
+    return Grammar(GRAMMAR_KINDS[kind], reader.text(), reader.text())
 
 
 class _Rules(TypedDict):

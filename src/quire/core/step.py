@@ -191,13 +191,15 @@ class StepResult:
 
     `num_tokens[i]` tokens came back for entry i of the plan, `tokens` holds them one after another: none while the
     request still has tokens to compute, one as a rule, more where drafts were accepted or where the request opened
-    into several sequences. `parents[i]` names the row whose sequence entry i continues (beam search picks survivors
-    and their parents; everywhere else, and where the column is empty, a row continues itself). `searches` maps the
-    row of the first beam to what a search that is over has found, best first: as many texts as it has beams, none of
-    which brings a token in that step. `failures` maps a
-    row to what went wrong with that request alone, `logprobs` a row that asked for them to one entry per token, and
-    `prompt_logprobs` a row that asked for them to one entry per token of the prompt that follows one computed in this
-    step.
+    into several sequences. None where the plan asks for a sample means **postponed**: what the row may draw is not
+    known yet. Only its last token then counts as not computed, and the next plan has it again.
+
+    `parents[i]` names the row whose sequence entry i continues (beam search picks survivors and their parents;
+    everywhere else, and where the column is empty, a row continues itself). `searches` maps the row of the first beam
+    to what a search that is over has found, best first: as many texts as it has beams, none of which brings a token in
+    that step. `failures` maps a row to what went wrong with that request alone, `logprobs` a row that asked for them to
+    one entry per token, and `prompt_logprobs` a row that asked for them to one entry per token of the prompt that
+    follows one computed in this step.
     """
 
     step_id: int

@@ -62,10 +62,8 @@ class AsyncLLM(LocalModel):
         super().__init__(*open_engine(make_config(model, settings), clock, note_loaded))
         self._client = InProcessClient(self._core)
         self._stats = self._client.stats()
-        self._thread = EngineThread(
-            self._client, self._receive, self._lose, self._take_stats, clock, grammars=self._door.grammars
-        )
-        self._streams = RequestStreams(self._thread, self._door.tokenizer, clock)
+        self._thread = EngineThread(self._client, self._receive, self._lose, self._take_stats, clock)
+        self._streams = RequestStreams(self._thread, self._door.tokenizer, clock, self._door.condemn)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure = ""
         self._home = Home()

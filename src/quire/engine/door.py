@@ -18,7 +18,7 @@ from quire.core.clock import Clock
 from quire.core.config import EngineConfig, EngineSettings, ResolvedConfig
 from quire.core.errors import InvalidConfigError, InvalidRequestError
 from quire.core.executor import NoteLoaded
-from quire.core.grammar import GrammarChecker
+from quire.core.grammar import Grammar, GrammarChecker
 from quire.core.request import DEFAULT_SCOPE, CacheScope
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits, validate, validate_sampling
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("quire.engine")
 
+
+CONDEMNED = "a cheaper one: a text could not be held to this one"
 
 LONG_PROMPT: Final = 2_500
 """Tokens, by estimate, from which on a prompt is encoded beside the event loop."""
@@ -107,10 +109,9 @@ class Door:
             encoded = await self.text_pool.run(ticket.scope.tenant, lambda: self.encode(prompt, chat))
         else:
             encoded = self.encode(prompt, chat)
-        wanted = self.default_sampling if sampling is None else sampling
-        validate_sampling(wanted, limits)
+        wanted = self._wanted(sampling, limits, ticket)
         if wanted.grammar is not None:
-            await self._turns.check_beside(wanted.grammar, ticket.scope.tenant)
+            await self._turns.check_beside(wanted.grammar)
         return self._prepare(encoded, limits, wanted, ticket)
 
     def prepare(
@@ -125,11 +126,23 @@ class Door:
         Mutates only the counters of ids and seeds. The id within the engine is always one of ours, so that callers who
         choose the same one do not meet.
         """
-        wanted = self.default_sampling if sampling is None else sampling
-        validate_sampling(wanted, limits)
+        wanted = self._wanted(sampling, limits, ticket)
         if wanted.grammar is not None:
             self._turns.check(wanted.grammar)
         return self._prepare(prompt, limits, wanted, ticket)
+
+    def condemn(self, grammar: Grammar) -> None:
+        """Refuse a grammar from now on, to which a text could not be held. Mutates what is known of grammars."""
+        if self.grammars is not None:
+            self.grammars.condemn(grammar, CONDEMNED)
+
+    def _wanted(self, sampling: SamplingParams | None, limits: RequestLimits, ticket: Ticket) -> SamplingParams:
+        """Return the parameters of a request, checked; a grammar gets its owner."""
+        wanted = self.default_sampling if sampling is None else sampling
+        validate_sampling(wanted, limits)
+        if wanted.grammar is None:
+            return wanted
+        return replace(wanted, grammar=replace(wanted.grammar, owner=ticket.scope.tenant))
 
     def _prepare(
         self, prompt: Encoded, limits: RequestLimits, wanted: SamplingParams, ticket: Ticket

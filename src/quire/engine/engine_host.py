@@ -20,12 +20,10 @@ import signal
 import socket
 import sys
 import threading
-from contextlib import suppress
 from typing import Final
 
 from quire.core.clock import Clock, SystemClock
-from quire.core.errors import ExecutionError, InvalidRequestError, QuireError
-from quire.core.grammar import GrammarChecker
+from quire.core.errors import ExecutionError, QuireError
 from quire.core.threaded_output import drain_output, thread_output
 from quire.engine.client import InProcessClient, SequenceUpdate
 from quire.engine.core import EngineCore
@@ -131,13 +129,13 @@ class EngineHost:
         self._patience = first.patience
         heart = Heart(self._beat)
         try:
-            core, ready, grammars = self._build(first)
+            core, ready = self._build(first)
         except (QuireError, OSError, MemoryError) as error:
             message = str(error) if isinstance(error, QuireError) else f"{type(error).__name__}: {error}"
             self._connection.send(Failed(_in_one_line(message)))
             return FAILED
         client = InProcessClient(core)
-        thread = EngineThread(client, self._deliver, self._die, self._tell, self._clock, grammars=grammars)
+        thread = EngineThread(client, self._deliver, self._die, self._tell, self._clock)
         self._thread = thread
         gc.freeze()  # what stands now stays: a search for garbage need not walk every block of the pool
         self._connection.send(ready)
@@ -148,15 +146,15 @@ class EngineHost:
         thread.close()
         return 0
 
-    def _build(self, configure: Configure) -> tuple[EngineCore, Ready, GrammarChecker | None]:
+    def _build(self, configure: Configure) -> tuple[EngineCore, Ready]:
         from quire.engine.factory import plan_engine
 
         blueprint = plan_engine(configure.config)
-        if blueprint.grammars is not None:
-            threading.Thread(target=_open, args=(blueprint.grammars,), name="quire-vocabulary", daemon=True).start()
+        if blueprint.masks is not None:
+            blueprint.masks.open()  # the first grammar need not wait for the vocabulary
         blueprint = blueprint.measured(self._note_loaded)
         core = blueprint.build(self._clock, self._note_loaded)
-        return core, Ready(core.scheduler.limits, blueprint.report), blueprint.grammars
+        return core, Ready(core.scheduler.limits, blueprint.report)
 
     def _obey(self, thread: EngineThread) -> None:
         """Pass messages on until there are no more."""
@@ -221,12 +219,6 @@ class EngineHost:
         if now >= self._next_loaded_s:
             self._next_loaded_s = now + LOADED_EVERY_S
             self._connection.send(Loaded(count, total, what))
-
-
-def _open(grammars: GrammarChecker) -> None:
-    """Read the vocabulary while the weights are read: later, every step would wait for it."""
-    with suppress(InvalidRequestError):  # whoever comes with a grammar is told why there can be none
-        grammars.open()
 
 
 def _in_one_line(message: str) -> str:

@@ -3,10 +3,8 @@
     any thread ── add, abort, stop ──► queue ──► engine thread: commands, then one step ──► deliver(updates)
 
 With nothing under way the thread sleeps on the queue, so a request wakes it at once and an idle engine costs nothing.
-Commands are carried out between steps: what is aborted has given its blocks back before the next step is planned. A
-request with a grammar waits until that is compiled, in a thread beside, and so does whatever is said of it: no step
-waits for a grammar, and the order of commands for one request stays what it was. An exception out of the engine ends
-the thread, and `fail` is told why: nobody is left waiting.
+Commands are carried out between steps: what is aborted has given its blocks back before the next step is planned. An
+exception out of the engine ends the thread, and `fail` is told why: nobody is left waiting.
 """
 
 from __future__ import annotations
@@ -17,12 +15,10 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from quire.core.clock import Clock
 from quire.core.errors import QuireError
-from quire.core.grammar import Grammar, GrammarChecker
 from quire.engine.client import EngineClient, EngineRequest, SequenceUpdate, refused
 from quire.engine.live import ShowLive
 from quire.engine.stats import EngineStats
@@ -36,8 +32,7 @@ Command = Callable[[EngineClient], None]
 class EngineThread:
     """Owns a client; `deliver`, `fail` and `tell` are called from its thread.
 
-    `tell` gets the counters of the engine: before the thread sleeps, and otherwise ten times a second. `grammars` None:
-    no request has one.
+    `tell` gets the counters of the engine: before the thread sleeps, and otherwise ten times a second.
     """
 
     def __init__(
@@ -47,8 +42,6 @@ class EngineThread:
         fail: Callable[[str], None],
         tell: Callable[[EngineStats], None],
         clock: Clock,
-        *,
-        grammars: GrammarChecker | None = None,
     ) -> None:
         self._client = client
         self._deliver = deliver
@@ -61,10 +54,6 @@ class EngineThread:
         self._watched: tuple[float, ShowLive] | None = None  # seconds between frames, and who is shown them
         self._next_frame_s = 0.0
         self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
-        self._grammars = grammars
-        self._held: dict[str, list[Command]] = {}  # by request: what waits for its grammar
-        self._holding = threading.Lock()
-        self._compiler = ThreadPoolExecutor(1, "quire-grammar")  # its thread starts with the first grammar
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
         self._thread.start()
 
@@ -81,25 +70,19 @@ class EngineThread:
 
     def add(self, request: EngineRequest) -> None:
         """Have a request taken in; if it is refused after all, its sequences end with an error."""
-        grammar = request.sampling.grammar
-        if grammar is not None and self._grammars is not None:
-            with self._holding:
-                self._held[request.request_id] = []
-            self._compiler.submit(self._prepare, self._grammars, request.request_id, grammar, self._adding(request))
-        else:
-            self._commands.put(self._adding(request))
+        self._commands.put(lambda client: self._add(client, request))
 
     def abort(self, request_id: str) -> None:
         """Have a request ended."""
-        self._say(request_id, lambda client: client.abort(request_id))
+        self._commands.put(lambda client: client.abort(request_id))
 
     def fail(self, request_id: str, message: str) -> None:
         """Have a request ended with an error."""
-        self._say(request_id, lambda client: client.fail(request_id, message))
+        self._commands.put(lambda client: client.fail(request_id, message))
 
     def stop(self, request_id: str, branch: int) -> None:
         """Have a sequence ended."""
-        self._say(request_id, lambda client: client.stop(request_id, branch))
+        self._commands.put(lambda client: client.stop(request_id, branch))
 
     def watch(self, every_s: float, show: ShowLive) -> None:
         """Have `show` called, in the engine's thread, with what happens, at most once in so many seconds.
@@ -114,31 +97,8 @@ class EngineThread:
 
     def close(self) -> None:
         """End the thread after the step that it is in, and close the client. May be called twice."""
-        self._compiler.shutdown(wait=False, cancel_futures=True)
         self._commands.put(None)
         self._thread.join()
-
-    def _adding(self, request: EngineRequest) -> Command:
-        return lambda client: self._add(client, request)
-
-    def _say(self, request_id: str, command: Command) -> None:
-        """Have a command carried out, after the request that it is about has been taken in."""
-        with self._holding:
-            if request_id in self._held:
-                self._held[request_id].append(command)
-            else:
-                self._commands.put(command)
-
-    def _prepare(self, grammars: GrammarChecker, request_id: str, grammar: Grammar, adding: Command) -> None:
-        """Compile a grammar, then let go what waits for it; called in the thread beside."""
-        try:
-            grammars.prepare(grammar)
-        except QuireError as error:  # the door has checked it, so the worker will fail the row, and say why
-            logger.warning("a grammar that was checked could not be compiled: %s", error)
-        finally:
-            with self._holding:
-                for command in [adding, *self._held.pop(request_id)]:
-                    self._commands.put(command)
 
     def _run(self) -> None:
         try:

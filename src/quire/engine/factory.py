@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Protocol
 
-from quire.compute.grammar import GrammarCompiler, Vocabulary
+from quire.compute.grammar import GrammarVerdicts, MaskService, Vocabulary
 from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.hub import resolve_model
 from quire.compute.reference import load_worker
@@ -106,8 +106,10 @@ class EngineBlueprint:
     model: ModelDescription
     backend: Backend
     report: EngineReport
-    grammars: GrammarCompiler | None
-    """What grammars are compiled by; None where there is no tokenizer. It loads nothing before the first of them."""
+    grammars: GrammarVerdicts | None
+    """Which grammars there can be; None where there is no tokenizer. It loads nothing before the first of them."""
+    masks: MaskService | None
+    """What holds texts to grammars; None where there is no tokenizer."""
 
     @property
     def vocab_size(self) -> int:
@@ -156,7 +158,7 @@ class EngineBlueprint:
         """
         plan = self.report.plan
         memory = self.config.memory_config(plan.num_blocks, plan.num_host_blocks, secrets.token_bytes(32))
-        backend = self.backend if self.grammars is None else _with_grammars(self.backend, self.grammars)
+        backend = self.backend if self.masks is None else _with_grammars(self.backend, self.masks)
         backend = replace(backend, load=partial(backend.load, note_loaded=note_loaded))
         scheduler, path = self.config.scheduler_config(plan.max_model_len), self.config.step_log
         open_log = None if path is None else partial(StepLogFile, path, clock)
@@ -180,15 +182,18 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     notices += tuple(f"{FAILPOINTS_VARIABLE}: {failpoint} is armed, steps will fail" for failpoint in failpoints)
     report = _report(model, backend, plan)
     report = replace(report, notices=report.notices + notices)
-    return EngineBlueprint(backend.config, folder, model, backend, report, _grammars(config, folder, model))
+    vocabulary = _vocabulary(config, folder, model)
+    grammars = None if vocabulary is None else GrammarVerdicts(vocabulary)
+    masks = None if vocabulary is None else MaskService(vocabulary)
+    return EngineBlueprint(backend.config, folder, model, backend, report, grammars, masks)
 
 
 def _tokenizer_folder(config: EngineConfig, folder: Path) -> Path:
     return folder if config.tokenizer is None else _model_folder(config.tokenizer)
 
 
-def _grammars(config: EngineConfig, folder: Path, model: ModelDescription) -> GrammarCompiler | None:
-    """Return what compiles grammars over the model's tokens; nothing is read before there is one to compile."""
+def _vocabulary(config: EngineConfig, folder: Path, model: ModelDescription) -> Vocabulary | None:
+    """Return the model's tokens, for grammars over them; nothing is read before there is one."""
     if config.skip_tokenizer_init:
         return None
 
@@ -196,7 +201,7 @@ def _grammars(config: EngineConfig, folder: Path, model: ModelDescription) -> Gr
         return tokenizer_json(_tokenizer_folder(config, folder), model.spec.vocab_size)
 
     eos_token_ids = frozenset(model.eos_token_ids)
-    return GrammarCompiler(Vocabulary(read, vocab_size=model.spec.vocab_size, eos_token_ids=eos_token_ids))
+    return Vocabulary(read, vocab_size=model.spec.vocab_size, eos_token_ids=eos_token_ids)
 
 
 def _report(model: ModelDescription, backend: Backend, plan: MemoryPlan) -> EngineReport:
@@ -296,13 +301,13 @@ def backend_on(device: str, config: ResolvedConfig, folder: Path, model: ModelDe
         return _reference_backend(config, folder, model)
 
 
-def _with_grammars(backend: Backend, grammars: GrammarCompiler) -> Backend:
+def _with_grammars(backend: Backend, masks: MaskService) -> Backend:
     """Return the backend with a worker that holds texts to grammars."""
 
     def load(num_blocks: int, num_host_blocks: int, note_loaded: NoteLoaded | None = None) -> Executor:
         executor = backend.load(num_blocks, num_host_blocks, note_loaded)
         if isinstance(executor, Worker):
-            executor.use_grammars(grammars)
+            executor.use_grammars(masks)
         return executor
 
     return replace(backend, load=load)

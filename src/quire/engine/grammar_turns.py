@@ -26,12 +26,12 @@ class GrammarTurns:
             raise InvalidRequestError("grammar", grammar, "none: this engine was made without a tokenizer")
         self._grammars.check(grammar)
 
-    async def check_beside(self, grammar: Grammar, tenant: str) -> None:
+    async def check_beside(self, grammar: Grammar) -> None:
         """Raise as `check` does, and let the event loop go on meanwhile."""
         if self._grammars is None or self._grammars.knows(grammar):
             self.check(grammar)
         else:
-            await self._pool.run(tenant, lambda: self.check(grammar))
+            await self._pool.run(grammar.owner, lambda: self.check(grammar))
 
     def close(self) -> None:
         """Let go of the thread and of what checking has started. May be called twice."""

@@ -54,7 +54,7 @@ class LLM(LocalModel):
         self._clock = clock or SystemClock()
         super().__init__(*open_engine(make_config(model, settings), self._clock, note_loaded))
         self._client = InProcessClient(self._core)
-        self._processor = OutputProcessor(self._client, self._door.tokenizer, self._clock)
+        self._processor = OutputProcessor(self._client, self._door.tokenizer, self._clock, self._door.condemn)
         self._turn = Turn()
         self._left: list[Generator[RequestText, None, None]] = []  # by readers of streams, and not ended yet
 

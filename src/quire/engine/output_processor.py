@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from quire.core.clock import Clock
+from quire.core.grammar import CANNOT_HOLD, Grammar
 from quire.core.logprobs import TokenLogprobs
 from quire.core.request import FinishReason
 from quire.core.sampling_params import SamplingParams
@@ -29,6 +30,8 @@ from quire.engine.outputs import (
 )
 from quire.engine.stop_strings import StopStrings
 from quire.engine.tokenizer import Tokenizer
+
+Condemn = Callable[[Grammar], None]
 
 
 class Ender(Protocol):
@@ -196,6 +199,7 @@ class RequestText:
         self.request_id = prepared.request.request_id
         self.shown_id = prepared.shown_id
         self.num_prompt_tokens = len(prompt)
+        self.grammar = prepared.request.sampling.grammar
         self._arrival_s = now
         self._first_token_s: float | None = None
         self._finished_s: float | None = None
@@ -280,10 +284,14 @@ class RequestText:
 
 
 class OutputProcessor:
-    """Keeps the requests under way and turns updates into outputs."""
+    """Keeps the requests under way and turns updates into outputs.
 
-    def __init__(self, ender: Ender, tokenizer: Tokenizer | None, clock: Clock) -> None:
+    `condemn` is called with a grammar that let a text fail.
+    """
+
+    def __init__(self, ender: Ender, tokenizer: Tokenizer | None, clock: Clock, condemn: Condemn | None = None) -> None:
         self._ender = ender
+        self._condemn = condemn
         self._tokenizer = tokenizer
         self._clock = clock
         self._requests: dict[str, tuple[RequestText, Callable[[RequestText], None]]] = {}
@@ -330,6 +338,8 @@ class OutputProcessor:
             if update.prompt_logprobs or request.num_prompt_tokens == 1:
                 request.note_prompt(update.prompt_logprobs)
             sequence.extend(update)
+            if request.grammar is not None and self._condemn is not None and update.error.startswith(CANNOT_HOLD):
+                self._condemn(request.grammar)
         except Exception as error:  # whatever a tokenizer may raise, the others go on
             message = f"its text cannot be decoded: {type(error).__name__}: {error}"
             for text in request.sequences:

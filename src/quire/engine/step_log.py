@@ -39,7 +39,7 @@ from quire.memory.manager import KVCacheManager
 from quire.scheduler.commit import StepOutcome
 from quire.scheduler.scheduler import Drafter, Scheduler
 
-MAGIC = b"quire step log 5\n"
+MAGIC = b"quire step log 6\n"
 _HEAD = struct.Struct("<cdII")
 SETTINGS, ADDED, ABORTED, FAILED, STOPPED, CLEARED, PLANNED, IDLED, COMPUTED, LOST, OUT_OF_MEMORY = (
     bytes([code]) for code in b"SAXFTCPIRLM"

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from quire.core.clock import Clock
 from quire.core.errors import ExecutionError
 from quire.engine.client import EngineLink, SequenceUpdate
-from quire.engine.output_processor import OutputProcessor, PreparedRequest, RequestText
+from quire.engine.output_processor import Condemn, OutputProcessor, PreparedRequest, RequestText
 from quire.engine.outputs import RequestDelta, RequestOutput
 from quire.engine.tokenizer import Tokenizer
 
@@ -37,9 +37,11 @@ class _Stream:
 class RequestStreams:
     """The requests of one event loop. All of it is called there."""
 
-    def __init__(self, link: EngineLink, tokenizer: Tokenizer | None, clock: Clock) -> None:
+    def __init__(
+        self, link: EngineLink, tokenizer: Tokenizer | None, clock: Clock, condemn: Condemn | None = None
+    ) -> None:
         self._link = link
-        self._processor = OutputProcessor(link, tokenizer, clock)
+        self._processor = OutputProcessor(link, tokenizer, clock, condemn)
         self._streams: dict[str, _Stream] = {}
 
     def __len__(self) -> int:

@@ -201,7 +201,7 @@ class SupervisedLLM(OpenModel):
         self._clock = clock or SystemClock()
         self._note_loaded = note_loaded
         self._link = EngineMessages()
-        self._streams = RequestStreams(self._link, self._door.tokenizer, self._clock)
+        self._streams = RequestStreams(self._link, self._door.tokenizer, self._clock, self._door.condemn)
         self._home = Home()
         self._limits: RequestLimits | None = None
         self._stats = EngineStats()

@@ -344,6 +344,10 @@ class KVCacheManager:
         """
         self._publisher.commit(request, self.memories[request], num_computed)
 
+    def withdraw(self, request: Request) -> None:
+        """Let nobody wait for the next block of a request: it is not about to be computed. Mutates; O(1)."""
+        self._publisher.withdraw(self.memories[request])
+
     def fork(self, parent: Request, child: Request) -> None:
         """Give `child` the parent's blocks of all computed tokens, the partial tail included. Takes no block.
 

@@ -11,7 +11,8 @@ under way (the step is *disturbed* then).
     finished                     no                       no
 
 An opening of a group that comes late counts for nothing: it is done again when the leader resumes. Neither does a step
-of beams: their search has begun again.
+of beams: their search has begun again. An entry that was to sample and brings no token is postponed: the next plan has
+its last token again.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class StepCommitter:
         self._under_way.popleft()
         outcome = StepOutcome(requests)
         num_decodes = len(record.decodes)
-        if record.disturbed or result.failures or result.logprobs:
+        if record.disturbed or result.failures or result.logprobs or 0 in result.num_tokens[:num_decodes]:
             self._commit_chunks(record.as_chunks(), result, 0, outcome)
         else:
             self._commit_decodes(record.decodes, result.tokens, outcome)
@@ -171,6 +172,8 @@ class StepCommitter:
             elif is_beam(request) and chunk.samples:
                 parent = result.parents[index] if result.parents else chunk.row
                 searches.setdefault(request.request_id, []).append((chunk, parent, sampled))
+            elif chunk.samples and not tokens and chunk.row not in result.searches:
+                self._postpone(chunk)
             elif chunk.samples > 1:
                 self._open(chunk, sampled, result.searches.get(chunk.row), outcome)
             else:
@@ -220,11 +223,26 @@ class StepCommitter:
             self._finish(member, FinishReason.ERROR)
             outcome.finished.append(member)
 
+    def _postpone(self, chunk: Chunk) -> None:
+        """The executor could not sample yet: the step does not count, nor what is under way behind it.
+
+        When it can, nobody knows, so nobody waits for the block that the request is at.
+        """
+        request = chunk.request
+        if chunk.generation != request.generation:
+            return
+        self._undo(chunk)
+        if request.row >= 0:
+            self._memory.commit(request, request.num_computed)
+            self._memory.withdraw(request)
+        if self.disturb(request):
+            request.generation += 1
+
     def _undo(self, chunk: Chunk) -> None:
-        """A step that came too late to count: its last token is to be computed again."""
+        """A step that does not count: its last token is to be computed again."""
         request = chunk.request
         if chunk.generation == request.generation:
-            request.num_computed += chunk.num_tokens - 1
+            request.num_computed += chunk.num_tokens - len(chunk.drafts) - 1
             request.num_planned = request.num_computed
             request.backlog = 1
 

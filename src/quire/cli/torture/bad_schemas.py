@@ -17,7 +17,7 @@ from quire.cli.torture.stage import Stage, TortureServer
 MAX_HEAVY_S: Final = 10.0
 MAX_GROWTH_BYTES: Final = 100e6
 NUM_VALUES: Final = 2_000
-"""Of a different schema. Forty of them are as many as are kept (256 MiB, by their own estimate); more must push out."""
+"""Of a different schema. Ten of them are as many as are kept (64 MiB, by their own estimate); more must push out."""
 
 Form = dict[str, Any]
 

@@ -17,6 +17,7 @@ from quire.cli.torture.bad_inputs import BAD_INPUTS
 from quire.cli.torture.bodies import BODIES
 from quire.cli.torture.case import Case, CaseResult
 from quire.cli.torture.faults import FAULTS
+from quire.cli.torture.grammars import GRAMMARS
 from quire.cli.torture.hangs import HANGS
 from quire.cli.torture.hostile_folders import FOLDERS
 from quire.cli.torture.hosts import HOSTS
@@ -33,6 +34,7 @@ CASES: tuple[Case, ...] = (
     *BODIES,
     *HOSTS,
     *LOADS,
+    *GRAMMARS,
     *TENANTS,
 )
 PARTS = (("F", "faults"), ("I", "refused"), ("L", "load"))

@@ -66,6 +66,15 @@ class GrammarCache(Generic[Known]):
             self._settle(grammar, *self._weigh(grammar, known))
         return found.result()
 
+    def put(self, grammar: Grammar, known: Known) -> None:
+        """Keep something in place of what was known of a grammar. Mutates."""
+        told: Future[Known] = Future()
+        told.set_result(known)
+        self.drop(grammar)
+        with self._lock:
+            self._entries[grammar] = told
+        self._settle(grammar, *self._weigh(grammar, known))
+
     def grow(self, grammar: Grammar, num_bytes: int) -> None:
         """Count what a grammar has grown by, up to what it may weigh at most. Mutates."""
         with self._lock:
@@ -101,11 +110,8 @@ class GrammarCache(Generic[Known]):
         added = min(num_bytes, weight.most - weight.num_bytes)
         weight.num_bytes += added
         self.num_bytes += added
-        for each in list(self._entries) if self.num_bytes > self.max_bytes else ():
-            if self.num_bytes <= self.max_bytes:
-                break
-            if each in self._weights:
-                self._remove(each)
+        while self.num_bytes > self.max_bytes:
+            self._remove(next(each for each in self._entries if each in self._weights))
 
     def _remove(self, grammar: Grammar) -> None:
         del self._entries[grammar]

@@ -6,7 +6,6 @@ import json
 import re
 from typing import TYPE_CHECKING, Final
 
-from quire.compute.arrays import MaskArray
 from quire.compute.grammar.limits import GrammarLimits
 from quire.compute.grammar.matcher import one_line
 from quire.core.errors import InvalidRequestError
@@ -23,10 +22,10 @@ EXCERPT: Final = re.compile(r"\n *[0-9]+ \| ")
 NO_FORCING: Final = '\n%llguidance {"no_forcing": true}\n'
 
 
-def compile_grammar(tokenizer: LLTokenizer, grammar: Grammar, limits: GrammarLimits, mask: MaskArray) -> LLMatcher:
+def compile_grammar(tokenizer: LLTokenizer, grammar: Grammar, limits: GrammarLimits) -> LLMatcher:
     """Return a matcher of an empty text; raises `InvalidRequestError` with the reason where there is none.
 
-    The first mask is part of it, and written: a grammar without any text is found out there. Lets other threads run.
+    The first mask is part of it: it shows whether the grammar has any text. Lets other threads run.
     """
     from llguidance import LLMatcher
 
@@ -35,7 +34,7 @@ def compile_grammar(tokenizer: LLTokenizer, grammar: Grammar, limits: GrammarLim
     except ValueError as error:
         raise _refusal(grammar, str(error)) from error
     if not matcher.is_error():
-        matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        matcher.compute_bitmask()
     if matcher.is_error():
         raise _refusal(grammar, matcher.get_error())
     return matcher

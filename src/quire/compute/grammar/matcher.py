@@ -1,6 +1,6 @@
 """TextMatcher: where one text stands in its grammar, and which tokens may come next.
 
-    tokens of the text ──► advance ──► state ──► fill ──► a mask, a bit for each token
+    tokens of the text ──► advance ──► state ──► mask: a bit for each token
 
 The state is a function of the tokens, so it is never saved: who needs it again makes a new matcher and replays them.
 All matchers of a grammar share its lexer, whose states are made as texts reach them: what one row has paid for the
@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from quire.compute.arrays import MaskArray
-
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
@@ -23,14 +21,20 @@ if TYPE_CHECKING:
 class TextMatcher:
     """The place of one text in its grammar. Belongs to one thread.
 
-    `renew` compiles the grammar anew, `note_advance` is told the number of tokens that the text has advanced. Tokens
-    that end a text are not advanced over.
+    A mask is `num_bytes` bytes, a bit for each token. `renew` compiles the grammar anew, `note_advance` is told the
+    number of tokens that the text has advanced. Tokens that end a text are not advanced over.
     """
 
     def __init__(
-        self, matcher: LLMatcher, *, renew: Callable[[], LLMatcher], note_advance: Callable[[int], None]
+        self,
+        matcher: LLMatcher,
+        num_bytes: int,
+        *,
+        renew: Callable[[], LLMatcher],
+        note_advance: Callable[[int], None],
     ) -> None:
         self._matcher = matcher
+        self._num_bytes = num_bytes
         self._note_advance = note_advance
         self._renew: Callable[[], LLMatcher] | None = renew
         self._tokens: list[int] = []
@@ -47,34 +51,34 @@ class TextMatcher:
         if not self._matcher.consume_tokens(list(tokens)):
             self._retry()
 
-    def fill(self, mask: MaskArray) -> None:
-        """Write which tokens may come next: `[num_words]`. Mutates the mask; see `failure` for what came of it."""
-        self._fill(mask)
+    def mask(self) -> bytes:
+        """Return which tokens may come next. Mutates; see `failure` for what came of it."""
+        found = self._mask()
         if self._matcher.is_error() and self._retry():
-            self._fill(mask)
+            found = self._mask()
+        return found
 
-    def fill_behind(self, drafts: Sequence[int], masks: MaskArray) -> int:
-        """Write which tokens may come behind each of some drafts: `[num_drafts, num_words]`; mutates the masks only.
+    def masks_behind(self, drafts: Sequence[int]) -> list[bytes]:
+        """Return which tokens may come behind each of some drafts. The text stays where it is.
 
-        Returns how many were written: behind a draft that may not stand there, none are.
+        Behind a draft that may not stand there, no mask is made.
         """
-        num_valid = 0
-        for draft, mask in zip(drafts, masks, strict=True):
+        found: list[bytes] = []
+        for draft in drafts:
             if self._matcher.is_stopped() or self._matcher.try_consume_tokens([draft]) != 1:
                 break
-            num_valid += 1
-            self._fill(mask)
+            found.append(self._mask())
             if self._matcher.is_error():
                 break
         if self._matcher.is_error():
             self._retry()
-            return num_valid - 1
-        if num_valid:
-            self._matcher.rollback(num_valid)
-        return num_valid
+            return found[:-1]
+        if found:
+            self._matcher.rollback(len(found))
+        return found
 
-    def _fill(self, mask: MaskArray) -> None:
-        self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+    def _mask(self) -> bytes:
+        return self._matcher.compute_bitmask()[: self._num_bytes]
 
     def _retry(self) -> bool:
         """Replay the text with a lexer of its own, unless it has one; return whether that brought it further."""

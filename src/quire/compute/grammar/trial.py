@@ -11,14 +11,19 @@ knows the special tokens of the model by their ids and else only single bytes, s
 whole vocabulary would take seconds and 100 MB; what does harm is the making of a grammar, not its first mask.
 
 The time is that of the processor, so a busy machine refuses nothing that an idle one takes. One grammar is tried at a
-time, and reasons are kept by the compiler, so the same one is not tried twice. Where the child was ended, the next
-grammar starts another.
+time, and `verdicts` keeps the reasons, so the same one is not tried twice.
+
+A child that dies says little: the system may have ended it for want of memory, or an operator. So it says when a trial
+begins, and a grammar is refused for a death only where that was of its own doing: the timer of processor time, or two
+deaths in a row, each in the middle of the trial and the second in a fresh child. Without a verdict nothing is kept,
+and the caller may try again. An answer that does not come within `ANSWER_S` seconds of any clock counts as no verdict.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import subprocess
 import threading
 import weakref
@@ -32,6 +37,7 @@ from quire.core.grammar import Grammar
 from quire.core.python_process import start_python
 
 BUDGET_S: Final = 0.4
+ANSWER_S: Final = 20.0
 STACK_BYTES: Final = 1 << 20
 """Of the thread that compiles in the child; threads of the server have 8 MiB as a rule."""
 MEMORY_BYTES: Final = 1 << 30
@@ -48,6 +54,16 @@ class TrialSettings:
     eos_token_ids: Sequence[int]
     limits: GrammarLimits
     budget_s: float = BUDGET_S
+    answer_s: float = ANSWER_S
+
+
+class _DeathError(Exception):
+    """A child has died, or was too slow and ended; `in_trial`: after it had begun a trial."""
+
+    def __init__(self, status: int, *, in_trial: bool, was_slow: bool) -> None:
+        super().__init__(f"status {status}")
+        self.in_trial = in_trial and not was_slow
+        self.is_verdict = self.in_trial and status == -signal.SIGPROF
 
 
 class GrammarTrial:
@@ -60,29 +76,54 @@ class GrammarTrial:
         self._finalizer: weakref.finalize[..., GrammarTrial] | None = None
 
     def reason(self, grammar: Grammar) -> str:
-        """Return why a grammar is not to be compiled here; empty where it may be. Mutates the child."""
+        """Return why a grammar is not to be compiled; empty where it may be. Mutates the child.
+
+        Raises `ExecutionError` where no child lived long enough to tell.
+        """
         with self._lock:
-            child = self._child or self._start()
             try:
-                return str(_ask(child, {"kind": grammar.kind, "text": grammar.text}))
-            except (OSError, ValueError):  # it did not live to answer
-                self._end()
-                return TOO_MUCH
+                return self._try(grammar)
+            except _DeathError as death:
+                if death.is_verdict:
+                    return TOO_MUCH
+                first = death
+            try:
+                return self._try(grammar)
+            except _DeathError as second:
+                if second.is_verdict or (first.in_trial and second.in_trial):
+                    return TOO_MUCH
+                raise ExecutionError(f"the process that tries grammars was ended ({second}); try again") from second
 
     def close(self) -> None:
         """End the child; the next grammar starts another. May be called twice."""
         with self._lock:
             self._end()
 
+    def _try(self, grammar: Grammar) -> str:
+        """Return what the child says of a grammar; raises `_DeathError`, and the next trial is in a fresh one."""
+        child = self._child or self._start()
+        has_begun = False
+        patience = _Patience(child, self._settings.answer_s)
+        try:
+            with patience:
+                _write(child, {"kind": grammar.kind, "text": grammar.text})
+                has_begun = _read(child) == "begun"
+                return str(_read(child))
+        except (OSError, ValueError) as error:
+            self._end()
+            raise _DeathError(child.returncode, in_trial=has_begun, was_slow=patience.is_over) from error
+
     def _start(self) -> subprocess.Popen[str]:
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
         child = start_python("-m", "quire.compute.grammar.trial_child", **pipes, text=True)
         self._child, self._finalizer = child, weakref.finalize(self, _end, child)
         try:
-            _ask(child, asdict(self._settings))
+            with _Patience(child, self._settings.answer_s):
+                _write(child, asdict(self._settings))
+                _read(child)
         except (OSError, ValueError) as error:
             self._end()
-            raise ExecutionError(f"no process could be started to try grammars in: {error}") from error
+            raise _DeathError(child.returncode, in_trial=False, was_slow=False) from error
         return child
 
     def _end(self) -> None:
@@ -91,11 +132,35 @@ class GrammarTrial:
         self._child = self._finalizer = None
 
 
-def _ask(child: subprocess.Popen[str], question: Mapping[str, Any]) -> object:
-    """Return the answer of a child; raises `OSError` or `ValueError` where it is gone."""
-    to_child, from_child = _pipes(child)
+class _Patience:
+    """Ends a child that has not answered in time; whoever waits for it then finds it dead."""
+
+    def __init__(self, child: subprocess.Popen[str], seconds: float) -> None:
+        self.is_over = False
+        self._child = child
+        self._timer = threading.Timer(seconds, self._end)
+        self._timer.daemon = True
+
+    def _end(self) -> None:
+        self.is_over = True
+        self._child.kill()
+
+    def __enter__(self) -> None:
+        self._timer.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._timer.cancel()
+
+
+def _write(child: subprocess.Popen[str], question: Mapping[str, Any]) -> None:
+    to_child, _ = _pipes(child)
     to_child.write(json.dumps(question) + "\n")
     to_child.flush()
+
+
+def _read(child: subprocess.Popen[str]) -> object:
+    """Return a line of a child; raises `OSError` or `ValueError` where it is gone."""
+    _, from_child = _pipes(child)
     return json.loads(from_child.readline())
 
 

@@ -1,4 +1,4 @@
-"""The process in which grammars are tried: a line of JSON in, a line of JSON out; see `trial`.
+"""The process in which grammars are tried: a line of JSON in, two lines of JSON out; see `trial`.
 
 It is ended by the system, not by itself: by a timer of processor time (`SIGPROF`), by the end of its stack, by its
 limit of memory, or by the end of its input.
@@ -13,8 +13,6 @@ import sys
 import threading
 from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from quire.compute.grammar.compilation import compile_grammar
 from quire.compute.grammar.limits import GrammarLimits
@@ -55,12 +53,13 @@ def serve() -> None:
     tokens: Any = ByteTokens(settings["vocab_size"], special, eos_token_ids[0])
     tokenizer = LLTokenizer(tokens, eos_token=eos_token_ids)
     limits = GrammarLimits(**settings["limits"])
-    mask = np.zeros(-(-settings["vocab_size"] // 32), np.uint32)
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
+        grammar = Grammar(**json.loads(line))
+        print(json.dumps("begun"), flush=True)
         signal.setitimer(signal.ITIMER_PROF, settings["budget_s"])
         try:
-            compile_grammar(tokenizer, Grammar(**json.loads(line)), limits, mask)
+            compile_grammar(tokenizer, grammar, limits)
             reason = ""
         except InvalidRequestError as error:
             reason = error.allowed

@@ -23,7 +23,7 @@ class Vocabulary:
     def __init__(
         self, read: Callable[[], Mapping[str, Any]], *, vocab_size: int, eos_token_ids: frozenset[int]
     ) -> None:
-        self._read = read
+        self.read = read
         self.vocab_size = vocab_size
         self.eos_token_ids = eos_token_ids
 
@@ -42,7 +42,7 @@ class Vocabulary:
         """Return the tokens that are no text, by id: those that say so, and all in angle brackets. Reads the file."""
         return {
             token["id"]: token["content"]
-            for token in self._read()["added_tokens"]
+            for token in self.read()["added_tokens"]
             if token["special"] or (token["content"].startswith("<") and token["content"].endswith(">"))
         }
 
@@ -55,7 +55,7 @@ class Vocabulary:
 
         ends = list(self.ends())
         try:
-            return LLTokenizer(json.dumps(self._read()), n_vocab=self.vocab_size, eos_token=ends)
+            return LLTokenizer(json.dumps(self.read()), n_vocab=self.vocab_size, eos_token=ends)
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except BaseException as error:  # a panic of the library, which is no Exception, says the same

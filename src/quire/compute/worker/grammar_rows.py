@@ -1,21 +1,27 @@
 """GrammarRows: which tokens the texts of rows may go on with, where a grammar holds them.
 
-    row starts ──► a matcher of its grammar           nothing is read yet
-    draw       ──► the tokens since the last draw ──► its state ──► a mask; behind drafts, one for each of them
+    row starts, token sampled ──► the masks that come next are asked for                  nothing waits
+    step computed             ──► are they there? a little patience ──► draw; else the row is late: no token
 
 As with `RowRules`, everything is a function of the tokens that stand before the draw: a row that starts anew (after a
-preemption, as a branch of `n`) replays its output, and nothing is saved, moved or forked. A text that has come to its
-end is not followed further: with several steps under way one more draw is made behind it, which nobody reads.
+preemption, as a branch of `n`) has its text followed anew, and nothing is saved, moved or forked. A text that has come
+to its end is not followed further: with several steps under way one more draw is made behind it, which nobody reads.
 
-A row whose matcher cannot go on has failed, and no other row has.
+Masks are made by other processes (`MaskService`) while steps go on. A row that is late is left out of the steps until
+its masks are there, and brings no token meanwhile: the scheduler plans its last token again. A step waits a little for
+masks that are known to be cheap, but all steps together no longer than `PATIENCE_SHARE` of the time that they compute.
+Where nothing in a step can go on without masks, it waits for one of them.
+
+A row whose masks cannot be made has failed, and no other row has.
 """
 
 from __future__ import annotations
 
+import time
 from array import array
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -26,90 +32,162 @@ from quire.core.grammar import CANNOT_HOLD
 from quire.core.step import RowStart
 
 if TYPE_CHECKING:
-    from quire.compute.grammar import GrammarCompiler, TextMatcher
+    from quire.compute.grammar import HeldText, MaskService
 
-NO_COMPILER = "a grammar needs the tokens of the model, and this worker was made without them"
+NO_MASKS_MADE = "a grammar needs the tokens of the model, and this worker was made without them"
+PATIENCE_SHARE: Final = 0.25
+MAX_PATIENCE_S: Final = 0.02
+"""What steps that need not wait may save up for one that must."""
+PATIENCE_ALONE_S: Final = 0.02
+"""How long a step waits in which no row can go on; new requests and aborts wait as long."""
 
 
 @dataclass(slots=True)
 class GrammarRow:
     """One row that is held to a grammar, and how far its text has been followed."""
 
-    matcher: TextMatcher
+    held: HeldText
     num_followed: int
     has_ended: bool = False
+    is_late: bool = False
 
     def follow(self, text: array[int], eos_token_ids: frozenset[int]) -> None:
         """Catch up with a text. Mutates; O(new tokens)."""
         new = text[self.num_followed :].tolist()
         self.num_followed = len(text)
         going_on = before_end(new, eos_token_ids)
-        if going_on and not self.has_ended:
-            self.matcher.advance(going_on)
+        if not self.has_ended:
+            self.held.tokens += going_on
         self.has_ended |= len(going_on) < len(new)
 
 
 class GrammarRows:
-    """The rows of a worker that are held to a grammar; `compiler` None: none can be."""
+    """The rows of a worker that are held to a grammar; `masks` None: none can be."""
 
-    def __init__(self, compiler: GrammarCompiler | None, eos_token_ids: frozenset[int]) -> None:
-        self._compiler = compiler
+    def __init__(self, masks: MaskService | None, eos_token_ids: frozenset[int]) -> None:
+        self._masks = masks
         self._eos_token_ids = eos_token_ids
         self._rows: dict[int, GrammarRow] = {}
+        self._patience_s = MAX_PATIENCE_S
 
     def start(self, start: RowStart) -> None:
         """Enter the grammar of a request that takes a row, if it has one; raises where it cannot be. Mutates."""
         self.release(start.row)
         if start.sampling.grammar is None:
             return
-        if self._compiler is None:
-            raise ExecutionError(NO_COMPILER)
-        matcher = self._compiler.matcher(start.sampling.grammar)
-        self._rows[start.row] = GrammarRow(matcher, start.num_prompt_tokens)
+        if self._masks is None:
+            raise ExecutionError(NO_MASKS_MADE)
+        held = self._masks.follow(start.sampling.grammar)
+        self._rows[start.row] = GrammarRow(held, start.num_prompt_tokens)
+        self.ask({start.row: start.tokens})
 
     def release(self, row: int) -> None:
         """Forget the grammar of a row. Mutates."""
-        self._rows.pop(row, None)
+        found = self._rows.pop(row, None)
+        if found is not None and self._masks is not None:
+            self._masks.drop(found.held)
 
-    def mask(self, texts: Mapping[int, array[int]], drafts: Mapping[int, Sequence[int]]) -> RowMasks:
-        """Return what the rows that draw may draw, by their texts and drafts. Mutates what is known of texts."""
+    def ask(self, texts: Mapping[int, array[int]]) -> None:
+        """Have the masks made that rows need next, by their texts. Mutates what is known of texts."""
+        for row, text in texts.items():
+            if row in self._rows and self._masks is not None:
+                self._rows[row].follow(text, self._eos_token_ids)
+                if not self._rows[row].has_ended:
+                    self._masks.ask(self._rows[row].held)
+        if self._masks is not None and self._rows:
+            self._masks.flush()
+
+    def late(self, rows: Collection[int]) -> set[int]:
+        """Return those of the rows of a step that still wait for masks. If all do, it waits for one. Mutates."""
+        late = {row for row in rows if row in self._rows and self._rows[row].is_late}
+        if late and self._masks is not None:
+            awaited = [self._rows[row].held for row in late]
+            self._masks.wait(awaited, PATIENCE_ALONE_S if len(late) == len(rows) else 0.0, any)
+            late = {row for row in late if self._rows[row].held.is_awaited}
+        return late
+
+    def mask(
+        self,
+        texts: Mapping[int, array[int]],
+        drafts: Mapping[int, Sequence[int]],
+        *,
+        step_s: float,
+        num_entries: int,
+    ) -> RowMasks:
+        """Return what the rows that draw may draw, by their texts and drafts. Mutates what is known of texts.
+
+        `step_s`: how long the step has computed, `num_entries`: for how many rows.
+        """
         held = [row for row in texts if row in self._rows]
-        if self._compiler is None or not held:
+        if self._masks is None or not held:
             return NO_MASKS
-        num_draws = [1 + len(drafts.get(row, ())) for row in held]
-        words = np.zeros((sum(num_draws), self._compiler.vocabulary.num_words), np.uint32)
-        places: dict[int, IntArray] = {}
-        failures: dict[int, str] = {}
-        first = 0
-        for row, count in zip(held, num_draws, strict=True):
-            masks = words[first : first + count]
-            num_made = self._fill(self._rows[row], texts[row], drafts.get(row, ()), masks)
-            if self._rows[row].matcher.failure:
-                failures[row] = f"{CANNOT_HOLD}: {self._rows[row].matcher.failure}"
-            at = np.arange(first, first + count)
-            places[row] = np.where(at < first + num_made, at, NO_MASK)
-            first += count
-        return RowMasks(words, places, failures)
+        self.ask({row: texts[row] for row in held if not drafts.get(row)})
+        for row in held:
+            if drafts.get(row):
+                self._ask_behind(self._rows[row], texts[row], drafts[row])
+        texts_held = [self._rows[row].held for row in held]
+        cheap = [text for text in texts_held if self._masks.is_cheap(text)]
+        if len(held) == num_entries and all(text.is_awaited for text in texts_held):
+            self._masks.wait(texts_held, PATIENCE_ALONE_S, any)
+        self._patience_s = min(MAX_PATIENCE_S, self._patience_s + PATIENCE_SHARE * step_s)
+        began_s = time.perf_counter()
+        self._masks.wait(cheap, max(0.0, self._patience_s))
+        self._patience_s -= time.perf_counter() - began_s
+        return self._collected(held, drafts)
 
-    def _fill(self, row: GrammarRow, text: array[int], drafts: Sequence[int], masks: MaskArray) -> int:
-        """Write the masks of a row's draws; return how many of them, the first ones, were."""
+    def close(self) -> None:
+        """End what makes masks. May be called twice."""
+        if self._masks is not None:
+            self._masks.close()
+
+    def _ask_behind(self, row: GrammarRow, text: array[int], drafts: Sequence[int]) -> None:
         row.follow(text, self._eos_token_ids)
-        if row.has_ended or row.matcher.failure:
-            return 0
-        row.matcher.fill(masks[0])
-        going_on = before_end(drafts, self._eos_token_ids)
-        if not going_on or row.matcher.failure:
-            return 1
-        return 1 + row.matcher.fill_behind(going_on, masks[1 : 1 + len(going_on)])
+        if self._masks is not None and not row.has_ended:
+            self._masks.ask(row.held, before_end(drafts, self._eos_token_ids))
+
+    def _collected(self, rows: Iterable[int], drafts: Mapping[int, Sequence[int]]) -> RowMasks:
+        found = _Collected()
+        for row in rows:
+            entry = self._rows[row]
+            entry.is_late = entry.held.is_awaited and not entry.has_ended
+            if entry.held.failure and not entry.has_ended:
+                found.failures[row] = f"{CANNOT_HOLD}: {entry.held.failure}"
+            elif entry.is_late:
+                found.late.add(row)
+            else:
+                made = [] if entry.has_ended else entry.held.masks or []
+                found.add(row, made, 1 + len(drafts.get(row, ())))
+        return found.joined()
+
+
+@dataclass(slots=True)
+class _Collected:
+    masks: list[bytes] = field(default_factory=list)
+    places: dict[int, IntArray] = field(default_factory=dict)
+    failures: dict[int, str] = field(default_factory=dict)
+    late: set[int] = field(default_factory=set)
+
+    def add(self, row: int, made: Sequence[bytes], num_draws: int) -> None:
+        """Take in the masks of a row, which are those of its first draws. Mutates."""
+        at = np.arange(len(self.masks), len(self.masks) + num_draws)
+        self.places[row] = np.where(at < len(self.masks) + len(made), at, NO_MASK)
+        self.masks += made
+
+    def joined(self) -> RowMasks:
+        """Return all of it. Does not mutate."""
+        words = np.frombuffer(b"".join(self.masks), "<u4").astype(np.uint32)
+        shape = (len(self.masks), -1) if self.masks else (0, 0)
+        return RowMasks(words.reshape(shape), self.places, self.failures, frozenset(self.late))
 
 
 @dataclass(frozen=True, slots=True)
 class RowMasks:
-    """The masks of a step, where those of each row stand, and which rows cannot go on."""
+    """The masks of a step, where those of each row stand, which rows cannot go on, and which are late."""
 
     words: MaskArray  # [num_masks, num_words]
     places: Mapping[int, IntArray]  # by row: for its draw, and for those behind its drafts; NO_MASK: none
     failures: Mapping[int, str]
+    late: frozenset[int] = frozenset()
 
     def of_draws(self, rows: IntArray, num_draws: IntArray, drafted: IntArray) -> TokenMasks:
         """Return the masks of draws: an entry's draws stand behind its drafts, or are all made in one place."""

@@ -18,7 +18,7 @@ steps that were planned before the scheduler heard of it.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,6 +74,11 @@ class InputBatch:
         start, stop = plan.starts[entry], plan.starts[entry] + plan.counts[entry]
         return max(0, min(stop, self._row(plan.rows[entry]).num_prompt_logits) - start)
 
+    def knows(self, plan: StepPlan, entry: int) -> bool:
+        """Return whether the tokens are known that an entry computes. Does not mutate."""
+        num_drafts = len(_drafts(plan, entry))
+        return plan.starts[entry] + plan.counts[entry] - num_drafts <= len(self._row(plan.rows[entry]).tokens)
+
     def append(self, row: int, tokens: Sequence[int]) -> None:
         """Make sampled tokens known. Mutates the row."""
         self._rows[row].tokens.extend(tokens)
@@ -86,9 +91,9 @@ class InputBatch:
         """Return what went wrong with a row, None while nothing has."""
         return self._row(row).failure
 
-    def build(self, plan: StepPlan) -> StepInputs:
-        """Return the arrays of the step, failed rows left out. Does not mutate; O(tokens), and little for each row."""
-        entries = [entry for entry, row in enumerate(plan.rows) if self.failure(row) is None]
+    def build(self, plan: StepPlan, left_out: Collection[int] = ()) -> StepInputs:
+        """Return the arrays of the step, without failed rows and those named. Does not mutate; O(tokens)."""
+        entries = [entry for entry, row in enumerate(plan.rows) if self.failure(row) is None and row not in left_out]
         for entry in entries:
             self._check_entry(plan, entry)
         rows, starts, counts = (

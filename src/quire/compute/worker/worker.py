@@ -15,6 +15,7 @@ even those could not be applied, later plans have nothing to rely on: that is an
 
 from __future__ import annotations
 
+import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -38,7 +39,7 @@ from quire.core.logprobs import TokenLogprobs
 from quire.core.step import RowStart, StepPlan, StepResult
 
 if TYPE_CHECKING:
-    from quire.compute.grammar import GrammarCompiler
+    from quire.compute.grammar import MaskService
 
 
 class Worker:
@@ -62,6 +63,7 @@ class Worker:
         self._beams = BeamRows(eos_token_ids)
         self._ahead = None if launcher is None else StepsAhead(launcher, self._columns)
         self._batch: InputBatch | None = None
+        self._step_s = 0.0  # how long the last step has computed
         self._results: deque[StepResult | Launched | ExecutionError] = deque()
 
     @property
@@ -78,9 +80,9 @@ class Worker:
         """Whether steps are started while others are computed, where their plans allow it."""
         return self._ahead is not None
 
-    def use_grammars(self, compiler: GrammarCompiler) -> None:
-        """Hold texts to grammars from now on, as compiled by this. Mutates; before any row is taken."""
-        self._grammars = GrammarRows(compiler, self._eos_token_ids)
+    def use_grammars(self, masks: MaskService) -> None:
+        """Hold texts to grammars from now on, by these masks. Mutates; before any row is taken."""
+        self._grammars = GrammarRows(masks, self._eos_token_ids)
 
     def start(self) -> None:
         """Allocate the KV memory; no row is taken. Mutates."""
@@ -125,6 +127,7 @@ class Worker:
         """Give the memory back and drop what is under way. Mutates; may be called twice."""
         self._batch = None
         self._results.clear()
+        self._grammars.close()
         self.cache.release()
 
     def _apply(self, plan: StepPlan, batch: InputBatch) -> None:
@@ -150,12 +153,14 @@ class Worker:
             batch.fail(start.row, f"its settings cannot be entered: {type(error).__name__}: {error}")
 
     def _compute(self, plan: StepPlan, batch: InputBatch) -> StepResult:
-        inputs = batch.build(plan)
+        inputs = batch.build(plan, self._postponed(plan, batch))
         sampled: dict[int, _Sampled] = {}
         searches: dict[int, tuple[Hypothesis, ...]] = {}
         prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         if inputs.entries:
+            began_s = time.perf_counter()
             outputs = self._runner.run(inputs, self.cache)
+            self._step_s = time.perf_counter() - began_s
             for entry, message in broken(inputs, outputs.finite, outputs.finite_logits):
                 batch.fail(plan.rows[entry], message)
             prompt_logprobs = self._report_prompts(plan, inputs, outputs, batch)
@@ -172,6 +177,15 @@ class Worker:
             prompt_logprobs=prompt_logprobs,
             searches=searches,
         )
+
+    def _postponed(self, plan: StepPlan, batch: InputBatch) -> set[int]:
+        """Return the rows that take no part in a step: those still without a mask, and steps planned behind theirs."""
+        late = self._grammars.late(plan.rows)
+        return {
+            row
+            for entry, row in enumerate(plan.rows)
+            if (row in late and plan.counts[entry] == 1 + len(plan.drafts.get(row, ()))) or not batch.knows(plan, entry)
+        }
 
     def _report_prompts(
         self, plan: StepPlan, inputs: StepInputs, outputs: StepOutputs, batch: InputBatch
@@ -210,8 +224,9 @@ class Worker:
         self, plan: StepPlan, inputs: StepInputs, outputs: StepOutputs, batch: InputBatch, sequences: list[int]
     ) -> dict[int, _Sampled]:
         """Return the tokens of sampling entries and make them known."""
-        masks = self._mask(plan, [plan.rows[inputs.entries[sequence]] for sequence in sequences], batch)
-        sequences = [each for each in sequences if plan.rows[inputs.entries[each]] not in masks.failures]
+        masks = self._mask(plan, inputs, [plan.rows[inputs.entries[sequence]] for sequence in sequences], batch)
+        no_draw = masks.failures.keys() | masks.late
+        sequences = [each for each in sequences if plan.rows[inputs.entries[each]] not in no_draw]
         if not sequences:
             return {}
         entries = [inputs.entries[sequence] for sequence in sequences]
@@ -247,11 +262,13 @@ class Worker:
             # A row that opens into several sequences goes on as the first of them.
             batch.append(plan.rows[entry], tokens if guesses else tokens[:1])
             first += count
+        self._grammars.ask({plan.rows[entry]: batch.tokens(plan.rows[entry]) for entry in entries})
         return sampled
 
-    def _mask(self, plan: StepPlan, rows: list[int], batch: InputBatch) -> RowMasks:
+    def _mask(self, plan: StepPlan, inputs: StepInputs, rows: list[int], batch: InputBatch) -> RowMasks:
         """Return what the grammars of rows allow next; a row that cannot go on has failed."""
-        masks = self._grammars.mask({row: batch.tokens(row) for row in rows}, plan.drafts)
+        texts = {row: batch.tokens(row) for row in rows}
+        masks = self._grammars.mask(texts, plan.drafts, step_s=self._step_s, num_entries=len(inputs.entries))
         for row, message in masks.failures.items():
             batch.fail(row, message)
         return masks

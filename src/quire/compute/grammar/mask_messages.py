@@ -1,0 +1,99 @@
+"""What an engine and its mask workers tell each other: frames of a length and that many bytes, over a stream."""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from quire.core.grammar import GRAMMAR_KINDS, Grammar
+from quire.core.wire import WireReader, WireWriter
+
+BEGUN: Final = -1
+"""The job of a worker's first frame; its failure says why there can be no masks at all."""
+
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class MaskJob:
+    """Follow a text by some tokens, then make the mask that comes next and those behind drafts.
+
+    `grammar` comes where the worker does not know the text. A job that takes more than `limit_s` of processor time,
+    compiling aside, ends the worker.
+    """
+
+    job: int
+    text: int
+    limit_s: float
+    grammar: Grammar | None
+    tokens: Sequence[int]
+    drafts: Sequence[int]
+
+    def to_bytes(self) -> bytes:
+        """Return the frame of the job."""
+        writer = WireWriter()
+        writer.integer(self.job)
+        writer.integer(self.text)
+        writer.number(self.limit_s)
+        writer.integer(-1 if self.grammar is None else GRAMMAR_KINDS.index(self.grammar.kind))
+        writer.text("" if self.grammar is None else self.grammar.text)
+        writer.column(array("i", self.tokens))
+        writer.column(array("i", self.drafts))
+        return _framed(writer.to_bytes())
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> MaskJob:
+        """Read a frame back, without its length."""
+        reader = WireReader(data)
+        job, text, limit_s, kind = reader.integer(), reader.integer(), reader.number(), reader.integer()
+        grammar = reader.text()
+        tokens, drafts = reader.column(), reader.column()
+        known = None if kind < 0 else Grammar(GRAMMAR_KINDS[kind], grammar)
+        return cls(job, text, limit_s, known, tokens.tolist(), drafts.tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class MaskAnswer:
+    """What came of a job: its masks, one after another, or why the text cannot be held; and the processor time."""
+
+    job: int
+    spent_s: float
+    failure: str = ""
+    masks: bytes = b""
+
+    def to_bytes(self) -> bytes:
+        """Return the frame of the answer."""
+        writer = WireWriter()
+        writer.integer(self.job)
+        writer.number(self.spent_s)
+        writer.text(self.failure)
+        writer.raw(self.masks)
+        return _framed(writer.to_bytes())
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> MaskAnswer:
+        """Read a frame back, without its length."""
+        reader = WireReader(data)
+        return cls(reader.integer(), reader.number(), reader.text(), reader.raw())
+
+
+def forget_frame(text: int) -> bytes:
+    """Return the frame that makes a worker forget a text: a job of it that does nothing."""
+    return MaskJob(BEGUN, text, 0.0, None, (), ()).to_bytes()
+
+
+def take_frames(received: bytearray) -> Iterator[bytes]:
+    """Yield the whole frames at the front of what was received, and take them away. Mutates."""
+    while len(received) >= _LENGTH.size:
+        end = _LENGTH.size + _LENGTH.unpack_from(received)[0]
+        if len(received) < end:
+            return
+        yield bytes(received[_LENGTH.size : end])
+        del received[:end]
+
+
+def _framed(payload: bytes) -> bytes:
+    return _LENGTH.pack(len(payload)) + payload
