@@ -243,16 +243,16 @@ def test_advice_has_its_figures_from_another_run(tmp_path: Path) -> None:
 
 def most_lost_blocks(log: bytes) -> int:
     """What those gave up who had yielded by recompute, at most at once: read off the sequences after each record."""
-    computed: dict[Request, int] = {}
+    planned: dict[Request, int] = {}  # steps under way are lost, too
     most = 0
     for record in replayed(io.BytesIO(log)):
         requests = record.scheduler.requests.values()
         alive = [each for request in requests for each in (request.group.members if request.group else [request])]
         preempted = [each for each in alive if each.status is RequestStatus.PREEMPTED]
         spec = record.scheduler.memory.spec
-        lost = [spec.num_blocks_for(computed[each]) for each in preempted if not each.sampling.beam_search]
+        lost = [spec.num_blocks_for(planned[each]) for each in preempted if not each.sampling.beam_search]
         most = max(most, sum(lost))
-        computed.update((each, each.num_computed) for each in alive if each.row >= 0)
+        planned.update((each, each.num_planned) for each in alive if each.row >= 0)
     return most
 
 
