@@ -25,6 +25,7 @@ STARTERS = {  # that start no Python of ours
     "src/quire/compute/torch/device.py": {"subprocess.run"},  # nvidia-smi
     "src/quire/cli/bench/machine.py": {"subprocess.run"},  # git
     "src/quire/cli/bench/peer.py": {"subprocess.run"},  # the Python of the peer, which has a path of its own
+    "src/quire/compute/grammar/mask_child.py": {"os.fork"},  # of a process that was started safely
     "src/quire/cli/doctor.py": {"sys.executable"},  # shows it
 }
 STARTING = {

@@ -156,12 +156,14 @@ class ServerProcess:
             return False
 
 
-def run_quire(*arguments: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a command of quire to its end, in a folder, with nothing to read; returns what it printed."""
+def run_python(
+    *arguments: str, folder: Path | None = None, timeout_s: float = COMMAND_S
+) -> subprocess.CompletedProcess[str]:
+    """Run a Python to its end, in a folder, with nothing to read; returns what it printed."""
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with start_python("-m", "quire", *arguments, cwd=folder, text=True, **pipes) as process:
+    with start_python(*arguments, cwd=folder, text=True, **pipes) as process:
         try:
-            printed = process.communicate(timeout=COMMAND_S)
+            printed = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
             process.kill()
             raise

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +14,7 @@ from typing import Final
 from quire.cli.http.plain import Answer
 from quire.cli.http.sockets import Address, head, send_raw
 from quire.cli.torture.case import CaseFailedError
+from quire.cli.torture.prober import start_prober
 from quire.cli.torture.refusals import CHAT, COMPLETIONS, JSON_TYPE
 
 MEBIBYTE: Final = 1 << 20
@@ -116,8 +115,7 @@ class Watched:
 def watching(pid: int, url: str) -> Iterator[Watched]:
     """Watch the process that listens: by how much it grew at its peak, and how slowly it answered /livez."""
     process, found = Path("/proc") / str(pid), Watched()
-    command = [sys.executable, "-m", "quire.cli.torture.prober", f"{url}/livez"]
-    prober = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    prober = start_prober(f"{url}/livez")
     try:
         time.sleep(1.0)  # until it asks
         (process / "clear_refs").write_text("5")  # the peak is from now on

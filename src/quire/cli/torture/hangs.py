@@ -13,7 +13,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 
 from quire.cli.http.plain import ask
-from quire.cli.http.server_process import ServerProcess, run_quire
+from quire.cli.http.server_process import ServerProcess, run_python
 from quire.cli.torture.case import Case, require
 from quire.cli.torture.process_faults import engine_process
 from quire.cli.torture.stage import PLAIN, ServerSpec, Stage, wait_until
@@ -80,7 +80,7 @@ def modules_in_the_folder(stage: Stage) -> str:
     with stage.serving(), ServerProcess(replace(PLAIN.config, model="."), folder=folder) as process:
         require(_complete(process.url, 5, **grammar) == 200, "a server that was started there does not serve")
         for arguments in (("doctor", "."), ("generate", ".", "-p", "A block", "--max-tokens", "2")):
-            ended = run_quire(*arguments, folder=folder)
+            ended = run_python("-m", "quire", *arguments, folder=folder)
             require(ended.returncode == 0, f"{arguments[0]} ended with {ended.returncode}: {ended.stderr[-200:]!r}")
     require(not marks.exists(), f"these were run: {marks.read_text() if marks.exists() else ''}")
     return f"{len(MODULES)} modules, none was run"

@@ -6,13 +6,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from quire.cli.http.plain import Answer
+from quire.cli.http.server_process import run_python
 from quire.cli.torture.case import Case, require
 from quire.cli.torture.stage import ServerSpec, Stage
 
@@ -75,9 +75,8 @@ def guide_copy(folder: Path) -> Path:
 def _start(folder: Path) -> tuple[float, subprocess.CompletedProcess[str]]:
     """Start a server that may not take much memory, and wait for its end."""
     started = time.monotonic()
-    command = [sys.executable, "-m", "quire", "serve", str(folder), "--port", "0", "--kv-memory", "8MiB"]
-    limited = [sys.executable, "-c", LIMITED, str(MAX_BYTES), *command]
-    ended = subprocess.run(limited, capture_output=True, text=True, timeout=6 * MAX_SECONDS, check=False)
+    command = ("-m", "quire", "serve", str(folder), "--port", "0", "--kv-memory", "8MiB")
+    ended = run_python("-c", LIMITED, str(MAX_BYTES), *command, timeout_s=6 * MAX_SECONDS)
     return time.monotonic() - started, ended
 
 
@@ -87,7 +86,8 @@ def _chat(complete: Callable[..., Answer]) -> Answer:
 
 LIMITED: Final = (
     "import os, resource, sys; most = int(sys.argv[1]); "
-    "resource.setrlimit(resource.RLIMIT_AS, (most, most)); os.execv(sys.argv[2], sys.argv[2:])"
+    "resource.setrlimit(resource.RLIMIT_AS, (most, most)); "
+    "os.execv(sys.executable, [sys.executable, '-P', *sys.argv[2:]])"
 )
 MAX_HELD_BYTES: Final = 500_000_000
 

@@ -8,7 +8,6 @@ import json
 import random
 import resource
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -27,10 +26,10 @@ from quire.cli.http.server_process import ServerProcess
 from quire.cli.http.sockets import Stream
 from quire.cli.torture.bystanders import outcome_of
 from quire.cli.torture.case import Case, require
+from quire.cli.torture.prober import start_prober
 from quire.cli.torture.retries import RetryingClient
 from quire.cli.torture.stage import VOCAB_SIZE, ServerSpec, Stage, TortureServer
 from quire.core.config import EngineConfig
-from quire.core.python_process import start_python
 from quire.simulate.workload.arrivals import POISSON, arrival_times
 
 MAX_GROWTH_BYTES = 5e6
@@ -88,7 +87,7 @@ def many_connections(stage: Stage) -> str:
     with stage.serving(spec) as server, ExitStack() as stack:
         for _ in range(num_idle):
             stack.enter_context(_idle_connection(server))
-        prober = stack.enter_context(_prober(f"{server.url}/livez"))
+        prober = stack.enter_context(start_prober(f"{server.url}/livez"))
         target = Target(server.url, server.model, COMPLETIONS)
         requests = itertools.islice(drawn_requests(DrawnShape(16, 64), VOCAB_SIZE, stage.seed), 200)
         arrivals = [0.02 * index for index in range(200)]
@@ -233,12 +232,6 @@ def _allow_files(count: int) -> None:
 
 def _idle_connection(server: TortureServer) -> socket.socket:
     return socket.create_connection(server.address, timeout=30.0)
-
-
-def _prober(url: str) -> subprocess.Popen[str]:
-    """Start what probes a server until its input is closed."""
-    pipe = subprocess.PIPE
-    return start_python("-m", "quire.cli.torture.prober", url, stdin=pipe, stdout=pipe, text=True)
 
 
 def _random_model(stage: Stage, name: str, settings: dict[str, object]) -> str:

@@ -9,11 +9,19 @@ from __future__ import annotations
 
 import json
 import select
+import subprocess
 import sys
 
 from quire.cli.http.plain import ask
+from quire.core.python_process import start_python
 
 EVERY_S = 0.05
+
+
+def start_prober(url: str) -> subprocess.Popen[str]:
+    """Start a process that asks for a URL until its input is closed."""
+    pipe = subprocess.PIPE
+    return start_python("-m", "quire.cli.torture.prober", url, stdin=pipe, stdout=pipe, text=True)
 
 
 def main(url: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from quire.cli.http.server_process import ServerProcess, run_quire
+from quire.cli.http.server_process import ServerProcess, run_python
 from quire.cli.http.sockets import Stream
 from quire.cli.torture.case import Case, require
 from quire.cli.torture.stage import ServerSpec, Stage, wait_until
@@ -89,7 +89,7 @@ def broken_folders(stage: Stage) -> str:
             shutil.copytree(GUIDE_FOLDER, folder)
             damage(folder)
             started = time.monotonic()
-            ended = run_quire("serve", str(folder), "--port", "0")
+            ended = run_python("-m", "quire", "serve", str(folder), "--port", "0")
             slowest = max(slowest, time.monotonic() - started)
             lines = [line for line in (ended.stdout + ended.stderr).splitlines() if "error:" in line]
             require(ended.returncode not in (0, None), f"{name}: the exit status is {ended.returncode}")

@@ -8,7 +8,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from typing import Any
 
@@ -17,6 +16,7 @@ from quire.cli.http.plain import Answer, ask
 from quire.cli.http.sockets import Stream
 from quire.cli.torture.case import Case, require
 from quire.cli.torture.stage import KEY, OTHER_KEY, ServerSpec, Stage, TortureServer, wait_until
+from quire.core.python_process import start_python
 from quire.guide import GUIDE_FOLDER
 
 TWO_KEYS = {"QUIRE_API_KEY": f"{KEY},{OTHER_KEY}", "QUIRE_OPEN_METRICS": "yes"}
@@ -125,9 +125,9 @@ def _all_it_can_get(model: str, seed: int) -> dict[str, list[dict[str, Any]]]:
 
 def _waits_beside(server: TortureServer, num_clients: int, bodies: list[dict[str, Any]], seconds: float) -> list[float]:
     """Return how long small calls waited for their first token while the other tenant asked for all of it."""
-    command = [sys.executable, "-m", "quire.cli.torture.flood", server.url, OTHER_KEY, str(num_clients)]
+    arguments, pipe = ("-m", "quire.cli.torture.flood", server.url, OTHER_KEY, str(num_clients)), subprocess.PIPE
     waits: list[float] = []
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with start_python(*arguments, stdin=pipe, stdout=pipe, text=True) as process:
         try:
             assert process.stdin is not None
             process.stdin.write(json.dumps(bodies) + "\n")
