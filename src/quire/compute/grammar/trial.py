@@ -57,7 +57,7 @@ class TrialSettings:
     answer_s: float = ANSWER_S
 
 
-class _DeathError(Exception):
+class _Death(Exception):
     """A child has died, or was too slow and ended; `in_trial`: after it had begun a trial."""
 
     def __init__(self, status: int, *, in_trial: bool, was_slow: bool) -> None:
@@ -83,13 +83,13 @@ class GrammarTrial:
         with self._lock:
             try:
                 return self._try(grammar)
-            except _DeathError as death:
+            except _Death as death:
                 if death.is_verdict:
                     return TOO_MUCH
                 first = death
             try:
                 return self._try(grammar)
-            except _DeathError as second:
+            except _Death as second:
                 if second.is_verdict or (first.in_trial and second.in_trial):
                     return TOO_MUCH
                 raise ExecutionError(f"the process that tries grammars was ended ({second}); try again") from second
@@ -100,7 +100,7 @@ class GrammarTrial:
             self._end()
 
     def _try(self, grammar: Grammar) -> str:
-        """Return what the child says of a grammar; raises `_DeathError`, and the next trial is in a fresh one."""
+        """Return what the child says of a grammar; raises `_Death`, and the next trial is in a fresh one."""
         child = self._child or self._start()
         has_begun = False
         patience = _Patience(child, self._settings.answer_s)
@@ -111,7 +111,7 @@ class GrammarTrial:
                 return str(_read(child))
         except (OSError, ValueError) as error:
             self._end()
-            raise _DeathError(child.returncode, in_trial=has_begun, was_slow=patience.is_over) from error
+            raise _Death(child.returncode, in_trial=has_begun, was_slow=patience.is_over) from error
 
     def _start(self) -> subprocess.Popen[str]:
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
@@ -123,7 +123,7 @@ class GrammarTrial:
                 _read(child)
         except (OSError, ValueError) as error:
             self._end()
-            raise _DeathError(child.returncode, in_trial=False, was_slow=False) from error
+            raise _Death(child.returncode, in_trial=False, was_slow=False) from error
         return child
 
     def _end(self) -> None:
