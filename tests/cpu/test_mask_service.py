@@ -116,6 +116,19 @@ def test_others_get_their_masks_while_one_is_being_made(clock: AdjustableClock) 
         service.close()
 
 
+def test_a_long_text_that_turns_dear_ends_one_quick_worker(service: MaskService) -> None:
+    """However cheap its many tokens were: it is not taken for cheap because they are told again."""
+    long = Grammar.lark(f"start: /[0-9]{{4000}}/ s\n{AMBIGUOUS.removeprefix('start: s')}")
+    text, digit = service.follow(long), LIBRARY.encode("7").ids[0]
+    text.tokens += [digit] * 4000 + LETTERS[:90]
+    service.ask(text)
+    forks: list[int] = []
+    fork = service._parent.fork
+    service._parent.fork = lambda niceness: (forks.append(niceness), fork(niceness))[1]  # type: ignore[method-assign]
+    service.wait([text], LONG_S)
+    assert text.failure and forks == [DEAR_NICENESS]
+
+
 def test_tenants_share_no_process(service: MaskService) -> None:
     for owner in ("a", "b", "a"):
         assert write_on(service, service.follow(replace(CHEAP, owner=owner)), 1)

@@ -42,8 +42,8 @@ NO_WORKER: Final = "the process that makes masks could not be started"
 QUICK_JOB_S: Final = 0.1
 """Of processor time, for a job of a quick worker."""
 QUICK_GRAMMAR_S: Final = 0.05
-QUICK_TOKEN_S: Final = 0.0005
-"""What the texts of a grammar may take, in total and for each token, before it counts as dear."""
+QUICK_ANSWER_S: Final = 0.0005
+"""What the texts of a grammar may take, in total and for each answer, before it counts as dear."""
 DEAR_NICENESS: Final = 19
 SILENCE_S: Final = 60.0
 """Of any clock: a worker from which no answer comes for so long is given up."""
@@ -84,18 +84,25 @@ class Cost:
     """What the texts of a grammar have taken so far."""
 
     spent_s: float = 0.0
-    num_tokens: int = 0
     num_answers: int = 0
 
     @property
     def is_dear(self) -> bool:
         """Whether it is more than what goes to quick workers may take."""
-        return self.spent_s > QUICK_GRAMMAR_S + QUICK_TOKEN_S * self.num_tokens
+        return self.spent_s > self._allowed_s
 
     @property
     def is_cheap(self) -> bool:
         """Whether it is known to be little."""
-        return self.num_answers > 0 and self.spent_s <= QUICK_TOKEN_S * self.num_answers
+        return self.num_answers > 0 and self.spent_s <= QUICK_ANSWER_S * self.num_answers
+
+    def note_death(self) -> None:
+        """A worker has died in a job: it is dear, until many answers have cost little. Mutates."""
+        self.spent_s = max(self.spent_s, self._allowed_s) + QUICK_JOB_S
+
+    @property
+    def _allowed_s(self) -> float:
+        return QUICK_GRAMMAR_S + QUICK_ANSWER_S * self.num_answers
 
 
 class MaskService:
@@ -149,7 +156,6 @@ class MaskService:
         if not worker.jobs:
             worker.since_s = self._clock.now()
         worker.jobs[text.job] = text
-        self._cost(text.grammar).num_tokens += len(new)
         worker.send(MaskJob(text.job, text.number, limit_s, grammar, new, text.drafts).to_bytes())
 
     def flush(self) -> None:
@@ -254,7 +260,7 @@ class MaskService:
         if not worker.has_begun:
             self._num_false_starts += 1
         elif culprit is not None:
-            self._cost(culprit.grammar).spent_s += QUICK_JOB_S + QUICK_GRAMMAR_S
+            self._cost(culprit.grammar).note_death()
             if worker.is_dear:
                 culprit.failure = culprit.failure or TOO_DEAR
         for text in texts:
