@@ -97,6 +97,10 @@ class GrammarRows:
         if self._masks is not None and self._rows:
             self._masks.flush()
 
+    def __contains__(self, row: int) -> bool:
+        """Whether a row is held to a grammar."""
+        return row in self._rows
+
     def late(self, rows: Collection[int]) -> set[int]:
         """Return those of the rows of a step that still wait for masks. If all do, it waits for one. Mutates."""
         late = {row for row in rows if row in self._rows and self._rows[row].is_late}

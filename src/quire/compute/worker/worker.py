@@ -184,7 +184,8 @@ class Worker:
         return {
             row
             for entry, row in enumerate(plan.rows)
-            if (row in late and plan.counts[entry] == 1 + len(plan.drafts.get(row, ()))) or not batch.knows(plan, entry)
+            if (row in late and plan.counts[entry] == 1 + len(plan.drafts.get(row, ())))
+            or (row in self._grammars and not batch.knows(plan, entry))
         }
 
     def _report_prompts(
