@@ -1,5 +1,7 @@
 #include "quire/thread_team.h"
 
+#include <unistd.h>
+
 #include <utility>
 
 namespace quire {
@@ -27,33 +29,44 @@ std::uint64_t start_of(std::uint32_t phase) { return static_cast<std::uint64_t>(
 
 }  // namespace
 
-ThreadTeam::ThreadTeam(int num_threads) : num_threads_(num_threads) {
-    threads_.reserve(num_threads - 1);
+ThreadTeam::ThreadTeam(int num_threads) : num_threads_(num_threads), home_(getpid()), crew_(std::make_unique<Crew>()) {
+    crew_->threads.reserve(num_threads - 1);
     try {
-        for (int index = 1; index < num_threads; ++index) threads_.emplace_back([this, index] { serve(index); });
+        for (int index = 1; index < num_threads; ++index) {
+            crew_->threads.emplace_back([this, index] { serve(index); });
+        }
     } catch (...) {
         stop();  // those that started wait for a run that will never come
         throw;
     }
 }
 
-ThreadTeam::~ThreadTeam() { stop(); }
+ThreadTeam::~ThreadTeam() {
+    if (was_forked()) {
+        // A lock may have been held, and a condition waited for, by threads that are not here.
+        static_cast<void>(crew_.release());
+    } else {
+        stop();
+    }
+}
+
+bool ThreadTeam::was_forked() const { return getpid() != home_; }
 
 void ThreadTeam::stop() {
     {
-        const std::lock_guard<std::mutex> guard(mutex_);
+        const std::lock_guard<std::mutex> guard(crew_->mutex);
         stopping_ = true;
     }
     num_runs_.fetch_add(1, std::memory_order_release);
     num_runs_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
+    for (std::thread& thread : crew_->threads) thread.join();
 }
 
 void ThreadTeam::run(Work work) {
     const auto run = std::make_shared<const Run>(Run{std::move(work), current_phase()});
     if (num_threads_ > 1) {
         {
-            const std::lock_guard<std::mutex> guard(mutex_);
+            const std::lock_guard<std::mutex> guard(crew_->mutex);
             run_ = run;
         }
         num_runs_.fetch_add(1, std::memory_order_release);
@@ -61,13 +74,14 @@ void ThreadTeam::run(Work work) {
     }
     Member member(*this, 0, run->first_phase);
     run->work(member);
-    const std::lock_guard<std::mutex> guard(mutex_);
+    const std::lock_guard<std::mutex> guard(crew_->mutex);
     run_.reset();
 }
 
 void ThreadTeam::quiesce() {
-    std::unique_lock<std::mutex> guard(mutex_);
-    idle_.wait(guard, [this] { return num_active_ == 0; });
+    if (was_forked()) return;
+    std::unique_lock<std::mutex> guard(crew_->mutex);
+    crew_->idle.wait(guard, [this] { return num_active_ == 0; });
 }
 
 void ThreadTeam::serve(int index) {
@@ -76,7 +90,7 @@ void ThreadTeam::serve(int index) {
         seen = num_runs_.load(std::memory_order_acquire);
         std::shared_ptr<const Run> run;
         {
-            const std::lock_guard<std::mutex> guard(mutex_);
+            const std::lock_guard<std::mutex> guard(crew_->mutex);
             if (stopping_) return;
             if (run_ == nullptr) continue;  // it was over before this member woke up
             run = run_;
@@ -85,8 +99,8 @@ void ThreadTeam::serve(int index) {
         Member member(*this, index, run->first_phase);
         run->work(member);
         run.reset();
-        const std::lock_guard<std::mutex> guard(mutex_);
-        if (--num_active_ == 0) idle_.notify_all();
+        const std::lock_guard<std::mutex> guard(crew_->mutex);
+        if (--num_active_ == 0) crew_->idle.notify_all();
     }
 }
 

@@ -3,6 +3,9 @@
 // the thread sanitizer to see. Prints each failure and exits with 1 if there was any.
 #include "quire/thread_team.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <memory>
@@ -164,6 +167,34 @@ void test_two_teams() {
     expect(count == 200 && other_count == 200, "two teams side by side: %d and %d runs", count, other_count);
 }
 
+// A process that is forked while a member is in the work of a run has no such member, and waits for none.
+void test_fork(int num_threads) {
+    constexpr int kPatienceS = 60;
+    std::atomic<bool> may_leave{false};
+    auto team = std::make_unique<ThreadTeam>(num_threads);
+    std::atomic<int> num_there{0};
+    team->run([&](ThreadTeam::Member& member) {
+        member.for_pieces(num_threads, [&](int) {
+            ++num_there;
+            while (num_there < num_threads) std::this_thread::yield();
+        });
+        while (member.index() > 0 && !may_leave) std::this_thread::yield();
+    });
+    const pid_t child = fork();
+    if (child == 0) {
+        alarm(kPatienceS);
+        team->quiesce();
+        team.reset();
+        _exit(0);
+    }
+    int status = 0;
+    const bool waited = child > 0 && waitpid(child, &status, 0) == child;
+    expect(waited && WIFEXITED(status) && WEXITSTATUS(status) == 0, "%d threads: the forked process waits",
+           num_threads);
+    may_leave = true;
+    team->quiesce();
+}
+
 }  // namespace
 
 int main() {
@@ -175,6 +206,7 @@ int main() {
         test_absent_member(num_threads);
         test_sleep_between_runs(num_threads);
         test_destruction(num_threads);
+        test_fork(num_threads);
     }
     test_two_teams();
     return quire::testing::exit_status();

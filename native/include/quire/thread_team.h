@@ -14,7 +14,12 @@
 //
 // Waiting spins for some microseconds, since a phase is about as long, and then sleeps, so that an
 // idle engine and an oversubscribed machine are left in peace.
+//
+// A process that was forked has a copy of the team without its threads, which were perhaps in the
+// middle of a run. There nothing waits for them: `quiesce` returns at once, and so does the destructor.
 #pragma once
+
+#include <sys/types.h>
 
 #include <atomic>
 #include <condition_variable>
@@ -96,20 +101,27 @@ class ThreadTeam {
     std::uint32_t current_phase() const { return static_cast<std::uint32_t>(state_.load() >> 32); }
     void serve(int index);
     void stop();
+    bool was_forked() const;
+
+    // What threads wait for and own. A forked process must neither use nor destroy it.
+    struct Crew {
+        std::mutex mutex;
+        std::condition_variable idle;
+        std::vector<std::thread> threads;
+    };
 
     const int num_threads_;
+    const pid_t home_;  // the process that has the threads
     // Each on a cache line of its own: they are written by all members.
     alignas(64) std::atomic<std::uint64_t> state_{0};  // the phase, and below it the next piece to be claimed
     alignas(64) std::atomic<int> num_done_{0};         // pieces of the phase
     alignas(64) std::atomic<std::uint32_t> num_ends_{0};
     alignas(64) std::atomic<std::uint32_t> num_runs_{0};
 
-    std::mutex mutex_;
-    std::condition_variable idle_;
-    std::shared_ptr<const Run> run_;  // guarded by mutex_, as what follows
+    std::unique_ptr<Crew> crew_;
+    std::shared_ptr<const Run> run_;  // guarded by the mutex of the crew, as what follows
     int num_active_ = 0;              // members in the work of a run, the caller not counted
     bool stopping_ = false;
-    std::vector<std::thread> threads_;
 };
 
 }  // namespace quire
