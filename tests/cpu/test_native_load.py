@@ -11,7 +11,7 @@ import pytest
 
 from quire.compute.models import read_model
 from quire.compute.native import NativeSettings, kv_cache_spec
-from quire.compute.native.load import load_worker
+from quire.compute.native.load import load_parts
 from quire.compute.weights.decoder_weights import weight_bytes
 from quire.core.errors import InvalidConfigError
 from support.spec_models import PLAIN
@@ -21,7 +21,7 @@ LOAD = """
 import sys
 from pathlib import Path
 from quire.compute.models import read_model
-from quire.compute.native.load import NativeSettings, kv_cache_spec, load_worker
+from quire.compute.native.load import NativeSettings, kv_cache_spec, load_parts
 from quire.compute.weights.decoder_weights import weight_bytes
 
 def in_memory(name):
@@ -33,8 +33,8 @@ model = read_model(folder)
 dtype, weights = sys.argv[2:]
 settings = NativeSettings(dtype=dtype, weights=weights, max_num_seqs=1, max_num_batched_tokens=8, num_threads=1)
 before = in_memory("VmRSS")
-worker = load_worker(folder, model, settings, num_blocks=1)
-print(weight_bytes(model.spec, dtype, weights), worker.runner.weight_bytes)
+parts = load_parts(folder, model, settings, num_blocks=1)
+print(weight_bytes(model.spec, dtype, weights), parts.runner.weight_bytes)
 print(in_memory("VmHWM") - before, in_memory("VmRSS") - before)
 """
 
@@ -67,7 +67,7 @@ def test_how_far_the_weights_are_grows_to_all_of_them(tmp_path: Path) -> None:
     model = read_model(write_tiny_qwen3(tmp_path, tie=False))
     settings = NativeSettings(dtype="bfloat16", max_num_seqs=1, max_num_batched_tokens=8)
     noted: list[tuple[int, int, str]] = []
-    load_worker(tmp_path, model, settings, num_blocks=1, note_loaded=lambda *found: noted.append(found))
+    load_parts(tmp_path, model, settings, num_blocks=1, note_loaded=lambda *found: noted.append(found))
     done, totals, whats = zip(*noted, strict=True)
     assert set(whats) == {"weights"}
     assert list(done) == sorted(done)

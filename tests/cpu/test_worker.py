@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from quire.compute.models import read_model
-from quire.compute.reference import load_worker
+from quire.compute.reference import load_parts
 from quire.compute.worker.cache_engine import CacheEngine
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
 from quire.compute.worker.sampling_columns import SamplingColumns
@@ -441,24 +441,26 @@ def test_settings_that_cannot_be_entered_fail_their_row_alone(
     assert result.tokens.tolist() == [text_of(folder, PROMPT[row:], 1)[0] for row in (0, 2)]
 
 
-def test_a_mistake_of_the_runner_fails_its_step_and_no_other(run: ReferenceRun, folder: Path) -> None:
+def test_a_mistake_of_the_runner_fails_its_step_and_no_other(
+    run: ReferenceRun, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = [run.prefill(0, PROMPT)]
-    healthy = run.worker.runner
-    run.worker.runner = BrokenRunner()
-    run.worker.submit(run.driver.plan(Work(0, 40, 1, 1)))
-    run.worker.runner = healthy
+    with monkeypatch.context() as patch:
+        patch.setattr(run.runner, "run", without_memory)
+        run.worker.submit(run.driver.plan(Work(0, 40, 1, 1)))
     with pytest.raises(OutOfMemoryError, match="step 2 failed: MemoryError: no more") as failure:
         run.worker.collect()
     assert isinstance(failure.value.__cause__, MemoryError)
     assert text + run.decode(0, 40, 3) == text_of(folder, PROMPT, 4)
 
 
-def test_a_failed_step_takes_those_behind_it_along(run: ReferenceRun, folder: Path) -> None:
+def test_a_failed_step_takes_those_behind_it_along(
+    run: ReferenceRun, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = run.prefill(0, PROMPT)
-    healthy = run.worker.runner
-    run.worker.runner = BrokenRunner()
-    run.worker.submit(run.driver.plan(Work(0, 40, 1, 1)))
-    run.worker.runner = healthy
+    with monkeypatch.context() as patch:
+        patch.setattr(run.runner, "run", without_memory)
+        run.worker.submit(run.driver.plan(Work(0, 40, 1, 1)))
     run.worker.submit(run.driver.plan(Work(0, 41, 1, 1)))
     with pytest.raises(ExecutionError, match="no more"):
         run.worker.collect()
@@ -467,20 +469,16 @@ def test_a_failed_step_takes_those_behind_it_along(run: ReferenceRun, folder: Pa
     assert [first, *run.decode(0, 40, 3)] == text_of(folder, PROMPT, 4)
 
 
-class BrokenRunner:
-    """A runner whose machine has no memory left."""
-
-    vocab_size = 128
-
-    def run(self, inputs: StepInputs, cache: CacheEngine) -> StepOutputs:
-        raise MemoryError("no more")
+def without_memory(inputs: StepInputs, cache: CacheEngine) -> StepOutputs:
+    """Run as a runner whose machine has no memory left."""
+    raise MemoryError("no more")
 
 
 # --- life --------------------------------------------------------------------------------------
 
 
 def test_a_worker_is_an_executor_with_a_beginning_and_an_end(folder: Path) -> None:
-    worker: Executor = load_worker(folder, block_size=16, num_blocks=8, num_host_blocks=2)
+    worker: Executor = Worker(load_parts(folder, block_size=16, num_blocks=8, num_host_blocks=2))
     plan = step_of_moves()
     with pytest.raises(ExecutionError, match="not started"):
         worker.submit(plan)
@@ -507,11 +505,11 @@ def test_the_shape_of_the_memory_is_known_before_it_is_allocated(folder: Path) -
     assert spec == KVCacheSpec(16, 2, 32, "float32", (KVGroup((0, 1, 2)),))
     assert (description.spec.vocab_size, description.spec.context_length) == (128, 4096)
     assert description.eos_token_ids == (127,)
-    assert load_worker(folder, block_size=16, num_blocks=8).cache.spec == spec
+    assert load_parts(folder, block_size=16, num_blocks=8).cache.spec == spec
 
 
 def test_memory_that_cannot_be_had_is_a_setting_that_is_not_allowed(folder: Path) -> None:
-    worker = load_worker(folder, block_size=16, num_blocks=1 << 45)
+    worker = Worker(load_parts(folder, block_size=16, num_blocks=1 << 45))
     with pytest.raises(InvalidConfigError, match="num_blocks is"):
         worker.start()
 

@@ -509,11 +509,11 @@ def test_a_request_that_fails_is_not_measured(monkeypatch: pytest.MonkeyPatch) -
 def test_costs_of_the_guide() -> None:
     blueprint = plan_engine(EngineConfig(kv_memory="4MiB"))
     spec, backend = blueprint.model.spec, blueprint.backend
-    costs = model_costs(blueprint.model, backend)
+    costs = model_costs(blueprint.model, backend.facts)
     assert costs is not None
     assert spec.tied_head
-    assert costs.step_bytes == backend.weight_bytes  # the embedding is the head, so all is read
-    assert costs.kv_bytes([3, 5]) == 8 * backend.kv_spec.bytes_per_token
+    assert costs.step_bytes == backend.facts.weight_bytes  # the embedding is the head, so all is read
+    assert costs.kv_bytes([3, 5]) == 8 * backend.facts.kv_spec.bytes_per_token
     heads = spec.attention.num_heads * spec.attention.head_dim
     numbers_of_head = spec.vocab_size * spec.hidden_size
     norms = (4 * spec.hidden_size + 4 * spec.attention.head_dim) * len(spec.layers) // 2 + spec.hidden_size
@@ -522,7 +522,7 @@ def test_costs_of_the_guide() -> None:
     attended = (1 + 2) * len(spec.layers)
     assert costs.prompt_operations(2) == 2 * (weights + 2 * heads * attended)
     assert costs.decode_operations([1, 2]) == costs.prompt_operations(2) + 2 * numbers_of_head
-    narrow = plan_engine(EngineConfig(weights="int8")).backend
+    narrow = plan_engine(EngineConfig(weights="int8")).backend.facts
     fewer = model_costs(blueprint.model, narrow)
     assert fewer is not None
     assert 0.5 * costs.step_bytes < fewer.step_bytes == narrow.weight_bytes < 0.52 * costs.step_bytes

@@ -24,6 +24,7 @@ from quire.core.errors import (
     InvalidValueError,
     RequestTooLargeError,
 )
+from quire.compute import backend
 from quire.engine import factory
 from quire.engine.detokenizer import IncrementalDetokenizer
 from support.tiny_checkpoint import tiny_qwen3_config, tiny_qwen3_tensors, write_model_weights, write_tiny_qwen3
@@ -426,7 +427,7 @@ def test_an_engine_that_fails_says_so_from_then_on(folder: Path, monkeypatch: py
 
 
 def test_a_step_that_fails_ends_its_requests_and_the_engine_goes_on(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = llm.engine._executor.runner  # type: ignore[attr-defined]
+    runner = llm.engine._executor._runner  # type: ignore[attr-defined]
     with monkeypatch.context() as patch:
         patch.setattr(runner, "run", lambda *_: 1 / 0)
         (output,) = llm.generate([[1, 2]], GREEDY)
@@ -569,7 +570,7 @@ def test_bad_folders_are_refused_before_weights_are_read(tmp_path: Path) -> None
 
 @pytest.mark.usefixtures("nothing_is_loaded")
 def test_a_checkpoint_larger_than_memory_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(factory, "free_memory", lambda: 1 << 20)
+    monkeypatch.setattr(backend, "free_memory", lambda: 1 << 20)
     with pytest.raises(InvalidConfigError, match=r"memory of weights and activations is .* the 1\.0 MiB that are free"):
         make(folder)
 

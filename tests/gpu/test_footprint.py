@@ -16,8 +16,7 @@ import torch
 from quire.compute.models import read_model
 from quire.compute.torch.cuda_memory import CudaMemory
 from quire.compute.torch.footprint import Footprint, measure
-from quire.compute.torch.load import load_model, load_worker
-from quire.compute.torch.start import TorchStart
+from quire.compute.torch.load import load_model
 from quire.compute.worker.worker import Worker
 from support.step_plans import PlanDriver, Work
 from support.tiny_checkpoint import write_tiny_qwen3
@@ -115,23 +114,23 @@ def test_a_model_that_was_measured_computes_as_one_that_was_not(folder: Path, de
         assert found.free_bytes < torch.cuda.mem_get_info()[1] - found.weight_bytes
     else:
         assert found == Footprint(400, 0, 0, 600)
-    worker = loaded.worker(24, 2)
+    worker = Worker(loaded.parts(24, 2))
     assert worker.cache.num_blocks == 24
-    assert texts(worker, 24) == texts(load_worker(folder, read_model(folder), settings, num_blocks=24), 24)
+    assert texts(worker, 24) == texts(Worker(load_model(folder, read_model(folder), settings).parts(24)), 24)
 
 
 def test_weights_are_loaded_once_for_measuring_and_computing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.compute.torch.cuda_memory.CudaMemory", lambda device: Ledger(1000, 400))
     noted: list[tuple[Any, ...]] = []
-    start = TorchStart(folder, read_model(folder), FLOAT32)
-    assert start.measured(lambda *found: noted.append(found)) == Footprint(400, 0, 0, 600)
+    config = EngineConfig(model=str(folder), device="cpu", backend="torch", dtype="float32").resolved()
+    backend = TorchBackend.of("cpu", config, folder, read_model(folder))
+    assert backend.footprint(lambda *found: noted.append(found)) == Footprint(400, 0, 0, 600)
     num_noted = len(noted)
     assert num_noted
-    first = start(8, 0, lambda *found: noted.append(found))
+    first = backend.load(8, 0, lambda *found: noted.append(found))
     assert len(noted) == num_noted
-    second = start(9, 0, lambda *found: noted.append(found))  # what was measured is handed out once
+    second = backend.load(9, 0, lambda *found: noted.append(found))  # what was measured is handed out once
     assert len(noted) == 2 * num_noted
-    assert isinstance(first, Worker) and isinstance(second, Worker)
     assert (first.cache.num_blocks, second.cache.num_blocks) == (8, 9)
     assert first.cache is not second.cache
 
@@ -147,4 +146,4 @@ def test_a_memory_that_ran_out_while_measuring_is_given_back(folder: Path, monke
         loaded.measured(Ledger(1000, 400))
     assert not loaded._cache.pairs()
     monkeypatch.undo()
-    assert texts(loaded.worker(8), 8)
+    assert texts(Worker(loaded.parts(8)), 8)

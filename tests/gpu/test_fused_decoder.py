@@ -58,7 +58,7 @@ class ChosenRun(TorchRun):
         engines = Engines(cache.attention, operations(cache.attention), product, experts)
         self.launcher = TorchRunner(TorchDecoder(spec, weights, engines), sampler, cache.device)
         self.runner = EveryLogit(self.launcher)
-        self.worker = Worker(self.runner, cache, sampler)
+        self.worker = Worker(WorkerParts(self.runner, cache, sampler))
         self.worker.start()
 
 
@@ -122,7 +122,7 @@ def test_steps_under_way_draw_what_steps_draw_one_by_one(device: str, tmp_path: 
     plain, fused = runs(tmp_path, SPECS["plain"], replace(FLOAT32, device=device))
     sampling = SamplingParams(temperature=2.0, top_k=30, min_p=0.01, seed=11)
     _, expected = logits_and_tokens(plain, sampling)
-    worker = Worker(fused.launcher, fused.worker.cache, TorchSampler(64), launcher=fused.launcher)
+    worker = Worker(WorkerParts(fused.launcher, fused.worker.cache, TorchSampler(64), launcher=fused.launcher))
     worker.start()
     for row, prompt in enumerate(PROMPTS):
         fused.driver.open(row, prompt, sampling)

@@ -18,7 +18,7 @@ from quire.compute.torch.attention.base import StepBatch
 from quire.compute.torch.attention.triton import TritonAttention
 from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.graphs import SIZES, DecodeGraphs
-from quire.compute.torch.load import LoadedModel, load_decoder, load_worker
+from quire.compute.torch.load import LoadedModel, load_decoder, load_model
 from quire.compute.torch.rehearsal import largest_steps
 from quire.compute.torch.runner import TorchRunner
 from quire.compute.torch.settings import kv_cache_spec
@@ -51,8 +51,9 @@ class Run:
         )
         cache = TorchCache(kv_spec, attention, where, num_blocks=0)
         decoder = load_decoder(spec, WeightReader(spec, Checkpoint.open(folder), "float32"), settings, cache)
-        self.worker: Worker = LoadedModel(decoder, cache, settings, frozenset()).worker(128)
-        self.runner: TorchRunner = self.worker.runner  # type: ignore[assignment]
+        parts = LoadedModel(decoder, cache, settings, frozenset()).parts(128)
+        self.worker = Worker(parts)
+        self.runner: TorchRunner = parts.runner  # type: ignore[assignment]
         self.recorder = recorder_of(device)
         self.noted: list[tuple[int, int, str]] = []
         if records:
@@ -153,8 +154,8 @@ def test_a_step_without_room_in_the_recording_is_computed(
 
 
 def test_attention_that_cannot_be_recorded_is_launched(full: Path) -> None:
-    worker = load_worker(full, read_model(full), FLOAT32, num_blocks=8)
-    runner: TorchRunner = worker.runner  # type: ignore[assignment]
+    parts = load_model(full, read_model(full), FLOAT32).parts(8)
+    worker, runner = Worker(parts), cast(TorchRunner, parts.runner)
     noted: list[tuple[int, int, str]] = []
     runner._graphs = DecodeGraphs(runner._decoder, recorder_of("cpu"), 4, lambda *note: noted.append(note))
     worker.start()

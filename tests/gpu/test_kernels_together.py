@@ -53,14 +53,14 @@ class KernelRun(TorchRun):
         runner = TorchRunner(decoder, sampler, where)
         self.decoder = decoder
         self.runner = EveryLogit(runner)  # type: ignore[assignment]
-        self.worker = Worker(self.runner, cache, sampler)
+        self.worker = Worker(WorkerParts(self.runner, cache, sampler))
         self.worker.start()
         self.driver = PlanDriver.over(kv_spec, range(64))
         self.logits = {}
 
     def launching(self, runner: TorchRunner, sampler: TorchSampler) -> None:
         """Launch steps from now on."""
-        self.worker = Worker(runner, self.worker.cache, sampler, launcher=runner)
+        self.worker = Worker(WorkerParts(runner, self.worker.cache, sampler, launcher=runner))
         self.worker.start()
 
 

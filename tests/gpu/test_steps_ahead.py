@@ -12,7 +12,7 @@ import torch
 
 from quire.compute.models import read_model
 from quire.compute.torch.cache import TorchCache
-from quire.compute.torch.load import load_worker
+from quire.compute.torch.load import load_model
 from quire.compute.torch.runner import TorchRunner, TorchStep
 from quire.compute.worker.model_runner import StepInputs
 from quire.compute.worker.step_ahead import UNKNOWN, Drawn
@@ -59,12 +59,11 @@ class WatchedStep:
 class Run:
     """A worker driven by hand, whose steps may be under way."""
 
-    def __init__(self, folder: Path, device: str, *, invariant: bool = True) -> None:
+    def __init__(self, folder: Path, device: str, *, invariant: bool = True, ahead: bool = True) -> None:
         settings = replace(FLOAT32, device=device, batch_invariant=invariant)
-        self.worker: Worker = load_worker(folder, read_model(folder), settings, num_blocks=64)
-        self.watched = Watched(self.worker.runner)  # type: ignore[arg-type]
-        assert self.worker._ahead is not None
-        self.worker._ahead._launcher = self.watched
+        parts = load_model(folder, read_model(folder), settings).parts(64)
+        self.watched = Watched(cast(TorchRunner, parts.runner))
+        self.worker = Worker(replace(parts, launcher=self.watched) if ahead else parts.with_runner(parts.runner))
         self.worker.start()
         self.driver = PlanDriver.over(self.worker.cache.spec, range(64))
 
@@ -88,12 +87,11 @@ def run(folder: Path, device: str) -> Run:
 
 def texts_of(folder: Path, device: str, works: Iterator[list[Work]], sampling: SamplingParams) -> list[list[int]]:
     """Return the tokens of each step, computed one after another by a worker that never launches any."""
-    run = Run(folder, device)
-    run.worker.runner = run.worker.runner  # from now on every step waits
+    run = Run(folder, device, ahead=False)
     for row in range(3):
         run.driver.open(row, PROMPT[row:], sampling)
     found = [run.step(*each).tokens.tolist() for each in works]
-    assert run.watched.events == ["prepare"]
+    assert not run.watched.events
     return found
 
 

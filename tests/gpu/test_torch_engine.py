@@ -19,7 +19,7 @@ from quire.compute.torch.attention.base import KVPair, StepBatch
 from quire.compute.torch.attention.plain import PlainAttention
 from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.decoder import DecoderOutputs, TorchDecoder
-from quire.compute.torch.load import load_worker
+from quire.compute.torch.load import load_model
 from quire.compute.torch.products import Matrix, TiledProduct, choose_tile, keep_sums_whole, product
 from quire.compute.torch.quantize import quantized
 from quire.compute.torch.rehearsal import largest_steps
@@ -116,7 +116,7 @@ def test_a_sequence_that_does_not_fit_alone_makes_the_step_fail(folder: Path, de
 
 def test_blocks_that_cannot_be_had_are_a_setting_that_is_not_allowed(folder: Path, device: str) -> None:
     settings = replace(FLOAT32, device=device)
-    worker = load_worker(folder, read_model(folder), settings, num_blocks=1 << 40)
+    worker = Worker(load_model(folder, read_model(folder), settings).parts(1 << 40))
     with pytest.raises(InvalidConfigError, match="num_blocks is"):
         worker.start()
 
@@ -249,7 +249,7 @@ def test_the_library_that_computes_can_keep_sums_whole(dtype: torch.dtype, devic
 )
 def test_settings_that_do_not_fit_are_refused(settings: TorchSettings, named: str, folder: Path) -> None:
     with pytest.raises(InvalidConfigError, match=named):
-        load_worker(folder, read_model(folder), settings, num_blocks=4)
+        load_model(folder, read_model(folder), settings)
 
 
 def test_what_a_block_and_a_step_take_is_known_before(folder: Path) -> None:

@@ -14,7 +14,8 @@ from quire.core.request import Request
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.core import EngineCore
-from quire.engine.memory_plan import MemoryNeeds, plan_memory
+from quire.core.memory_needs import MemoryNeeds
+from quire.engine.memory_plan import plan_memory
 from quire.memory.manager import KVCacheManager
 from quire.scheduler.scheduler import Scheduler
 from quire.simulate.executor import SimExecutor

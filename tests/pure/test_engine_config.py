@@ -23,7 +23,8 @@ from quire.core.config import (
 from quire.core.errors import InvalidConfigError
 from quire.core.granted import free_memory, resident_bytes, usable_cores
 from quire.core.kv_spec import KVCacheSpec
-from quire.engine.memory_plan import USEFUL_TOKENS, MemoryNeeds, MemoryPlan, plan_memory
+from quire.core.memory_needs import MemoryNeeds
+from quire.engine.memory_plan import USEFUL_TOKENS, MemoryPlan, plan_memory
 
 MIB, GIB = 1 << 20, 1 << 30
 SPEC = KVCacheSpec.from_layers([None] * 4, block_size=16, num_kv_heads=2, head_dim=32, dtype="float32")

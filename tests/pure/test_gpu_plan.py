@@ -12,10 +12,11 @@ import pytest
 
 from quire import EngineConfig, InvalidConfigError, cli
 from quire.cli.doctor import examine
+from quire.compute.torch.backend import GPU_KV_SHARE
 from quire.compute.torch.device import CONTEXT_BYTES, DeviceFacts
 from quire.compute.torch.footprint import Footprint
 from quire.core.granted import free_memory
-from quire.engine.factory import GPU_KV_SHARE, plan_engine
+from quire.engine.factory import plan_engine
 from quire.guide import GUIDE_FOLDER
 from quire.simulate.hardware import find_hardware
 
@@ -30,7 +31,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Lets the machine be one of which this is known; nothing else is replaced."""
 
     def answer(facts: DeviceFacts) -> None:
-        monkeypatch.setattr("quire.compute.torch.device.look", lambda environ: facts)
+        monkeypatch.setattr("quire.compute.torch.backend.look", lambda environ: facts)
         monkeypatch.setattr("quire.cli.doctor.look", lambda environ: facts)
 
     return answer
@@ -43,13 +44,13 @@ def test_where_a_gpu_is_torch_computes_on_it(answers: Any, device: str) -> None:
         EngineConfig(device=device, swap_space="64MiB", max_num_seqs=100_000, max_num_batched_tokens=100_000)
     )
     backend, report = blueprint.backend, blueprint.report
-    assert (backend.name, backend.gpu, backend.kv_spec.dtype) == ("torch", H200, "bfloat16")
+    assert (backend.facts.name, backend.gpu, backend.facts.kv_spec.dtype) == ("torch", H200, "bfloat16")
     assert "runs on     torch backend, NVIDIA H200, capability 9.0\n" in str(report)
     assert blueprint.config.max_steps_under_way == 2
     needs, parts = report.plan.needs, dict(report.plan.parts)
     assert needs.free_bytes == 139 * GIB - CONTEXT_BYTES and needs.host_bytes == pytest.approx(free_memory(), rel=0.1)
-    left = needs.free_bytes - backend.weight_bytes - backend.activation_bytes
-    assert left * GPU_KV_SHARE - backend.kv_spec.bytes_per_block < parts["KV blocks"] <= left * GPU_KV_SHARE
+    left = needs.free_bytes - backend.facts.weight_bytes - backend.facts.activation_bytes
+    assert left * GPU_KV_SHARE - backend.facts.kv_spec.bytes_per_block < parts["KV blocks"] <= left * GPU_KV_SHARE
     assert parts["rest of the process"] == CONTEXT_BYTES
     assert report.plan.total_bytes == sum(parts.values()) - parts["swap, on the host"] < 139 * GIB
 
@@ -72,7 +73,7 @@ def test_the_size_of_a_step_that_is_left_open_is_the_devices(
     blueprint = plan_engine(EngineConfig(**settings))
     assert f"a step      at most {step}\n" in str(blueprint.report)
     config, scheduler = blueprint.config, blueprint.config.scheduler_config(100)
-    assert blueprint.backend.config == config
+    assert blueprint.backend.facts.config == config
     assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens, scheduler.max_steps_under_way) == (
         config.max_num_seqs,
         config.max_num_batched_tokens,
@@ -104,14 +105,14 @@ def test_the_pool_is_sized_by_what_was_measured_and_every_byte_has_a_row(
 ) -> None:
     answers(H200)
     found = Footprint(weight_bytes=30 * GIB, activation_bytes=5 * GIB, graph_bytes=2 * GIB, free_bytes=108 * GIB)
-    monkeypatch.setattr("quire.compute.torch.start.TorchStart.measured", lambda start, note_loaded: found)
+    monkeypatch.setattr("quire.compute.torch.backend.TorchBackend.footprint", lambda backend, note_loaded: found)
     foreseen = plan_engine(EngineConfig(max_num_seqs=1_000_000, max_num_batched_tokens=1_000_000))
     blueprint = foreseen.measured()
     parts = dict(blueprint.report.plan.parts)
     assert (parts["weights"], parts["activations"], parts["graphs"]) == (30 * GIB, 5 * GIB, 2 * GIB)
     assert parts["rest of the process"] == (139 - 30 - 108) * GIB
     left = (108 - 5 - 2) * GIB
-    assert left * GPU_KV_SHARE - blueprint.backend.kv_spec.bytes_per_block < parts["KV blocks"] <= left * GPU_KV_SHARE
+    assert left * GPU_KV_SHARE - blueprint.backend.facts.kv_spec.bytes_per_block < parts["KV blocks"] <= left * GPU_KV_SHARE
     assert f"left free           {(left - parts['KV blocks']) / GIB:8.2f} GiB" in str(blueprint.report)
     assert blueprint.report == replace(foreseen.report, plan=blueprint.report.plan)
     assert "graphs" not in dict(foreseen.report.plan.parts)
@@ -122,14 +123,14 @@ def test_kv_memory_that_was_asked_for_is_held_to_what_was_measured(
 ) -> None:
     answers(H200)
     found = Footprint(weight_bytes=30 * GIB, activation_bytes=5 * GIB, graph_bytes=2 * GIB, free_bytes=108 * GIB)
-    monkeypatch.setattr("quire.compute.torch.start.TorchStart.measured", lambda start, note_loaded: found)
+    monkeypatch.setattr("quire.compute.torch.backend.TorchBackend.footprint", lambda backend, note_loaded: found)
     fits = plan_engine(EngineConfig(kv_memory=101 * GIB)).measured()
-    assert fits.report.plan.num_blocks == 101 * GIB // fits.backend.kv_spec.bytes_per_block
+    assert fits.report.plan.num_blocks == 101 * GIB // fits.backend.facts.kv_spec.bytes_per_block
     more = plan_engine(EngineConfig(kv_memory=110 * GIB))
     with pytest.raises(InvalidConfigError, match=r"^kv_memory is '110\.00 GiB'; allowed: at most 101\.00 GiB: "):
         more.measured()
     monkeypatch.setattr(
-        "quire.compute.torch.start.TorchStart.measured", lambda start, note_loaded: replace(found, free_bytes=7 * GIB)
+        "quire.compute.torch.backend.TorchBackend.footprint", lambda backend, note_loaded: replace(found, free_bytes=7 * GIB)
     )
     with pytest.raises(InvalidConfigError, match=r"is '37\.00 GiB'; allowed: less than the 37\.00 GiB that are free$"):
         plan_engine(EngineConfig()).measured()
@@ -146,7 +147,7 @@ def test_heads_are_stored_as_they_are_and_numbers_as_the_checkpoint_says(answers
     (tmp_path / "config.json").write_text(json.dumps(settings))
     config = EngineConfig(model=str(tmp_path), kv_dtype="fp8", skip_tokenizer_init=True)
     backend = plan_engine(config).backend
-    assert (backend.dtype, backend.kv_spec.dtype, backend.kv_spec.head_dim) == ("float16", "fp8", 24)
+    assert (backend.facts.dtype, backend.facts.kv_spec.dtype, backend.facts.kv_spec.head_dim) == ("float16", "fp8", 24)
 
 
 def test_cuda_is_refused_where_it_cannot_be_and_auto_computes_on_the_cpu(answers: Any) -> None:

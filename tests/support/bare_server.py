@@ -18,7 +18,8 @@ from starlette.routing import BaseRoute, Route
 from quire.core.clock import SystemClock
 from quire.core.config import EngineConfig
 from quire.core.errors import InvalidRequestError
-from quire.engine.memory_plan import MemoryNeeds, MemoryPlan
+from quire.core.memory_needs import MemoryNeeds
+from quire.engine.memory_plan import MemoryPlan
 from quire.engine.report import EngineReport
 from quire.engine.stats import EngineStats, ModelState
 from quire.engine.tenant_pool import TenantPool

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from quire.compute.models import read_model
 from quire.compute.models.base import DecoderSpec
 from quire.compute.native import NativeSettings, kv_cache_spec
-from quire.compute.native.load import make_worker
+from quire.compute.native.load import make_parts
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.worker.cache_engine import CacheEngine
 from quire.compute.worker.model_runner import ModelRunner, StepInputs, StepOutputs
@@ -55,8 +55,9 @@ class NativeRun(ReferenceRun):
         spec = spec or read_model(folder).spec
         kv_spec = kv_cache_spec(spec, block_size, settings.stored_kv_dtype)
         cache = CacheEngine(kv_spec, num_blocks=num_blocks, num_host_blocks=num_host_blocks, poison=True)
-        self.worker = make_worker(spec, Checkpoint.open(folder), settings, cache)
-        self.runner = self.worker.runner = EveryLogit(self.worker.runner)  # type: ignore[assignment]
+        parts = make_parts(spec, Checkpoint.open(folder), settings, cache)
+        self.runner = EveryLogit(parts.runner)  # type: ignore[assignment]
+        self.worker = Worker(parts.with_runner(self.runner))
         self.worker.start()
         self.driver = PlanDriver.over(kv_spec, range(num_blocks) if blocks is None else blocks)
         self.logits = {}

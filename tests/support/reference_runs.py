@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from quire.compute.backend import WorkerParts
 from quire.compute.models import read_model
+from quire.compute.backend import WorkerParts
 from quire.compute.models.base import DecoderSpec
 from quire.compute.reference.decoder import ReferenceDecoder
 from quire.compute.sampling.reference import ReferenceSampler
@@ -60,7 +62,7 @@ class ReferenceRun:
         kv_spec = spec.kv_cache_spec(block_size)
         cache = CacheEngine(kv_spec, num_blocks=num_blocks, num_host_blocks=num_host_blocks, poison=True)
         self.runner = AllLogits(ReferenceDecoder(spec, loaded, rounds_kv=rounds_kv))
-        self.worker = Worker(self.runner, cache, ReferenceSampler())
+        self.worker = Worker(WorkerParts(self.runner, cache, ReferenceSampler()))
         self.worker.start()
         self.driver = PlanDriver.over(kv_spec, range(num_blocks) if blocks is None else blocks)
         self.logits: dict[tuple[int, int], Logits] = {}  # (row, position) → [vocab_size]

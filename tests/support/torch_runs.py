@@ -83,8 +83,9 @@ class TorchRun(ReferenceRun):
         )
         reader = WeightReader(spec, Checkpoint.open(folder), "float32", settings.weights)
         decoder = load_decoder(spec, reader, settings, cache)
-        self.worker = LoadedModel(decoder, cache, settings, frozenset()).worker(num_blocks, num_host_blocks)
-        self.runner = self.worker.runner = EveryLogit(self.worker.runner)  # type: ignore[assignment]
+        parts = LoadedModel(decoder, cache, settings, frozenset()).parts(num_blocks, num_host_blocks)
+        self.runner = EveryLogit(parts.runner)  # type: ignore[assignment]
+        self.worker = Worker(parts.with_runner(self.runner))
         self.worker.start()
         self.driver = PlanDriver.over(kv_spec, range(num_blocks) if blocks is None else blocks)
         self.logits = {}

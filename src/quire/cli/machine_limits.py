@@ -14,7 +14,7 @@ from quire.core.errors import InvalidConfigError
 
 if TYPE_CHECKING:
     from quire._native import Kernels, ThreadTeam
-    from quire.engine.factory import Backend
+    from quire.compute.backend import BackendFacts
 
 NUM_PASSES = 5
 ARITHMETIC_S = 0.2
@@ -37,13 +37,13 @@ class Limits(Protocol):
         ...
 
 
-def limits_of(backend: Backend, read_bytes: int) -> Limits:
+def limits_of(facts: BackendFacts, read_bytes: int) -> Limits:
     """Return the limits of what a backend computes on."""
-    if backend.name != "torch":
-        return MachineLimits(backend.num_threads, read_bytes)
+    if facts.name != "torch":
+        return MachineLimits(facts.num_threads, read_bytes)
     from quire.compute.torch.limits import TorchLimits
 
-    return TorchLimits("cpu" if backend.gpu is None else "cuda", backend.dtype, read_bytes)
+    return TorchLimits(facts.device, facts.dtype, read_bytes)
 
 
 class MachineLimits:

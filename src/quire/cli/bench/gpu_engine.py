@@ -120,7 +120,7 @@ def measure_model(
     tell(f"loading {config.model}")
     with MeasuredEngine(config) as engine:
         engine.warm_up()
-        limits = limits_of(engine.blueprint.backend, options.read_size)
+        limits = limits_of(engine.blueprint.backend.facts, options.read_size)
         rows: list[tuple[str, ...]] = []
         samples: dict[str, object] = {}
         goals: list[Goal] = []

@@ -119,8 +119,8 @@ class LatencyBench:
         self._engine = engine
         self._options = options
         self._tell = tell
-        self._limits = limits_of(engine.blueprint.backend, options.read_size)
-        self._costs: ModelCosts | None = model_costs(engine.blueprint.model, engine.blueprint.backend)
+        self._limits = limits_of(engine.blueprint.backend.facts, options.read_size)
+        self._costs: ModelCosts | None = model_costs(engine.blueprint.model, engine.blueprint.backend.facts)
         self._random = random.Random(0)
         self._has_goals = self._costs is not None and self._costs.step_bytes >= LARGE_MODEL_BYTES
 
@@ -291,7 +291,7 @@ class LatencyBench:
     def _require_room(self, context: int, num_sequences: int) -> None:
         """Raise unless so many sequences can decode side by side: who had to wait or to yield would not be measured."""
         report = self._engine.blueprint.report
-        plan, spec = report.plan, self._engine.blueprint.backend.kv_spec
+        plan, spec = report.plan, self._engine.blueprint.backend.facts.kv_spec
         # Those that are ready first decode while the prompts of the others are computed.
         waiting = num_sequences * context // report.max_num_batched_tokens + num_sequences
         num_tokens = min(context + self._options.steps + waiting, plan.max_model_len)

@@ -22,7 +22,7 @@ def main(settings: str) -> None:
         memory = process_memory()
         found = {
             "load_s": engine.load_s,
-            "weight_bytes": engine.blueprint.backend.weight_bytes,
+            "weight_bytes": engine.blueprint.backend.facts.weight_bytes,
             "peak_bytes": None if memory is None else memory.peak,
         }
         print(json.dumps(found), flush=True)

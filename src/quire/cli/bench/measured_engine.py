@@ -15,21 +15,22 @@ from array import array
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Final
 
 from quire.cli.bench.workload_file import WorkloadRequest
+from quire.compute.backend import WorkerParts
 from quire.compute.worker.cache_engine import CacheEngine
 from quire.compute.worker.model_runner import ModelRunner, StepInputs, StepOutputs
 from quire.compute.worker.worker import Worker
 from quire.core.clock import SystemClock
 from quire.core.config import EngineConfig
 from quire.core.errors import ExecutionError
-from quire.core.executor import Executor, NoteLoaded
 from quire.core.step import NO_BLOCK, StepPlan, StepResult
 from quire.engine.client import EngineRequest, InProcessClient, SequenceUpdate
 from quire.engine.core import EngineCore
-from quire.engine.factory import EngineBlueprint, plan_engine
+from quire.engine.factory import plan_engine
 from quire.engine.progress import LoadingLine
 
 AWAITED_S: Final = 100e-6
@@ -77,19 +78,19 @@ class WatchedRunner:
         return outputs
 
 
-class WatchedExecutor:
-    """An executor, and how long it computes.
+class WatchedWorker:
+    """A worker, and how long it computes.
 
     Where it launches steps ahead, the decoder runs beside the host: its time is then that for which the host waits.
     """
 
-    def __init__(self, executor: Executor, watch: StepWatch) -> None:
-        self._executor = executor
+    def __init__(self, watch: StepWatch, parts: WorkerParts) -> None:
         self._watch = watch
         self._collected = time.perf_counter()
-        self._launches_ahead = isinstance(executor, Worker) and executor.launches_ahead
-        if isinstance(executor, Worker) and not self._launches_ahead:
-            executor.runner = WatchedRunner(executor.runner, watch)
+        self._launches_ahead = parts.launcher is not None
+        self._executor = Worker(
+            parts if self._launches_ahead else parts.with_runner(WatchedRunner(parts.runner, watch))
+        )
 
     def start(self) -> None:
         """Get ready to take plans."""
@@ -147,7 +148,7 @@ class MeasuredEngine:
         self.watch = StepWatch()
         self.load_s = 0.0
         started = time.perf_counter()
-        self.blueprint = _watched(plan_engine(replace(config, skip_tokenizer_init=True)), self.watch)
+        self.blueprint = plan_engine(replace(config, skip_tokenizer_init=True))
         self.plan_s = time.perf_counter() - started
 
     def load(self) -> MeasuredEngine:
@@ -156,7 +157,7 @@ class MeasuredEngine:
         clock = SystemClock()
         with closing(LoadingLine(sys.stderr, clock)) as progress:
             self.blueprint = self.blueprint.measured(progress.note)
-            self.core: EngineCore = self.blueprint.build(clock, progress.note)
+            self.core: EngineCore = self.blueprint.build(clock, progress.note, partial(WatchedWorker, self.watch))
         self.client = InProcessClient(self.core)
         self.load_s = self.plan_s + time.perf_counter() - started
         return self
@@ -224,12 +225,3 @@ def _note(run: Run, last_s: dict[tuple[str, int], float], update: SequenceUpdate
     if sequence in last_s:
         run.gaps_s += [(now - last_s[sequence]) / count] * count
     last_s[sequence] = now
-
-
-def _watched(blueprint: EngineBlueprint, watch: StepWatch) -> EngineBlueprint:
-    load = blueprint.backend.load
-
-    def load_watched(num_blocks: int, num_host_blocks: int, note_loaded: NoteLoaded | None = None) -> Executor:
-        return WatchedExecutor(load(num_blocks, num_host_blocks, note_loaded), watch)
-
-    return replace(blueprint, backend=replace(blueprint.backend, load=load_watched))

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from quire.cli.model_shapes import shape_of
+from quire.compute.backend import BackendFacts
 from quire.compute.models import ModelDescription
-from quire.engine.factory import Backend
 from quire.simulate.model_shape import ModelShape, num_pairs, num_read
 
 
@@ -48,10 +48,10 @@ class ModelCosts:
         return products + pairs * shape.operations_per_pair
 
 
-def model_costs(model: ModelDescription, backend: Backend) -> ModelCosts | None:
+def model_costs(model: ModelDescription, facts: BackendFacts) -> ModelCosts | None:
     """Return the costs of a model; None where they depend on the tokens."""
     if model.spec.experts is not None:
         return None
     shape = shape_of(model.architecture, model)
-    read = (shape.layers + shape.head).read_bytes(backend.dtype, backend.config.weights)
-    return ModelCosts(shape, read, backend.kv_spec.bytes_per_layer_token)
+    read = (shape.layers + shape.head).read_bytes(facts.dtype, facts.config.weights)
+    return ModelCosts(shape, read, facts.kv_spec.bytes_per_layer_token)

@@ -26,6 +26,7 @@ from quire.cli.bench.page import Tell, run_page
 from quire.cli.bench.report import Section
 from quire.cli.bench.samples import show
 from quire.cli.bench.workload_file import WorkloadError, read_workload
+from quire.compute.backend import WorkerParts
 from quire.compute.worker.cache_engine import CacheEngine
 from quire.compute.worker.model_runner import ModelRunner, StepInputs, StepOutputs
 from quire.compute.worker.worker import Worker
@@ -33,7 +34,6 @@ from quire.core.byte_sizes import format_bytes
 from quire.core.clock import SystemClock
 from quire.core.config import EngineConfig
 from quire.core.errors import ExecutionError
-from quire.core.executor import Executor, NoteLoaded
 from quire.core.request import FinishReason, Request
 from quire.core.sampling_params import SamplingParams
 from quire.engine.factory import plan_engine
@@ -76,16 +76,8 @@ class ReadingEngine:
 
     def __init__(self, config: EngineConfig) -> None:
         blueprint = plan_engine(config).measured()
-        load = blueprint.backend.load
-
-        def load_watched(num_blocks: int, num_host_blocks: int, note_loaded: NoteLoaded | None = None) -> Executor:
-            executor = load(num_blocks, num_host_blocks, note_loaded)
-            assert isinstance(executor, Worker)  # as every backend of today
-            self._watched = executor.runner = EveryLogit(executor.runner)
-            return executor
-
-        self.weight_bytes = blueprint.backend.weight_bytes
-        self._core = replace(blueprint, backend=replace(blueprint.backend, load=load_watched)).build(SystemClock())
+        self.weight_bytes = blueprint.backend.facts.weight_bytes
+        self._core = blueprint.build(SystemClock(), make_executor=self._make_worker)
 
     def read(self, prompt: Sequence[int]) -> Numbers:
         """Return the log-probabilities of every token behind each token of the prompt: `[length, vocab_size]`."""
@@ -95,6 +87,10 @@ class ReadingEngine:
             if request.finish_reason is FinishReason.ERROR:
                 raise ExecutionError(f"a text cannot be read: {request.error}")
         return np.concatenate(self._watched.found)
+
+    def _make_worker(self, parts: WorkerParts) -> Worker:
+        self._watched = EveryLogit(parts.runner)
+        return Worker(parts.with_runner(self._watched))
 
     def __enter__(self) -> ReadingEngine:
         return self

@@ -47,7 +47,7 @@ class PlanReport:
         ]
         engine = next((study.engine for study in self.studies if study.engine is not None), None)
         if engine is not None:
-            spec = engine.backend.kv_spec
+            spec = engine.facts.kv_spec
             block = f"{spec.bytes_per_block:,} ({format_bytes(spec.bytes_per_block)}) a block of {spec.block_size}"
             facts.append(("KV", f"{spec.dtype}, {spec.bytes_per_token:,} bytes a token, {block} tokens"))
         totals = ", ".join(
@@ -197,7 +197,7 @@ def _study_json(study: Study) -> dict[str, Any]:
     }
     if study.engine is None or study.held is None:
         return found
-    plan, spec = study.engine.plan, study.engine.backend.kv_spec
+    plan, spec = study.engine.plan, study.engine.facts.kv_spec
     return found | {
         "parts_bytes": dict(plan.parts[:-1]),
         "kv_dtype": spec.dtype,

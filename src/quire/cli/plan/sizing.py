@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Final
 
 from quire.cli.model_shapes import describe
+from quire.compute.backend import BackendFacts
+from quire.compute.choice import backend_on
 from quire.compute.models import ModelDescription
 from quire.core.byte_sizes import format_bytes
 from quire.core.config import EngineConfig, ResolvedConfig
 from quire.core.errors import InvalidConfigError
-from quire.engine.factory import Backend, backend_on
-from quire.engine.memory_plan import USEFUL_TOKENS, MemoryNeeds, MemoryPlan, plan_memory
+from quire.core.memory_needs import MemoryNeeds
+from quire.engine.memory_plan import USEFUL_TOKENS, MemoryPlan, plan_memory
 from quire.simulate.hardware import Hardware
 from quire.simulate.planner import Pool
 
@@ -33,13 +35,13 @@ class SizedEngine:
     """An engine that fits. `config` says how much KV memory it has."""
 
     config: ResolvedConfig
-    backend: Backend
+    facts: BackendFacts
     plan: MemoryPlan
 
     @property
     def pool(self) -> Pool:
         """Its KV memory, as the planner sees it."""
-        return Pool(self.backend.kv_spec, self.plan.num_blocks, self.plan.max_model_len)
+        return Pool(self.facts.kv_spec, self.plan.num_blocks, self.plan.max_model_len)
 
 
 class TooSmallError(InvalidConfigError):
@@ -68,24 +70,25 @@ class EngineSizer:
         return self._sized[key]
 
     def _size(self, config: ResolvedConfig, memory_bytes: int) -> SizedEngine:
-        backend = self._backend(config)
-        needs = MemoryNeeds(backend.weight_bytes, backend.activation_bytes, 0, memory_bytes)
-        self._require(config, backend, needs)
+        facts = self._facts(config)
+        needs = MemoryNeeds(facts.weight_bytes, facts.activation_bytes, 0, memory_bytes)
+        self._require(config, facts, needs)
         if config.kv_memory is None:
-            block = backend.kv_spec.bytes_per_block
+            block = facts.kv_spec.bytes_per_block
             left = needs.left_bytes - int(config.swap_space)
             config = replace(config, kv_memory=left // block * block)
-        plan = plan_memory(config, backend.kv_spec, self.model.spec.context_length, needs)
-        return SizedEngine(config, backend, plan)
+        plan = plan_memory(config, facts.kv_spec, self.model.spec.context_length, needs)
+        return SizedEngine(config, facts, plan)
 
-    def _backend(self, config: ResolvedConfig) -> Backend:
-        return backend_on("cuda" if config.device == "cuda" else "cpu", config, self._settings, self.model)
+    def _facts(self, config: ResolvedConfig) -> BackendFacts:
+        device = "cuda" if config.device == "cuda" else "cpu"
+        return backend_on(device, config, self._settings, self.model).facts
 
-    def _require(self, config: ResolvedConfig, backend: Backend, needs: MemoryNeeds) -> None:
+    def _require(self, config: ResolvedConfig, facts: BackendFacts, needs: MemoryNeeds) -> None:
         """Raise where not even one sequence fits: with what it takes, and over how many machines it would go."""
         length = config.max_model_len or min(self.model.spec.context_length, USEFUL_TOKENS)
         chunk = 1 + config.max_steps_under_way
-        spec, memory = backend.kv_spec, needs.free_bytes or 0
+        spec, memory = facts.kv_spec, needs.free_bytes or 0
         kv_bytes = spec.num_blocks_for(length, longest_chunk=chunk) * spec.bytes_per_block + int(config.swap_space)
         needed = needs.weight_bytes + needs.activation_bytes + kv_bytes
         if memory >= needed:
@@ -101,9 +104,9 @@ class EngineSizer:
 class AnyBlockSizer(EngineSizer):
     """Sizes engines that are only simulated: no kernel reads their blocks, which may have any size."""
 
-    def _backend(self, config: ResolvedConfig) -> Backend:
-        backend = super()._backend(replace(config, block_size=ANY_SIZE))
-        return replace(backend, kv_spec=replace(backend.kv_spec, block_size=config.block_size))
+    def _facts(self, config: ResolvedConfig) -> BackendFacts:
+        facts = super()._facts(replace(config, block_size=ANY_SIZE))
+        return replace(facts, kv_spec=replace(facts.kv_spec, block_size=config.block_size))
 
 
 def resolved_on(hardware: Hardware, config: EngineConfig) -> ResolvedConfig:

@@ -72,7 +72,7 @@ class Planner:
             return Study(hardware, memory_bytes, problem=TooSmallError(memory_bytes, needed, error.why))
         except InvalidConfigError as error:
             return Study(hardware, memory_bytes, problem=error)
-        spec, plan = engine.backend.kv_spec, engine.plan
+        spec, plan = engine.facts.kv_spec, engine.plan
         held = Occupancy.of(spec, self._lengths).in_pool(plan.num_blocks, plan.max_model_len)
         estimator = self._estimator(hardware, engine)
         running = min(config.max_num_seqs, int(held.average))
@@ -134,18 +134,18 @@ class Planner:
         )
         engine = self._sizer.size(least, UNLIMITED_BYTES)
         parts = dict(engine.plan.parts)
-        needed = Occupancy.of(engine.backend.kv_spec, self._lengths).blocks_for_one() * engine.plan.bytes_per_block
+        needed = Occupancy.of(engine.facts.kv_spec, self._lengths).blocks_for_one() * engine.plan.bytes_per_block
         return needed, parts["weights"] + parts["activations"] + parts["swap"]
 
     def _estimator(self, hardware: Hardware, engine: SizedEngine) -> Estimator:
-        backend = engine.backend
-        shape = shape_of(engine.config.model, self._sizer.model, backend.kv_spec.head_dim)
-        numbers = Numbers(backend.dtype, backend.config.weights, backend.kv_spec.dtype)
+        facts = engine.facts
+        shape = shape_of(engine.config.model, self._sizer.model, facts.kv_spec.head_dim)
+        numbers = Numbers(facts.dtype, facts.config.weights, facts.kv_spec.dtype)
         return Estimator(Roofline(hardware, shape, numbers), self._lengths)
 
     def _narrow(self, engine: SizedEngine, memory_bytes: int) -> list[NarrowKV]:
         """Return what narrower keys and values would hold in as many bytes."""
-        spec, kv_bytes = engine.backend.kv_spec, engine.plan.num_blocks * engine.plan.bytes_per_block
+        spec, kv_bytes = engine.facts.kv_spec, engine.plan.num_blocks * engine.plan.bytes_per_block
         found = []
         for dtype in NARROW_KV:
             narrow, is_served = self._narrow_spec(engine, dtype, memory_bytes)
@@ -159,5 +159,5 @@ class Planner:
         """Return the blocks of a narrower dtype: as the engine makes them, or, where it does not, a byte a number."""
         with suppress(InvalidConfigError):
             narrow = self._sizer.size(replace(engine.config, kv_dtype=dtype), memory_bytes)
-            return narrow.backend.kv_spec, True
-        return replace(engine.backend.kv_spec, dtype=dtype), False
+            return narrow.facts.kv_spec, True
+        return replace(engine.facts.kv_spec, dtype=dtype), False

@@ -140,7 +140,7 @@ class Study:
     def _engine_maker(self, variant: Variant, sized: SizedEngine) -> Callable[[Any], SimulatedEngine]:
         cost, plan, config = self._cost(sized), sized.plan, sized.config
         setup = EngineSetup(
-            sized.backend.kv_spec,
+            sized.facts.kv_spec,
             config.memory_config(plan.num_blocks, plan.num_host_blocks, b""),
             config.scheduler_config(plan.max_model_len),
             cost,
@@ -157,9 +157,9 @@ class Study:
     def _cost(self, sized: SizedEngine) -> StepCost:
         if self._steps is not None:
             return self._steps
-        spec = sized.backend.kv_spec
+        spec = sized.facts.kv_spec
         shape = shape_of(sized.config.model, self._sizer.model, spec.head_dim)
-        numbers = Numbers(sized.backend.dtype, sized.backend.config.weights, spec.dtype)
+        numbers = Numbers(sized.facts.dtype, sized.facts.config.weights, spec.dtype)
         return RooflineCost(Roofline(self._hardware, shape, numbers), bytes_per_block=spec.bytes_per_block)
 
     def _source(self, longest: int, files: contextlib.ExitStack) -> RequestSource:

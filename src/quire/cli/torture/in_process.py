@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from quire.compute.worker.worker import Worker
 from quire.core.clock import SystemClock
 from quire.core.config import EngineConfig
 from quire.core.request import Request
@@ -62,10 +63,10 @@ def run_prompts(
     blueprint = plan_engine(settings)
     config, plan, model = blueprint.config, blueprint.report.plan, blueprint.model
     memory_config = replace(config.memory_config(plan.num_blocks, 0, b"torture"), **memory)
-    manager = KVCacheManager(blueprint.backend.kv_spec, memory_config, make_pool=make_pool)
+    manager = KVCacheManager(blueprint.backend.facts.kv_spec, memory_config, make_pool=make_pool)
     limits = RequestLimits(model.spec.vocab_size, plan.max_model_len, plan.num_blocks * config.block_size, 8)
     scheduler = Scheduler(config.scheduler_config(plan.max_model_len), manager, limits)
-    core = EngineCore(scheduler, blueprint.backend.load(memory_config.num_blocks, 0), SystemClock())
+    core = EngineCore(scheduler, Worker(blueprint.backend.load(memory_config.num_blocks, 0)), SystemClock())
     try:
         sampling = SamplingParams(temperature=0.8, seed=3, max_tokens=NUM_TOKENS)
         requests = [Request(str(index), list(prompt), sampling) for index, prompt in enumerate(prompts)]

@@ -1,4 +1,4 @@
-"""From a model folder to a worker that runs it with the compiled core."""
+"""From a model folder to the parts of a worker that runs it with the compiled core."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Final
 
 from quire._native import Decoder, Kernels, ThreadTeam, kernel_names, kernels
 from quire._native import activation_bytes as step_bytes
+from quire.compute.backend import WorkerParts
 from quire.compute.models import ModelDescription
 from quire.compute.models.base import DecoderSpec
 from quire.compute.native.decoder import PANEL_WIDTH, NativeDecoder
@@ -17,7 +18,6 @@ from quire.compute.sampling.native import NativeSampler
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import WeightReader
 from quire.compute.worker.cache_engine import CacheEngine
-from quire.compute.worker.worker import Worker
 from quire.core.errors import InvalidConfigError
 from quire.core.executor import NoteLoaded
 from quire.core.kv_spec import KVCacheSpec
@@ -79,15 +79,15 @@ def activation_bytes(spec: DecoderSpec, settings: NativeSettings) -> int:
     return logits + step_bytes(shape, settings.max_num_batched_tokens, num_logits, settings.num_threads)
 
 
-def load_worker(
+def load_parts(
     model_folder: Path,
     model: ModelDescription,
     settings: NativeSettings,
     num_blocks: int,
     num_host_blocks: int = 0,
     note_loaded: NoteLoaded | None = None,
-) -> Worker:
-    """Return a worker for a model folder; `start` it to allocate its KV memory.
+) -> WorkerParts:
+    """Return the parts of a worker for a model folder.
 
     The checkpoint is checked whole before a weight is read; then `note_loaded` is told how far that is.
     """
@@ -96,10 +96,10 @@ def load_worker(
     touch_threads = settings.num_threads if settings.touch_kv_memory else 0
     cache = CacheEngine(kv_spec, num_blocks=num_blocks, num_host_blocks=num_host_blocks, touch_threads=touch_threads)
     eos_token_ids = frozenset(model.eos_token_ids)
-    return make_worker(model.spec, checkpoint, settings, cache, eos_token_ids=eos_token_ids, note_loaded=note_loaded)
+    return make_parts(model.spec, checkpoint, settings, cache, eos_token_ids=eos_token_ids, note_loaded=note_loaded)
 
 
-def make_worker(
+def make_parts(
     spec: DecoderSpec,
     checkpoint: Checkpoint,
     settings: NativeSettings,
@@ -107,8 +107,8 @@ def make_worker(
     *,
     eos_token_ids: frozenset[int] = frozenset(),
     note_loaded: NoteLoaded | None = None,
-) -> Worker:
-    """Return a worker for a spec and a checkpoint of it, over KV memory of `kv_cache_spec`."""
+) -> WorkerParts:
+    """Return the parts of a worker for a spec and a checkpoint of it, over KV memory of `kv_cache_spec`."""
     chosen = kernels_for(settings.instruction_set)
     team = _thread_team(settings.num_threads)
     decoder = Decoder(decoder_shape(spec, cache.spec), chosen, team)
@@ -116,7 +116,7 @@ def make_worker(
     runner = NativeDecoder(spec, decoder, reader)
     decoder.reserve(settings.max_num_batched_tokens, settings.max_num_seqs + MAX_PROMPT_LOGITS)
     sampler = NativeSampler(chosen, team, spec.vocab_size)
-    return Worker(runner, cache, sampler, eos_token_ids=eos_token_ids)
+    return WorkerParts(runner, cache, sampler, eos_token_ids=eos_token_ids)
 
 
 def _thread_team(num_threads: int) -> ThreadTeam:

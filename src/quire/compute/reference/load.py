@@ -1,19 +1,19 @@
-"""From a model folder to a worker that runs it with the reference decoder."""
+"""From a model folder to the parts of a worker that runs it with the reference decoder."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from quire.compute.backend import WorkerParts
 from quire.compute.models import read_model
 from quire.compute.reference.decoder import ReferenceDecoder
 from quire.compute.sampling.reference import ReferenceSampler
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import DecoderWeights
 from quire.compute.worker.cache_engine import CacheEngine
-from quire.compute.worker.worker import Worker
 
 
-def load_worker(
+def load_parts(
     model_folder: Path,
     *,
     block_size: int,
@@ -21,8 +21,8 @@ def load_worker(
     num_host_blocks: int = 0,
     weights: str = "auto",
     kv_dtype: str = "auto",
-) -> Worker:
-    """Return a worker for a model folder; `start` it to allocate its KV memory.
+) -> WorkerParts:
+    """Return the parts of a worker for a model folder.
 
     Everything in the folder is checked here: a `CheckpointError` says what is wrong with it. Weights, keys
     and values are float32, or int8.
@@ -35,7 +35,7 @@ def load_worker(
         num_blocks=num_blocks,
         num_host_blocks=num_host_blocks,
     )
-    return Worker(
+    return WorkerParts(
         ReferenceDecoder(spec, loaded, rounds_kv=kv_dtype == "int8"),
         cache,
         ReferenceSampler(),

@@ -1,4 +1,4 @@
-"""From a model folder to a worker that runs it on a device."""
+"""From a model folder to the parts of a worker that runs it on a device."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from quire.compute.backend import WorkerParts
 from quire.compute.models import ModelDescription
 from quire.compute.models.base import DecoderSpec
 from quire.compute.sampling.reference import ReferenceSampler
@@ -27,7 +28,6 @@ from quire.compute.torch.weights import DTYPES, PartReader, TorchWeights
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import WeightReader
 from quire.compute.worker.model_runner import StepInputs
-from quire.compute.worker.worker import Worker
 from quire.core.errors import ExecutionError, OutOfMemoryError
 from quire.core.executor import NoteLoaded
 
@@ -81,11 +81,11 @@ class LoadedModel:
         finally:
             self._cache.release()
 
-    def worker(self, num_blocks: int, num_host_blocks: int = 0, note_loaded: NoteLoaded | None = None) -> Worker:
-        """Return a worker over so many blocks; `start` it to allocate them. Mutates: it has the KV memory."""
+    def parts(self, num_blocks: int, num_host_blocks: int = 0, note_loaded: NoteLoaded | None = None) -> WorkerParts:
+        """Return the parts of a worker over so many blocks. Mutates: it has the KV memory."""
         self._cache.resize(num_blocks, num_host_blocks)
         runner = self._runner(self._new_graphs(note_loaded))
-        return Worker(runner, self._cache, self._sampler, eos_token_ids=self._eos_token_ids, launcher=runner)
+        return WorkerParts(runner, self._cache, self._sampler, self._eos_token_ids, launcher=runner)
 
     def _prepared(self, graphs: DecodeGraphs | None = None) -> TorchRunner:
         runner = self._runner(graphs)
@@ -123,18 +123,6 @@ def load_model(
     reader = WeightReader(model.spec, checkpoint, dtype, settings.weights, note_loaded)
     decoder = load_decoder(model.spec, reader, settings, cache)
     return LoadedModel(decoder, cache, settings, frozenset(model.eos_token_ids))
-
-
-def load_worker(
-    model_folder: Path,
-    model: ModelDescription,
-    settings: TorchSettings,
-    *,
-    num_blocks: int,
-    num_host_blocks: int = 0,
-) -> Worker:
-    """Return a worker for a model folder; `start` it to allocate its KV memory."""
-    return load_model(model_folder, model, settings).worker(num_blocks, num_host_blocks)
 
 
 def load_decoder(spec: DecoderSpec, reader: PartReader, settings: TorchSettings, cache: TorchCache) -> TorchDecoder:

@@ -19,70 +19,39 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from quire.compute.arrays import IntArray
-from quire.compute.sampling.draws import Sampler
+from quire.compute.backend import WorkerParts
 from quire.compute.worker.beam_rows import BeamRows
 from quire.compute.worker.grammar_rows import GrammarRows, RowMasks
 from quire.compute.worker.input_batch import InputBatch, num_sampled_logits
-from quire.compute.worker.kv_memory import KVMemory
-from quire.compute.worker.model_runner import ModelRunner, StepInputs, StepOutputs
+from quire.compute.worker.model_runner import StepInputs, StepOutputs
 from quire.compute.worker.reports import reports
 from quire.compute.worker.sampling_columns import Sampling, SamplingColumns
-from quire.compute.worker.step_ahead import Launched, Launcher, StepsAhead, broken
+from quire.compute.worker.step_ahead import Launched, StepsAhead, broken
 from quire.core.errors import ExecutionError, ExecutorLostError, OutOfMemoryError
 from quire.core.hypothesis import Hypothesis
 from quire.core.logprobs import TokenLogprobs
 from quire.core.step import RowStart, StepPlan, StepResult
 
-if TYPE_CHECKING:
-    from quire.compute.grammar import MaskService
-
 
 class Worker:
     """Computes plans with a `ModelRunner`; implements `quire.core.executor.Executor`."""
 
-    def __init__(
-        self,
-        runner: ModelRunner[Any],
-        cache: KVMemory,
-        sampler: Sampler,
-        *,
-        eos_token_ids: frozenset[int] = frozenset(),
-        launcher: Launcher[Any] | None = None,
-    ) -> None:
-        self._runner = runner
-        self.cache = cache
-        self._sampler = sampler
-        self._eos_token_ids = eos_token_ids
-        self._columns = SamplingColumns(eos_token_ids)
-        self._grammars = GrammarRows(None, eos_token_ids)
-        self._beams = BeamRows(eos_token_ids)
-        self._ahead = None if launcher is None else StepsAhead(launcher, self._columns)
+    def __init__(self, parts: WorkerParts) -> None:
+        self.cache = parts.cache
+        self._runner = parts.runner
+        self._sampler = parts.sampler
+        self._columns = SamplingColumns(parts.eos_token_ids)
+        self._grammars = GrammarRows(parts.masks, parts.eos_token_ids)
+        self._beams = BeamRows(parts.eos_token_ids)
+        self._ahead = None if parts.launcher is None else StepsAhead(parts.launcher, self._columns)
         self._batch: InputBatch | None = None
         self._step_s = 0.0  # how long the last step has computed
         self._results: deque[StepResult | Launched | ExecutionError] = deque()
-
-    @property
-    def runner(self) -> ModelRunner[Any]:
-        """The model. Whoever puts another in its place sees every step: none is launched past it."""
-        return self._runner
-
-    @runner.setter
-    def runner(self, runner: ModelRunner[Any]) -> None:
-        self._runner, self._ahead = runner, None
-
-    @property
-    def launches_ahead(self) -> bool:
-        """Whether steps are started while others are computed, where their plans allow it."""
-        return self._ahead is not None
-
-    def use_grammars(self, masks: MaskService) -> None:
-        """Hold texts to grammars from now on, by these masks. Mutates; before any row is taken."""
-        self._grammars = GrammarRows(masks, self._eos_token_ids)
 
     def start(self) -> None:
         """Allocate the KV memory; no row is taken. Mutates."""

@@ -1,0 +1,87 @@
+"""Backend: one way to compute a model. Each engine has a room of its own, and its backend is the door to it.
+
+    EngineConfig, ModelDescription ──► Backend ──► needs ──► number of blocks ──► load ──► WorkerParts ──► Worker
+                                       native, torch, reference                            ▲
+                                                              grammars, failpoints, watches ┘
+
+A backend is made from settings alone: it reads no weights and takes no memory until it is asked to. What changes how an
+engine computes (grammars, faults to order, a benchmark's watch) changes the *parts*, before there is a `Worker`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from quire.compute.sampling.draws import Sampler
+from quire.compute.worker.kv_memory import KVMemory
+from quire.compute.worker.model_runner import ModelRunner
+from quire.compute.worker.step_ahead import Launcher
+from quire.core.config import ResolvedConfig
+from quire.core.executor import NoteLoaded
+from quire.core.granted import free_memory, resident_bytes
+from quire.core.kv_spec import KVCacheSpec
+from quire.core.memory_needs import MemoryNeeds
+
+if TYPE_CHECKING:
+    from quire.compute.grammar import MaskService
+
+
+@dataclass(frozen=True, slots=True)
+class BackendFacts:
+    """What is known of an engine before it is loaded."""
+
+    name: str
+    device: str
+    config: ResolvedConfig
+    dtype: str
+    instruction_set: str
+    num_threads: int
+    kv_spec: KVCacheSpec
+    weight_bytes: int
+    activation_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerParts:
+    """What a worker is made of. `launcher`: the runner, where it can start steps ahead. `masks`: of grammars."""
+
+    runner: ModelRunner[Any]
+    cache: KVMemory
+    sampler: Sampler
+    eos_token_ids: frozenset[int] = frozenset()
+    launcher: Launcher[Any] | None = None
+    masks: MaskService | None = None
+
+    def with_runner(self, runner: ModelRunner[Any]) -> WorkerParts:
+        """Return the parts with another runner, which sees every step: none is launched past it."""
+        return replace(self, runner=runner, launcher=None)
+
+
+class Backend(Protocol):
+    """One way to compute one model."""
+
+    @property
+    def facts(self) -> BackendFacts:
+        """What is known before it is loaded."""
+        ...
+
+    def needs(self) -> MemoryNeeds:
+        """Return what the engine is expected to take, and what is free where it computes. Does not mutate."""
+        ...
+
+    def measured(self, note_loaded: NoteLoaded | None = None) -> MemoryNeeds | None:
+        """Load the weights, and return what they and the largest steps really take; None where nothing is measured.
+
+        What is loaded is kept for `load`. Raises `InvalidConfigError` for what does not fit. Mutates.
+        """
+        ...
+
+    def load(self, num_blocks: int, num_host_blocks: int, note_loaded: NoteLoaded | None = None) -> WorkerParts:
+        """Load the weights, unless that is done, and return a worker's parts, over so many blocks of KV memory."""
+        ...
+
+
+def needs_on_host(facts: BackendFacts) -> MemoryNeeds:
+    """Return the needs of an engine that computes in the memory of this machine. Does not mutate."""
+    return MemoryNeeds(facts.weight_bytes, facts.activation_bytes, resident_bytes() or 0, free_memory())

@@ -1,0 +1,69 @@
+"""The native engine as a backend: the compiled core, on the processors of this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.compute.backend import BackendFacts, WorkerParts, needs_on_host
+from quire.compute.models import ModelDescription
+from quire.compute.native.load import NativeSettings, activation_bytes, kernels_for, kv_cache_spec, load_parts
+from quire.compute.weights.decoder_weights import weight_bytes
+from quire.core.config import ResolvedConfig
+from quire.core.errors import InvalidConfigError
+from quire.core.executor import NoteLoaded
+from quire.core.granted import usable_cores
+from quire.core.memory_needs import MemoryNeeds
+
+
+@dataclass(frozen=True, slots=True)
+class NativeBackend:
+    """Implements `Backend` with the compiled core."""
+
+    facts: BackendFacts
+    folder: Path
+    model: ModelDescription
+    settings: NativeSettings
+
+    @classmethod
+    def of(cls, config: ResolvedConfig, folder: Path, model: ModelDescription) -> NativeBackend:
+        """Return the backend for a model; raises `InvalidConfigError` for settings that it does not have."""
+        dtype = config.dtype
+        if dtype == "float16":
+            raise InvalidConfigError("dtype", dtype, "bfloat16, float32 or auto: only the torch backend knows float16")
+        if dtype == "auto":
+            dtype = "float32" if model.dtype == "float32" else "bfloat16"
+        settings = NativeSettings(
+            dtype=dtype,
+            weights=config.weights,
+            kv_dtype=config.kv_dtype,
+            block_size=config.block_size,
+            num_threads=config.num_threads or usable_cores(),
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+            touch_kv_memory=config.touch_kv_memory,
+        )
+        facts = BackendFacts(
+            name="native",
+            device="cpu",
+            config=config,
+            dtype=dtype,
+            instruction_set=kernels_for(None).name,
+            num_threads=settings.num_threads,
+            kv_spec=kv_cache_spec(model.spec, config.block_size, settings.stored_kv_dtype),
+            weight_bytes=weight_bytes(model.spec, dtype, config.weights),
+            activation_bytes=activation_bytes(model.spec, settings),
+        )
+        return cls(facts, folder, model, settings)
+
+    def needs(self) -> MemoryNeeds:
+        """Return what the engine is expected to take of this machine."""
+        return needs_on_host(self.facts)
+
+    def measured(self, note_loaded: NoteLoaded | None = None) -> MemoryNeeds | None:
+        """Return None: what is foreseen here is what is taken."""
+        return None
+
+    def load(self, num_blocks: int, num_host_blocks: int, note_loaded: NoteLoaded | None = None) -> WorkerParts:
+        """Load the weights and return the parts of a worker."""
+        return load_parts(self.folder, self.model, self.settings, num_blocks, num_host_blocks, note_loaded)

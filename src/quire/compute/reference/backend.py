@@ -1,0 +1,78 @@
+"""The reference engine as a backend: a model in numpy, slow and plain, which all others are compared with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.compute.backend import BackendFacts, WorkerParts, needs_on_host
+from quire.compute.models import ModelDescription
+from quire.compute.models.base import DecoderSpec
+from quire.compute.reference.load import load_parts
+from quire.compute.weights.decoder_weights import weight_bytes
+from quire.core.config import ResolvedConfig
+from quire.core.errors import InvalidConfigError
+from quire.core.executor import NoteLoaded
+from quire.core.memory_needs import MemoryNeeds
+from quire.core.step import MAX_PROMPT_LOGITS
+
+
+@dataclass(frozen=True, slots=True)
+class ReferenceBackend:
+    """Implements `Backend` with the reference decoder."""
+
+    facts: BackendFacts
+    folder: Path
+
+    @classmethod
+    def of(cls, config: ResolvedConfig, folder: Path, model: ModelDescription) -> ReferenceBackend:
+        """Return the backend for a model; raises `InvalidConfigError` for settings that it does not have."""
+        if config.dtype not in ("auto", "float32"):
+            raise InvalidConfigError("dtype", config.dtype, "float32 or auto: the reference backend knows no other")
+        if config.touch_kv_memory:
+            raise InvalidConfigError(
+                "touch_kv_memory", True, "False: the reference backend takes memory as it fills it"
+            )
+        if config.kv_dtype not in ("auto", "float32", "int8"):
+            allowed = "float32, int8 or auto: the reference backend knows no other"
+            raise InvalidConfigError("kv_dtype", config.kv_dtype, allowed)
+        facts = BackendFacts(
+            name="reference",
+            device="cpu",
+            config=config,
+            dtype="float32",
+            instruction_set="numpy",
+            num_threads=1,
+            kv_spec=model.spec.kv_cache_spec(config.block_size),
+            weight_bytes=weight_bytes(model.spec, weights=config.weights),
+            activation_bytes=_activation_bytes(model.spec, config),
+        )
+        return cls(facts, folder)
+
+    def needs(self) -> MemoryNeeds:
+        """Return what the engine is expected to take of this machine."""
+        return needs_on_host(self.facts)
+
+    def measured(self, note_loaded: NoteLoaded | None = None) -> MemoryNeeds | None:
+        """Return None: what is foreseen here is what is taken."""
+        return None
+
+    def load(self, num_blocks: int, num_host_blocks: int, note_loaded: NoteLoaded | None = None) -> WorkerParts:
+        """Load the weights and return the parts of a worker."""
+        config = self.facts.config
+        return load_parts(
+            self.folder,
+            block_size=config.block_size,
+            num_blocks=num_blocks,
+            num_host_blocks=num_host_blocks,
+            weights=config.weights,
+            kv_dtype=config.kv_dtype,
+        )
+
+
+def _activation_bytes(spec: DecoderSpec, config: ResolvedConfig) -> int:
+    """Return the bytes of activations and logits that steps of the settings' size take."""
+    heads = spec.attention.num_heads * spec.attention.head_dim
+    per_token = 6 * spec.hidden_size + 3 * spec.mlp.intermediate_size + 4 * heads
+    num_logits = config.max_num_seqs + MAX_PROMPT_LOGITS
+    return 4 * (config.max_num_batched_tokens * per_token + 2 * num_logits * spec.vocab_size)
