@@ -19,8 +19,9 @@ import pytest
 
 from quire import EngineConfig, ExecutionError, SamplingParams
 from quire.cli import main
+from quire.engine.commands import Abort, Add, Clear, Stop, read_command
 from quire.engine.stats import ModelState
-from quire.engine.step_log import ABORTED, ADDED, PLANNED, STOPPED, read_records, read_request, replay
+from quire.engine.step_log import COMMANDED, PLANNED, read_records, replay
 from quire.engine.supervised import SupervisedLLM
 from support.server import RunningServer, running_server
 
@@ -86,18 +87,19 @@ def test_a_live_run_is_planned_again_to_the_byte(
             list(pool.map(lambda number: ask(server, number), range(48)))
             list(pool.map(lambda number: ask_for_much(server, number), range(8)))
         server.wait_until_idle()
-        server.llm.engine.clear_cache()
+        server.llm.reset_prefix_cache()
         ask(server, 2)
         server.wait_until_idle()
         stats = server.llm.engine.stats()
         assert stats.hit_tokens_total > 0
         assert stats.preemptions_total > 0
         assert server.llm.engine.scheduler.config.policy == settings.get("policy", "fcfs")
-        kinds = Counter(record.kind for record in read_records(io.BytesIO(path.read_bytes())))  # while it is open
-        assert kinds[ADDED] == 48 + 8 + 1
-        assert kinds[ABORTED] > 0
-        assert kinds[STOPPED] > 0
-        assert kinds[PLANNED] == stats.steps_total
+        records = list(read_records(io.BytesIO(path.read_bytes())))  # while it is open
+        verbs = Counter(type(read_command(each.payload)) for each in records if each.kind == COMMANDED)
+        assert (verbs[Add], verbs[Clear]) == (48 + 8 + 1, 1)
+        assert verbs[Abort] > 0
+        assert verbs[Stop] > 0
+        assert sum(each.kind == PLANNED for each in records) == stats.steps_total
     assert main(["simulate", "--replay", str(path)]) == 0
     assert capsys.readouterr().out == f"{stats.steps_total:,} plans, each the same to the byte\n"
     assert main(["report", str(path), "--limit", "12", "--json", "-"]) == 0
@@ -132,8 +134,8 @@ def test_an_engine_that_is_started_again_writes_on_in_another_file(tmp_path: Pat
 
     asyncio.run(test())
     logs = [io.BytesIO((tmp_path / name).read_bytes()) for name in ("run.steplog", "run.steplog.1")]
-    asked = [[read_request(each.payload) for each in read_records(log) if each.kind == ADDED] for log in logs]
-    assert [len(requests) for requests in asked] == [2, 1]
+    asked = [[read_command(each.payload) for each in read_records(log) if each.kind == COMMANDED] for log in logs]
+    assert [[type(each) for each in commands] for commands in asked] == [[Add, Add], [Add]]
     for log in logs:
         log.seek(0)
         assert replay(log) >= 5  # the one that was killed, too: nothing waits in a buffer

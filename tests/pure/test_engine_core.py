@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from quire.engine.commands import Abort, Stop
 from quire.core.clock import ManualClock
 from quire.core.config import MemoryConfig, SchedulerConfig
 from quire.core.errors import ExecutionError, RequestTooLargeError
@@ -118,7 +119,7 @@ def test_what_a_lost_step_computed_is_not_cached():
     engine.add_request(make_request("lost", 12, 9))
     executor.fail_next_collect = True
     engine.step()
-    engine.abort("lost")
+    engine.send(Abort("lost"))
     again = make_request("again", 12, 2)
     engine.add_request(again)
     engine.run()
@@ -137,7 +138,7 @@ def test_aborting_between_steps_frees_at_once():
     engine = EngineCore(make_scheduler(max_steps_under_way=2), CountingExecutor(), ManualClock())
     engine.add_request(make_request("r", 9, 20))
     engine.step()
-    engine.abort("r")
+    engine.send(Abort("r"))
     assert engine.scheduler.memory.pool.num_in_use == 0
     while engine.step() is not None:
         pass
@@ -149,7 +150,7 @@ def test_a_stop_string_ends_a_sequence_with_what_it_has():
     request = make_request("r", 3, 20)
     engine.add_request(request)
     engine.step()
-    engine.stop("r")
+    engine.send(Stop("r"))
     assert (request.finish_reason, request.num_output_tokens) == (FinishReason.STOP, 1)
 
 

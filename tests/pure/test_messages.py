@@ -13,22 +13,18 @@ from quire.core.logprobs import TokenLogprobs
 from quire.core.request import CacheScope, FinishReason
 from quire.core.sampling_params import SamplingParams
 from quire.engine import messages
-from quire.engine.client import EngineRequest, SequenceUpdate
+from quire.engine.client import SequenceUpdate
+from quire.engine.commands import Abort, Add, Clear, Fail, Stop, Watch, command_bytes, read_command
 from quire.engine.live import LiveFrame, packed
 from quire.engine.messages import (
     LENGTH_BYTES,
-    Abort,
-    Add,
     Close,
     Configure,
-    Fail,
     Failed,
     Live,
     Loaded,
     Stats,
-    Stop,
     Updates,
-    Watch,
     body_length,
     frame,
     message_from_engine,
@@ -51,18 +47,19 @@ SAMPLING = SamplingParams(
     early_stopping="never",
 )
 REQUESTS = [
-    EngineRequest("r", array("i", [1, 2, 3]), SAMPLING, CacheScope("t", "s", ("k",)), -5),
-    EngineRequest("r", array("i", range(100_000)), SamplingParams()),
-    EngineRequest("r", array("i", [1]), SamplingParams(grammar=Grammar.choice(["ä", "b"]))),
+    Add("r", array("i", [1, 2, 3]), SAMPLING, CacheScope("t", "s", ("k",)), -5),
+    Add("r", array("i", range(100_000)), SamplingParams()),
+    Add("r", array("i", [1]), SamplingParams(grammar=Grammar.choice(["ä", "b"]))),
 ]
 TO_ENGINE = [
     Configure(EngineConfig(model="guide", kv_memory="8MiB", max_model_len=64)),
-    *map(Add.of, REQUESTS),
+    *REQUESTS,
     Abort("r"),
     Fail("r", "why"),
     Stop("r", 1),
     Watch(0.125),
     Watch(None),
+    Clear(),
     Close(),
 ]
 FRAME = LiveFrame(
@@ -107,9 +104,10 @@ def test_what_comes_from_the_engine_arrives_as_it_was(message: messages.FromEngi
 
 def test_columns_arrive_as_columns() -> None:
     for request in REQUESTS:
-        found = message_to_engine(frame(Add.of(request))[LENGTH_BYTES:])
+        found = message_to_engine(frame(request)[LENGTH_BYTES:])
         assert isinstance(found, Add)
-        assert found.request == request
+        assert found.prompt_token_ids.typecode == "i"
+        assert found == read_command(command_bytes(request)) == request
     found_updates = message_from_engine(frame(Updates.of(UPDATES))[LENGTH_BYTES:])
     assert isinstance(found_updates, Updates)
     assert found_updates.updates == UPDATES

@@ -12,7 +12,8 @@ from quire.core.errors import InvalidRequestError
 from quire.core.logprobs import TokenLogprobs
 from quire.core.request import FinishReason
 from quire.core.sampling_params import SamplingParams
-from quire.engine.client import EngineRequest, SequenceUpdate
+from quire.engine.client import SequenceUpdate
+from quire.engine.commands import Abort, Add, AnyCommand, Fail, Stop
 from quire.engine.output_processor import OutputProcessor, PreparedRequest, RequestText
 from quire.engine.outputs import Logprob, RequestMetrics, RequestOutput
 from quire.engine.progress import LoadingLine, ProgressBar
@@ -23,20 +24,14 @@ from support.tiny_tokenizer import byte_level
 PROMPT = [72, 73]
 
 
-class Ender:
-    """Notes what it is told."""
+class Link:
+    """Notes what it is to pass on."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[Any, ...]] = []
+        self.commands: list[AnyCommand] = []
 
-    def abort(self, request_id: str) -> None:
-        self.calls.append(("abort", request_id))
-
-    def fail(self, request_id: str, message: str) -> None:
-        self.calls.append(("fail", request_id, message))
-
-    def stop(self, request_id: str, branch: int) -> None:
-        self.calls.append(("stop", request_id, branch))
+    def send(self, command: AnyCommand) -> None:
+        self.commands.append(command)
 
 
 @pytest.fixture(scope="module")
@@ -48,15 +43,15 @@ class Door:
     """A processor with one request in it."""
 
     def __init__(self, tokenizer: Tokenizer | None, **wanted: Any) -> None:
-        self.clock, self.ender = ManualClock(), Ender()
+        self.clock, self.link = ManualClock(), Link()
         self.tokenizer = tokenizer
-        self.processor = OutputProcessor(self.ender, tokenizer, self.clock)
+        self.processor = OutputProcessor(self.link, tokenizer, self.clock)
         self.delivered: list[RequestText] = []
         self.request = self.add("r", **wanted)
 
     def add(self, name: str, **wanted: Any) -> RequestText:
         sampling = SamplingParams(**wanted)
-        prepared = PreparedRequest(EngineRequest(name, array("i", PROMPT), sampling), name, "hi", sampling)
+        prepared = PreparedRequest(Add(name, array("i", PROMPT), sampling), name, "hi", sampling)
         return self.processor.add(prepared, self.delivered.append)
 
     def send(self, tokens: str | list[int], branch: int = 0, name: str = "r", **fields: Any) -> RequestOutput:
@@ -75,7 +70,7 @@ def test_no_stop_string_ends_a_text_of_min_tokens_tokens(tokenizer: Tokenizer) -
     assert door.send("abb").outputs[0].finish_reason is None
     last = door.send("ab!").outputs[0]
     assert (last.text, last.token_ids, last.stop_reason) == ("abba", tokenizer.encode("abbab"), "b")
-    assert door.ender.calls == [("stop", "r", 0)]
+    assert door.link.commands == [Stop("r", 0)]
 
 
 def test_a_stop_string_that_the_last_character_completes_is_seen_before_min_tokens_only_as_text(
@@ -99,7 +94,7 @@ def test_snapshots_grow_and_the_last_one_is_whole(tokenizer: Tokenizer) -> None:
     metrics = last.metrics
     assert (metrics.time_to_first_token_s, metrics.duration_s) == (1.0, 3.0)
     assert metrics.tokens_per_s == pytest.approx((metrics.num_generated_tokens - 1) / 2.0)
-    assert door.ender.calls == []
+    assert door.link.commands == []
 
 
 def test_a_character_comes_when_it_is_whole_and_a_torn_one_at_the_end(tokenizer: Tokenizer) -> None:
@@ -119,7 +114,7 @@ def test_a_stop_string_ends_the_text_and_tells_the_engine(tokenizer: Tokenizer, 
     output = door.send(ids).outputs[0]
     assert (output.text, output.finish_reason, output.stop_reason) == (text, "stop", "END")
     assert output.token_ids == tokenizer.encode("so it is E") + ids[:2]  # what came after is dropped
-    assert door.ender.calls == [("stop", "r", 0)]
+    assert door.link.commands == [Stop("r", 0)]
     assert door.send("more").outputs[0].text == text  # steps that were under way
 
 
@@ -226,7 +221,7 @@ def test_a_broken_tokenizer_ends_one_request_and_no_other(
     output = door.send("good", name="other")
     assert [each.finish_reason for each in output.outputs] == ["error", "error"]
     assert "ZeroDivisionError: no text today" in output.error
-    assert door.ender.calls == [("fail", "r", output.error)]
+    assert door.link.commands == [Fail("r", output.error)]
     assert other.output().outputs[0].text == "good"
 
 
@@ -242,7 +237,7 @@ def test_an_abort_delivers_what_there_is_once(tokenizer: Tokenizer) -> None:
     door.processor.abort("r")
     output = door.request.output()
     assert (output.outputs[0].text, output.outputs[0].finish_reason, output.finished) == ("half", "abort", True)
-    assert door.ender.calls == [("abort", "r")]
+    assert door.link.commands == [Abort("r")]
     assert len(door.delivered) == 2
     door.send("late")
     assert len(door.delivered) == 2

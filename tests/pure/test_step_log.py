@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from quire.engine.commands import Abort, Clear, Fail, Stop
 from quire.core.clock import ManualClock
 from quire.core.config import MemoryConfig, SchedulerConfig
 from quire.core.errors import InvalidConfigError, InvalidRequestError, QuireError, StepLogError
@@ -96,13 +97,13 @@ def run(seed: int, *, drafts: bool = False) -> bytes:
         live = list(scheduler.requests)
         event = rng.random()
         if event < 0.1 and live:
-            engine.abort(rng.choice(live))
+            engine.send(Abort(rng.choice(live)))
         elif event < 0.2 and (samples := [name for name in live if not scheduler.requests[name].sampling.beam_search]):
-            engine.stop(rng.choice(samples))
+            engine.send(Stop(rng.choice(samples)))
         elif event < 0.25:
-            engine.clear_cache()
+            engine.send(Clear())
         elif event < 0.27 and live:
-            engine.fail(rng.choice(live), "its text cannot be decoded")
+            engine.send(Fail(rng.choice(live), "its text cannot be decoded"))
         elif event < 0.3:
             executor.fail_next_collect = True
     engine.run()

@@ -25,6 +25,7 @@ from quire.core.request import DEFAULT_SCOPE, CacheScope
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.client import InProcessClient, SequenceUpdate
+from quire.engine.commands import Abort, AnyCommand, OperatorVerbs, Watch
 from quire.engine.door import NO_TICKET, LocalModel, Ticket, make_config, open_engine
 from quire.engine.engine_thread import EngineThread
 from quire.engine.live import LiveFrame, ShowLive
@@ -36,7 +37,7 @@ from quire.engine.stats import EngineStats, ModelState
 from quire.engine.streams import RequestStreams
 
 
-class AsyncLLM(LocalModel):
+class AsyncLLM(LocalModel, OperatorVerbs):
     """A model in this process for many callers at once. Settings are the fields of `EngineConfig`, as keywords.
 
     Its requests belong to one event loop at a time, and to the process that opened it: after a fork they are refused.
@@ -62,10 +63,11 @@ class AsyncLLM(LocalModel):
         super().__init__(*open_engine(make_config(model, settings), clock, note_loaded))
         self._client = InProcessClient(self._core)
         self._stats = self._client.stats()
-        self._thread = EngineThread(self._client, self._receive, self._lose, self._take_stats, clock)
+        self._thread = EngineThread(self._client, self._receive, self._lose, self._take_stats, self._take_live, clock)
         self._streams = RequestStreams(self._thread, self._door.tokenizer, clock, self._door.condemn)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure = ""
+        self._show: ShowLive | None = None  # who is shown what happens in the memory
         self._home = Home()
         self._finalizer = weakref.finalize(self, _close, self._thread, self._home)  # at the end of the program, too
 
@@ -131,11 +133,17 @@ class AsyncLLM(LocalModel):
         The first frames tell what is there already. Mutates.
         """
         self._require_engine()
-        self._thread.watch(every_s, lambda frame: self._take_live(frame, show))
+        self._show = show
+        self._thread.send(Watch(every_s))
 
     def unwatch(self) -> None:
         """Have nothing shown any more. Mutates."""
-        self._thread.unwatch()
+        self._thread.send(Watch(None))
+
+    def send(self, command: AnyCommand) -> None:
+        """Have a command carried out before the engine's next step. Mutates."""
+        self._require_engine()
+        self._thread.send(command)
 
     async def close(self) -> None:
         """End all requests and give the memory back. May be called twice; nothing can be asked afterwards."""
@@ -174,15 +182,17 @@ class AsyncLLM(LocalModel):
     def _take_stats(self, stats: EngineStats) -> None:
         self._stats = stats
 
-    def _take_live(self, frame: LiveFrame, show: ShowLive) -> None:
+    def _take_live(self, frame: LiveFrame) -> None:
         """Hand a frame to the event loop; called by the engine's thread."""
-        self._in_loop(lambda: show(frame))
+        show = self._show
+        if show is not None:
+            self._in_loop(lambda: show(frame))
 
     def _receive(self, updates: list[SequenceUpdate]) -> None:
         """Hand updates to the event loop; called by the engine's thread."""
         if not self._in_loop(lambda: self._streams.process(updates)):
             for request_id in {update.request_id for update in updates}:  # nobody can read them any more
-                self._client.abort(request_id)
+                self._client.send(Abort(request_id))
 
     def _lose(self, message: str) -> None:
         """The engine has failed; called by its thread."""

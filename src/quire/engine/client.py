@@ -1,8 +1,7 @@
 """EngineClient: an engine as its door sees it. Plain values go in, plain values come out.
 
     the door: text, defaults, outputs            the engine: tokens, blocks, steps
-        EngineRequest ───── add ──────────────────►
-        (request id) ────── abort, stop ──────────►
+        Add, Abort, Stop … ───── send ────────────►
         ◄──────────────── receive ─────────── SequenceUpdate, one per sequence that got further
 
 Nothing of a message refers to an object of the other side, so the engine may as well run in another process:
@@ -17,35 +16,19 @@ what happened.
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass
 from typing import Protocol
 
 from quire.core.errors import ExecutionError, InvariantError
 from quire.core.logprobs import TokenLogprobs
-from quire.core.request import DEFAULT_SCOPE, CacheScope, FinishReason, Request
-from quire.core.sampling_params import SamplingParams
+from quire.core.request import FinishReason, Request
 from quire.core.validate import RequestLimits
+from quire.engine.commands import Abort, Add, AnyCommand, Fail, Stop
 from quire.engine.core import EngineCore
 from quire.engine.interrupts import InterruptsDeferred
 from quire.engine.live import LiveFrame
 from quire.engine.stats import EngineStats
 from quire.scheduler.commit import StepOutcome
-
-
-@dataclass(frozen=True, slots=True)
-class EngineRequest:
-    """A prompt and what is wanted of it."""
-
-    request_id: str
-    prompt_token_ids: array[int]
-    sampling: SamplingParams
-    scope: CacheScope = DEFAULT_SCOPE
-    priority: int = 0
-
-    def to_request(self) -> Request:
-        """Return it as the control plane knows it. Does not mutate."""
-        return Request(self.request_id, self.prompt_token_ids, self.sampling, scope=self.scope, priority=self.priority)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +59,8 @@ class EngineClient(Protocol):
         """Whether no request is under way."""
         ...
 
-    def add(self, request: EngineRequest) -> None:
-        """Take a request in; raises `InvalidRequestError` for what can never be served. Mutates."""
-        ...
-
-    def abort(self, request_id: str) -> None:
-        """End a request and all its sequences; one that has ended already is left alone. Mutates."""
-        ...
-
-    def fail(self, request_id: str, message: str) -> None:
-        """End a request with an error; nothing that it alone had cached stays. Mutates."""
-        ...
-
-    def stop(self, request_id: str, branch: int) -> None:
-        """End one sequence, because its text reached a stop string; one that has ended is left alone. Mutates."""
+    def send(self, command: AnyCommand) -> None:
+        """Have a command carried out; raises `InvalidRequestError` for a request that can never be served. Mutates."""
         ...
 
     def receive(self) -> list[SequenceUpdate]:
@@ -98,14 +69,6 @@ class EngineClient(Protocol):
 
     def stats(self) -> EngineStats:
         """Return what the engine has done and is doing. Does not mutate; O(requests)."""
-        ...
-
-    def watch(self) -> None:
-        """Have what happens in the engine noted, from the beginning if it is already. Mutates."""
-        ...
-
-    def unwatch(self) -> None:
-        """Have nothing noted any more. Mutates."""
         ...
 
     @property
@@ -123,29 +86,14 @@ class EngineClient(Protocol):
 
 
 class EngineLink(Protocol):
-    """Passes requests on to an engine that works by itself, in a thread or in a process of its own.
+    """Passes commands on to an engine that works by itself, in a thread or in a process of its own."""
 
-    Calls return at once; what was refused or failed comes back as an update.
-    """
-
-    def add(self, request: EngineRequest) -> None:
-        """Have a request taken in; if it is refused after all, its sequences end with an error."""
-        ...
-
-    def abort(self, request_id: str) -> None:
-        """Have a request ended."""
-        ...
-
-    def fail(self, request_id: str, message: str) -> None:
-        """Have a request ended with an error."""
-        ...
-
-    def stop(self, request_id: str, branch: int) -> None:
-        """Have one sequence ended."""
+    def send(self, command: AnyCommand) -> None:
+        """Have a command carried out. Returns at once; what was refused or failed comes back as an update."""
         ...
 
 
-def refused(request: EngineRequest, message: str) -> list[SequenceUpdate]:
+def refused(request: Add, message: str) -> list[SequenceUpdate]:
     """Return the updates that end a request which an engine could not take in. Does not mutate."""
     return [
         SequenceUpdate(request.request_id, branch, [], [], 0, FinishReason.ERROR, message)
@@ -171,29 +119,23 @@ class InProcessClient:
         """Whether no request is under way."""
         return not self._core.scheduler.requests
 
-    def add(self, request: EngineRequest) -> None:
-        """Take a request in. Mutates."""
-        self._require_engine()
-        added = request.to_request()
-        self._core.add_request(added)
-        if added.sampling.num_beams == 1:
-            self._num_sent[added] = 0
-
-    def abort(self, request_id: str) -> None:
-        """End a request and all its sequences. Mutates."""
-        if self._forget(request_id):
-            self._core.abort(request_id)
-
-    def fail(self, request_id: str, message: str) -> None:
-        """End a request with an error. Mutates."""
-        if self._forget(request_id):
-            self._core.fail(request_id, message)
-
-    def stop(self, request_id: str, branch: int) -> None:
-        """End one sequence. Mutates."""
-        for member in self._members(request_id):
-            if member.branch == branch and self._num_sent.pop(member, None) is not None:
-                self._core.stop(request_id, branch)
+    def send(self, command: AnyCommand) -> None:
+        """Have a command carried out. Mutates."""
+        match command:
+            case Add(request_id):
+                self._require_engine()
+                self._core.send(command)
+                if command.sampling.num_beams == 1:
+                    self._num_sent[self._core.scheduler.requests[request_id]] = 0
+            case Abort(request_id) | Fail(request_id):
+                if self._forget(request_id):
+                    self._core.send(command)
+            case Stop(request_id, branch):
+                for member in self._members(request_id):
+                    if member.branch == branch and self._num_sent.pop(member, None) is not None:
+                        self._core.send(command)
+            case _:
+                self._core.send(command)
 
     def receive(self) -> list[SequenceUpdate]:
         """Do a step, whole: an interrupt waits for its end. An exception means that the engine is broken. Mutates."""
@@ -211,15 +153,6 @@ class InProcessClient:
     def stats(self) -> EngineStats:
         """Return what the engine has done and is doing. Does not mutate."""
         return self._core.stats()
-
-    def watch(self) -> None:
-        """Have what happens noted. Mutates."""
-        self._core.unwatch()
-        self._core.watch()
-
-    def unwatch(self) -> None:
-        """Have nothing noted any more. Mutates."""
-        self._core.unwatch()
 
     @property
     def has_news(self) -> bool:

@@ -15,6 +15,7 @@ from quire.core.clock import Clock
 from quire.core.errors import ExecutionError, ExecutorLostError
 from quire.core.executor import Executor
 from quire.core.request import FinishReason, Request
+from quire.engine.commands import Add, AnyCommand, Watch, carry_out
 from quire.engine.live import LiveFrame, LiveJournal
 from quire.engine.stats import EngineStats
 from quire.engine.step_log import StepLogWriter
@@ -49,31 +50,21 @@ class EngineCore:
         request.arrival_s = self._clock.now()
         self.scheduler.add(request)
         if self._log is not None:
-            self._log.added(request)
+            self._log.commanded(Add.of(request))
 
-    def abort(self, request_id: str) -> None:
-        """End a request and all its sequences, wherever they are. Mutates."""
-        self.scheduler.abort(request_id)
+    def send(self, command: AnyCommand) -> None:
+        """Carry out a command; raises `InvalidRequestError` for a request that can never be served. Mutates."""
+        match command:
+            case Add():
+                self.add_request(command.to_request())
+                return
+            case Watch(every_s):
+                self._watch(every_s is not None)
+                return
+            case _:
+                carry_out(command, self.scheduler)
         if self._log is not None:
-            self._log.aborted(request_id)
-
-    def fail(self, request_id: str, message: str) -> None:
-        """End a request with an error that was found outside of the engine. Mutates."""
-        self.scheduler.fail(request_id, message)
-        if self._log is not None:
-            self._log.failed(request_id, message)
-
-    def stop(self, request_id: str, branch: int = 0) -> None:
-        """End one sequence of a request because its text reached a stop string. Mutates."""
-        self.scheduler.stop(request_id, branch)
-        if self._log is not None:
-            self._log.stopped(request_id, branch)
-
-    def clear_cache(self) -> None:
-        """Forget everything cached; running requests go on. Mutates."""
-        self.scheduler.memory.reset()
-        if self._log is not None:
-            self._log.cleared()
+            self._log.commanded(command)
 
     def step(self) -> StepOutcome | None:
         """Do one step and return what it brought; None if there is nothing to do. Mutates.
@@ -169,15 +160,11 @@ class EngineCore:
 
     # ---- what happens, for those who watch ------------------------------------------------------------------------
 
-    def watch(self) -> None:
-        """Note from now on what happens to blocks and requests; what is there already is told first. Mutates."""
-        self._live = LiveJournal(self.scheduler, self._began_s)
-
-    def unwatch(self) -> None:
-        """Note nothing any more. Mutates."""
+    def _watch(self, is_watched: bool) -> None:
+        """Note from now on what happens to blocks and requests, what is there already first; or note no more."""
         if self._live is not None:
             self._live.close()
-            self._live = None
+        self._live = LiveJournal(self.scheduler, self._began_s) if is_watched else None
 
     @property
     def has_news(self) -> bool:

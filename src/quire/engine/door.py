@@ -22,7 +22,7 @@ from quire.core.grammar import Grammar, GrammarChecker
 from quire.core.request import DEFAULT_SCOPE, CacheScope
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits, validate, validate_sampling
-from quire.engine.client import EngineRequest
+from quire.engine.commands import Add
 from quire.engine.core import EngineCore
 from quire.engine.grammar_turns import GrammarTurns
 from quire.engine.output_processor import PreparedRequest
@@ -148,7 +148,7 @@ class Door:
         self, prompt: Encoded, limits: RequestLimits, wanted: SamplingParams, ticket: Ticket
     ) -> PreparedRequest:
         request_id = str(self._num_prepared)
-        request = EngineRequest(request_id, prompt.token_ids, wanted, ticket.scope, ticket.priority)
+        request = Add(request_id, prompt.token_ids, wanted, ticket.scope, ticket.priority)
         validate(request.to_request(), limits)
         if wanted.bad_words:
             request = replace(request, sampling=with_bad_words(wanted, self.tokenizer))

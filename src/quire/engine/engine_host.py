@@ -26,27 +26,23 @@ from quire.core.clock import Clock, SystemClock
 from quire.core.errors import ExecutionError, QuireError
 from quire.core.threaded_output import drain_output, thread_output
 from quire.engine.client import InProcessClient, SequenceUpdate
+from quire.engine.commands import Command
 from quire.engine.core import EngineCore
 from quire.engine.engine_thread import EngineThread
 from quire.engine.heartbeat import PATIENCE, Heart, Standstill
 from quire.engine.live import LiveFrame
 from quire.engine.messages import (
     LENGTH_BYTES,
-    Abort,
-    Add,
     Beat,
     Configure,
-    Fail,
     Failed,
     Live,
     Loaded,
     Message,
     Ready,
     Stats,
-    Stop,
     ToEngine,
     Updates,
-    Watch,
     body_length,
     frame,
     message_to_engine,
@@ -135,7 +131,7 @@ class EngineHost:
             self._connection.send(Failed(_in_one_line(message)))
             return FAILED
         client = InProcessClient(core)
-        thread = EngineThread(client, self._deliver, self._die, self._tell, self._clock)
+        thread = EngineThread(client, self._deliver, self._die, self._tell, self._show, self._clock)
         self._thread = thread
         gc.freeze()  # what stands now stays: a search for garbage need not walk every block of the pool
         self._connection.send(ready)
@@ -160,18 +156,8 @@ class EngineHost:
         """Pass messages on until there are no more."""
         while True:
             match self._connection.receive():
-                case Add() as message:
-                    thread.add(message.request)
-                case Abort(request_id):
-                    thread.abort(request_id)
-                case Fail(request_id, reason):
-                    thread.fail(request_id, reason)
-                case Stop(request_id, branch):
-                    thread.stop(request_id, branch)
-                case Watch(float(every_s)):
-                    thread.watch(every_s, self._show)
-                case Watch():
-                    thread.unwatch()
+                case Command() as command:
+                    thread.send(command)
                 case Beat():
                     pass
                 case _:

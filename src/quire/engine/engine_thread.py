@@ -1,6 +1,6 @@
 """EngineThread: an engine client at work in a thread of its own.
 
-    any thread ── add, abort, stop ──► queue ──► engine thread: commands, then one step ──► deliver(updates)
+    any thread ── send ──► queue ──► engine thread: commands, then one step ──► deliver(updates)
 
 With nothing under way the thread sleeps on the queue, so a request wakes it at once and an idle engine costs nothing.
 Commands are carried out between steps: what is aborted has given its blocks back before the next step is planned. An
@@ -19,20 +19,21 @@ from typing import Final
 
 from quire.core.clock import Clock
 from quire.core.errors import QuireError
-from quire.engine.client import EngineClient, EngineRequest, SequenceUpdate, refused
+from quire.engine.client import EngineClient, SequenceUpdate, refused
+from quire.engine.commands import Add, AnyCommand, Watch
 from quire.engine.live import ShowLive
 from quire.engine.stats import EngineStats
 
 logger = logging.getLogger("quire.engine")
 
 STATS_EVERY_S: Final = 0.1
-Command = Callable[[EngineClient], None]
 
 
 class EngineThread:
-    """Owns a client; `deliver`, `fail` and `tell` are called from its thread.
+    """Owns a client; `deliver`, `fail`, `tell` and `show` are called from its thread.
 
-    `tell` gets the counters of the engine: before the thread sleeps, and otherwise ten times a second.
+    `tell` gets the counters of the engine: before the thread sleeps, and otherwise ten times a second. `show` gets what
+    happens in the memory, while a `Watch` asks for it.
     """
 
     def __init__(
@@ -41,19 +42,21 @@ class EngineThread:
         deliver: Callable[[list[SequenceUpdate]], None],
         fail: Callable[[str], None],
         tell: Callable[[EngineStats], None],
+        show: ShowLive,
         clock: Clock,
     ) -> None:
         self._client = client
         self._deliver = deliver
         self._on_failure = fail
         self._tell = tell
+        self._show = show
         self._clock = clock
         self._next_stats_s = 0.0
         self._turn: int | None = None  # the step at hand, with the commands before it
         self._num_turns = 0
-        self._watched: tuple[float, ShowLive] | None = None  # seconds between frames, and who is shown them
+        self._every_s: float | None = None  # seconds between frames; None: nobody watches
         self._next_frame_s = 0.0
-        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[AnyCommand | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
         self._thread.start()
 
@@ -68,32 +71,9 @@ class EngineThread:
         found = sys._current_frames().get(self._thread.ident or 0)
         return "".join(traceback.format_stack(found)) if found else "its thread has ended"
 
-    def add(self, request: EngineRequest) -> None:
-        """Have a request taken in; if it is refused after all, its sequences end with an error."""
-        self._commands.put(lambda client: self._add(client, request))
-
-    def abort(self, request_id: str) -> None:
-        """Have a request ended."""
-        self._commands.put(lambda client: client.abort(request_id))
-
-    def fail(self, request_id: str, message: str) -> None:
-        """Have a request ended with an error."""
-        self._commands.put(lambda client: client.fail(request_id, message))
-
-    def stop(self, request_id: str, branch: int) -> None:
-        """Have a sequence ended."""
-        self._commands.put(lambda client: client.stop(request_id, branch))
-
-    def watch(self, every_s: float, show: ShowLive) -> None:
-        """Have `show` called, in the engine's thread, with what happens, at most once in so many seconds.
-
-        Begins anew where it is done already.
-        """
-        self._commands.put(lambda client: self._watch(client, (every_s, show)))
-
-    def unwatch(self) -> None:
-        """Have nothing shown any more."""
-        self._commands.put(self._unwatch)
+    def send(self, command: AnyCommand) -> None:
+        """Have a command carried out before the next step; from any thread."""
+        self._commands.put(command)
 
     def close(self) -> None:
         """End the thread after the step that it is in, and close the client. May be called twice."""
@@ -133,7 +113,7 @@ class EngineThread:
             if command is None:
                 return False
             self._begin_turn()
-            command(self._client)
+            self._carry_out(command)
 
     def _begin_turn(self) -> None:
         self._num_turns += 1
@@ -143,29 +123,24 @@ class EngineThread:
         self._next_stats_s = self._clock.now() + STATS_EVERY_S
         self._tell(self._client.stats())
 
-    def _watch(self, client: EngineClient, watched: tuple[float, ShowLive]) -> None:
-        self._watched, self._next_frame_s = watched, 0.0
-        client.watch()
-
-    def _unwatch(self, client: EngineClient) -> None:
-        self._watched = None
-        client.unwatch()
+    def _carry_out(self, command: AnyCommand) -> None:
+        if isinstance(command, Watch):
+            self._every_s, self._next_frame_s = command.every_s, 0.0
+        try:
+            self._client.send(command)
+        except QuireError as error:
+            if not isinstance(command, Add):
+                raise
+            self._deliver(refused(command, str(error)))
 
     def _seconds_to_frame(self) -> float | None:
         """How long it is until something is to be shown; None: there is nothing that could be."""
-        if self._watched is None or not self._client.has_news:
+        if self._every_s is None or not self._client.has_news:
             return None
         return max(self._next_frame_s - self._clock.now(), 0.0)
 
     def _show_frame(self) -> None:
         frame = self._client.live()
-        if frame is not None and self._watched is not None:
-            every_s, show = self._watched
-            self._next_frame_s = self._clock.now() + (every_s if frame.is_whole else 0.0)
-            show(frame)
-
-    def _add(self, client: EngineClient, request: EngineRequest) -> None:
-        try:
-            client.add(request)
-        except QuireError as error:
-            self._deliver(refused(request, str(error)))
+        if frame is not None and self._every_s is not None:
+            self._next_frame_s = self._clock.now() + (self._every_s if frame.is_whole else 0.0)
+            self._show(frame)

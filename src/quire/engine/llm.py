@@ -15,6 +15,7 @@ from quire.core.config import EngineConfig, EngineSettings
 from quire.core.executor import NoteLoaded
 from quire.core.sampling_params import SamplingParams
 from quire.engine.client import InProcessClient
+from quire.engine.commands import AnyCommand, OperatorVerbs
 from quire.engine.door import LocalModel, make_config, open_engine
 from quire.engine.output_processor import OutputProcessor, PreparedRequest, RequestText
 from quire.engine.outputs import RequestOutput
@@ -24,7 +25,7 @@ from quire.engine.prompts import ChatOptions, Message, Prompts, is_message, spli
 from quire.engine.stats import EngineStats
 
 
-class LLM(LocalModel):
+class LLM(LocalModel, OperatorVerbs):
     """A model in this process. Settings are the fields of `EngineConfig`, as keywords.
 
     Prompts are texts, lists of token ids, `{"prompt_token_ids": […]}` or conversations. What cannot be served raises
@@ -116,10 +117,10 @@ class LLM(LocalModel):
         """
         return self._core.stats()
 
-    def reset_prefix_cache(self) -> None:
-        """Forget everything cached; running requests go on. Mutates."""
+    def send(self, command: AnyCommand) -> None:
+        """Have a command carried out, at once. Mutates."""
         with self._turn:
-            self._core.clear_cache()
+            self._client.send(command)
 
     def close(self) -> None:
         """Give the memory back. May be called twice; nothing can be asked afterwards. Nothing happens after a fork."""
@@ -190,7 +191,7 @@ class LLM(LocalModel):
         under_way: set[str] = set()
         try:
             for each in prepared:
-                self._client.add(each.request)
+                self._client.send(each.request)
                 self._processor.add(each, inbox.append)
                 under_way.add(each.request.request_id)
             while under_way:

@@ -3,7 +3,7 @@
     server                                       engine process
       Configure ───────────────────────────────►            once: the settings
       ◄──────────────────── Loaded …, then Ready
-      Add, Abort, Fail, Stop, Watch ───────────►
+      a command (`commands`) ──────────────────►
       ◄──────────────────── Updates, Stats, Live            after a step
       ◄──────────────────── Failed                          why it ends: it could not be built, or cannot go on
       Beat ────────────────►◄─────────────── Beat           once a second: the sender is there
@@ -25,10 +25,10 @@ import msgspec
 from quire.core.config import EngineConfig
 from quire.core.errors import ExecutionError
 from quire.core.logprobs import TokenLogprobs
-from quire.core.request import CacheScope, FinishReason
-from quire.core.sampling_params import SamplingParams
+from quire.core.request import FinishReason
 from quire.core.validate import RequestLimits
-from quire.engine.client import EngineRequest, SequenceUpdate
+from quire.engine.client import SequenceUpdate
+from quire.engine.commands import AnyCommand, Command, decode_column, encode_column
 from quire.engine.heartbeat import PATIENCE, Patience
 from quire.engine.live import LiveFrame
 from quire.engine.report import EngineReport
@@ -47,54 +47,6 @@ class Configure(Message, frozen=True):
 
     config: EngineConfig
     patience: Patience = PATIENCE
-
-
-class Add(Message, frozen=True):
-    """Take a request in."""
-
-    request_id: str
-    prompt_token_ids: bytes
-    sampling: SamplingParams
-    scope: CacheScope
-    priority: int
-
-    @classmethod
-    def of(cls, request: EngineRequest) -> Add:
-        """Return the message of a request."""
-        tokens = request.prompt_token_ids.tobytes()
-        return cls(request.request_id, tokens, request.sampling, request.scope, request.priority)
-
-    @property
-    def request(self) -> EngineRequest:
-        """The request."""
-        tokens = _column("i", self.prompt_token_ids)
-        return EngineRequest(self.request_id, tokens, self.sampling, self.scope, self.priority)
-
-
-class Abort(Message, frozen=True):
-    """End a request."""
-
-    request_id: str
-
-
-class Fail(Message, frozen=True):
-    """End a request with an error."""
-
-    request_id: str
-    message: str
-
-
-class Stop(Message, frozen=True):
-    """End one sequence of a request."""
-
-    request_id: str
-    branch: int
-
-
-class Watch(Message, frozen=True):
-    """Tell what happens in the memory, at most once in so many seconds, from the beginning; None: no more."""
-
-    every_s: float | None
 
 
 class Beat(Message, frozen=True):
@@ -205,12 +157,12 @@ class Live(Message, frozen=True):
     frame: LiveFrame
 
 
-ToEngine = Configure | Add | Abort | Fail | Stop | Watch | Beat | Close
+ToEngine = Configure | AnyCommand | Beat | Close
 FromEngine = Loaded | Ready | Failed | Updates | Stats | Live | Beat
 Received = TypeVar("Received")
 
 
-def frame(message: Message) -> bytes:
+def frame(message: Message | Command) -> bytes:
     """Return a message as it is sent; raises `ExecutionError` for one that is too long. Does not mutate."""
     body = _ENCODER.encode(message)
     if len(body) > MAX_MESSAGE_BYTES:
@@ -254,8 +206,8 @@ def _token_logprobs(entry: Entry) -> TokenLogprobs:
     return TokenLogprobs(entry.logprob, entry.rank, _column("i", entry.top_ids), _column("d", entry.top_logprobs))
 
 
-_ENCODER: Final = msgspec.msgpack.Encoder()
-_TO_ENGINE: Final[msgspec.msgpack.Decoder[ToEngine]] = msgspec.msgpack.Decoder(ToEngine)
+_ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=encode_column)
+_TO_ENGINE: Final[msgspec.msgpack.Decoder[ToEngine]] = msgspec.msgpack.Decoder(ToEngine, dec_hook=decode_column)
 _FROM_ENGINE: Final[msgspec.msgpack.Decoder[FromEngine]] = msgspec.msgpack.Decoder(FromEngine)
 
 

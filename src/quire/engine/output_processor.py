@@ -18,7 +18,8 @@ from quire.core.grammar import CANNOT_HOLD, Grammar
 from quire.core.logprobs import TokenLogprobs
 from quire.core.request import FinishReason
 from quire.core.sampling_params import SamplingParams
-from quire.engine.client import EngineRequest, SequenceUpdate
+from quire.engine.client import EngineLink, SequenceUpdate
+from quire.engine.commands import Abort, Add, Fail, Stop
 from quire.engine.detokenizer import IncrementalDetokenizer
 from quire.engine.outputs import (
     CompletionDelta,
@@ -32,22 +33,6 @@ from quire.engine.stop_strings import StopStrings
 from quire.engine.tokenizer import Tokenizer
 
 Condemn = Callable[[Grammar], None]
-
-
-class Ender(Protocol):
-    """What can end requests and sequences: an `EngineClient`, or whoever passes it on to one."""
-
-    def abort(self, request_id: str) -> None:
-        """End a request and all its sequences."""
-        ...
-
-    def fail(self, request_id: str, message: str) -> None:
-        """End a request with an error; nothing of it stays cached."""
-        ...
-
-    def stop(self, request_id: str, branch: int) -> None:
-        """End one sequence."""
-        ...
 
 
 class SequenceText:
@@ -184,7 +169,7 @@ class PreparedRequest:
     The special tokens `shown_token_ids` are a part of its texts even where special tokens are not shown.
     """
 
-    request: EngineRequest
+    request: Add
     shown_id: str
     prompt: str | None
     wanted: SamplingParams
@@ -289,8 +274,8 @@ class OutputProcessor:
     `condemn` is called with a grammar that let a text fail.
     """
 
-    def __init__(self, ender: Ender, tokenizer: Tokenizer | None, clock: Clock, condemn: Condemn | None = None) -> None:
-        self._ender = ender
+    def __init__(self, link: EngineLink, tokenizer: Tokenizer | None, clock: Clock, condemn: Condemn | None = None) -> None:
+        self._link = link
         self._condemn = condemn
         self._tokenizer = tokenizer
         self._clock = clock
@@ -325,7 +310,7 @@ class OutputProcessor:
         if entry is None:
             return
         request, deliver = entry
-        self._ender.abort(request_id)
+        self._link.send(Abort(request_id))
         for sequence in request.sequences:
             if sequence.finish_reason is None:
                 sequence.finish_reason = FinishReason.ABORT
@@ -345,7 +330,7 @@ class OutputProcessor:
             for text in request.sequences:
                 if text.finish_reason is None:
                     text.fail(message)
-            self._ender.fail(request.request_id, message)
+            self._link.send(Fail(request.request_id, message))
             return
         if sequence.finish_reason is not None and update.finish_reason is None:
-            self._ender.stop(request.request_id, update.branch)
+            self._link.send(Stop(request.request_id, update.branch))

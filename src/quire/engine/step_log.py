@@ -23,27 +23,26 @@ import struct
 import zlib
 from array import array
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import BinaryIO, NamedTuple
+
+import msgspec
 
 from quire.core.clock import Clock
 from quire.core.config import MemoryConfig, SchedulerConfig
 from quire.core.errors import ExecutionError, OutOfMemoryError, StepLogError, TornStepLogError
 from quire.core.kv_spec import KVCacheSpec, KVGroup
-from quire.core.request import CacheScope, Request
-from quire.core.sampling_wire import read_sampling, write_sampling
+from quire.core.request import Request
 from quire.core.step import StepPlan, StepResult
 from quire.core.validate import RequestLimits
-from quire.core.wire import WireReader, WireWriter
+from quire.engine.commands import Add, Command, carry_out, command_bytes, read_command
 from quire.memory.manager import KVCacheManager
 from quire.scheduler.commit import StepOutcome
 from quire.scheduler.scheduler import Drafter, Scheduler
 
-MAGIC = b"quire step log 6\n"
+MAGIC = b"quire step log 7\n"
 _HEAD = struct.Struct("<cdII")
-SETTINGS, ADDED, ABORTED, FAILED, STOPPED, CLEARED, PLANNED, IDLED, COMPUTED, LOST, OUT_OF_MEMORY = (
-    bytes([code]) for code in b"SAXFTCPIRLM"
-)
+SETTINGS, COMMANDED, PLANNED, IDLED, COMPUTED, LOST, OUT_OF_MEMORY = (bytes([code]) for code in b"SCPIRLM")
 
 
 class StepLogWriter:
@@ -75,41 +74,12 @@ class StepLogWriter:
         self._write(MAGIC)
         self._record(SETTINGS, json.dumps(settings, separators=(",", ":")).encode())
 
-    def added(self, request: Request) -> None:
-        """Write a request."""
-        writer = WireWriter()
-        for text in (request.request_id, request.scope.tenant, _stand_in(request.scope.salt)):
-            writer.text(text)
-        writer.integer(len(request.scope.extra_keys))
-        for key in request.scope.extra_keys:
-            writer.text(key)
-        writer.integer(request.priority)
-        writer.number(request.arrival_s)
-        writer.column(request.tokens)
-        write_sampling(writer, request.sampling)
-        self._record(ADDED, writer.to_bytes())
-
-    def aborted(self, request_id: str) -> None:
-        """Write that a request was aborted."""
-        self._record(ABORTED, request_id.encode("utf-8", "surrogatepass"))
-
-    def failed(self, request_id: str, message: str) -> None:
-        """Write that a request was ended with an error."""
-        writer = WireWriter()
-        writer.text(request_id)
-        writer.text(message)
-        self._record(FAILED, writer.to_bytes())
-
-    def stopped(self, request_id: str, branch: int) -> None:
-        """Write that a sequence reached a stop string."""
-        writer = WireWriter()
-        writer.text(request_id)
-        writer.integer(branch)
-        self._record(STOPPED, writer.to_bytes())
-
-    def cleared(self) -> None:
-        """Write that everything cached was forgotten."""
-        self._record(CLEARED, b"")
+    def commanded(self, command: Command) -> None:
+        """Write what was asked of the engine; a digest stands in for a salt."""
+        if isinstance(command, Add):
+            scope = replace(command.scope, salt=_stand_in(command.scope.salt))
+            command = msgspec.structs.replace(command, scope=scope)
+        self._record(COMMANDED, command_bytes(command))
 
     def planned(self, plan: StepPlan) -> None:
         """Write a plan."""
@@ -175,16 +145,6 @@ def read_records(file: BinaryIO) -> Iterator[Record]:
         yield Record(kind, at_s, payload)
 
 
-def read_request(payload: bytes) -> Request:
-    """Read a request back as it was when it came in."""
-    reader = WireReader(payload)
-    request_id, tenant, salt = reader.text(), reader.text(), reader.text()
-    extra_keys = tuple(reader.text() for _ in range(reader.integer()))
-    priority, arrival_s, tokens = reader.integer(), reader.number(), reader.column()
-    scope = CacheScope(tenant, salt, extra_keys)
-    return Request(request_id, tokens, read_sampling(reader), scope=scope, priority=priority, arrival_s=arrival_s)
-
-
 def read_scheduler(payload: bytes, drafter: Drafter) -> Scheduler:
     """Make a scheduler, with its memory, of the settings in a log; the drafter is used if the run had one."""
     try:
@@ -205,11 +165,12 @@ def read_scheduler(payload: bytes, drafter: Drafter) -> Scheduler:
 
 
 class Replayed(NamedTuple):
-    """A record that has taken effect: what was planned, or what a step brought, where it is a record of that."""
+    """A record that has taken effect: what was asked, planned or brought, where it is a record of that."""
 
     kind: bytes
     at_s: float
     scheduler: Scheduler
+    command: Command | None = None
     plan: StepPlan | None = None
     outcome: StepOutcome | None = None
 
@@ -248,25 +209,12 @@ def replayed(file: BinaryIO) -> Iterator[Replayed]:
             if scheduler.schedule() is not None:
                 raise StepLogError(f"plan {num_plans} was not made in the log")
             yield Replayed(kind, at_s, scheduler)
-        else:
-            _carry_out(kind, payload, scheduler)
+        elif kind == COMMANDED:
+            command = read_command(payload)
+            carry_out(command, scheduler)
+            yield Replayed(kind, at_s, scheduler, command=command)
+        elif kind in (LOST, OUT_OF_MEMORY):
+            scheduler.lose_steps((ExecutionError if kind == LOST else OutOfMemoryError)(payload.decode()))
             yield Replayed(kind, at_s, scheduler)
-
-
-def _carry_out(kind: bytes, payload: bytes, scheduler: Scheduler) -> None:
-    """Do what was asked of the scheduler between steps."""
-    reader = WireReader(payload)
-    if kind == ADDED:
-        scheduler.add(read_request(payload))
-    elif kind == ABORTED:
-        scheduler.abort(payload.decode("utf-8", "surrogatepass"))
-    elif kind == FAILED:
-        scheduler.fail(reader.text(), reader.text())
-    elif kind == STOPPED:
-        scheduler.stop(reader.text(), reader.integer())
-    elif kind == CLEARED:
-        scheduler.memory.reset()
-    elif kind in (LOST, OUT_OF_MEMORY):
-        scheduler.lose_steps((ExecutionError if kind == LOST else OutOfMemoryError)(payload.decode()))
-    else:
-        raise StepLogError(f"a record of kind {kind!r} is unknown")
+        else:
+            raise StepLogError(f"a record of kind {kind!r} is unknown")

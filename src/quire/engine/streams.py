@@ -92,7 +92,7 @@ class RequestStreams:
         request = self._processor.add(prepared, lambda _: stream.changed.set())
         self._streams[request.request_id] = stream
         try:
-            self._link.add(prepared.request)
+            self._link.send(prepared.request)
             finished = False
             while not finished:
                 await stream.changed.wait()

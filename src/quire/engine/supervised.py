@@ -30,18 +30,15 @@ from quire.core.executor import NoteLoaded
 from quire.core.python_process import start_python
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
-from quire.engine.client import EngineRequest
+from quire.engine.commands import Add, AnyCommand, Command, OperatorVerbs, Watch
 from quire.engine.door import NO_TICKET, Door, OpenModel, Ticket
 from quire.engine.heartbeat import BEAT_S, PATIENCE, QUIET_S, Patience, Standstill
 from quire.engine.live import ShowLive
 from quire.engine.messages import (
     LENGTH_BYTES,
-    Abort,
-    Add,
     Beat,
     Close,
     Configure,
-    Fail,
     Failed,
     FromEngine,
     Live,
@@ -49,9 +46,7 @@ from quire.engine.messages import (
     Message,
     Ready,
     Stats,
-    Stop,
     Updates,
-    Watch,
     body_length,
     frame,
     message_from_engine,
@@ -109,7 +104,7 @@ class EngineProcess:
         """The process id."""
         return self._process.pid
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Message | Command) -> None:
         """Have a message sent; what an engine that is gone is told is lost."""
         self._home.require()  # the connection of a process that was forked is that of its parent
         self._writer.write(frame(message))
@@ -151,35 +146,15 @@ class EngineMessages:
     def __init__(self) -> None:
         self.process: EngineProcess | None = None
 
-    def add(self, request: EngineRequest) -> None:
-        """Have a request taken in; raises `ExecutionError` where no engine is there."""
-        if self.process is None:
-            raise ExecutionError("the engine is not there")
-        self.process.send(Add.of(request))
-
-    def abort(self, request_id: str) -> None:
-        """Have a request ended."""
-        self._tell(Abort(request_id))
-
-    def fail(self, request_id: str, message: str) -> None:
-        """Have a request ended with an error."""
-        self._tell(Fail(request_id, message))
-
-    def stop(self, request_id: str, branch: int) -> None:
-        """Have one sequence ended."""
-        self._tell(Stop(request_id, branch))
-
-    def watch(self, every_s: float | None) -> None:
-        """Have shown what happens; None: no more."""
-        self._tell(Watch(every_s))
-
-    def _tell(self, message: Message) -> None:
-        """An engine that is gone has ended all its requests."""
+    def send(self, command: AnyCommand) -> None:
+        """Have a command carried out; raises `ExecutionError` for a request where no engine is there."""
         if self.process is not None:
-            self.process.send(message)
+            self.process.send(command)
+        elif isinstance(command, Add):  # of an engine that is gone, all that was there has ended
+            raise ExecutionError("the engine is not there")
 
 
-class SupervisedLLM(OpenModel):
+class SupervisedLLM(OpenModel, OperatorVerbs):
     """A model in a process of its own, for the tasks of one event loop. Implements `quire.serve.model.ServedModel`.
 
     Settings that cannot be raise at once. `start` starts the engine and returns; `wait_ready` waits until it takes
@@ -272,12 +247,16 @@ class SupervisedLLM(OpenModel):
         The first frames tell what is there already; so do those after the engine was started again. Mutates.
         """
         self._watched = (every_s, show)
-        self._link.watch(every_s)
+        self._link.send(Watch(every_s))
 
     def unwatch(self) -> None:
         """Have nothing shown any more. Mutates."""
         self._watched = None
-        self._link.watch(None)
+        self._link.send(Watch(None))
+
+    def send(self, command: AnyCommand) -> None:
+        """Have a command carried out before the engine's next step; one that is not there has nothing to do. Mutates."""
+        self._link.send(command)
 
     # ---- the process ------------------------------------------------------------------------------------------------
 
@@ -381,7 +360,7 @@ class SupervisedLLM(OpenModel):
                     self._link.process, self._state, self._failure = process, ModelState.READY, ""
                     self._settled.set()
                     if self._watched is not None:
-                        self._link.watch(self._watched[0])
+                        self._link.send(Watch(self._watched[0]))
                 case Failed(reason):
                     self._reason = reason
 

@@ -144,7 +144,7 @@ def unauthorized() -> ApiError:
 
 def operator_required(path: str) -> ApiError:
     """Return the answer to the key of a tenant where all tenants are counted together."""
-    message = f"{path} tells of all tenants: it needs the key of an operator (operator: true in the file of keys)"
+    message = f"{path} concerns all tenants: it needs the key of an operator (operator: true in the file of keys)"
     return ApiError(403, message, type=PERMISSION, code="operator_required")
 
 

@@ -8,6 +8,7 @@ from typing import Protocol
 from quire.core.config import ResolvedConfig
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
+from quire.engine.commands import AnyCommand
 from quire.engine.door import Ticket
 from quire.engine.live import ShowLive
 from quire.engine.output_processor import PreparedRequest
@@ -65,6 +66,10 @@ class ServedModel(Protocol):
         self, prompt: Prompt, sampling: SamplingParams, ticket: Ticket, *, chat: ChatOptions | None = None
     ) -> PreparedRequest:
         """Return a request that the engine can serve; raises `InvalidRequestError` for what it cannot."""
+        ...
+
+    def send(self, command: AnyCommand) -> None:
+        """Have the engine carry out a command before its next step; one that is not there has nothing to do."""
         ...
 
     def watch(self, every_s: float, show: ShowLive) -> None:

@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 import quire
+from quire.engine.commands import OPERATOR_COMMANDS
 from quire.serve.errors import ErrorBody
 from quire.serve.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
 from quire.serve.schemas.completions import Completion, CompletionRequest
@@ -147,6 +148,9 @@ def _paths() -> Schema:
     for prefix in ("", "/v1"):
         paths[f"{prefix}/tokenize"] = _post("The token ids of a text.", TokenizeRequest, TokenizeAnswer)
         paths[f"{prefix}/detokenize"] = _post("The text of token ids.", DetokenizeRequest, DetokenizeAnswer)
+    for name, command in OPERATOR_COMMANDS.items():
+        done = _answers({"application/json": {"schema": {"type": "object"}}})
+        paths[f"/{name}"] = {"post": {"summary": f"{type(command).__doc__} For operators.", "responses": done}}
     for path, summary in OPEN.items():
         paths[path] = _get(summary, {"application/json": {"schema": {"type": "object"}}})
         paths[path]["get"]["security"] = []

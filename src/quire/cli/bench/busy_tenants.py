@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quire.engine.commands import Abort, Fail, Stop
 from quire.core.clock import ManualClock
 from quire.core.config import MemoryConfig, SchedulerConfig
 from quire.core.errors import InvariantError
@@ -133,11 +134,11 @@ class BusyTenants:
                 if request.num_output_tokens < habit.num_output_tokens:
                     continue
                 if habit.end == "stop string":
-                    self.engine.stop(request.request_id)
+                    self.engine.send(Stop(request.request_id))
                 elif habit.end == "abort":
-                    self.engine.abort(request.request_id)
+                    self.engine.send(Abort(request.request_id))
                 else:
-                    self.engine.fail(request.request_id, "told to fail")
+                    self.engine.send(Fail(request.request_id, "told to fail"))
                 self._note_ended(request)
 
     def _note_ended(self, request: Request) -> None:

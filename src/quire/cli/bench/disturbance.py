@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
+from quire.engine.commands import Abort
 from quire.cli.bench.measured_engine import MeasuredEngine
 from quire.cli.bench.page import Tell
 from quire.cli.bench.report import Goal, Section, cell
@@ -90,5 +91,5 @@ def _run(engine: MeasuredEngine, sizes: tuple[int, int, int], draw_prompt: DrawP
     while not step(run.disturbed_s):
         pass
     for index in range(num_chats):
-        client.abort(str(index))
+        client.send(Abort(str(index)))
     return run

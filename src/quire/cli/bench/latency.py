@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 
+from quire.engine.commands import Abort
 from quire.cli.bench.disturbance import CHAT_TOKENS, measure_disturbance
 from quire.cli.bench.measured_engine import MeasuredEngine
 from quire.cli.bench.model_costs import ModelCosts, model_costs
@@ -173,7 +174,7 @@ class LatencyBench:
             kv_bytes.append(0 if self._costs is None else self._costs.kv_bytes(lengths))
             operations.append(0 if self._costs is None else self._costs.decode_operations(lengths))
         for request_id in started:
-            engine.client.abort(request_id)
+            engine.client.send(Abort(request_id))
         mean_kv_bytes = sum(kv_bytes) / num_steps
         bound_s = None if self._costs is None else (self._costs.step_bytes + mean_kv_bytes) / bandwidth
         engine_s, decoder_s = sum(step_s) - engine.watch.executor_s, engine.watch.decoder_s

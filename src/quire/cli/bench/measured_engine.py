@@ -28,7 +28,8 @@ from quire.core.clock import SystemClock
 from quire.core.config import EngineConfig
 from quire.core.errors import ExecutionError
 from quire.core.step import NO_BLOCK, StepPlan, StepResult
-from quire.engine.client import EngineRequest, InProcessClient, SequenceUpdate
+from quire.engine.client import InProcessClient, SequenceUpdate
+from quire.engine.commands import Add
 from quire.engine.core import EngineCore
 from quire.engine.factory import plan_engine
 from quire.engine.progress import LoadingLine
@@ -170,7 +171,7 @@ class MeasuredEngine:
     def add(self, request_id: str, request: WorkloadRequest, *, seed: int = 0) -> None:
         """Hand a request over; raises `InvalidRequestError` for what can never be served. Mutates."""
         sampling = replace(request.sampling, seed=seed)
-        self.client.add(EngineRequest(request_id, array("i", request.prompt_token_ids), sampling))
+        self.client.send(Add(request_id, array("i", request.prompt_token_ids), sampling))
 
     def run(self, requests: Sequence[WorkloadRequest], watch_step: Callable[[], None] | None = None) -> Run:
         """Run requests to their end; `watch_step` is called whenever tokens have come. Mutates the engine."""

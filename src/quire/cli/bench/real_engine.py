@@ -12,6 +12,7 @@ import time
 from array import array
 from dataclasses import replace
 
+from quire.engine.commands import Clear
 from quire.cli.bench.measured_engine import MeasuredEngine
 from quire.core.request import Request
 from quire.core.step import StepPlan, column
@@ -30,7 +31,7 @@ class RealEngine(ScheduledEngine):
         self.steps: list[RecordedStep] = []
         self._measured = measured
         self._last = StepPlan(-1, column(), column(), column(), column())
-        measured.core.clear_cache()
+        measured.core.send(Clear())
         self._hits = self._scheduler.memory.ledger()
 
     def setup(self) -> EngineSetup:

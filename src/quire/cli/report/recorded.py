@@ -23,7 +23,8 @@ from typing import Final
 
 from quire.core.request import Request, RequestStatus
 from quire.core.step import StepPlan
-from quire.engine.step_log import ADDED, LOST, OUT_OF_MEMORY, Replayed
+from quire.engine.commands import Add
+from quire.engine.step_log import LOST, OUT_OF_MEMORY, Replayed
 from quire.memory.sequence import MissReason
 from quire.scheduler.commit import StepOutcome
 from quire.scheduler.journal import EventKind, RequestEvent
@@ -143,7 +144,7 @@ class RunReader:
         self._now_s = record.at_s
         self.run.duration_s = self._now_s - self._began_s
         self.run.num_records += 1
-        if record.kind == ADDED:
+        if isinstance(record.command, Add):
             self._note_added(next(reversed(self._scheduler.requests.values())))
         elif record.plan is not None:
             self._note_plan(record.plan)

@@ -8,8 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from quire.engine.commands import OPERATOR_COMMANDS
 from quire.serve.endpoints.chat import chat_completions
 from quire.serve.endpoints.completions import completions
+from quire.serve.endpoints.operator import operator_command
 from quire.serve.endpoints.responses import responses
 from quire.serve.endpoints.tokens import detokenize, model, models, tokenize
 from quire.serve.live import live
@@ -33,4 +35,5 @@ ROUTES: Final = (
     Route("/v1/detokenize", detokenize, methods=["POST"]),
     Route("/live", live, methods=["GET"]),
     Route("/openapi.json", openapi, methods=["GET"]),
+    *(Route(f"/{name}", operator_command, methods=["POST"]) for name in OPERATOR_COMMANDS),
 )

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from quire.core.errors import TornStepLogError
 from quire.core.request import Request
-from quire.engine.step_log import ADDED, Replayed
+from quire.engine.commands import Add
+from quire.engine.step_log import Replayed
 from quire.simulate.workload.offered import OfferedRequest
 
 
@@ -48,7 +49,7 @@ class RequestsInLog:
     def after(self, record: Replayed) -> Iterator[OfferedRequest]:
         """Yield the requests that a record has brought to their end, as soon as all before them have. Mutates."""
         under_way, alive = self._under_way, record.scheduler.requests
-        if record.kind == ADDED:
+        if isinstance(record.command, Add):
             under_way.append(next(reversed(alive.values())))
         while under_way and under_way[0].request_id not in alive:
             yield from self._offered(under_way.popleft())

@@ -1,0 +1,165 @@
+"""Commands: what can be asked of an engine while it runs. Each verb is one value, with one wire form.
+
+    any door ── send(command) ──► EngineThread, EngineMessages ──► InProcessClient ──► EngineCore.send ──► step log
+
+A command takes effect between two steps, in the order in which it was sent, and nothing is answered: what becomes of a
+request comes back as an update. To add a verb, write its class here, say in `carry_out` what it does, and test it. It can
+then be sent at every door. A verb for operators has an entry in `OPERATOR_COMMANDS` and a method in `OperatorVerbs`: that
+makes it a method of `LLM` and `AsyncLLM`, and a path of the server.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import msgspec
+
+from quire.core.errors import StepLogError
+from quire.core.request import DEFAULT_SCOPE, CacheScope, Request
+from quire.core.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from quire.scheduler.scheduler import Scheduler
+
+    TokenIds: TypeAlias = array[int]
+else:
+    TokenIds = array  # what msgspec looks at: an array cannot be subscripted where this runs
+
+
+class Command(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The base of all commands."""
+
+
+class Add(Command, frozen=True):
+    """Take a request in. `arrival_s` is the engine's to say."""
+
+    request_id: str
+    prompt_token_ids: TokenIds
+    sampling: SamplingParams
+    scope: CacheScope = DEFAULT_SCOPE
+    priority: int = 0
+    arrival_s: float = 0.0
+
+    @classmethod
+    def of(cls, request: Request) -> Add:
+        """Return the command that adds a request as it is. Does not mutate."""
+        tokens, scope = request.tokens[: request.num_prompt_tokens], request.scope
+        return cls(request.request_id, tokens, request.sampling, scope, request.priority, request.arrival_s)
+
+    def to_request(self) -> Request:
+        """Return the request as the control plane knows it. Does not mutate."""
+        return Request(
+            self.request_id,
+            self.prompt_token_ids,
+            self.sampling,
+            scope=self.scope,
+            priority=self.priority,
+            arrival_s=self.arrival_s,
+        )
+
+
+class Abort(Command, frozen=True):
+    """End a request and all its sequences; one that has ended already is left alone."""
+
+    request_id: str
+
+
+class Fail(Command, frozen=True):
+    """End a request with an error; nothing that it alone had cached stays."""
+
+    request_id: str
+    message: str
+
+
+class Stop(Command, frozen=True):
+    """End one sequence, because its text reached a stop string; one that has ended is left alone."""
+
+    request_id: str
+    branch: int = 0
+
+
+class Clear(Command, frozen=True):
+    """Forget everything cached; running requests go on."""
+
+
+class Watch(Command, frozen=True):
+    """Tell what happens in the memory, at most once in so many seconds, from the beginning; None: no more."""
+
+    every_s: float | None
+
+
+AnyCommand = Add | Abort | Fail | Stop | Clear | Watch
+
+
+OPERATOR_COMMANDS: Final[Mapping[str, AnyCommand]] = MappingProxyType({"reset_prefix_cache": Clear()})
+"""What operators may have done, by the name that it has at every door."""
+
+
+class OperatorVerbs(ABC):
+    """The methods by which an operator has it done, of every model that passes commands on."""
+
+    @abstractmethod
+    def send(self, command: AnyCommand) -> None:
+        """Have a command carried out before the next step. Mutates."""
+
+    def reset_prefix_cache(self) -> None:
+        """Forget everything cached; running requests go on. Mutates."""
+        self.send(OPERATOR_COMMANDS["reset_prefix_cache"])
+
+
+def carry_out(command: Command, scheduler: Scheduler) -> None:
+    """Have a scheduler do what a command says. What `Watch` asks for is no decision. Mutates the scheduler."""
+    match command:
+        case Add():
+            scheduler.add(command.to_request())
+        case Abort(request_id):
+            scheduler.abort(request_id)
+        case Fail(request_id, message):
+            scheduler.fail(request_id, message)
+        case Stop(request_id, branch):
+            scheduler.stop(request_id, branch)
+        case Clear():
+            scheduler.memory.reset()
+        case _:
+            raise StepLogError(f"{type(command).__name__} is no command to a scheduler")
+
+
+def command_bytes(command: Command) -> bytes:
+    """Return the wire form of a command. Does not mutate."""
+    return _ENCODER.encode(command)
+
+
+def read_command(data: bytes) -> AnyCommand:
+    """Return the command of a wire form; raises `StepLogError` for what is none. Pure.
+
+    >>> read_command(command_bytes(Stop("one", 2)))
+    Stop(request_id='one', branch=2)
+    """
+    try:
+        return _DECODER.decode(data)
+    except (msgspec.DecodeError, ValueError) as error:
+        raise StepLogError(f"a command cannot be read: {error}") from error
+
+
+def encode_column(value: object) -> bytes:
+    """Return a column of numbers as bytes, in the order of bytes of the machine: msgspec asks. Pure."""
+    if isinstance(value, array):
+        return value.tobytes()
+    raise NotImplementedError(type(value).__name__)
+
+
+def decode_column(kind: type, data: object) -> array[int]:
+    """Return the token ids of a column; raises `ValueError` for what is none: msgspec asks. Pure."""
+    if kind is not array or not isinstance(data, bytes):
+        raise ValueError("a column of token ids is bytes")
+    column = array("i")
+    column.frombytes(data)
+    return column
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=encode_column)
+_DECODER: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder(AnyCommand, dec_hook=decode_column)

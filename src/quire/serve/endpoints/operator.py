@@ -1,0 +1,20 @@
+"""What an operator can have the engine do: a path for each of `OPERATOR_COMMANDS`."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.engine.commands import OPERATOR_COMMANDS
+from quire.serve.errors import operator_required
+from quire.serve.services import Services
+
+
+async def operator_command(request: Request) -> Response:
+    """Have the command done that the path names, before the next step; answers at once."""
+    services: Services = request.app.state.services
+    if not request.state.context.tenant.is_operator:
+        raise operator_required(request.url.path)
+    services.gate.require_ready()
+    services.model.send(OPERATOR_COMMANDS[request.url.path.removeprefix("/")])
+    return Response(b'{"status":"ok"}', media_type="application/json")
