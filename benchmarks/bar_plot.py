@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from quire.cli.bench.svg import INK, page, text
+from quire.reporting.svg import INK, page, text
 
 COLORS = ("#2f6f9f", "#c98a2b", "#7a9a4d", "#9a5b86", "#6b6b6b", "#b5523b")
 PANEL_WIDTH, BAR_HEIGHT, GAP, MARGIN = 300, 22, 6, 16

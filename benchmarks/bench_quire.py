@@ -25,9 +25,9 @@ from typing import Any
 
 import quire
 from quire import LLM
-from quire.cli.bench.machine import describe_versions
-from quire.cli.bench.workload_file import Workload, WorkloadRequest, read_workload, single_request
 from quire.core.errors import ExecutionError, InvalidConfigError, InvalidValueError, QuireError
+from quire.instruments.bench.workload_file import Workload, WorkloadRequest, read_workload, single_request
+from quire.reporting.machine import describe_versions
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 LOOK_EVERY_S = 0.2

@@ -21,7 +21,7 @@ import torch
 import transformers
 from bench_quire import parser, result_of, warm_up_requests, write
 
-from quire.cli.bench.workload_file import Workload, WorkloadRequest, read_workload
+from quire.instruments.bench.workload_file import Workload, WorkloadRequest, read_workload
 
 STARTS_WITHIN_S = 600
 LONGEST_SILENCE_S = 120

@@ -12,12 +12,12 @@ import argparse
 import sys
 from collections.abc import Iterator
 
-from quire.cli.bench.page import Tell, run_page
-from quire.cli.bench.report import Section
-from quire.cli.http.plain import ask
-from quire.cli.http.server_process import ServerProcess
-from quire.cli.torture.floods import FLOODS, MEBIBYTE, Flood, limit_of, send_flood, watching
 from quire.core.config import EngineConfig
+from quire.instruments.http.plain import ask
+from quire.instruments.http.server_process import ServerProcess
+from quire.instruments.torture.floods import FLOODS, MEBIBYTE, Flood, limit_of, send_flood, watching
+from quire.reporting.report import Section
+from quire.reporting.results import Tell, run_benchmark
 
 HEADER = ("body", "server", "path", "MiB", "status", "s", "grew by, MiB", "slowest /livez, ms")
 TEXT = """Each body is sent to a server of the guide, at its full size and at the size that the server just allows.
@@ -71,4 +71,4 @@ def rows_of(server: ServerProcess, flood: Flood) -> Iterator[tuple[str, ...]]:
 if __name__ == "__main__":
     options = parser().parse_args()
     program = "python benchmarks/bodies.py"
-    raise SystemExit(run_page(options, "Bodies", lambda tell: measured(options, tell), program=program))
+    raise SystemExit(run_benchmark(options, "Bodies", lambda tell: measured(options, tell), program=program))

@@ -24,8 +24,8 @@ from pathlib import Path
 from bar_plot import draw
 from comparison import QUIRE, Comparison, Line
 
-from quire.cli.bench.machine import MAX_IDLE_LOAD, OthersMeter
-from quire.cli.bench.page import NOT_CLAIMED, is_busy, is_loaded, render_page, start_facts, write_json, write_part
+from quire.reporting.machine import MAX_IDLE_LOAD, OthersMeter
+from quire.reporting.results import NOT_CLAIMED, is_busy, is_loaded, render_results, start_facts, write_json, write_part
 
 HERE = Path(__file__).resolve().parent
 TITLE = "Throughput beside the peers"
@@ -194,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     plot.write_text(draw(title, comparison.panels()), encoding="utf-8")
     sections = comparison.sections()
     write_json(plot.with_suffix(".json"), {**facts, "samples": {each.title: each.samples for each in sections}})
-    page = render_page(facts, options.title, sections)
+    page = render_results(facts, options.title, sections)
     shown = os.path.relpath(plot, options.page.resolve().parent)
     write_part(options.page, f"{page}\n\n![One bar for each engine]({shown})")
     print(page)

@@ -12,8 +12,8 @@ from typing import Any
 
 from bar_plot import Bar, Panel
 
-from quire.cli.bench.report import Goal, Section, cell
-from quire.cli.bench.samples import Summary, summarize
+from quire.reporting.report import Goal, Section, cell
+from quire.reporting.samples import Summary, summarize
 
 QUIRE = "quire"
 Line = dict[str, Any]

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.cli.bench.svg import page, text
+from quire.reporting.svg import page, text
 
 PREFIX, STEP = "Products: ", "all of a step, "
 WIDTH, HEIGHT, LEFT, TOP, GAP = 360, 240, 64, 70, 40

@@ -17,6 +17,7 @@ from quire.compute.reference import load_parts
 from quire.compute.worker.cache_engine import CacheEngine
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
 from quire.compute.worker.sampling_columns import SamplingColumns
+from quire.compute.worker.worker import Worker
 from quire.core.errors import ExecutionError, ExecutorLostError, InvalidConfigError, OutOfMemoryError
 from quire.core.executor import Executor
 from quire.core.kv_spec import KVCacheSpec, KVGroup

@@ -20,19 +20,19 @@ import pytest
 
 from quire import LLM, SamplingParams, cli
 from quire import _native as native
-from quire.cli.bench import SHAPES, gpu_engine
-from quire.cli.bench.attention_layout import PagedLayers
-from quire.cli.bench.installation import installed_bytes
-from quire.cli.bench.kernels import ProductRun, together
-from quire.cli.bench.measured_engine import MeasuredEngine, WatchedRunner
-from quire.cli.bench.model_costs import model_costs
-from quire.cli.bench.shapes import CONFIGS, kernel_shape, write_random_checkpoint
-from quire.cli.bench.workload_file import WorkloadRequest, read_workload
 from quire.cli.model_shapes import find_shape
 from quire.compute.weights.decoder_weights import weight_bytes
 from quire.core.config import EngineConfig
 from quire.core.errors import CheckpointError, ExecutionError
 from quire.engine.factory import plan_engine
+from quire.instruments.bench import SHAPES, gpu_engine
+from quire.instruments.bench.attention_layout import PagedLayers
+from quire.instruments.bench.installation import installed_bytes
+from quire.instruments.bench.kernels import ProductRun, together
+from quire.instruments.bench.measured_engine import MeasuredEngine, WatchedRunner
+from quire.instruments.bench.model_costs import model_costs
+from quire.instruments.bench.shapes import CONFIGS, kernel_shape, write_random_checkpoint
+from quire.instruments.bench.workload_file import WorkloadRequest, read_workload
 from quire.simulate.cost.fitted import FittedCost, read_steps
 from quire.simulate.workload.offered import OfferedRequest
 

@@ -11,13 +11,13 @@ from xml.etree import ElementTree
 import pytest
 
 from quire import cli
-from quire.cli.bench.load_run import Target, run_batch, run_closed, run_open
-from quire.cli.bench.offered_load import CHAT, COMPLETIONS, DrawnShape, drawn_requests
-from quire.cli.bench.workload_file import WorkloadRequest
-from quire.cli.http.plain import ask
-from quire.cli.http.server_process import ServerProcess
 from quire.core.config import EngineConfig
 from quire.core.errors import ExecutionError
+from quire.instruments.bench.load_run import Target, run_batch, run_closed, run_open
+from quire.instruments.bench.offered_load import CHAT, COMPLETIONS, DrawnShape, drawn_requests
+from quire.instruments.bench.workload_file import WorkloadRequest
+from quire.instruments.http.plain import ask
+from quire.instruments.http.server_process import ServerProcess
 
 CONFIG = EngineConfig(model="guide", kv_memory="8MiB", num_threads=1)
 

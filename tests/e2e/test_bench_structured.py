@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from quire import cli
-from quire.cli.bench.structured import usual_schema
-from quire.cli.bench.wide_tokenizer import END, write_wide_tokenizer
 from quire.engine.tokenizer import Tokenizer
+from quire.instruments.bench.structured import usual_schema
+from quire.instruments.bench.wide_tokenizer import END, write_wide_tokenizer
 from support.random_schemas import failure_of
 from support.tiny_checkpoint import write_tiny_qwen3
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from quire import LLM, EngineConfig, Request, SamplingParams
+from quire.compute import backend
 from quire.core.errors import (
     CheckpointError,
     ExecutionError,
@@ -24,7 +25,6 @@ from quire.core.errors import (
     InvalidValueError,
     RequestTooLargeError,
 )
-from quire.compute import backend
 from quire.engine import factory
 from quire.engine.detokenizer import IncrementalDetokenizer
 from support.tiny_checkpoint import tiny_qwen3_config, tiny_qwen3_tensors, write_model_weights, write_tiny_qwen3

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.cli.bench.quality import SETTINGS, ReadingEngine, divergences
-from quire.cli.bench.workload_file import read_workload
 from quire.core.config import EngineConfig
+from quire.instruments.bench.quality import SETTINGS, ReadingEngine, divergences
+from quire.instruments.bench.workload_file import read_workload
 
 pytestmark = pytest.mark.long
 

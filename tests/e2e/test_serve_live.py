@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from quire.cli.http.server_process import ServerProcess
 from quire.core.config import EngineConfig
+from quire.instruments.http.server_process import ServerProcess
 from support.live_lines import LiveLines, Picture
 from support.prometheus_text import parse
 from support.server import RunningServer, running_server

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from quire.cli.http.connection import HttpClient
 from quire.guide import GUIDE_FOLDER
+from quire.instruments.http.connection import HttpClient
 from support.random_schemas import Schema, SchemaMaker, failure_of
 from support.server import RunningServer, running_server
 from support.tiny_checkpoint import write_tiny_qwen3

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from quire import cli
-from quire.cli.torture import refusals
-from quire.cli.torture.case import Case, CaseFailedError
-from quire.cli.torture.faults import not_finite
-from quire.cli.torture.refusals import bad, refuse_all
-from quire.cli.torture.runner import run_case
-from quire.cli.torture.stage import ServerSpec, Stage, wait_until
+from quire.instruments.torture import refusals
+from quire.instruments.torture.case import Case, CaseFailedError
+from quire.instruments.torture.faults import not_finite
+from quire.instruments.torture.refusals import bad, refuse_all
+from quire.instruments.torture.runner import run_case
+from quire.instruments.torture.stage import ServerSpec, Stage, wait_until
 
 
 def test_a_few_cases(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

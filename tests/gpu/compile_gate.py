@@ -37,10 +37,10 @@ from itertools import groupby
 from pkgutil import iter_modules
 from typing import Any
 
-from quire.cli.bench.page import write_part
-from quire.cli.bench.report import render_table
 from quire.compute.torch import kernels
 from quire.compute.torch.kernels.variants import KernelVariant
+from quire.reporting.report import render_table
+from quire.reporting.results import write_part
 
 MAX_SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10}
 """Of one program, by capability."""
@@ -240,7 +240,7 @@ def _rows(found: Sequence[Compiled]) -> Iterator[tuple[str, ...]]:
 
 
 def report(found: Sequence[Compiled]) -> str:
-    """What was compiled, as a part of a page of results."""
+    """What was compiled, as a part of a file of results."""
     faulty = [one for one in found if one.faults(variants_of(one.module)[one.variant])]
     text = (
         f"Written by `python -m tests.gpu.compile_gate --markdown benchmarks/RESULTS.md` with Triton "

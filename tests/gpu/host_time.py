@@ -25,10 +25,10 @@ import torch
 import triton
 from tests.gpu import counting_driver
 
-from quire.cli.bench.machine import OthersMeter
-from quire.cli.bench.page import render_page, start_facts, write_part
-from quire.cli.bench.report import Section, cell
-from quire.cli.bench.samples import summarize
+from quire.reporting.machine import OthersMeter
+from quire.reporting.report import Section, cell
+from quire.reporting.results import render_results, start_facts, write_part
+from quire.reporting.samples import summarize
 
 NUM_LAYERS = 28
 CASES = ((1, 600), (64, 600), (256, 600), (1, 20_000))
@@ -110,7 +110,7 @@ def main() -> int:
     facts["command"] = shlex.join(["python", "-m", "tests.gpu.host_time", *sys.argv[1:]])
     sections = [section(options.repeat)]
     facts["processors_busy_with_others"] = others.num_busy()
-    page = render_page(facts, "GPU: what a step costs the processor", sections)
+    page = render_results(facts, "GPU: what a step costs the processor", sections)
     print(page)
     if options.markdown:
         write_part(options.markdown, page)

@@ -8,12 +8,12 @@ from importlib.util import find_spec
 
 import pytest
 
-from quire.cli.bench.gpu_kernels import GpuKernelBench, Ratio, beside_flashinfer, compared
-from quire.cli.bench.gpu_predictions import Point
 from quire.compute.torch.attention import flashinfer
 from quire.compute.torch.attention_run import AttentionRun, AttentionStep
 from quire.compute.torch.limits import TorchLimits
 from quire.core.errors import ExecutionError, InvariantError
+from quire.instruments.bench.gpu_kernels import GpuKernelBench, Ratio, beside_flashinfer, compared
+from quire.instruments.bench.gpu_predictions import Point
 from support import documented_flashinfer
 
 SMALL = AttentionStep((100, 40), 4, 2, head_dim=64, dtype="float32", kv_dtype="float32")

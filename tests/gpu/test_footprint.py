@@ -14,10 +14,12 @@ import pytest
 import torch
 
 from quire.compute.models import read_model
+from quire.compute.torch.backend import TorchBackend
 from quire.compute.torch.cuda_memory import CudaMemory
 from quire.compute.torch.footprint import Footprint, measure
 from quire.compute.torch.load import load_model
 from quire.compute.worker.worker import Worker
+from quire.core.config import EngineConfig
 from support.step_plans import PlanDriver, Work
 from support.tiny_checkpoint import write_tiny_qwen3
 from support.torch_runs import FLOAT32

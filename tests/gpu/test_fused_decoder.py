@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from quire import SamplingParams
+from quire.compute.backend import WorkerParts
 from quire.compute.models.base import DecoderSpec
 from quire.compute.sampling.reference import ReferenceSampler
 from quire.compute.torch.attention.base import AttentionBackend

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from quire.compute.backend import WorkerParts
 from quire.compute.models import read_model
 from quire.compute.models.base import DecoderSpec
 from quire.compute.torch.attention.triton import TritonAttention

@@ -27,6 +27,7 @@ from quire.compute.torch.runner import TorchRunner
 from quire.compute.torch.settings import TorchSettings, activation_bytes, kv_cache_spec
 from quire.compute.torch.upload import together
 from quire.compute.weights.quantize import quantized as quantized_on_the_host
+from quire.compute.worker.worker import Worker
 from quire.core.errors import ExecutionError, InvalidConfigError, OutOfMemoryError
 from quire.core.kv_spec import KVCacheSpec, KVGroup
 from quire.core.step import BlockCopy, BlockMove, StepPlan, column

@@ -4,12 +4,12 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { deflateSync } from "node:zlib";
 
-import { logTicks, stacked } from "../../src/quire/simulate/page/charts.mjs";
-import { describeCell, layoutOf, unpack } from "../../src/quire/simulate/page/film.mjs";
-import { showNumber } from "../../src/quire/simulate/page/format.mjs";
+import { logTicks, stacked } from "../../src/quire/reporting/document/charts.mjs";
+import { describeCell, layoutOf, unpack } from "../../src/quire/reporting/document/film.mjs";
+import { showNumber } from "../../src/quire/reporting/document/format.mjs";
 
 test("numbers are written as the still pictures have them", () => {
-    // the same cases as in tests/pure/test_page.py
+    // the same cases as in tests/pure/test_report_document.py
     const cases = [0, 0.00012, 3.14159, 999.4, 999.5, 1234567];
     assert.deepEqual(cases.map((value) => showNumber(value)), ["0", "0.00012", "3.14", "999", "1,000", "1,234,567"]);
     const times = [0, 0.0123, 0.9994, 0.9996, 12.34, 1500].map((value) => showNumber(value, "s"));

@@ -10,11 +10,11 @@ import pytest
 from quire.core.clock import ManualClock
 from quire.core.config import EngineConfig, MemoryConfig, SchedulerConfig
 from quire.core.kv_spec import KVCacheSpec, KVGroup
+from quire.core.memory_needs import MemoryNeeds
 from quire.core.request import Request
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.core import EngineCore
-from quire.core.memory_needs import MemoryNeeds
 from quire.engine.memory_plan import plan_memory
 from quire.memory.manager import KVCacheManager
 from quire.scheduler.scheduler import Scheduler

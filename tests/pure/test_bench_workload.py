@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli.bench.process_memory import process_memory
-from quire.cli.bench.workload_file import (
+from quire.instruments.bench.process_memory import process_memory
+from quire.instruments.bench.workload_file import (
     Workload,
     WorkloadError,
     WorkloadRequest,

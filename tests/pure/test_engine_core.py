@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from quire.engine.commands import Abort, Stop
 from quire.core.clock import ManualClock
 from quire.core.config import MemoryConfig, SchedulerConfig
 from quire.core.errors import ExecutionError, RequestTooLargeError
@@ -12,6 +11,7 @@ from quire.core.kv_spec import KVCacheSpec
 from quire.core.request import FinishReason, Request
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
+from quire.engine.commands import Abort, Stop
 from quire.engine.core import EngineCore
 from quire.memory.manager import KVCacheManager
 from quire.scheduler.scheduler import Scheduler

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from quire.cli.bench import fairness
-from quire.cli.bench.busy_tenants import ENDS, BusyTenants, Habit, worst_miss
 from quire.core.config import MemoryConfig, SchedulerConfig
 from quire.core.request import CacheScope
+from quire.instruments.bench import fairness
+from quire.instruments.bench.busy_tenants import ENDS, BusyTenants, Habit, worst_miss
 from support.control import Control
 from support.simulation import Scenario, Simulation, make_drafter
 

@@ -112,7 +112,11 @@ def test_the_pool_is_sized_by_what_was_measured_and_every_byte_has_a_row(
     assert (parts["weights"], parts["activations"], parts["graphs"]) == (30 * GIB, 5 * GIB, 2 * GIB)
     assert parts["rest of the process"] == (139 - 30 - 108) * GIB
     left = (108 - 5 - 2) * GIB
-    assert left * GPU_KV_SHARE - blueprint.backend.facts.kv_spec.bytes_per_block < parts["KV blocks"] <= left * GPU_KV_SHARE
+    assert (
+        left * GPU_KV_SHARE - blueprint.backend.facts.kv_spec.bytes_per_block
+        < parts["KV blocks"]
+        <= left * GPU_KV_SHARE
+    )
     assert f"left free           {(left - parts['KV blocks']) / GIB:8.2f} GiB" in str(blueprint.report)
     assert blueprint.report == replace(foreseen.report, plan=blueprint.report.plan)
     assert "graphs" not in dict(foreseen.report.plan.parts)
@@ -130,7 +134,8 @@ def test_kv_memory_that_was_asked_for_is_held_to_what_was_measured(
     with pytest.raises(InvalidConfigError, match=r"^kv_memory is '110\.00 GiB'; allowed: at most 101\.00 GiB: "):
         more.measured()
     monkeypatch.setattr(
-        "quire.compute.torch.backend.TorchBackend.footprint", lambda backend, note_loaded: replace(found, free_bytes=7 * GIB)
+        "quire.compute.torch.backend.TorchBackend.footprint",
+        lambda backend, note_loaded: replace(found, free_bytes=7 * GIB),
     )
     with pytest.raises(InvalidConfigError, match=r"is '37\.00 GiB'; allowed: less than the 37\.00 GiB that are free$"):
         plan_engine(EngineConfig()).measured()

@@ -10,10 +10,10 @@ from contextlib import suppress
 
 import pytest
 
-from quire.cli.http.connection import HttpClient
-from quire.cli.http.plain import ask
-from quire.cli.http.sockets import Stream, send_raw
 from quire.core.errors import ExecutionError, InvalidValueError
+from quire.instruments.http.connection import HttpClient
+from quire.instruments.http.plain import ask
+from quire.instruments.http.sockets import Stream, send_raw
 
 GOOD = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Name: Value\r\n\r\nok"
 BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 3\r\nContent-Length: 4\r\n\r\nbusy"

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.cli.bench.load_figures import (
+from quire.core.errors import InvalidValueError
+from quire.instruments.bench.load_figures import (
     FIRST_TOKEN,
     REJECTION,
     is_good,
@@ -20,9 +21,9 @@ from quire.cli.bench.load_figures import (
     summarize_load,
     tokens_between,
 )
-from quire.cli.bench.load_plot import draw_load
-from quire.cli.bench.load_run import LoadResult
-from quire.cli.bench.offered_load import (
+from quire.instruments.bench.load_plot import draw_load
+from quire.instruments.bench.load_run import LoadResult
+from quire.instruments.bench.offered_load import (
     CHAT,
     COMPLETIONS,
     DrawnShape,
@@ -31,11 +32,10 @@ from quire.cli.bench.offered_load import (
     request_source,
     require_token_ids,
 )
-from quire.cli.bench.serve import read_rates, request_rate
-from quire.cli.bench.streams import Outcome, StreamReading
-from quire.cli.bench.workload_file import Workload, WorkloadError, WorkloadRequest
-from quire.cli.http.events import EventReader
-from quire.core.errors import InvalidValueError
+from quire.instruments.bench.serve import read_rates, request_rate
+from quire.instruments.bench.streams import Outcome, StreamReading
+from quire.instruments.bench.workload_file import Workload, WorkloadError, WorkloadRequest
+from quire.instruments.http.events import EventReader
 from quire.simulate.workload.arrivals import arrival_times
 
 EVENTS = (b'{"choices": []}', '{"text": "größer 😀"}'.encode(), b"[DONE]")

@@ -23,8 +23,8 @@ HOME = str(Path(quire.__file__).resolve().parents[1])
 STARTERS = {  # that start no Python of ours
     "src/quire/core/python_process.py": {"subprocess.Popen", "sys.executable"},
     "src/quire/compute/torch/device.py": {"subprocess.run"},  # nvidia-smi
-    "src/quire/cli/bench/machine.py": {"subprocess.run"},  # git
-    "src/quire/cli/bench/peer.py": {"subprocess.run"},  # the Python of the peer, which has a path of its own
+    "src/quire/reporting/machine.py": {"subprocess.run"},  # git
+    "src/quire/instruments/bench/peer.py": {"subprocess.run"},  # the Python of the peer, which has a path of its own
     "src/quire/compute/grammar/mask_child.py": {"os.fork"},  # of a process that was started safely
     "src/quire/cli/doctor.py": {"sys.executable"},  # shows it
 }

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from quire.cli import main
 from quire.cli.report import make_report
 from quire.cli.report.advice import FIGURES, NO_GAIN, trials
-from quire.cli.report.page import report_page
+from quire.cli.report.document import report_document
 from quire.cli.report.recorded import RunReader
 from quire.cli.report.trial import LoggedTraffic, read_run
 from quire.cli.simulate.progress import ProgressLine
@@ -30,10 +30,10 @@ from quire.core.kv_spec import KVCacheSpec, KVGroup
 from quire.core.request import CacheScope, Request, RequestStatus
 from quire.core.step import BlockMove, StepPlan, column
 from quire.engine.step_log import MAGIC, read_records, replayed
+from quire.reporting.document.content import Chart, Table
+from quire.reporting.document.html import document_html
 from quire.simulate.cost.linear import LinearCost
 from quire.simulate.meter import Latencies
-from quire.simulate.page.content import Chart, Table
-from quire.simulate.page.html import page_html
 from quire.simulate.replica import EngineSetup, PagedEngine
 from quire.simulate.result import SimulationResult
 from quire.simulate.simulation import Simulation
@@ -288,7 +288,7 @@ def test_int8_is_advised_with_what_its_figures_leave_out(tmp_path: Path) -> None
     assert int8.after == Simulation([PagedEngine(tried)], OpenLoop(requests)).run().num_preemptions < int8.before
     assert "int8 changes outputs slightly (a mean KL of 0.0009 nat on SmolLM2-135M" in int8.caveat
     assert f"\n      note: {int8.caveat}\n" in str(report)
-    parts = [part for section in report_page(report).sections for part in section.parts]
+    parts = [part for section in report_document(report).sections for part in section.parts]
     assert isinstance(parts[0], Table) and any(int8.caveat in row[-1] for row in parts[0].rows)
 
 
@@ -428,7 +428,7 @@ def test_every_part_of_a_report_says_how_far_it_is(tmp_path: Path) -> None:
 
 def test_a_page_has_the_tables_and_charts_of_the_report(tmp_path: Path) -> None:
     report = make_report(str(busy_log(tmp_path / "run.steplog")), QUIET)
-    page = report_page(report)
+    page = report_document(report)
     parts = [part for section in page.sections for part in section.parts]
     settings_told = [row[0] for row in parts[0].rows] if isinstance(parts[0], Table) else []
     assert settings_told == [f"`{found.setting}`" for found in report.findings]
@@ -437,7 +437,7 @@ def test_a_page_has_the_tables_and_charts_of_the_report(tmp_path: Path) -> None:
     totals = [sum(value or 0.0 for value in values) for values in columns]
     assert totals == pytest.approx([14] * len(totals))
     assert max(value or 0 for value in queue.series[0].values) <= report.recorded.most_running
-    assert page_html(page).startswith("<!doctype html>")
+    assert document_html(page).startswith("<!doctype html>")
 
 
 def test_a_name_from_outside_cannot_write_to_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

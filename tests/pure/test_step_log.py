@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from quire.engine.commands import Abort, Clear, Fail, Stop
 from quire.core.clock import ManualClock
 from quire.core.config import MemoryConfig, SchedulerConfig
 from quire.core.errors import InvalidConfigError, InvalidRequestError, QuireError, StepLogError
@@ -19,6 +18,7 @@ from quire.core.kv_spec import KVCacheSpec, KVGroup
 from quire.core.request import CacheScope, Request
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
+from quire.engine.commands import Abort, Clear, Fail, Stop
 from quire.engine.core import EngineCore
 from quire.engine.step_log import LOST, MAGIC, OUT_OF_MEMORY, PLANNED, StepLogWriter, read_records, replay
 from quire.engine.step_log_file import StepLogFile, step_log_notices

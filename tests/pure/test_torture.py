@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from quire.cli.http.plain import Answer
-from quire.cli.torture.bad_tables import TABLES
-from quire.cli.torture.case import Case, CaseFailedError, CaseResult, require
-from quire.cli.torture.refusals import bad, check_answer
-from quire.cli.torture.retries import should_retry
-from quire.cli.torture.runner import CASES, chosen, figure, run_case
-from quire.cli.torture.stage import Stage
 from quire.core.errors import InvalidValueError
+from quire.instruments.http.plain import Answer
+from quire.instruments.torture.bad_tables import TABLES
+from quire.instruments.torture.case import Case, CaseFailedError, CaseResult, require
+from quire.instruments.torture.refusals import bad, check_answer
+from quire.instruments.torture.retries import should_retry
+from quire.instruments.torture.runner import CASES, chosen, figure, run_case
+from quire.instruments.torture.stage import Stage
 
 
 def test_every_case_of_the_list_is_there_once() -> None:

@@ -16,6 +16,7 @@ from quire.compute.native.load import make_parts
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.worker.cache_engine import CacheEngine
 from quire.compute.worker.model_runner import ModelRunner, StepInputs, StepOutputs
+from quire.compute.worker.worker import Worker
 from support.reference_runs import ReferenceRun
 from support.step_plans import PlanDriver
 

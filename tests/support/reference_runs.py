@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from quire.compute.backend import WorkerParts
 from quire.compute.models import read_model
-from quire.compute.backend import WorkerParts
 from quire.compute.models.base import DecoderSpec
 from quire.compute.reference.decoder import ReferenceDecoder
 from quire.compute.sampling.reference import ReferenceSampler

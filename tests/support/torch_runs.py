@@ -22,6 +22,7 @@ from quire.compute.torch.settings import TorchSettings, kv_cache_spec
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import WeightReader
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
+from quire.compute.worker.worker import Worker
 from support.reference_runs import ReferenceRun
 from support.step_plans import PlanDriver
 

@@ -2,10 +2,12 @@
 
     any door ── send(command) ──► EngineThread, EngineMessages ──► InProcessClient ──► EngineCore.send ──► step log
 
-A command takes effect between two steps, in the order in which it was sent, and nothing is answered: what becomes of a
-request comes back as an update. To add a verb, write its class here, say in `carry_out` what it does, and test it. It can
-then be sent at every door. A verb for operators has an entry in `OPERATOR_COMMANDS` and a method in `OperatorVerbs`: that
-makes it a method of `LLM` and `AsyncLLM`, and a path of the server.
+A command takes effect between two steps, in the order in which it was sent. It has no answer: what becomes of a request
+comes back as updates.
+
+To add a verb, write its class here, say in `carry_out` what it does, and test it: every door can then send it. A verb
+for operators also has an entry in `OPERATOR_COMMANDS` and a method in `OperatorVerbs`. That makes it a method of `LLM`
+and `AsyncLLM`, and a path of the server.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from quire.core.clock import Clock
 from quire.core.grammar import CANNOT_HOLD, Grammar
@@ -274,7 +273,9 @@ class OutputProcessor:
     `condemn` is called with a grammar that let a text fail.
     """
 
-    def __init__(self, link: EngineLink, tokenizer: Tokenizer | None, clock: Clock, condemn: Condemn | None = None) -> None:
+    def __init__(
+        self, link: EngineLink, tokenizer: Tokenizer | None, clock: Clock, condemn: Condemn | None = None
+    ) -> None:
         self._link = link
         self._condemn = condemn
         self._tokenizer = tokenizer

@@ -255,7 +255,7 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
         self._link.send(Watch(None))
 
     def send(self, command: AnyCommand) -> None:
-        """Have a command carried out before the engine's next step; one that is not there has nothing to do. Mutates."""
+        """Have a command carried out before the next step; an engine that is gone has nothing to do. Mutates."""
         self._link.send(command)
 
     # ---- the process ------------------------------------------------------------------------------------------------

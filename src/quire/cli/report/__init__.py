@@ -27,7 +27,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser = subparsers.add_parser("report", help=text, description=DESCRIPTION)
     parser.add_argument("log", metavar="LOG", help="step log of an engine; it may still be written")
     parser.add_argument("--json", metavar="FILE", help="write everything; -: print it in place of the text")
-    parser.add_argument("--html", metavar="FILE", help="write a page with charts, which stands alone")
+    parser.add_argument("--html", metavar="FILE", help="write a document with charts, which stands alone")
     parser.add_argument(
         "--limit", metavar="N", type=int, help="try settings on the first N requests; 0: try none; default: on all"
     )
@@ -52,10 +52,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json not in (None, "-"):
         write_text(arguments.json, report.as_json() + "\n")
     if arguments.html is not None:
-        from quire.cli.report.page import report_page
-        from quire.simulate.page.html import page_html
+        from quire.cli.report.document import report_document
+        from quire.reporting.document.html import document_html
 
-        write_text(arguments.html, page_html(report_page(report)))
+        write_text(arguments.html, document_html(report_document(report)))
     return 0
 
 

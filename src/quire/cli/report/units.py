@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from quire.core.byte_sizes import format_bytes
-from quire.simulate.page.axis import show_number
+from quire.reporting.document.axis import show_number
 
 NOTHING = "−"
 

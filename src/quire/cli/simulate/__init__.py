@@ -99,10 +99,10 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--json", metavar="FILE", help="write everything; -: print it in place of the table")
     group.add_argument("--csv", metavar="FILE", help="write the memory and the queue over time")
-    group.add_argument("--html", metavar="FILE", help="write a page: block map through time, plots, runs side by side")
+    group.add_argument("--html", metavar="FILE", help="write a document: blocks through time, plots, runs side by side")
     group.add_argument("--plot", metavar="FILE", help="write the main plot: .svg, or .png with the extra quire[png]")
     group.add_argument("--log", metavar="FILE", help="write the step log of the run, of one replica")
-    group.add_argument("--markdown", metavar="FILE", help="with --paper: write a part of a page of results")
+    group.add_argument("--markdown", metavar="FILE", help="with --paper: write a part of a file of results")
     group.add_argument(
         "--paper",
         metavar="FIGURE",
@@ -169,14 +169,14 @@ def _simulate(arguments: argparse.Namespace, progress: ProgressLine) -> int:
 
 
 def _draw(facts: Sequence[tuple[str, str]], runs: Sequence[Run], html: str | None, plot: PlotFile | None) -> None:
+    from quire.cli.simulate.document import main_chart, simulation_document
     from quire.cli.simulate.files import write_text
-    from quire.cli.simulate.page import main_chart, simulation_page
-    from quire.simulate.page.html import page_html
+    from quire.reporting.document.html import document_html
 
     if html is not None:
         command = ("command", shlex.join(["quire", *sys.argv[1:]]))
-        page = simulation_page(f"Simulation of {facts[0][1]}", (*facts, command), runs)
-        write_text(html, page_html(page))
+        document = simulation_document(f"Simulation of {facts[0][1]}", (*facts, command), runs)
+        write_text(html, document_html(document))
     if plot is not None:
         chart = main_chart(runs)
         plot.write(replace(chart, title=f"{chart.title}: {facts[0][1]}, seed {facts[-1][1]}"))

@@ -1,4 +1,4 @@
-"""`quire simulate --paper`: the figures of the PagedAttention paper on a terminal, and as a page, JSON and Markdown."""
+"""`quire simulate --paper`: the figures of the PagedAttention paper on a terminal, as HTML, JSON and Markdown."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 
-from quire.cli.bench.page import write_part
-from quire.cli.bench.report import render_table
 from quire.cli.model_shapes import find_shape
 from quire.cli.simulate.files import write_text
 from quire.cli.simulate.plot import PlotFile
 from quire.cli.simulate.report import show_table
 from quire.core.errors import InvalidConfigError
 from quire.engine.progress import StatusLine
+from quire.reporting.document.html import document_html
+from quire.reporting.report import render_table
+from quire.reporting.results import write_part
 from quire.simulate.hardware import find_hardware
-from quire.simulate.page.html import page_html
 from quire.simulate.paper import FIGURES
+from quire.simulate.paper.document import glance, paper_document
 from quire.simulate.paper.figure import Figure, comparison_table
-from quire.simulate.paper.page import glance, paper_page
 from quire.simulate.paper.runs import Laboratory, paper_sites
 
 NUM_REQUESTS = 1000
@@ -74,17 +74,17 @@ def _write(arguments: argparse.Namespace, figures: Sequence[Figure], laboratory:
     elif arguments.json is not None:
         write_text(arguments.json, content + "\n")
     if arguments.html is not None:
-        write_text(arguments.html, page_html(paper_page(figures, laboratory)))
+        write_text(arguments.html, document_html(paper_document(figures, laboratory)))
     if arguments.markdown is not None:
         write_part(arguments.markdown, _markdown(figures, laboratory))
 
 
 def _markdown(figures: Sequence[Figure], laboratory: Laboratory) -> str:
-    """Return what was published beside what came out, as a part of a page of results."""
+    """Return what was published beside what came out, as a part of a file of results."""
     command, table = shlex.join(["quire", *sys.argv[1:]]), glance(figures)
     head = (
         f"Written by `{command}` on {datetime.now(UTC).isoformat(timespec='minutes')}, seed {laboratory.seed}, "
         f"{laboratory.num_requests:,} requests a run. Simulated, so the same on every machine. `make paper` makes a "
-        "page of it: every figure, its plots, and why it differs from what was published."
+        "document of it: every figure, its plots, and why it differs from what was published."
     )
     return "\n\n".join(["# The paper, again", head, render_table(table.header, table.rows)])

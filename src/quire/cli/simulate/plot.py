@@ -6,9 +6,9 @@ from pathlib import Path
 
 from quire.cli.simulate.files import write_bytes
 from quire.core.errors import InvalidConfigError
-from quire.simulate.page.content import Chart
-from quire.simulate.page.png import require_png, svg_png
-from quire.simulate.page.svg import chart_svg
+from quire.reporting.document.content import Chart
+from quire.reporting.document.png import require_png, svg_png
+from quire.reporting.document.svg import chart_svg
 
 SVG, PNG = ".svg", ".png"
 

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, fields
 
 from quire.core.byte_sizes import format_bytes
+from quire.reporting.document.axis import show_number
 from quire.simulate.frames import Frame
-from quire.simulate.page.axis import show_number
 from quire.simulate.result import ReplicaResult, SimulationResult
 from quire.simulate.timeline import TimelinePoint
 

@@ -7,7 +7,7 @@ Policies are simulated, not kernels: concurrency, memory and sharing follow from
 seconds follow from a roofline and are those of no engine. Lengths are log-normal with the paper's means and a spread
 that the paper does not give (workload/lengths.py). Nothing is tuned; where a figure differs, its note says why.
 
-    FIGURES[name](laboratory) ──► Figure ──► terminal, JSON, page
+    FIGURES[name](laboratory) ──► Figure ──► terminal, JSON, document
 """
 
 from __future__ import annotations

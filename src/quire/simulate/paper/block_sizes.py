@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from quire.simulate.page.content import LOG, Axis, Chart, Series, Table
+from quire.reporting.document.content import LOG, Axis, Chart, Series, Table
 from quire.simulate.paper.figure import Figure, make_figure
 from quire.simulate.paper.runs import OPT_13B, SWAPPING, Laboratory, long_run, short_run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.core.byte_sizes import format_bytes
+from quire.reporting.document.content import Table
 from quire.simulate.expectations import (
     BLOCK_SIZE,
     RESERVED_TOKENS,
@@ -10,7 +11,6 @@ from quire.simulate.expectations import (
     memory_savings,
     most_bits_per_weight,
 )
-from quire.simulate.page.content import Table
 from quire.simulate.paper.figure import Figure, make_figure
 from quire.simulate.paper.runs import LLAMA_8B, Laboratory, Site
 from quire.simulate.roofline import Numbers

@@ -1,4 +1,4 @@
-"""Figure: what was made again, beside what was published, as one value for terminal, page and JSON.
+"""Figure: what was made again, beside what was published, as one value for terminal, document and JSON.
 
 What the paper says is data (`paper.yaml`): titles, published numbers and where they stand, and words about what
 differs. A figure brings what it found, under the same names, so no published number can be forgotten.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.simulate.page.content import Chart, Table
+from quire.reporting.document.content import Chart, Table
 
 PAPER_FILE = Path(__file__).parent / "paper.yaml"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from quire.simulate.page.content import BARS, Axis, Chart, Series, Table
+from quire.reporting.document.content import BARS, Axis, Chart, Series, Table
 from quire.simulate.paper.figure import Figure, make_figure, published_numbers
 from quire.simulate.paper.runs import FULL, LONGEST, OPT_13B, SYSTEMS, Laboratory, Run, long_run, short_run
 from quire.simulate.workload.drawn import DrawnPrompts

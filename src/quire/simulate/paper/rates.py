@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from quire.reporting.document.content import LOG, Axis, Chart, Series, Table
 from quire.simulate.lengths import Length
-from quire.simulate.page.content import LOG, Axis, Chart, Series, Table
 from quire.simulate.paper.figure import Figure, make_figure
 from quire.simulate.paper.runs import (
     FULL,

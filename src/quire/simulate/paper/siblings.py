@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire.simulate.page.content import Axis, Chart, Series, Table
+from quire.reporting.document.content import Axis, Chart, Series, Table
 from quire.simulate.paper.figure import Figure, make_figure
 from quire.simulate.paper.runs import LONGEST, SHORT_FULL, SHORT_REQUESTS, Laboratory, Run
 from quire.simulate.workload.drawn import DrawnPrompts

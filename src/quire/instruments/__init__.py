@@ -1,0 +1,1 @@
+"""Instruments: what measures quire and what tries to break it. Nothing that serves imports them."""

@@ -1,0 +1,154 @@
+"""Tenants who always have more to ask, on the real scheduler over a pretended model: what is computed for each?"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire.core.clock import ManualClock
+from quire.core.config import MemoryConfig, SchedulerConfig
+from quire.core.errors import InvariantError
+from quire.core.kv_spec import KVCacheSpec
+from quire.core.request import CacheScope, Request
+from quire.core.sampling_params import SamplingParams
+from quire.core.step import StepPlan
+from quire.core.validate import RequestLimits
+from quire.engine.commands import Abort, Fail, Stop
+from quire.engine.core import EngineCore
+from quire.memory.manager import KVCacheManager
+from quire.memory.sizing import max_sequence_tokens
+from quire.scheduler.scheduler import Drafter, Scheduler
+from quire.simulate.executor import SimExecutor
+
+VOCAB_SIZE = 1000
+ENDS = ("length", "stop string", "stop token", "abort", "failure", "samples", "beams")
+
+
+@dataclass(frozen=True)
+class Habit:
+    """What a tenant asks, again and again: tokens of the prompt and of the answer, and how the answer ends."""
+
+    num_prompt_tokens: int
+    num_output_tokens: int
+    end: str = "length"
+
+    @property
+    def most_tokens(self) -> int:
+        """What one of its requests may cost at the most, unless something is computed again."""
+        return self.num_sequences * (self.num_prompt_tokens + self.num_output_tokens)
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences of each of its requests."""
+        return 2 if self.end in ("samples", "beams") else 1
+
+    def sampling(self) -> SamplingParams:
+        """Return how its requests are sampled. Those that others end ask for more than they get."""
+        if self.end in ("stop string", "abort", "failure"):
+            return SamplingParams(max_tokens=2 * self.num_output_tokens + 40, ignore_eos=True)
+        if self.end == "stop token":  # each token is one of 1,000, so about every tenth ends the text
+            return SamplingParams(max_tokens=self.num_output_tokens, stop_token_ids=tuple(range(100)))
+        is_beam_search = self.end == "beams"
+        temperature = 0.0 if is_beam_search else 1.0
+        return SamplingParams(
+            n=self.num_sequences,
+            beam_search=is_beam_search,
+            temperature=temperature,
+            max_tokens=self.num_output_tokens,
+            ignore_eos=True,
+        )
+
+
+class CountingExecutor(SimExecutor):
+    """Counts the tokens that plans compute, by request id up to the first blank: the tenant."""
+
+    def __init__(self) -> None:
+        super().__init__(VOCAB_SIZE, ManualClock())
+        self._tenants: dict[int, str] = {}  # by row
+        self.computed = Counter[str]()
+
+    def submit(self, plan: StepPlan) -> None:
+        """Count, then pretend to compute."""
+        self._tenants |= {start.row: start.request_id.split()[0] for start in plan.row_starts}
+        for row, count in zip(plan.rows, plan.counts, strict=True):
+            self.computed[self._tenants[row]] += count
+        super().submit(plan)
+
+
+class BusyTenants:
+    """Each tenant has `at_once` requests in the engine, from the beginning to the end."""
+
+    def __init__(
+        self,
+        habits: Sequence[Habit],
+        config: SchedulerConfig,
+        *,
+        block_size: int,
+        at_once: int,
+        memory: MemoryConfig | None = None,
+        drafter: Drafter | None = None,
+    ) -> None:
+        spec = KVCacheSpec.from_layers([None], block_size=block_size, num_kv_heads=1, head_dim=8, dtype="float32")
+        manager = KVCacheManager(spec, memory or MemoryConfig())
+        longest = max_sequence_tokens(manager.pool.num_blocks, spec)
+        limits = RequestLimits(VOCAB_SIZE, config.max_model_len, longest, config.max_num_seqs)
+        scheduler = Scheduler(config, manager, limits, drafter=drafter)
+        self.executor = CountingExecutor()
+        self.engine = EngineCore(scheduler, self.executor, ManualClock())
+        self.habits = {chr(ord("a") + index): habit for index, habit in enumerate(habits)}
+        self.ended = Counter[str]()
+        self._at_once = at_once
+        self._alive: dict[str, dict[str, Request]] = {tenant: {} for tenant in self.habits}
+        self._numbers = itertools.count()
+
+    def run(self, num_tokens: int) -> Counter[str]:
+        """Step until so many tokens are computed for all tenants together; return those of each. Mutates."""
+        while self.executor.computed.total() < num_tokens:
+            for tenant in self.habits:
+                self._ask(tenant)
+            outcome = self.engine.step()
+            if outcome is None:
+                raise InvariantError("there is always something to do")
+            for request in outcome.finished:
+                self._note_ended(request)
+            self._end()
+        return self.executor.computed
+
+    def _ask(self, tenant: str) -> None:
+        habit, alive = self.habits[tenant], self._alive[tenant]
+        while len(alive) < self._at_once:
+            number = next(self._numbers)
+            prompt = [(7 * number + 13 * index) % VOCAB_SIZE for index in range(habit.num_prompt_tokens)]
+            request = Request(f"{tenant} {number}", prompt, habit.sampling(), scope=CacheScope(tenant, salt=tenant))
+            alive[request.request_id] = request
+            self.engine.add_request(request)
+
+    def _end(self) -> None:
+        """End those who have said enough: their text held a stop string, or nobody wants the rest, or it failed."""
+        for tenant, habit in self.habits.items():
+            if habit.end not in ("stop string", "abort", "failure"):
+                continue
+            for request in list(self._alive[tenant].values()):
+                if request.num_output_tokens < habit.num_output_tokens:
+                    continue
+                if habit.end == "stop string":
+                    self.engine.send(Stop(request.request_id))
+                elif habit.end == "abort":
+                    self.engine.send(Abort(request.request_id))
+                else:
+                    self.engine.send(Fail(request.request_id, "told to fail"))
+                self._note_ended(request)
+
+    def _note_ended(self, request: Request) -> None:
+        tenant = request.scope.tenant
+        if request.request_id in self._alive[tenant] and request.request_id not in self.engine.scheduler.requests:
+            del self._alive[tenant][request.request_id]
+            self.ended[tenant] += 1
+
+
+def worst_miss(computed: Counter[str]) -> float:
+    """Return by which part the share of the tenant that has most or least misses an even one."""
+    even = computed.total() / len(computed)
+    return max(abs(tokens - even) / even for tenant, tokens in computed.items())

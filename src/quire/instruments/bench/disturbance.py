@@ -1,0 +1,95 @@
+"""How much a long prompt disturbs those who are being answered: the time between their tokens, before and meanwhile.
+
+    chats     ├ token ┼ token ┼ token ┼──── token ────┼──── token ────┼ …
+    prompt                             ├ chunk ────────┼ chunk ────────┤ first token
+
+A chunk of the prompt takes the budget of a step that the chats leave. So the setting `max_num_batched_tokens` decides
+what is measured here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+
+from quire.engine.commands import Abort
+from quire.instruments.bench.measured_engine import MeasuredEngine
+from quire.instruments.bench.workload_file import WorkloadRequest
+from quire.reporting.report import Goal, Section, cell
+from quire.reporting.results import Tell
+from quire.reporting.samples import percentile, ratios, summarize
+
+CHAT_TOKENS = 64
+MAX_TO_MEDIAN = 2.0
+LONG_PROMPT = "prompt"
+
+DrawPrompt = Callable[[int], tuple[int, ...]]
+
+
+@dataclass(slots=True)
+class DisturbedRun:
+    """Seconds between two tokens of one chat: before the prompt came, and until its first token."""
+
+    quiet_s: list[float] = field(default_factory=list)
+    disturbed_s: list[float] = field(default_factory=list)
+
+
+def measure_disturbance(
+    engine: MeasuredEngine, sizes: tuple[int, int, int], repeat: int, draw_prompt: DrawPrompt, tell: Tell
+) -> Section:
+    """Let chats run, and then a prompt beside them; `sizes`: chats, tokens of the prompt, steps before it comes."""
+    num_chats, prompt_tokens, num_steps = sizes
+    runs = []
+    for index in range(repeat):
+        tell(f"chats beside a prompt: run {index + 1} of {repeat}")
+        runs.append(_run(engine, sizes, draw_prompt))
+    quiet = [summarize(run.quiet_s).median for run in runs]
+    meanwhile = [summarize(run.disturbed_s).median for run in runs]
+    slowest = [percentile(run.disturbed_s, 0.99) for run in runs]
+    to_median = summarize(ratios(slowest, meanwhile))
+    rows = [
+        ("between tokens, no prompt: median, ms", cell(summarize([1e3 * seconds for seconds in quiet]))),
+        ("between tokens, meanwhile: median, ms", cell(summarize([1e3 * seconds for seconds in meanwhile]))),
+        ("between tokens, meanwhile: p99, ms", cell(summarize([1e3 * seconds for seconds in slowest]))),
+        ("p99 to the median meanwhile", cell(to_median, "×")),
+        ("p99 to the median without a prompt", cell(summarize(ratios(slowest, quiet)), "×")),
+    ]
+    text = (
+        f"{num_chats} chats decode, after {num_steps} steps a prompt of {prompt_tokens:,} tokens comes; a step "
+        f"computes at most {engine.blueprint.config.max_num_batched_tokens:,} tokens. Median of {repeat} runs "
+        "(min–max)."
+    )
+    label = f"{num_chats} chats beside a prompt of {prompt_tokens:,}: p99 to the median meanwhile"
+    goals = [Goal(label, to_median.median, MAX_TO_MEDIAN)]
+    samples: dict[str, object] = {"runs": [asdict(run) for run in runs]}
+    return Section("Chats beside a prompt", text, ("what", "value"), rows, samples, goals)
+
+
+def _run(engine: MeasuredEngine, sizes: tuple[int, int, int], draw_prompt: DrawPrompt) -> DisturbedRun:
+    num_chats, prompt_tokens, num_steps = sizes
+    client, most = engine.client, engine.client.limits.max_model_len
+    run, last_s = DisturbedRun(), dict[str, float]()
+    for index in range(num_chats):
+        engine.add(str(index), WorkloadRequest(draw_prompt(CHAT_TOKENS), most - CHAT_TOKENS), seed=index)
+
+    def step(gaps: list[float]) -> bool:
+        """Do a step; return whether the prompt has its first token."""
+        updates, now = client.receive(), time.perf_counter()
+        for update in updates:
+            if update.request_id != LONG_PROMPT:
+                if update.request_id in last_s:
+                    gaps.append(now - last_s[update.request_id])
+                last_s[update.request_id] = now
+        return any(update.request_id == LONG_PROMPT for update in updates)
+
+    while len(last_s) < num_chats:
+        step([])
+    for _ in range(num_steps):
+        step(run.quiet_s)
+    engine.add(LONG_PROMPT, WorkloadRequest(draw_prompt(prompt_tokens), 1))
+    while not step(run.disturbed_s):
+        pass
+    for index in range(num_chats):
+        client.send(Abort(str(index)))
+    return run

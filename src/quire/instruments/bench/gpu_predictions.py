@@ -1,0 +1,369 @@
+"""`quire bench gpu-predictions`: what a GPU that is not here should reach, from bytes and operations.
+
+    bound        bytes / bandwidth, or operations / rate: ceilings that were measured on one such device
+    expected     what is launched, what a stream of loads must warm up to, waves of programs, shares of the ceilings
+
+Everything assumed stands in `Assumptions` and in the report. None of it was fitted to this engine: where a measurement
+differs, one of these numbers is wrong, or the engine is, and it can be found out which.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Final
+
+from quire.cli.model_shapes import find_shape
+from quire.core.config import MemoryConfig, SchedulerConfig
+from quire.core.step import StepPlan
+from quire.reporting.report import Section
+from quire.reporting.results import Tell, run_benchmark
+from quire.simulate.cost.roofline import RooflineCost
+from quire.simulate.hardware import Hardware, find_hardware
+from quire.simulate.model_shape import ModelShape
+from quire.simulate.replica import EngineSetup, PagedEngine
+from quire.simulate.roofline import Numbers, Roofline
+from quire.simulate.simulation import Simulation
+from quire.simulate.workload.offered import OfferedRequest, OpenLoop
+
+HEAD_DIM: Final = 128
+INVARIANT_ROWS: Final = 128
+"""Of a product, see `quire.compute.torch.products`."""
+PROMPT_ROWS: Final = 128
+"""Of a tile of scores of a prompt, see `quire.compute.torch.kernels.tile_shape`."""
+NANO_SEQUENCES: Final = 256
+RATIOS: Final = (
+    "Keys and values that rows share are read once, and multiplied with all of them. Two launches cost the same "
+    "whatever is saved, so little work gains less than its bytes. Ids of blocks are loaded a tile ahead, so they cost "
+    "their bytes: four for each block and head, beside all that is in it. In attention of prompts each score is an "
+    "exponent and some float32 operations between two products; the share expected is what remains if none of them "
+    "runs beside a product, the bound what the products leave by themselves. Batch-invariant products go in tiles of "
+    "128 rows, and each of them reads the weights."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Assumptions:
+    """What is taken to be so of an H200 and of an engine on it."""
+
+    bandwidth: float = 4.3e12  # bytes a second, of a copy, both ways counted: measured once on such a device
+    rate: float = 790e12  # operations a second of bfloat16 on random numbers: likewise
+    num_multiprocessors: int = 132
+    programs_each: int = 2  # as shared memory allows, see what was compiled
+    multiprocessor_bandwidth: float = 100e9  # loads under way / their latency: 80 KB / 0.8 µs
+    full_share: float = 0.93  # of the bandwidth, where all multiprocessors load
+    launch_s: float = 2.5e-6  # of a kernel in a graph, until it loads at full speed
+    split_tokens: int = 512
+    product_read_share: float = 0.85  # of the bandwidth, in products of few rows
+    product_rate_share: float = 0.75  # of the rate, in products of many
+    attention_rate_share: float = 0.5  # of the rate, in attention of many rows to the same keys
+    attention_product_share: float = 0.85  # of the rate, in the two products of such attention by themselves
+    clock: float = 1.755e9  # turns a second
+    exponents_per_turn: int = 16  # of a multiprocessor
+    floats_per_turn: int = 128  # operations on float32, likewise
+    floats_per_score: int = 4  # the highest, the difference, the sum, the conversion
+    kernels_per_layer: int = 10
+    graph_gap_s: float = 1.3e-6  # between two kernels of a graph
+    eager_launch_s: float = 24e-6  # of the processor, for each kernel launched by itself: see tests/gpu/host_time.py
+    host_s: float = 1.0e-3  # of the processor, a step of decodes: scheduling 0.15, inputs and draws 0.75, a graph 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A step of decodes of one layer: contexts of its sequences, heads, bytes of a number; what is to be reached."""
+
+    name: str
+    contexts: tuple[int, ...]
+    num_heads: int
+    num_kv_heads: int
+    goal: str
+    number_bytes: float = 2.0
+
+    @property
+    def token_bytes(self) -> float:
+        """Bytes of the key and the value of a token in one KV head, with their scales."""
+        return 2 * (HEAD_DIM * self.number_bytes + (4 if self.number_bytes < 2 else 0))
+
+    @property
+    def num_bytes(self) -> float:
+        """Bytes read and written: every key and value once, queries and outputs."""
+        rows = 2 * 2 * len(self.contexts) * self.num_heads * HEAD_DIM
+        return sum(self.contexts) * self.num_kv_heads * self.token_bytes + rows
+
+
+def points() -> tuple[Point, ...]:
+    """Return the points at which decode attention will be measured."""
+    mixed = random.Random(0)
+    contexts = tuple(min(2048, max(64, round(mixed.lognormvariate(math.log(400), 0.7)))) for _ in range(256))
+    same = Point("32 × 4,096, heads 32/8", (4096,) * 32, 32, 8, "≥ 85 %")
+    return (
+        Point("1 × 4,096, heads 32/8", (4096,), 32, 8, "≤ 14 µs"),
+        Point("1 × 32,768, heads 32/8", (32768,), 32, 8, "≥ 80 %"),
+        Point("1 × 131,072, heads 32/8", (131072,), 32, 8, "≥ 85 %"),
+        Point("8 × 4,096, heads 32/8", (4096,) * 8, 32, 8, "≥ 80 %"),
+        same,
+        Point("128 × 1,024, heads 32/8", (1024,) * 128, 32, 8, "≥ 80 %"),
+        Point(f"256 × 64…2,048 (mean {sum(contexts) / 256:.0f}), heads 16/8", contexts, 16, 8, "≥ 75 %"),
+        Point("16 × 8,192, heads 64/8", (8192,) * 16, 64, 8, "≥ 82 %"),
+        Point("16 × 8,192, heads 32/32", (8192,) * 16, 32, 32, "≥ 85 %"),
+        replace(same, name="32 × 4,096, heads 32/8, int8 or fp8", goal="≤ 0.60 of bfloat16's time", number_bytes=1.0),
+        Point("65,536 and 63 × 512, heads 32/8", (65536, *(512,) * 63), 32, 8, "≥ 70 %"),
+    )
+
+
+def expected_s(point: Point, assumed: Assumptions) -> float:
+    """Return the seconds of attention and its merge: two launches, and waves of programs that load side by side.
+
+    >>> point = Point("", (1 << 20,) * 64, 32, 8, "")
+    >>> round(point.num_bytes / Assumptions().bandwidth / expected_s(point, Assumptions()), 2)
+    0.92
+    """
+    lengths = [
+        min(assumed.split_tokens, context - start)
+        for context in point.contexts
+        for start in range(0, context, assumed.split_tokens)
+    ]
+    num_programs, slots = len(lengths) * point.num_kv_heads, assumed.num_multiprocessors * assumed.programs_each
+    num_busy = min(num_programs, assumed.num_multiprocessors)
+    speed = min(assumed.full_share * assumed.bandwidth, num_busy * assumed.multiprocessor_bandwidth)
+    # Long programs are launched first, so the last wave is as long as a mean one.
+    waves = math.ceil(num_programs / slots) * slots / num_programs if num_programs > slots else 1.0
+    partial_bytes = 2 * 4 * len(lengths) * point.num_heads * (HEAD_DIM + 2) if len(lengths) > len(point.contexts) else 0
+    return 2 * assumed.launch_s + (point.num_bytes * waves + partial_bytes) / speed
+
+
+def _attention(assumed: Assumptions) -> Section:
+    rows = []
+    for point in points():
+        bound, expected = point.num_bytes / assumed.bandwidth, expected_s(point, assumed)
+        shown = f"{point.num_bytes / 1e6:,.1f}", f"{1e6 * bound:,.1f}", f"{1e6 * expected:,.1f}"
+        rows.append((point.name, *shown, f"{100 * bound / expected:.0f} %", point.goal))
+    text = (
+        "A step of decodes in one layer, head_dim 128, blocks of 16, bfloat16 unless said. The bound is the bytes over "
+        "the bandwidth."
+    )
+    header = ("sequences × context", "MB", "bound, µs", "expected, µs", "% of the bandwidth", "goal")
+    return Section("Decode attention", text, header, rows, {})
+
+
+def paged_over(block_size: int, other: float = math.inf) -> float:
+    """Return the bytes of a decode in blocks of one size over those in blocks of another; infinite: no ids.
+
+    >>> round(paged_over(16), 4), round(paged_over(16, 128), 4)
+    (1.0005, 1.0004)
+    """
+    token_bytes = points()[0].token_bytes
+    return (token_bytes + 4 / block_size) / (token_bytes + 4 / other)
+
+
+def invariant_over_fastest(num_sequences: int, context: int) -> float:
+    """Return the bytes of a batch-invariant step of decodes of 8B, whose tiles each read the weights, over the others.
+
+    >>> round(invariant_over_fastest(128, 1024), 2), round(invariant_over_fastest(256, 1024), 2)
+    (1.0, 1.3)
+    """
+    shape = find_shape("llama-3.1-8b")
+    weights = shape.layer_read_bytes("bfloat16", "auto", num_sequences) + shape.head.read_bytes("bfloat16")
+    kept = num_sequences * context * shape.kv_bytes_per_token("bfloat16")
+    return (kept + math.ceil(num_sequences / INVARIANT_ROWS) * weights) / (kept + weights)
+
+
+def prompt_share(assumed: Assumptions, context: int) -> float:
+    """Return the share of the rate that causal attention of a whole prompt reaches, if nothing runs beside products.
+
+    >>> round(prompt_share(Assumptions(), 4096), 2), round(prompt_share(Assumptions(), 16384), 2)
+    (0.54, 0.55)
+    """
+    products_s = 4 * HEAD_DIM / assumed.rate
+    turns = 1 / assumed.exponents_per_turn + assumed.floats_per_score / assumed.floats_per_turn
+    rest_s = turns / (assumed.clock * assumed.num_multiprocessors)
+    # Of the tiles on the diagonal half is computed for nothing.
+    needed = context / (context + PROMPT_ROWS)
+    return needed * products_s / (products_s / assumed.attention_product_share + rest_s)
+
+
+def _ratios(assumed: Assumptions) -> Section:
+    num_rows, prefix, own = 64, 2048, 128
+    plain = Point("", (prefix + own,) * num_rows, 32, 8, "")
+    shared_bytes = plain.num_bytes - (num_rows - 1) * prefix * plain.num_kv_heads * plain.token_bytes
+    operations = 4 * num_rows * prefix * plain.num_heads * HEAD_DIM
+    shared_s = 2 * assumed.launch_s + shared_bytes / (assumed.full_share * assumed.bandwidth)
+    shared_s += operations / (assumed.attention_rate_share * assumed.rate)
+    named = {point.name: point for point in points()}
+    wide, narrow = (named[f"32 × 4,096, heads 32/8{kind}"] for kind in ("", ", int8 or fp8"))
+    narrow_s = expected_s(narrow, assumed) / expected_s(wide, assumed)
+    bounds = f"{plain.num_bytes / shared_bytes:.1f}×", f"{narrow.num_bytes / wide.num_bytes:.2f}", "1.00"
+    found = f"{expected_s(plain, assumed) / shared_s:.1f}×", f"{narrow_s:.2f}", "1.00"
+    prompts = [f"{100 * prompt_share(assumed, context):.0f} %" for context in (4096, 16384)]
+    alone = f"{100 * assumed.attention_product_share:.0f} %"
+    rows = (
+        ("paged over contiguous, blocks of 16", f"{paged_over(16):.4f}", f"{paged_over(16):.2f}", "≤ 1.03"),
+        ("blocks of 16 over blocks of 128", f"{paged_over(16, 128):.4f}", f"{paged_over(16, 128):.2f}", "≤ 1.02"),
+        ("attention of a prompt of 4,096, of the matrix rate", alone, prompts[0], "≥ 55 %"),
+        ("attention of a prompt of 16,384, of the matrix rate", alone, prompts[1], "≥ 55 %"),
+        ("gain of a shared prefix of 2,048 before 64 × 128", bounds[0], found[0], "≥ 0.70 of the bound"),
+        ("time with int8 or fp8, of bfloat16's, 32 × 4,096", bounds[1], found[1], "≤ 0.60"),
+        ("time of invariant attention, of the fastest", bounds[2], found[2], "≤ 1.03, its splits are always the same"),
+        *(
+            (f"time of an invariant step of 8B, {count} × 1,024", "1.00", f"{times:.2f}", "≤ 1.10")
+            for count, times in ((count, invariant_over_fastest(count, 1024)) for count in (128, 256))
+        ),
+    )
+    return Section(
+        "Paging, prompts, sharing, narrower numbers, invariance",
+        RATIOS,
+        ("what", "bound", "expected", "goal"),
+        rows,
+        {},
+    )
+
+
+# ---- end to end -----------------------------------------------------------------------------------------------------
+
+
+class ExpectedCost:
+    """The time of a step: of the device with its gaps between kernels, or of the processor where that is longer."""
+
+    def __init__(self, roofline: Roofline, assumed: Assumptions, host_s: float) -> None:
+        hardware = roofline.hardware
+        reached = replace(
+            hardware,
+            read_bandwidth=assumed.product_read_share * hardware.read_bandwidth,
+            matrix_rate={name: assumed.product_rate_share * rate for name, rate in hardware.matrix_rate.items()},
+        )
+        self._cost = RooflineCost(Roofline(reached, roofline.shape, roofline.numbers))
+        self._gaps_s = roofline.shape.num_layers * assumed.kernels_per_layer * assumed.graph_gap_s
+        self._host_s = host_s
+
+    def step_s(self, plan: StepPlan) -> float:
+        """Return the seconds that the plan takes."""
+        return max(self._cost.step_s(plan) + self._gaps_s, self._host_s)
+
+
+def nano_requests() -> list[OfferedRequest]:
+    """Return the requests of the nano-vllm benchmark, drawn as it draws them.
+
+    >>> requests = nano_requests()
+    >>> sum(len(each.prompt) for each in requests), sum(each.num_output_tokens for each in requests)
+    (142827, 133966)
+    """
+    drawn = random.Random(0)
+    prompts = [
+        array("i", [drawn.randint(0, 10000) for _ in range(drawn.randint(100, 1024))]) for _ in range(NANO_SEQUENCES)
+    ]
+    return [OfferedRequest(str(i), 0.0, prompt, drawn.randint(100, 1024)) for i, prompt in enumerate(prompts)]
+
+
+def even_requests(num_tokens: int) -> list[OfferedRequest]:
+    """Return 256 requests of so many tokens of prompt, and as many of output."""
+    prompts = (array("i", [number] * num_tokens) for number in range(NANO_SEQUENCES))
+    return [OfferedRequest(str(number), 0.0, prompt, num_tokens) for number, prompt in enumerate(prompts)]
+
+
+def ceilings(bandwidth: float, rate: float) -> Hardware:
+    """Return hardware that does nothing but read and multiply, so fast."""
+    vendor = find_hardware("nvidia-h200")
+    rates = {**vendor.matrix_rate, "bfloat16": rate}
+    return replace(vendor, read_bandwidth=bandwidth, matrix_rate=rates, step_overhead_s=0.0)
+
+
+def bound_s(requests: list[OfferedRequest], shape: ModelShape, hardware: Hardware) -> float:
+    """Return the seconds of requests by their roofline: the real scheduler, steps as fast as the hardware."""
+    return _served_s(requests, shape, RooflineCost(Roofline(hardware, shape, Numbers())))
+
+
+def _served_s(requests: list[OfferedRequest], shape: ModelShape, cost: RooflineCost | ExpectedCost) -> float:
+    """Return the seconds that the requests take."""
+    spec = shape.kv_cache_spec(16, "bfloat16")
+    needed = sum((len(request.prompt) + request.num_output_tokens) // spec.block_size + 2 for request in requests)
+    num_blocks = min(2 * needed, 100_000_000_000 // spec.bytes_per_block)
+    memory = MemoryConfig(num_blocks=num_blocks, prefix_index="none")
+    setup = EngineSetup(spec, memory, SchedulerConfig(256, 16384, 4096), cost)
+    return Simulation([PagedEngine(setup)], OpenLoop(requests)).run().duration_s
+
+
+def _engine(assumed: Assumptions, hardware: Hardware, tell: Tell) -> Section:
+    rows: list[tuple[str, ...]] = []
+
+    def add(name: str, bound: float, found_s: list[float], shown: str, goal: str) -> None:
+        shares = [f"{shown.format(seconds)}, {100 * bound / seconds:.0f} %" for seconds in found_s]
+        rows.append((name, shown.format(bound), *shares, goal))
+
+    for model, name, requests, goal in (
+        ("qwen3-0.6b", "nano-vllm benchmark: 0.6B, 256 sequences", nano_requests(), "≥ 58 %"),
+        ("llama-3.1-8b", "8B, 256 × 1,024 and 1,024", even_requests(1024), "≥ 65 %"),
+    ):
+        tell(name)
+        shape = find_shape(model)
+        roofline = Roofline(hardware, shape, Numbers())
+        costs = (ExpectedCost(roofline, assumed, host_s) for host_s in _hosts(shape, assumed))
+        found = [_served_s(requests, shape, cost) for cost in costs]
+        add(name, bound_s(requests, shape, hardware), found, "{:.2f} s", goal)
+    rows.append(_unhidden(hardware, assumed))
+    shape = find_shape("llama-3.1-8b")
+    roofline = Roofline(hardware, shape, Numbers())
+    plan = StepPlan(0, array("i", [0]), array("i", [1023]), array("i", [1]), array("b", [1]))
+    found = [1e3 * ExpectedCost(roofline, assumed, host_s).step_s(plan) for host_s in _hosts(shape, assumed)]
+    add("8B, a single stream: a token", 1e3 * roofline.decode_s(1, 1024), found, "{:.2f} ms", "≥ 70 %")
+    text = (
+        "Whole runs by the real scheduler on a virtual clock, all requests at once, at most 256 sequences and 16,384 "
+        "tokens in a step. The bound is the roofline of the same steps. With graphs and a step ahead the processor "
+        "costs nothing until its share of a step is longer than the device's; launched one by one, every kernel costs "
+        "its launch. Whatever transformers reaches is measured beside it, not predicted."
+    )
+    header = ("what", "bound", "expected with graphs", "expected, launched one by one", "goal")
+    return Section("Whole engine", text, header, rows, {})
+
+
+def _unhidden(hardware: Hardware, assumed: Assumptions) -> tuple[str, ...]:
+    """What of a step of 256 decodes is the processor's alone: nothing with a step ahead, all of it without."""
+    roofline = Roofline(hardware, find_shape("qwen3-0.6b"), Numbers())
+    ones = array("i", [1] * 256)
+    plan = StepPlan(0, array("i", range(256)), array("i", [800] * 256), ones, array("b", [1] * 256))
+    device_s = ExpectedCost(roofline, assumed, 0.0).step_s(plan)
+    behind = [f"{100 * host_s / (device_s + host_s):.0f} %" for host_s in _hosts(roofline.shape, assumed)]
+    ahead = [
+        f"{100 * max(0.0, host_s - device_s) / max(host_s, device_s):.0f} %"
+        for host_s in _hosts(roofline.shape, assumed)
+    ]
+    shown = [f"{one} a step ahead, else {other}" for one, other in zip(ahead, behind, strict=True)]
+    return "0.6B, 256 sequences: of a step, the processor's alone", "0 %", *shown, "≤ 5 %"
+
+
+def _hosts(shape: ModelShape, assumed: Assumptions) -> tuple[float, float]:
+    """Return the seconds of the processor in a step: with graphs, and where every kernel is launched."""
+    launches_s = shape.num_layers * assumed.kernels_per_layer * assumed.eager_launch_s
+    return assumed.host_s, assumed.host_s + launches_s
+
+
+DESCRIPTION = (
+    "Say what attention and whole engines should reach on an H200, from bytes and operations and what is assumed of "
+    "it; nothing is measured, and no GPU needs to be there."
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare no flags: what is predicted or counted takes none."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Predict, print, and write what was asked for; returns the exit status."""
+    assumed = Assumptions()
+    hardware = ceilings(assumed.bandwidth, assumed.rate)
+
+    def predict(tell: Tell) -> Iterator[Section]:
+        rows = [(field.name.replace("_", " "), f"{getattr(assumed, field.name):g}") for field in fields(assumed)]
+        text = (
+            "**Predictions, not measurements: no GPU has run this engine.** Percentages are of the ceilings of the "
+            "same device. What each assumption means stands in src/quire/instruments/bench/gpu_predictions.py."
+        )
+        yield Section("Assumed of an H200", text, ("what", "value"), rows, {})
+        yield _attention(assumed)
+        yield _ratios(assumed)
+        yield _engine(assumed, hardware, tell)
+
+    return run_benchmark(options, "GPU: predictions", predict, timed=False)

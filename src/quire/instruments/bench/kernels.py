@@ -1,0 +1,376 @@
+"""`quire bench kernels`: the loops of a step by themselves, beside what the machine can do at most.
+
+Memory is read from beyond the caches, as in a step: products go through many copies of a matrix, attention through
+many layers. A time is the median of its calls; bandwidth and arithmetic are measured anew before each measurement that
+is held to them. What is to be compared with each other takes turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from quire.cli.machine_limits import MachineLimits
+from quire.core.granted import usable_cores
+from quire.instruments.bench.attention_layout import CONTIGUOUS, IN_ORDER, SHUFFLED, PagedLayers
+from quire.instruments.bench.flags import SHAPES, add_choices, add_count, add_counts, add_size, count, decode_load
+from quire.instruments.bench.shapes import HEAD, KernelShape, Matrix, kernel_shape
+from quire.reporting.report import Goal, Section, cell
+from quire.reporting.results import Tell, run_benchmark
+from quire.reporting.samples import ratios, summarize
+
+MIN_CALLS = 3
+MAX_CALLS = 200
+SECONDS_PER_RUN = 0.5
+ATTENTION_PASSES = 10
+
+MIN_READ_SHARE = {rows: 88.0 for rows in (1, 2, 4, 8, 16, 32)} | {64: 75.0}
+MIN_ARITHMETIC_SHARE = 60.0
+MIN_ATTENTION_SHARE = 80.0
+MAX_PAGED = {16: 1.03, 32: 1.01, 64: 1.01, 128: 1.01}
+INT8_BLOCK, INT8_GOAL_TOKENS, MAX_INT8 = 16, 4096, 0.62
+MAX_HEAD_ROWS = 64
+"""Steps of more rows are those of prompts, and the head sees the last token of a prompt alone."""
+
+STEP = "all of a step"
+GOAL_BYTES = 256 << 20
+"""With less memory in turn, caches serve it, and there are no goals."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProductRun:
+    """Products with one matrix, or those of a step: median seconds, and the machine's limits right before."""
+
+    seconds: float
+    num_bytes: int
+    num_operations: int
+    bandwidth: float
+    arithmetic: float | None
+
+    @property
+    def read_share(self) -> float:
+        """Percent of the bandwidth."""
+        return 100 * self.num_bytes / self.seconds / self.bandwidth
+
+    @property
+    def arithmetic_share(self) -> float | None:
+        """Percent of the arithmetic."""
+        return None if self.arithmetic is None else 100 * self.num_operations / self.seconds / self.arithmetic
+
+    @property
+    def bound_share(self) -> float:
+        """Percent of the nearer bound: the shares are of times, so the greater one is what can be done at most."""
+        return max(self.read_share, self.arithmetic_share or 0.0)
+
+
+def together(runs: Sequence[tuple[int, ProductRun]]) -> ProductRun:
+    """Return several products, each so many times, as one: its shares are those of the bounds of all."""
+    num_bytes = sum(count * run.num_bytes for count, run in runs)
+    num_operations = sum(count * run.num_operations for count, run in runs)
+    rates = [(count * run.num_operations, run.arithmetic) for count, run in runs if run.arithmetic is not None]
+    return ProductRun(
+        seconds=sum(count * run.seconds for count, run in runs),
+        num_bytes=num_bytes,
+        num_operations=num_operations,
+        bandwidth=num_bytes / sum(count * run.num_bytes / run.bandwidth for count, run in runs),
+        arithmetic=num_operations / sum(done / rate for done, rate in rates) if rates else None,
+    )
+
+
+PARTS = ("limits", "products", "attention")
+DESCRIPTION = (
+    "Measure the bandwidth and the arithmetic of the machine, and products and paged attention beside them, without a "
+    "model."
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of this benchmark. Mutates the parser."""
+    add_choices(parser, "only", PARTS, PARTS, "measure only these parts")
+    parser.add_argument(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: paged attention, at points of its own"
+    )
+    parser.add_argument(
+        "--shape",
+        metavar="NAME",
+        nargs="+",
+        default=SHAPES[:2],
+        help=f"whose matrices and heads: {', '.join(SHAPES)}, or a model folder; default: {' '.join(SHAPES[:2])}",
+    )
+    add_counts(parser, "rows", (1, 2, 4, 8, 16, 32, 64, 256, 512, 2048), "rows of the products")
+    add_counts(parser, "block-sizes", (16, 32, 64, 128), "tokens in a block of attention")
+    parser.add_argument(
+        "--decodes",
+        metavar="NxTOKENS",
+        nargs="+",
+        type=decode_load,
+        default=((1, 8192), (8, 2048), (32, 512)),
+        help="sequences and their tokens, of attention; default: 1x8192 8x2048 32x512",
+    )
+    add_count(parser, "repeat", 5, "runs of every measurement")
+    parser.add_argument("--num-threads", metavar="N", type=count, help="default: as many as the system grants cores")
+    add_size(parser, "read-size", "1GiB", "memory that is read for the bandwidth")
+    add_size(parser, "working-set", "512MiB", "memory that is gone through in turn, more than the caches hold")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, print, and write what was asked for; returns the exit status."""
+    if options.device == "cuda":
+        from quire.instruments.bench.gpu_kernels import run as run_on_gpu
+
+        return run_on_gpu(options)
+    shapes = [kernel_shape(name) for name in options.shape]
+
+    def measure(tell: Tell) -> Iterator[Section]:
+        num_threads = options.num_threads or usable_cores()
+        bench = KernelBench(MachineLimits(num_threads, options.read_size), options, tell)
+        if "limits" in options.only:
+            yield bench.measure_limits()
+        for shape in shapes:
+            if "products" in options.only:
+                yield bench.measure_products(shape)
+            if "attention" in options.only:
+                yield bench.measure_attention(shape)
+                yield bench.measure_int8_attention(shape)
+
+    return run_benchmark(options, "Kernels", measure)
+
+
+class KernelBench:
+    """Measures kernels; `options` are those of the command."""
+
+    def __init__(self, limits: MachineLimits, options: argparse.Namespace, tell: Tell) -> None:
+        self._limits = limits
+        self._options = options
+        self._tell = tell
+        self._repeat: int = options.repeat
+
+    # ---- limits -----------------------------------------------------------------------------------------------
+
+    def measure_limits(self) -> Section:
+        """Measure what the machine can do with one thread and with all."""
+        options, num_threads = self._options, self._limits.team.size
+        found: dict[int, tuple[list[float], list[float]]] = {}
+        teams = {1: MachineLimits(1, options.read_size), num_threads: self._limits}
+        for index in range(self._repeat):
+            self._tell(f"limits: run {index + 1} of {self._repeat}")
+            for size, limits in teams.items():
+                bandwidth, arithmetic = found.setdefault(size, ([], []))
+                bandwidth.append(limits.bandwidth() / 1e9)
+                arithmetic.append((limits.arithmetic() or 0.0) / 1e9)
+        rows = [
+            (str(size), cell(summarize(bandwidth)), cell(summarize(arithmetic)) if all(arithmetic) else "not known")
+            for size, (bandwidth, arithmetic) in found.items()
+        ]
+        text = (
+            f"Reading {options.read_size / 2**20:,.0f} MiB, and {self._limits.kernels.name} multiplying and adding on "
+            f"registers. Median of {self._repeat} runs (min–max), of each the best pass."
+        )
+        samples: dict[str, object] = {
+            f"{size} threads": {"read_gb_s": bandwidth, "gflop_s": arithmetic}
+            for size, (bandwidth, arithmetic) in found.items()
+        }
+        return Section("Limits of the machine", text, ("threads", "read, GB/s", "GFLOP/s"), rows, samples)
+
+    # ---- products ---------------------------------------------------------------------------------------------
+
+    def measure_products(self, shape: KernelShape) -> Section:
+        """Measure the products of a model's matrices with 1 row and more."""
+        runs: dict[tuple[str, int], list[ProductRun]] = {}
+        for name, matrix in shape.matrices.items():
+            self._tell(f"products of {shape.name}: {name}")
+            runs |= {(name, num_rows): found for num_rows, found in self._products(matrix).items()}
+        steps = {num_rows: self._steps(shape, runs, num_rows) for num_rows in self._options.rows}
+        runs |= {(STEP, num_rows): found for num_rows, found in steps.items()}
+        rows = [self._product_row(matrix, num_rows, found) for (matrix, num_rows), found in runs.items()]
+        text = (
+            f"{self._limits.kernels.name}, bfloat16 weights, {self._limits.team.size} threads; copies of each matrix "
+            f"in turn, {self._options.working_set / 2**20:,.0f} MiB together. Median of {self._repeat} runs (min–max). "
+            f"“{STEP}” is every matrix as often as a step needs it, the head up to {MAX_HEAD_ROWS} rows."
+        )
+        header = (
+            "matrix",
+            "rows",
+            "ms",
+            "GB/s",
+            "% of the bandwidth",
+            "GFLOP/s",
+            "% of the arithmetic",
+            "% of the bound",
+        )
+        samples: dict[str, object] = {
+            f"{matrix}, {n} rows": [asdict(run) for run in f] for (matrix, n), f in runs.items()
+        }
+        goals = [goal for num_rows, found in steps.items() for goal in self._product_goals(shape, num_rows, found)]
+        return Section(f"Products: {shape.name}", text, header, rows, samples, goals)
+
+    def _steps(
+        self, shape: KernelShape, runs: dict[tuple[str, int], list[ProductRun]], num_rows: int
+    ) -> list[ProductRun]:
+        """Return the products of a whole step, one entry a run."""
+        found = [
+            (matrix.count, runs[name, num_rows])
+            for name, matrix in shape.matrices.items()
+            if name != HEAD or num_rows <= MAX_HEAD_ROWS
+        ]
+        return [together([(count, each[index]) for count, each in found]) for index in range(self._repeat)]
+
+    def _products(self, matrix: Matrix) -> dict[int, list[ProductRun]]:
+        from quire._native import ProductBenchmark
+
+        limits, num_outputs, num_inputs = self._limits, matrix.num_outputs, matrix.num_inputs
+        num_bytes = 2 * num_outputs * num_inputs
+        num_copies = max(1, -(-self._options.working_set // num_bytes))
+        # 0.0078 in bfloat16: what is multiplied does not matter, as long as it is a common number.
+        rows = np.full((num_outputs, num_inputs), 0x3C00, np.uint16)
+        product = ProductBenchmark(limits.kernels, limits.team, rows, num_copies)
+        runs: dict[int, list[ProductRun]] = {num_rows: [] for num_rows in self._options.rows}
+        for _ in range(self._repeat):
+            for num_rows, found in runs.items():
+                bandwidth, arithmetic = limits.bandwidth(), limits.arithmetic()
+                first = product.run(num_rows, 1)[0]
+                num_calls = min(max(round(SECONDS_PER_RUN / max(first, 1e-9)), MIN_CALLS), MAX_CALLS)
+                seconds = summarize(product.run(num_rows, num_calls)).median
+                operations = 2 * num_rows * num_outputs * num_inputs
+                found.append(ProductRun(seconds, product.num_bytes, operations, bandwidth, arithmetic))
+        return runs
+
+    def _product_row(self, matrix: str, num_rows: int, runs: list[ProductRun]) -> tuple[str, ...]:
+        shares = [run.arithmetic_share for run in runs if run.arithmetic_share is not None]
+        return (
+            matrix,
+            str(num_rows),
+            cell(summarize([1e3 * run.seconds for run in runs])),
+            cell(summarize([run.num_bytes / run.seconds / 1e9 for run in runs])),
+            cell(summarize([run.read_share for run in runs])),
+            cell(summarize([run.num_operations / run.seconds / 1e9 for run in runs])),
+            cell(summarize(shares) if shares else None),
+            cell(summarize([run.bound_share for run in runs])),
+        )
+
+    def _product_goals(self, shape: KernelShape, num_rows: int, runs: list[ProductRun]) -> list[Goal]:
+        if self._options.working_set < GOAL_BYTES:
+            return []
+        what = f"{shape.name}, products of {num_rows} rows"
+        if num_rows in MIN_READ_SHARE:
+            share = summarize([run.read_share for run in runs]).median
+            return [Goal(f"{what}: % of the bandwidth", share, MIN_READ_SHARE[num_rows], at_least=True)]
+        shares = [run.arithmetic_share for run in runs if run.arithmetic_share is not None]
+        if num_rows < 256 or not shares:
+            return []
+        share = summarize(shares).median
+        return [Goal(f"{what}: % of the arithmetic", share, MIN_ARITHMETIC_SHARE, at_least=True)]
+
+    # ---- attention --------------------------------------------------------------------------------------------
+
+    def measure_attention(self, shape: KernelShape) -> Section:
+        """Measure steps of decodes over shuffled blocks and over contiguous memory, for every size of blocks."""
+        rows: list[tuple[str, ...]] = []
+        samples: dict[str, object] = {}
+        goals: list[Goal] = []
+        for num_sequences, num_tokens in self._options.decodes:
+            self._tell(f"attention of {shape.name}: {num_sequences} × {num_tokens}")
+            for block_size in self._options.block_sizes:
+                found = self._attention(shape, num_sequences, num_tokens, block_size)
+                what = f"{num_sequences} × {num_tokens:,}"
+                shuffled_s = found.seconds[SHUFFLED]
+                paged = summarize(ratios(shuffled_s, found.seconds[CONTIGUOUS]))
+                speeds = [found.num_bytes / seconds / 1e9 for seconds in shuffled_s]
+                shares = [100 * 1e9 * s / bandwidth for s, bandwidth in zip(speeds, found.bandwidth, strict=True)]
+                rows.append(
+                    (
+                        what,
+                        str(block_size),
+                        cell(summarize([1e3 * seconds / found.num_layers for seconds in shuffled_s])),
+                        cell(summarize(speeds)),
+                        cell(summarize(shares)),
+                        cell(summarize(ratios(shuffled_s, found.seconds[IN_ORDER]))),
+                        cell(paged),
+                    )
+                )
+                samples[f"{what}, blocks of {block_size}"] = asdict(found)
+                if self._options.working_set >= GOAL_BYTES:
+                    label = f"{shape.name}, {what}, blocks of {block_size}"
+                    goals += _attention_goals(label, block_size, summarize(shares).median, paged.median)
+        text = (
+            f"{shape.num_heads} heads over {shape.num_kv_heads}, head_dim {shape.head_dim}, bfloat16, a decode of "
+            f"every sequence; times of one layer, blocks shuffled. Median of {self._repeat} runs (min–max). The same "
+            f"kernel reads the same memory as blocks in order, and contiguous, a sequence in one piece; "
+            f"{ATTENTION_PASSES} passes each, in turn."
+        )
+        header = ("decodes", "block", "ms", "GB/s", "% of the bandwidth", "to in order", "to contiguous")
+        return Section(f"Paged attention: {shape.name}", text, header, rows, samples, goals)
+
+    def _attention(self, shape: KernelShape, num_sequences: int, num_tokens: int, block_size: int) -> AttentionRuns:
+        limits = self._limits
+        heads = shape.num_heads, shape.num_kv_heads, shape.head_dim
+        layers = PagedLayers(
+            heads, (num_sequences, num_tokens), block_size=block_size, num_bytes=self._options.working_set
+        )
+        runs = AttentionRuns(layers.num_layers, layers.num_bytes, [], {name: [] for name in layers.layouts})
+        for _ in range(self._repeat):
+            runs.bandwidth.append(limits.bandwidth())
+            passes: dict[str, list[float]] = {name: [] for name in layers.layouts}
+            for index in range(ATTENTION_PASSES):
+                names = list(layers.layouts)
+                for name in names if index % 2 else reversed(names):
+                    passes[name].append(layers.attend(limits.kernels, limits.team, layers.layouts[name]))
+            for name, seconds in passes.items():
+                runs.seconds[name].append(summarize(seconds).median)
+        return runs
+
+    def measure_int8_attention(self, shape: KernelShape) -> Section:
+        """Measure the longer decodes over keys and values of int8 beside those of bfloat16, in turn."""
+        rows: list[tuple[str, ...]] = []
+        samples: dict[str, object] = {}
+        goals: list[Goal] = []
+        heads = shape.num_heads, shape.num_kv_heads, shape.head_dim
+        size = self._options.working_set
+        for decodes in self._options.decodes:
+            what = f"{decodes[0]} × {decodes[1]:,}"
+            self._tell(f"attention of {shape.name} with int8: {what}")
+            layers = {
+                dtype: PagedLayers(heads, decodes, block_size=INT8_BLOCK, num_bytes=size, dtype=dtype)
+                for dtype in ("bfloat16", "int8")
+            }
+            found: dict[str, list[float]] = {dtype: [] for dtype in layers}
+            for _ in range(self._repeat):
+                passes: dict[str, list[float]] = {dtype: [] for dtype in layers}
+                for index in range(ATTENTION_PASSES):
+                    for dtype in layers if index % 2 else reversed(layers):
+                        each = layers[dtype]
+                        seconds = each.attend(self._limits.kernels, self._limits.team, each.layouts[SHUFFLED])
+                        passes[dtype].append(seconds / each.num_layers)
+                for dtype, times in passes.items():
+                    found[dtype].append(summarize(times).median)
+            share = summarize(ratios(found["int8"], found["bfloat16"]))
+            rows.append((what, *(cell(summarize([1e3 * s for s in found[dtype]])) for dtype in layers), cell(share)))
+            samples[what] = found
+            if size >= GOAL_BYTES and decodes[1] >= INT8_GOAL_TOKENS:
+                goals.append(Goal(f"{shape.name}, {what}: int8 to bfloat16", share.median, MAX_INT8))
+        text = (
+            f"Decodes over shuffled blocks of {INT8_BLOCK} tokens, keys and values of int8 in turn with those of "
+            f"bfloat16; times of one layer. Median of {self._repeat} runs (min–max)."
+        )
+        header = ("decodes", "bfloat16, ms", "int8, ms", "int8 to bfloat16")
+        return Section(f"Attention with int8: {shape.name}", text, header, rows, samples, goals)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionRuns:
+    """Seconds of attention over all layers, by the name of the layout, one entry a run."""
+
+    num_layers: int
+    num_bytes: int
+    bandwidth: list[float]
+    seconds: dict[str, list[float]]
+
+
+def _attention_goals(label: str, block_size: int, share: float, paged: float) -> list[Goal]:
+    return [
+        Goal(f"{label}: % of the bandwidth", share, MIN_ATTENTION_SHARE, at_least=True),
+        Goal(f"{label}: paged to contiguous", paged, MAX_PAGED.get(block_size, 1.01)),
+    ]

@@ -1,0 +1,32 @@
+"""Runs in a process of its own: loads an engine, once, and prints how long that took and what it held.
+
+    python -m quire.instruments.bench.load_probe '{"model": "guide", "kv_memory": "8MiB"}'
+
+What a process has loaded before makes the next load look faster and smaller than it is for who starts quire.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from quire.core.config import EngineConfig
+from quire.instruments.bench.measured_engine import MeasuredEngine
+from quire.instruments.bench.process_memory import process_memory, reset_peak
+
+
+def main(settings: str) -> None:
+    """Load, print one line of JSON, and give everything back."""
+    reset_peak()
+    with MeasuredEngine(EngineConfig(**json.loads(settings))) as engine:
+        memory = process_memory()
+        found = {
+            "load_s": engine.load_s,
+            "weight_bytes": engine.blueprint.backend.facts.weight_bytes,
+            "peak_bytes": None if memory is None else memory.peak,
+        }
+        print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

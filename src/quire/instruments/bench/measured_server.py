@@ -1,0 +1,90 @@
+"""MeasuredServer: the server that a load is offered to, one that runs already or one of our own."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from quire.core.config import EngineConfig, ResolvedConfig
+from quire.core.errors import ExecutionError, InvalidConfigError
+from quire.engine.factory import plan_engine
+from quire.instruments.bench.load_run import Target
+from quire.instruments.bench.shapes import measured_config, write_byte_tokenizer
+from quire.instruments.http.plain import ask
+from quire.instruments.http.server_process import ServerProcess
+from quire.reporting.results import Tell
+
+SCHEMES = ("http://", "https://")
+ASSUMED_VOCAB_SIZE = 32_000
+"""Of a model that somebody else serves: nearly all have as many tokens or more."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredServer:
+    """Where the load goes. `process` and `config` are those of our own server, None for one that ran already."""
+
+    target: Target
+    vocab_size: int
+    process: ServerProcess | None = None
+    config: ResolvedConfig | None = None
+
+
+@contextmanager
+def measured_server(options: argparse.Namespace, tell: Tell) -> Iterator[MeasuredServer]:
+    """Return the server that the options name, by its URL or by a model, which is then served meanwhile."""
+    url = getattr(options, "model", "")
+    if url.startswith(SCHEMES):
+        _refuse_engine_options(options)
+        yield MeasuredServer(_target(options, url), options.vocab_size or ASSUMED_VOCAB_SIZE)
+        return
+    with measured_config(options) as config:
+        blueprint = plan_engine(replace(config, skip_tokenizer_init=True))
+        vocab_size = blueprint.vocab_size
+        if options.shape is not None:
+            write_byte_tokenizer(Path(config.model), vocab_size)
+        tell(f"starting a server of {config.model}")
+        with ServerProcess(config) as process:
+            tell(f"{process.url} is ready after {process.ready_s:.2f} s")
+            yield MeasuredServer(
+                _target(options, process.url), options.vocab_size or vocab_size, process, blueprint.config
+            )
+
+
+def _target(options: argparse.Namespace, url: str) -> Target:
+    base, api_key = url.rstrip("/").removesuffix("/v1"), _api_key(options.api_key_env)
+    return Target(base, options.name or first_model(base, api_key), options.endpoint, api_key)
+
+
+def _api_key(name: str) -> str:
+    """A key on the command line would be seen by others, and stand in the report."""
+    if name and not os.environ.get(name):
+        raise InvalidConfigError("api-key-env", name, "a name in the environment that holds the key")
+    return os.environ[name] if name else ""
+
+
+def first_model(url: str, api_key: str = "") -> str:
+    """Return the name of the model that a server names first."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    answer = ask(f"{url}/v1/models", headers=headers)
+    if answer.status != 200:
+        raise ExecutionError(f"{url}/v1/models answers {answer.status}: {answer.body[:200].decode(errors='replace')}")
+    try:
+        return str(answer.json()["data"][0]["id"])
+    except (KeyError, IndexError, TypeError):
+        raise ExecutionError(f"{url}/v1/models names no model; see --name") from None
+
+
+def _refuse_engine_options(options: argparse.Namespace) -> None:
+    given = [field.name for field in fields(EngineConfig) if field.name != "model" and field.name in vars(options)]
+    if options.shape is not None:
+        given.append("shape")
+    if "load" not in options.only:
+        raise InvalidConfigError(
+            "only", " ".join(options.only), "load: what HTTP and watching cost needs a server of our own"
+        )
+    if given:
+        raise InvalidConfigError(given[0], getattr(options, given[0]), "none beside the URL of a server that runs")

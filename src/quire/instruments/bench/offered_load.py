@@ -1,0 +1,96 @@
+"""What is offered to a server: when requests are due, and what they ask for.
+
+    open loop      requests are due at times that do not depend on the server, as those of many users are
+    closed loop    a fixed number is under way, and the next one begins when one ends
+
+An open loop shows what overload does; a closed one never overloads. Everything is drawn from seeds, so the same load
+can be offered again. Token ids are shifted from level to level, so that nothing of one is in the cache for the next.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from quire.instruments.bench.workload_file import LOWEST_ID, Workload, WorkloadError, WorkloadRequest
+
+COMPLETIONS, CHAT = "completions", "chat"
+PATHS = {COMPLETIONS: "/v1/completions", CHAT: "/v1/chat/completions"}
+MAX_ID_SHARE = 0.95
+WORDS = ("block", "table", "page", "memory", "token", "cache", "request", "prefix", "copy", "write", "step", "plan")
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnShape:
+    """Requests of these lengths, in tokens; each is drawn from `1 - spread` to `1 + spread` times the length."""
+
+    prompt_tokens: int
+    output_tokens: int
+    spread: float = 0.0
+
+
+def workload_requests(workload: Workload, vocab_size: int, first_shift: int = 0) -> Iterator[WorkloadRequest]:
+    """Yield the requests of a workload over and over, each time with other token ids."""
+    shift = first_shift
+    while True:
+        yield from workload.shifted(shift, vocab_size).requests
+        shift += 1
+
+
+def drawn_requests(shape: DrawnShape, vocab_size: int, seed: int) -> Iterator[WorkloadRequest]:
+    """Yield requests of drawn token ids, without an end."""
+    rng = random.Random(seed)
+    most = max(int(vocab_size * MAX_ID_SHARE), 1)
+    least = LOWEST_ID if most > 2 * LOWEST_ID else 0
+    while True:
+        prompt, output = (
+            max(1, round(length * rng.uniform(1 - shape.spread, 1 + shape.spread)))
+            for length in (shape.prompt_tokens, shape.output_tokens)
+        )
+        yield WorkloadRequest(tuple(rng.randrange(least, most) for _ in range(prompt)), output)
+
+
+def drawn_conversation(request: WorkloadRequest) -> str:
+    """Return a text with as many words as a prompt has tokens: chats take no token ids.
+
+    >>> drawn_conversation(WorkloadRequest((0, 1, 12), 1))
+    'block table block'
+    """
+    return " ".join(WORDS[token % len(WORDS)] for token in request.prompt_token_ids)
+
+
+def request_body(request: WorkloadRequest, endpoint: str, model: str) -> bytes:
+    """Return what is posted for a request: streamed, with usage, and as long as the request says."""
+    fields: dict[str, Any] = {
+        "model": model,
+        "max_tokens": request.max_tokens,
+        "temperature": request.sampling.temperature,
+        "n": request.n,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    if endpoint == CHAT:
+        fields["messages"] = [{"role": "user", "content": drawn_conversation(request)}]
+        fields["max_completion_tokens"] = fields.pop("max_tokens")
+    else:
+        fields["prompt"] = list(request.prompt_token_ids)
+    return json.dumps({**fields, **request.fields}, separators=(",", ":")).encode()
+
+
+def request_source(
+    workload: Workload | None, shape: DrawnShape, *, vocab_size: int, seed: int
+) -> Callable[[int], Iterator[WorkloadRequest]]:
+    """Return what makes the requests of a level, by its number; no two levels share token ids."""
+    if workload is None:
+        return lambda level: drawn_requests(shape, vocab_size, seed * 1_000_003 + level)
+    return lambda level: workload_requests(workload, vocab_size, 1_000 * level)
+
+
+def require_token_ids(workload: Workload | None, endpoint: str) -> None:
+    """Raise `WorkloadError` for a workload, which is token ids, that is to be sent as chats."""
+    if workload is not None and endpoint == CHAT:
+        raise WorkloadError("endpoint", endpoint, "completions, beside a workload: its prompts are token ids")

@@ -1,0 +1,151 @@
+"""StreamReading: one streamed answer as a client sees it, event by event, with the time of each.
+
+The definitions are those that tools for OpenAI-compatible servers share. The time to the first token ends with the
+first event that brings one; the latency between tokens is the time between two events of one text; the time per output
+token is what is left behind the first event, over the tokens that usage counts. What was due and could not be sent in
+time waits on our side, and its time counts from when it was due: a load that is late hides nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import msgspec
+
+from quire.instruments.http.events import DONE, EventReader
+
+
+class Delta(msgspec.Struct):
+    """The part of a chat event that brings text."""
+
+    role: str | None = None
+    content: str | None = None
+
+
+class Choice(msgspec.Struct):
+    """The part of an event that belongs to one text."""
+
+    index: int = 0
+    text: str | None = None
+    delta: Delta | None = None
+    finish_reason: str | None = None
+
+    @property
+    def brings_token(self) -> bool:
+        """Whether it is more than the beginning or the end of a text."""
+        if self.text or (self.delta is not None and self.delta.content):
+            return True
+        return self.finish_reason is None and (self.delta is None or self.delta.role is None)
+
+
+class PromptDetails(msgspec.Struct):
+    """Details of the usage."""
+
+    cached_tokens: int | None = None
+
+
+class Usage(msgspec.Struct):
+    """What a request has used."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: PromptDetails | None = None
+
+
+class Chunk(msgspec.Struct):
+    """One event of a stream, completions or chat; other fields are passed over."""
+
+    choices: list[Choice] = []
+    usage: Usage | None = None
+    error: object = None
+
+
+READER = msgspec.json.Decoder(Chunk)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a request. Times are seconds of the clock of the run; `status` 0: there was no reply.
+
+    `events_s` are the times of the events that brought tokens, `gaps_s` those between two of one text.
+    """
+
+    due_s: float
+    sent_s: float = 0.0
+    end_s: float = 0.0
+    status: int = 0
+    events_s: list[float] = field(default_factory=list)
+    gaps_s: list[float] = field(default_factory=list)
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_output_tokens: int = 0
+    error: str = ""
+    is_cut_off: bool = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it came to its own end."""
+        return self.status == 200 and not self.error and not self.is_cut_off
+
+    @property
+    def is_rejected(self) -> bool:
+        """Whether the server was too busy to take it."""
+        return self.status in (429, 503)
+
+    @property
+    def first_token_s(self) -> float | None:
+        """Seconds from when it was due to its first token."""
+        return self.events_s[0] - self.due_s if self.events_s else None
+
+    @property
+    def token_s(self) -> float | None:
+        """Seconds per output token behind the first."""
+        if self.num_output_tokens < 2 or not self.events_s:
+            return None
+        return (self.events_s[-1] - self.events_s[0]) / (self.num_output_tokens - 1)
+
+    @property
+    def whole_s(self) -> float:
+        """Seconds from when it was due to its end."""
+        return self.end_s - self.due_s
+
+
+class StreamReading:
+    """Reads the events of one answer into its outcome."""
+
+    __slots__ = ("_events", "_last_s", "_outcome", "is_ended")
+
+    def __init__(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+        self._events = EventReader()
+        self._last_s: dict[int, float] = {}
+        self.is_ended = False
+
+    def take(self, piece: bytes, now: float) -> None:
+        """Read a piece that came now. Mutates; never raises for what a server can send."""
+        for data in self._events.feed(piece):
+            if data == DONE:
+                self.is_ended = True
+                continue
+            try:
+                chunk = READER.decode(data)
+            except msgspec.DecodeError as error:
+                self._outcome.error = self._outcome.error or f"an event cannot be read: {error}"
+                continue
+            self._note(chunk, now)
+
+    def _note(self, chunk: Chunk, now: float) -> None:
+        outcome = self._outcome
+        if chunk.error:
+            outcome.error = outcome.error or f"an error in the stream: {chunk.error}"
+        if chunk.usage is not None:
+            outcome.num_prompt_tokens = chunk.usage.prompt_tokens
+            outcome.num_output_tokens = chunk.usage.completion_tokens
+            details = chunk.usage.prompt_tokens_details
+            outcome.num_cached_tokens = (details.cached_tokens or 0) if details is not None else 0
+        for choice in chunk.choices:
+            if choice.brings_token:
+                outcome.events_s.append(now)
+                if choice.index in self._last_s:
+                    outcome.gaps_s.append(now - self._last_s[choice.index])
+                self._last_s[choice.index] = now

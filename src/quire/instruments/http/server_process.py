@@ -1,0 +1,203 @@
+"""ServerProcess: a `quire serve` of our own, in a process that begins and ends with a `with` block.
+
+    with ServerProcess(config) as server:         started, listening, ready
+        ask(f"{server.url}/v1/models")
+                                                  SIGTERM, waited for; killed if it does not end
+
+The port is chosen by the system and read from what the server says, so two of them never want the same one. What it
+says goes to a file, not into a pipe: a pipe that nobody empties would stop the server one day.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from quire.core.config import EngineConfig
+from quire.core.errors import ExecutionError
+from quire.core.python_process import start_python
+from quire.instruments.http.plain import ask
+
+LISTENING = re.compile(rb"listening on (http://\S+)")
+LOOK_S = 0.02
+COMMAND_S = 30.0
+PROCESSES = Path("/proc")
+
+
+class ServerProcess:
+    """A server for a model. `options` are those of `quire serve`; `environment` is added to ours.
+
+    `python` is the interpreter that runs it, ours unless given; another one runs the quire that is installed with it.
+    `folder` is the current one of the server; None: ours.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        *,
+        options: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+        start_timeout_s: float = 300.0,
+        python: str = "",
+        folder: Path | None = None,
+    ) -> None:
+        self._arguments = ("-m", "quire", "serve", config.model, "--port", "0", *options)
+        self._environment = {**os.environ, **engine_environment(config), **(environment or {})}
+        self._start_timeout_s = start_timeout_s
+        self._python = python
+        self._folder = folder
+        self.url = ""
+        self.ready_s = 0.0  # from the start of the process until it was ready
+
+    def start(self) -> ServerProcess:
+        """Start, and wait until the server is ready; raises `ExecutionError` if it never is. Mutates."""
+        self._log = tempfile.TemporaryFile(prefix="quire-serve-")  # noqa: SIM115 (`stop` closes it)
+        started = time.monotonic()
+        self._process = start_python(
+            *self._arguments,
+            environment=self._environment,
+            python=self._python,
+            cwd=self._folder,
+            stdout=self._log,
+            stderr=self._log,
+        )
+        try:
+            self.wait_for(self._is_ready, "ready", self._start_timeout_s)
+        except BaseException:
+            self.stop()
+            raise
+        self.ready_s = time.monotonic() - started
+        return self
+
+    def stop(self, timeout_s: float = 30.0) -> int:
+        """Ask the server to end, kill it if it does not; returns its exit status. May be called twice. Mutates."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                self._process.send_signal(signal.SIGTERM)  # the second one ends it at once
+                try:
+                    self._process.wait(5.0)
+                except subprocess.TimeoutExpired:
+                    self._process.kill()
+                    self._process.wait()
+        self._log.close()
+        return self._process.returncode
+
+    @property
+    def pid(self) -> int:
+        """The process that listens."""
+        return self._process.pid
+
+    @property
+    def exit_status(self) -> int | None:
+        """How it ended; None while it runs."""
+        return self._process.poll()
+
+    def said(self) -> str:
+        """Return what the server has printed so far."""
+        return os.pread(self._log.fileno(), os.fstat(self._log.fileno()).st_size, 0).decode(errors="replace")
+
+    def children(self) -> list[int]:
+        """Return the processes that the server has started, and those that they have; empty if Linux does not say."""
+        return list(_descendants(self.pid))
+
+    def resident_bytes(self) -> int | None:
+        """Return the memory that the server and its children hold, each its own pages; None if Linux does not say."""
+        try:
+            return sum(_anonymous_bytes(pid) for pid in [self.pid, *self.children()])
+        except (OSError, ValueError):
+            return None
+
+    def processor_s(self) -> float | None:
+        """Return the processor time of the process that listens, the engine's aside; None if Linux does not say."""
+        try:
+            ticks = (PROCESSES / str(self.pid) / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[11:13]
+        except OSError:
+            return None
+        return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
+
+    def wait_for(self, is_so: Callable[[], bool], what: str, timeout_s: float) -> None:
+        """Wait until something is so; raises `ExecutionError` if the server ends, or it takes too long."""
+        end = time.monotonic() + timeout_s
+        while not is_so():
+            if self._process.poll() is not None:
+                *_, last = ["it said nothing", *self.said().splitlines()]
+                raise ExecutionError(f"the server has ended with status {self._process.returncode}: {last}")
+            if time.monotonic() > end:
+                raise ExecutionError(f"the server is not {what} after {timeout_s:.0f} s")
+            time.sleep(LOOK_S)
+
+    def __enter__(self) -> ServerProcess:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _is_ready(self) -> bool:
+        if not self.url:
+            found = LISTENING.search(self.said().encode())
+            self.url = found[1].decode() if found else ""
+        try:
+            return bool(self.url) and ask(f"{self.url}/readyz", timeout_s=5.0).status == 200
+        except OSError:
+            return False
+
+
+def run_python(
+    *arguments: str, folder: Path | None = None, timeout_s: float = COMMAND_S
+) -> subprocess.CompletedProcess[str]:
+    """Run a Python to its end, in a folder, with nothing to read; returns what it printed."""
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with start_python(*arguments, cwd=folder, text=True, **pipes) as process:
+        try:
+            printed = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, *printed)
+
+
+def engine_environment(config: EngineConfig) -> dict[str, str]:
+    """Return the settings of an engine but its model as names of the environment.
+
+    >>> engine_environment(EngineConfig(kv_memory="1MiB", touch_kv_memory=True))["QUIRE_KV_MEMORY"]
+    '1048576'
+    """
+    found = {}
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if field.name != "model":
+            text = "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+            found[f"QUIRE_{field.name.upper()}"] = text
+    return found
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    for path in (PROCESSES / str(pid) / "task").glob("*/children"):
+        try:
+            children = path.read_text(encoding="utf-8").split()
+        except OSError:
+            continue
+        for child in map(int, children):
+            yield child
+            yield from _descendants(child)
+
+
+def _anonymous_bytes(pid: int) -> int:
+    for line in (PROCESSES / str(pid) / "status").read_text(encoding="utf-8").splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise ValueError("the system does not say what is held")

@@ -1,0 +1,109 @@
+"""Clients that do not behave: requests byte by byte, streams that are left, answers that are never read."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from http.client import HTTPException, HTTPResponse
+from types import TracebackType
+
+from quire.instruments.http.events import EventReader
+from quire.instruments.http.plain import Answer
+
+Address = tuple[str, int]
+
+
+def head(method: str, path: str, headers: Mapping[str, str] | None = None, host: str = "localhost") -> bytes:
+    """Return the head of a request, nothing checked and nothing escaped."""
+    fields = "".join(f"{name}: {value}\r\n" for name, value in {"Host": host, **(headers or {})}.items())
+    return f"{method} {path} HTTP/1.1\r\n{fields}\r\n".encode("latin-1")
+
+
+def send_raw(address: Address, data: bytes, *, timeout_s: float = 30.0) -> Answer:
+    """Send bytes and return what is answered; raises `OSError` where nothing is, or no HTTP.
+
+    A server may answer before it has read everything: what cannot be sent any more is no error.
+    """
+    started = time.perf_counter()
+    with socket.create_connection(address, timeout=timeout_s) as connection:
+        with suppress(BrokenPipeError, ConnectionResetError):  # the answer may be there all the same
+            connection.sendall(data)
+        return read_answer(connection, started)
+
+
+def read_answer(connection: socket.socket, started_s: float) -> Answer:
+    """Return the answer that comes on a connection."""
+    response = HTTPResponse(connection)
+    try:
+        response.begin()
+        content = response.read()
+    except HTTPException as error:
+        raise ConnectionResetError(f"no answer: {error!r}") from error
+    finally:
+        response.close()
+    found = {name.lower(): value for name, value in response.getheaders()}
+    return Answer(response.status, found, content, time.perf_counter() - started_s)
+
+
+class Stream:
+    """A request whose answer is read as it comes, or not at all. A context manager: at its end the client leaves."""
+
+    def __init__(
+        self,
+        address: Address,
+        path: str,
+        body: Mapping[str, object],
+        *,
+        headers: Mapping[str, str] | None = None,
+        receive_bytes: int | None = None,
+        timeout_s: float = 60.0,
+    ) -> None:
+        payload = json.dumps(body).encode()
+        fields = {"Content-Type": "application/json", "Content-Length": str(len(payload)), **(headers or {})}
+        self.connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        self.connection.settimeout(timeout_s)
+        if receive_bytes is not None:  # before it connects, or the window is larger
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        self.connection.connect(address)
+        self.connection.sendall(head("POST", path, fields) + payload)
+        self._reader = EventReader()
+        self._response: HTTPResponse | None = None
+
+    @property
+    def status(self) -> int:
+        """The status of the answer; 0 while nothing was read."""
+        return 0 if self._response is None else self._response.status
+
+    def read_events(self, count: int) -> list[bytes]:
+        """Wait for so many events, or for the end of the connection; returns what came."""
+        if self._response is None:
+            self._response = HTTPResponse(self.connection)
+            self._response.begin()
+        found: list[bytes] = []
+        while len(found) < count:
+            piece = self._response.read1(65536)
+            if not piece:
+                break
+            found += self._reader.feed(piece)
+        return found
+
+    def read_answer(self) -> Answer:
+        """Read everything, and return it."""
+        return read_answer(self.connection, time.perf_counter())
+
+    def leave(self) -> None:
+        """Close the connection at once, as a client that is killed does."""
+        if self._response is not None:
+            self._response.close()
+        self.connection.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()

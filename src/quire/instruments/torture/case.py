@@ -1,0 +1,55 @@
+"""Case: one thing that is done to a server, and what has to become of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire.core.errors import QuireError
+
+if TYPE_CHECKING:
+    from quire.instruments.torture.stage import Stage
+
+
+class CaseFailedError(QuireError):
+    """The server did not cope; the message says with what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A case: `run` returns a remark, and raises where the server does not cope; None: its part is not built."""
+
+    number: str
+    name: str
+    run: Callable[[Stage], str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class CaseResult:
+    """What became of a case."""
+
+    number: str
+    name: str
+    is_built: bool
+    has_passed: bool
+    remark: str
+    seconds: float
+    num_leaked_blocks: int
+    num_changed: int
+
+    @property
+    def verdict(self) -> str:
+        """What became of it, in a word."""
+        return "ok" if self.has_passed else "FAILED" if self.is_built else "not built"
+
+    def __str__(self) -> str:
+        """Return the line that is printed."""
+        remark = f": {self.remark}" if self.remark else ""
+        return f"{self.number:<4} {self.verdict:<9} {self.seconds:6.1f} s  {self.name}{remark}"
+
+
+def require(is_so: bool, what: str) -> None:
+    """Raise `CaseFailedError` unless something is so."""
+    if not is_so:
+        raise CaseFailedError(what)

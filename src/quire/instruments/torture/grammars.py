@@ -1,0 +1,133 @@
+"""L9: grammars that are dear to follow, one after another, while another tenant's texts go on at their rate.
+
+alone     the other tenant asks for texts, free ones and ones held to a schema, in a closed loop
+beside    a tenant sends grammars of which single masks take seconds, each a new one, some of them many times over
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+from quire.instruments.http.plain import Answer, ask
+from quire.instruments.torture.case import Case, require
+from quire.instruments.torture.stage import KEY, KEYED, OTHER_KEY, Stage, TortureServer
+
+LEAST_SHARE: Final = 0.2
+"""Of the rate without those grammars, which keep a core busy themselves. It was 0.005 when steps waited for masks."""
+NUM_HOSTILE: Final = 4
+TURNED_AWAY: Final = (429, 503)
+GIVEN_UP: Final = 0
+PATIENCE_S: Final = 10.0
+
+Form = dict[str, Any]
+SCHEMA: Final[Form] = {
+    "type": "object",
+    "properties": {"term": {"type": "string", "maxLength": 20}, "blocks": {"type": "integer"}},
+    "required": ["term", "blocks"],
+    "additionalProperties": False,
+}
+TEXTS: Final[tuple[Form, ...]] = (
+    {"prompt": "A block is", "max_tokens": 16, "ignore_eos": True},
+    {"prompt": "A block table", "max_tokens": 24, "structured_outputs": {"json": SCHEMA}},
+)
+DEAR: Final[tuple[tuple[str, str], ...]] = (
+    ("grammar", "start: s\ns: s s | W\nW: /[a-z ]/\n// {}\n"),
+    ("grammar", "start: s\ns: s t | t s | u s | W\nt: s s | t t | W\nu: t s | s t | u u | W\nW: /[a-z ]/\n// {}\n"),
+    ("regex", "((([a-z ]{1,20}){1,20}){1,20}){1,20}|{}"),
+)
+
+
+def dear_grammars(stage: Stage) -> str:
+    """L9: another tenant's texts keep their rate and their bits, and who sent the grammars is told what is wrong."""
+    seconds = 3.0 if stage.is_quick else 15.0
+    with stage.serving(KEYED) as server:
+        expected = [_text(server, form) for form in TEXTS]
+        before = _rates(server, expected, seconds)
+        statuses: list[int] = []
+        with _dear_texts(server, statuses):
+            beside = _rates(server, expected, 2 * seconds)
+        after = _rates(server, expected, seconds)
+        require(set(statuses) <= {GIVEN_UP, 200, 400, *TURNED_AWAY}, f"the grammars got {sorted(set(statuses))}")
+        for _ in range(2):  # the second time it is known
+            status = _ask(server, KEY, _dear_body(server, 999_999)).status
+            require(status == 400, f"a grammar that is too dear got {status}")
+        alone = [(first + last) / 2 for first, last in zip(before, after, strict=True)]
+        shares = [rate / most for rate, most in zip(beside, alone, strict=True)]
+        for share, what in zip(shares, ("free texts", "texts held to a schema"), strict=True):
+            require(share >= LEAST_SHARE, f"{what} of another tenant came at {share:.2f} of their rate")
+    rates = f"free texts {beside[0]:.1f}/s of {alone[0]:.1f}/s, with a schema {beside[1]:.1f}/s of {alone[1]:.1f}/s"
+    return f"{rates}; of {len(statuses)} dear calls {statuses.count(400)} were refused"
+
+
+def _text(server: TortureServer, form: Form) -> str:
+    """Return a text of the tenant next door."""
+    body = {"model": server.model, "temperature": 0.7, "seed": 5, **form}
+    answer = _ask(server, OTHER_KEY, body)
+    require(answer.status == 200, f"another tenant got {answer.status}: {answer.body[:120]!r}")
+    return str(answer.json()["choices"][0]["text"])
+
+
+def _rates(server: TortureServer, expected: Sequence[str], seconds: float) -> list[float]:
+    """Return the texts in a second of each kind, all kinds asked for at once."""
+    counts = [0] * len(TEXTS)
+    failures: list[str] = []
+    end_s = time.monotonic() + seconds
+
+    def ask_on(kind: int) -> None:
+        try:
+            while time.monotonic() < end_s:
+                require(_text(server, TEXTS[kind]) == expected[kind], "another tenant's text has changed")
+                counts[kind] += 1
+        except Exception as error:  # told by the thread that waits
+            failures.append(str(error))
+
+    threads = [threading.Thread(target=ask_on, args=(kind,)) for kind in range(len(TEXTS))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    require(not failures, "; ".join(failures[:1]))
+    return [count / seconds for count in counts]
+
+
+@contextmanager
+def _dear_texts(server: TortureServer, statuses: list[int]) -> Iterator[None]:
+    """Have texts of dear grammars asked for meanwhile; no grammar comes twice, or it would be refused at once."""
+    over, numbers = threading.Event(), itertools.count()
+
+    def ask_on() -> None:
+        while not over.is_set():
+            try:
+                statuses.append(_ask(server, KEY, _dear_body(server, next(numbers)), timeout_s=PATIENCE_S).status)
+            except OSError:
+                statuses.append(GIVEN_UP)
+
+    threads = [threading.Thread(target=ask_on) for _ in range(NUM_HOSTILE)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def _dear_body(server: TortureServer, number: int) -> Form:
+    """Return a request for texts of a grammar that no other number has."""
+    kind, text = DEAR[number % len(DEAR)]
+    body = {"model": server.model, "prompt": "A block", "max_tokens": 400, "temperature": 1.0, "seed": number}
+    return body | {"n": 1 + number % 3, "structured_outputs": {kind: text.replace("{}", str(number))}}
+
+
+def _ask(server: TortureServer, key: str, body: Form, *, timeout_s: float = 120.0) -> Answer:
+    headers = {"Authorization": f"Bearer {key}"}
+    return ask(f"{server.url}/v1/completions", body, headers=headers, timeout_s=timeout_s)
+
+
+GRAMMARS = (Case("L9", "grammars that are dear to follow", dear_grammars),)

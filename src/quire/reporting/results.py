@@ -1,0 +1,143 @@
+"""Results: what every benchmark does around its measurements. Facts before, the report after, no claim where busy.
+
+A benchmark is a function that yields sections. The page notes the load before the first one and the processors that
+others kept busy until the last one; on a busy machine it says so, and its goals read "not claimed".
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shlex
+import sys
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from quire.reporting.machine import (
+    MAX_IDLE_LOAD,
+    MAX_OTHERS,
+    OthersMeter,
+    describe_machine,
+    describe_versions,
+    load_average,
+)
+from quire.reporting.report import Section, render_goals, render_section
+
+Tell = Callable[[str], None]
+
+HEAD = "# Results\n\nEach part is written by the command that it names; see [README.md](README.md).\n"
+NOT_CLAIMED = "**The machine was busy. Neither numbers nor ratios are a claim: two processes suffer differently.**"
+
+
+def run_benchmark(
+    options: argparse.Namespace,
+    title: str,
+    measure: Callable[[Tell], Iterable[Section]],
+    *,
+    timed: bool = True,
+    program: str = "quire",
+) -> int:
+    """Measure, print, and write what was asked for (`json`, `markdown`, `title`); returns the exit status.
+
+    What is counted and not `timed` is the same on a busy machine. `program` is what stands before the options.
+    """
+    facts, others = start_facts(timed=timed), OthersMeter()
+    facts["command"] = f"{program} {shlex.join(sys.argv[1:])}"
+    tell(f"load average {_number(facts['load_average'])}")
+    if is_loaded(facts):
+        tell(f"warning: above {MAX_IDLE_LOAD}, so something else is running: these numbers are no claim")
+    sections = list(measure(tell))
+    facts["processors_busy_with_others"] = others.num_busy()
+    report = render_results(facts, options.title or title, sections)
+    print(report)
+    if options.markdown:
+        write_part(options.markdown, report)
+    if options.json:
+        samples = {section.title: section.samples for section in sections}
+        write_json(options.json, {**facts, "samples": samples})
+    return 0
+
+
+def tell(text: str) -> None:
+    """Say on stderr what is being done."""
+    print(f"quire bench: {text}", file=sys.stderr, flush=True)
+
+
+def start_facts(*, timed: bool = True) -> dict[str, Any]:
+    """Return what is known before anything is measured."""
+    return {
+        "timed": timed,
+        "command": shlex.join(["quire", *sys.argv[1:]]),
+        "date": datetime.now(UTC).isoformat(timespec="minutes"),
+        "machine": describe_machine(),
+        "load_average": load_average(),
+        "versions": describe_versions(),
+    }
+
+
+def is_loaded(facts: dict[str, Any]) -> bool:
+    """Whether something else was running when the facts were taken, and matters."""
+    return facts["timed"] and (facts["load_average"] or 0.0) > MAX_IDLE_LOAD
+
+
+def is_busy(facts: dict[str, Any]) -> bool:
+    """Whether something else ran, before or meanwhile, and matters."""
+    return is_loaded(facts) or (facts["timed"] and (facts["processors_busy_with_others"] or 0.0) > MAX_OTHERS)
+
+
+def render_results(facts: dict[str, Any], title: str, sections: list[Section]) -> str:
+    """Return the report as Markdown."""
+    lines = [
+        f"# {title}",
+        f"Written by `{facts['command']}` on {facts['date']}. What is measured, and how to measure it again: "
+        "[benchmarks/README.md](README.md).",
+        "\n".join(f"- {name}: {_pairs(facts[name])}" for name in ("machine", "versions"))
+        + f"\n- load average at the start: {_number(facts['load_average'])}; processors that other processes kept busy "
+        f"meanwhile: {_number(facts['processors_busy_with_others'])}",
+    ]
+    if is_busy(facts):
+        lines.append(NOT_CLAIMED)
+    goals = [goal for section in sections for goal in section.goals]
+    if goals:
+        lines.append(render_goals(goals, is_busy=is_busy(facts)))
+    return "\n\n".join([*lines, *map(render_section, sections)])
+
+
+def write_part(path: str | Path, report: str) -> None:
+    """Write a report as a part of a file of results, in place of the part with the same title, or at its end."""
+    page, part = Path(path), re.sub(r"^#", "##", report, flags=re.MULTILINE) + "\n"
+    head, *parts = re.split(
+        r"^(?=## )", page.read_text(encoding="utf-8") if page.exists() else HEAD, flags=re.MULTILINE
+    )
+    found = {text.partition("\n")[0]: text.rstrip() + "\n" for text in parts}
+    found[part.partition("\n")[0]] = part
+    page.write_text("\n".join([head.rstrip() + "\n", *found.values()]), encoding="utf-8")
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write a value as one line of JSON, its numbers with nine decimals."""
+    Path(path).write_text(json.dumps(rounded(value)) + "\n", encoding="utf-8")
+
+
+def rounded(value: Any) -> Any:
+    """Return the same data with nine decimals: nanoseconds, where it is seconds.
+
+    >>> rounded({"seconds": [1 / 3]})
+    {'seconds': [0.333333333]}
+    """
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [rounded(item) for item in value]
+    return round(value, 9) if isinstance(value, float) else value
+
+
+def _number(value: float | None) -> str:
+    return "not known" if value is None else f"{value:.2f}"
+
+
+def _pairs(facts: dict[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in facts.items())
