@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 
@@ -164,4 +164,4 @@ def decode_column(kind: type, data: object) -> array[int]:
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=encode_column)
-_DECODER: Final[msgspec.msgpack.Decoder[Any]] = msgspec.msgpack.Decoder(AnyCommand, dec_hook=decode_column)
+_DECODER: Final[msgspec.msgpack.Decoder[AnyCommand]] = msgspec.msgpack.Decoder(AnyCommand, dec_hook=decode_column)

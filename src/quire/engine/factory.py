@@ -15,7 +15,6 @@ import os
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -118,15 +117,14 @@ class EngineBlueprint:
         memory = self.config.memory_config(plan.num_blocks, plan.num_host_blocks, secrets.token_bytes(32))
         scheduler, path = self.config.scheduler_config(plan.max_model_len), self.config.step_log
 
-        def load() -> Executor:
-            parts = self.backend.load(memory.num_blocks, memory.num_host_blocks, note_loaded)
-            parts = replace(parts, masks=self.masks)
-            if self.failpoints:
-                parts = parts.with_runner(FailingRunner(parts.runner, self.failpoints))
-            return make_executor(parts)
-
-        open_log = None if path is None else partial(StepLogFile, path, clock)
-        return _assemble(self.backend.facts.kv_spec, load, self.model, memory, scheduler, clock, open_log)
+        control = _make_scheduler(self.backend.facts.kv_spec, self.model, memory, scheduler)
+        parts = replace(self.backend.load(memory.num_blocks, memory.num_host_blocks, note_loaded), masks=self.masks)
+        if self.failpoints:
+            parts = parts.with_runner(FailingRunner(parts.runner, self.failpoints))
+        executor = make_executor(parts)
+        # The log is opened last: an engine that cannot be loaded leaves none behind.
+        log = None if path is None else StepLogFile(path, clock)
+        return EngineCore(control, executor, clock, log=log)
 
 
 def plan_engine(config: EngineConfig) -> EngineBlueprint:
@@ -208,28 +206,20 @@ def _model_folder(name: str) -> Path:
     return GUIDE_FOLDER
 
 
-def _assemble(
-    kv_spec: KVCacheSpec,
-    load: Callable[[], Executor],
-    model: ModelDescription,
-    memory: MemoryConfig,
-    scheduler: SchedulerConfig,
-    clock: Clock,
-    open_log: Callable[[], StepLogWriter] | None,
-) -> EngineCore:
-    """Put the planes together. The log is opened last: an engine that cannot be loaded leaves none behind."""
+def _make_scheduler(
+    kv_spec: KVCacheSpec, model: ModelDescription, memory: MemoryConfig, config: SchedulerConfig
+) -> Scheduler:
+    """Return the control plane of an engine."""
+    chunk = 1 + config.max_steps_under_way
     limits = RequestLimits(
         vocab_size=model.spec.vocab_size,
-        max_model_len=min(scheduler.max_model_len, model.spec.context_length),
-        max_sequence_tokens=max_sequence_tokens(
-            memory.num_blocks, kv_spec, longest_chunk=1 + scheduler.max_steps_under_way
-        ),
-        max_num_seqs=scheduler.max_num_seqs,
+        max_model_len=min(config.max_model_len, model.spec.context_length),
+        max_sequence_tokens=max_sequence_tokens(memory.num_blocks, kv_spec, longest_chunk=chunk),
+        max_num_seqs=config.max_num_seqs,
         eos_token_ids=tuple(model.eos_token_ids),
     )
     manager = KVCacheManager(kv_spec, memory)
-    control = Scheduler(scheduler, manager, limits, eos_token_ids=frozenset(model.eos_token_ids))
-    return EngineCore(control, load(), clock, log=open_log and open_log())
+    return Scheduler(config, manager, limits, eos_token_ids=frozenset(model.eos_token_ids))
 
 
 def create_reference_engine(
@@ -249,10 +239,7 @@ def create_reference_engine(
         memory = replace(memory, hash_key=secrets.token_bytes(32))
     model = read_model(model_folder)
     backend = ReferenceBackend.of(EngineConfig(block_size=block_size).resolved(), model_folder, model)
+    control = _make_scheduler(backend.facts.kv_spec, model, memory, scheduler)
+    worker = Worker(backend.load(memory.num_blocks, memory.num_host_blocks))
     clock = SystemClock()
-    open_log = None if log is None else partial(StepLogWriter, log, clock)
-
-    def load() -> Executor:
-        return Worker(backend.load(memory.num_blocks, memory.num_host_blocks))
-
-    return _assemble(backend.facts.kv_spec, load, model, memory, scheduler, clock, open_log)
+    return EngineCore(control, worker, clock, log=None if log is None else StepLogWriter(log, clock))
