@@ -600,7 +600,7 @@ def test_a_config_is_taken_as_it_is(folder: Path) -> None:
 
 
 def test_without_the_compiled_core_the_reference_computes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "quire.compute.native.load", None)
+    monkeypatch.setitem(sys.modules, "quire.compute.native.backend", None)
     with make(folder) as llm:
         assert llm.report.backend == "reference"
         assert len(tokens(llm, [[1]])[0]) == 12
