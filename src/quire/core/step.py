@@ -96,7 +96,10 @@ class TableChanges:
         >>> TableChanges.of([(0, 0, 5, 17), (1, 0, 2, 9)]).blocks
         array('i', [17, 9])
         """
-        return cls(*(array("i", values) for values in zip(*entries, strict=True)))
+        return cls(*(array("i", values) for values in zip(*entries, strict=True))) if entries else NO_CHANGES
+
+
+NO_CHANGES: Final = TableChanges()
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,8 @@ class StepPlan:
             raise InvariantError("the columns of a plan differ in length")
         if len(set(self.rows)) != len(self.rows):
             raise InvariantError("a row stands twice in a plan")
+        if not (self.copies or self.moves_in or self.moves_out):
+            return
         written = [copy.destination for copy in self.copies] + [move.device_block for move in self.moves_in]
         if len(set(written)) != len(written):
             raise InvariantError("two copies or moves of a plan write the same block")

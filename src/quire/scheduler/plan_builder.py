@@ -114,6 +114,7 @@ class PlanBuilder:
             starts.extend([chunk.start for chunk in self.chunks])
             counts = ones + array("i", [chunk.num_tokens for chunk in self.chunks])
             samples = ones + array("i", [chunk.samples for chunk in self.chunks])
+        drafts = {chunk.row: chunk.drafts for chunk in self.chunks if chunk.drafts} if self.chunks else {}
         entries = [
             (request.row, group, index, block_id)
             for request, group, index, block_id in changes.table_entries
@@ -129,7 +130,7 @@ class PlanBuilder:
             tuple(map(row_start, starting)),
             released_rows,
             TableChanges.of(entries),
-            {chunk.row: chunk.drafts for chunk in self.chunks if chunk.drafts},
+            drafts,
             tuple(changes.moves_out),
             tuple(changes.copies),
             tuple(changes.moves_in),

@@ -82,11 +82,7 @@ class NativeDecoder:
     def _follow(self, cache: CacheEngine) -> None:
         """Point the decoder at the KV memory, where it is another than before."""
         places = cache.places()
-        if len(places) != len(self._cache) or any(
-            new is not old
-            for pair, known in zip(places, self._cache, strict=True)
-            for new, old in zip(pair, known, strict=True)
-        ):
+        if places is not self._cache:
             self._decoder.set_cache(places)
             self._cache = places
 

@@ -70,6 +70,7 @@ class CacheEngine:
         self._host = _Tier("num_host_blocks", num_host_blocks)
         self._poison = poison
         self._touch_threads = touch_threads
+        self._pairs: list[tuple[CacheArray, CacheArray]] = []
         self._places = {
             layer: (index, place) for index, group in enumerate(spec.groups) for place, layer in enumerate(group.layers)
         }
@@ -78,6 +79,8 @@ class CacheEngine:
         """Allocate the memory. Mutates; what was stored is lost."""
         self._device.allocate(self.spec, self._poison)
         self._host.allocate(self.spec, self._poison)
+        arrays = self._device.arrays
+        self._pairs = list(zip(arrays[::2], arrays[1::2], strict=True))
         if self._touch_threads and not self._poison:
             from concurrent.futures import ThreadPoolExecutor  # which every other start need not wait for
 
@@ -88,6 +91,7 @@ class CacheEngine:
         """Give the memory back. Mutates; may be called twice."""
         self._device.arrays.clear()
         self._host.arrays.clear()
+        self._pairs = []
 
     def layer(self, layer: int) -> LayerCache:
         """Return the cache of one layer. Does not mutate; the arrays are the memory itself."""
@@ -96,9 +100,8 @@ class CacheEngine:
         return LayerCache(group, keys, values)
 
     def places(self) -> list[tuple[CacheArray, CacheArray]]:
-        """Return keys and values of each place. Does not mutate; the arrays are the memory itself."""
-        arrays = self._device.arrays
-        return list(zip(arrays[::2], arrays[1::2], strict=True))
+        """Return keys and values of each place: the memory itself, and the same list as long as it is allocated."""
+        return self._pairs
 
     def apply(self, plan: StepPlan) -> None:
         """Carry out the plan's moves out, then copies, then moves in. Mutates the memory."""

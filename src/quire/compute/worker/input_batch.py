@@ -83,6 +83,11 @@ class InputBatch:
         """Make sampled tokens known. Mutates the row."""
         self._rows[row].tokens.extend(tokens)
 
+    def append_each(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
+        """Make a sampled token of each row known. Mutates the rows."""
+        for row, token in zip(rows, tokens, strict=True):
+            self._rows[row].tokens.append(token)
+
     def fail(self, row: int, message: str) -> None:
         """Mark a row as failed. Mutates the row."""
         self._rows[row].failure = message
@@ -113,6 +118,40 @@ class InputBatch:
             logit_indices=_spans(query_starts[1:] - wanted, wanted),
             rows=rows,
         )
+
+    def last_tokens(self, plan: StepPlan) -> IntArray | None:
+        """Return the last token of each row of a plan; None unless that is what each computes. Does not mutate."""
+        rows = self._rows
+        try:
+            states = [rows[row] for row in plan.rows]
+        except KeyError:
+            return None
+        for state, start in zip(states, plan.starts, strict=True):
+            if len(state.tokens) != start + 1 or state.failure is not None:
+                return None
+        return np.array([state.tokens[-1] for state in states], np.int64)
+
+    def decode_tables(
+        self, rows: IntArray, positions: IntArray
+    ) -> tuple[tuple[IntArray, ...], tuple[IntArray, ...]] | None:
+        """Return the slots of decodes and their block tables, by KV group; None where a block is not held.
+
+        Does not mutate.
+        """
+        size = self._spec.block_size
+        last, offsets = positions // size, positions % size
+        slots, tables = [], []
+        for group, table in zip(self._spec.groups, self._tables, strict=True):
+            mine = table[rows]
+            columns = np.arange(mine.shape[1])
+            is_read = columns <= last[:, None]
+            if group.window is not None:
+                is_read &= columns >= (positions[:, None] - group.window + 1) // size
+            if int(last.max()) >= len(columns) or (is_read & ((mine < 0) | (mine >= self._num_blocks))).any():
+                return None
+            slots.append(mine[np.arange(len(rows)), last] * size + offsets)
+            tables.append(mine)
+        return tuple(slots), tuple(tables)
 
     def _row(self, row: int) -> RowState:
         state = self._rows.get(row)

@@ -25,11 +25,12 @@ import numpy as np
 
 from quire.compute.arrays import BoolArray, IntArray
 from quire.compute.sampling.draws import Draws
+from quire.compute.worker.careful_rows import CarefulRows
 from quire.compute.worker.input_batch import InputBatch, RowState
 from quire.compute.worker.kv_memory import KVMemory
 from quire.compute.worker.model_runner import Memory_contra, StepInputs
 from quire.compute.worker.sampling_columns import Sampling, SamplingColumns
-from quire.core.step import RowStart, StepPlan, StepResult
+from quire.core.step import StepPlan, StepResult
 
 UNKNOWN: Final = -1
 """A token that a step under way samples."""
@@ -101,18 +102,10 @@ class Launched:
 class StepsAhead:
     """Launches the steps that need not wait, and knows which those are."""
 
-    def __init__(self, launcher: Launcher[Any], columns: SamplingColumns) -> None:
+    def __init__(self, launcher: Launcher[Any], columns: SamplingColumns, careful: CarefulRows) -> None:
         self._launcher = launcher
         self._columns = columns
-        self._careful_rows: set[int] = set()
-
-    def apply(self, plan: StepPlan) -> None:
-        """Take note of who leaves a row and who takes one. Mutates."""
-        self._careful_rows.difference_update(plan.released_rows)
-        for start in plan.row_starts:
-            self._careful_rows.discard(start.row)
-            if _is_careful(start):
-                self._careful_rows.add(start.row)
+        self._careful = careful
 
     def prepare(self, cache: KVMemory) -> None:
         """Let the launcher do what had better be done before the first step. Mutates it."""
@@ -121,7 +114,7 @@ class StepsAhead:
     def takes(self, plan: StepPlan) -> bool:
         """Return whether a plan may be launched while the steps before it are under way. Does not mutate."""
         is_plain = not plan.drafts and max(plan.samples, default=0) <= 1
-        return is_plain and self._careful_rows.isdisjoint(plan.rows)
+        return is_plain and self._careful.isdisjoint(plan.rows)
 
     def launch(self, plan: StepPlan, batch: InputBatch, cache: KVMemory) -> Launched:
         """Start a step; its tokens are `UNKNOWN` until `Launched.result`. Mutates the rows and the cache."""
@@ -164,10 +157,3 @@ def broken(inputs: StepInputs, finite: BoolArray, finite_logits: BoolArray) -> I
             yield entry, "the model's output is not finite"
         elif not finite_logits[inputs.logits_of(sequence)].all():
             yield entry, "the logits are not finite"
-
-
-def _is_careful(start: RowStart) -> bool:
-    """Return whether what a row draws depends on more than its logits, or more than its tokens is wanted of it."""
-    sampling = start.sampling
-    has_reports = sampling.logprobs is not None or bool(start.num_prompt_logits)
-    return sampling.has_rules or sampling.grammar is not None or sampling.beam_search or has_reports

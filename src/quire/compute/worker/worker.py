@@ -26,6 +26,8 @@ import numpy as np
 from quire.compute.arrays import IntArray
 from quire.compute.backend import WorkerParts
 from quire.compute.worker.beam_rows import BeamRows
+from quire.compute.worker.careful_rows import CarefulRows
+from quire.compute.worker.decode_steps import DecodeSteps
 from quire.compute.worker.grammar_rows import GrammarRows, RowMasks
 from quire.compute.worker.input_batch import InputBatch, num_sampled_logits
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
@@ -48,7 +50,9 @@ class Worker:
         self._columns = SamplingColumns(parts.eos_token_ids)
         self._grammars = GrammarRows(parts.masks, parts.eos_token_ids)
         self._beams = BeamRows(parts.eos_token_ids)
-        self._ahead = None if parts.launcher is None else StepsAhead(parts.launcher, self._columns)
+        self._careful = CarefulRows()
+        self._decodes = DecodeSteps(self._careful)
+        self._ahead = None if parts.launcher is None else StepsAhead(parts.launcher, self._columns, self._careful)
         self._batch: InputBatch | None = None
         self._step_s = 0.0  # how long the last step has computed
         self._results: deque[StepResult | Launched | ExecutionError] = deque()
@@ -75,7 +79,8 @@ class Worker:
             self._results.append(_outcome(plan, lambda: ahead.launch(plan, batch, self.cache)))
         else:
             # What is chosen may depend on the tokens of the steps before.
-            self._results = deque(_finished(each) for each in self._results)
+            if self._results:
+                self._results = deque(_finished(each) for each in self._results)
             self._results.append(_outcome(plan, lambda: self._compute(plan, batch)))
 
     def collect(self) -> StepResult:
@@ -109,8 +114,7 @@ class Worker:
         for start in plan.row_starts:
             self._enter(start, batch)
         self._beams.apply(plan)
-        if self._ahead is not None:
-            self._ahead.apply(plan)
+        self._careful.apply(plan)
         self.cache.apply(plan)
 
     def _enter(self, start: RowStart, batch: InputBatch) -> None:
@@ -122,7 +126,8 @@ class Worker:
             batch.fail(start.row, f"its settings cannot be entered: {type(error).__name__}: {error}")
 
     def _compute(self, plan: StepPlan, batch: InputBatch) -> StepResult:
-        inputs = batch.build(plan, self._postponed(plan, batch))
+        decodes = self._decodes.build(plan, batch)
+        inputs = decodes or batch.build(plan, self._postponed(plan, batch))
         sampled: dict[int, _Sampled] = {}
         searches: dict[int, tuple[Hypothesis, ...]] = {}
         prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
@@ -130,6 +135,8 @@ class Worker:
             began_s = time.perf_counter()
             outputs = self._runner.run(inputs, self.cache)
             self._step_s = time.perf_counter() - began_s
+            if decodes is not None and outputs.finite.all() and outputs.finite_logits.all():
+                return self._draw(plan, decodes, outputs, batch)
             for entry, message in broken(inputs, outputs.finite, outputs.finite_logits):
                 batch.fail(plan.rows[entry], message)
             prompt_logprobs = self._report_prompts(plan, inputs, outputs, batch)
@@ -146,6 +153,24 @@ class Worker:
             prompt_logprobs=prompt_logprobs,
             searches=searches,
         )
+
+    def _draw(self, plan: StepPlan, inputs: StepInputs, outputs: StepOutputs, batch: InputBatch) -> StepResult:
+        """Return the token of each row of a step that took the short way, and make it known."""
+        count = len(inputs.rows)
+        draws = self._columns.draws(
+            Sampling(
+                rows=inputs.rows,
+                logit_starts=inputs.logit_indices,
+                next_positions=inputs.positions + 1,
+                num_draws=np.ones(count, np.int64),
+                drafted=np.zeros(count, np.int64),
+                texts=(),
+                drafts=(),
+            )
+        )
+        tokens = self._sampler.sample(outputs.logits, draws).tokens.tolist()
+        batch.append_each(plan.rows, tokens)
+        return StepResult(plan.step_id, num_tokens=plan.samples[:], tokens=array("i", tokens))
 
     def _postponed(self, plan: StepPlan, batch: InputBatch) -> set[int]:
         """Return the rows that take no part in a step: those still without a mask, and steps planned behind theirs."""
