@@ -25,8 +25,9 @@ from quire.compute.weights.decoder_weights import weight_bytes
 from quire.core.config import EngineConfig
 from quire.core.errors import CheckpointError, ExecutionError
 from quire.engine.factory import plan_engine
-from quire.instruments.bench import SHAPES, gpu_engine
+from quire.instruments.bench import gpu_engine
 from quire.instruments.bench.attention_layout import PagedLayers
+from quire.instruments.bench.flags import SHAPES
 from quire.instruments.bench.installation import installed_bytes
 from quire.instruments.bench.kernels import ProductRun, together
 from quire.instruments.bench.measured_engine import MeasuredEngine, WatchedRunner

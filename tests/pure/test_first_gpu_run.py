@@ -17,7 +17,8 @@ from typing import ClassVar
 
 import pytest
 
-from quire.cli import bench, doctor, generate
+from quire.cli import doctor, generate
+from quire.instruments import bench
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "first-gpu-run"

@@ -46,14 +46,17 @@ class BenchmarkParser(OneLineParser):
     def __init__(self, *, module: str, **settings: Any) -> None:
         super().__init__(**settings)
         self._module = module
+        self._has_flags = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Declare the flags, then parse. Mutates."""
-        module = import_module(f"{__name__}.{self._module}")
-        self.description = module.DESCRIPTION
-        module.add_options(self)
-        add_output_options(self)
-        self.set_defaults(run=module.run)
+        if not self._has_flags:
+            self._has_flags = True
+            module = import_module(f"{__name__}.{self._module}")
+            self.description = module.DESCRIPTION
+            module.add_options(self)
+            add_output_options(self)
+            self.set_defaults(run=module.run)
         return super().parse_known_args(args, namespace)
 
 
