@@ -14,13 +14,14 @@ from quire.instruments.bench.flags import add_choices, add_count
 from quire.instruments.bench.growth import measure_growth
 from quire.instruments.bench.peer import Peer, peer_at
 from quire.instruments.bench.prefix import measure_pool, measure_prefix
+from quire.instruments.bench.short_way import measure_short_way
 from quire.reporting.report import Section
 from quire.reporting.results import Tell, run_benchmark
 
 PEER_SCRIPT = Path(quire.__file__).parents[2] / "../shared/bench/bench_control_vllm.py"
 
 
-PARTS = ("decode", "growth", "prefix", "pool", "caching")
+PARTS = ("decode", "growth", "prefix", "pool", "caching", "steps")
 DESCRIPTION = (
     "Measure the control plane: scheduling, memory management and prefix caching, without a model. Every number is a "
     "median over runs, with its spread. Needs a machine where nothing else runs."
@@ -67,3 +68,5 @@ def _measure(options: argparse.Namespace, tell: Tell) -> Iterator[Section]:
         yield measure_pool(options.repeat, tell)
     if "caching" in parts:
         yield measure_caching(options.repeat, tell)
+    if "steps" in parts:
+        yield measure_short_way(options.repeat, tell)
