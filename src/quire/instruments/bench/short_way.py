@@ -82,7 +82,7 @@ def measure_short_way(repeat: int, tell: Callable[[str], None]) -> Section:
     ]
     text = (
         "Steps in which every row decodes. The model computes nothing, so this is what Python takes. Calls: of Python "
-        f"functions, from the start of a step to the model, the fewest of three steps. Times: of whole steps, the mean of "
+        "functions, from the start of a step to the model, the fewest of three steps. Times: of whole steps, mean of "
         f"{NUM_TIMED}. The long way is what every step took before. Median of {repeat} runs (min–max), in turn."
     )
     header = ("rows", "calls", "calls, long way", "µs", "µs, long way", "long to short")
