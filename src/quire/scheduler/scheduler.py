@@ -1,7 +1,8 @@
-"""The scheduler: continuous batching without phases.
+"""The scheduler: continuous batching with chunked prefill, and no phases.
 
-Each step gives every running request a number of tokens to compute: its backlog, as far as the token budget goes. A
-long prompt, the rest of one after a prefix hit, a decode and the verification of drafts differ in that number alone.
+Requests join and leave the batch between any two steps. Each step gives every running request a number of tokens to
+compute: its backlog, as far as the token budget goes. A chunk of a long prompt, the rest of a prompt after a prefix
+hit, a decode and the verification of drafts differ in that number alone.
 
     add ──► waiting ──admit──► running ──schedule──► plan ──► executor ──► result ──update──► tokens, or the end
                ▲                  │
