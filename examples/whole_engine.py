@@ -14,7 +14,7 @@ from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import DecoderWeights
 from quire.compute.worker.cache_engine import CacheEngine
 from quire.compute.worker.worker import Worker
-from quire.engine.tokenizer import Tokenizer
+from quire.engine.text.tokenizer import Tokenizer
 from quire.guide import GUIDE_FOLDER
 
 BLOCK_SIZE, NUM_BLOCKS, MAX_TOKENS_PER_STEP, MAX_LENGTH = 8, 64, 12, 128

@@ -9,6 +9,8 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[2] / "src" / "quire"
 
+MAX_FILES_OF_ENGINE = 14
+
 CONCEPTS = {
     "block": "memory/block.py",
     "block table": "memory/block_table.py",
@@ -50,3 +52,9 @@ def test_a_name_that_is_missing_would_be_noticed(tmp_path: Path) -> None:
     path.write_text('"""BlockPool: the allocator.\n\nIt keeps a free list, for copy-on-write."""\n', encoding="utf-8")
     assert not any(named_by(path, concept) for concept in ("block", "free list", "copy-on-write", "reference count"))
     assert named_by(path.rename(tmp_path / "free_list.py"), "free list")
+
+
+def test_the_engine_folder_can_be_taken_in_at_a_glance() -> None:
+    files = [path.name for path in (PACKAGE / "engine").iterdir() if path.is_file()]
+    assert "core.py" in files
+    assert len(files) <= MAX_FILES_OF_ENGINE, "put it in a room: engine/text, engine/process or engine/records"

@@ -12,11 +12,10 @@ from quire.core.grammar import Grammar
 from quire.core.logprobs import TokenLogprobs
 from quire.core.request import CacheScope, FinishReason
 from quire.core.sampling_params import SamplingParams
-from quire.engine import messages
 from quire.engine.client import SequenceUpdate
 from quire.engine.commands import Abort, Add, Clear, Fail, Stop, Watch, command_bytes, read_command
-from quire.engine.live import LiveFrame, packed
-from quire.engine.messages import (
+from quire.engine.process import messages
+from quire.engine.process.messages import (
     LENGTH_BYTES,
     Close,
     Configure,
@@ -30,7 +29,8 @@ from quire.engine.messages import (
     message_from_engine,
     message_to_engine,
 )
-from quire.engine.stats import EngineStats
+from quire.engine.records.live import LiveFrame, packed
+from quire.engine.records.stats import EngineStats
 
 LOGPROBS = TokenLogprobs(-0.1 - 0.2, 3, array("i", [5, 2147483647]), array("d", [-1e-300, float("-inf")]))
 SAMPLING = SamplingParams(

@@ -21,8 +21,8 @@ from starlette.types import Receive, Scope, Send
 import quire
 from quire.core.clock import Clock
 from quire.core.errors import ExecutionError
-from quire.engine.live import LiveFrame
-from quire.engine.stats import ModelState
+from quire.engine.records.live import LiveFrame
+from quire.engine.records.stats import ModelState
 from quire.serve.gate import Gate
 from quire.serve.live_mirror import Holdings, LiveMirror
 from quire.serve.live_places import LivePlaces

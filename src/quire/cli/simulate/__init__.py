@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 from quire.cli.engine_options import NOT_STARTED, add_engine_options
 from quire.core.clock import SystemClock
+from quire.engine.routing import ROUND_ROBIN, ROUTERS
 from quire.simulate.hardware import known_hardware
 from quire.simulate.paper import FIGURES
-from quire.simulate.routing import ROUND_ROBIN, ROUTERS
 from quire.simulate.workload.arrivals import PATTERNS, POISSON
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _replay(path: str, progress: ProgressLine) -> int:
     from quire.cli.simulate.files import named_after, remark_torn
-    from quire.engine.step_log import PLANNED, replayed
+    from quire.engine.records.step_log import PLANNED, replayed
     from quire.simulate.workload.step_log import up_to_tear
 
     progress.begin(f"replaying {path}")

@@ -30,7 +30,7 @@ from quire.core.errors import InvariantError
 if TYPE_CHECKING:
     import tokenizers
 
-    from quire.engine.tokenizer import Tokenizer
+    from quire.engine.text.tokenizer import Tokenizer
 
 SPACE_MARK: Final = "▁"
 REPLACEMENT: Final = "\ufffd"

@@ -1,4 +1,4 @@
-"""The engine's own process: `python -m quire.engine.engine_host DESCRIPTOR`.
+"""The engine's own process: `python -m quire.engine.process.engine_host DESCRIPTOR`.
 
     main thread: reads messages ──► EngineThread: commands, then one step ──► writer thread: frames to the socket
     heart: a Beat once a second; sees whether steps go on and the server is there ──► writer thread
@@ -28,10 +28,9 @@ from quire.core.threaded_output import drain_output, thread_output
 from quire.engine.client import InProcessClient, SequenceUpdate
 from quire.engine.commands import Command
 from quire.engine.core import EngineCore
-from quire.engine.engine_thread import EngineThread
-from quire.engine.heartbeat import PATIENCE, Heart, Standstill
-from quire.engine.live import LiveFrame
-from quire.engine.messages import (
+from quire.engine.process.engine_thread import EngineThread
+from quire.engine.process.heartbeat import PATIENCE, Heart, Standstill
+from quire.engine.process.messages import (
     LENGTH_BYTES,
     Beat,
     Configure,
@@ -47,7 +46,8 @@ from quire.engine.messages import (
     frame,
     message_to_engine,
 )
-from quire.engine.stats import EngineStats
+from quire.engine.records.live import LiveFrame
+from quire.engine.records.stats import EngineStats
 
 logger = logging.getLogger("quire.engine")
 
