@@ -15,7 +15,7 @@ Running out is the value None, and it changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from quire.core.errors import InvalidConfigError, InvariantError
 from quire.core.request import Request
@@ -26,8 +26,15 @@ from quire.memory.free_list import FreeList
 from quire.memory.prefix.base import PrefixEntry
 from quire.memory.quota import TenantQuota
 
-if TYPE_CHECKING:
-    from quire.memory.journal import MemoryJournal
+
+class BlockJournal(Protocol):
+    """Notes which blocks change, while somebody watches."""
+
+    touched: set[int]
+
+    def note_eviction(self, block: Block) -> None:
+        """A block lost its content, and is free now. Mutates."""
+        ...
 
 
 class BlockPool:
@@ -59,7 +66,7 @@ class BlockPool:
         self._num_published = 0
         self.num_evictions = 0
         self.num_extra_holders = 0  # sum over blocks of (ref_count - 1): blocks that sharing saves
-        self.journal: MemoryJournal | None = None  # told of every block that changes, while somebody watches
+        self.journal: BlockJournal | None = None
 
     @property
     def num_blocks(self) -> int:

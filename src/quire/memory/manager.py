@@ -354,8 +354,8 @@ class KVCacheManager:
     def free(self, request: Request) -> None:
         """Let go of everything that the request holds. Full blocks stay cached, the tail goes first. Mutates."""
         memory = self.memories.pop(request)
-        if self.pool.journal is not None:
-            self.pool.journal.note_gone(request)
+        if self._changes.journal is not None:
+            self._changes.journal.note_gone(request)
         self._publisher.withdraw(memory)
         for table in memory.tables:
             self._changes.forget_copies(table.held)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from quire.cli.engine_options import NOT_STARTED, add_engine_options
 from quire.core.clock import SystemClock
 from quire.engine.routing import ROUND_ROBIN, ROUTERS
+from quire.simulate.baselines import SYSTEMS
 from quire.simulate.hardware import known_hardware
 from quire.simulate.paper import FIGURES
 from quire.simulate.workload.arrivals import PATTERNS, POISSON
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from quire.cli.simulate.progress import ProgressLine
     from quire.cli.simulate.report import Run
 
-SYSTEMS = ("quire", "vllm", "orca_oracle", "orca_pow2", "orca_max", "static")
 DESCRIPTION = (
     "Serve drawn requests, or those of a trace, with the real scheduler and memory on a virtual clock, and say how "
     "long users wait and where the memory is. MODEL is a folder, a config.json, a hub id, guide, or a name kept here: "

@@ -28,6 +28,7 @@ from quire.core.config import EngineConfig, require_int, require_number
 from quire.core.errors import InvalidConfigError
 from quire.engine.records.step_log import MAGIC, replayed
 from quire.engine.routing import create_router
+from quire.simulate.baselines import SYSTEMS
 from quire.simulate.baselines.contiguous import ContiguousEngine, ContiguousSetup
 from quire.simulate.baselines.published import contiguous_setup, vllm_setup
 from quire.simulate.cost.base import StepCost
@@ -237,8 +238,6 @@ def _is_step_log(path: str) -> bool:
 
 def _variants(arguments: argparse.Namespace, config: EngineConfig) -> Iterator[Variant]:
     """Yield every combination of what `--what-if` names; one without a name where it names nothing."""
-    from quire.cli.simulate import SYSTEMS
-
     choices = [_choices(text) for text in arguments.what_if]
     require_int("variants of --what-if", math.prod(map(len, choices)), 1, MAX_VARIANTS)
     for chosen in itertools.product(*choices):

@@ -29,7 +29,7 @@ from quire.engine.text.chat_template import (
     validate_tools,
 )
 from quire.engine.text.control_text import ControlText, ids_of
-from quire.engine.text.detokenizer import TokenBytes
+from quire.engine.text.token_bytes import TokenBytes
 from quire.engine.text.tokenizer_files import read_library, read_settings, read_templates, token_text_of
 
 if TYPE_CHECKING:
