@@ -22,7 +22,7 @@ from quire.core.clock import SystemClock
 from quire.engine.outputs import RequestDelta
 from quire.engine.process.engine_host import ORPHANED
 from quire.engine.process.heartbeat import QUIET_S, Patience
-from quire.engine.process.messages import Configure, Ready, body_length, frame, message_from_engine
+from quire.engine.process.messages import Configure, Ready, body_length, encode_message, message_from_engine
 from quire.engine.process.supervised import SupervisedLLM
 from quire.engine.records.stats import ModelState
 from support.tiny_checkpoint import write_tiny_qwen3
@@ -307,7 +307,7 @@ def engine_process(folder: Path, patience: Patience) -> Iterator[tuple[socket.so
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         theirs.close()
         ours.settimeout(300)
-        ours.sendall(frame(Configure(config(folder), patience)))
+        ours.sendall(encode_message(Configure(config(folder), patience)))
         while not isinstance(_receive(ours), Ready):
             pass
         try:

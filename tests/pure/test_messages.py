@@ -25,7 +25,7 @@ from quire.engine.process.messages import (
     Stats,
     Updates,
     body_length,
-    frame,
+    encode_message,
     message_from_engine,
     message_to_engine,
 )
@@ -92,23 +92,23 @@ FROM_ENGINE = [
 
 @pytest.mark.parametrize("message", TO_ENGINE, ids=lambda message: type(message).__name__)
 def test_what_goes_to_the_engine_arrives_as_it_was(message: messages.ToEngine) -> None:
-    framed = frame(message)
+    framed = encode_message(message)
     assert body_length(framed[:LENGTH_BYTES]) == len(framed) - LENGTH_BYTES
     assert message_to_engine(framed[LENGTH_BYTES:]) == message
 
 
 @pytest.mark.parametrize("message", FROM_ENGINE, ids=lambda message: type(message).__name__)
 def test_what_comes_from_the_engine_arrives_as_it_was(message: messages.FromEngine) -> None:
-    assert message_from_engine(frame(message)[LENGTH_BYTES:]) == message
+    assert message_from_engine(encode_message(message)[LENGTH_BYTES:]) == message
 
 
 def test_columns_arrive_as_columns() -> None:
     for request in REQUESTS:
-        found = message_to_engine(frame(request)[LENGTH_BYTES:])
+        found = message_to_engine(encode_message(request)[LENGTH_BYTES:])
         assert isinstance(found, Add)
         assert found.prompt_token_ids.typecode == "i"
         assert found == read_command(command_bytes(request)) == request
-    found_updates = message_from_engine(frame(Updates.of(UPDATES))[LENGTH_BYTES:])
+    found_updates = message_from_engine(encode_message(Updates.of(UPDATES))[LENGTH_BYTES:])
     assert isinstance(found_updates, Updates)
     assert found_updates.updates == UPDATES
 
@@ -123,12 +123,12 @@ def test_what_is_no_message_is_refused(body: bytes) -> None:
 
 def test_a_message_for_the_other_side_is_refused() -> None:
     with pytest.raises(ExecutionError, match="no message"):
-        message_from_engine(frame(Abort("r"))[LENGTH_BYTES:])
+        message_from_engine(encode_message(Abort("r"))[LENGTH_BYTES:])
 
 
 def test_lengths_are_capped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "MAX_MESSAGE_BYTES", 100)
     with pytest.raises(ExecutionError, match="too long"):
-        frame(Abort("r" * 200))
+        encode_message(Abort("r" * 200))
     with pytest.raises(ExecutionError, match="announced"):
         body_length((101).to_bytes(4, "little"))

@@ -69,7 +69,7 @@ class EngineCore:
     def step(self) -> StepOutcome | None:
         """Do one step and return what it brought; None if there is nothing to do. Mutates.
 
-        If the executor loses its steps, the requests in them are tried in groups until the one at fault is found, which
+        If the executor loses its steps, the requests in them are tried apart until the one at fault is found, which
         ends with an error; no other loses a token. Raises `ExecutorLostError` if the executor cannot go on, or fails
         for everybody.
         """

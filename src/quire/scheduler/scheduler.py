@@ -215,7 +215,7 @@ class Scheduler:
         """Plan a step; None if there is nothing to do now. Mutates; O(running) plus what it allocates."""
         if self.isolation.is_under_way:
             if self._committer.num_under_way:
-                return None  # one step at a time, so that a failure is that of the group on trial
+                return None  # one step at a time, so that a failure is that of the requests on trial
             self._make_place_on_trial()
         newcomer, running = self._make_way(), self._running.requests
         budget = max(self.isolation.max_step_tokens, len(running))

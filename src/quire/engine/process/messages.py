@@ -162,7 +162,7 @@ FromEngine = Loaded | Ready | Failed | Updates | Stats | Live | Beat
 Received = TypeVar("Received")
 
 
-def frame(message: Message | Command) -> bytes:
+def encode_message(message: Message | Command) -> bytes:
     """Return a message as it is sent; raises `ExecutionError` for one that is too long. Does not mutate."""
     body = _ENCODER.encode(message)
     if len(body) > MAX_MESSAGE_BYTES:

@@ -48,7 +48,7 @@ from quire.engine.process.messages import (
     Stats,
     Updates,
     body_length,
-    frame,
+    encode_message,
     message_from_engine,
 )
 from quire.engine.process.ownership import Home
@@ -107,7 +107,7 @@ class EngineProcess:
     def send(self, message: Message | Command) -> None:
         """Have a message sent; what an engine that is gone is told is lost."""
         self._home.require()  # the connection of a process that was forked is that of its parent
-        self._writer.write(frame(message))
+        self._writer.write(encode_message(message))
 
     async def receive(self) -> FromEngine | None:
         """Wait for a message; None when the engine is gone."""

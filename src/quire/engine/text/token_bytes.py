@@ -15,14 +15,14 @@ SPACE_MARK: Final = "▁"
 class TokenBytes:
     """What bytes each token stands for, as the decoder in tokenizer.json says. Safe to share between threads."""
 
-    def __init__(self, library: tokenizers.Tokenizer, steps: Sequence[Mapping[str, object]]) -> None:
-        kinds = {step["type"] for step in steps}
+    def __init__(self, library: tokenizers.Tokenizer, parts: Sequence[Mapping[str, object]]) -> None:
+        kinds = {part["type"] for part in parts}
         self._library = library
-        self._steps = steps
+        self._parts = parts
         self._byte_of = _byte_level_alphabet() if "ByteLevel" in kinds else {}
         self._known: dict[int, bytes] = {}
         self._drops_first_marks = any(
-            step["type"] == "Metaspace" and step.get("prepend_scheme") != "never" for step in steps
+            part["type"] == "Metaspace" and part.get("prepend_scheme") != "never" for part in parts
         )
         self._drops_first_space = "Strip" in kinds
 
@@ -30,8 +30,8 @@ class TokenBytes:
     def of(cls, library: tokenizers.Tokenizer) -> TokenBytes | None:
         """Return the bytes of the tokens of a tokenizer; None where its decoder does not work token by token."""
         settings = library.decoder and json.loads(library.decoder.__getstate__())
-        steps = _flat_steps(settings) if settings else []
-        return cls(library, steps) if steps and _is_bytewise(steps) else None
+        parts = _flat_parts(settings) if settings else []
+        return cls(library, parts) if parts and _is_bytewise(parts) else None
 
     def __getitem__(self, token_id: int) -> bytes:
         """Return the bytes of a token within a text; none for an id that the tokenizer does not have."""
@@ -56,48 +56,48 @@ class TokenBytes:
             # One letter outside of the alphabet, and the token is text that was added as it stands.
             found = [self._byte_of.get(letter) for letter in token]
             return token.encode() if None in found else bytes(byte for byte in found if byte is not None)
-        for step in self._steps:
-            if step["type"] == "ByteFallback" and (byte := _fallback_byte(token)) is not None:
+        for part in self._parts:
+            if part["type"] == "ByteFallback" and (byte := _fallback_byte(token)) is not None:
                 return byte
-            if step["type"] == "Metaspace":
+            if part["type"] == "Metaspace":
                 token = token.replace(SPACE_MARK, " ")
-            elif step["type"] == "Replace":
-                token = token.replace(_pattern(step), str(step["content"]))
+            elif part["type"] == "Replace":
+                token = token.replace(_pattern(part), str(part["content"]))
         return token.encode()
 
 
-def _flat_steps(settings: Mapping[str, object]) -> list[Mapping[str, object]]:
+def _flat_parts(settings: Mapping[str, object]) -> list[Mapping[str, object]]:
     if settings.get("type") != "Sequence":
         return [settings]
     inner = settings.get("decoders")
-    return [flat for step in inner for flat in _flat_steps(step)] if isinstance(inner, list) else []
+    return [flat for part in inner for flat in _flat_parts(part)] if isinstance(inner, list) else []
 
 
-def _is_bytewise(steps: Sequence[Mapping[str, object]]) -> bool:
+def _is_bytewise(parts: Sequence[Mapping[str, object]]) -> bool:
     """Return whether tokens decode one by one, but for the very beginning of a text."""
-    kinds = [str(step["type"]) for step in steps]
+    kinds = [str(part["type"]) for part in parts]
     if "ByteLevel" in kinds:
         return kinds == ["ByteLevel"]
-    for position, step in enumerate(steps):
+    for position, part in enumerate(parts):
         kind = kinds[position]
         if kind == "Strip":
-            usual = (step.get("content"), step.get("start"), step.get("stop")) == (" ", 1, 0)
+            usual = (part.get("content"), part.get("start"), part.get("stop")) == (" ", 1, 0)
             if not usual or "Fuse" not in kinds[:position] or position != len(kinds) - 1:
                 return False
         elif kind == "Replace":
-            if len(_pattern(step)) != 1:
+            if len(_pattern(part)) != 1:
                 return False
         elif kind == "Metaspace":
-            if step.get("replacement") != SPACE_MARK:
+            if part.get("replacement") != SPACE_MARK:
                 return False
         elif kind not in {"ByteFallback", "Fuse"}:
             return False
     return True
 
 
-def _pattern(step: Mapping[str, object]) -> str:
-    """Return the text that a step replaces; "" for a regular expression."""
-    pattern = step.get("pattern")
+def _pattern(part: Mapping[str, object]) -> str:
+    """Return the text that a part replaces; "" for a regular expression."""
+    pattern = part.get("pattern")
     return str(pattern.get("String", "")) if isinstance(pattern, dict) else ""
 
 
