@@ -5,11 +5,11 @@ The scheduler and the memory manager are the ones that serve; only the model is 
 
 from quire import MemoryConfig, SchedulerConfig
 from quire.cli.model_shapes import find_shape
+from quire.engine.routing import ROUTERS, create_router
 from quire.simulate.cost.roofline import RooflineCost
 from quire.simulate.hardware import find_hardware
 from quire.simulate.replica import EngineSetup, PagedEngine
 from quire.simulate.roofline import Numbers, Roofline
-from quire.simulate.routing import ROUTERS, create_router
 from quire.simulate.simulation import Simulation
 from quire.simulate.workload.arrivals import Arrivals
 from quire.simulate.workload.conversations import Conversations, Turns

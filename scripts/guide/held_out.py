@@ -13,7 +13,7 @@ from pathlib import Path
 
 from corpus import read_topics
 
-from quire.engine.tokenizer import Tokenizer
+from quire.engine.text.tokenizer import Tokenizer
 from quire.guide import GUIDE_FOLDER
 
 WORKLOAD = Path(__file__).parents[2] / "benchmarks" / "workload_guide_held_out.jsonl"

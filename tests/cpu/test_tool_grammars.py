@@ -18,8 +18,8 @@ from quire.compute.grammar.compilation import compile_grammar
 from quire.compute.grammar.limits import GrammarLimits
 from quire.core.errors import InvalidRequestError
 from quire.core.grammar import Grammar
-from quire.engine.chat_template import ChatTemplate
-from quire.engine.tokenizer import Tokenizer
+from quire.engine.text.chat_template import ChatTemplate
+from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.answer_form import AnswerForm
 from quire.serve.reader import ReadAnswer
 from quire.serve.reasoning import Thinking

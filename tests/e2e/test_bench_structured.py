@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from quire import cli
-from quire.engine.tokenizer import Tokenizer
+from quire.engine.text.tokenizer import Tokenizer
 from quire.instruments.bench.structured import usual_schema
 from quire.instruments.bench.wide_tokenizer import END, write_wide_tokenizer
 from support.random_schemas import failure_of

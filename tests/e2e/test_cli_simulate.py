@@ -15,7 +15,7 @@ import pytest
 from quire.cli import main
 from quire.cli.simulate.progress import ProgressLine
 from quire.core.clock import ManualClock
-from quire.engine.step_log import MAGIC, SETTINGS, read_records
+from quire.engine.records.step_log import MAGIC, SETTINGS, read_records
 
 SMALL = ["simulate", "qwen3-0.6b", "--kv-memory", "64MiB", "--max-model-len", "512", "--dtype", "bfloat16"]
 BRIEF = ["--rate", "4", "--duration", "20", "--prompt-tokens", "60", "--output-tokens", "30"]

@@ -10,6 +10,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MAX_LINES = 60
+MAX_LINES_OF_AN_ENGINE = 80
 
 FACTS = {
     "ask_the_guide.py": [
@@ -51,6 +52,12 @@ FACTS = {
         "round_robin      678 turns, 48% of their prompts from a cache",
         "prefix_affinity  678 turns, 86% of their prompts from a cache",
     ],
+    "whole_engine.py": [
+        "step  0: tokens of a 12 (2 blocks)",
+        "step  1: tokens of a 5, b 7 (4 blocks)",
+        "a: 0 tokens cached; A block table is the list of block ids that a sequence holds. It m",
+        "c: 16 tokens cached; A block table is the list of block ids that a sequence holds. It m",
+    ],
     "shared_chat.py": ["Ada: What is a block table?   (46 tokens, 0 of them from the cache)"],
 }
 
@@ -63,7 +70,7 @@ def test_every_example_is_known() -> None:
 def test_example_runs_and_says_what_it_promises(name: str, tmp_path: Path) -> None:
     path = EXAMPLES / name
     text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= MAX_LINES
+    assert len(text.splitlines()) <= (MAX_LINES_OF_AN_ENGINE if name == "whole_engine.py" else MAX_LINES)
     assert text.startswith('"""')
     assert "\nassert " in text
     done = subprocess.run(

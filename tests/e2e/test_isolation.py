@@ -17,8 +17,8 @@ from quire import LLM, AsyncLLM, EngineConfig, SamplingParams
 from quire.core.errors import ExecutionError, ExecutorLostError, InvalidConfigError
 from quire.core.failpoints import FAILPOINTS_VARIABLE
 from quire.engine.outputs import RequestOutput
-from quire.engine.stats import ModelState
-from quire.engine.supervised import SupervisedLLM
+from quire.engine.process.supervised import SupervisedLLM
+from quire.engine.records.stats import ModelState
 
 NUM_REQUESTS = 16
 CULPRIT = 6

@@ -26,7 +26,7 @@ from quire.core.errors import (
     RequestTooLargeError,
 )
 from quire.engine import factory
-from quire.engine.detokenizer import IncrementalDetokenizer
+from quire.engine.text.detokenizer import IncrementalDetokenizer
 from support.tiny_checkpoint import tiny_qwen3_config, tiny_qwen3_tensors, write_model_weights, write_tiny_qwen3
 from support.tiny_tokenizer import write_chatml
 

@@ -12,7 +12,7 @@ from quire.core.errors import CheckpointError
 from quire.core.request import Request
 from quire.core.sampling_params import SamplingParams
 from quire.engine.factory import create_reference_engine
-from quire.engine.step_log import replay
+from quire.engine.records.step_log import replay
 from support.tiny_checkpoint import write_tiny_qwen3
 
 SYSTEM = [(7 * i) % 120 for i in range(40)]

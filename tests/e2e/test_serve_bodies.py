@@ -132,8 +132,8 @@ def test_text_that_no_context_holds_is_refused_before_it_is_encoded(
     def refuse(*_: object) -> list[int]:
         raise AssertionError("a text was encoded that is too long whatever its tokens are")
 
-    monkeypatch.setattr("quire.engine.tokenizer.ids_of", refuse)
-    monkeypatch.setattr("quire.engine.control_text.ids_of", refuse)
+    monkeypatch.setattr("quire.engine.text.tokenizer.ids_of", refuse)
+    monkeypatch.setattr("quire.engine.text.control_text.ids_of", refuse)
     text = "\U0001f600" * 1025
     message = {"role": "user", "content": text}
     for path, fields, param in (

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from quire.core.errors import ExecutionError, InvalidConfigError
-from quire.engine.stats import ModelState
+from quire.engine.records.stats import ModelState
 from quire.serve.config import ServerConfig
 from quire.serve.server import listen
 from support.bare_server import NUM_PARTS, PART, Answer, BareServer, FakeModel, read_answer, serving

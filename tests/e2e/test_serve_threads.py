@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from quire.engine.tokenizer import Tokenizer
+from quire.engine.text.tokenizer import Tokenizer
 from support.server import RunningServer, running_server
 from support.server_thread import Answer
 
@@ -42,7 +42,7 @@ SHORT: dict[str, dict[str, Any]] = {
 SLOW_SERVER = """
 import sys, time
 from quire import cli
-from quire.engine.tokenizer import Tokenizer
+from quire.engine.text.tokenizer import Tokenizer
 
 def slow(self, *args, **kwargs):
     time.sleep(3600)

@@ -12,7 +12,7 @@ from quire.core.request import Request
 from quire.core.sampling_params import SamplingParams
 from quire.core.step import StepPlan
 from quire.engine.factory import create_reference_engine
-from quire.engine.step_log import PLANNED, read_records, replayed
+from quire.engine.records.step_log import PLANNED, read_records, replayed
 from quire.simulate.replica import EngineSetup, PagedEngine
 from quire.simulate.simulation import Simulation
 from quire.simulate.workload.offered import OpenLoop

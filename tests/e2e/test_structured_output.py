@@ -31,8 +31,8 @@ from quire.compute.grammar import GrammarLimits, HeldText, MaskService
 from quire.core.clock import SystemClock
 from quire.engine.core import EngineCore
 from quire.engine.factory import plan_engine
-from quire.engine.step_log import StepLogWriter, replay
-from quire.engine.supervised import SupervisedLLM
+from quire.engine.process.supervised import SupervisedLLM
+from quire.engine.records.step_log import StepLogWriter, replay
 from support.swaps import noted_swaps
 from support.tiny_checkpoint import write_tiny_qwen3
 from support.tiny_tokenizer import byte_level, write_chatml

@@ -19,12 +19,12 @@ import pytest
 
 from quire import AsyncLLM, EngineConfig, ExecutionError, InvalidConfigError, InvalidRequestError, SamplingParams
 from quire.core.clock import SystemClock
-from quire.engine.engine_host import ORPHANED
-from quire.engine.heartbeat import QUIET_S, Patience
-from quire.engine.messages import Configure, Ready, body_length, frame, message_from_engine
 from quire.engine.outputs import RequestDelta
-from quire.engine.stats import ModelState
-from quire.engine.supervised import SupervisedLLM
+from quire.engine.process.engine_host import ORPHANED
+from quire.engine.process.heartbeat import QUIET_S, Patience
+from quire.engine.process.messages import Configure, Ready, body_length, encode_message, message_from_engine
+from quire.engine.process.supervised import SupervisedLLM
+from quire.engine.records.stats import ModelState
 from support.tiny_checkpoint import write_tiny_qwen3
 from support.tiny_tokenizer import write_chatml
 
@@ -288,7 +288,7 @@ def test_an_orphan_ends_by_itself_and_ignores_signals_of_its_group(folder: Path)
 def test_what_is_no_message_ends_the_engine(folder: Path) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        command = [sys.executable, "-m", "quire.engine.engine_host", str(theirs.fileno())]
+        command = [sys.executable, "-m", "quire.engine.process.engine_host", str(theirs.fileno())]
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE)
         theirs.close()
         ours.sendall((3).to_bytes(4, "little") + b"\xc1\xc1\xc1")
@@ -303,11 +303,11 @@ def engine_process(folder: Path, patience: Patience) -> Iterator[tuple[socket.so
     """A process of an engine that is ready, and the server's end of its connection, which sends no beats."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        command = [sys.executable, "-m", "quire.engine.engine_host", str(theirs.fileno())]
+        command = [sys.executable, "-m", "quire.engine.process.engine_host", str(theirs.fileno())]
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         theirs.close()
         ours.settimeout(300)
-        ours.sendall(frame(Configure(config(folder), patience)))
+        ours.sendall(encode_message(Configure(config(folder), patience)))
         while not isinstance(_receive(ours), Ready):
             pass
         try:

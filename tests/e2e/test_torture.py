@@ -9,7 +9,8 @@ import pytest
 
 from quire import cli
 from quire.instruments.torture import refusals
-from quire.instruments.torture.case import Case, CaseFailedError
+from quire.instruments.torture.case import Case
+from quire.instruments.torture.failure import CaseFailedError
 from quire.instruments.torture.faults import not_finite
 from quire.instruments.torture.refusals import bad, refuse_all
 from quire.instruments.torture.runner import run_case

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core.errors import CheckpointError, InvalidRequestError
-from quire.engine.chat_template import (
+from quire.engine.text.chat_template import (
     MAX_MESSAGES,
     MAX_RENDERED_CHARACTERS,
     ChatTemplate,

@@ -13,7 +13,7 @@ import yaml
 from quire.cli.options import environment_name
 from quire.core.clock import ManualClock
 from quire.core.config import EngineConfig
-from quire.engine.stats import EngineStats
+from quire.engine.records.stats import EngineStats
 from quire.serve.config import ServerConfig
 from quire.serve.gate import Gate, GateLimits
 from quire.serve.metrics import Metrics

@@ -13,8 +13,8 @@ from tokenizers import Regex, decoders
 from tokenizers import Tokenizer as Library
 
 from quire.core.errors import InvariantError
-from quire.engine.detokenizer import IncrementalDetokenizer
-from quire.engine.tokenizer import Tokenizer
+from quire.engine.text.detokenizer import IncrementalDetokenizer
+from quire.engine.text.tokenizer import Tokenizer
 from support.tiny_tokenizer import byte_fallback, byte_level, unigram, word_piece
 
 BYTE_LEVEL, BYTE_FALLBACK, UNIGRAM, WORD_PIECE = byte_level(), byte_fallback(), unigram(), word_piece()

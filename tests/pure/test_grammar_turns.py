@@ -10,7 +10,7 @@ import pytest
 
 from quire.core.errors import InvalidRequestError
 from quire.core.grammar import Grammar
-from quire.engine.grammar_turns import GrammarTurns
+from quire.engine.text.grammar_turns import GrammarTurns
 
 
 class SlowChecker:

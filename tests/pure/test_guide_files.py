@@ -10,7 +10,7 @@ import pytest
 
 from quire.compute.models import read_model
 from quire.compute.weights.safetensors import read_header
-from quire.engine.chat_template import ChatTemplate, validate_messages
+from quire.engine.text.chat_template import ChatTemplate, validate_messages
 from quire.guide import GUIDE_FOLDER
 
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

@@ -11,13 +11,13 @@ import pytest
 
 from quire import EngineConfig
 from quire.core.clock import ManualClock
-from quire.engine import engine_host, heartbeat
-from quire.engine.engine_host import FAILED, ORPHANED, EngineHost, FrameSocket
-from quire.engine.engine_thread import EngineThread
-from quire.engine.heartbeat import QUIET_S, Heart, Patience, Standstill
-from quire.engine.messages import Beat, Failed, Message
-from quire.engine.stats import ModelState
-from quire.engine.supervised import EngineProcess, SupervisedLLM
+from quire.engine.process import engine_host, heartbeat
+from quire.engine.process.engine_host import FAILED, ORPHANED, EngineHost, MessageSocket
+from quire.engine.process.engine_thread import EngineThread
+from quire.engine.process.heartbeat import QUIET_S, Heart, Patience, Standstill
+from quire.engine.process.messages import Beat, Failed, Message
+from quire.engine.process.supervised import EngineProcess, SupervisedLLM
+from quire.engine.records.stats import ModelState
 
 HOUR_S = 3600
 
@@ -66,7 +66,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
 
     monkeypatch.setattr(engine_host.os, "_exit", end)
     clock, connection = ManualClock(), Connection()
-    host = EngineHost(cast(FrameSocket, connection), clock)
+    host = EngineHost(cast(MessageSocket, connection), clock)
     host._patience = Patience(max_step_s=300.0, max_silence_s=60.0)
     thread = SimpleNamespace(turn=None, stack="")
     host._thread = cast(EngineThread, thread)

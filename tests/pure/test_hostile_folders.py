@@ -20,7 +20,7 @@ from quire.compute.models import FAMILIES, read_model
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.core.errors import CheckpointError, InvalidRequestError, ModelError, QuireError
 from quire.core.model_files import MAX_SETTINGS_BYTES, open_model_file, read_model_file
-from quire.engine.tokenizer import Tokenizer
+from quire.engine.text.tokenizer import Tokenizer
 from support.tiny_checkpoint import write_tiny_qwen3
 from support.tiny_tokenizer import write_chatml
 

@@ -216,7 +216,7 @@ def in_isolation(control: Control, num_requests: int = 4, **options: Any) -> lis
     return requests
 
 
-def test_nobody_but_the_group_on_trial_is_planned() -> None:
+def test_nobody_but_the_requests_on_trial_is_planned() -> None:
     control = Control()
     in_isolation(control)
     control.add("new", prompt(5, 30), max_tokens=3)
@@ -533,19 +533,19 @@ def lose_trial(isolation: Isolation) -> None:
     isolation._trial.clear()
 
 
-def lose_group(isolation: Isolation) -> None:
-    isolation._groups.clear()
+def lose_subsets(isolation: Isolation) -> None:
+    isolation._subsets.clear()
 
 
-def put_in_two_groups(isolation: Isolation) -> None:
-    isolation._groups.append(["a"])
+def put_in_two_subsets(isolation: Isolation) -> None:
+    isolation._subsets.append(["a"])
 
 
 def have_no_goal(isolation: Isolation) -> None:
     isolation._goals["a"].clear()
 
 
-@pytest.mark.parametrize("mess", [lose_trial, lose_group, put_in_two_groups, have_no_goal])
+@pytest.mark.parametrize("mess", [lose_trial, lose_subsets, put_in_two_subsets, have_no_goal])
 def test_the_audit_finds_books_that_do_not_agree(mess: Callable[[Isolation], None]) -> None:
     isolation, _ = suspects("a", "b", "c", "d")
     isolation.check([], ["a", "b", "c", "d"])

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from quire.engine.live import LiveJournal, packed, unpacked
-from quire.engine.stats import EngineStats
+from quire.engine.records.live import LiveJournal, packed, unpacked
+from quire.engine.records.stats import EngineStats
 from support.control import Control
 from support.live_picture import LivePicture
 from support.simulation import Scenario, Simulation

@@ -13,8 +13,8 @@ import pytest
 from quire.core.clock import ManualClock
 from quire.core.config import EngineConfig
 from quire.core.request import CacheScope, Request
-from quire.engine.live import LiveFrame, LiveJournal, packed
-from quire.engine.stats import EngineStats, ModelState
+from quire.engine.records.live import LiveFrame, LiveJournal, packed
+from quire.engine.records.stats import EngineStats, ModelState
 from quire.serve.errors import ApiError
 from quire.serve.gate import Gate, GateLimits
 from quire.serve.live import Live

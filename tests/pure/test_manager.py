@@ -812,7 +812,7 @@ def test_running_requests_are_not_charged() -> None:
         lambda memory, request: request.tokens.__setitem__(0, 99),
         lambda memory, request: setattr(request, "num_slots", 99),
         lambda memory, request: memory.manager.index.clear(),
-        lambda memory, request: memory.pool._free.append(memory.pool._free[0]),
+        lambda memory, request: memory.pool._free_list.put(next(iter(memory.pool._free_list))),
     ],
     ids=["reference count", "lost block", "block twice", "other tokens", "beyond the table", "index", "free twice"],
 )

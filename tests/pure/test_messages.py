@@ -12,11 +12,10 @@ from quire.core.grammar import Grammar
 from quire.core.logprobs import TokenLogprobs
 from quire.core.request import CacheScope, FinishReason
 from quire.core.sampling_params import SamplingParams
-from quire.engine import messages
 from quire.engine.client import SequenceUpdate
 from quire.engine.commands import Abort, Add, Clear, Fail, Stop, Watch, command_bytes, read_command
-from quire.engine.live import LiveFrame, packed
-from quire.engine.messages import (
+from quire.engine.process import messages
+from quire.engine.process.messages import (
     LENGTH_BYTES,
     Close,
     Configure,
@@ -26,11 +25,12 @@ from quire.engine.messages import (
     Stats,
     Updates,
     body_length,
-    frame,
+    encode_message,
     message_from_engine,
     message_to_engine,
 )
-from quire.engine.stats import EngineStats
+from quire.engine.records.live import LiveFrame, packed
+from quire.engine.records.stats import EngineStats
 
 LOGPROBS = TokenLogprobs(-0.1 - 0.2, 3, array("i", [5, 2147483647]), array("d", [-1e-300, float("-inf")]))
 SAMPLING = SamplingParams(
@@ -92,23 +92,23 @@ FROM_ENGINE = [
 
 @pytest.mark.parametrize("message", TO_ENGINE, ids=lambda message: type(message).__name__)
 def test_what_goes_to_the_engine_arrives_as_it_was(message: messages.ToEngine) -> None:
-    framed = frame(message)
+    framed = encode_message(message)
     assert body_length(framed[:LENGTH_BYTES]) == len(framed) - LENGTH_BYTES
     assert message_to_engine(framed[LENGTH_BYTES:]) == message
 
 
 @pytest.mark.parametrize("message", FROM_ENGINE, ids=lambda message: type(message).__name__)
 def test_what_comes_from_the_engine_arrives_as_it_was(message: messages.FromEngine) -> None:
-    assert message_from_engine(frame(message)[LENGTH_BYTES:]) == message
+    assert message_from_engine(encode_message(message)[LENGTH_BYTES:]) == message
 
 
 def test_columns_arrive_as_columns() -> None:
     for request in REQUESTS:
-        found = message_to_engine(frame(request)[LENGTH_BYTES:])
+        found = message_to_engine(encode_message(request)[LENGTH_BYTES:])
         assert isinstance(found, Add)
         assert found.prompt_token_ids.typecode == "i"
         assert found == read_command(command_bytes(request)) == request
-    found_updates = message_from_engine(frame(Updates.of(UPDATES))[LENGTH_BYTES:])
+    found_updates = message_from_engine(encode_message(Updates.of(UPDATES))[LENGTH_BYTES:])
     assert isinstance(found_updates, Updates)
     assert found_updates.updates == UPDATES
 
@@ -123,12 +123,12 @@ def test_what_is_no_message_is_refused(body: bytes) -> None:
 
 def test_a_message_for_the_other_side_is_refused() -> None:
     with pytest.raises(ExecutionError, match="no message"):
-        message_from_engine(frame(Abort("r"))[LENGTH_BYTES:])
+        message_from_engine(encode_message(Abort("r"))[LENGTH_BYTES:])
 
 
 def test_lengths_are_capped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "MAX_MESSAGE_BYTES", 100)
     with pytest.raises(ExecutionError, match="too long"):
-        frame(Abort("r" * 200))
+        encode_message(Abort("r" * 200))
     with pytest.raises(ExecutionError, match="announced"):
         body_length((101).to_bytes(4, "little"))

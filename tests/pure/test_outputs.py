@@ -14,11 +14,11 @@ from quire.core.request import FinishReason
 from quire.core.sampling_params import SamplingParams
 from quire.engine.client import SequenceUpdate
 from quire.engine.commands import Abort, Add, AnyCommand, Fail, Stop
-from quire.engine.output_processor import OutputProcessor, PreparedRequest, RequestText
 from quire.engine.outputs import Logprob, RequestMetrics, RequestOutput
 from quire.engine.progress import LoadingLine, ProgressBar
-from quire.engine.prompts import encode_prompt, split_prompts, with_options
-from quire.engine.tokenizer import Tokenizer
+from quire.engine.text.output_processor import OutputProcessor, PreparedRequest, RequestText
+from quire.engine.text.prompts import encode_prompt, split_prompts, with_options
+from quire.engine.text.tokenizer import Tokenizer
 from support.tiny_tokenizer import byte_level
 
 PROMPT = [72, 73]

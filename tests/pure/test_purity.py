@@ -16,7 +16,7 @@ CONTROL_PLANE = (
     "quire.memory.prefix.radix_tree",
     "quire.scheduler.scheduler",
     "quire.engine.core",
-    "quire.engine.step_log",
+    "quire.engine.records.step_log",
     "quire.simulate.executor",
     "quire.simulate.paper",
     "quire.simulate.workload.step_log",

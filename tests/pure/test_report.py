@@ -29,7 +29,7 @@ from quire.core.errors import StepLogError
 from quire.core.kv_spec import KVCacheSpec, KVGroup
 from quire.core.request import CacheScope, Request, RequestStatus
 from quire.core.step import BlockMove, StepPlan, column
-from quire.engine.step_log import MAGIC, read_records, replayed
+from quire.engine.records.step_log import MAGIC, read_records, replayed
 from quire.reporting.document.content import Chart, Table
 from quire.reporting.document.html import document_html
 from quire.simulate.cost.linear import LinearCost

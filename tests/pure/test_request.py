@@ -32,7 +32,6 @@ def running(prompt: Iterable[int] = (5, 6, 7)) -> Request:
     request.backlog = 1
     request.num_slots = 16
     request.next_event = 9
-    request.drafts = array("i", [1, 2])
     request.check()
     return request
 
@@ -146,20 +145,19 @@ def test_a_branch_starts_where_its_sibling_is() -> None:
     sibling = leader.open_branch(3)
     assert sibling.branch == 3
     assert sibling.tokens == leader.tokens
-    own = {"branch", "tokens", "drafts", "row", "num_slots", "num_late_results"}
+    own = {"branch", "tokens", "row", "num_slots", "num_late_results"}
     for name in set(Request.__slots__) - own:
         assert getattr(sibling, name) == getattr(leader, name)
-    assert (sibling.row, sibling.num_slots, sibling.num_late_results, sibling.drafts) == (-1, 0, 0, array("i"))
+    assert (sibling.row, sibling.num_slots, sibling.num_late_results) == (-1, 0, 0)
 
 
 def test_a_branch_and_its_sibling_go_their_own_ways() -> None:
     leader = running()
     sibling = leader.open_branch(1)
     sibling.tokens.append(99)
-    sibling.drafts.append(98)
     sibling.num_computed += 1
     sibling.become(RequestStatus.FINISHED)
-    assert (leader.tokens.tolist(), leader.drafts.tolist(), leader.num_computed) == ([5, 6, 7, 8], [1, 2], 3)
+    assert (leader.tokens.tolist(), leader.num_computed) == ([5, 6, 7, 8], 3)
     assert (leader.status, leader.branch, leader.row) == (RequestStatus.RUNNING, 0, 2)
     leader.tokens.append(50)
     assert sibling.tokens.tolist() == [5, 6, 7, 8, 99]
@@ -170,7 +168,7 @@ def test_forget_progress_keeps_the_tokens_and_computes_them_again() -> None:
     request.forget_progress()
     assert request.tokens.tolist() == [5, 6, 7, 8]
     assert (request.num_computed, request.num_planned, request.backlog) == (0, 0, 4)
-    assert (request.num_slots, request.next_event, request.drafts) == (0, 0, array("i"))
+    assert (request.num_slots, request.next_event) == (0, 0)
     assert request.generation == 1
     assert (request.status, request.row, request.num_prompt_tokens) == (RequestStatus.RUNNING, 2, 3)
     request.check()

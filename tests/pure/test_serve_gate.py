@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from quire.core.clock import ManualClock
 from quire.core.request import CacheScope
-from quire.engine.stats import ModelState
+from quire.engine.records.stats import ModelState
 from quire.serve.config import ServerConfig
 from quire.serve.errors import ApiError
 from quire.serve.gate import MAX_RETRY_S, MIN_RETRY_S, Gate, GateLimits, Refusal, Visit, gate_limits

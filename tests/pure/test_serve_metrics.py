@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from quire.core.clock import ManualClock
 from quire.core.errors import QuireError
-from quire.engine.stats import EngineStats, ModelState
+from quire.engine.records.stats import EngineStats, ModelState
 from quire.serve.config import ServerConfig
 from quire.serve.errors import ApiError
 from quire.serve.gate import Gate, GateLimits

@@ -19,14 +19,14 @@ from quire.core.config import MemoryConfig, SchedulerConfig
 from quire.core.errors import InvalidConfigError, InvariantError
 from quire.core.kv_spec import KVCacheSpec, KVGroup
 from quire.core.request import Request
-from quire.engine.step_log import PLANNED, read_records, replay, replayed
+from quire.engine.records.step_log import PLANNED, read_records, replay, replayed
+from quire.engine.routing import ROUTERS, create_router
 from quire.scheduler.commit import StepOutcome
 from quire.simulate.cost.linear import LinearCost
 from quire.simulate.histogram import Histogram
 from quire.simulate.meter import Latencies
 from quire.simulate.replica import EngineSetup, PagedEngine
 from quire.simulate.result import SimulationResult
-from quire.simulate.routing import ROUTERS, create_router
 from quire.simulate.simulation import Simulation
 from quire.simulate.workload.arrivals import Arrivals
 from quire.simulate.workload.closed_loop import ClosedLoop

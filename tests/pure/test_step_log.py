@@ -20,8 +20,8 @@ from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.commands import Abort, Clear, Fail, Stop
 from quire.engine.core import EngineCore
-from quire.engine.step_log import LOST, MAGIC, OUT_OF_MEMORY, PLANNED, StepLogWriter, read_records, replay
-from quire.engine.step_log_file import StepLogFile, step_log_notices
+from quire.engine.records.step_log import LOST, MAGIC, OUT_OF_MEMORY, PLANNED, StepLogWriter, read_records, replay
+from quire.engine.records.step_log_file import StepLogFile, step_log_notices
 from quire.memory.manager import KVCacheManager
 from quire.memory.sizing import max_sequence_tokens
 from quire.scheduler.scheduler import Scheduler

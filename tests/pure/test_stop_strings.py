@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core.errors import InvalidRequestError
-from quire.engine.stop_strings import StopStrings
+from quire.engine.text.stop_strings import StopStrings
 
 LETTERS = st.text("ab\U0001f600", max_size=24)
 STOPS = st.lists(st.text("ab\U0001f600", min_size=1, max_size=5), max_size=4).map(tuple)

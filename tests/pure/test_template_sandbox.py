@@ -11,9 +11,9 @@ from datetime import datetime
 import pytest
 
 from quire.core.errors import CheckpointError, InvalidRequestError, QuireError
-from quire.engine.chat_template import ChatTemplate, validate_messages
-from quire.engine.template_meter import MAX_STEPS, Meter
-from quire.engine.template_sandbox import MAX_NODES, MAX_SOURCE_CHARACTERS
+from quire.engine.text.chat_template import ChatTemplate, validate_messages
+from quire.engine.text.template_meter import MAX_STEPS, Meter
+from quire.engine.text.template_sandbox import MAX_NODES, MAX_SOURCE_CHARACTERS
 
 USER = {"role": "user", "content": "Hi"}
 LIMIT_S = 60  # what a case takes by far less of; without limits it takes hours

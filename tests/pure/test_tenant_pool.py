@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from quire.core.errors import ExecutionError, TooManyJobsError
-from quire.engine.tenant_pool import TenantPool
+from quire.engine.text.tenant_pool import TenantPool
 
 
 class Work:
@@ -151,7 +151,7 @@ def test_a_closed_pool_ends_its_callers(work: Work) -> None:
 def test_a_program_ends_though_a_job_does_not() -> None:
     program = """
 import asyncio, time
-from quire.engine.tenant_pool import TenantPool
+from quire.engine.text.tenant_pool import TenantPool
 
 async def run():
     task = asyncio.create_task(TenantPool("test", num_threads=1).run("a", lambda: time.sleep(300)))

@@ -18,9 +18,9 @@ from tokenizers import AddedToken, normalizers
 from tokenizers import Tokenizer as Library
 
 from quire.core.errors import CheckpointError, InvalidRequestError
-from quire.engine import control_text as module
-from quire.engine.chat_template import ChatTemplate
-from quire.engine.tokenizer import MAX_TEXT_BYTES, Tokenizer
+from quire.engine.text import control_text as module
+from quire.engine.text.chat_template import ChatTemplate
+from quire.engine.text.tokenizer import MAX_TEXT_BYTES, Tokenizer
 from support.tiny_tokenizer import (
     CHATML,
     CHATML_SETTINGS,
@@ -565,7 +565,7 @@ def test_added_tokens_that_no_settings_explain_are_refused(tmp_path):
 
 
 def test_importing_it_is_cheap():
-    code = "import sys, quire.engine.tokenizer; print({'tokenizers', 'jinja2', 'transformers'} & set(sys.modules))"
+    code = "import sys, quire.engine.text.tokenizer; print({'tokenizers', 'jinja2', 'transformers'} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
 

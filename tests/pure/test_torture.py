@@ -9,7 +9,8 @@ import pytest
 from quire.core.errors import InvalidValueError
 from quire.instruments.http.plain import Answer
 from quire.instruments.torture.bad_tables import TABLES
-from quire.instruments.torture.case import Case, CaseFailedError, CaseResult, require
+from quire.instruments.torture.case import Case, CaseResult
+from quire.instruments.torture.failure import CaseFailedError, require
 from quire.instruments.torture.refusals import bad, check_answer
 from quire.instruments.torture.retries import should_retry
 from quire.instruments.torture.runner import CASES, chosen, figure, run_case

@@ -20,9 +20,9 @@ from quire.core.config import EngineConfig
 from quire.core.errors import InvalidRequestError
 from quire.core.memory_needs import MemoryNeeds
 from quire.engine.memory_plan import MemoryPlan
-from quire.engine.report import EngineReport
-from quire.engine.stats import EngineStats, ModelState
-from quire.engine.tenant_pool import TenantPool
+from quire.engine.records.report import EngineReport
+from quire.engine.records.stats import EngineStats, ModelState
+from quire.engine.text.tenant_pool import TenantPool
 from quire.serve.app import make_app
 from quire.serve.body import BodyLimits, read_body
 from quire.serve.config import ServerConfig

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from quire.core.request import FinishReason, Request, RequestStatus
-from quire.engine.live import STATES, STATUSES, LiveFrame
+from quire.engine.records.live import STATES, STATUSES, LiveFrame
 from quire.memory.block import Block
 from quire.memory.journal import NOT_PUBLISHED
 from quire.scheduler.journal import EventKind

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from quire.core.sampling_params import SamplingParams
     from quire.engine.llm import LLM
     from quire.engine.outputs import RequestOutput
-    from quire.engine.prompts import Message
+    from quire.engine.text.prompts import Message
 
 HELP = """/clear          begin anew
 /system TEXT    begin anew with other instructions; without a text, with none

@@ -73,7 +73,7 @@ def _examine_model(arguments: argparse.Namespace) -> tuple[str, list[Finding]]:
     """Return the start-up table of a model, which is not loaded, and whether its files could be."""
     config = engine_config(arguments, os.environ)
     from quire.engine.factory import plan_engine
-    from quire.engine.tokenizer import Tokenizer
+    from quire.engine.text.tokenizer import Tokenizer
 
     blueprint = plan_engine(config)
 

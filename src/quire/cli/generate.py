@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from quire.core.sampling_params import SamplingParams
     from quire.engine.llm import LLM
     from quire.engine.outputs import CompletionOutput, RequestOutput
-    from quire.engine.prompts import Prompt
+    from quire.engine.text.prompts import Prompt
 
 EARLY_STOPPING: Final[dict[str, bool | Literal["never"]]] = {"yes": True, "no": False, "never": "never"}
 

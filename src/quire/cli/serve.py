@@ -32,8 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal comes. Returns the exit status."""
     resolved = serve_settings(arguments, os.environ)
     from quire.core.threaded_output import thread_output
-    from quire.engine.heartbeat import Patience
-    from quire.engine.supervised import SupervisedLLM
+    from quire.engine.process.heartbeat import Patience
+    from quire.engine.process.supervised import SupervisedLLM
     from quire.serve.logs import configure_logs
     from quire.serve.server import end_process, run_server
 

@@ -1,6 +1,6 @@
 """How every Python process of ours is started: nothing of the current folder can be imported in it.
 
-    python -P -m quire.engine.engine_host …        PYTHONPATH: absolute entries only
+    python -P -m quire.engine.process.engine_host …        PYTHONPATH: absolute entries only
 
 `python -m` and `python -c` put the current folder first on `sys.path`, before the standard library. So `quire serve .`,
 run in a model folder from a stranger, would import its `queue.py`. `-P` prevents that. Entries of PYTHONPATH that are

@@ -117,7 +117,6 @@ class Request:
         "next_event",
         "num_late_results",
         "generation",
-        "drafts",
         "num_cached_tokens",
         "num_preemptions",
         "logprobs",
@@ -158,7 +157,6 @@ class Request:
         self.next_event = 0  # computed tokens at which update() has more to do than append a token
         self.num_late_results = 0  # of steps that were under way when it was preempted; awaited before it resumes
         self.generation = 0  # counts the times that progress was thrown away, so that late results are told apart
-        self.drafts: array[int] = array("i")
         self.num_cached_tokens = 0  # of the first admission: what the caller is told
         self.num_preemptions = 0
         self.logprobs: list[TokenLogprobs] = []  # of the tokens generated, where they were asked for
@@ -173,7 +171,6 @@ class Request:
         sibling.branch = branch
         sibling.tokens = self.tokens[:]
         sibling.logprobs = self.logprobs[:]
-        sibling.drafts = array("i")
         sibling.row = -1
         sibling.num_slots = 0
         sibling.num_late_results = 0
@@ -219,7 +216,6 @@ class Request:
         self.num_slots = 0
         self.next_event = 0
         self.generation += 1
-        self.drafts = array("i")
 
     def check(self) -> None:
         """Raise `InvariantError` unless the counts fit together."""

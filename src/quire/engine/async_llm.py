@@ -27,14 +27,14 @@ from quire.core.validate import RequestLimits
 from quire.engine.client import InProcessClient, SequenceUpdate
 from quire.engine.commands import Abort, AnyCommand, OperatorVerbs, Watch
 from quire.engine.door import NO_TICKET, LocalModel, Ticket, make_config, open_engine
-from quire.engine.engine_thread import EngineThread
-from quire.engine.live import LiveFrame, ShowLive
-from quire.engine.output_processor import PreparedRequest
 from quire.engine.outputs import RequestDelta, RequestOutput
-from quire.engine.ownership import Home
-from quire.engine.prompts import ChatOptions, Prompt
-from quire.engine.stats import EngineStats, ModelState
+from quire.engine.process.engine_thread import EngineThread
+from quire.engine.process.ownership import Home
+from quire.engine.records.live import LiveFrame, ShowLive
+from quire.engine.records.stats import EngineStats, ModelState
 from quire.engine.streams import RequestStreams
+from quire.engine.text.output_processor import PreparedRequest
+from quire.engine.text.prompts import ChatOptions, Prompt
 
 
 class AsyncLLM(LocalModel, OperatorVerbs):

@@ -25,9 +25,9 @@ from quire.core.request import FinishReason, Request
 from quire.core.validate import RequestLimits
 from quire.engine.commands import Abort, Add, AnyCommand, Fail, Stop
 from quire.engine.core import EngineCore
-from quire.engine.interrupts import InterruptsDeferred
-from quire.engine.live import LiveFrame
-from quire.engine.stats import EngineStats
+from quire.engine.process.interrupts import InterruptsDeferred
+from quire.engine.records.live import LiveFrame
+from quire.engine.records.stats import EngineStats
 from quire.scheduler.commit import StepOutcome
 
 

@@ -4,7 +4,7 @@
         └── up to max_steps_under_way plans may be out before the first result is awaited
 
 It wires a scheduler to an executor and to a clock, and knows nothing of tokens, text or devices. With a log, every
-request, plan and result is written down, so that a run can be replayed to the byte (`quire.engine.step_log`).
+request, plan and result is written down, so that a run can be replayed to the byte (`quire.engine.records.step_log`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from quire.core.errors import ExecutionError, ExecutorLostError
 from quire.core.executor import Executor
 from quire.core.request import FinishReason, Request
 from quire.engine.commands import Add, AnyCommand, Watch, carry_out
-from quire.engine.live import LiveFrame, LiveJournal
-from quire.engine.stats import EngineStats
-from quire.engine.step_log import StepLogWriter
+from quire.engine.records.live import LiveFrame, LiveJournal
+from quire.engine.records.stats import EngineStats
+from quire.engine.records.step_log import StepLogWriter
 from quire.scheduler.commit import StepOutcome
 from quire.scheduler.scheduler import Scheduler
 
@@ -69,7 +69,7 @@ class EngineCore:
     def step(self) -> StepOutcome | None:
         """Do one step and return what it brought; None if there is nothing to do. Mutates.
 
-        If the executor loses its steps, the requests in them are tried in groups until the one at fault is found, which
+        If the executor loses its steps, the requests in them are tried apart until the one at fault is found, which
         ends with an error; no other loses a token. Raises `ExecutorLostError` if the executor cannot go on, or fails
         for everybody.
         """

@@ -26,9 +26,11 @@ from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits, validate, validate_sampling
 from quire.engine.commands import Add
 from quire.engine.core import EngineCore
-from quire.engine.grammar_turns import GrammarTurns
-from quire.engine.output_processor import PreparedRequest
-from quire.engine.prompts import (
+from quire.engine.records.report import EngineReport
+from quire.engine.seeds import SeedCounter
+from quire.engine.text.grammar_turns import GrammarTurns
+from quire.engine.text.output_processor import PreparedRequest
+from quire.engine.text.prompts import (
     ChatOptions,
     Encoded,
     Prompt,
@@ -37,10 +39,8 @@ from quire.engine.prompts import (
     with_bad_words,
     with_options,
 )
-from quire.engine.report import EngineReport
-from quire.engine.seeds import SeedCounter
-from quire.engine.tenant_pool import TenantPool
-from quire.engine.tokenizer import Tokenizer
+from quire.engine.text.tenant_pool import TenantPool
+from quire.engine.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from quire.engine.factory import EngineBlueprint

@@ -17,12 +17,12 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine.client import InProcessClient
 from quire.engine.commands import AnyCommand, OperatorVerbs
 from quire.engine.door import LocalModel, make_config, open_engine
-from quire.engine.output_processor import OutputProcessor, PreparedRequest, RequestText
 from quire.engine.outputs import RequestOutput
-from quire.engine.ownership import Turn
+from quire.engine.process.ownership import Turn
 from quire.engine.progress import ProgressBar
-from quire.engine.prompts import ChatOptions, Message, Prompts, is_message, split_prompts
-from quire.engine.stats import EngineStats
+from quire.engine.records.stats import EngineStats
+from quire.engine.text.output_processor import OutputProcessor, PreparedRequest, RequestText
+from quire.engine.text.prompts import ChatOptions, Message, Prompts, is_message, split_prompts
 
 
 class LLM(LocalModel, OperatorVerbs):

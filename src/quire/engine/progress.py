@@ -6,7 +6,7 @@ from typing import TextIO
 
 from quire.core.byte_sizes import format_bytes
 from quire.core.clock import Clock
-from quire.engine.output_processor import RequestText
+from quire.engine.text.output_processor import RequestText
 
 REDRAWN_AFTER_S = 0.1
 SHOWN_AFTER_S = 0.5

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from quire.core.clock import Clock
 from quire.core.errors import ExecutionError
 from quire.engine.client import EngineLink, SequenceUpdate
-from quire.engine.output_processor import Condemn, OutputProcessor, PreparedRequest, RequestText
 from quire.engine.outputs import RequestDelta, RequestOutput
-from quire.engine.tokenizer import Tokenizer
+from quire.engine.text.output_processor import Condemn, OutputProcessor, PreparedRequest, RequestText
+from quire.engine.text.tokenizer import Tokenizer
 
 logger = logging.getLogger("quire.engine")
 

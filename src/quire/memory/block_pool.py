@@ -1,4 +1,4 @@
-"""BlockPool: the allocator. It owns every `Block` and is alone in changing its state.
+"""The block pool: the allocator. It alone changes the state and the reference count of a `Block`; it owns them all.
 
     allocate ──► in use ──── free, published ────► cached ──── share (a hit) ────► in use
        ▲            │                                 │
@@ -15,18 +15,26 @@ Running out is the value None, and it changes nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from quire.core.errors import InvalidConfigError, InvariantError
 from quire.core.request import Request
 from quire.core.step import NO_BLOCK
 from quire.memory.block import Block, BlockState
 from quire.memory.eviction.base import EvictionPolicy
+from quire.memory.free_list import FreeList
 from quire.memory.prefix.base import PrefixEntry
 from quire.memory.quota import TenantQuota
 
-if TYPE_CHECKING:
-    from quire.memory.journal import MemoryJournal
+
+class BlockJournal(Protocol):
+    """Notes which blocks change, while somebody watches."""
+
+    touched: set[int]
+
+    def note_eviction(self, block: Block) -> None:
+        """A block lost its content, and is free now. Mutates."""
+        ...
 
 
 class BlockPool:
@@ -51,14 +59,14 @@ class BlockPool:
         if isinstance(num_blocks, bool) or not isinstance(num_blocks, int) or num_blocks < 1:
             raise InvalidConfigError("num_blocks", num_blocks, "an integer, 1 or more")
         self.blocks = [Block(block_id) for block_id in range(num_blocks)]
-        self._free = list(range(num_blocks - 1, -1, -1))  # a stack: the next to be taken stands last
+        self._free_list = FreeList(num_blocks)
         self._cached = eviction
         self._on_evict = on_evict
         self._quota = quota
         self._num_published = 0
         self.num_evictions = 0
         self.num_extra_holders = 0  # sum over blocks of (ref_count - 1): blocks that sharing saves
-        self.journal: MemoryJournal | None = None  # told of every block that changes, while somebody watches
+        self.journal: BlockJournal | None = None
 
     @property
     def num_blocks(self) -> int:
@@ -68,7 +76,7 @@ class BlockPool:
     @property
     def num_free(self) -> int:
         """Blocks with nothing worth keeping."""
-        return len(self._free)
+        return len(self._free_list)
 
     @property
     def num_cached(self) -> int:
@@ -78,7 +86,7 @@ class BlockPool:
     @property
     def num_available(self) -> int:
         """Blocks that an allocation can have: free or cached. O(1)."""
-        return len(self._free) + len(self._cached)
+        return len(self._free_list) + len(self._cached)
 
     @property
     def num_in_use(self) -> int:
@@ -94,15 +102,12 @@ class BlockPool:
 
         Mutates; O(num_blocks).
         """
-        free = self._free
-        if num_blocks > len(free):
-            if num_blocks > len(free) + len(self._cached):
-                return None
-            for _ in range(num_blocks - len(free)):
-                self._give_up(self._cached.pop())
-        taken = free[len(free) - num_blocks :]
-        del free[len(free) - num_blocks :]
-        taken.reverse()
+        num_missing = num_blocks - len(self._free_list)
+        if num_missing > len(self._cached):
+            return None
+        for _ in range(num_missing):
+            self._give_up(self._cached.pop())
+        taken = self._free_list.take(num_blocks)
         blocks = self.blocks
         for block_id in taken:
             blocks[block_id].ref_count = 1
@@ -134,7 +139,7 @@ class BlockPool:
         elif block.ref_count == 1:
             block.ref_count = 0
             if block.entry is None:
-                self._free.append(block_id)
+                self._free_list.put(block_id)
             else:
                 self._keep(block)
         else:
@@ -175,7 +180,7 @@ class BlockPool:
             self._cached.remove(block)
             if self._quota is not None:
                 self._quota.remove(block)
-            self._free.append(block_id)
+            self._free_list.put(block_id)
         if self.journal is not None:
             self.journal.touched.add(block_id)
         return entry
@@ -197,7 +202,7 @@ class BlockPool:
             raise InvariantError(f"block {block.block_id} was cached without an entry")
         entry.block_ids[block.group] = NO_BLOCK
         block.entry = None
-        self._free.append(block.block_id)
+        self._free_list.put(block.block_id)
         self.num_evictions += 1
         if self.journal is not None:
             self.journal.note_eviction(block)
@@ -205,8 +210,8 @@ class BlockPool:
 
     def check(self) -> None:
         """Raise `InvariantError` unless in use, cached and free partition the pool. O(num_blocks)."""
-        free, cached = set(self._free), {block.block_id for block in self._cached}
-        if len(free) != len(self._free) or len(cached) != len(self._cached) or free & cached:
+        free, cached = set(self._free_list), {block.block_id for block in self._cached}
+        if len(free) != len(self._free_list) or len(cached) != len(self._cached) or free & cached:
             raise InvariantError("a block is free twice, cached twice, or both")
         extra = 0
         for block in self.blocks:

@@ -1,4 +1,4 @@
-"""BlockTable: from a token's position to where its keys and values are.
+"""The block table: from a token's position to where its keys and values are.
 
     logical block = position // block_size          which entry of the table
     offset        = position %  block_size          which place in the block

@@ -1,85 +1,40 @@
-"""FreeBlockList: a doubly linked list that runs through the blocks themselves.
-
-A hit on a cached block takes it out of the *middle* of the order of eviction. A deque needs a walk for that, a heap a
-rebuild; here the links stand in the block, so every operation is O(1) and makes no objects.
-"""
+"""The free list: the blocks of a pool or tier with nothing in them worth keeping. The one freed last is taken first."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from quire.core.errors import InvariantError
-from quire.memory.block import Block
 
+class FreeList:
+    """A stack of block ids; block 0 is the first to be taken.
 
-class FreeBlockList:
-    """Blocks in an order; a block stands in at most one such list.
-
-    >>> blocks = [Block(i) for i in range(3)]
-    >>> free = FreeBlockList()
-    >>> for block in blocks: free.append(block)
-    >>> free.remove(blocks[1])
-    >>> [block.block_id for block in free], free.popleft().block_id, len(free)
-    ([0, 2], 0, 1)
+    >>> free = FreeList(4)
+    >>> free.take(3); free.put(1); free.take(2), len(free)
+    [0, 1, 2]
+    ([1, 3], 0)
     """
 
-    __slots__ = ("_head", "_tail", "_length")
+    __slots__ = ("_stack",)
 
-    def __init__(self) -> None:
-        self._head = Block(-1)
-        self._tail = Block(-1)
-        self._head.next = self._tail
-        self._tail.previous = self._head
-        self._length = 0
+    def __init__(self, num_blocks: int) -> None:
+        self._stack = list(range(num_blocks - 1, -1, -1))
 
     def __len__(self) -> int:
-        """Return the number of blocks. O(1)."""
-        return self._length
+        """Return the number of free blocks. O(1)."""
+        return len(self._stack)
 
-    def __iter__(self) -> Iterator[Block]:
-        """Walk from the first to the last block. O(n)."""
-        block = self._head.next
-        while block is not None and block is not self._tail:
-            yield block
-            block = block.next
+    def __iter__(self) -> Iterator[int]:
+        """Walk the free blocks, the next to be taken first."""
+        return reversed(self._stack)
 
-    def append(self, block: Block) -> None:
-        """Put a block last. Mutates; O(1)."""
-        last = self._tail.previous
-        if last is None or block.next is not None:
-            raise InvariantError(f"block {block.block_id} stands in a list already")
-        last.next = block
-        block.previous = last
-        block.next = self._tail
-        self._tail.previous = block
-        self._length += 1
+    def put(self, block_id: int) -> None:
+        """Add a block that became free. Mutates; O(1)."""
+        self._stack.append(block_id)
 
-    def remove(self, block: Block) -> None:
-        """Take a block out, wherever it stands. Mutates; O(1)."""
-        before, after = block.previous, block.next
-        if before is None or after is None:
-            raise InvariantError(f"block {block.block_id} stands in no list")
-        before.next = after
-        after.previous = before
-        block.previous = block.next = None
-        self._length -= 1
-
-    def popleft(self) -> Block:
-        """Take the first block. Mutates; O(1). The list must not be empty."""
-        first = self._head.next
-        if first is None or first is self._tail:
-            raise InvariantError("popleft of an empty list")
-        self.remove(first)
-        return first
-
-    def check(self) -> None:
-        """Raise `InvariantError` unless the links agree in both directions."""
-        length = 0
-        block = self._head
-        while block.next is not None:
-            if block.next.previous is not block:
-                raise InvariantError(f"the links of block {block.block_id} disagree")
-            block = block.next
-            length += 1
-        if block is not self._tail or length - 1 != self._length:
-            raise InvariantError("the list does not end at its tail, or its length is wrong")
+    def take(self, num_blocks: int) -> list[int]:
+        """Take blocks, the one freed last first; there must be enough. Mutates; O(num_blocks)."""
+        first = len(self._stack) - num_blocks
+        taken = self._stack[first:]
+        del self._stack[first:]
+        taken.reverse()
+        return taken

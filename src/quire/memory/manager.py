@@ -13,7 +13,8 @@ A block that others may see is never written: the block that the next token goes
 holder (copy-on-write, the partial tail included). If a prompt is cached whole, its last token is computed all the same,
 because something must yield a logit; its block is then taken over if nobody else holds it, and copied if somebody does.
 
-Parts: block_pool (whose block), prefix/ (what is in it), publisher (who may see it), swap (tiers), bookkeeping (audit).
+Parts: block_pool (whose block), prefix/ (what is in it), publisher (who may see it), copy_on_write, swap (tiers),
+bookkeeping (audit).
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from quire.core.config import MemoryConfig
 from quire.core.errors import InvariantError, StaleMatchError
 from quire.core.kv_spec import KVCacheSpec
 from quire.core.request import Request
-from quire.core.step import NO_BLOCK, BlockCopy
+from quire.core.step import NO_BLOCK
 from quire.memory.block_hash import BlockHasher, root_key
 from quire.memory.block_pool import BlockPool
 from quire.memory.block_table import BlockTable
 from quire.memory.bookkeeping import MemoryBooks
 from quire.memory.changes import MemoryChanges
+from quire.memory.copy_on_write import CopyOnWrite
 from quire.memory.eviction import EvictionPolicy, create_eviction_policy
 from quire.memory.journal import MemoryJournal
 from quire.memory.ledger import MemoryLedger, RequestLedger
@@ -90,6 +92,7 @@ class KVCacheManager:
         self._changes = MemoryChanges()
         self._books = MemoryBooks(hasher)
         self._publisher = Publisher(spec.block_size, self.index, self.pool, self._changes, self._books)
+        self._copy_on_write = CopyOnWrite(spec.block_size, self.index, self.pool, self._changes, self._books)
         self._swap = Swap(spec.block_size, self.index, self.pool, self.host, self._changes)
 
     # ---- looking up -------------------------------------------------------------------------------------------
@@ -174,7 +177,7 @@ class KVCacheManager:
             return [(n, n, max(0, num_blocks - gone - n)) for n, gone in zip(moved, given_back, strict=True)]
         counts = [0] * len(self._groups)
         if memory is not None:
-            for group, _ in self._copy_targets(request, memory):
+            for group, _ in self._copy_on_write.targets(request, memory):
                 counts[group] += 1
             held = [len(table) - table.num_given_back for table in memory.tables]
             return list(zip(held, counts, self._missing(memory, end), strict=True))
@@ -198,13 +201,13 @@ class KVCacheManager:
         if memory.host_blocks is not None:
             raise InvariantError(f"request {request.request_id!r} is swapped out; swap it in first")
         self._give_back(request, memory)
-        targets, missing = self._copy_targets(request, memory), self._missing(memory, end)
+        targets, missing = self._copy_on_write.targets(request, memory), self._missing(memory, end)
         blocks = self._take(len(targets) + sum(missing))
         if blocks is None:
             return False
         for group, index in targets:
             source = memory.tables[group].block_ids[index]
-            self._copy(request, memory, (group, index), source, blocks.pop())
+            self._copy_on_write.copy(request, memory, (group, index), source, blocks.pop())
             self.pool.free(source)
         self._append(request, memory, missing, blocks)
         return True
@@ -231,14 +234,14 @@ class KVCacheManager:
         self._fill_with_hits(request, memory, match)
         for group, block_id, is_copied in hit_blocks:
             if is_copied:
-                self._copy(request, memory, (group, hits - 1), block_id, blocks.pop())
+                self._copy_on_write.copy(request, memory, (group, hits - 1), block_id, blocks.pop())
         num_published = hits - match.ends_within_block(size)
         memory.num_published = num_published
         memory.last_entry = match.entries[num_published - 1] if num_published else None
         memory.num_hit_tokens = match.num_tokens
         self._books.note_admission(self.index, request, memory, match, size)
         if num_published < hits:
-            self._take_over_tail(memory, match.entries[-1])
+            self._copy_on_write.take_over_tail(memory, match.entries[-1])
         if match.frontier is not None:
             self._publisher.announce(request, memory, match.frontier)
         self._append(request, memory, missing, blocks)
@@ -270,28 +273,6 @@ class KVCacheManager:
             for index, entry in enumerate(match.entries):
                 block_id = entry.block_ids[group] if index >= first else NO_BLOCK
                 self._changes.set_entry(request, memory, (group, index), block_id)
-
-    def _take_over_tail(self, memory: SequenceMemory, tail: PrefixEntry) -> None:
-        """The last hit block will be written: where it is ours alone, nobody may hit it until it is committed again."""
-        for group, table in enumerate(memory.tables):
-            if table.block_ids[-1] == tail.block_ids[group] != NO_BLOCK:
-                self.pool.unpublish(tail.block_ids[group])
-        self.index.discard(tail)
-
-    def _copy_targets(self, request: Request, memory: SequenceMemory) -> list[tuple[int, int]]:
-        """The entries (group, index) whose block the next token is written into and somebody else holds."""
-        index, offset = divmod(request.num_planned, self._block_size)
-        if not offset:
-            return []
-        blocks = self.pool.blocks
-        return [
-            (group, index) for group, table in enumerate(memory.tables) if blocks[table.block_ids[index]].ref_count > 1
-        ]
-
-    def _copy(self, request: Request, memory: SequenceMemory, place: tuple[int, int], source: int, target: int) -> None:
-        self._changes.copies.append(BlockCopy(source, target))
-        self._changes.set_entry(request, memory, place, target)
-        self._books.copied_blocks += 1
 
     def _missing(self, memory: SequenceMemory, end: int) -> list[int]:
         num_blocks = -(-end // self._block_size)
@@ -373,8 +354,8 @@ class KVCacheManager:
     def free(self, request: Request) -> None:
         """Let go of everything that the request holds. Full blocks stay cached, the tail goes first. Mutates."""
         memory = self.memories.pop(request)
-        if self.pool.journal is not None:
-            self.pool.journal.note_gone(request)
+        if self._changes.journal is not None:
+            self._changes.journal.note_gone(request)
         self._publisher.withdraw(memory)
         for table in memory.tables:
             self._changes.forget_copies(table.held)

@@ -2,9 +2,9 @@
 
 A step computes many requests at once, so a failure of it names nobody. All of its requests become *suspects* and go
 back to the waiting, where they lose nothing but time: what was committed stays cached, and what they compute again
-brings the same tokens. Then they are tried in groups, one group alone at a time, while everybody else waits:
+brings the same tokens. Then they are tried in subsets, one subset alone at a time, while everybody else waits:
 
-    step of A B C D fails      groups   [A B] [C D]
+    step of A B C D fails      subsets  [A B] [C D]
     A B   fails                         [C D] [A] [B]         halved, and put behind those not tried yet
     C D   both get past the failure     [A] [B]
     A     fails, alone                  A ends with an error; nobody else does
@@ -19,7 +19,7 @@ from then on (and run so many sequences). If a request is found that fails even 
 request, and the size is forgiven; otherwise it stays for the life of the engine.
 
 **Requests that fail only together** are all found innocent, and would meet again at once. So each round that finds
-nobody lets the next one run its groups further past the failure, twice as far each time, until they end one after the
+nobody lets the next one run its subsets further past the failure, twice as far each time, until they end one after the
 other. Every step that succeeds outside of a round takes one token off again.
 
 **An executor that fails for everybody** is nobody's fault: once several requests in a row have failed alone, and no
@@ -68,7 +68,7 @@ class Isolation:
         self.num_culprits = 0
         self._goals: dict[str, dict[int, int]] = {}  # of each suspect, by branch: tokens that it must have computed
         self._trial: dict[str, None] = {}  # the suspects that run now
-        self._groups: deque[list[str]] = deque()  # to be tried; some of them may have ended meanwhile
+        self._subsets: deque[list[str]] = deque()  # to be tried; some of them may have ended meanwhile
         self._usual_step_tokens = max_step_tokens  # before this round
         self._found_culprit = False  # in this round
         self._has_succeeded = False  # any step of this round
@@ -130,8 +130,8 @@ class Isolation:
             return suspects[0]
         untried = [name for name in self._trial if name not in suspects]
         half = (len(suspects) + 1) // 2
-        self._groups += [group for group in (untried, suspects[:half], suspects[half:]) if group]
-        self._try_next_group()
+        self._subsets += [subset for subset in (untried, suspects[:half], suspects[half:]) if subset]
+        self._try_next_subset()
         return None
 
     def note_passed(self, request: Request) -> None:
@@ -163,33 +163,33 @@ class Isolation:
         return self.max_step_tokens < before
 
     def _let_go(self, request_id: str) -> None:
-        """A request is no suspect any more: go on to the next group, or end the round after the last one."""
+        """A request is no suspect any more: go on to the next subset, or end the round after the last one."""
         if self._goals.pop(request_id, None) is None:
             return
         self._trial.pop(request_id, None)
         if not self._goals:
             self._end_round()
         elif not self._trial:
-            self._try_next_group()
+            self._try_next_subset()
 
-    def _try_next_group(self) -> None:
+    def _try_next_subset(self) -> None:
         self._trial = {}
         while not self._trial:
-            self._trial = dict.fromkeys(name for name in self._groups.popleft() if name in self._goals)
+            self._trial = dict.fromkeys(name for name in self._subsets.popleft() if name in self._goals)
 
     def _end_round(self) -> None:
         self._trial = {}
-        self._groups.clear()
+        self._subsets.clear()
         if self._found_culprit:
             self.max_step_tokens = self._usual_step_tokens
         else:
             self._further = min(2 * self._further + 1, MAX_FURTHER)
 
     def check(self, running: Sequence[Request], requests: Collection[str]) -> None:
-        """Raise `InvariantError` unless every suspect is here, on trial or in one group, and runs only on trial."""
-        names = [*self._trial, *(name for group in self._groups for name in group if name in self._goals)]
+        """Raise `InvariantError` unless every suspect is here, on trial or in one subset, and runs only on trial."""
+        names = [*self._trial, *(name for subset in self._subsets for name in subset if name in self._goals)]
         if sorted(names) != sorted(self._goals):
-            raise InvariantError("a suspect is in two groups, or in none")
+            raise InvariantError("a suspect is in two subsets, or in none")
         if self.is_under_way != bool(self._trial):
             raise InvariantError("there are suspects and nobody is on trial, or the other way round")
         if not self._goals.keys() <= set(requests) or not all(self._goals.values()):

@@ -2,7 +2,7 @@
 
 The scheduler tells it when a request came, began to run, yielded or ended: a few calls for each request, none for a
 step. How far the running ones are is read when somebody asks. Nothing here has a time: whoever takes the events out
-(`quire.engine.live`) stamps them, because the control plane reads no clock.
+(`quire.engine.records.live`) stamps them, because the control plane reads no clock.
 """
 
 from __future__ import annotations

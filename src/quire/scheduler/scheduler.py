@@ -1,7 +1,8 @@
-"""The scheduler: continuous batching without phases.
+"""The scheduler: continuous batching with chunked prefill, and no phases.
 
-Each step gives every running request a number of tokens to compute: its backlog, as far as the token budget goes. A
-long prompt, the rest of one after a prefix hit, a decode and the verification of drafts differ in that number alone.
+Requests join and leave the batch between any two steps. Each step gives every running request a number of tokens to
+compute: its backlog, as far as the token budget goes. A chunk of a long prompt, the rest of a prompt after a prefix
+hit, a decode and the verification of drafts differ in that number alone.
 
     add ──► waiting ──admit──► running ──schedule──► plan ──► executor ──► result ──update──► tokens, or the end
                ▲                  │
@@ -214,7 +215,7 @@ class Scheduler:
         """Plan a step; None if there is nothing to do now. Mutates; O(running) plus what it allocates."""
         if self.isolation.is_under_way:
             if self._committer.num_under_way:
-                return None  # one step at a time, so that a failure is that of the group on trial
+                return None  # one step at a time, so that a failure is that of the requests on trial
             self._make_place_on_trial()
         newcomer, running = self._make_way(), self._running.requests
         budget = max(self.isolation.max_step_tokens, len(running))

@@ -17,7 +17,7 @@ from typing import Final
 
 from quire.core.errors import InvalidRequestError
 from quire.core.grammar import Grammar
-from quire.engine.tokenizer import Tokenizer
+from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.config import ServerConfig
 from quire.serve.errors import unsupported
 from quire.serve.reader import AnswerReader

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive
 
 from quire.core.json_bounds import DEFAULT_BOUNDS, JsonBounds
-from quire.engine.tokenizer import TEXT_BYTES_PER_TOKEN
+from quire.engine.text.tokenizer import TEXT_BYTES_PER_TOKEN
 from quire.serve.body_budget import HeldBody
 from quire.serve.errors import body_too_large, request_timeout
 from quire.serve.services import Services

@@ -36,7 +36,7 @@ from typing import Final
 
 from quire.core.clock import Clock
 from quire.core.errors import InvariantError
-from quire.engine.stats import ModelState
+from quire.engine.records.stats import ModelState
 from quire.serve.config import ServerConfig
 from quire.serve.errors import ApiError, draining, engine_unavailable, overloaded, too_many_requests
 from quire.serve.model import ServedModel

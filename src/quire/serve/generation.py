@@ -22,9 +22,9 @@ from quire.core.errors import InvalidRequestError, InvariantError, RequestTooLar
 from quire.core.grammar import CANNOT_HOLD
 from quire.core.sampling_params import SamplingParams
 from quire.engine.door import Ticket
-from quire.engine.output_processor import PreparedRequest
 from quire.engine.outputs import CompletionDelta, Logprob, RequestDelta
-from quire.engine.prompts import ChatOptions, Prompt, estimated_tokens
+from quire.engine.text.output_processor import PreparedRequest
+from quire.engine.text.prompts import ChatOptions, Prompt, estimated_tokens
 from quire.serve.errors import (
     ApiError,
     api_error_of,

@@ -12,17 +12,16 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 import quire
 from quire.core.clock import Clock
 from quire.core.errors import ExecutionError
-from quire.engine.live import LiveFrame
-from quire.engine.stats import ModelState
+from quire.engine.records.live import LiveFrame
+from quire.engine.records.stats import ModelState
 from quire.serve.gate import Gate
 from quire.serve.live_mirror import Holdings, LiveMirror
 from quire.serve.live_places import LivePlaces
@@ -30,9 +29,6 @@ from quire.serve.live_reader import Line, LiveReader
 from quire.serve.model import ServedModel
 from quire.serve.sse import encode, gone, unless
 from quire.serve.tenants import Tenant
-
-if TYPE_CHECKING:
-    from quire.serve.services import Services
 
 FRAMES_EVERY_S: Final = 0.125
 BEATS_EVERY_S: Final = 1.0
@@ -290,11 +286,3 @@ class LiveStream:
             async for piece in written:
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-
-async def live(request: Request) -> LiveStream | Response:
-    """Answer with what happens in the memory, from now on."""
-    services: Services = request.app.state.services
-    if request.method == "HEAD":
-        return Response(headers={name.decode(): value.decode() for name, value in HEADERS})
-    return LiveStream(services.live, request.state.context.tenant)

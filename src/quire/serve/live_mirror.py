@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Final, NamedTuple
 
-from quire.engine.live import (
+from quire.engine.records.live import (
     BLOCK_COLUMNS,
     EVENT_COLUMNS,
     REQUEST_COLUMNS,
@@ -25,7 +25,7 @@ from quire.engine.live import (
     unpacked,
     unpacked_times,
 )
-from quire.engine.stats import EngineStats
+from quire.engine.records.stats import EngineStats
 from quire.memory.journal import NOT_PUBLISHED
 from quire.scheduler.journal import EventKind
 
@@ -46,7 +46,7 @@ class BlockRow(NamedTuple):
 
 
 class RequestRow(NamedTuple):
-    """A request: its status is a place in `quire.engine.live.STATUSES`."""
+    """A request: its status is a place in `quire.engine.records.live.STATUSES`."""
 
     number: int
     status: int

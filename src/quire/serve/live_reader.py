@@ -18,7 +18,7 @@ from heapq import heappop, heappush
 from typing import Any, Final
 
 from quire.core.request import RequestStatus
-from quire.engine.live import STATUSES, LiveState
+from quire.engine.records.live import STATUSES, LiveState
 from quire.memory.journal import NOT_PUBLISHED
 from quire.scheduler.journal import EventKind
 from quire.serve.live_mirror import NOBODY, BlockRow, EventRow, LiveChange, LiveMirror, RequestRow

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Final
 
-from quire.engine.detokenizer import IncrementalDetokenizer
 from quire.engine.outputs import Logprob
-from quire.engine.tokenizer import Tokenizer
+from quire.engine.text.detokenizer import IncrementalDetokenizer
+from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.schemas.common import ContentLogprob, PromptLogprob, PromptLogprobs, TokenLogprob
 from quire.serve.schemas.completions import CompletionLogprobs
 

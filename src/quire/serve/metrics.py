@@ -18,8 +18,8 @@ from typing import Final
 
 import quire
 from quire.core.granted import resident_bytes
-from quire.engine.stats import EngineStats, ModelState
-from quire.engine.tenant_pool import TenantPool
+from quire.engine.records.stats import EngineStats, ModelState
+from quire.engine.text.tenant_pool import TenantPool
 from quire.serve.body_budget import BodyBudget
 from quire.serve.gate import Gate, Refusal
 from quire.serve.prometheus import Family, Histogram, Labels, Sample, by_label, counter, gauge, histogram

@@ -10,14 +10,14 @@ from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.commands import AnyCommand
 from quire.engine.door import Ticket
-from quire.engine.live import ShowLive
-from quire.engine.output_processor import PreparedRequest
 from quire.engine.outputs import RequestDelta
-from quire.engine.prompts import ChatOptions, Prompt
-from quire.engine.report import EngineReport
-from quire.engine.stats import EngineStats, ModelState
-from quire.engine.tenant_pool import TenantPool
-from quire.engine.tokenizer import Tokenizer
+from quire.engine.records.live import ShowLive
+from quire.engine.records.report import EngineReport
+from quire.engine.records.stats import EngineStats, ModelState
+from quire.engine.text.output_processor import PreparedRequest
+from quire.engine.text.prompts import ChatOptions, Prompt
+from quire.engine.text.tenant_pool import TenantPool
+from quire.engine.text.tokenizer import Tokenizer
 
 
 class ServedModel(Protocol):

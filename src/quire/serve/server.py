@@ -30,7 +30,7 @@ from starlette.types import ASGIApp
 from quire.core.clock import SystemClock
 from quire.core.errors import ExecutionError, InvalidConfigError
 from quire.core.threaded_output import drain_output
-from quire.engine.stats import ModelState
+from quire.engine.records.stats import ModelState
 from quire.serve.app import make_app
 from quire.serve.config import ServerConfig
 from quire.serve.connections import ACCEPTED_AT_ONCE, allow_connections

@@ -22,7 +22,7 @@ from quire.core.request import Request
 from quire.core.step import StepPlan
 from quire.core.validate import RequestLimits
 from quire.engine.core import EngineCore
-from quire.engine.step_log import StepLogWriter
+from quire.engine.records.step_log import StepLogWriter
 from quire.memory.ledger import MemoryLedger
 from quire.memory.manager import KVCacheManager
 from quire.memory.sizing import max_sequence_tokens

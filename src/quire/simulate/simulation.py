@@ -24,12 +24,12 @@ from contextlib import contextmanager
 
 from quire.core.errors import InvalidRequestError, InvariantError
 from quire.core.request import Request
+from quire.engine.routing import RoundRobin, Router
 from quire.memory.ledger import MemoryLedger
 from quire.scheduler.commit import StepOutcome
 from quire.simulate.meter import Latencies, Meter
 from quire.simulate.replica import SimulatedEngine
 from quire.simulate.result import ReplicaResult, SimulationResult
-from quire.simulate.routing import RoundRobin, Router
 from quire.simulate.timeline import Timeline, TimelinePoint
 from quire.simulate.workload.offered import OfferedRequest, RequestSource
 
@@ -149,7 +149,7 @@ class Simulation:
                 self._step(behind)
 
     def _hand_over(self, offered: OfferedRequest) -> None:
-        index = self._router.choose(offered, self._loads)
+        index = self._router.choose(offered.prompt, self._loads)
         if self._first_due_s is None:
             self._first_due_s = offered.due_s
         try:

@@ -16,7 +16,7 @@ from quire.core.config import EngineConfig
 from quire.core.request import Request
 from quire.core.sampling_params import SamplingParams
 from quire.engine.factory import GUIDE, plan_engine
-from quire.engine.tokenizer import Tokenizer
+from quire.engine.text.tokenizer import Tokenizer
 
 SYSTEM_PROMPT = (
     "You are the guide of quire, an engine that serves language models from paged memory. Answer in a few sentences."

@@ -16,7 +16,7 @@ from quire.cli.demo.crowd import crowd
 from quire.core.clock import SystemClock
 from quire.core.config import EngineConfig
 from quire.engine.factory import GUIDE
-from quire.engine.supervised import SupervisedLLM
+from quire.engine.process.supervised import SupervisedLLM
 from quire.serve.app import make_app
 from quire.serve.config import ServerConfig
 from quire.serve.server import Server, address_of, listen

@@ -10,7 +10,7 @@ from typing import Any, Final
 from quire.cli.plan.sizing import MIB, EngineSizer
 from quire.cli.plan.study import Study
 from quire.core.byte_sizes import format_bytes
-from quire.engine.report import LABEL_COLUMNS
+from quire.engine.records.report import LABEL_COLUMNS
 from quire.simulate.capacity import Concurrency
 from quire.simulate.estimate import Estimate
 from quire.simulate.lengths import RequestLengths

@@ -24,7 +24,7 @@ from typing import Final
 from quire.core.request import Request, RequestStatus
 from quire.core.step import StepPlan
 from quire.engine.commands import Add
-from quire.engine.step_log import LOST, OUT_OF_MEMORY, Replayed
+from quire.engine.records.step_log import LOST, OUT_OF_MEMORY, Replayed
 from quire.memory.sequence import MissReason
 from quire.scheduler.commit import StepOutcome
 from quire.scheduler.journal import EventKind, RequestEvent

@@ -21,7 +21,7 @@ from typing import BinaryIO
 from quire.cli.report.recorded import RecordedRun, RunReader
 from quire.cli.simulate.progress import ProgressLine
 from quire.core.errors import StepLogError
-from quire.engine.step_log import replayed
+from quire.engine.records.step_log import replayed
 from quire.simulate.replica import EngineSetup, PagedEngine
 from quire.simulate.simulation import Simulation
 from quire.simulate.workload.offered import OfferedRequest, OpenLoop

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 from quire.cli.engine_options import NOT_STARTED, add_engine_options
 from quire.core.clock import SystemClock
+from quire.engine.routing import ROUND_ROBIN, ROUTERS
+from quire.simulate.baselines import SYSTEMS
 from quire.simulate.hardware import known_hardware
 from quire.simulate.paper import FIGURES
-from quire.simulate.routing import ROUND_ROBIN, ROUTERS
 from quire.simulate.workload.arrivals import PATTERNS, POISSON
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from quire.cli.simulate.progress import ProgressLine
     from quire.cli.simulate.report import Run
 
-SYSTEMS = ("quire", "vllm", "orca_oracle", "orca_pow2", "orca_max", "static")
 DESCRIPTION = (
     "Serve drawn requests, or those of a trace, with the real scheduler and memory on a virtual clock, and say how "
     "long users wait and where the memory is. MODEL is a folder, a config.json, a hub id, guide, or a name kept here: "
@@ -129,7 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _replay(path: str, progress: ProgressLine) -> int:
     from quire.cli.simulate.files import named_after, remark_torn
-    from quire.engine.step_log import PLANNED, replayed
+    from quire.engine.records.step_log import PLANNED, replayed
     from quire.simulate.workload.step_log import up_to_tear
 
     progress.begin(f"replaying {path}")

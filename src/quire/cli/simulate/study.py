@@ -26,7 +26,9 @@ from quire.cli.simulate.report import show_blocks
 from quire.core.byte_sizes import format_bytes, parse_bytes
 from quire.core.config import EngineConfig, require_int, require_number
 from quire.core.errors import InvalidConfigError
-from quire.engine.step_log import MAGIC, replayed
+from quire.engine.records.step_log import MAGIC, replayed
+from quire.engine.routing import create_router
+from quire.simulate.baselines import SYSTEMS
 from quire.simulate.baselines.contiguous import ContiguousEngine, ContiguousSetup
 from quire.simulate.baselines.published import contiguous_setup, vllm_setup
 from quire.simulate.cost.base import StepCost
@@ -37,7 +39,6 @@ from quire.simulate.lengths import Length
 from quire.simulate.replica import EngineSetup, PagedEngine, SimulatedEngine
 from quire.simulate.result import SimulationResult
 from quire.simulate.roofline import Numbers, Roofline
-from quire.simulate.routing import create_router
 from quire.simulate.simulation import Simulation, Watcher
 from quire.simulate.workload.arrivals import Arrivals
 from quire.simulate.workload.closed_loop import ClosedLoop
@@ -237,8 +238,6 @@ def _is_step_log(path: str) -> bool:
 
 def _variants(arguments: argparse.Namespace, config: EngineConfig) -> Iterator[Variant]:
     """Yield every combination of what `--what-if` names; one without a name where it names nothing."""
-    from quire.cli.simulate import SYSTEMS
-
     choices = [_choices(text) for text in arguments.what_if]
     require_int("variants of --what-if", math.prod(map(len, choices)), 1, MAX_VARIANTS)
     for chosen in itertools.product(*choices):

@@ -25,12 +25,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from quire.compute.grammar.limits import GrammarLimits
 from quire.compute.grammar.mask_messages import BEGUN, MaskAnswer, MaskJob, forget_frame
-from quire.compute.grammar.mask_worker import MaskWorker
+from quire.compute.grammar.mask_worker import HeldText, MaskWorker
 from quire.compute.grammar.vocabulary import Vocabulary
 from quire.core.clock import Clock, SystemClock
 from quire.core.errors import QuireError
@@ -51,32 +51,6 @@ START_S: Final = 120.0
 MAX_IDLE_WORKERS: Final = 4
 MAX_KNOWN_COSTS: Final = 512
 MAX_FALSE_STARTS: Final = 2
-
-
-@dataclass(slots=True, eq=False)
-class HeldText:
-    """A text that is held to a grammar: `tokens` of it, before its end, and the masks asked for last.
-
-    `masks` are what comes next and what comes behind drafts; None while they are awaited. `failure`: why there will
-    be none any more.
-    """
-
-    grammar: Grammar
-    number: int
-    tokens: list[int] = field(default_factory=list)
-    drafts: Sequence[int] = ()
-    masks: list[bytes] | None = None
-    failure: str = ""
-    spent_s: float = 0.0  # of processor time, by the worker that it is with
-    asked: tuple[int, tuple[int, ...]] | None = None  # for how many tokens, and behind which drafts
-    job: int = BEGUN
-    worker: MaskWorker | None = None
-    num_sent: int = 0  # tokens that the worker knows
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether an answer is to come."""
-        return self.asked is not None and self.masks is None and not self.failure
 
 
 @dataclass(slots=True)

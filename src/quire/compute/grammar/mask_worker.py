@@ -3,14 +3,39 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
-from quire.compute.grammar.mask_messages import MaskAnswer, take_frames
-
-if TYPE_CHECKING:
-    from quire.compute.grammar.mask_service import HeldText
+from quire.compute.grammar.mask_messages import BEGUN, MaskAnswer, take_frames
+from quire.core.grammar import Grammar
 
 CHUNK_BYTES = 1 << 16
+
+
+@dataclass(slots=True, eq=False)
+class HeldText:
+    """A text that is held to a grammar: `tokens` of it, before its end, and the masks asked for last.
+
+    `masks` are what comes next and what comes behind drafts; None while they are awaited. `failure`: why there will
+    be none any more.
+    """
+
+    grammar: Grammar
+    number: int
+    tokens: list[int] = field(default_factory=list)
+    drafts: Sequence[int] = ()
+    masks: list[bytes] | None = None
+    failure: str = ""
+    spent_s: float = 0.0  # of processor time, by the worker that it is with
+    asked: tuple[int, tuple[int, ...]] | None = None  # for how many tokens, and behind which drafts
+    job: int = BEGUN
+    worker: MaskWorker | None = None
+    num_sent: int = 0  # tokens that the worker knows
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether an answer is to come."""
+        return self.asked is not None and self.masks is None and not self.failure
 
 
 class MaskWorker:

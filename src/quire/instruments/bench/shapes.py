@@ -27,7 +27,7 @@ from quire.compute.weights.checkpoint import SINGLE_FILE
 from quire.compute.weights.decoder_weights import expected_tensors
 from quire.core.config import EngineConfig
 from quire.core.errors import InvalidConfigError
-from quire.engine.tokenizer_files import TOKENIZER_FILE
+from quire.engine.text.tokenizer_files import TOKENIZER_FILE
 
 QWEN3: dict[str, object] = {
     "architectures": ["Qwen3ForCausalLM"],

@@ -16,7 +16,7 @@ from itertools import count, islice
 from pathlib import Path
 from typing import Final
 
-from quire.engine.tokenizer_files import TOKENIZER_FILE
+from quire.engine.text.tokenizer_files import TOKENIZER_FILE
 
 END: Final = "<|endoftext|>"
 SPACE: Final = "Ġ"

@@ -13,7 +13,8 @@ from quire.instruments.http.sockets import head, read_answer, send_raw
 from quire.instruments.torture.bad_schemas import schemas
 from quire.instruments.torture.bad_tables import MEGABYTE, TABLES, status
 from quire.instruments.torture.bystanders import outcome_of
-from quire.instruments.torture.case import Case, require
+from quire.instruments.torture.case import Case
+from quire.instruments.torture.failure import require
 from quire.instruments.torture.in_process import run_prompts
 from quire.instruments.torture.refusals import CHAT, COMPLETIONS, JSON_TYPE, Probe, bad, bad_chat, refuse_all
 from quire.instruments.torture.stage import KEY, KEYED, OTHER_KEY, ServerSpec, Stage, TortureServer

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
-from quire.instruments.torture.case import require
+from quire.instruments.torture.failure import require
 from quire.instruments.torture.refusals import Probe, bad, bad_chat, refuse_all
 from quire.instruments.torture.stage import Stage, TortureServer
 

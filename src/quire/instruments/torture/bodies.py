@@ -10,7 +10,8 @@ from contextlib import ExitStack
 from typing import Any, Final
 
 from quire.instruments.http.sockets import head, read_answer
-from quire.instruments.torture.case import Case, require
+from quire.instruments.torture.case import Case
+from quire.instruments.torture.failure import require
 from quire.instruments.torture.floods import FLOODS, MEBIBYTE, Flood, limit_of, send_flood, watching
 from quire.instruments.torture.refusals import COMPLETIONS, JSON_TYPE, Probe, bad, bad_chat, check_answer, send
 from quire.instruments.torture.stage import KEY, OTHER_KEY, PLAIN, ServerSpec, Stage, TortureServer, wait_until

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from quire.core.errors import QuireError
-
-if TYPE_CHECKING:
-    from quire.instruments.torture.stage import Stage
-
-
-class CaseFailedError(QuireError):
-    """The server did not cope; the message says with what."""
+from quire.instruments.torture.stage import Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +39,3 @@ class CaseResult:
         """Return the line that is printed."""
         remark = f": {self.remark}" if self.remark else ""
         return f"{self.number:<4} {self.verdict:<9} {self.seconds:6.1f} s  {self.name}{remark}"
-
-
-def require(is_so: bool, what: str) -> None:
-    """Raise `CaseFailedError` unless something is so."""
-    if not is_so:
-        raise CaseFailedError(what)

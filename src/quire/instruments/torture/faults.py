@@ -10,7 +10,8 @@ from typing import Any
 from quire.instruments.http.plain import Answer
 from quire.instruments.http.sockets import Stream
 from quire.instruments.torture.bystanders import NUM_THREADS, outcome_of
-from quire.instruments.torture.case import Case, require
+from quire.instruments.torture.case import Case
+from quire.instruments.torture.failure import require
 from quire.instruments.torture.in_process import FailingAllocations, run_prompts
 from quire.instruments.torture.stage import ServerSpec, Stage, TortureServer, wait_until
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from quire.instruments.http.plain import Answer
 from quire.instruments.http.sockets import Address, head, send_raw
-from quire.instruments.torture.case import CaseFailedError
+from quire.instruments.torture.failure import CaseFailedError
 from quire.instruments.torture.prober import start_prober
 from quire.instruments.torture.refusals import CHAT, COMPLETIONS, JSON_TYPE
 

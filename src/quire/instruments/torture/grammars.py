@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from quire.instruments.http.plain import Answer, ask
-from quire.instruments.torture.case import Case, require
+from quire.instruments.torture.case import Case
+from quire.instruments.torture.failure import require
 from quire.instruments.torture.stage import KEY, KEYED, OTHER_KEY, Stage, TortureServer
 
 LEAST_SHARE: Final = 0.2

@@ -15,7 +15,8 @@ from dataclasses import replace
 from quire.core.python_process import start_python
 from quire.instruments.http.plain import ask
 from quire.instruments.http.server_process import ServerProcess, run_python
-from quire.instruments.torture.case import Case, require
+from quire.instruments.torture.case import Case
+from quire.instruments.torture.failure import require
 from quire.instruments.torture.process_faults import engine_process
 from quire.instruments.torture.stage import PLAIN, ServerSpec, Stage, wait_until
 

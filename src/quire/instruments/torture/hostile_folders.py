@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from quire.instruments.http.plain import Answer
 from quire.instruments.http.server_process import run_python
-from quire.instruments.torture.case import Case, require
+from quire.instruments.torture.case import Case
+from quire.instruments.torture.failure import require
 from quire.instruments.torture.stage import ServerSpec, Stage
 
 MAX_SECONDS: Final = 20.0

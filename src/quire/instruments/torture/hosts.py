@@ -13,7 +13,8 @@ from quire.core.errors import ExecutionError
 from quire.instruments.http.plain import ask
 from quire.instruments.http.server_process import ServerProcess
 from quire.instruments.http.sockets import head
-from quire.instruments.torture.case import Case, CaseFailedError, require
+from quire.instruments.torture.case import Case
+from quire.instruments.torture.failure import CaseFailedError, require
 from quire.instruments.torture.refusals import COMPLETIONS, Probe, bad, refuse_all
 from quire.instruments.torture.stage import KEY, OTHER_KEY, PLAIN, ServerSpec, Stage, TortureServer
 

@@ -25,7 +25,8 @@ from quire.instruments.http.plain import ask
 from quire.instruments.http.server_process import ServerProcess
 from quire.instruments.http.sockets import Stream
 from quire.instruments.torture.bystanders import outcome_of
-from quire.instruments.torture.case import Case, require
+from quire.instruments.torture.case import Case
+from quire.instruments.torture.failure import require
 from quire.instruments.torture.prober import start_prober
 from quire.instruments.torture.retries import RetryingClient
 from quire.instruments.torture.stage import VOCAB_SIZE, ServerSpec, Stage, TortureServer

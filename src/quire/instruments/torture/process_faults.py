@@ -13,7 +13,8 @@ from typing import Any
 
 from quire.instruments.http.server_process import ServerProcess, run_python
 from quire.instruments.http.sockets import Stream
-from quire.instruments.torture.case import Case, require
+from quire.instruments.torture.case import Case
+from quire.instruments.torture.failure import require
 from quire.instruments.torture.stage import ServerSpec, Stage, wait_until
 
 LONG: dict[str, Any] = {"prompt": [9] * 16, "max_tokens": 1500, "stream": True, "ignore_eos": True}

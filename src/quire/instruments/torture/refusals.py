@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.instruments.http.plain import Answer
 from quire.instruments.http.sockets import head, send_raw
-from quire.instruments.torture.case import CaseFailedError, require
+from quire.instruments.torture.failure import CaseFailedError, require
 from quire.instruments.torture.stage import TortureServer
 
 MAX_ANSWER_S = 0.05

@@ -23,7 +23,7 @@ from quire.core.errors import ExecutionError
 from quire.instruments.http.plain import Answer, ask
 from quire.instruments.http.server_process import ServerProcess
 from quire.instruments.torture.bystanders import Bystanders, Outcome, expected_outcomes
-from quire.instruments.torture.case import CaseFailedError, require
+from quire.instruments.torture.failure import CaseFailedError, require
 
 IDLE_S = 15.0
 STATS_S = 0.3

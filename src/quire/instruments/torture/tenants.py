@@ -15,7 +15,8 @@ from quire.core.python_process import start_python
 from quire.guide import GUIDE_FOLDER
 from quire.instruments.http.plain import Answer, ask
 from quire.instruments.http.sockets import Stream
-from quire.instruments.torture.case import Case, require
+from quire.instruments.torture.case import Case
+from quire.instruments.torture.failure import require
 from quire.instruments.torture.stage import KEY, OTHER_KEY, ServerSpec, Stage, TortureServer, wait_until
 from quire.reporting.samples import percentile
 

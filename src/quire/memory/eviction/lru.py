@@ -7,10 +7,10 @@ share, goes first.
 from __future__ import annotations
 
 from quire.memory.block import Block
-from quire.memory.free_list import FreeBlockList
+from quire.memory.eviction.order import EvictionOrder
 
 
-class LRUEviction(FreeBlockList):
+class LRUEviction(EvictionOrder):
     """Least recently used first; all operations O(1)."""
 
     __slots__ = ()

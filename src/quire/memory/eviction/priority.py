@@ -9,14 +9,14 @@ from bisect import insort
 from collections.abc import Iterator
 
 from quire.memory.block import Block
-from quire.memory.free_list import FreeBlockList
+from quire.memory.eviction.order import EvictionOrder
 
 
 class PriorityEviction:
     """Least urgent first, LRU within; O(1), and O(levels) where a level of priority comes or goes."""
 
     def __init__(self) -> None:
-        self._levels: dict[int, FreeBlockList] = {}
+        self._levels: dict[int, EvictionOrder] = {}
         self._order: list[int] = []  # the levels in use, ascending
         self._length = 0
 
@@ -24,7 +24,7 @@ class PriorityEviction:
         """A block became cached. Mutates."""
         level = self._levels.get(block.priority)
         if level is None:
-            level = self._levels[block.priority] = FreeBlockList()
+            level = self._levels[block.priority] = EvictionOrder()
             insort(self._order, block.priority)
         level.append(block)
         self._length += 1

@@ -1,4 +1,4 @@
-"""Prefix indexes, made by name."""
+"""The prefix cache: indexes of what is in which block, made by name."""
 
 from __future__ import annotations
 

@@ -7,10 +7,11 @@ the target of a move of the same plan: it is given back when the plan is complet
 from __future__ import annotations
 
 from quire.core.errors import InvariantError
+from quire.memory.free_list import FreeList
 
 
 class HostTier:
-    """A stack of host block ids.
+    """The host blocks, by their ids.
 
     >>> tier = HostTier(2)
     >>> tier.allocate(2), tier.allocate(1)
@@ -22,7 +23,7 @@ class HostTier:
 
     def __init__(self, num_blocks: int) -> None:
         self._num_blocks = num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self._free_list = FreeList(num_blocks)
         self._after_plan: list[int] = []
 
     @property
@@ -33,17 +34,18 @@ class HostTier:
     @property
     def num_in_use(self) -> int:
         """Blocks that cannot be taken now."""
-        return self._num_blocks - len(self._free)
+        return self._num_blocks - len(self._free_list)
 
     def allocate(self, num_blocks: int) -> list[int] | None:
         """Take blocks; None, and no change, if there are too few. Mutates."""
-        if num_blocks > len(self._free):
+        if num_blocks > len(self._free_list):
             return None
-        return [self._free.pop() for _ in range(num_blocks)]
+        return self._free_list.take(num_blocks)
 
     def free(self, block_ids: list[int]) -> None:
         """Give blocks back whose content no plan reads any more. Mutates."""
-        self._free.extend(reversed(block_ids))
+        for block_id in reversed(block_ids):
+            self._free_list.put(block_id)
 
     def free_after_plan(self, block_ids: list[int]) -> None:
         """Give blocks back that the plan in the making still reads. Mutates."""
@@ -57,6 +59,6 @@ class HostTier:
 
     def check(self) -> None:
         """Raise `InvariantError` unless every block is accounted for once."""
-        known = self._free + self._after_plan
+        known = [*self._free_list, *self._after_plan]
         if len(set(known)) != len(known) or any(not 0 <= block < self._num_blocks for block in known):
             raise InvariantError("a host block was given back twice, or is none")

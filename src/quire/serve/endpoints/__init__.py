@@ -11,10 +11,10 @@ from starlette.routing import Route
 from quire.engine.commands import OPERATOR_COMMANDS
 from quire.serve.endpoints.chat import chat_completions
 from quire.serve.endpoints.completions import completions
+from quire.serve.endpoints.live import live
 from quire.serve.endpoints.operator import operator_command
 from quire.serve.endpoints.responses import responses
 from quire.serve.endpoints.tokens import detokenize, model, models, tokenize
-from quire.serve.live import live
 from quire.serve.openapi import openapi_document
 
 

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from quire.core.errors import InvalidRequestError
 from quire.core.sampling_params import SamplingParams
 from quire.engine.outputs import CompletionDelta
-from quire.engine.tokenizer import Tokenizer
+from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.body import BodyLimits, read_body
 from quire.serve.errors import model_not_found, unsupported_media_type
 from quire.serve.frame import RequestContext

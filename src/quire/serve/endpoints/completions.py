@@ -12,7 +12,7 @@ from starlette.responses import Response
 from quire.core.errors import InvalidRequestError
 from quire.core.sampling_params import SamplingParams
 from quire.engine.outputs import CompletionDelta, Logprob
-from quire.engine.prompts import Prompt
+from quire.engine.text.prompts import Prompt
 from quire.serve.endpoints.call import (
     Call,
     answer_call,

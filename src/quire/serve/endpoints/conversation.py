@@ -8,9 +8,9 @@ from typing import Any, Final, TypeVar
 
 from quire.core.errors import InvalidRequestError
 from quire.core.sampling_params import SamplingParams
-from quire.engine.chat_template import validate_messages, validate_tools
-from quire.engine.prompts import ChatOptions, Message, Prompt
-from quire.engine.tokenizer import Tokenizer
+from quire.engine.text.chat_template import validate_messages, validate_tools
+from quire.engine.text.prompts import ChatOptions, Message, Prompt
+from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.answer_form import AnswerForm
 from quire.serve.endpoints.call import Call, Fields, needs_truncation, truncated
 from quire.serve.errors import unsupported

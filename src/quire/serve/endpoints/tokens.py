@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.core.errors import InvalidRequestError
-from quire.engine.tokenizer import Tokenizer
+from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.endpoints.call import Call, answer_call, encoded, json_answer
 from quire.serve.endpoints.conversation import Conversation, chat_options, conversation_ids
 from quire.serve.errors import model_not_found, unsupported

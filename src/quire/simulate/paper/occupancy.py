@@ -6,8 +6,9 @@ import math
 from dataclasses import replace
 
 from quire.reporting.document.content import BARS, Axis, Chart, Series, Table
+from quire.simulate.baselines import SYSTEMS
 from quire.simulate.paper.figure import Figure, make_figure, published_numbers
-from quire.simulate.paper.runs import FULL, LONGEST, OPT_13B, SYSTEMS, Laboratory, Run, long_run, short_run
+from quire.simulate.paper.runs import FULL, LONGEST, OPT_13B, Laboratory, Run, long_run, short_run
 from quire.simulate.workload.drawn import DrawnPrompts
 from quire.simulate.workload.lengths import ALPACA, SHAREGPT, SPREAD, LognormalLengths
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from quire.reporting.document.content import LOG, Axis, Chart, Series, Table
+from quire.simulate.baselines import SYSTEMS
 from quire.simulate.lengths import Length
 from quire.simulate.paper.figure import Figure, make_figure
 from quire.simulate.paper.runs import (
@@ -12,7 +13,6 @@ from quire.simulate.paper.runs import (
     OPT_175B,
     SHORT_FULL,
     SHORT_REQUESTS,
-    SYSTEMS,
     Laboratory,
     Run,
     long_run,

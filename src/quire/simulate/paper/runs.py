@@ -27,7 +27,6 @@ from quire.simulate.workload.drawn import DrawnPrompts, drawn_requests
 from quire.simulate.workload.lengths import ALPACA, SHAREGPT
 from quire.simulate.workload.offered import OpenLoop
 
-SYSTEMS = ("quire", "vllm", "orca_oracle", "orca_pow2", "orca_max", "static")
 SWAPPING = "vllm, swapping"
 OPT_13B, OPT_175B, LLAMA_8B = "opt-13b", "opt-175b", "llama-3.1-8b"
 LONGEST = 2048

@@ -20,8 +20,6 @@ from quire.simulate.workload.arrivals import Arrivals
 from quire.simulate.workload.lengths import Lengths
 from quire.simulate.workload.offered import OfferedRequest
 
-MAX_TOKEN_ID = (1 << 16) - 1
-
 
 def draw_tokens(rng: random.Random, num_tokens: int) -> array[int]:
     """Draw token ids quickly, from the first 65,536. Mutates the generator."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from quire.core.errors import TornStepLogError
 from quire.core.request import Request
 from quire.engine.commands import Add
-from quire.engine.step_log import Replayed
+from quire.engine.records.step_log import Replayed
 from quire.simulate.workload.offered import OfferedRequest
 
 

@@ -19,7 +19,6 @@ from quire.core.request import FinishReason
 from quire.core.sampling_params import SamplingParams
 from quire.engine.client import EngineLink, SequenceUpdate
 from quire.engine.commands import Abort, Add, Fail, Stop
-from quire.engine.detokenizer import IncrementalDetokenizer
 from quire.engine.outputs import (
     CompletionDelta,
     CompletionOutput,
@@ -28,8 +27,9 @@ from quire.engine.outputs import (
     RequestMetrics,
     RequestOutput,
 )
-from quire.engine.stop_strings import StopStrings
-from quire.engine.tokenizer import Tokenizer
+from quire.engine.text.detokenizer import IncrementalDetokenizer
+from quire.engine.text.stop_strings import StopStrings
+from quire.engine.text.tokenizer import Tokenizer
 
 Condemn = Callable[[Grammar], None]
 

@@ -29,10 +29,10 @@ from quire.core.request import FinishReason
 from quire.core.validate import RequestLimits
 from quire.engine.client import SequenceUpdate
 from quire.engine.commands import AnyCommand, Command, decode_column, encode_column
-from quire.engine.heartbeat import PATIENCE, Patience
-from quire.engine.live import LiveFrame
-from quire.engine.report import EngineReport
-from quire.engine.stats import EngineStats
+from quire.engine.process.heartbeat import PATIENCE, Patience
+from quire.engine.records.live import LiveFrame
+from quire.engine.records.report import EngineReport
+from quire.engine.records.stats import EngineStats
 
 LENGTH_BYTES: Final = 4
 MAX_MESSAGE_BYTES: Final = 256 << 20
@@ -162,7 +162,7 @@ FromEngine = Loaded | Ready | Failed | Updates | Stats | Live | Beat
 Received = TypeVar("Received")
 
 
-def frame(message: Message | Command) -> bytes:
+def encode_message(message: Message | Command) -> bytes:
     """Return a message as it is sent; raises `ExecutionError` for one that is too long. Does not mutate."""
     body = _ENCODER.encode(message)
     if len(body) > MAX_MESSAGE_BYTES:

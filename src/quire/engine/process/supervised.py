@@ -32,9 +32,9 @@ from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.commands import Add, AnyCommand, Command, OperatorVerbs, Watch
 from quire.engine.door import NO_TICKET, Door, OpenModel, Ticket
-from quire.engine.heartbeat import BEAT_S, PATIENCE, QUIET_S, Patience, Standstill
-from quire.engine.live import ShowLive
-from quire.engine.messages import (
+from quire.engine.outputs import RequestDelta
+from quire.engine.process.heartbeat import BEAT_S, PATIENCE, QUIET_S, Patience, Standstill
+from quire.engine.process.messages import (
     LENGTH_BYTES,
     Beat,
     Close,
@@ -48,16 +48,16 @@ from quire.engine.messages import (
     Stats,
     Updates,
     body_length,
-    frame,
+    encode_message,
     message_from_engine,
 )
-from quire.engine.output_processor import PreparedRequest
-from quire.engine.outputs import RequestDelta
-from quire.engine.ownership import Home
-from quire.engine.prompts import ChatOptions, Prompt
-from quire.engine.report import EngineReport
-from quire.engine.stats import EngineStats, ModelState
+from quire.engine.process.ownership import Home
+from quire.engine.records.live import ShowLive
+from quire.engine.records.report import EngineReport
+from quire.engine.records.stats import EngineStats, ModelState
 from quire.engine.streams import RequestStreams
+from quire.engine.text.output_processor import PreparedRequest
+from quire.engine.text.prompts import ChatOptions, Prompt
 
 logger = logging.getLogger("quire.engine")
 
@@ -88,7 +88,7 @@ class EngineProcess:
         """Start a process that builds the engine of some settings."""
         ours, theirs = socket.socketpair()
         try:
-            arguments = ("-m", "quire.engine.engine_host", str(theirs.fileno()))
+            arguments = ("-m", "quire.engine.process.engine_host", str(theirs.fileno()))
             process = start_python(*arguments, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         except BaseException:
             ours.close()
@@ -107,7 +107,7 @@ class EngineProcess:
     def send(self, message: Message | Command) -> None:
         """Have a message sent; what an engine that is gone is told is lost."""
         self._home.require()  # the connection of a process that was forked is that of its parent
-        self._writer.write(frame(message))
+        self._writer.write(encode_message(message))
 
     async def receive(self) -> FromEngine | None:
         """Wait for a message; None when the engine is gone."""

@@ -20,7 +20,7 @@ from enum import IntEnum
 from typing import Final
 
 from quire.core.request import Request, RequestStatus
-from quire.engine.stats import EngineStats
+from quire.engine.records.stats import EngineStats
 from quire.memory.block import BlockState
 from quire.memory.journal import BlockChange
 from quire.scheduler.journal import EventKind

@@ -21,8 +21,8 @@ from quire.core.clock import Clock
 from quire.core.errors import QuireError
 from quire.engine.client import EngineClient, SequenceUpdate, refused
 from quire.engine.commands import Add, AnyCommand, Watch
-from quire.engine.live import ShowLive
-from quire.engine.stats import EngineStats
+from quire.engine.records.live import ShowLive
+from quire.engine.records.stats import EngineStats
 
 logger = logging.getLogger("quire.engine")
 

@@ -33,7 +33,7 @@ from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame, operators
 from markupsafe import Markup
 
-from quire.engine.template_meter import (
+from quire.engine.text.template_meter import (
     CALL_STEPS,
     CHARACTERS_PER_STEP,
     LIST_FILTERS,

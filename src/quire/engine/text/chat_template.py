@@ -45,7 +45,7 @@ class ChatTemplate:
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
         """Compile `source`; `special_tokens` are its variables such as bos_token, `where` names it in errors."""
-        from quire.engine.template_sandbox import GLOBALS, compile_template
+        from quire.engine.text.template_sandbox import GLOBALS, compile_template
 
         try:
             self._template, named = compile_template(source, now)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from quire.core.errors import InvalidRequestError
 from quire.core.grammar import Grammar, GrammarChecker
-from quire.engine.tenant_pool import TenantPool
+from quire.engine.text.tenant_pool import TenantPool
 
 
 class GrammarTurns:

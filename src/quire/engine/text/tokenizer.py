@@ -21,10 +21,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from quire.core.errors import CheckpointError, InvalidRequestError, RequestTooLargeError
-from quire.engine.chat_template import ChatTemplate, plain_object, require_unicode, validate_messages, validate_tools
-from quire.engine.control_text import ControlText, ids_of
-from quire.engine.detokenizer import TokenBytes
-from quire.engine.tokenizer_files import read_library, read_settings, read_templates, token_text_of
+from quire.engine.text.chat_template import (
+    ChatTemplate,
+    plain_object,
+    require_unicode,
+    validate_messages,
+    validate_tools,
+)
+from quire.engine.text.control_text import ControlText, ids_of
+from quire.engine.text.token_bytes import TokenBytes
+from quire.engine.text.tokenizer_files import read_library, read_settings, read_templates, token_text_of
 
 if TYPE_CHECKING:
     import tokenizers

@@ -1,6 +1,6 @@
-"""The engine's own process: `python -m quire.engine.engine_host DESCRIPTOR`.
+"""The engine's own process: `python -m quire.engine.process.engine_host DESCRIPTOR`.
 
-    main thread: reads messages ──► EngineThread: commands, then one step ──► writer thread: frames to the socket
+    main thread: reads messages ──► EngineThread: commands, then one step ──► writer thread: messages to the socket
     heart: a Beat once a second; sees whether steps go on and the server is there ──► writer thread
 
 The engine's thread never waits for the server: what it has to say is queued, and the writer sends it. When the
@@ -28,10 +28,9 @@ from quire.core.threaded_output import drain_output, thread_output
 from quire.engine.client import InProcessClient, SequenceUpdate
 from quire.engine.commands import Command
 from quire.engine.core import EngineCore
-from quire.engine.engine_thread import EngineThread
-from quire.engine.heartbeat import PATIENCE, Heart, Standstill
-from quire.engine.live import LiveFrame
-from quire.engine.messages import (
+from quire.engine.process.engine_thread import EngineThread
+from quire.engine.process.heartbeat import PATIENCE, Heart, Standstill
+from quire.engine.process.messages import (
     LENGTH_BYTES,
     Beat,
     Configure,
@@ -44,10 +43,11 @@ from quire.engine.messages import (
     ToEngine,
     Updates,
     body_length,
-    frame,
+    encode_message,
     message_to_engine,
 )
-from quire.engine.stats import EngineStats
+from quire.engine.records.live import LiveFrame
+from quire.engine.records.stats import EngineStats
 
 logger = logging.getLogger("quire.engine")
 
@@ -57,7 +57,7 @@ FAILED, ORPHANED = 1, 3
 """Exit statuses: of an engine that failed, and of one that was ended by force because its server was gone."""
 
 
-class FrameSocket:
+class MessageSocket:
     """Whole messages over a connected socket: read in one thread, written in another."""
 
     def __init__(self, connected: socket.socket) -> None:
@@ -69,7 +69,7 @@ class FrameSocket:
 
     def send(self, message: Message) -> None:
         """Have a message sent; from any thread."""
-        self._outgoing.put(frame(message))
+        self._outgoing.put(encode_message(message))
 
     def receive(self) -> ToEngine | None:
         """Wait for a message; None when the connection has ended."""
@@ -97,9 +97,9 @@ class FrameSocket:
         return bytes(data)
 
     def _write(self) -> None:
-        while (frame := self._outgoing.get()) is not None:
+        while (data := self._outgoing.get()) is not None:
             try:
-                self._socket.sendall(frame)
+                self._socket.sendall(data)
             except OSError:
                 return  # nobody listens any more: the reader finds out, too
 
@@ -107,7 +107,7 @@ class FrameSocket:
 class EngineHost:
     """One engine, for the server at the other end of a connection."""
 
-    def __init__(self, connection: FrameSocket, clock: Clock) -> None:
+    def __init__(self, connection: MessageSocket, clock: Clock) -> None:
         self._connection = connection
         self._clock = clock
         self._next_loaded_s = 0.0
@@ -223,7 +223,7 @@ def main(descriptor: int) -> int:
     for ignored in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ignored, signal.SIG_IGN)
     thread_output()
-    connection = FrameSocket(socket.socket(fileno=descriptor))
+    connection = MessageSocket(socket.socket(fileno=descriptor))
     try:
         return EngineHost(connection, SystemClock()).run()
     except ExecutionError as error:  # what came is no message: the connection cannot be trusted any more

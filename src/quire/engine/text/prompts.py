@@ -21,7 +21,7 @@ from quire.core.errors import InvalidRequestError, QuireError
 from quire.core.request import token_array
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import MAX_BAD_WORD_TOKENS
-from quire.engine.tokenizer import Tokenizer
+from quire.engine.text.tokenizer import Tokenizer
 
 Message = Mapping[str, object]
 Prompt = str | Sequence[int] | Mapping[str, Any] | Sequence[Message]

@@ -22,7 +22,7 @@ from functools import partial
 
 from quire.core.clock import Clock
 from quire.core.errors import InvalidConfigError
-from quire.engine.step_log import StepLogWriter
+from quire.engine.records.step_log import StepLogWriter
 
 logger = logging.getLogger("quire.engine")
 

@@ -4,19 +4,19 @@
     least_loaded      the one with the fewest requests, running and waiting
     prefix_affinity   the one that saw the longest beginning before, unless it has far more to do than the others
 
-A router sees what a router in front of servers sees: the request, and how many each replica has. It is told of a step
-when the step has ended.
+A router sees what a router in front of servers sees: the prompt, and how many requests each replica
+had at the end of its last step.
 """
 
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Protocol
 
 from quire.core.errors import InvalidConfigError
-from quire.simulate.workload.offered import OfferedRequest
 
 ROUND_ROBIN, LEAST_LOADED, PREFIX_AFFINITY = "round_robin", "least_loaded", "prefix_affinity"
 ROUTERS = (ROUND_ROBIN, LEAST_LOADED, PREFIX_AFFINITY)
@@ -26,25 +26,23 @@ MAX_BEGINNINGS = 1 << 16
 class Router(Protocol):
     """Chooses replicas."""
 
-    def choose(self, request: OfferedRequest, loads: Sequence[int]) -> int:
-        """Return the replica for a request; `loads` are the requests that each has. Mutates the router."""
+    def choose(self, prompt: array[int], loads: Sequence[int]) -> int:
+        """Return the replica for a prompt; `loads` are the requests that each has. Mutates the router."""
         ...
 
 
 class RoundRobin:
     """One after another.
 
-    >>> from array import array
     >>> router = RoundRobin()
-    >>> request = OfferedRequest("r", 0.0, array("i", [1]), 1)
-    >>> [router.choose(request, [5, 0, 0]) for _ in range(4)]
+    >>> [router.choose(array("i", [1]), [5, 0, 0]) for _ in range(4)]
     [0, 1, 2, 0]
     """
 
     def __init__(self) -> None:
         self._next = -1
 
-    def choose(self, request: OfferedRequest, loads: Sequence[int]) -> int:
+    def choose(self, prompt: array[int], loads: Sequence[int]) -> int:
         """Return the next replica. Mutates."""
         self._next = (self._next + 1) % len(loads)
         return self._next
@@ -53,13 +51,13 @@ class RoundRobin:
 class LeastLoaded:
     """The one with the fewest requests, the first of several."""
 
-    def choose(self, request: OfferedRequest, loads: Sequence[int]) -> int:
+    def choose(self, prompt: array[int], loads: Sequence[int]) -> int:
         """Return the replica with the least load. Does not mutate."""
         return loads.index(min(loads))
 
 
 class PrefixAffinity:
-    """The one that was sent the longest of the request's beginnings last; the least loaded one where none was.
+    """The one that was sent the longest of the prompt's beginnings last; the least loaded one where none was.
 
     Beginnings are known by chained hashes of their chunks, so many of them at most, the latest used. Where the replica
     has more than `slack` requests above the least loaded, that one is chosen: a popular beginning may not drown one.
@@ -71,9 +69,9 @@ class PrefixAffinity:
         self._slack = slack
         self._sent: OrderedDict[bytes, int] = OrderedDict()
 
-    def choose(self, request: OfferedRequest, loads: Sequence[int]) -> int:
+    def choose(self, prompt: array[int], loads: Sequence[int]) -> int:
         """Return the replica of the longest beginning that is known, or the least loaded one. Mutates."""
-        beginnings = self._beginnings(request)
+        beginnings = self._beginnings(prompt)
         known = next((self._sent[digest] for digest in reversed(beginnings) if digest in self._sent), None)
         least = min(loads)
         chosen = loads.index(least) if known is None or loads[known] > least + self._slack else known
@@ -84,11 +82,11 @@ class PrefixAffinity:
             self._sent.popitem(last=False)
         return chosen
 
-    def _beginnings(self, request: OfferedRequest) -> list[bytes]:
-        """Return the hashes of the request's first chunk, its first two, and so on."""
+    def _beginnings(self, prompt: array[int]) -> list[bytes]:
+        """Return the hashes of the prompt's first chunk, its first two, and so on."""
         size, digest, found = self._chunk_tokens, b"", []
-        for at in range(0, min(len(request.prompt), size * self._max_chunks) - size + 1, size):
-            tokens = request.prompt[at : at + size].tobytes()
+        for at in range(0, min(len(prompt), size * self._max_chunks) - size + 1, size):
+            tokens = prompt[at : at + size].tobytes()
             digest = hashlib.blake2b(digest + tokens, digest_size=16).digest()
             found.append(digest)
         return found

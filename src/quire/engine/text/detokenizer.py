@@ -20,127 +20,18 @@ that writes U+FFFD itself makes its window grow for ever.
 from __future__ import annotations
 
 import codecs
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Final, Protocol
 
 from quire.core.errors import InvariantError
+from quire.engine.text.token_bytes import TokenBytes
 
 if TYPE_CHECKING:
-    import tokenizers
+    from quire.engine.text.tokenizer import Tokenizer
 
-    from quire.engine.tokenizer import Tokenizer
-
-SPACE_MARK: Final = "▁"
 REPLACEMENT: Final = "\ufffd"
 _NUM_PROMPT_TOKENS: Final = 4  # as many as a character has bytes
-
-
-class TokenBytes:
-    """What bytes each token stands for, as the decoder in tokenizer.json says. Safe to share between threads."""
-
-    def __init__(self, library: tokenizers.Tokenizer, steps: Sequence[Mapping[str, object]]) -> None:
-        kinds = {step["type"] for step in steps}
-        self._library = library
-        self._steps = steps
-        self._byte_of = _byte_level_alphabet() if "ByteLevel" in kinds else {}
-        self._known: dict[int, bytes] = {}
-        self._drops_first_marks = any(
-            step["type"] == "Metaspace" and step.get("prepend_scheme") != "never" for step in steps
-        )
-        self._drops_first_space = "Strip" in kinds
-
-    @classmethod
-    def of(cls, library: tokenizers.Tokenizer) -> TokenBytes | None:
-        """Return the bytes of the tokens of a tokenizer; None where its decoder does not work token by token."""
-        settings = library.decoder and json.loads(library.decoder.__getstate__())
-        steps = _flat_steps(settings) if settings else []
-        return cls(library, steps) if steps and _is_bytewise(steps) else None
-
-    def __getitem__(self, token_id: int) -> bytes:
-        """Return the bytes of a token within a text; none for an id that the tokenizer does not have."""
-        known = self._known.get(token_id)
-        if known is None:
-            token = self._library.id_to_token(token_id)
-            known = self._known[token_id] = b"" if token is None else self._decode(token)
-        return known
-
-    def first(self, token_id: int) -> bytes:
-        """Return the bytes of a token that begins a text: the space that encoding had put before it is gone."""
-        if not self._drops_first_marks:
-            return self[token_id]
-        return self._decode((self._library.id_to_token(token_id) or "").replace(SPACE_MARK, ""))
-
-    def trim(self, text: str) -> str:
-        """Return a text, or the beginning of one, without the space that encoding had put before it."""
-        return text[1:] if self._drops_first_space and text.startswith(" ") else text
-
-    def _decode(self, token: str) -> bytes:
-        if self._byte_of:
-            # One letter outside of the alphabet, and the token is text that was added as it stands.
-            found = [self._byte_of.get(letter) for letter in token]
-            return token.encode() if None in found else bytes(byte for byte in found if byte is not None)
-        for step in self._steps:
-            if step["type"] == "ByteFallback" and (byte := _fallback_byte(token)) is not None:
-                return byte
-            if step["type"] == "Metaspace":
-                token = token.replace(SPACE_MARK, " ")
-            elif step["type"] == "Replace":
-                token = token.replace(_pattern(step), str(step["content"]))
-        return token.encode()
-
-
-def _flat_steps(settings: Mapping[str, object]) -> list[Mapping[str, object]]:
-    if settings.get("type") != "Sequence":
-        return [settings]
-    inner = settings.get("decoders")
-    return [flat for step in inner for flat in _flat_steps(step)] if isinstance(inner, list) else []
-
-
-def _is_bytewise(steps: Sequence[Mapping[str, object]]) -> bool:
-    """Return whether tokens decode one by one, but for the very beginning of a text."""
-    kinds = [str(step["type"]) for step in steps]
-    if "ByteLevel" in kinds:
-        return kinds == ["ByteLevel"]
-    for position, step in enumerate(steps):
-        kind = kinds[position]
-        if kind == "Strip":
-            usual = (step.get("content"), step.get("start"), step.get("stop")) == (" ", 1, 0)
-            if not usual or "Fuse" not in kinds[:position] or position != len(kinds) - 1:
-                return False
-        elif kind == "Replace":
-            if len(_pattern(step)) != 1:
-                return False
-        elif kind == "Metaspace":
-            if step.get("replacement") != SPACE_MARK:
-                return False
-        elif kind not in {"ByteFallback", "Fuse"}:
-            return False
-    return True
-
-
-def _pattern(step: Mapping[str, object]) -> str:
-    """Return the text that a step replaces; "" for a regular expression."""
-    pattern = step.get("pattern")
-    return str(pattern.get("String", "")) if isinstance(pattern, dict) else ""
-
-
-def _fallback_byte(token: str) -> bytes | None:
-    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-        try:
-            return bytes.fromhex(token[3:5])
-        except ValueError:
-            return None
-    return None
-
-
-def _byte_level_alphabet() -> dict[str, int]:
-    """Return the letters of GPT-2 that stand for bytes: the printable ones for themselves, the rest from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    letters = {chr(byte): byte for byte in printable}
-    return letters | {chr(0x100 + index): byte for index, byte in enumerate(others)}
 
 
 class _Stream(Protocol):

@@ -1,0 +1,1 @@
+"""What an engine tells about itself: the report at its start, its counters, its step log, the live stream."""
