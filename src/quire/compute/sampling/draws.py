@@ -30,8 +30,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.compute.arrays import BoolArray, FloatArray, IntArray, Logits, MaskArray
+from quire.core.errors import InvariantError
+from quire.core.sampling_params import DRAW_PARAMETERS, PARAMETERS
 
 NO_MASK: Final = -1
+_ROWS: Final = {name: row for row, name in enumerate(DRAW_PARAMETERS)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +85,7 @@ class TokenMasks:
 
 @dataclass(frozen=True, slots=True)
 class TokenRules:
-    """What changes the logits of each draw. `biases` and `counts` have an entry per id of `biased` and `seen`.
+    """The tokens whose logits change, by draw. `biases` and `counts` have an entry per id of `biased` and `seen`.
 
     `seen` are the tokens of the text to which penalties apply, and `counts` how often they stand in the output.
     """
@@ -93,20 +96,16 @@ class TokenRules:
     biases: FloatArray
     seen: TokenLists
     counts: IntArray
-    repetition: FloatArray  # [num_draws]; 1: off
-    frequency: FloatArray  # [num_draws]; 0: off
-    presence: FloatArray  # [num_draws]; 0: off
     masks: TokenMasks
 
     @classmethod
     def none(cls, num_draws: int) -> TokenRules:
         """Return the rules of draws that have none.
 
-        >>> TokenRules.none(2).repetition.tolist()
-        [1.0, 1.0]
+        >>> TokenRules.none(2).allowed.starts.tolist()
+        [0, 0, 0]
         """
         lists = TokenLists(np.zeros(num_draws + 1, np.int64), np.zeros(0, np.int64))
-        zeros = np.zeros(num_draws, np.float32)
         return cls(
             allowed=lists,
             banned=lists,
@@ -114,22 +113,25 @@ class TokenRules:
             biases=np.zeros(0, np.float32),
             seen=lists,
             counts=np.zeros(0, np.int64),
-            repetition=np.ones(num_draws, np.float32),
-            frequency=zeros,
-            presence=zeros,
             masks=TokenMasks.none(num_draws),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Columns of equal length, an entry per draw."""
+    """Columns of equal length, an entry per draw.
+
+    `parameters` has a row for each of `DRAW_PARAMETERS`, in that order. All are float32: whole numbers are exact up to
+    2^24, which is more than any vocabulary has tokens.
+
+    >>> integers = np.zeros(2, np.int64)
+    >>> draws = Draws(integers, parameter_columns(2, top_k=5), integers, integers, integers, TokenRules.none(2))
+    >>> draws.parameter("top_k").tolist(), draws.parameter("top_p").tolist()
+    ([5.0, 5.0], [1.0, 1.0])
+    """
 
     logit_rows: IntArray
-    temperatures: FloatArray
-    top_k: IntArray  # 0: off
-    top_p: FloatArray
-    min_p: FloatArray
+    parameters: FloatArray  # [num_parameters, num_draws]
     seeds: IntArray
     positions: IntArray
     num_logprobs: IntArray  # of the likeliest tokens to report; -1: no log-probabilities at all
@@ -138,6 +140,11 @@ class Draws:
     def __len__(self) -> int:
         """Return the number of draws."""
         return len(self.logit_rows)
+
+    def parameter(self, name: str) -> FloatArray:
+        """Return the column of a parameter. Does not mutate."""
+        column: FloatArray = self.parameters[_ROWS[name]]
+        return column
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +180,18 @@ class Sampler(Protocol):
     def report(self, logits: Logits, logit_rows: IntArray, tokens: IntArray, num_logprobs: IntArray) -> Choices:
         """Return the log-probabilities of given tokens, one a row, as if they had been drawn. Does not mutate."""
         ...
+
+
+def parameter_columns(num_draws: int, **values: float) -> FloatArray:
+    """Return the parameters of draws that have these in common; the others have their neutral values.
+
+    >>> parameter_columns(2, temperature=0.5)[0].tolist()
+    [0.5, 0.5]
+    """
+    if not values.keys() <= _ROWS.keys():
+        raise InvariantError(f"draws have no parameter {min(values.keys() - _ROWS.keys())}")
+    neutral = [values.get(name, PARAMETERS[name].default) for name in DRAW_PARAMETERS]
+    return np.repeat(np.array(neutral, np.float32)[:, None], num_draws, axis=1)
 
 
 def joined(parts: Sequence[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
