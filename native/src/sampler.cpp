@@ -10,9 +10,10 @@ namespace quire {
 namespace {
 
 // The rows of the parameters of draws, and their names in quire.core.sampling_params, both in one order.
-enum Parameter { kTemperature, kTopP, kTopK, kMinP, kRepetition, kPresence, kFrequency };
+enum Parameter { kTemperature, kTopP, kTopK, kMinP, kTopNSigma, kRepetition, kPresence, kFrequency };
 constexpr const char* kParameterNames[] = {
-    "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
+    "temperature",       "top_p", "top_k", "min_p", "top_n_sigma", "repetition_penalty", "presence_penalty",
+    "frequency_penalty",
 };
 
 float parameter(const DrawsView& draws, Parameter which, int index) {
@@ -51,6 +52,33 @@ void forbid_all_but(const std::uint32_t* mask, int vocab_size, float nothing, fl
             numbers[first + bit] = nothing;
         }
     }
+}
+
+// The least logit that is at most so many standard deviations below the highest; -inf: all are. Tokens that are masked
+// or -inf do not count. Distances from the highest are whole steps, so that their sums are exact in any order.
+double least_logit(const float* logits, int count, const std::uint32_t* mask, double highest, double num_deviations) {
+    constexpr double kSteps = 1 << 20;
+    const auto each = [=](auto&& visit) {
+        for (int i = 0; i < count; ++i) {
+            const bool allowed = mask == nullptr || (mask[i / 32] >> (i % 32) & 1U) != 0;
+            if (allowed && std::isfinite(logits[i])) visit(static_cast<double>(logits[i]));
+        }
+    };
+    double lowest = highest;
+    each([&](double logit) { lowest = std::min(lowest, logit); });
+    const double spread = highest - lowest;
+    if (!(spread > 0.0)) return -HUGE_VAL;
+    const double scale = kSteps / spread;
+    std::int64_t num_logits = 0, sum = 0, squares = 0;
+    each([&](double logit) {
+        const auto steps = static_cast<std::int64_t>((highest - logit) * scale + 0.5);
+        ++num_logits;
+        sum += steps;
+        squares += steps * steps;
+    });
+    const double number = static_cast<double>(num_logits), mean = static_cast<double>(sum) / number;
+    const double variance = std::max(0.0, static_cast<double>(squares) / number - mean * mean);
+    return highest - num_deviations * (std::sqrt(variance) * (spread / kSteps));
 }
 
 }  // namespace
@@ -166,13 +194,16 @@ std::int64_t Sampler::choose(Field field, const DrawsView& draws, int index, Scr
     // Most often the likeliest token is allowed: then the mask has only weights to take away, and no copy is needed.
     if (field.mask != nullptr) forbid_all_but(field.mask, field.count, 0.0F, scratch.weights.data());
 
+    const double num_deviations = parameter(draws, kTopNSigma, index);
+    const double least_kept =
+        num_deviations > 0.0 ? least_logit(field.logits, field.count, field.mask, highest, num_deviations) : -HUGE_VAL;
     // The highest weight is 1, so a share of it is the weight itself.
     const float least = parameter(draws, kMinP, index);
     std::vector<Candidate>& kept = scratch.candidates;
     kept.clear();
     for (int i = 0; i < field.count; ++i) {
         const float weight = scratch.weights[i];
-        if (weight > 0.0F && weight >= least) kept.push_back({weight, field.token(i)});
+        if (weight > 0.0F && weight >= least && field.logits[i] >= least_kept) kept.push_back({weight, field.token(i)});
     }
     const auto likelier = [](const Candidate& one, const Candidate& other) {
         return one.weight != other.weight ? one.weight > other.weight : one.token < other.token;

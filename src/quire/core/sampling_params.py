@@ -95,6 +95,12 @@ class SamplingParams:
     min_p: float = parameter(
         Number(0.0, 1.0), 0.0, DRAW, "keep only tokens that have at least this share of the likeliest one's probability"
     )
+    top_n_sigma: float = parameter(
+        Number(-1.0, 100.0),
+        0.0,
+        DRAW,
+        "keep only tokens whose logit is at most this many standard deviations below the highest; 0, below: all",
+    )
     seed: int | None = parameter(
         Integer(0, MAX_SEED), None, TEXT, "where random numbers come from: the same seed, the same text", flag=True
     )

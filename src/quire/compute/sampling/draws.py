@@ -9,12 +9,20 @@ A draw chooses one token from one row of logits, by settings of its own:
    penalty if it is positive, else multiplied. **Frequency**, then **presence**: from the logit of a token that stands
    c > 0 times in the output, c × frequency and then presence are taken.
 2. Temperature 0 (also for top_k 1): the token of the highest logit, of equal ones the lowest id.
-3. Else every token has the weight e^(logit / temperature), and filters take tokens away, in this order: **min_p**,
-   those below that share of the highest weight; **top_k**, all but the k likeliest; **top_p**, all but the likeliest
-   that together make up that share of what is left, at least one. Of equal weights the lowest ids count as likelier.
+3. Else every token has the weight e^(logit / temperature), and filters take tokens away, in this order:
+   **top_n_sigma**, those whose logit is more than n standard deviations below the highest; **min_p**, those below that
+   share of the highest weight; **top_k**, all but the k likeliest; **top_p**, all but the likeliest that together make
+   up that share of what is left, at least one. Of equal weights the lowest ids count as likelier.
 4. What is left, in the order of ids, is drawn by one uniform number, a function of (seed, position) alone.
 
 Each number of step 1 is rounded to float32, so that all samplers have the same logits, to the bit.
+
+The standard deviation is that of the logits that step 1 leaves, those of -inf left out, divided by their count. It is
+made of whole numbers, whose sums are exact in any order: how far each logit is below the highest, in steps of 2^-20 of
+the distance to the lowest, rounded to the nearest step (halves up). The rest is float64, each operation rounded by
+itself: mean = sum / count, variance = sum of squares / count - mean x mean, at least 0. A token stays unless its logit
+is below highest - n x (sqrt(variance) x step). So all samplers keep the same tokens. Temperature would scale logits and
+deviation alike, so it makes no difference.
 
 So a sampled token depends on the request's own logits, text, seed and position: not on the batch, on chunks, or on what
 was preempted. Log-probabilities are those of the model itself: of the logits before step 1.

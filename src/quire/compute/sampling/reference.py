@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
@@ -13,6 +14,8 @@ from quire.compute.sampling.draws import Choices, Draws
 Weights = NDArray[np.float64]
 
 WORD: Final = (1 << 64) - 1
+STEPS: Final = float(1 << 20)
+"""From the highest logit to the lowest: the sum of the squares of 2^23 tokens is still an int64."""
 
 
 def uniform(seed: int, position: int) -> float:
@@ -87,6 +90,7 @@ def token_weights(row: FloatArray, draws: Draws, index: int) -> Weights | None:
     if temperature < np.finfo(np.float32).tiny or not np.isfinite(highest):
         return None
     weights: Weights = np.exp((row.astype(np.float64) - highest) / temperature)
+    weights[row.astype(np.float64) < least_logit(row, float(draws.parameter("top_n_sigma")[index]))] = 0.0
     weights[weights < draws.parameter("min_p")[index]] = 0.0
     order = np.argsort(-weights, kind="stable")
     if top_k > 0:
@@ -96,6 +100,18 @@ def token_weights(row: FloatArray, draws: Draws, index: int) -> Weights | None:
         kept = 1 + int(np.searchsorted(sums, top_p * sums[-1], side="left"))
         weights[order[kept:]] = 0.0
     return weights
+
+
+def least_logit(row: FloatArray, num_deviations: float) -> float:
+    """Return the least logit that top_n_sigma keeps. Does not mutate."""
+    logits = row[np.isfinite(row)].astype(np.float64)
+    highest, spread = logits.max(), logits.max() - logits.min()
+    if num_deviations <= 0 or spread == 0:
+        return -math.inf
+    steps = ((highest - logits) * (STEPS / spread) + 0.5).astype(np.int64)
+    mean = float(steps.sum()) / len(steps)
+    variance = max(0.0, float((steps * steps).sum()) / len(steps) - mean * mean)
+    return float(highest - num_deviations * (math.sqrt(variance) * (spread / STEPS)))
 
 
 def _report(row: FloatArray, count: int, index: int, choices: Choices) -> None:

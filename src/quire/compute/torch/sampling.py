@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quire.compute.arrays import IntArray
+from quire.compute.arrays import FloatArray, IntArray
 from quire.compute.sampling.draws import NO_MASK, Choices, Draws, TokenLists, TokenMasks, TokenRules
+from quire.compute.sampling.reference import STEPS
 from quire.compute.torch.kernels.sampling import MAX_VOCABULARY, choose_tokens
 from quire.compute.torch.upload import on_device
 from quire.core.errors import InvalidConfigError
@@ -50,8 +51,9 @@ class TorchSampler:
         """Return the token of each draw, int64, on the device; waits for nothing. Does not mutate the logits."""
         with torch.inference_mode():
             rows, own = logits[:, : self._vocab_size], draws.logit_rows
-            if _has_any(draws.rules):
+            if _has_any(draws.rules) or (draws.parameter("top_n_sigma") > 0).any():
                 rows = changed(rows[on_device(own, logits.device)].to(torch.float32), draws)
+                _cut(rows, draws.parameter("top_n_sigma"))
                 own = np.arange(len(draws))
             return choose_tokens(rows, on_device(draw_settings(draws, own), logits.device))
 
@@ -116,6 +118,26 @@ def changed(rows: torch.Tensor, draws: Draws) -> torch.Tensor:
     if len(rules.seen.ids):
         _penalize(rows, draws)
     return rows
+
+
+def _cut(rows: torch.Tensor, num_deviations: FloatArray) -> None:
+    """Take the tokens away that top_n_sigma does not keep, in slabs. Each line rounds once, as the definition does."""
+    wanted = np.flatnonzero(num_deviations > 0)
+    for start in range(0, len(wanted), SLAB):
+        own = on_device(wanted[start : start + SLAB], rows.device)
+        limits = on_device(num_deviations[wanted[start : start + SLAB], None].astype(np.float64), rows.device)
+        exact = rows[own].to(torch.float64)
+        finite = exact.isfinite()
+        highest = exact.amax(dim=1, keepdim=True)
+        spread = highest - torch.where(finite, exact, highest).amin(dim=1, keepdim=True)
+        scaled = (highest - exact) * (STEPS / spread)
+        steps = torch.where(finite & (spread > 0), scaled + 0.5, 0.0).to(torch.int64)
+        count = finite.sum(dim=1, keepdim=True)
+        mean = steps.sum(dim=1, keepdim=True).to(torch.float64) / count
+        squares = (steps * steps).sum(dim=1, keepdim=True).to(torch.float64) / count
+        variance = (squares - mean * mean).clamp_min(0.0)
+        least = highest - limits * (variance.sqrt() * (spread / STEPS))
+        rows[own] = torch.where((exact < least) & (spread > 0), -torch.inf, exact).to(torch.float32)
 
 
 def _penalize(rows: torch.Tensor, draws: Draws) -> None:
