@@ -69,10 +69,15 @@ RulesView rules_of(nb::handle rules, std::size_t count, int vocab_size) {
             .biases = data_of<Numbers>(rules, "biases", biased.num_ids),
             .seen = seen.view,
             .counts = data_of<Integers>(rules, "counts", seen.num_ids),
-            .repetition = data_of<Numbers>(rules, "repetition", count),
-            .frequency = data_of<Numbers>(rules, "frequency", count),
-            .presence = data_of<Numbers>(rules, "presence", count),
             .masks = masks_of(rules, count, vocab_size)};
+}
+
+const float* parameters_of(nb::handle draws, std::size_t count) {
+    const auto parameters = column<Array<const float, 2>>(draws, "parameters");
+    if (parameters.shape(0) != draw_parameters().size() || parameters.shape(1) != count) {
+        throw std::invalid_argument("the columns of the draws differ in length");
+    }
+    return parameters.data();
 }
 
 ChoicesView choices_of(nb::handle choices, std::size_t count) {
@@ -95,10 +100,7 @@ void sample(Sampler& sampler, const Array<const float, 2>& logits, nb::object dr
     const std::size_t count = column<Integers>(draws, "logit_rows").shape(0);
     const DrawsView view = {.num_draws = static_cast<int>(count),
                             .logit_rows = data_of<Integers>(draws, "logit_rows", count),
-                            .temperatures = data_of<Numbers>(draws, "temperatures", count),
-                            .top_k = data_of<Integers>(draws, "top_k", count),
-                            .top_p = data_of<Numbers>(draws, "top_p", count),
-                            .min_p = data_of<Numbers>(draws, "min_p", count),
+                            .parameters = parameters_of(draws, count),
                             .seeds = data_of<Integers>(draws, "seeds", count),
                             .positions = data_of<Integers>(draws, "positions", count),
                             .num_logprobs = data_of<Integers>(draws, "num_logprobs", count),
@@ -120,6 +122,9 @@ void report(Sampler& sampler, const Array<const float, 2>& logits, const Integer
 }  // namespace
 
 void bind_sampler(nb::module_& module) {
+    nb::list names;
+    for (const char* name : draw_parameters()) names.append(name);
+    module.attr("DRAW_PARAMETERS") = nb::tuple(names);
     module.def("uniform", &uniform, nb::arg("seed"), nb::arg("position"),
                "The uniform number in [0, 1) of a seed and a position.");
     nb::class_<Sampler>(module, "Sampler", "Chooses tokens from logits; see native/include/quire/sampler.h.")

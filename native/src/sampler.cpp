@@ -9,6 +9,17 @@
 namespace quire {
 namespace {
 
+// The rows of the parameters of draws, and their names in quire.core.sampling_params, both in one order.
+enum Parameter { kTemperature, kTopP, kTopK, kMinP, kTopNSigma, kRepetition, kPresence, kFrequency };
+constexpr const char* kParameterNames[] = {
+    "temperature",       "top_p", "top_k", "min_p", "top_n_sigma", "repetition_penalty", "presence_penalty",
+    "frequency_penalty",
+};
+
+float parameter(const DrawsView& draws, Parameter which, int index) {
+    return draws.parameters[static_cast<std::size_t>(which) * draws.num_draws + index];
+}
+
 // Keeps the first in order that together make up `top_p` of all, at least one. They come off a heap
 // one by one, because as a rule they are few of many.
 template <typename Candidates, typename Before>
@@ -43,7 +54,36 @@ void forbid_all_but(const std::uint32_t* mask, int vocab_size, float nothing, fl
     }
 }
 
+// The least logit that is at most so many standard deviations below the highest; -inf: all are. Tokens that are masked
+// or -inf do not count. Distances from the highest are whole steps, so that their sums are exact in any order.
+double least_logit(const float* logits, int count, const std::uint32_t* mask, double highest, double num_deviations) {
+    constexpr double kSteps = 1 << 20;
+    const auto each = [=](auto&& visit) {
+        for (int i = 0; i < count; ++i) {
+            const bool allowed = mask == nullptr || (mask[i / 32] >> (i % 32) & 1U) != 0;
+            if (allowed && std::isfinite(logits[i])) visit(static_cast<double>(logits[i]));
+        }
+    };
+    double lowest = highest;
+    each([&](double logit) { lowest = std::min(lowest, logit); });
+    const double spread = highest - lowest;
+    if (!(spread > 0.0)) return -HUGE_VAL;
+    const double scale = kSteps / spread;
+    std::int64_t num_logits = 0, sum = 0, squares = 0;
+    each([&](double logit) {
+        const auto steps = static_cast<std::int64_t>((highest - logit) * scale + 0.5);
+        ++num_logits;
+        sum += steps;
+        squares += steps * steps;
+    });
+    const double number = static_cast<double>(num_logits), mean = static_cast<double>(sum) / number;
+    const double variance = std::max(0.0, static_cast<double>(squares) / number - mean * mean);
+    return highest - num_deviations * (std::sqrt(variance) * (spread / kSteps));
+}
+
 }  // namespace
+
+std::span<const char* const> draw_parameters() { return kParameterNames; }
 
 Sampler::Sampler(const Kernels& kernels, ThreadTeam& team, int vocab_size)
     : kernels_(kernels), team_(team), vocab_size_(vocab_size), scratch_(team.size()) {
@@ -77,7 +117,7 @@ void Sampler::report(const Rows& logits, int count, const std::int64_t* logit_ro
 
 void Sampler::draw(const float* logits, const DrawsView& draws, int index, const ChoicesView& choices,
                    Scratch& scratch) const {
-    choices.tokens[index] = choose(change(logits, draws.rules, index, scratch), draws, index, scratch);
+    choices.tokens[index] = choose(change(logits, draws, index, scratch), draws, index, scratch);
     const std::int64_t count = draws.num_logprobs[index];
     if (count >= 0) report_one(logits, count, index, choices, scratch);
 }
@@ -101,7 +141,8 @@ bool Sampler::gather(const float* logits, const std::uint32_t* mask, Scratch& sc
 }
 
 // The logits as the rules leave them: those given, where there is no rule.
-Sampler::Field Sampler::change(const float* logits, const RulesView& rules, int index, Scratch& scratch) const {
+Sampler::Field Sampler::change(const float* logits, const DrawsView& draws, int index, Scratch& scratch) const {
+    const RulesView& rules = draws.rules;
     const bool limited = rules.allowed.has_any(index);
     const std::uint32_t* mask = rules.masks.of(index);
     if (!limited && !rules.banned.has_any(index) && !rules.biased.has_any(index) && !rules.seen.has_any(index)) {
@@ -124,8 +165,8 @@ Sampler::Field Sampler::change(const float* logits, const RulesView& rules, int 
     if (mask != nullptr) forbid_all_but(mask, vocab_size_, -HUGE_VALF, changed);
     each(rules.banned, [&](std::int64_t token, std::int64_t) { changed[token] = -HUGE_VALF; });
     each(rules.biased, [&](std::int64_t token, std::int64_t i) { changed[token] += rules.biases[i]; });
-    const float repetition = rules.repetition[index], frequency = rules.frequency[index];
-    const float presence = rules.presence[index];
+    const float repetition = parameter(draws, kRepetition, index), presence = parameter(draws, kPresence, index);
+    const float frequency = parameter(draws, kFrequency, index);
     each(rules.seen, [&](std::int64_t token, std::int64_t i) {
         float logit = changed[token];
         logit = logit < 0.0F ? logit * repetition : logit / repetition;
@@ -146,30 +187,33 @@ std::int64_t Sampler::choose(Field field, const DrawsView& draws, int index, Scr
         kernels_.arg_max(field.logits, field.count, &highest, &place);
     }
     const int best = field.token(place);
-    const float temperature = draws.temperatures[index];
+    const float temperature = parameter(draws, kTemperature, index);
     const float factor = 1.0F / temperature;
     if (temperature == 0.0F || !std::isfinite(factor)) return best;
     kernels_.exponentials(field.logits, field.count, highest, factor, scratch.weights.data());
     // Most often the likeliest token is allowed: then the mask has only weights to take away, and no copy is needed.
     if (field.mask != nullptr) forbid_all_but(field.mask, field.count, 0.0F, scratch.weights.data());
 
+    const double num_deviations = parameter(draws, kTopNSigma, index);
+    const double least_kept =
+        num_deviations > 0.0 ? least_logit(field.logits, field.count, field.mask, highest, num_deviations) : -HUGE_VAL;
     // The highest weight is 1, so a share of it is the weight itself.
-    const float least = draws.min_p[index];
+    const float least = parameter(draws, kMinP, index);
     std::vector<Candidate>& kept = scratch.candidates;
     kept.clear();
     for (int i = 0; i < field.count; ++i) {
         const float weight = scratch.weights[i];
-        if (weight > 0.0F && weight >= least) kept.push_back({weight, field.token(i)});
+        if (weight > 0.0F && weight >= least && field.logits[i] >= least_kept) kept.push_back({weight, field.token(i)});
     }
     const auto likelier = [](const Candidate& one, const Candidate& other) {
         return one.weight != other.weight ? one.weight > other.weight : one.token < other.token;
     };
-    const auto top_k = static_cast<std::size_t>(draws.top_k[index]);
+    const auto top_k = static_cast<std::size_t>(std::max(0.0F, parameter(draws, kTopK, index)));
     if (top_k > 0 && top_k < kept.size()) {
         std::nth_element(kept.begin(), kept.begin() + (top_k - 1), kept.end(), likelier);
         kept.resize(top_k);
     }
-    const double top_p = draws.top_p[index];
+    const double top_p = parameter(draws, kTopP, index);
     if (top_p < 1.0) keep_share(kept, top_p, likelier);
     if (kept.empty()) return best;  // nothing has a weight: every token is banned
     if (top_k > 0 || top_p < 1.0) {

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <limits>
 #include <set>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "testing.h"
@@ -38,6 +40,20 @@ struct Draw {
     std::vector<std::int64_t> counts = {};
     float repetition = 1.0F, frequency = 0.0F, presence = 0.0F;
     std::vector<std::uint32_t> mask = {};  // empty: none
+
+    // A parameter by its name; 0 for those that no test sets.
+    float parameter(std::string_view name) const {
+        const std::pair<std::string_view, float> known[] = {
+            {"temperature", temperature},         {"top_p", top_p},
+            {"top_k", static_cast<float>(top_k)}, {"min_p", min_p},
+            {"repetition_penalty", repetition},   {"presence_penalty", presence},
+            {"frequency_penalty", frequency},
+        };
+        for (const auto& [each, value] : known) {
+            if (each == name) return value;
+        }
+        return 0.0F;
+    }
 };
 
 // Lists of all draws, one after another.
@@ -54,7 +70,7 @@ struct Lists {
 // The rules of all draws, as columns.
 struct Rules {
     Lists allowed, banned, biased, seen;
-    std::vector<float> biases, repetition, frequency, presence;
+    std::vector<float> biases;
     std::vector<std::int64_t> counts, mask_rows;
     std::vector<std::uint32_t> masks;
     std::int64_t num_words = 0;
@@ -67,9 +83,6 @@ struct Rules {
             seen.add(draw.seen);
             biases.insert(biases.end(), draw.biases.begin(), draw.biases.end());
             counts.insert(counts.end(), draw.counts.begin(), draw.counts.end());
-            repetition.push_back(draw.repetition);
-            frequency.push_back(draw.frequency);
-            presence.push_back(draw.presence);
             if (!draw.mask.empty()) num_words = static_cast<std::int64_t>(draw.mask.size());
             mask_rows.push_back(draw.mask.empty() ? -1 : static_cast<std::int64_t>(masks.size()) / num_words);
             masks.insert(masks.end(), draw.mask.begin(), draw.mask.end());
@@ -82,9 +95,6 @@ struct Rules {
                 .biases = biases.data(),
                 .seen = seen.view(),
                 .counts = counts.data(),
-                .repetition = repetition.data(),
-                .frequency = frequency.data(),
-                .presence = presence.data(),
                 .masks = {mask_rows.data(), masks.data(), num_words}};
     }
 };
@@ -101,14 +111,13 @@ constexpr std::int64_t kUntouched = -99;
 
 Choices sample(const Kernels& kernels, ThreadTeam& team, const std::vector<float>& logits, int vocab_size,
                const std::vector<Draw>& draws) {
-    std::vector<std::int64_t> rows, top_k, seeds, positions, num_logprobs;
-    std::vector<float> temperatures, top_p, min_p;
+    std::vector<std::int64_t> rows, seeds, positions, num_logprobs;
+    std::vector<float> parameters;
+    for (const char* name : quire::draw_parameters()) {
+        for (const Draw& draw : draws) parameters.push_back(draw.parameter(name));
+    }
     for (const Draw& draw : draws) {
         rows.push_back(draw.row);
-        temperatures.push_back(draw.temperature);
-        top_k.push_back(draw.top_k);
-        top_p.push_back(draw.top_p);
-        min_p.push_back(draw.min_p);
         seeds.push_back(draw.seed);
         positions.push_back(draw.position);
         num_logprobs.push_back(draw.num_logprobs);
@@ -124,10 +133,7 @@ Choices sample(const Kernels& kernels, ThreadTeam& team, const std::vector<float
     sampler.sample({const_cast<float*>(logits.data()), vocab_size},
                    {.num_draws = static_cast<int>(count),
                     .logit_rows = rows.data(),
-                    .temperatures = temperatures.data(),
-                    .top_k = top_k.data(),
-                    .top_p = top_p.data(),
-                    .min_p = min_p.data(),
+                    .parameters = parameters.data(),
                     .seeds = seeds.data(),
                     .positions = positions.data(),
                     .num_logprobs = num_logprobs.data(),

@@ -73,6 +73,9 @@ class Decoder:
 def uniform(seed: int, position: int) -> float:
     """The uniform number in [0, 1) of a seed and a position."""
 
+DRAW_PARAMETERS: tuple[str, ...]
+"""The names of the rows of `Draws.parameters`, as they were when this was compiled."""
+
 class Sampler:
     """Chooses tokens from logits; see native/include/quire/sampler.h."""
 

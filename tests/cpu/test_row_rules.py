@@ -137,7 +137,7 @@ def test_rows_without_rules_have_none_beside_rows_that_do() -> None:
         )
     )
     assert draws.rules.seen.starts.tolist() == [0, 0, 0, 2, 5, 9, 9]
-    assert draws.rules.repetition.tolist() == pytest.approx([1, 1, 1.5, 1.5, 1.5, 1])
+    assert draws.parameter("repetition_penalty").tolist() == pytest.approx([1, 1, 1.5, 1.5, 1.5, 1])
     assert draws.logit_rows.tolist() == [0, 0, 2, 3, 4, 5]
     columns.release(1)
     assert not columns._rules

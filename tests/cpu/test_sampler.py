@@ -14,7 +14,9 @@ from quire import _native
 from quire.compute.sampling.draws import Draws, Sampler, TokenLists, TokenMasks
 from quire.compute.sampling.native import NativeSampler
 from quire.compute.sampling.reference import ReferenceSampler, changed, token_weights, uniform
-from support.draws import COLUMNS, FILTERS, LOGITS, VOCAB, draws_of_their_own, make_draws, make_rules
+from quire.core.errors import InvariantError
+from quire.core.sampling_params import DRAW_PARAMETERS
+from support.draws import COLUMNS, FILTERS, LOGITS, VOCAB, draws_of_their_own, make_draws, random_parameters
 
 RANDOM = np.random.default_rng(5)
 
@@ -89,7 +91,7 @@ def expected_logits(**settings: Any) -> NDArray[np.float32]:
 
 @pytest.mark.parametrize("name", FILTERS)
 def test_rules_change_logits_as_their_definition_says(name: str) -> None:
-    found = changed(LOGITS, make_rules(3, **FILTERS[name]), 2)
+    found = changed(LOGITS, make_draws(3, **FILTERS[name]), 2)
     np.testing.assert_allclose(found, expected_logits(**FILTERS[name]), rtol=1e-6)
 
 
@@ -123,7 +125,6 @@ def test_what_is_said_of_given_tokens_is_what_is_said_when_they_are_drawn(sample
         ({"seen": TokenLists(np.array([0, 2]), np.array([1]))}, "do not fit"),
         ({"seen": TokenLists(np.array([0, 1]), np.array([1]))}, "differ in length"),
         ({"biased": TokenLists(np.array([0, 1]), np.array([1]))}, "differ in length"),
-        ({"presence": np.zeros(2, np.float32)}, "differ in length"),
         ({"masks": TokenMasks(np.array([0, 0]), np.zeros((1, 2), np.uint32))}, "differ in length"),
         ({"masks": TokenMasks(np.array([1]), np.zeros((1, 2), np.uint32))}, "masks of the draws do not fit"),
         ({"masks": TokenMasks(np.array([-2]), np.zeros((1, 2), np.uint32))}, "masks of the draws do not fit"),
@@ -137,6 +138,20 @@ def test_rules_that_do_not_fit_are_refused_before_memory_is_touched(changes: dic
         sample_tokens(native, replace(draws, rules=replace(draws.rules, **changes)))
 
 
+@pytest.mark.parametrize("shape", [(0, 1), (len(DRAW_PARAMETERS), 2), (len(DRAW_PARAMETERS) + 1, 1)])
+def test_parameters_that_do_not_fit_are_refused_before_memory_is_touched(shape: tuple[int, int]) -> None:
+    native = SAMPLERS[_native.kernel_names()[0]]
+    with pytest.raises(ValueError, match="differ in length"):
+        sample_tokens(native, replace(make_draws(1), parameters=np.zeros(shape, np.float32)))
+
+
+def test_a_native_module_of_other_parameters_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _native.DRAW_PARAMETERS == DRAW_PARAMETERS
+    monkeypatch.setattr(_native, "DRAW_PARAMETERS", DRAW_PARAMETERS[::-1])
+    with pytest.raises(InvariantError, match="install quire again"):
+        samplers()
+
+
 @pytest.mark.parametrize("name", FILTERS)
 def test_the_native_samplers_draw_what_the_reference_draws(name: str) -> None:
     draws = make_draws(2000, **FILTERS[name])
@@ -144,6 +159,21 @@ def test_the_native_samplers_draw_what_the_reference_draws(name: str) -> None:
     for other in _native.kernel_names():
         # A number that falls within a rounding error of a border may fall to its other side.
         assert np.count_nonzero(sample_tokens(SAMPLERS[other], draws) != expected) <= 1, other
+
+
+def test_the_native_samplers_take_any_parameters_as_the_reference_does() -> None:
+    count = 3000
+    rows = (RANDOM.standard_normal((count, VOCAB)) * RANDOM.choice([0.1, 1.0, 4.0], (count, 1))).astype(np.float32)
+    seen, masked = {0: 1, 5: 0, 9: 3}, sorted(RANDOM.permutation(VOCAB)[:12].tolist())
+    for rules in ({}, {"seen": seen}, {"mask": masked}, {"mask": masked, "banned": masked[:3]}, {"allowed": masked}):
+        draws = replace(
+            make_draws(count, **rules), logit_rows=np.arange(count), parameters=random_parameters(count, RANDOM)
+        )
+        expected = SAMPLERS["reference"].sample(rows, draws).tokens
+        assert len(set(expected.tolist())) > 5
+        for other in _native.kernel_names():
+            # A number that falls within a rounding error of a border may fall to its other side.
+            assert np.count_nonzero(SAMPLERS[other].sample(padded(rows), draws).tokens != expected) <= 2, other
 
 
 def test_filters_take_away_what_their_definition_says() -> None:
@@ -180,10 +210,8 @@ def test_a_draw_does_not_depend_on_the_draws_beside_it(num_threads: int) -> None
     rows = padded(RANDOM.standard_normal((50, VOCAB)).astype(np.float32) * 2)
     draws = replace(
         make_draws(50),
+        parameters=random_parameters(50, RANDOM),
         logit_rows=RANDOM.permutation(50),
-        temperatures=RANDOM.choice([0.0, 0.7, 1.5], 50).astype(np.float32),
-        top_k=RANDOM.choice([0, 3, 10], 50),
-        top_p=RANDOM.choice([1.0, 0.6], 50).astype(np.float32),
         seeds=RANDOM.integers(0, 1 << 62, 50),
     )
     for name, sampler in samplers(num_threads).items():
@@ -191,8 +219,8 @@ def test_a_draw_does_not_depend_on_the_draws_beside_it(num_threads: int) -> None
             continue
         together = sampler.sample(rows, draws).tokens
         for index in range(50):
-            columns = {field: getattr(draws, field)[index : index + 1] for field in COLUMNS}
-            alone = replace(make_draws(1), **columns)
+            own = {field: np.ascontiguousarray(getattr(draws, field)[..., index : index + 1]) for field in COLUMNS}
+            alone = replace(make_draws(1), **own)
             assert sampler.sample(rows, alone).tokens[0] == together[index]
 
 

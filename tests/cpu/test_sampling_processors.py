@@ -70,7 +70,7 @@ def test_penalties_are_those_of_vllm_to_the_bit(repetition: float, presence: flo
             frequency_penalty=frequency,
         )
         expected = vllm_penalties(tokens, num_prompt, logits, repetition, presence, frequency)
-        assert np.array_equal(changed(logits, draw.rules, 0), expected)
+        assert np.array_equal(changed(logits, draw, 0), expected)
 
 
 def test_top_k_1_is_greedy_at_any_temperature() -> None:
@@ -96,7 +96,7 @@ def test_rules_come_in_the_order_of_vllm() -> None:
         for token, bias in biases.items():
             expected[token] += np.float32(bias)
         expected = vllm_penalties(tokens, num_prompt, expected, 1.6, 0.4, 0.0)
-        assert np.array_equal(changed(logits, draw_of(tokens, num_prompt, **rules).rules, 0), expected)
+        assert np.array_equal(changed(logits, draw_of(tokens, num_prompt, **rules), 0), expected)
 
 
 # ---- transformers -------------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def assert_as_processed(names: list[str]) -> None:
             scores = processor(torch.tensor([tokens]), scores)
         expected = torch.softmax(scores.double(), dim=-1).numpy()[0]
         draw = draw_of(tokens, num_prompt, **wanted)
-        weights = token_weights(changed(logits, draw.rules, 0), draw, 0)
+        weights = token_weights(changed(logits, draw, 0), draw, 0)
         assert weights is not None
         np.testing.assert_allclose(weights / weights.sum(), expected, rtol=2e-5, atol=1e-12)
 

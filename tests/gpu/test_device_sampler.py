@@ -16,9 +16,9 @@ from quire.compute.sampling.draws import Choices, Draws
 from quire.compute.sampling.reference import ReferenceSampler, changed, uniform
 from quire.compute.torch import sampling
 from quire.compute.torch.kernels.sampling import MAX_DRAWS, choose_tokens
-from quire.compute.torch.sampling import TorchSampler, uniforms
+from quire.compute.torch.sampling import TorchSampler, draw_settings, uniforms
 from quire.core.errors import InvalidConfigError
-from support.draws import FILTERS, LOGITS, VOCAB, draws_of_their_own, make_draws
+from support.draws import FILTERS, LOGITS, VOCAB, draws_of_their_own, make_draws, random_parameters
 
 REFERENCE = ReferenceSampler()
 FEW = settings(max_examples=12, deadline=None)  # a draw takes a tenth of a second in the interpreter
@@ -57,9 +57,19 @@ def test_draws_of_every_kind_together_and_alone(temperature: float) -> None:
 def test_rules_change_logits_to_the_bit(device: str, name: str) -> None:
     draws, _ = draws_of_their_own([FILTERS[name], FILTERS["masked"], FILTERS["none"]])
     rows = torch.from_numpy(np.stack([LOGITS] * 3)).to(device)
-    found = sampling.changed(rows, draws.rules).cpu().numpy()
+    found = sampling.changed(rows, draws).cpu().numpy()
     for index in range(3):
-        assert np.array_equal(found[index], changed(LOGITS, draws.rules, index))
+        assert np.array_equal(found[index], changed(LOGITS, draws, index))
+
+
+@pytest.mark.parametrize("mask", [None, range(3, VOCAB, 2)])
+def test_any_parameters_change_and_choose_as_the_reference_does(device: str, mask: range | None) -> None:
+    random = np.random.default_rng(8)
+    draws = replace(make_draws(40, mask=mask, seen={2: 1, 7: 0}), parameters=random_parameters(40, random))
+    draws = replace(draws, logit_rows=np.arange(40))
+    rows = (random.standard_normal((40, VOCAB)) * 3).astype(np.float32)
+    chosen = TorchSampler(VOCAB).sample(rows_of(*rows), draws).tokens
+    assert np.array_equal(chosen, REFERENCE.sample(rows, draws).tokens)
 
 
 @st.composite
@@ -86,14 +96,10 @@ def drawn_rows(draw: st.DrawFn) -> tuple[NDArray[np.float32], dict[str, Any]]:
 def test_any_filters_on_any_logits(case: tuple[NDArray[np.float32], dict[str, Any]]) -> None:
     row, values = case
     draws = make_draws(4, **values)
-    columns = np.stack(
-        [draws.logit_rows, draws.temperatures, draws.top_k, draws.top_p, draws.min_p, uniforms(draws)], axis=1
-    )
+    columns = draw_settings(draws, draws.logit_rows)
     rows = rows_of(row)
     # Several tiles of few tokens, and lists longer than a piece of theirs.
-    chosen = choose_tokens(
-        rows[:, : len(row)], torch.from_numpy(columns.astype(np.float64)).to(rows.device), tile=64, list_tile=32
-    )
+    chosen = choose_tokens(rows[:, : len(row)], torch.from_numpy(columns).to(rows.device), tile=64, list_tile=32)
     assert chosen.tolist() == REFERENCE.sample(row[None], draws).tokens.tolist()
 
 

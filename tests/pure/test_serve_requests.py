@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -175,10 +176,14 @@ def test_every_body_is_read_or_refused(body: bytes) -> None:
 # ---- sampling -------------------------------------------------------------------------------------------------------
 
 
+def fields_of(**values: Any) -> ChoiceFields:
+    return msgspec.convert(values, ChoiceFields)
+
+
 def test_fields_take_the_place_of_the_defaults() -> None:
     defaults = SamplingParams(temperature=0.6, top_k=20, top_p=0.95)
-    assert sampling_of(ChoiceFields(), defaults) == defaults
-    fields = ChoiceFields(
+    assert sampling_of(fields_of(), defaults) == defaults
+    fields = fields_of(
         temperature=0.0,
         top_p=0.5,
         top_k=-1,
@@ -204,29 +209,30 @@ def test_fields_take_the_place_of_the_defaults() -> None:
     assert found.max_tokens == 5
     assert found.logit_bias == ((0, 1), (7, -100.0))
     assert found.stop == ("a", "b")
-    for name in set(PASSED) - {"stop", "stop_token_ids", "allowed_token_ids", "bad_words", "length_penalty"}:
-        if name != "early_stopping":
-            assert getattr(found, name) == getattr(fields, name), name
+    given = {name for name in PASSED if getattr(fields, name) is not None}
+    assert len(given) == 19
+    for name in given - {"stop", "stop_token_ids", "allowed_token_ids", "bad_words"}:
+        assert getattr(found, name) == getattr(fields, name), name
 
 
 def test_a_search_starts_from_nothing_but_what_is_said() -> None:
     defaults = SamplingParams(temperature=0.6, top_k=20, repetition_penalty=1.1)
-    found = sampling_of(ChoiceFields(use_beam_search=True, best_of=4, length_penalty=0.5), defaults, max_tokens=5)
+    found = sampling_of(fields_of(use_beam_search=True, best_of=4, length_penalty=0.5), defaults, max_tokens=5)
     expected = SamplingParams(beam_search=True, temperature=0, best_of=4, length_penalty=0.5, max_tokens=5)
     assert found == expected
-    assert sampling_of(ChoiceFields(use_beam_search=False), defaults) == defaults
+    assert sampling_of(fields_of(use_beam_search=False), defaults) == defaults
 
 
 @pytest.mark.parametrize("key", ["", " 1", "01", "+1", "-1", "1_0", "1.0", "x", "\u0661", "9" * 11])
 def test_ids_of_biases_are_written_in_one_way(key: str) -> None:
     with pytest.raises(InvalidRequestError, match="logit_bias"):
-        sampling_of(ChoiceFields(logit_bias={key: 1.0}), SamplingParams())
+        sampling_of(fields_of(logit_bias={key: 1.0}), SamplingParams())
 
 
 def test_more_than_four_stop_strings_are_refused() -> None:
-    assert sampling_of(ChoiceFields(stop=list("abcd")), SamplingParams()).stop == tuple("abcd")
+    assert sampling_of(fields_of(stop=list("abcd")), SamplingParams()).stop == tuple("abcd")
     with pytest.raises(InvalidRequestError, match="stop"):
-        sampling_of(ChoiceFields(stop=list("abcde")), SamplingParams())
+        sampling_of(fields_of(stop=list("abcde")), SamplingParams())
 
 
 def test_stream_options_need_a_stream() -> None:

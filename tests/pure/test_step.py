@@ -14,7 +14,20 @@ from hypothesis import strategies as st
 from quire.core.errors import InvariantError, StepLogError
 from quire.core.grammar import GRAMMAR_KINDS, Grammar
 from quire.core.logprobs import TokenLogprobs
-from quire.core.sampling_params import SamplingParams
+from quire.core.parameters import (
+    Biases,
+    Choice,
+    HeldText,
+    Integer,
+    Kind,
+    Number,
+    Parameter,
+    Switch,
+    Texts,
+    TokenIds,
+    TokenSequences,
+)
+from quire.core.sampling_params import PARAMETERS, SamplingParams
 from quire.core.step import BlockCopy, BlockMove, RowStart, StepPlan, StepResult, TableChanges, column
 
 INT32 = st.integers(-(1 << 31), (1 << 31) - 1)
@@ -23,31 +36,24 @@ NUMBERS = st.floats(allow_nan=False)
 COLUMNS = st.lists(INT32, max_size=5).map(lambda values: array("i", values))
 TEXTS = st.text(st.characters(), max_size=8)  # lone surrogates included
 
-SAMPLINGS = st.builds(
-    SamplingParams,
-    n=INT32,
-    best_of=st.none() | INT64,
-    beam_search=st.booleans(),
-    temperature=NUMBERS,
-    top_p=NUMBERS,
-    top_k=INT32,
-    min_p=NUMBERS,
-    seed=st.none() | INT64,
-    max_tokens=st.none() | INT64,
-    min_tokens=INT32,
-    stop_token_ids=st.lists(INT32, max_size=4).map(tuple),
-    ignore_eos=st.booleans(),
-    logprobs=st.none() | INT64,
-    prompt_logprobs=st.none() | INT64,
-    repetition_penalty=NUMBERS,
-    presence_penalty=NUMBERS,
-    frequency_penalty=NUMBERS,
-    logit_bias=st.dictionaries(INT32, NUMBERS, max_size=3),
-    bad_words=st.lists(TEXTS, max_size=3).map(tuple),
-    bad_words_ids=st.lists(st.lists(INT32, max_size=3).map(tuple), max_size=3).map(tuple),
-    allowed_token_ids=st.none() | st.lists(INT32, max_size=3).map(tuple),
-    grammar=st.none() | st.builds(Grammar, st.sampled_from(GRAMMAR_KINDS), TEXTS),
-)
+
+def values_of(declared: Parameter) -> st.SearchStrategy[Any]:
+    """Return the values that a parameter may have on the wire, its neutral one among them."""
+    kinds: dict[type[Kind], st.SearchStrategy[Any]] = {
+        Integer: INT64,
+        Number: NUMBERS,
+        Switch: st.booleans(),
+        Choice: st.sampled_from([False, True, "never"]),
+        Texts: st.lists(TEXTS, max_size=3).map(tuple),
+        TokenIds: st.lists(INT32, max_size=4).map(tuple),
+        TokenSequences: st.lists(st.lists(INT32, max_size=3).map(tuple), max_size=3).map(tuple),
+        Biases: st.dictionaries(INT32, NUMBERS, max_size=3),
+        HeldText: st.builds(Grammar, st.sampled_from(GRAMMAR_KINDS), TEXTS),
+    }
+    return st.just(declared.default) | kinds[type(declared.kind)]
+
+
+SAMPLINGS = st.builds(SamplingParams, **{name: values_of(declared) for name, declared in PARAMETERS.items()})
 ROW_STARTS = st.builds(RowStart, INT32, TEXTS, COLUMNS, INT32, SAMPLINGS, INT32, INT32)
 
 

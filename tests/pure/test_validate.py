@@ -13,17 +13,15 @@ import pytest
 
 from quire.core.errors import InvalidRequestError, QuireError, RequestTooLargeError
 from quire.core.grammar import Grammar
+from quire.core.parameters import Integer, Number, Parameter
 from quire.core.request import CacheScope, Request
-from quire.core.sampling_params import SamplingParams
+from quire.core.sampling_params import MAX_SEED, PARAMETERS, SamplingParams
 from quire.core.validate import (
     MAX_EXTRA_KEYS,
     MAX_GRAMMAR_BYTES,
     MAX_NAME_LENGTH,
     MAX_PRIORITY,
     MAX_SALT_LENGTH,
-    MAX_SEED,
-    MAX_STOP_STRINGS,
-    MAX_STOP_TOKEN_IDS,
     RequestLimits,
     max_total_tokens,
     validate,
@@ -33,6 +31,7 @@ from quire.core.validate import (
 LIMITS = RequestLimits(vocab_size=100, max_model_len=64, max_sequence_tokens=64, max_num_seqs=8)
 NAN, INFINITY = math.nan, math.inf
 LARGEST = (1 << 31) - 1
+MAX_STOP_STRINGS, MAX_STOP_TOKEN_IDS = 64, 1024
 
 GRAMMAR_KINDS_ALLOWED = "one of the kinds json_schema, regex, lark"
 GRAMMAR_BYTES_ALLOWED = "1 to 262144 bytes of text"
@@ -74,6 +73,12 @@ SAMPLING_CASES: list[tuple[str, list[Any], str]] = [
     ("bad_words_ids", [None, {1}, "a", ((1,),) * 257], "at most 256 tuples of token ids"),
     ("allowed_token_ids", [(), {1}, 1, "a", (1,) * 101], "None, or a tuple of 1 to 100 token ids"),
     ("grammar", ["[0-9]+", {"type": "object"}, 1, True, ("regex", "a")], "None, or a Grammar"),
+]
+# Every number with the range that is declared. What is declared is put before the table above, too.
+RANGES = [
+    (declared, declared.kind.low, declared.kind.high)
+    for declared in PARAMETERS.values()
+    if isinstance(declared.kind, Integer | Number)
 ]
 # Fields of which a part is wrong: the field that is named, the value that is shown, and what is allowed.
 PART_CASES: list[tuple[dict[str, Any], str, Any, str]] = [
@@ -163,6 +168,22 @@ def test_every_sampling_field_refuses_what_it_does_not_allow(field: str, value: 
         validate_sampling(sampling, LIMITS)
 
 
+@pytest.mark.parametrize(("declared", "low", "high"), RANGES, ids=lambda value: getattr(value, "name", ""))
+def test_every_number_has_the_range_that_is_declared(declared: Parameter, low: float, high: float) -> None:
+    wide = RequestLimits(1 << 40, LARGEST, LARGEST, 1 << 20)
+    neutral = replace(SamplingParams(), best_of=1 << 20 if declared.name == "n" else None)
+    if declared.name in ("length_penalty", "early_stopping"):
+        neutral = replace(neutral, beam_search=True, temperature=0.0)
+    step = 1 if isinstance(declared.kind, Integer) else 0.001
+    edges = [high] if isinstance(declared.kind, Number) and declared.kind.is_above else [low, high]
+    for value in edges:
+        validate_sampling(replace(neutral, **{declared.name: value}), wide)
+    outside = [low - step, high + step, "1", True, NAN] + [low] * (len(edges) == 1)
+    for value in outside:
+        with pytest.raises(InvalidRequestError, match=f"^{declared.name} is "):
+            validate_sampling(replace(neutral, **{declared.name: value}), wide)
+
+
 @pytest.mark.parametrize(
     ("attribute", "field", "value", "allowed"),
     [(attribute, field, value, allowed) for attribute, field, values, allowed in SCOPE_CASES for value in values],
@@ -187,7 +208,8 @@ def test_every_request_field_refuses_what_it_does_not_allow(field: str, value: o
 
 
 def test_the_tables_name_every_field_of_sampling_and_scope() -> None:
-    assert {case[0] for case in SAMPLING_CASES} == {field.name for field in fields(SamplingParams)}
+    in_table = {case[0] for case in SAMPLING_CASES}
+    assert in_table | {declared.name for declared, _, _ in RANGES} == {field.name for field in fields(SamplingParams)}
     assert {case[0] for case in SCOPE_CASES} == {field.name for field in fields(CacheScope)}
 
 

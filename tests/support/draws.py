@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.compute.sampling.draws import Draws, TokenLists, TokenMasks, TokenRules
+from quire.compute.sampling.draws import Draws, TokenLists, TokenMasks, TokenRules, parameter_columns
+from quire.core.parameters import Integer, Number
+from quire.core.sampling_params import DRAW_PARAMETERS, PARAMETERS
 
 VOCAB = 40
 # Peaked, with ties, and with some tokens that are all but impossible.
@@ -26,6 +28,14 @@ FILTERS: dict[str, dict[str, Any]] = {
     "top_p": {"top_p": 0.8},
     "top_p_of_little": {"top_p": 1e-6},
     "min_p": {"min_p": 0.1},
+    "top_n_sigma": {"top_n_sigma": 0.1},
+    "top_n_sigma_off": {"top_n_sigma": -1.0},
+    "top_n_sigma_of_the_masked": {"top_n_sigma": 1.0, "mask": [0, 3, 9, 15, 20, 28, 30, 31, 39]},
+    "top_n_sigma_of_few": {"top_n_sigma": 0.9, "mask": [1, 15, 29]},
+    "top_n_sigma_of_one": {"top_n_sigma": 0.5, "allowed": [17]},
+    "top_n_sigma_of_equals": {"top_n_sigma": 0.5, "allowed": [38, 39]},
+    "top_n_sigma_after_rules": {"top_n_sigma": 0.2, "banned": [0, 37], "biased": {36: -100.0, 5: 1.0}, "min_p": 0.01},
+    "top_n_sigma_at_heat": {"top_n_sigma": 0.15, "temperature": 5.0, "top_k": 9, "top_p": 0.9},
     "all": {"temperature": 1.3, "top_k": 20, "top_p": 0.9, "min_p": 0.02},
     "banned": {"banned": [0, 39, 31]},
     "banned_and_filtered": {"banned": [0, 1], "top_k": 5, "top_p": 0.7},
@@ -55,7 +65,9 @@ FILTERS: dict[str, dict[str, Any]] = {
     },
 }
 
-COLUMNS = ("logit_rows", "temperatures", "top_k", "top_p", "min_p", "seeds", "positions")
+COLUMNS = ("logit_rows", "parameters", "seeds", "positions")
+# Penalties by the short names that the settings of draws have.
+SHORT = {"repetition": "repetition_penalty", "presence": "presence_penalty", "frequency": "frequency_penalty"}
 
 
 def make_draws(count: int, **settings: Any) -> Draws:
@@ -64,20 +76,31 @@ def make_draws(count: int, **settings: Any) -> Draws:
     def integers(name: str, default: int) -> NDArray[np.int64]:
         return np.full(count, settings.get(name, default), np.int64)
 
-    def numbers(name: str, default: float) -> NDArray[np.float32]:
-        return np.full(count, settings.get(name, default), np.float32)
-
+    named = {SHORT.get(name, name): value for name, value in settings.items()}
     return Draws(
         logit_rows=integers("logit_row", 0),
-        temperatures=numbers("temperature", 1.0),
-        top_k=integers("top_k", 0),
-        top_p=numbers("top_p", 1.0),
-        min_p=numbers("min_p", 0.0),
+        parameters=parameter_columns(count, **{name: named[name] for name in DRAW_PARAMETERS if name in named}),
         seeds=integers("seed", 1),
         positions=np.arange(count, dtype=np.int64),
         num_logprobs=integers("logprobs", -1),
         rules=make_rules(count, **settings),
     )
+
+
+def random_parameters(count: int, random: np.random.Generator) -> NDArray[np.float32]:
+    """Return parameters of draws from all over their declared ranges, up to 100; many are neutral, or near the low end.
+
+    At higher temperatures tokens have the same weight in the float32 of a compiled sampler, and not in the float64 of
+    the reference.
+    """
+    columns = parameter_columns(count)
+    for row, name in enumerate(DRAW_PARAMETERS):
+        kind = PARAMETERS[name].kind
+        assert isinstance(kind, Integer | Number)
+        values = kind.low + (min(kind.high, 100) - kind.low) * 10 ** random.uniform(-3, 0, count)
+        values = np.floor(values) if isinstance(kind, Integer) else values
+        columns[row] = np.where(random.random(count) < 0.6, columns[row], values)
+    return columns
 
 
 def make_rules(count: int, **settings: Any) -> TokenRules:
@@ -89,9 +112,6 @@ def make_rules(count: int, **settings: Any) -> TokenRules:
     def values(name: str, dtype: Any) -> NDArray[Any]:
         return np.tile(np.array([value for _, value in sorted(settings.get(name, {}).items())], dtype), count)
 
-    def numbers(name: str, default: float) -> NDArray[np.float32]:
-        return np.full(count, settings.get(name, default), np.float32)
-
     return TokenRules(
         allowed=lists("allowed"),
         banned=lists("banned"),
@@ -99,9 +119,6 @@ def make_rules(count: int, **settings: Any) -> TokenRules:
         biases=values("biased", np.float32),
         seen=lists("seen"),
         counts=values("seen", np.int64),
-        repetition=numbers("repetition", 1.0),
-        frequency=numbers("frequency", 0.0),
-        presence=numbers("presence", 0.0),
         masks=make_masks(count, settings.get("mask")),
     )
 
@@ -126,10 +143,11 @@ def draws_of_their_own(kinds: Sequence[dict[str, Any]]) -> tuple[Draws, list[Dra
         name: TokenLists.of([getattr(one, name).ids for one in rules])
         for name in ("allowed", "banned", "biased", "seen")
     }
-    rest = ("biases", "counts", "repetition", "frequency", "presence")
-    numbers = {name: np.concatenate([getattr(one, name) for one in rules]) for name in rest}
+    numbers = {name: np.concatenate([getattr(one, name) for one in rules]) for name in ("biases", "counts")}
     words = [one.masks.words for one in rules if len(one.masks.words)]
     rows = np.array([len(one.masks.words) for one in rules])
     masks = TokenMasks(np.where(rows, np.cumsum(rows) - 1, -1), np.concatenate(words))
-    together = {name: np.concatenate([getattr(draw, name) for draw in alone]) for name in (*COLUMNS, "num_logprobs")}
+    together = {
+        name: np.concatenate([getattr(draw, name) for draw in alone], axis=-1) for name in (*COLUMNS, "num_logprobs")
+    }
     return Draws(**together, rules=TokenRules(**columns, **numbers, masks=masks)), alone

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "quire/kernels.h"
@@ -37,7 +38,7 @@ struct TokenMasks {
     const std::uint32_t* of(int draw) const { return rows[draw] < 0 ? nullptr : words + rows[draw] * num_words; }
 };
 
-// What changes the logits of each draw. Biases and counts have an entry per id of `biased` and `seen`;
+// The tokens whose logits change, by draw. Biases and counts have an entry per id of `biased` and `seen`;
 // counts say how often a token stands in the output.
 struct RulesView {
     TokenLists allowed;  // an empty list: every token
@@ -46,20 +47,17 @@ struct RulesView {
     const float* biases = nullptr;
     TokenLists seen;
     const std::int64_t* counts = nullptr;
-    const float* repetition = nullptr;  // [num_draws]; 1: off
-    const float* frequency = nullptr;   // [num_draws]; 0: off
-    const float* presence = nullptr;    // [num_draws]; 0: off
     TokenMasks masks;
 };
 
-// Columns of equal length, one entry per draw. Top_k 0: off.
+// The names of the numbers that a draw has, in the order of the rows of DrawsView::parameters.
+std::span<const char* const> draw_parameters();
+
+// Columns of equal length, one entry per draw.
 struct DrawsView {
     int num_draws = 0;
     const std::int64_t* logit_rows = nullptr;
-    const float* temperatures = nullptr;  // 0: greedy
-    const std::int64_t* top_k = nullptr;
-    const float* top_p = nullptr;
-    const float* min_p = nullptr;
+    const float* parameters = nullptr;  // [num_parameters, num_draws]; temperature 0: greedy, top_k 0 or -1: off
     const std::int64_t* seeds = nullptr;
     const std::int64_t* positions = nullptr;
     const std::int64_t* num_logprobs = nullptr;  // how many of the likeliest are reported; -1: nothing is
@@ -117,7 +115,7 @@ class Sampler {
 
     void draw(const float* logits, const DrawsView& draws, int index, const ChoicesView& choices,
               Scratch& scratch) const;
-    Field change(const float* logits, const RulesView& rules, int index, Scratch& scratch) const;
+    Field change(const float* logits, const DrawsView& draws, int index, Scratch& scratch) const;
     bool gather(const float* logits, const std::uint32_t* mask, Scratch& scratch) const;
     std::int64_t choose(Field field, const DrawsView& draws, int index, Scratch& scratch) const;
     void report_one(const float* logits, std::int64_t count, int index, const ChoicesView& choices,

@@ -1,16 +1,43 @@
 """How a request wants its tokens chosen, and when it wants to stop.
 
-A plain value: lists become tuples, and nothing is checked here. `quire.core.validate` checks every field, whatever
-door the request came through, and it is the only place that does.
+A plain value: lists become tuples, and nothing is checked here. `quire.core.validate` checks every field of every
+request, and nothing else does.
+
+A parameter is declared here and nowhere else. Its check, its wire form, its flag, its field of HTTP bodies, its column
+in the draws of a step and its line in the documents are made from the declaration.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 from quire.core.grammar import Grammar
+from quire.core.parameters import (
+    Biases,
+    Choice,
+    HeldText,
+    Integer,
+    Number,
+    Parameter,
+    Place,
+    Switch,
+    Texts,
+    TokenIds,
+    TokenSequences,
+    parameter,
+    parameters_of,
+)
+
+MAX_INT32: Final = (1 << 31) - 1
+MAX_SEED: Final = (1 << 63) - 1
+MAX_LOGPROBS: Final = 20
+MAX_BIASES: Final = 1024
+MAX_STOP_STRING_LENGTH: Final = 1024
+MAX_BAD_WORDS: Final = 128
+MAX_BAD_WORD_TOKENS: Final = 32
+DRAW, TEXT, CHOICES, OWN = Place.DRAW, Place.TEXT, Place.CHOICES, Place.OWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,33 +73,74 @@ class SamplingParams:
     ((3, -100), (7, 1.5))
     """
 
-    n: int = 1
-    best_of: int | None = None
-    beam_search: bool = False
-    length_penalty: float = 1.0
-    early_stopping: bool | Literal["never"] = False
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    max_tokens: int | None = None
-    min_tokens: int = 0
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    include_stop_str_in_output: bool = False
-    skip_special_tokens: bool = True
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
-    bad_words: tuple[str, ...] = ()
-    bad_words_ids: tuple[tuple[int, ...], ...] = ()
-    allowed_token_ids: tuple[int, ...] | None = None
-    grammar: Grammar | None = None
+    n: int = parameter(Integer(1, 1 << 20), 1, CHOICES, "texts that are returned")
+    best_of: int | None = parameter(
+        Integer(1, 1 << 20), None, CHOICES, "texts that are written, of which the n best are returned; None: n"
+    )
+    beam_search: bool = parameter(Switch(), False, OWN, "the texts are the beams of one search")
+    length_penalty: float = parameter(
+        Number(-10.0, 10.0), 1.0, CHOICES, "a search divides the score of a text by its length to this power"
+    )
+    early_stopping: bool | Literal["never"] = parameter(
+        Choice(("never",)),
+        False,
+        CHOICES,
+        'True ends a search as soon as best_of texts have ended, "never" only when no better one can come',
+    )
+    temperature: float = parameter(Number(0.0, 1e6), 1.0, DRAW, "divides the logits; 0: always the likeliest token")
+    top_p: float = parameter(
+        Number(0.0, 1.0, is_above=True), 1.0, DRAW, "keep the likeliest tokens that together have this probability"
+    )
+    top_k: int = parameter(Integer(-1, MAX_INT32), 0, DRAW, "keep only this many of the likeliest tokens; 0, -1: all")
+    min_p: float = parameter(
+        Number(0.0, 1.0), 0.0, DRAW, "keep only tokens that have at least this share of the likeliest one's probability"
+    )
+    top_n_sigma: float = parameter(
+        Number(-1.0, 100.0),
+        0.0,
+        DRAW,
+        "keep only tokens whose logit is at most this many standard deviations below the highest; 0, below: all",
+    )
+    seed: int | None = parameter(
+        Integer(0, MAX_SEED), None, TEXT, "where random numbers come from: the same seed, the same text", flag=True
+    )
+    max_tokens: int | None = parameter(
+        Integer(1, MAX_INT32), None, OWN, "the most tokens to generate; None: as many as fit", flag=True
+    )
+    min_tokens: int = parameter(Integer(0, MAX_INT32), 0, TEXT, "tokens that are written before the text may end")
+    stop: tuple[str, ...] = parameter(Texts(64, MAX_STOP_STRING_LENGTH), (), OWN, "strings before which the text ends")
+    stop_token_ids: tuple[int, ...] = parameter(TokenIds(1024), (), TEXT, "tokens with which the text ends")
+    ignore_eos: bool = parameter(Switch(), False, TEXT, "the model's own end of text does not end it")
+    include_stop_str_in_output: bool = parameter(Switch(), False, TEXT, "the text ends with the stop string")
+    skip_special_tokens: bool = parameter(Switch(), True, TEXT, "special tokens are left out of the text")
+    logprobs: int | None = parameter(
+        Integer(0, MAX_LOGPROBS),
+        None,
+        OWN,
+        "report log-probabilities: of each token, and of this many of the likeliest",
+    )
+    prompt_logprobs: int | None = parameter(
+        Integer(0, MAX_LOGPROBS), None, CHOICES, "report the same of the tokens of the prompt"
+    )
+    repetition_penalty: float = parameter(
+        Number(0.01, 100.0), 1.0, DRAW, "above 1: tokens of prompt and text become less likely"
+    )
+    presence_penalty: float = parameter(Number(-2.0, 2.0), 0.0, DRAW, "above 0: tokens of the text become less likely")
+    frequency_penalty: float = parameter(
+        Number(-2.0, 2.0), 0.0, DRAW, "above 0: tokens become less likely each time they are written"
+    )
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = parameter(
+        Biases(MAX_BIASES, Number(-100.0, 100.0)),
+        (),
+        TEXT,
+        "numbers that are added to the logits of tokens, by token id",
+    )
+    bad_words: tuple[str, ...] = parameter(Texts(MAX_BAD_WORDS, 256), (), TEXT, "strings that are not written")
+    bad_words_ids: tuple[tuple[int, ...], ...] = parameter(
+        TokenSequences(2 * MAX_BAD_WORDS, MAX_BAD_WORD_TOKENS), (), OWN, "sequences of tokens that are not written"
+    )
+    allowed_token_ids: tuple[int, ...] | None = parameter(TokenIds(), None, TEXT, "the only tokens that may be written")
+    grammar: Grammar | None = parameter(HeldText(), None, OWN, "what the text is held to")
 
     def __post_init__(self) -> None:
         for field in ("stop", "bad_words"):
@@ -117,6 +185,13 @@ class SamplingParams:
     def has_penalties(self) -> bool:
         """Whether it counts which tokens stand in the text."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+
+PARAMETERS: Final[Mapping[str, Parameter]] = parameters_of(SamplingParams)
+"""What is declared above, by name."""
+
+DRAW_PARAMETERS: Final = tuple(name for name, declared in PARAMETERS.items() if declared.place is DRAW)
+"""The numbers that each draw has, in the order of their columns."""
 
 
 def _sorted_pairs(biases: Mapping[int, float]) -> tuple[tuple[int, float], ...]:

@@ -2,61 +2,58 @@
 
 `validate(request, limits)` is pure: it reads, and raises a typed error that names the field, the value and what is
 allowed. Every door calls it before it enqueues anything, and the scheduler calls it again, so that no door can be
-weaker than another.
+weaker than another. The range of each sampling parameter is the declared one; what relates several of them stands here.
 """
 
 from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from quire.core.errors import InvalidRequestError, RequestTooLargeError
 from quire.core.grammar import GRAMMAR_KINDS, Grammar
+from quire.core.parameters import (
+    Biases,
+    Choice,
+    HeldText,
+    Integer,
+    Kind,
+    Number,
+    Switch,
+    Texts,
+    TokenIds,
+    TokenSequences,
+)
 from quire.core.request import CacheScope, Request
-from quire.core.sampling_params import SamplingParams
+from quire.core.sampling_params import MAX_LOGPROBS, PARAMETERS, SamplingParams
 
 MAX_NAME_LENGTH = 256
 MAX_SALT_LENGTH = 1024
 MAX_EXTRA_KEYS = 16
-MAX_STOP_TOKEN_IDS = 1024
-MAX_STOP_STRINGS = 64
-MAX_STOP_STRING_LENGTH = 1024
-MAX_LOGPROBS = 20
-MAX_BIASES = 1024
-MAX_BAD_WORDS = 128
-MAX_BAD_WORD_LENGTH = 256
-MAX_BAD_WORDS_IDS = 2 * MAX_BAD_WORDS
-MAX_BAD_WORD_TOKENS = 32
 MAX_GRAMMAR_BYTES = 256 << 10
 MAX_PRIORITY = 1_000_000
-MAX_SEED = (1 << 63) - 1
 LARGEST = sys.float_info.max
 # A search ranks texts by what the model says of them, and ends them by itself.
-NOT_IN_A_SEARCH: Final = MappingProxyType(
-    {
-        "stop": (),
-        "logprobs": None,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "logit_bias": (),
-        "bad_words": (),
-        "bad_words_ids": (),
-        "allowed_token_ids": None,
-    }
+NOT_IN_A_SEARCH: Final = (
+    "stop",
+    "logprobs",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logit_bias",
+    "bad_words",
+    "bad_words_ids",
+    "allowed_token_ids",
 )
 # What may leave no token that the grammar allows, or would let the text go on behind its end.
-NOT_BESIDE_A_GRAMMAR: Final = MappingProxyType(
-    {
-        "beam_search": False,
-        "allowed_token_ids": None,
-        "bad_words": (),
-        "bad_words_ids": (),
-        "min_tokens": 0,
-        "ignore_eos": False,
-    }
+NOT_BESIDE_A_GRAMMAR: Final = (
+    "beam_search",
+    "allowed_token_ids",
+    "bad_words",
+    "bad_words_ids",
+    "min_tokens",
+    "ignore_eos",
 )
 
 
@@ -98,70 +95,124 @@ def validate_sampling(sampling: SamplingParams, limits: RequestLimits) -> None:
     """Raise `InvalidRequestError` unless every sampling field is allowed. Does not mutate."""
     if not isinstance(sampling, SamplingParams):
         raise InvalidRequestError("sampling", sampling, "SamplingParams")
-    _require_int("n", sampling.n, 1, limits.max_num_seqs)
-    if sampling.best_of is not None:
-        _require_int("best_of", sampling.best_of, sampling.n, limits.max_num_seqs)
-    _require_bool("beam_search", sampling.beam_search)
-    _require_bool("ignore_eos", sampling.ignore_eos)
-    _require_number("temperature", sampling.temperature, 0.0, 1e6)
-    _require_number("top_p", sampling.top_p, 0.0, 1.0)
-    if sampling.top_p == 0:
-        raise InvalidRequestError("top_p", sampling.top_p, "a number above 0, at most 1")
-    _require_int("top_k", sampling.top_k, -1, (1 << 31) - 1)
-    _require_number("min_p", sampling.min_p, 0.0, 1.0)
-    if sampling.seed is not None:
-        _require_int("seed", sampling.seed, 0, MAX_SEED)
-    if sampling.max_tokens is not None:
-        _require_int("max_tokens", sampling.max_tokens, 1, (1 << 31) - 1)
-    longest = limits.max_model_len if sampling.max_tokens is None else sampling.max_tokens
-    _require_int("min_tokens", sampling.min_tokens, 0, longest)
-    _validate_stop_token_ids(sampling, limits)
-    _validate_stop_strings(sampling)
-    for field in ("logprobs", "prompt_logprobs"):
-        if getattr(sampling, field) is not None:
-            _require_int(field, getattr(sampling, field), 0, min(MAX_LOGPROBS, limits.vocab_size))
-    _validate_rules(sampling, limits)
-    _validate_grammar(sampling)
+    narrowed = _narrowed(sampling, limits)
+    for name, declared in PARAMETERS.items():
+        value = getattr(sampling, name)
+        if value is not declared.default:
+            _require(name, value, narrowed.get(name, declared.kind), limits)
+    _require_a_choice(sampling, limits)
+    if sampling.grammar is not None:
+        _require_alone(sampling.grammar, sampling)
     _validate_search(sampling, limits)
 
 
-def _validate_grammar(sampling: SamplingParams) -> None:
-    grammar = sampling.grammar
-    if grammar is None:
-        return
+def _narrowed(sampling: SamplingParams, limits: RequestLimits) -> dict[str, Kind]:
+    """Return the ranges that depend on the engine, or on a field that is checked before."""
+    longest = limits.max_model_len if sampling.max_tokens is None else sampling.max_tokens
+    logprobs = Integer(0, min(MAX_LOGPROBS, limits.vocab_size))
+    return {
+        "n": Integer(1, limits.max_num_seqs),
+        "best_of": Integer(sampling.n, limits.max_num_seqs),
+        "min_tokens": Integer(0, longest),
+        "logprobs": logprobs,
+        "prompt_logprobs": logprobs,
+    }
+
+
+def _require(name: str, value: Any, kind: Kind, limits: RequestLimits) -> None:
+    match kind:
+        case Integer():
+            _require_int(name, value, kind.low, kind.high)
+        case Number():
+            _require_number(name, value, kind.low, kind.high)
+            if kind.is_above and value == kind.low:
+                raise InvalidRequestError(name, value, kind.allowed)
+        case Switch():
+            if not isinstance(value, bool):
+                raise InvalidRequestError(name, value, kind.allowed)
+        case Choice():
+            if not isinstance(value, bool) and value not in kind.words:
+                raise InvalidRequestError(name, value, kind.allowed)
+        case Texts():
+            _require_entries(name, value, kind.most, kind.allowed)
+            for text in value:
+                _require_text(name, text, 1, kind.longest)
+        case TokenIds():
+            _require_token_ids(name, value, kind, limits)
+        case TokenSequences():
+            _require_sequences(name, value, kind, limits)
+        case Biases():
+            _require_biases(name, value, kind, limits)
+        case HeldText():
+            _require_grammar(name, value, kind)
+
+
+def _require_token_ids(name: str, value: Any, kind: TokenIds, limits: RequestLimits) -> None:
+    if kind.most is None:
+        if not isinstance(value, tuple) or not 1 <= len(value) <= limits.vocab_size:
+            raise InvalidRequestError(name, value, f"None, or a tuple of 1 to {limits.vocab_size} token ids")
+    else:
+        _require_entries(name, value, kind.most, kind.allowed)
+    for token in value:
+        _require_int(name, token, 0, limits.vocab_size - 1)
+
+
+def _require_sequences(name: str, value: Any, kind: TokenSequences, limits: RequestLimits) -> None:
+    _require_entries(name, value, kind.most, kind.allowed)
+    for sequence in value:
+        if not isinstance(sequence, tuple) or not 1 <= len(sequence) <= kind.longest:
+            raise InvalidRequestError(name, sequence, f"tuples of 1 to {kind.longest} token ids")
+        for token in sequence:
+            _require_int(name, token, 0, limits.vocab_size - 1)
+
+
+def _require_biases(name: str, value: Any, kind: Biases, limits: RequestLimits) -> None:
+    _require_entries(name, value, kind.most, kind.allowed)
+    for pair in value:
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise InvalidRequestError(name, pair, "pairs of a token id and a number")
+        _require_int(name, pair[0], 0, limits.vocab_size - 1)
+        _require_number(f"{name}[{pair[0]}]", pair[1], kind.number.low, kind.number.high)
+    if len({token for token, _ in value}) < len(value):
+        raise InvalidRequestError(name, value, "each token id once")
+
+
+def _require_grammar(name: str, grammar: Any, kind: HeldText) -> None:
     if not isinstance(grammar, Grammar):
-        raise InvalidRequestError("grammar", grammar, "None, or a Grammar")
+        raise InvalidRequestError(name, grammar, kind.allowed)
     if grammar.kind not in GRAMMAR_KINDS:
-        raise InvalidRequestError("grammar", grammar.kind, f"one of the kinds {', '.join(GRAMMAR_KINDS)}")
+        raise InvalidRequestError(name, grammar.kind, f"one of the kinds {', '.join(GRAMMAR_KINDS)}")
     if not isinstance(grammar.text, str):
-        raise InvalidRequestError("grammar", grammar.text, "a text")
+        raise InvalidRequestError(name, grammar.text, "a text")
     try:
         num_bytes = len(grammar.text.encode())
     except UnicodeEncodeError as error:
-        raise InvalidRequestError("grammar", f"half a character at {error.start}", "Unicode text") from error
+        raise InvalidRequestError(name, f"half a character at {error.start}", "Unicode text") from error
     if not 1 <= num_bytes <= MAX_GRAMMAR_BYTES:
-        raise InvalidRequestError("grammar", f"{num_bytes} bytes", f"1 to {MAX_GRAMMAR_BYTES} bytes of text")
-    for field, default in NOT_BESIDE_A_GRAMMAR.items():
-        if getattr(sampling, field) != default:
+        raise InvalidRequestError(name, f"{num_bytes} bytes", f"1 to {MAX_GRAMMAR_BYTES} bytes of text")
+
+
+def _require_alone(grammar: Grammar, sampling: SamplingParams) -> None:
+    for field in NOT_BESIDE_A_GRAMMAR:
+        if getattr(sampling, field) != PARAMETERS[field].default:
             raise InvalidRequestError("grammar", grammar, f"none beside {field}")
 
 
 def _validate_search(sampling: SamplingParams, limits: RequestLimits) -> None:
-    _require_number("length_penalty", sampling.length_penalty, -10.0, 10.0)
-    if not isinstance(sampling.early_stopping, bool) and sampling.early_stopping != "never":
-        raise InvalidRequestError("early_stopping", sampling.early_stopping, 'True, False or "never"')
     if not sampling.beam_search:
-        for field, unset in (("length_penalty", 1.0), ("early_stopping", False)):
-            if getattr(sampling, field) != unset:
-                raise InvalidRequestError(field, getattr(sampling, field), f"{unset} unless beam_search is on")
+        for field in ("length_penalty", "early_stopping"):
+            value, unset = getattr(sampling, field), PARAMETERS[field].default
+            if value != unset:
+                raise InvalidRequestError(field, value, f"{unset} unless beam_search is on")
         return
     if sampling.temperature != 0:
         raise InvalidRequestError("temperature", sampling.temperature, "0 where beam_search is on")
     if sampling.num_beams == 1:
         return
-    for field, default in NOT_IN_A_SEARCH.items():
-        if getattr(sampling, field) != default:
-            raise InvalidRequestError(field, getattr(sampling, field), f"{default!r} where beam_search is on")
+    for field in NOT_IN_A_SEARCH:
+        value, unset = getattr(sampling, field), PARAMETERS[field].default
+        if value != unset:
+            raise InvalidRequestError(field, value, f"{unset!r} where beam_search is on")
     num_ends = len(sampling.ending_tokens(frozenset(limits.eos_token_ids)))
     if sampling.num_beams + num_ends > limits.vocab_size:
         allowed = f"at most {max(1, limits.vocab_size - num_ends)} beams: each needs a token that does not end it"
@@ -225,68 +276,6 @@ def validate_length(request: Request, limits: RequestLimits) -> None:
         )
 
 
-def _validate_stop_token_ids(sampling: SamplingParams, limits: RequestLimits) -> None:
-    ids = sampling.stop_token_ids
-    if not isinstance(ids, tuple) or len(ids) > MAX_STOP_TOKEN_IDS:
-        raise InvalidRequestError("stop_token_ids", ids, f"a tuple of at most {MAX_STOP_TOKEN_IDS} token ids")
-    for token in ids:
-        _require_int("stop_token_ids", token, 0, limits.vocab_size - 1)
-
-
-def _validate_stop_strings(sampling: SamplingParams) -> None:
-    _require_bool("include_stop_str_in_output", sampling.include_stop_str_in_output)
-    _require_bool("skip_special_tokens", sampling.skip_special_tokens)
-    if not isinstance(sampling.stop, tuple) or len(sampling.stop) > MAX_STOP_STRINGS:
-        raise InvalidRequestError("stop", sampling.stop, f"at most {MAX_STOP_STRINGS} strings")
-    for text in sampling.stop:
-        _require_text("stop", text, 1, MAX_STOP_STRING_LENGTH)
-
-
-def _validate_rules(sampling: SamplingParams, limits: RequestLimits) -> None:
-    _require_number("repetition_penalty", sampling.repetition_penalty, 0.01, 100.0)
-    _require_number("presence_penalty", sampling.presence_penalty, -2.0, 2.0)
-    _require_number("frequency_penalty", sampling.frequency_penalty, -2.0, 2.0)
-    _validate_biases(sampling, limits)
-    _validate_bad_words(sampling, limits)
-    allowed = sampling.allowed_token_ids
-    if allowed is not None:
-        if not isinstance(allowed, tuple) or not 1 <= len(allowed) <= limits.vocab_size:
-            fits = f"None, or a tuple of 1 to {limits.vocab_size} token ids"
-            raise InvalidRequestError("allowed_token_ids", allowed, fits)
-        for token in allowed:
-            _require_int("allowed_token_ids", token, 0, limits.vocab_size - 1)
-    _require_a_choice(sampling, limits)
-
-
-def _validate_biases(sampling: SamplingParams, limits: RequestLimits) -> None:
-    biases = sampling.biases
-    if not isinstance(biases, tuple) or len(biases) > MAX_BIASES:
-        raise InvalidRequestError("logit_bias", biases, f"a number for each of at most {MAX_BIASES} token ids")
-    for pair in biases:
-        if not isinstance(pair, tuple) or len(pair) != 2:
-            raise InvalidRequestError("logit_bias", pair, "pairs of a token id and a number")
-        _require_int("logit_bias", pair[0], 0, limits.vocab_size - 1)
-        _require_number(f"logit_bias[{pair[0]}]", pair[1], -100.0, 100.0)
-    if len({token for token, _ in biases}) < len(biases):
-        raise InvalidRequestError("logit_bias", biases, "each token id once")
-
-
-def _validate_bad_words(sampling: SamplingParams, limits: RequestLimits) -> None:
-    words, sequences = sampling.bad_words, sampling.bad_words_ids
-    if not isinstance(words, tuple) or len(words) > MAX_BAD_WORDS:
-        raise InvalidRequestError("bad_words", words, f"at most {MAX_BAD_WORDS} strings")
-    for word in words:
-        _require_text("bad_words", word, 1, MAX_BAD_WORD_LENGTH)
-    if not isinstance(sequences, tuple) or len(sequences) > MAX_BAD_WORDS_IDS:
-        raise InvalidRequestError("bad_words_ids", sequences, f"at most {MAX_BAD_WORDS_IDS} tuples of token ids")
-    for sequence in sequences:
-        if not isinstance(sequence, tuple) or not 1 <= len(sequence) <= MAX_BAD_WORD_TOKENS:
-            allowed = f"tuples of 1 to {MAX_BAD_WORD_TOKENS} token ids"
-            raise InvalidRequestError("bad_words_ids", sequence, allowed)
-        for token in sequence:
-            _require_int("bad_words_ids", token, 0, limits.vocab_size - 1)
-
-
 def _require_a_choice(sampling: SamplingParams, limits: RequestLimits) -> None:
     """Whatever the text is, a token must be left that nothing bans."""
     banned = {sequence[-1] for sequence in sampling.bad_words_ids}
@@ -302,19 +291,19 @@ def _require_a_choice(sampling: SamplingParams, limits: RequestLimits) -> None:
 
 def _require_int(field: str, value: object, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidRequestError(field, value, f"an integer from {low} to {high}")
+        raise InvalidRequestError(field, value, Integer(low, high).allowed)
 
 
 def _require_number(field: str, value: object, low: float, high: float) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not -LARGEST <= value <= LARGEST:
         raise InvalidRequestError(field, value, "a finite number")
     if not low <= value <= high:
-        raise InvalidRequestError(field, value, f"a number from {low:g} to {high:g}")
+        raise InvalidRequestError(field, value, Number(low, high).allowed)
 
 
-def _require_bool(field: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise InvalidRequestError(field, value, "True or False")
+def _require_entries(field: str, value: object, most: int, allowed: str) -> None:
+    if not isinstance(value, tuple) or len(value) > most:
+        raise InvalidRequestError(field, value, allowed)
 
 
 def _require_text(field: str, value: object, shortest: int, longest: int) -> None:

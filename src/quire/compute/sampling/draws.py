@@ -9,12 +9,20 @@ A draw chooses one token from one row of logits, by settings of its own:
    penalty if it is positive, else multiplied. **Frequency**, then **presence**: from the logit of a token that stands
    c > 0 times in the output, c × frequency and then presence are taken.
 2. Temperature 0 (also for top_k 1): the token of the highest logit, of equal ones the lowest id.
-3. Else every token has the weight e^(logit / temperature), and filters take tokens away, in this order: **min_p**,
-   those below that share of the highest weight; **top_k**, all but the k likeliest; **top_p**, all but the likeliest
-   that together make up that share of what is left, at least one. Of equal weights the lowest ids count as likelier.
+3. Else every token has the weight e^(logit / temperature), and filters take tokens away, in this order:
+   **top_n_sigma**, those whose logit is more than n standard deviations below the highest; **min_p**, those below that
+   share of the highest weight; **top_k**, all but the k likeliest; **top_p**, all but the likeliest that together make
+   up that share of what is left, at least one. Of equal weights the lowest ids count as likelier.
 4. What is left, in the order of ids, is drawn by one uniform number, a function of (seed, position) alone.
 
 Each number of step 1 is rounded to float32, so that all samplers have the same logits, to the bit.
+
+The standard deviation is that of the logits that step 1 leaves, those of -inf left out, divided by their count. It is
+made of whole numbers, whose sums are exact in any order: how far each logit is below the highest, in steps of 2^-20 of
+the distance to the lowest, rounded to the nearest step (halves up). The rest is float64, each operation rounded by
+itself: mean = sum / count, variance = sum of squares / count - mean x mean, at least 0. A token stays unless its logit
+is below highest - n x (sqrt(variance) x step). So all samplers keep the same tokens. Temperature would scale logits and
+deviation alike, so it makes no difference.
 
 So a sampled token depends on the request's own logits, text, seed and position: not on the batch, on chunks, or on what
 was preempted. Log-probabilities are those of the model itself: of the logits before step 1.
@@ -30,8 +38,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire.compute.arrays import BoolArray, FloatArray, IntArray, Logits, MaskArray
+from quire.core.errors import InvariantError
+from quire.core.sampling_params import DRAW_PARAMETERS, PARAMETERS
 
 NO_MASK: Final = -1
+_ROWS: Final = {name: row for row, name in enumerate(DRAW_PARAMETERS)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +93,7 @@ class TokenMasks:
 
 @dataclass(frozen=True, slots=True)
 class TokenRules:
-    """What changes the logits of each draw. `biases` and `counts` have an entry per id of `biased` and `seen`.
+    """The tokens whose logits change, by draw. `biases` and `counts` have an entry per id of `biased` and `seen`.
 
     `seen` are the tokens of the text to which penalties apply, and `counts` how often they stand in the output.
     """
@@ -93,20 +104,16 @@ class TokenRules:
     biases: FloatArray
     seen: TokenLists
     counts: IntArray
-    repetition: FloatArray  # [num_draws]; 1: off
-    frequency: FloatArray  # [num_draws]; 0: off
-    presence: FloatArray  # [num_draws]; 0: off
     masks: TokenMasks
 
     @classmethod
     def none(cls, num_draws: int) -> TokenRules:
         """Return the rules of draws that have none.
 
-        >>> TokenRules.none(2).repetition.tolist()
-        [1.0, 1.0]
+        >>> TokenRules.none(2).allowed.starts.tolist()
+        [0, 0, 0]
         """
         lists = TokenLists(np.zeros(num_draws + 1, np.int64), np.zeros(0, np.int64))
-        zeros = np.zeros(num_draws, np.float32)
         return cls(
             allowed=lists,
             banned=lists,
@@ -114,22 +121,25 @@ class TokenRules:
             biases=np.zeros(0, np.float32),
             seen=lists,
             counts=np.zeros(0, np.int64),
-            repetition=np.ones(num_draws, np.float32),
-            frequency=zeros,
-            presence=zeros,
             masks=TokenMasks.none(num_draws),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Columns of equal length, an entry per draw."""
+    """Columns of equal length, an entry per draw.
+
+    `parameters` has a row for each of `DRAW_PARAMETERS`, in that order. All are float32: whole numbers are exact up to
+    2^24, which is more than any vocabulary has tokens.
+
+    >>> integers = np.zeros(2, np.int64)
+    >>> draws = Draws(integers, parameter_columns(2, top_k=5), integers, integers, integers, TokenRules.none(2))
+    >>> draws.parameter("top_k").tolist(), draws.parameter("top_p").tolist()
+    ([5.0, 5.0], [1.0, 1.0])
+    """
 
     logit_rows: IntArray
-    temperatures: FloatArray
-    top_k: IntArray  # 0: off
-    top_p: FloatArray
-    min_p: FloatArray
+    parameters: FloatArray  # [num_parameters, num_draws]
     seeds: IntArray
     positions: IntArray
     num_logprobs: IntArray  # of the likeliest tokens to report; -1: no log-probabilities at all
@@ -138,6 +148,11 @@ class Draws:
     def __len__(self) -> int:
         """Return the number of draws."""
         return len(self.logit_rows)
+
+    def parameter(self, name: str) -> FloatArray:
+        """Return the column of a parameter. Does not mutate."""
+        column: FloatArray = self.parameters[_ROWS[name]]
+        return column
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +188,18 @@ class Sampler(Protocol):
     def report(self, logits: Logits, logit_rows: IntArray, tokens: IntArray, num_logprobs: IntArray) -> Choices:
         """Return the log-probabilities of given tokens, one a row, as if they had been drawn. Does not mutate."""
         ...
+
+
+def parameter_columns(num_draws: int, **values: float) -> FloatArray:
+    """Return the parameters of draws that have these in common; the others have their neutral values.
+
+    >>> parameter_columns(2, temperature=0.5)[0].tolist()
+    [0.5, 0.5]
+    """
+    if not values.keys() <= _ROWS.keys():
+        raise InvariantError(f"draws have no parameter {min(values.keys() - _ROWS.keys())}")
+    neutral = [values.get(name, PARAMETERS[name].default) for name in DRAW_PARAMETERS]
+    return np.repeat(np.array(neutral, np.float32)[:, None], num_draws, axis=1)
 
 
 def joined(parts: Sequence[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
+from quire import _native
 from quire._native import Kernels, Sampler, ThreadTeam
 from quire.compute.arrays import FloatArray, IntArray
 from quire.compute.sampling.draws import Choices, Draws
+from quire.core.errors import InvariantError
+from quire.core.sampling_params import DRAW_PARAMETERS
 
 
 class NativeSampler:
     """Chooses tokens; implements `Sampler`."""
 
     def __init__(self, kernels: Kernels, team: ThreadTeam, vocab_size: int) -> None:
+        if _native.DRAW_PARAMETERS != DRAW_PARAMETERS:
+            raise InvariantError("quire._native was built for other sampling parameters; install quire again")
         self._sampler = Sampler(kernels, team, vocab_size)
 
     def sample(self, logits: FloatArray, draws: Draws) -> Choices:

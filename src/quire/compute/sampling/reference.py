@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quire.compute.arrays import FloatArray, IntArray
-from quire.compute.sampling.draws import Choices, Draws, TokenRules
+from quire.compute.sampling.draws import Choices, Draws
 
 Weights = NDArray[np.float64]
 
 WORD: Final = (1 << 64) - 1
+STEPS: Final = float(1 << 20)
+"""From the highest logit to the lowest: the sum of the squares of 2^23 tokens is still an int64."""
 
 
 def uniform(seed: int, position: int) -> float:
@@ -39,7 +42,7 @@ class ReferenceSampler:
         choices = Choices.of(np.zeros(len(draws), np.int64), draws.num_logprobs)
         for index in range(len(draws)):
             row = logits[draws.logit_rows[index]]
-            choices.tokens[index] = _choose(changed(row, draws.rules, index), draws, index)
+            choices.tokens[index] = _choose(changed(row, draws, index), draws, index)
             if draws.num_logprobs[index] >= 0:
                 _report(row, int(draws.num_logprobs[index]), index, choices)
         return choices
@@ -52,9 +55,9 @@ class ReferenceSampler:
         return choices
 
 
-def changed(row: FloatArray, rules: TokenRules, index: int) -> FloatArray:
+def changed(row: FloatArray, draws: Draws, index: int) -> FloatArray:
     """Return the logits of a draw as its rules leave them. Does not mutate."""
-    logits = row.copy()
+    logits, rules = row.copy(), draws.rules
     allowed, seen = rules.allowed.ids[rules.allowed.span(index)], rules.seen.ids[rules.seen.span(index)]
     if len(allowed):
         logits[:] = -np.inf
@@ -64,10 +67,10 @@ def changed(row: FloatArray, rules: TokenRules, index: int) -> FloatArray:
         logits[~mask] = -np.inf
     logits[rules.banned.ids[rules.banned.span(index)]] = -np.inf
     logits[rules.biased.ids[rules.biased.span(index)]] += rules.biases[rules.biased.span(index)]
-    penalty, counts = rules.repetition[index], rules.counts[rules.seen.span(index)]
+    penalty, counts = draws.parameter("repetition_penalty")[index], rules.counts[rules.seen.span(index)]
     logits[seen] = np.where(logits[seen] < 0, logits[seen] * penalty, logits[seen] / penalty)
-    logits[seen] -= rules.frequency[index] * counts.astype(np.float32)
-    logits[seen[counts > 0]] -= rules.presence[index]
+    logits[seen] -= draws.parameter("frequency_penalty")[index] * counts.astype(np.float32)
+    logits[seen[counts > 0]] -= draws.parameter("presence_penalty")[index]
     return logits
 
 
@@ -81,20 +84,34 @@ def _choose(row: FloatArray, draws: Draws, index: int) -> int:
 
 def token_weights(row: FloatArray, draws: Draws, index: int) -> Weights | None:
     """Return the weight of every token, 0 where a filter took it away; None for a greedy draw."""
-    temperature = float(draws.temperatures[index])
+    temperature, top_p = (float(draws.parameter(name)[index]) for name in ("temperature", "top_p"))
+    top_k = int(draws.parameter("top_k")[index])
     highest = row.max()
     if temperature < np.finfo(np.float32).tiny or not np.isfinite(highest):
         return None
     weights: Weights = np.exp((row.astype(np.float64) - highest) / temperature)
-    weights[weights < draws.min_p[index]] = 0.0
+    weights[row.astype(np.float64) < least_logit(row, float(draws.parameter("top_n_sigma")[index]))] = 0.0
+    weights[weights < draws.parameter("min_p")[index]] = 0.0
     order = np.argsort(-weights, kind="stable")
-    if draws.top_k[index] > 0:
-        weights[order[draws.top_k[index] :]] = 0.0
-    if draws.top_p[index] < 1.0:
+    if top_k > 0:
+        weights[order[top_k:]] = 0.0
+    if top_p < 1.0:
         sums = np.cumsum(weights[order])
-        kept = 1 + int(np.searchsorted(sums, float(draws.top_p[index]) * sums[-1], side="left"))
+        kept = 1 + int(np.searchsorted(sums, top_p * sums[-1], side="left"))
         weights[order[kept:]] = 0.0
     return weights
+
+
+def least_logit(row: FloatArray, num_deviations: float) -> float:
+    """Return the least logit that top_n_sigma keeps. Does not mutate."""
+    logits = row[np.isfinite(row)].astype(np.float64)
+    highest, spread = logits.max(), logits.max() - logits.min()
+    if num_deviations <= 0 or spread == 0:
+        return -math.inf
+    steps = ((highest - logits) * (STEPS / spread) + 0.5).astype(np.int64)
+    mean = float(steps.sum()) / len(steps)
+    variance = max(0.0, float((steps * steps).sum()) / len(steps) - mean * mean)
+    return float(highest - num_deviations * (math.sqrt(variance) * (spread / STEPS)))
 
 
 def _report(row: FloatArray, count: int, index: int, choices: Choices) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from quire.compute.arrays import IntArray
-from quire.compute.sampling.draws import Draws, TokenRules
+from quire.compute.sampling.draws import Draws, TokenRules, parameter_columns
 from quire.compute.torch.kernels.tile_shape import SPLIT
 from quire.compute.torch.settings import TorchSettings
 from quire.compute.worker.model_runner import StepInputs
@@ -37,13 +37,10 @@ def largest_steps(spec: KVCacheSpec, settings: TorchSettings, context_length: in
 
 def filtered_draws(count: int) -> Draws:
     """Return draws that take all that a sampler knows, one from each of the first rows of logits."""
-    numbers, integers = np.ones(count, np.float32), np.zeros(count, np.int64)
+    integers = np.zeros(count, np.int64)
     return Draws(
         logit_rows=np.arange(count),
-        temperatures=numbers,
-        top_k=integers + 1,
-        top_p=np.full(count, 0.5, np.float32),
-        min_p=np.full(count, 0.25, np.float32),
+        parameters=parameter_columns(count, top_k=1, top_p=0.5, min_p=0.25),
         seeds=integers,
         positions=integers,
         num_logprobs=integers - 1,

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from quire.compute.arrays import IntArray
+from quire.compute.arrays import FloatArray, IntArray
 from quire.compute.sampling.draws import NO_MASK, Choices, Draws, TokenLists, TokenMasks, TokenRules
+from quire.compute.sampling.reference import STEPS
 from quire.compute.torch.kernels.sampling import MAX_VOCABULARY, choose_tokens
 from quire.compute.torch.upload import on_device
 from quire.core.errors import InvalidConfigError
@@ -50,11 +51,11 @@ class TorchSampler:
         """Return the token of each draw, int64, on the device; waits for nothing. Does not mutate the logits."""
         with torch.inference_mode():
             rows, own = logits[:, : self._vocab_size], draws.logit_rows
-            if _has_any(draws.rules):
-                rows = changed(rows[on_device(own, logits.device)].to(torch.float32), draws.rules)
+            if _has_any(draws.rules) or (draws.parameter("top_n_sigma") > 0).any():
+                rows = changed(rows[on_device(own, logits.device)].to(torch.float32), draws)
+                _cut(rows, draws.parameter("top_n_sigma"))
                 own = np.arange(len(draws))
-            columns = own, draws.temperatures, draws.top_k, draws.top_p, draws.min_p, uniforms(draws)
-            return choose_tokens(rows, on_device(np.stack(columns, axis=1).astype(np.float64), logits.device))
+            return choose_tokens(rows, on_device(draw_settings(draws, own), logits.device))
 
     def report(self, logits: torch.Tensor, logit_rows: IntArray, tokens: IntArray, num_logprobs: IntArray) -> Choices:
         """Return the log-probabilities of given tokens. Waits for the device. Does not mutate the logits."""
@@ -82,6 +83,12 @@ class TorchSampler:
                 choices.top_logprobs[own, :most] = np.where(asked, logprobs.gather(1, best).cpu().numpy(), 0.0)
 
 
+def draw_settings(draws: Draws, logit_rows: IntArray) -> NDArray[np.float64]:
+    """Return what `choose_tokens` is told of each draw, its row of logits first."""
+    parameters = [draws.parameter(name) for name in ("temperature", "top_k", "top_p", "min_p")]
+    return np.stack([logit_rows, *parameters, uniforms(draws)], axis=1).astype(np.float64)
+
+
 def uniforms(draws: Draws) -> NDArray[np.float64]:
     """Return the number in [0, 1) of each draw: `quire.compute.sampling.reference.uniform`, all at once."""
     words = _mixed(_mixed(_mixed(draws.seeds.astype(np.uint64))) ^ draws.positions.astype(np.uint64))
@@ -95,8 +102,9 @@ def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return words ^ (words >> np.uint64(31))
 
 
-def changed(rows: torch.Tensor, rules: TokenRules) -> torch.Tensor:
+def changed(rows: torch.Tensor, draws: Draws) -> torch.Tensor:
     """Return float32 rows, one a draw, as their rules leave them. Mutates them."""
+    rules = draws.rules
     given = rows.clone() if len(rules.allowed.ids) else rows
     if len(rules.allowed.ids):
         limited = np.flatnonzero(np.diff(rules.allowed.starts))
@@ -108,17 +116,39 @@ def changed(rows: torch.Tensor, rules: TokenRules) -> torch.Tensor:
     if len(rules.biased.ids):
         rows[_places(rules.biased, rows.device)] += on_device(rules.biases, rows.device)
     if len(rules.seen.ids):
-        _penalize(rows, rules)
+        _penalize(rows, draws)
     return rows
 
 
-def _penalize(rows: torch.Tensor, rules: TokenRules) -> None:
+def _cut(rows: torch.Tensor, num_deviations: FloatArray) -> None:
+    """Take the tokens away that top_n_sigma does not keep, in slabs. Each line rounds once, as the definition does."""
+    wanted = np.flatnonzero(num_deviations > 0)
+    for start in range(0, len(wanted), SLAB):
+        own = on_device(wanted[start : start + SLAB], rows.device)
+        limits = on_device(num_deviations[wanted[start : start + SLAB], None].astype(np.float64), rows.device)
+        exact = rows[own].to(torch.float64)
+        finite = exact.isfinite()
+        highest = exact.amax(dim=1, keepdim=True)
+        spread = highest - torch.where(finite, exact, highest).amin(dim=1, keepdim=True)
+        scaled = (highest - exact) * (STEPS / spread)
+        steps = torch.where(finite & (spread > 0), scaled + 0.5, 0.0).to(torch.int64)
+        count = finite.sum(dim=1, keepdim=True)
+        mean = steps.sum(dim=1, keepdim=True).to(torch.float64) / count
+        squares = (steps * steps).sum(dim=1, keepdim=True).to(torch.float64) / count
+        variance = (squares - mean * mean).clamp_min(0.0)
+        least = highest - limits * (variance.sqrt() * (spread / STEPS))
+        rows[own] = torch.where((exact < least) & (spread > 0), -torch.inf, exact).to(torch.float32)
+
+
+def _penalize(rows: torch.Tensor, draws: Draws) -> None:
     """Apply the penalties of tokens that were seen. Each line rounds once, as the definition does."""
-    places = _places(rules.seen, rows.device)
-    entries = np.repeat(np.arange(len(rules.repetition)), np.diff(rules.seen.starts))
-    penalties = np.stack([rules.repetition, rules.frequency, rules.presence])[:, entries]
+    seen = draws.rules.seen
+    places = _places(seen, rows.device)
+    entries = np.repeat(np.arange(len(draws)), np.diff(seen.starts))
+    names = ("repetition_penalty", "frequency_penalty", "presence_penalty")
+    penalties = np.stack([draws.parameter(name)[entries] for name in names])
     repetition, frequency, presence = on_device(penalties, rows.device)
-    counts = on_device(rules.counts.astype(np.float32), rows.device)
+    counts = on_device(draws.rules.counts.astype(np.float32), rows.device)
     logits = rows[places]
     logits = torch.where(logits < 0, logits * repetition, logits / repetition)
     logits = logits - frequency * counts

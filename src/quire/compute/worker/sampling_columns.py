@@ -1,6 +1,7 @@
 """SamplingColumns: how each row chooses its tokens, and the draws of one step.
 
-The settings of a row are entered once, when a request takes it, into one array per setting; a step gathers them by row.
+The settings of a row are entered once, when a request takes it, into one column per setting; a step gathers them by
+row. The numbers that draws have are the parameters declared so in `quire.core.sampling_params`.
 A row makes one draw as a rule. A row that opens into k sequences makes k, all from the same logits, each with the seed
 of its sequence. A row with d drafts makes 1 + d, from the logits behind each of them: it will accept as many drafts as
 it would have drawn itself, so drafts change the number of steps and never the text. What changes logits by what stands
@@ -17,14 +18,15 @@ from typing import Final
 
 import numpy as np
 
-from quire.compute.arrays import FloatArray, IntArray
+from quire.compute.arrays import IntArray
 from quire.compute.sampling.draws import Draws, TokenLists, TokenRules, joined
 from quire.compute.worker.grammar_rows import NO_MASKS, RowMasks
 from quire.compute.worker.row_rules import NO_RULES, DrawRules, RowRules
+from quire.core.sampling_params import DRAW_PARAMETERS, MAX_SEED
 from quire.core.step import RowStart
 
 NO_LOGPROBS: Final = -1
-MAX_SEED: Final = (1 << 63) - 1
+TEMPERATURE: Final = DRAW_PARAMETERS.index("temperature")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,31 +53,31 @@ class SamplingColumns:
 
     def __init__(self, eos_token_ids: frozenset[int] = frozenset()) -> None:
         self._eos_token_ids = eos_token_ids
-        self._numbers = np.zeros((6, 1), np.float32)  # temperature, top_p, min_p, penalties: [6, num_rows]
-        self._integers = np.zeros((4, 1), np.int64)  # top_k, seed, logprobs, prompt_logprobs: [4, num_rows]
+        self._parameters = np.zeros((len(DRAW_PARAMETERS), 1), np.float32)  # [num_parameters, num_rows]
+        self._integers = np.zeros((3, 1), np.int64)  # seed, logprobs, prompt_logprobs: [3, num_rows]
         self._rules: dict[int, RowRules] = {}
 
     def start(self, start: RowStart) -> None:
         """Enter the settings of a request that takes a row. Mutates."""
         row, sampling = start.row, start.sampling
-        missing = row + 1 - self._numbers.shape[1]
+        missing = row + 1 - self._parameters.shape[1]
         if missing > 0:
-            width = ((0, 0), (0, max(missing, self._numbers.shape[1])))
-            self._numbers = np.pad(self._numbers, width)
+            width = ((0, 0), (0, max(missing, self._parameters.shape[1])))
+            self._parameters = np.pad(self._parameters, width)
             self._integers = np.pad(self._integers, width)
-        penalties = sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty
-        # The likeliest token alone is the greedy choice, which no temperature rounds to the weight of another token.
-        temperature = 0.0 if sampling.top_k == 1 else sampling.temperature
-        self._numbers[:, row] = temperature, sampling.top_p, sampling.min_p, *penalties
+        self._parameters[:, row] = [getattr(sampling, name) for name in DRAW_PARAMETERS]
+        if sampling.top_k == 1:
+            # The likeliest token alone is the greedy choice, which no temperature rounds to the weight of another one.
+            self._parameters[TEMPERATURE, row] = 0.0
         logprobs = [NO_LOGPROBS if k is None else k for k in (sampling.logprobs, sampling.prompt_logprobs)]
-        self._integers[:, row] = max(0, sampling.top_k), seed_of(start), *logprobs
+        self._integers[:, row] = seed_of(start), *logprobs
         self.release(row)
         if sampling.has_rules:
             self._rules[row] = RowRules(start, self._eos_token_ids)
 
     def num_prompt_logprobs(self, row: int) -> int:
         """Return how many of the likeliest tokens are reported at each place of a row's prompt. Does not mutate."""
-        return int(self._integers[3, row])
+        return int(self._integers[2, row])
 
     def release(self, row: int) -> None:
         """Forget the rules of a row. Mutates."""
@@ -88,21 +90,17 @@ class SamplingColumns:
         index = np.arange(len(entry)) - np.repeat(np.cumsum(counts) - counts, counts)  # within the entry
         along = index * sampling.drafted[entry]
         rows = sampling.rows[entry]
-        temperatures, top_p, min_p, *penalties = self._numbers[:, rows]
-        top_k, seeds, logprobs, _ = self._integers[:, rows]
+        seeds, logprobs, _ = self._integers[:, rows]
         return Draws(
             logit_rows=sampling.logit_starts[entry] + along,
-            temperatures=np.ascontiguousarray(temperatures),
-            top_k=np.ascontiguousarray(top_k),
-            top_p=np.ascontiguousarray(top_p),
-            min_p=np.ascontiguousarray(min_p),
+            parameters=np.take(self._parameters, rows, axis=1),
             seeds=(seeds + index - along) & MAX_SEED,
             positions=sampling.next_positions[entry] + along,
             num_logprobs=np.ascontiguousarray(logprobs),
-            rules=self._token_rules(sampling, penalties),
+            rules=self._token_rules(sampling),
         )
 
-    def _token_rules(self, sampling: Sampling, penalties: list[FloatArray]) -> TokenRules:
+    def _token_rules(self, sampling: Sampling) -> TokenRules:
         masks = sampling.masks.of_draws(sampling.rows, sampling.num_draws, sampling.drafted)
         if self._rules.keys().isdisjoint(sampling.rows.tolist()):
             return replace(TokenRules.none(int(sampling.num_draws.sum())), masks=masks)
@@ -116,7 +114,6 @@ class SamplingColumns:
             else:
                 found += rules.at(sampling.texts[index]) * count
         allowed, banned, biased, biases, seen, counts = zip(*found, strict=True)
-        repetition, frequency, presence = map(np.ascontiguousarray, penalties)
         return TokenRules(
             allowed=TokenLists.of(allowed),
             banned=TokenLists.of(banned),
@@ -124,9 +121,6 @@ class SamplingColumns:
             biases=joined(biases, np.float32),
             seen=TokenLists.of(seen),
             counts=joined(counts, np.int64),
-            repetition=repetition,
-            frequency=frequency,
-            presence=presence,
             masks=masks,
         )
 

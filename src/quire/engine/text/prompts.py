@@ -19,8 +19,7 @@ from typing import Any, Final, cast
 
 from quire.core.errors import InvalidRequestError, QuireError
 from quire.core.request import token_array
-from quire.core.sampling_params import SamplingParams
-from quire.core.validate import MAX_BAD_WORD_TOKENS
+from quire.core.sampling_params import MAX_BAD_WORD_TOKENS, SamplingParams
 from quire.engine.text.tokenizer import Tokenizer
 
 Message = Mapping[str, object]

@@ -1,7 +1,7 @@
 """The fields that say how text is written, shared by all endpoints that write some, and the step to `SamplingParams`.
 
-Types are checked when a body is read. Values are checked by `quire.core.validate` alone, as for every other door; the
-ranges that stand here are for the OpenAPI document.
+Types are checked when a body is read. Values are checked by `quire.core.validate` alone, as for every other door. Most
+fields are made from the declarations in `quire.core.sampling_params`, with the ranges for the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -9,25 +9,22 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from quire.core.errors import InvalidRequestError
-from quire.core.sampling_params import SamplingParams
-from quire.core.validate import (
-    MAX_BAD_WORD_LENGTH,
-    MAX_BAD_WORDS,
+from quire.core.parameters import Biases, Choice, Integer, Kind, Number, Place, Switch, Texts, TokenIds
+from quire.core.sampling_params import (
     MAX_BIASES,
+    MAX_INT32,
     MAX_LOGPROBS,
-    MAX_NAME_LENGTH,
-    MAX_PRIORITY,
-    MAX_SALT_LENGTH,
-    MAX_SEED,
     MAX_STOP_STRING_LENGTH,
-    MAX_STOP_TOKEN_IDS,
+    PARAMETERS,
+    SamplingParams,
 )
+from quire.core.validate import MAX_NAME_LENGTH, MAX_PRIORITY, MAX_SALT_LENGTH
 from quire.serve.errors import ApiError
 from quire.serve.schemas.common import ModelFields
 from quire.serve.schemas.formats import ResponseFormat, StructuredOutputs
@@ -41,19 +38,53 @@ def within(low: float, high: float) -> Meta:
     return Meta(extra_json_schema={"minimum": low, "maximum": high})
 
 
-def at_most(count: int) -> Meta:
-    """Return the greatest length of a list, for the OpenAPI document."""
-    return Meta(extra_json_schema={"maxItems": count})
+def at_most(count: int | None) -> Meta:
+    """Return the greatest length of a list, for the OpenAPI document; None: any length."""
+    return Meta(extra_json_schema={} if count is None else {"maxItems": count})
 
 
 LogprobCount = Annotated[int, within(0, MAX_LOGPROBS)]
-TokenCount = Annotated[int, within(0, (1 << 31) - 1)]
-TokenId = Annotated[int, within(0, (1 << 31) - 1)]
-SequenceCount = Annotated[int, within(1, 1 << 20)]
-StopString = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": MAX_STOP_STRING_LENGTH})]
-BadWord = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": MAX_BAD_WORD_LENGTH})]
+TokenCount = Annotated[int, within(0, MAX_INT32)]
+TokenId = Annotated[int, within(0, MAX_INT32)]
 ShownId = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_LENGTH)]
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=MAX_SALT_LENGTH)]
+StopString = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": MAX_STOP_STRING_LENGTH})]
+
+
+def _field_type(kind: Kind) -> Any:
+    """Return the type of the field of a parameter."""
+    match kind:
+        case Integer():
+            return Annotated[int, within(kind.low, kind.high)]
+        case Number():
+            low = "exclusiveMinimum" if kind.is_above else "minimum"
+            return Annotated[float, Meta(extra_json_schema={low: kind.low, "maximum": kind.high})]
+        case Switch():
+            return bool
+        case Choice():
+            return bool | Literal[kind.words]
+        case Texts():
+            text = Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": kind.longest})]
+            return Annotated[list[text], at_most(kind.most)]
+        case TokenIds():
+            return Annotated[list[TokenId], at_most(kind.most)]
+        case Biases():
+            token_id = Annotated[str, Meta(extra_json_schema={"pattern": f"^({_TOKEN_ID.pattern})$"})]
+            return Annotated[dict[token_id, float], Meta(extra_json_schema={"maxProperties": kind.most})]
+    raise TypeError(f"no field of a body is a {type(kind).__name__}")
+
+
+def _names(*places: Place) -> tuple[str, ...]:
+    return tuple(name for name, declared in PARAMETERS.items() if declared.place in places)
+
+
+def _with_parameters(base: type[msgspec.Struct], name: str, *places: Place) -> type[msgspec.Struct]:
+    """Return a struct that also has the parameters of these places as fields; None: the field is not given."""
+    fields = [
+        (each, Annotated[_field_type(PARAMETERS[each].kind) | None, Meta(description=PARAMETERS[each].help)], None)
+        for each in _names(*places)
+    ]
+    return msgspec.defstruct(name, fields, bases=(base,), kw_only=True, forbid_unknown_fields=True)
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -64,33 +95,22 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None
 
 
-class SamplingFields(ModelFields, kw_only=True, forbid_unknown_fields=True):
+if TYPE_CHECKING:
+
+    class TextParameters(ModelFields):
+        """The parameters that every endpoint takes."""
+
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    TextParameters = _with_parameters(ModelFields, "TextParameters", Place.DRAW, Place.TEXT)
+
+
+class SamplingFields(TextParameters, kw_only=True, forbid_unknown_fields=True):
     """How text is written. A field that is not given has the value that the makers of the model chose for it."""
 
     stream: bool | None = None
-    temperature: Annotated[float, within(0, 1e6)] | None = None
-    top_p: Annotated[float, Meta(extra_json_schema={"exclusiveMinimum": 0, "maximum": 1})] | None = None
-    top_k: Annotated[int, within(-1, (1 << 31) - 1)] | None = None
-    min_p: Annotated[float, within(0, 1)] | None = None
-    seed: Annotated[int, within(0, MAX_SEED)] | None = None
-    presence_penalty: Annotated[float, within(-2, 2)] | None = None
-    frequency_penalty: Annotated[float, within(-2, 2)] | None = None
-    repetition_penalty: Annotated[float, within(0.01, 100)] | None = None
-    logit_bias: (
-        Annotated[
-            dict[Annotated[str, Meta(extra_json_schema={"pattern": "^(0|[1-9][0-9]{0,9})$"})], float],
-            Meta(extra_json_schema={"maxProperties": MAX_BIASES}),
-        ]
-        | None
-    ) = None
     stop: StopString | Annotated[list[StopString], at_most(MAX_STOPS)] | None = None
-    stop_token_ids: Annotated[list[TokenId], at_most(MAX_STOP_TOKEN_IDS)] | None = None
-    include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    min_tokens: TokenCount | None = None
-    skip_special_tokens: bool | None = None
-    allowed_token_ids: list[TokenId] | None = None
-    bad_words: Annotated[list[BadWord], at_most(MAX_BAD_WORDS)] | None = None
     priority: Annotated[int, within(-MAX_PRIORITY, MAX_PRIORITY)] | None = None
     cache_salt: CacheSalt | None = None
     request_id: ShownId | None = None
@@ -98,52 +118,35 @@ class SamplingFields(ModelFields, kw_only=True, forbid_unknown_fields=True):
     truncation_side: Literal["left", "right"] | None = None
 
 
-class ChoiceFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+if TYPE_CHECKING:
+
+    class ChoiceParameters(SamplingFields):
+        """The parameters of endpoints that write several texts."""
+
+else:
+    ChoiceParameters = _with_parameters(SamplingFields, "ChoiceParameters", Place.CHOICES)
+
+
+class ChoiceFields(ChoiceParameters, kw_only=True, forbid_unknown_fields=True):
     """How many texts are written, what they are held to, how they are found, and what is told of their tokens."""
 
-    n: SequenceCount | None = None
-    best_of: SequenceCount | None = None
     use_beam_search: bool | None = None
-    length_penalty: Annotated[float, within(-10, 10)] | None = None
-    early_stopping: bool | Literal["never"] | None = None
     stream_options: StreamOptions | None = None
-    prompt_logprobs: LogprobCount | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
 
 
-PASSED: Final = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "presence_penalty",
-    "frequency_penalty",
-    "repetition_penalty",
-    "stop",
-    "stop_token_ids",
-    "include_stop_str_in_output",
-    "ignore_eos",
-    "min_tokens",
-    "skip_special_tokens",
-    "allowed_token_ids",
-    "bad_words",
-    "n",
-    "best_of",
-    "length_penalty",
-    "early_stopping",
-    "prompt_logprobs",
-)
+PASSED: Final = tuple(name for name in ("stop", *_names(Place.DRAW, Place.TEXT, Place.CHOICES)) if name != "logit_bias")
 """Fields whose names and values are those of `SamplingParams`."""
 
 
 def sampling_of(fields: SamplingFields, defaults: SamplingParams, **changes: Any) -> SamplingParams:
     """Return the sampling parameters of a request: `changes`, then what it says, then the defaults. Does not mutate.
 
-    >>> sampling_of(ChoiceFields(n=2, logit_bias={"7": 1.0}), SamplingParams(temperature=0.6), max_tokens=16)
+    >>> fields = msgspec.convert({"n": 2, "logit_bias": {"7": 1.0}}, ChoiceFields)
+    >>> sampling_of(fields, SamplingParams(temperature=0.6), max_tokens=16)
     SamplingParams(n=2, ..., temperature=0.6, ..., max_tokens=16, ..., logit_bias=((7, 1.0),), ...)
     """
     require_few_stops(fields.stop)
