@@ -292,7 +292,7 @@ def story() -> str:
         "2, 2, 2)",
         "The prefix takes 3 blocks instead of 9: 6 blocks saved.",
         "blocks: 6 saved by sharing",
-        "Its references go, and nothing else (counts of blocks 0, 1, 2: 2, 2, 2)",
+        "Its references are dropped, and nothing else changes (counts of blocks 0, 1, 2: 2, 2, 2)",
         "Block 3, which A held alone, has no holder left: it is free.",
         "All counts are 0, but the 3 blocks of the system prompt keep their content",
         "48 of its 54 prompt tokens are served from cached blocks",

@@ -47,7 +47,7 @@ def limits_of(facts: BackendFacts, read_bytes: int) -> Limits:
 
 
 class MachineLimits:
-    """The limits for a number of threads; `read_bytes` is the memory that is read for the bandwidth."""
+    """The limits for a number of threads; `read_bytes` is the amount of memory to read when measuring bandwidth."""
 
     def __init__(self, num_threads: int, read_bytes: int) -> None:
         try:

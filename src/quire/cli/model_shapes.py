@@ -55,7 +55,7 @@ def find_shape(model: str) -> ModelShape:
 
 
 def describe(settings: Path, max_length: int | None = None) -> ModelDescription:
-    """Return what stands in the settings of a model, a folder or a file; `max_length` as of `read_model`."""
+    """Return the settings of a model, a folder or a file; `max_length` as of `read_model`."""
     return read_settings(settings, max_length) if settings.is_file() else read_model(settings, max_length)
 
 

@@ -37,7 +37,7 @@ def backend_on(device: str, config: ResolvedConfig, folder: Path, model: ModelDe
         from quire.compute.native.backend import NativeBackend
     except ImportError as error:
         if config.backend == "native":
-            allowed = "reference: the compiled core cannot be imported; see quire doctor"
+            allowed = "reference: the compiled core cannot be imported; run quire doctor"
             raise InvalidConfigError("backend", "native", allowed) from error
         return ReferenceBackend.of(config, folder, model)
     return NativeBackend.of(config, folder, model)

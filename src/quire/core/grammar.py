@@ -105,4 +105,4 @@ def _json_text(value: object) -> str:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         found = f"{type(error).__name__}: {error}"
-        raise InvalidRequestError("grammar", found, "a JSON Schema that JSON can say") from error
+        raise InvalidRequestError("grammar", found, "a JSON Schema that can be written as JSON") from error

@@ -48,7 +48,7 @@ def read_sampling(reader: WireReader) -> SamplingParams:
     stop_token_ids, stop = tuple(reader.column()), _read_texts(reader)
     parts = reader.integer()
     if parts not in range(HAS_RULES + HAS_GRAMMAR + 1):
-        raise StepLogError("sampling parameters have parts that nobody knows")
+        raise StepLogError("sampling parameters with unknown parts")
     rules = _read_rules(reader) if parts & HAS_RULES else NO_RULES
     grammar = _read_grammar(reader) if parts & HAS_GRAMMAR else None
     search = _read_search(reader) if beam_search else NO_SEARCH
@@ -91,14 +91,14 @@ def _write_search(writer: WireWriter, sampling: SamplingParams) -> None:
 def _read_search(reader: WireReader) -> _Search:
     length_penalty, early_stopping = reader.number(), reader.integer()
     if early_stopping not in range(len(EARLY_STOPPING)):
-        raise StepLogError("a beam search stops in a way that nobody knows")
+        raise StepLogError("a beam search with an unknown early_stopping")
     return _Search(length_penalty=length_penalty, early_stopping=EARLY_STOPPING[early_stopping])
 
 
 def _read_grammar(reader: WireReader) -> Grammar:
     kind = reader.integer()
     if kind not in range(len(GRAMMAR_KINDS)):
-        raise StepLogError("a grammar is of a kind that nobody knows")
+        raise StepLogError("a grammar of an unknown kind")
     return Grammar(GRAMMAR_KINDS[kind], reader.text(), reader.text())
 
 

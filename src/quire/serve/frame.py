@@ -139,7 +139,7 @@ class Frame:
         )
 
     def _tenant(self, path: str, authorization: bytes) -> Tenant:
-        """Return who calls; raises `ApiError` for somebody who may not."""
+        """Return the tenant of a call; raises `ApiError` if it may not call."""
         tenants = self._services.tenants
         if not tenants.has_keys or path in self._open_paths:
             return ANYBODY

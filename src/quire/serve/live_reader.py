@@ -76,7 +76,7 @@ class Names:
 
 
 class LiveReader:
-    """One who watches. All of it is called in one event loop."""
+    """One client that watches. Use it in one event loop."""
 
     def __init__(self, tenant: Tenant) -> None:
         self.tenant = tenant

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from quire.cli.text import Line
 
 Picture = Callable[[int], list[Line]]
-"""Draws itself into so many columns."""
+"""Draws itself into this many columns."""
 
 
 @dataclass(frozen=True, slots=True)

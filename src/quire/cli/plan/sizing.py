@@ -97,7 +97,7 @@ class EngineSizer:
         why += f"a sequence of {length:,} tokens {format_bytes(kv_bytes)}"
         count = _num_machines(needs.weight_bytes + kv_bytes, memory - needs.activation_bytes)
         if count is not None:
-            why += f"; cut into {count} parts it would fit on {count} such machines, which quire does not do"
+            why += f"; split into {count} parts it would fit on {count} such machines, but quire cannot split a model"
         raise TooSmallError(memory, needed, why)
 
 
@@ -115,7 +115,7 @@ def resolved_on(hardware: Hardware, config: EngineConfig) -> ResolvedConfig:
 
 
 def whole_mebibytes(size: int) -> str:
-    """Return a size rounded up, so that whoever asks for it gets enough.
+    """Return a size rounded up, so that it is always enough.
 
     >>> whole_mebibytes((5 << 20) + 1)
     '6MiB'

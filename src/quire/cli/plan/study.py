@@ -120,7 +120,7 @@ class Planner:
         )
 
     def _least_parts(self, config: ResolvedConfig) -> tuple[int, int]:
-        """Return the bytes of KV memory that hold one request of these lengths, on average, and those beside it.
+        """Return the bytes of KV memory that hold one request of these lengths, on average, and its neighbours.
 
         They are of the settings that take least.
         """

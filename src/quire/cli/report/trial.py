@@ -86,7 +86,7 @@ def read_run(file: BinaryIO) -> RunReader:
     records = up_to_tear(replayed(file), torn.append)
     first = next(records, None)
     if first is None:
-        raise StepLogError("no request is in this log")
+        raise StepLogError("this log contains no requests")
     reader = RunReader(first)
     for record in itertools.chain([first], records):
         reader.note(record)

@@ -39,7 +39,7 @@ def simulation_document(title: str, facts: Sequence[tuple[str, str]], runs: Sequ
     left_out = (f"The block map is shown of the first {MAX_FILMS} runs.",) if len(runs) > MAX_FILMS else ()
     moments = _moments(runs)
     sections = (
-        Section("What came of it", (table, *left_out)),
+        Section("Results", (table, *left_out)),
         *(Section(f"Memory: {run.name}", tuple(_memory(run, moments))) for run in runs[:MAX_FILMS]),
         Section("Through time", tuple(_through_time(runs, moments))),
         Section("How long users wait", tuple(_waiting(runs))),

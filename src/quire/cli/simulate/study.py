@@ -216,9 +216,9 @@ def _require(arguments: argparse.Namespace) -> None:
         require_int("limit", arguments.limit, 1, 1 << 40)
     require_number("duration", arguments.duration, 1e-3, 1e9)
     if arguments.users is not None and arguments.turns > 1:
-        raise InvalidConfigError("turns", arguments.turns, "1 beside --users: chats are begun at a --rate")
+        raise InvalidConfigError("turns", arguments.turns, "1 with --users: chats start at a --rate")
     if arguments.beams > 1 and arguments.samples > 1:
-        raise InvalidConfigError("beams", arguments.beams, "1 beside --samples: leave out --samples to search by beams")
+        raise InvalidConfigError("beams", arguments.beams, "1 with --samples: leave out --samples for beam search")
 
 
 def _fit(path: str, seed: int) -> UnsteadyCost:

@@ -79,7 +79,7 @@ def _with_vision_aside(spec: DecoderSpec, config: ConfigFile) -> DecoderSpec:
     """Return the spec of the text model within; `config` is that of the whole."""
     sources = {part: replace(source, stem=TEXT + source.stem) for part, source in spec.sources.items()}
     if config.flag("tie_word_embeddings", spec.tied_head) is not spec.tied_head:
-        raise config.error("tie_word_embeddings", "null, or what text_config says")
+        raise config.error("tie_word_embeddings", "null, or the value in text_config")
     layers = range(num_layers(config.section("vision_config").over({"num_hidden_layers": 12})))
     stems = [*VISION_ONCE, *(f"encoder.layers.{layer}.{name}" for layer in layers for name in VISION_LAYER)]
     eyes = ("vision_tower.", "vision_tower.vision_model.")  # of transformers 5 and 4

@@ -25,8 +25,8 @@ def gguf_refusal(path: Path) -> ModelError:
     code = FROM_GGUF.format(name=path.name, folder=str(path.parent), made=str(path.with_suffix("")))
     return ModelError(
         str(path),
-        f"{path} is a GGUF file, and this version does not read those. Use the safetensors folder it was made from, "
-        f"or convert it, {CONVERT.format(code=code)}",
+        f"{path} is a GGUF file, which this version cannot read. Use the safetensors folder it was made from, or "
+        f"convert it, {CONVERT.format(code=code)}",
     )
 
 

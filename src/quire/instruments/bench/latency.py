@@ -102,8 +102,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_counts(parser, "prompts", (512, 1024, 2048, 4096), "tokens of prompts, for the time to the first token")
     add_count(parser, "chats", 16, "chats that run beside the longest of the prompts")
     add_count(parser, "steps", 32, "decode steps in a run")
-    add_count(parser, "repeat", 5, "runs of every measurement")
-    add_size(parser, "read-size", "1GiB", "memory that is read for the bandwidth")
+    add_count(parser, "repeat", 5, "repetitions of each measurement")
+    add_size(parser, "read-size", "1GiB", "amount of memory to read when measuring bandwidth")
     add_model_options(parser)
 
 

@@ -22,18 +22,20 @@ def add_parser(subparsers: Any) -> None:
     """Add the command `torture`. Mutates `subparsers`."""
     parser = subparsers.add_parser(
         "torture",
-        help="bring a server into trouble, and see that it copes",
-        description="Start servers of the built-in guide, do to them what brings servers down, and count what they "
-        "survive. Requests that run beside must not change by a bit.",
+        help="attack a server and check that it copes",
+        description="Start servers of the built-in guide, attack them in ways known to bring servers down, and count "
+        "what they survive. The outputs of other requests must not change by a bit.",
     )
-    parser.add_argument("--only", metavar="CASE", nargs="+", default=(), help="these cases alone, as F1 I7 L4, or F")
-    parser.add_argument("--quick", action="store_true", help="shorten what takes long: minutes instead of hours")
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of everything that is drawn; default: 0")
-    parser.add_argument("--json", metavar="FILE", help="write what became of each case")
     parser.add_argument(
-        "--markdown", metavar="FILE", help="write the figure and every case as a part of a file of results"
+        "--only", metavar="CASE", nargs="+", default=(), help="only these cases, such as F1 I7 L4, or F"
     )
-    parser.add_argument("--title", metavar="TEXT", help="heading of that part (default: Torture)")
+    parser.add_argument("--quick", action="store_true", help="shorten the long cases: minutes instead of hours")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="random seed; default: 0")
+    parser.add_argument("--json", metavar="FILE", help="write the result of each case")
+    parser.add_argument(
+        "--markdown", metavar="FILE", help="write the score and every case as a section of a Markdown results file"
+    )
+    parser.add_argument("--title", metavar="TEXT", help="heading of that section (default: Torture)")
     parser.set_defaults(run=_run)
 
 
