@@ -573,7 +573,9 @@ def test_bad_folders_are_refused_before_weights_are_read(tmp_path: Path) -> None
 @pytest.mark.usefixtures("nothing_is_loaded")
 def test_a_checkpoint_larger_than_memory_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "free_memory", lambda: 1 << 20)
-    with pytest.raises(InvalidConfigError, match=r"memory of weights and activations is .* the 1\.0 MiB of free memory"):
+    with pytest.raises(
+        InvalidConfigError, match=r"memory of weights and activations is .* the 1\.0 MiB of free memory"
+    ):
         make(folder)
 
 

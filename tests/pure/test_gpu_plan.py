@@ -131,7 +131,9 @@ def test_kv_memory_that_was_asked_for_is_held_to_what_was_measured(
     fits = plan_engine(EngineConfig(kv_memory=101 * GIB)).measured()
     assert fits.report.plan.num_blocks == 101 * GIB // fits.backend.facts.kv_spec.bytes_per_block
     more = plan_engine(EngineConfig(kv_memory=110 * GIB))
-    with pytest.raises(InvalidConfigError, match=r"^kv_memory is '110\.00 GiB'; allowed: at most 101\.00 GiB, which is free"):
+    with pytest.raises(
+        InvalidConfigError, match=r"^kv_memory is '110\.00 GiB'; allowed: at most 101\.00 GiB, which is free"
+    ):
         more.measured()
     monkeypatch.setattr(
         "quire.compute.torch.backend.TorchBackend.footprint",

@@ -130,13 +130,9 @@ class StepPlan:
         if not len(self.rows) == len(self.starts) == len(self.counts) == len(self.samples):
             raise InvariantError("the columns of a plan differ in length")
         if len(set(self.rows)) != len(self.rows):
-<<<<<<< HEAD
-            raise InvariantError("a row stands twice in a plan")
+            raise InvariantError("a plan contains a row twice")
         if not (self.copies or self.moves_in or self.moves_out):
             return
-=======
-            raise InvariantError("a plan contains a row twice")
->>>>>>> 4a4a2bd (Write messages, help and pages in plain English)
         written = [copy.destination for copy in self.copies] + [move.device_block for move in self.moves_in]
         if len(set(written)) != len(written):
             raise InvariantError("two copies or moves in a plan write the same block")

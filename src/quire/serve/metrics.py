@@ -185,7 +185,7 @@ def _engine_families(state: ModelState, stats: EngineStats) -> list[Family]:
         counter("quire_culprits_total", "Requests ended because their steps failed.", stats.culprits_total),
         counter(
             "quire_corrupted_requests_total",
-            "Requests ended because their logits were not finite.",
+            "Requests ended because their own computation failed.",
             stats.corrupted_requests_total,
         ),
         counter("quire_engine_restarts_total", "Restarts of the engine.", stats.restarts_total),

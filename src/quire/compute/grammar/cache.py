@@ -1,4 +1,4 @@
-"""GrammarCache: what is known of grammars, kept up to so many bytes; what was used longest ago goes first."""
+"""GrammarCache: what is known of grammars, kept up to a limit of bytes, least recently used first out."""
 
 from __future__ import annotations
 

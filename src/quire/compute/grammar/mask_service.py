@@ -313,7 +313,7 @@ class WorkerParent:
     def _fork(self, theirs: socket.socket, niceness: int) -> None:
         try:
             if self._control is not None:
-                with suppress(OSError):  # it has been ended by somebody: start another one
+                with suppress(OSError):  # it was ended from outside: start another one
                     socket.send_fds(self._control, [bytes([niceness])], [theirs.fileno()])
                     return
             socket.send_fds(self._start(), [bytes([niceness])], [theirs.fileno()])

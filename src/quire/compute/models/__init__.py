@@ -68,7 +68,7 @@ def read_model(folder: Path, max_length: int | None = None) -> ModelDescription:
 
 
 def read_settings(config_file: Path, max_length: int | None = None) -> ModelDescription:
-    """Read settings by themselves: a config.json, whatever its name, and what stands beside it for generation."""
+    """Read settings by themselves: a config.json under any name, and the generation settings next to it."""
     config = ConfigFile.read(config_file)
     architecture = _architecture(config)
     spec: DecoderSpec = import_module(FAMILIES[architecture]).decoder_spec(config, max_length)

@@ -1,8 +1,8 @@
 """Gemma 3: Gemma 2 with norms on heads, a window in five of six layers, and other positions there.
 
-Layers with a window keep the plain positions of a short context; the others have a larger base, and
-whatever stretches it. transformers 5 says both in `rope_parameters`, 4 said the larger base in
-`rope_theta`, the smaller one in `rope_local_base_freq`, and the scaling of the former beside them.
+Layers with a window keep the plain positions of a short context; the others have a larger base, and whatever stretches
+it. transformers 5 says both in `rope_parameters`, 4 said the larger base in `rope_theta`, the smaller one in
+`rope_local_base_freq`, and the scaling of the former with them.
 
 A soft cap on scores is refused: transformers reads the setting here and does not use it.
 

@@ -1,4 +1,4 @@
-"""`quire bench gpu-engine`: whole runs on a GPU, beside the roofline of the same requests.
+"""`quire bench gpu-engine`: whole runs on a GPU, compared with the roofline of the same requests.
 
     requests ──► the engine itself            seconds from all handed over to the last token
             └──► the simulator, same scheduler, steps as fast as the device's own ceilings: the bound
@@ -134,7 +134,7 @@ def write_workloads(own: Sequence[Case], folder: Path) -> None:
 def measure_model(
     config: EngineConfig, own: Sequence[Case], options: argparse.Namespace, tell: Tell
 ) -> Iterator[Section]:
-    """Run the cases of one model so many times; each run has token ids of its own."""
+    """Run the cases of one model `repeat` times; each run has token ids of its own."""
     tell(f"loading {config.model}")
     with MeasuredEngine(config) as engine:
         engine.warm_up()

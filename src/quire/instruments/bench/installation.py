@@ -9,13 +9,13 @@ from pathlib import Path
 import quire
 
 BESIDE = "numpy"
-"""Counted apart: whoever computes in Python has it."""
+"""Counted apart: nearly every Python installation for computing has it."""
 
 NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def installed_bytes() -> dict[str, int]:
-    """Return the bytes of quire, and of every distribution that it needs beside numpy, by name."""
+    """Return the bytes of quire, and of every distribution that it needs besides numpy, by name."""
     needed = _requirements("quire", {"quire", BESIDE}) - {"quire", BESIDE}
     return {"quire": _own_bytes()} | {name: _bytes_of(metadata.distribution(name)) for name in sorted(needed)}
 

@@ -1,4 +1,4 @@
-"""`quire bench kernels`: the loops of a step by themselves, beside what the machine can do at most.
+"""`quire bench kernels`: the loops of a step alone, compared with the limits of the machine.
 
 Memory is read from beyond the caches, as in a step: products go through many copies of a matrix, attention through
 many layers. A time is the median of its calls; bandwidth and arithmetic are measured anew before each measurement that
@@ -67,7 +67,7 @@ class ProductRun:
 
 
 def together(runs: Sequence[tuple[int, ProductRun]]) -> ProductRun:
-    """Return several products, each so many times, as one: its shares are those of the bounds of all."""
+    """Return several products, each repeated, as one: its shares are those of the bounds of all."""
     num_bytes = sum(count * run.num_bytes for count, run in runs)
     num_operations = sum(count * run.num_operations for count, run in runs)
     rates = [(count * run.num_operations, run.arithmetic) for count, run in runs if run.arithmetic is not None]
@@ -324,7 +324,7 @@ class KernelBench:
         return runs
 
     def measure_int8_attention(self, shape: KernelShape) -> Section:
-        """Measure the longer decodes over keys and values of int8 beside those of bfloat16, in turn."""
+        """Measure the longer decodes over keys and values of int8 and of bfloat16, in turn."""
         rows: list[tuple[str, ...]] = []
         samples: dict[str, object] = {}
         goals: list[Goal] = []

@@ -26,7 +26,7 @@ from quire.reporting.results import Tell, run_benchmark
 from quire.reporting.samples import show
 
 MAX_BESIDE_BYTES = 400_000_000
-"""So much may be held beside weights and KV blocks."""
+"""Memory that may be held in addition to weights and KV blocks."""
 
 
 @dataclass(slots=True)

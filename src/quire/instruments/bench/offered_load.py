@@ -93,4 +93,4 @@ def request_source(
 def require_token_ids(workload: Workload | None, endpoint: str) -> None:
     """Raise `WorkloadError` for a workload, which is token ids, that is to be sent as chats."""
     if workload is not None and endpoint == CHAT:
-        raise WorkloadError("endpoint", endpoint, "completions, beside a workload: its prompts are token ids")
+        raise WorkloadError("endpoint", endpoint, "completions, with a workload: its prompts are token ids")

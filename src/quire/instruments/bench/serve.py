@@ -53,7 +53,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLevel:
-    """A level, what came of it, and the memory that our own server held before and after."""
+    """A level, its results, and the memory that our own server held before and after."""
 
     level: Level
     result: LoadResult

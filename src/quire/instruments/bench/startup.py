@@ -121,7 +121,8 @@ def measure_installation() -> Section:
     total = sum(found.values())
     rows = [(name, f"{size / 1e6:.1f}") for name, size in sorted(found.items(), key=lambda each: -each[1])]
     text = (
-        "The files of quire, and those of what it requires beside numpy, as they lie in this environment. Where quire "
+        "The files of quire, and those of what it requires besides numpy, as installed in this environment. Where "
+        "quire "
         "is used in place, the files of its sources are counted."
     )
     goals = [Goal("installed beside numpy, MB", total / 1e6, MAX_INSTALLED_BYTES / 1e6)]

@@ -1,6 +1,6 @@
 """`quire bench structured`: cost of structured output, over HTTP.
 
-    throughput     so many streams at once, free and held to a schema that no text of this length can end, in turn
+    throughput     many streams at once, free and held to a schema that no text of this length can end, in turn
     first token    one prompt at a time, free and held to a schema that nobody has sent before, in turn
 
 Both kinds draw their tokens alike (temperature 1, seeds), from prompts that nothing of is in the cache, and write the

@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
 def measure_workloads(
     engine: MeasuredEngine, workloads: Sequence[Workload], repeat: int, tell: Tell
 ) -> Iterator[Section]:
-    """Run every workload so many times; each run has token ids of its own."""
+    """Run every workload `repeat` times; each run has token ids of its own."""
     number = 1
     for workload in workloads:
         runs = []

@@ -6,7 +6,7 @@
     I30 … I39   bodies that cost more than their sender: what is held meanwhile, and who else is served
     I40 … I43   hosts, pages, keys and tenants that must be refused
     L1 … L9     load: more than can be served, thousands of connections, memory that is too small, dear grammars
-    L10, L11    tenants: large texts of one, and one at its limits, beside small calls of another
+    L10, L11    tenants: large texts of one, and one at its limits, next to small calls of another
 
 A set of bystanders asks the same servers throughout, and their tokens must be those of a run in which nothing happened,
 to the bit. A case whose part is not built counts as failed.

@@ -121,7 +121,7 @@ class Bystanders:
             body = {"model": self._model, **bystander_body(index)}
             answer = ask(self._url, body, headers=self._headers, timeout_s=TIMEOUT_S)
             found = outcome_of(answer) if answer.status == 200 else None
-        except Exception as error:  # whatever it is, it is noted
+        except Exception as error:  # every error is recorded
             self._note_lost(f"{type(error).__name__}: {error}")
             return
         with self._lock:

@@ -43,7 +43,7 @@ DEAR: Final[tuple[tuple[str, str], ...]] = (
 
 
 def dear_grammars(stage: Stage) -> str:
-    """L9: another tenant's texts keep their rate and their bits, and who sent the grammars is told what is wrong."""
+    """L9: another tenant's texts keep their rate and bits, and the sender of the grammars learns the reason."""
     seconds = 3.0 if stage.is_quick else 15.0
     with stage.serving(KEYED) as server:
         expected = [_text(server, form) for form in TEXTS]

@@ -78,7 +78,7 @@ class Resources:
 
 
 class TortureServer:
-    """A server in trouble: what cases ask it, and what they learn of it."""
+    """A server under attack: what cases send to it, and what they learn about it."""
 
     def __init__(self, spec: ServerSpec, process: ServerProcess, model: str) -> None:
         self.spec = spec

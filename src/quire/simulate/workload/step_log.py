@@ -5,8 +5,8 @@ have: what is held is what was under way at once, not the log. Tokens, scopes an
 answer that was cut off is as long as it got, one that never began is left out. The answers come along: a chat repeats
 them in its next prompt, and hits them only if the engine under simulation has said the same.
 
-The log of a machine that went down may end within a record. What stands before is the log of a shorter run, so whoever
-wants figures reads up to there (`up_to_tear`), and says so.
+The log of a machine that went down may end within a record. What comes before is the log of a shorter run, so a report
+reads up to there (`up_to_tear`), and says so.
 """
 
 from __future__ import annotations
