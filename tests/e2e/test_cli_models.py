@@ -234,7 +234,7 @@ def test_a_pipe_talks_line_by_line_and_later_turns_hit_the_cache(quire: Command,
     assert len(counts) == 2
     assert int(counts[0][0]) == 0
     assert int(counts[1][0]) >= int(counts[0][1]) // 16 * 16 > 0  # the full blocks of the first turn
-    assert "/nothing is no command" in err
+    assert "/nothing is not a command" in err
     assert "/system TEXT" in err
     assert out.count("\n") >= 2
 
