@@ -139,7 +139,7 @@ def test_a_model_that_is_too_large_is_counted_in_machines(capsys: pytest.Capture
     assert main(["plan", "opt-13b", "--hardware", "nvidia-l4", "nvidia-a100-40gb"]) == 0
     text = capsys.readouterr().out
     assert "nvidia-l4: memory is '24.00 GiB'; allowed: 2" in text
-    assert "best on nvidia-a100-40gb" in text
+    assert "best settings on nvidia-a100-40gb" in text
 
 
 def test_an_objective_that_cannot_be_kept_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

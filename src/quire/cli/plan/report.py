@@ -131,7 +131,7 @@ def _table(rows: Sequence[Row]) -> str:
 
 
 def _advice(command: str, study: Study) -> str:
-    """Return what is best on a machine, or why nothing is."""
+    """Return the best settings on a machine, or why nothing is."""
     name = study.hardware.name
     if study.problem is not None:
         return f"{name}: {study.problem}"
@@ -140,7 +140,7 @@ def _advice(command: str, study: Study) -> str:
         return f"{name}: no settings meet the targets{nearest}"
     estimate = study.best.estimate
     return (
-        f"best on {name}: up to {_rate(estimate.tokens_per_s)} tok/s with {estimate.num_sequences} concurrent "
+        f"best settings on {name}: up to {_rate(estimate.tokens_per_s)} tok/s with {estimate.num_sequences} concurrent "
         f"requests; "
         f"{_ms(estimate.tpot_s)} ms between tokens, first token (p95) {_ms(estimate.ttft_p95_s)} ms\n"
         f"  {command} {flags_of(study.best)}"
