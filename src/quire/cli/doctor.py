@@ -1,4 +1,4 @@
-"""`quire doctor`: what works on this machine, on one screen.
+"""`quire doctor`: checks what works on this machine, on one screen.
 
 Every check says what it found; one that fails says what to do. With a model it says what would be loaded and where the
 memory would go, and checks its files as loading does, with the same functions; no weights are read. The exit status is

@@ -1,4 +1,4 @@
-"""What the machine can do at most: read memory, and multiply and add. Measured in the same run as what is held to it.
+"""The limits of the machine, memory bandwidth and arithmetic, measured in the same run as the results.
 
 The bandwidth is the best of a few passes over memory that no cache holds: a bound is what was reached once. The
 arithmetic is that of the instruction set which runs, on registers alone.

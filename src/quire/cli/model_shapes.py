@@ -1,4 +1,4 @@
-"""From what a user calls a model to its `ModelShape`: only settings are read, of no model a weight.
+"""From a user's name for a model to its `ModelShape`: reads settings only, never weights.
 
     guide, a folder, a config.json ──┐
     a name kept in simulate/models ──┼──► path of the settings ──► DecoderSpec ──► ModelShape

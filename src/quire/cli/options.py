@@ -1,4 +1,4 @@
-"""Options: the settings of a config value, said in three ways and read by one schema.
+"""Options: the settings of a config, from three sources and read by one schema.
 
     flag  >  environment  >  file  >  default       --block-size 32     QUIRE_BLOCK_SIZE=32     block_size: 32
 

@@ -1,4 +1,4 @@
-"""Which backend computes: the GPU where there is one that can be used, else the compiled core, else the reference."""
+"""Which backend computes: the GPU if one is usable, otherwise the compiled core, otherwise the reference."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grammar: what a text is held to.
+"""Grammar: the form that an output must have.
 
 A plain value, as it travels: in the parameters of a request, in messages, in the step log. What it says is known to
 `quire.compute.grammar` alone, which compiles it over the tokens of a model; here it is a kind and a text. So nothing

@@ -1,4 +1,4 @@
-"""How every Python process of ours is started: nothing of the current folder can be imported in it.
+"""How quire starts Python processes: they cannot import anything from the current folder.
 
     python -P -m quire.engine.engine_host …        PYTHONPATH: absolute entries only
 

@@ -1,4 +1,4 @@
-"""Frame: what is done for every call, whichever endpoint it is for.
+"""Frame: the work for every request, whatever its endpoint.
 
     scope ──► a name of ours (421), no page of another site (403), a key (401)
           ──► RequestContext: an id of ours, the tenant of the key, the trace ──► endpoint

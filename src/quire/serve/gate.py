@@ -1,4 +1,4 @@
-"""Gate: how much may wait, who may have how much, and when to come again.
+"""Gate: admission control: how much may wait, the share of each tenant, and when to retry.
 
     call ── enter ──► waiting: text, queue of the engine ── begin (its first token) ──► under way ── leave ──►
               │       bounded in sequences, tokens and time

@@ -1,4 +1,4 @@
-"""The guard: what a connection may cost before anybody is asked.
+"""The guard: limits on a connection before its request is parsed.
 
     connection ──► head: limited in bytes (431) and in seconds (408)
                ──► body: `read_body` bounds it ──► answer: a client that reads nothing for a while is cut off

@@ -1,4 +1,4 @@
-"""Who is well: paths for those who watch the server. None of them asks the engine, so none waits behind a prompt.
+"""Health and metrics: paths for monitoring. None of them asks the engine, so none waits behind a prompt.
 
 /livez                    the process answers
 /readyz /health /ping     requests are let in: the engine is there, and the server does not drain

@@ -1,4 +1,4 @@
-"""Live: what happens in the memory, for those who watch it over HTTP.
+"""Live: memory events, for clients that watch them over HTTP.
 
     engine ── LiveFrame ──► LiveMirror ──► for each LiveReader: which blocks and requests it has not been shown as they
     gate, generation ──► LiveCounts ──┘    are now ──► a line of JSON, at its own pace

@@ -1,4 +1,4 @@
-"""LiveReader: one who watches, what it has been shown, and what it is owed.
+"""LiveReader: one client that watches, what it has received, and what is still to be sent.
 
     LiveChange ──► blocks and requests that it is owed ──► frame: as they are now ──► shown
 

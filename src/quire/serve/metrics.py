@@ -1,4 +1,4 @@
-"""Metrics: what the server counts of its calls, and all that it tells Prometheus.
+"""Metrics: the server's counts of its requests, and everything that it reports to Prometheus.
 
     endpoints, frame ──► Metrics ──┐
     Gate ──────────────────────────┼──► families ──► render ──► GET /metrics

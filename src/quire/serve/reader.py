@@ -1,4 +1,4 @@
-"""AnswerReader: what a model has written becomes what its client is told: reasoning, text, calls of functions.
+"""AnswerReader: turns the output of a model into an answer: reasoning, text, tool calls.
 
     text in pieces ──► ThinkSplitter ──► reasoning
                             └── answer ──► ToolParser ──► text, calls, their arguments

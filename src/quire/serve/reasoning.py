@@ -1,4 +1,4 @@
-"""Reasoning: what a model writes between <think> and </think> is told apart from its answer.
+"""Reasoning: separates the text between <think> and </think> from the answer.
 
     prompt ends with "<think>"      the model thinks first, and only the end is marked
     prompt ends with "</think>"     it does not think, for example because of enable_thinking false

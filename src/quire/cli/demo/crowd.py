@@ -1,4 +1,4 @@
-"""The crowd of the demonstration: a handful of guests who ask a server, so that its dashboard has something to show.
+"""The crowd of the demonstration: a handful of simulated clients, so that the dashboard has something to show.
 
     a round    a class       six questions behind one system prompt: its blocks are shared
                a chooser     one question, four answers: they share it and part where they differ

@@ -1,4 +1,4 @@
-"""Chapter 2: requests that begin alike share the blocks of what they have in common."""
+"""Chapter 2: requests with the same prefix share its blocks."""
 
 from __future__ import annotations
 

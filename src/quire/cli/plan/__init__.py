@@ -1,4 +1,4 @@
-"""`quire plan`: what fits, how fast it can be, and which settings, before anything is bought or loaded.
+"""`quire plan`: what fits, how fast, and with which settings, before you buy or load anything.
 
 Only the settings of a model are read. Memory is the engine's own memory plan (`sizing`), times are bounds by roofline
 (`quire.simulate.roofline`), and what is best is searched among settings (`quire.simulate.planner`).

@@ -1,4 +1,4 @@
-"""The memory of an engine that would be started somewhere else, by the engine's own plan.
+"""The memory of an engine on another machine, by the engine's own plan.
 
 `plan_engine` asks this machine what is free. Here that is said: of a card that is not there, or of a machine to be
 bought. Everything else is the same code, so the parts agree to the byte. One thing is decided otherwise: where no

@@ -1,4 +1,4 @@
-"""A study: what one model would do on one machine. Everything that `quire plan` prints is a field of it."""
+"""A study: what one model would do on one machine. Everything that `quire plan` prints is one of its fields."""
 
 from __future__ import annotations
 

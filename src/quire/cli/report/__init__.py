@@ -1,4 +1,4 @@
-"""`quire report`: what a server's step log says of its memory and its users, and what to change.
+"""`quire report`: analyses a server's step log, its memory and its users' waiting, and suggests settings.
 
 The log is replayed by the scheduler and the memory that wrote it; then its requests are asked again of engines with
 other settings. A log that ends within a record is read up to there; one that was altered is refused.

@@ -1,4 +1,4 @@
-"""What to change: rules that look for a cause in a run, and trials that say what another setting would bring.
+"""Suggestions: rules that look for a cause in a run, and trials that measure another setting.
 
     RecordedRun ──► rule ──► Trial: a setting, what speaks for it, the figure that it is to better
                                │ the requests of the log again, on an engine with that setting, its steps as long

@@ -1,4 +1,4 @@
-"""RecordedRun: what became of the requests of a step log, and of the memory, as figures.
+"""RecordedRun: figures on the requests and the memory of a step log.
 
     step log ──► replayed ──► RunReader.note ──► RecordedRun
                  scheduler        │   RequestJournal: admitted, preempted, ended

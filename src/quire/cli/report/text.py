@@ -1,4 +1,4 @@
-"""Report: what a log says, as text for a terminal and as JSON."""
+"""Report: the analysis of a log, as text for a terminal and as JSON."""
 
 from __future__ import annotations
 

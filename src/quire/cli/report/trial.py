@@ -1,4 +1,4 @@
-"""A trial: the requests of a log, asked again of an engine with other settings.
+"""A trial: the requests of a log, simulated on an engine with other settings.
 
 They are due when they came, whatever the engine does, and are answered what they were answered: so a chat that repeats
 its answers hits them. How long a step takes is what the log's own steps say. The run is written to a log as well, in a

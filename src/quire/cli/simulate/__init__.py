@@ -1,4 +1,4 @@
-"""`quire simulate`: hours of traffic in seconds, on the scheduler and the memory manager that serve.
+"""`quire simulate`: hours of traffic in seconds, on the real scheduler and memory manager.
 
 Settings are those of the engine, so what is simulated can be started. Only the settings of a model are read; how long a
 step takes is a roofline's answer, or that of recorded steps. `--what-if` runs the same requests once for each choice.

@@ -1,4 +1,4 @@
-"""The document of `quire simulate`: what came of each run, side by side, and its blocks through time.
+"""The document of `quire simulate`: the results of all runs side by side, and the blocks over time.
 
 Runs are compared at common moments, at each of which a run stands as the last point of its timeline says. So lines of
 different lengths share an axis, and the document does not grow with the length of a run.

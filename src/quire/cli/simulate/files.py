@@ -1,4 +1,4 @@
-"""Files: what is written to one, and the name of one in what is wrong with it, or missing."""
+"""Files: writing one, and errors that name the file."""
 
 from __future__ import annotations
 

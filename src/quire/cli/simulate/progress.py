@@ -1,4 +1,4 @@
-"""How far a run is: a line on a terminal, and nothing anywhere else; and what is to be remarked, anywhere.
+"""The progress of a run as a line on a terminal, and nothing elsewhere; and remarks, everywhere.
 
     simulating block_size=16  [########------------] 40 %
 

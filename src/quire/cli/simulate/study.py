@@ -1,4 +1,4 @@
-"""Study: what a command line of `quire simulate` asks for, as engines and sources of requests.
+"""Study: the arguments of `quire simulate` as engines and sources of requests.
 
 A variant is one choice of what `--what-if` names; each variant has engines of its own and is asked the same requests.
 """

@@ -1,4 +1,4 @@
-"""GrammarCache: what is known of grammars, kept up to a limit of bytes, least recently used first out."""
+"""GrammarCache: compiled grammars and their masks, up to a limit of bytes; evicts the least recently used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MaskService: which tokens may come next, found out by other processes while the steps go on.
+"""MaskService: which tokens may come next, computed by other processes while the steps go on.
 
     ask ──► job ──► quick worker of the tenant ──► masks                         wait: for so long, not longer
                        └── took more than QUICK_JOB_S, or the grammar has

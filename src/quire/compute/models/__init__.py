@@ -1,4 +1,4 @@
-"""Model families: what a model folder holds, read from its settings alone.
+"""Model families: the architecture of a model folder, read from its settings alone.
 
 `read_model` answers what must be known before any memory is allocated: the spec, from it the shape
 of the KV cache, the vocabulary, the context length, which tokens end a text, and how the makers

@@ -1,4 +1,4 @@
-"""From what a user calls a model to a folder: a path, or the id of a repository on the hub.
+"""From a user's name for a model to a folder: a path, or the id of a repository on the hub.
 
 A folder that is there is taken as it is, so that a machine without a network needs nothing. Only
 a name of the form ORGANISATION/NAME is looked up, through `huggingface_hub` where that is

@@ -1,4 +1,4 @@
-"""What to say of a folder or a file that is no model to us: what was found there, and what to do."""
+"""Errors for a folder or file that is not a usable model: what is there instead, and what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws and choices: what a sampler is asked, and what it answers.
+"""Draws and choices: the input and the output of a sampler.
 
 A draw chooses one token from one row of logits, by settings of its own:
 

@@ -1,4 +1,4 @@
-"""Which device computes: what is known of the GPU that is here, and whether an engine could run on it.
+"""Which device computes: facts about the GPU of this machine, and whether an engine can run on it.
 
     nvidia-smi, files of torch and Triton ──► DeviceFacts ──► refusal ──► choose_device ──► cuda, or cpu and why
 

@@ -1,4 +1,4 @@
-"""Footprint: what a model takes of a device. Foreseen before it is loaded, measured once it is.
+"""Footprint: the device memory that a model takes. Estimated before loading, measured afterwards.
 
     free at the start ──┬── weights         what they hold once they are read
                         ├── activations     the most that the largest steps held in addition

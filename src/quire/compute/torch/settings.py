@@ -1,4 +1,4 @@
-"""What the GPU engine is told, and what it will need: known without torch, so that a plan can be made anywhere."""
+"""The settings and needs of the GPU engine, computed without torch, so that any machine can make a plan."""
 
 from __future__ import annotations
 

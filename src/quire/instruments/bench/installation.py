@@ -1,4 +1,4 @@
-"""What pip installs with quire: the bytes of its files and of those that it requires, as this environment has them."""
+"""What pip installs with quire: the size of its files and of its dependencies in this environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LoadRun: offers requests to a server, in an open or a closed loop, and notes what became of each.
+"""LoadRun: sends requests to a server, in an open or a closed loop, and records each result.
 
     0 ──────────── duration ──────────── duration + patience
       requests begin       those under way may end    the rest is cut off: its client goes away

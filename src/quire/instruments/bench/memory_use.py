@@ -1,4 +1,4 @@
-"""`quire bench memory`: where the memory goes, as it was planned and as the process really holds it.
+"""`quire bench memory`: memory use, as planned and as the process really holds it.
 
     start ──plan──► load ─────────────► ready ──workload──► done
                     peak, weights               peak, KV blocks written, waste by the ledger

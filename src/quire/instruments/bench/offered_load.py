@@ -1,4 +1,4 @@
-"""What is offered to a server: when requests are due, and what they ask for.
+"""The load for a server: when requests are due, and what they ask for.
 
     open loop      requests are due at times that do not depend on the server, as those of many users are
     closed loop    a fixed number is under way, and the next one begins when one ends

@@ -1,4 +1,4 @@
-"""`quire bench serve`: what users of a server see, as more and more of them come.
+"""`quire bench serve`: latency and throughput of a server under growing load.
 
     --rates auto     closed loop ──► what the server can do ──► open loops at half of it, at all of it, at twice --rates
     1 2 4    open loops at these rates --concurrency 8  closed loops with N concurrent requests

@@ -1,4 +1,4 @@
-"""Clients that do not behave: requests byte by byte, streams that are left, answers that are never read."""
+"""Clients that misbehave: requests sent byte by byte, abandoned streams, answers that are never read."""
 
 from __future__ import annotations
 

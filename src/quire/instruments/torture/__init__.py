@@ -1,4 +1,4 @@
-"""`quire torture`: everything that is known to bring servers like this one down, done to a server of our own.
+"""`quire torture`: attacks a server of our own in every way known to bring such servers down.
 
     F1 … F21    faults: a forward that fails, a client that leaves, a process that is killed or stands still
     I1 … I24    inputs that must be refused, with the right answer, at once, and before anything is enqueued

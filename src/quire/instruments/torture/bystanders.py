@@ -1,4 +1,4 @@
-"""Bystanders: requests that have nothing to do with a case, and must not notice it.
+"""Bystanders: requests unrelated to a case, which must not notice it.
 
 Each of them is drawn with a seed, so its tokens, text and log-probabilities are known from a run in which nothing
 happened. They are asked for over and over, from threads of their own, by every server that a case is about: whatever

@@ -1,4 +1,4 @@
-"""L9: grammars that are dear to follow, one after another, while another tenant's texts go on at their rate.
+"""L9: grammars that are expensive to follow, while another tenant's texts keep their rate.
 
 alone     the other tenant asks for texts, free ones and ones held to a schema, in a closed loop
 beside    a tenant sends grammars of which single masks take seconds, each a new one, some of them many times over

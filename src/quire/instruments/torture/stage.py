@@ -1,4 +1,4 @@
-"""Stage: the servers that cases are about, with bystanders on each, and the books at the end.
+"""Stage: the servers of the cases, with bystanders on each, and the final checks of the books.
 
     with stage.serving(spec) as server:        a server for these settings; bystanders begin
         …                                      the case

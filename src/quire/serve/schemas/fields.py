@@ -1,4 +1,4 @@
-"""The fields that a request may have although nothing is done with them, and those that are refused by name.
+"""The fields that a request may have but that are ignored, and those that are refused by name.
 
 Clients send fields that this server does not have. One that cannot change the output is ignored: the list is `IGNORED`,
 and there is no other. One that would change it is refused: a client that asks for JSON must not get prose. Fields that

@@ -1,4 +1,4 @@
-"""ContiguousEngine: what served before paging. A sequence gets one run of memory when it starts, for all it may need.
+"""ContiguousEngine: engines before paging. A sequence gets one run of memory when it starts, for all it may need.
 
     reserves   max      the longest sequence that the model knows            Orca (Max), FasterTransformer
                pow2     its prompt, and the next power of two of its output  Orca (Pow2)

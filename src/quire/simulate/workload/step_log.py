@@ -1,4 +1,4 @@
-"""Requests from a step log of our own: what a real engine was asked, when, and what it answered.
+"""Requests from one of quire's step logs: what a real engine was asked, when, and what it answered.
 
 The log is replayed, so each plan is compared on the way, and a request is handed on when it has ended and all before it
 have: what is held is what was under way at once, not the log. Tokens, scopes and priorities are the logged ones; an

@@ -1,4 +1,4 @@
-"""FlashInferAttention: paged attention by FlashInfer's kernels, where its package is installed and was asked for.
+"""FlashInferAttention: paged attention by FlashInfer's kernels, if its package is installed and requested.
 
     a step        plan          which wrappers this step may use: those of the step before last
     its layers    run           decodes ─► decode wrapper ──┐   each planned when the first layer of its
