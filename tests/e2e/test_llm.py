@@ -597,7 +597,7 @@ def test_a_config_is_taken_as_it_is(folder: Path) -> None:
         assert llm.tokenizer is None
         output = llm.generate([[1, 2]], GREEDY)[0].outputs[0]
         assert (output.text, len(output.token_ids)) == ("", 12)
-        with pytest.raises(InvalidRequestError, match="without a tokenizer"):
+        with pytest.raises(InvalidRequestError, match="has no tokenizer"):
             llm.generate("text")
     with pytest.raises(InvalidConfigError, match="none, because an EngineConfig is given"):
         LLM(config, seed=1)
