@@ -360,7 +360,7 @@ def test_a_request_that_cannot_be_served_is_refused_alone(
 @pytest.mark.parametrize(
     ("work", "message"),
     [
-        (Work(5, 0, 1), "row 5 stands in a plan, but no request has taken it"),
+        (Work(5, 0, 1), "row 5 is in a plan, but no request has taken it"),
         (Work(0, 41, 1, 1), "row 0 is to compute positions 41 to 41, but knows 41 tokens"),
         (Work(0, 40, 0), "row 0 is to compute"),
         (Work(0, -1, 1), "row 0 is to compute"),

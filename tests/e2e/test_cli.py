@@ -292,7 +292,7 @@ def story() -> str:
         "2, 2, 2)",
         "The prefix takes 3 blocks instead of 9: 6 blocks saved.",
         "blocks: 6 saved by sharing",
-        "Its references go, and nothing else (counts of blocks 0, 1, 2: 2, 2, 2)",
+        "Its references are dropped, and nothing else changes (counts of blocks 0, 1, 2: 2, 2, 2)",
         "Block 3, which A held alone, has no holder left: it is free.",
         "All counts are 0, but the 3 blocks of the system prompt keep their content",
         "48 of its 54 prompt tokens are served from cached blocks",
@@ -344,7 +344,7 @@ def test_demonstration_ends_with_the_guide_and_a_crowd_until_it_is_interrupted(t
 def test_demonstration_serves_so_long_where_it_is_told_so() -> None:
     served = call("demo", "--fast", "--serve-for", "1.5").stdout
     assert "http://127.0.0.1:" in served
-    assert "ends by itself after 1.5 seconds" in served
+    assert "stops after 1.5 seconds" in served
     assert "http://" not in call("demo", "--fast").stdout
     for text in ("-1", "soon", "nan", "1e9"):
         refused = call("demo", f"--serve-for={text}")

@@ -193,7 +193,7 @@ def test_several_keys_share_fairly_unless_it_is_said_otherwise() -> None:
     assert resolved("--api-key", "a").engine.policy == "fcfs"
     made = resolved("--api-key", "a", "--api-key", "b")
     assert made.engine.policy == "fair_share"
-    assert made.settings["policy"].origin == "default where there are several keys"
+    assert made.settings["policy"].origin == "default with several keys"
     assert resolved("--api-key", "a", "--api-key", "b", "--policy", "fcfs").engine.policy == "fcfs"
     assert resolved(QUIRE_API_KEYS_FILE="keys.yaml").engine.policy == "fair_share"
 
@@ -224,7 +224,7 @@ def test_show_prints_json(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     assert value["kv_memory"] == {"value": 1 << 30, "origin": "flag"}
     assert value["api_key"] == {"value": ["********", "********"], "origin": "flag"}
     assert value["tenant_secret"] == {"value": "********", "origin": "environment QUIRE_TENANT_SECRET"}
-    assert value["policy"] == {"value": "fair_share", "origin": "default where there are several keys"}
+    assert value["policy"] == {"value": "fair_share", "origin": "default with several keys"}
     assert value["api_keys_file"] == {"value": None, "origin": "default"}
     assert list(value) == ALL
 

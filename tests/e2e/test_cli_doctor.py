@@ -74,7 +74,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
 def test_a_folder_that_can_be_loaded_is_approved(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = doctor(folder, capsys)
     assert (status, err) == (0, "")
-    assert "weights 35 tensors, each of the shape that the settings say" in out
+    assert "weights 35 tensors, all with the shapes that config.json implies" in out
     assert "301 tokens, with a chat template" in out
 
 
@@ -113,5 +113,5 @@ def test_a_folder_whose_settings_cannot_be_read_is_misused(folder: Path, capsys:
     (folder / "model.Q4_0.gguf").touch()
     status, _, err = doctor(folder, capsys)
     assert status == cli.MISUSED
-    assert "is a GGUF file, and this version does not read those" in err
+    assert "is a GGUF file, which this version cannot read" in err
     assert err.count("\n") == 1

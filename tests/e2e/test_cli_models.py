@@ -234,7 +234,7 @@ def test_a_pipe_talks_line_by_line_and_later_turns_hit_the_cache(quire: Command,
     assert len(counts) == 2
     assert int(counts[0][0]) == 0
     assert int(counts[1][0]) >= int(counts[0][1]) // 16 * 16 > 0  # the full blocks of the first turn
-    assert "/nothing is no command" in err
+    assert "/nothing is not a command" in err
     assert "/system TEXT" in err
     assert out.count("\n") >= 2
 
@@ -253,7 +253,7 @@ def test_clear_and_system_begin_anew(quire: Command, folder: str) -> None:
 def test_a_conversation_that_is_too_long_says_how_to_go_on(quire: Command, folder: str) -> None:
     status, out, err = quire("chat", folder, *QUICK, "-q", "--max-model-len", "64", stdin="x" * 200 + "\nhello\n")
     assert status == 0
-    assert "/clear begins anew" in err
+    assert "/clear starts over" in err
     assert out
 
 
@@ -367,6 +367,6 @@ def test_doctor_says_where_the_memory_would_go_and_loads_nothing(
     monkeypatch.setattr("quire.engine.factory.EngineBlueprint.build", fail)
     status, out, err = quire("doctor", folder, "--kv-memory", "1MiB")
     assert (status, err) == (0, "")
-    for fact in ("Qwen3ForCausalLM", "KV blocks", "in all", "with a chat template"):
+    for fact in ("Qwen3ForCausalLM", "KV blocks", "total", "with a chat template"):
         assert fact in out
     assert quire("doctor", folder + "/nowhere")[0] == cli.MISUSED

@@ -135,11 +135,11 @@ def test_a_memory_that_is_too_small_is_answered_with_the_nearest(
 
 def test_a_model_that_is_too_large_is_counted_in_machines(capsys: pytest.CaptureFixture[str]) -> None:
     said = refusal("opt-13b", "--hardware", "nvidia-l4", "nvidia-rtx-4090", capsys=capsys)
-    assert "cut into 2 parts it would fit on 2 such machines, which quire does not do" in said
+    assert "split into 2 parts it would fit on 2 such machines, but quire cannot split a model" in said
     assert main(["plan", "opt-13b", "--hardware", "nvidia-l4", "nvidia-a100-40gb"]) == 0
     text = capsys.readouterr().out
     assert "nvidia-l4: memory is '24.00 GiB'; allowed: 2" in text
-    assert "best on nvidia-a100-40gb" in text
+    assert "best settings on nvidia-a100-40gb" in text
 
 
 def test_an_objective_that_cannot_be_kept_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,7 +150,7 @@ def test_an_objective_that_cannot_be_kept_is_answered_with_the_nearest(capsys: p
     (machine,) = plan(*asked, "--slo", nearest, capsys=capsys)["machines"]
     assert machine["best"] is not None
     assert main(["plan", *asked, "nvidia-l4", "--slo", nearest]) == 0
-    assert "nvidia-l4: no settings keep the objective; the nearest: ttft=" in capsys.readouterr().out
+    assert "nvidia-l4: no settings meet the targets; the nearest: ttft=" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

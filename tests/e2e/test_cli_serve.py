@@ -174,7 +174,9 @@ def test_a_port_that_is_taken_is_one_line_and_status_2() -> None:
         port = other.getsockname()[1]
         done = start_in_vain("serve", *QUICK, "--port", str(port))
     assert done.returncode == 2
-    assert done.stderr == f"quire: error: port is {port}; allowed: one that nobody else listens on; 0: a free one\n"
+    assert (
+        done.stderr == f"quire: error: port is {port}; allowed: a port that no other program uses; 0: any free port\n"
+    )
     assert done.stdout == ""
 
 

@@ -95,11 +95,11 @@ def test_a_trace_is_run_and_what_is_no_request_is_named(capsys: pytest.CaptureFi
 def test_a_log_is_replayed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = str(tmp_path / "run.log")
     steps = run(capsys, *BRIEF, "--log", path).splitlines()[-1].split()
-    assert run(capsys, "--replay", path) == f"{steps[1]} plans, each the same to the byte\n"
+    assert run(capsys, "--replay", path) == f"{steps[1]} plans, all identical byte for byte\n"
     again = json.loads(run(capsys, "--trace", path, "--json", "-"))["results"]["quire"]
     assert str(again["num_steps"]) == steps[1].replace(",", "")
     assert main([*SMALL, "--replay", "/dev/null"]) == 1
-    assert capsys.readouterr().err.startswith("quire: error: /dev/null: this is no step log")
+    assert capsys.readouterr().err.startswith("quire: error: /dev/null: not a step log")
 
 
 def test_a_log_that_is_torn_is_read_up_to_there_by_everybody(
@@ -115,14 +115,14 @@ def test_a_log_that_is_torn_is_read_up_to_there_by_everybody(
     for command, told in (
         ([*SMALL, "--replay"], []),
         ([*SMALL, "--what-if", "block_size=16,32", "--trace"], [", its end is missing"]),
-        (["report", "--limit", "0"], ["\n\nnote: the log ends within a record; what stands before was read"]),
+        (["report", "--limit", "0"], ["\n\nnote: the log ends within a record; everything before that was read"]),
     ):
         assert main([*command, str(whole)]) == 0
         expected = capsys.readouterr()
         assert main([*command, str(torn)]) == 0
         found = capsys.readouterr()
         assert expected.err == ""
-        assert found.err == f"quire: note: {torn}: the log ends within a record; what stands before was read\n"
+        assert found.err == f"quire: note: {torn}: the log ends within a record; everything before that was read\n"
         for text in told:
             assert text in found.out
             found = found._replace(out=found.out.replace(text, ""))
@@ -161,7 +161,7 @@ def test_the_log_holds_what_was_chosen_where_it_was_left_open(
     with path.open("rb") as log:
         scheduler = json.loads(next(each.payload for each in read_records(log) if each.kind == SETTINGS))["scheduler"]
     assert [scheduler[f"max_{name}"] for name in ("num_seqs", "num_batched_tokens", "steps_under_way")] == sizes
-    assert "each the same to the byte" in run(capsys, "--replay", str(path))
+    assert "all identical byte for byte" in run(capsys, "--replay", str(path))
 
 
 @pytest.mark.parametrize(
@@ -287,8 +287,11 @@ def test_figures_of_the_paper_stand_beside_what_was_published(capsys: pytest.Cap
         (["--limit", "-1"], "limit is -1"),
         (["--duration", "nan"], "duration is nan"),
         (["--samples", "0"], "samples is 0"),
-        (["--users", "3", "--turns", "2"], "turns is 2; allowed: 1 beside --users"),
-        (["--beams", "2", "--samples", "3"], "beams is 2; allowed: 1 beside --samples: leave out --samples to search"),
+        (["--users", "3", "--turns", "2"], "turns is 2; allowed: 1 with --users"),
+        (
+            ["--beams", "2", "--samples", "3"],
+            "beams is 2; allowed: 1 with --samples: leave out --samples for beam search",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

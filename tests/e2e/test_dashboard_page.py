@@ -209,7 +209,7 @@ def test_only_what_changed_is_drawn_again_in_a_million_blocks(
     page.evaluate("quire.take({...quire.model.hello, num_blocks: 1000000})")
     page.evaluate("quire.take({...frame, blocks: Array.from({length: 600000}, (_, at) => [at, 2, 0, 1, at - 1, 1])})")
     page.wait_for("quire.map.memory.numBlocks === 1000000 && !quire.map.isStale && !quire.map.isAsked")
-    assert "Each cell stands for" in page.wait_for("document.getElementById('map-note').textContent")
+    assert "Each cell shows" in page.wait_for("document.getElementById('map-note').textContent")
     before = page.evaluate("quire.map.numDrawn")
     page.evaluate("quire.take({...frame, full: false, blocks: Array.from({length: 90}, (_, at) => [at * 9999, 1, 1, 3, -2, 2])})")  # fmt: skip # noqa: E501
     page.wait_for("!quire.map.isAsked")

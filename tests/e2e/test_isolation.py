@@ -236,7 +236,7 @@ def test_an_engine_that_gave_up_is_started_again(monkeypatch: pytest.MonkeyPatch
 
 def test_an_armed_engine_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with engine(monkeypatch, "error:token=3, nan:step=1000000") as llm:
-        assert "QUIRE_FAILPOINTS: nan:step=1000000 is armed, steps will fail" in str(llm.report)
+        assert "QUIRE_FAILPOINTS: nan:step=1000000 is armed; steps will fail" in str(llm.report)
     with engine(monkeypatch) as llm:
         assert "armed" not in str(llm.report)
 

@@ -55,7 +55,7 @@ def test_it_fails_its_request_once_and_is_known_then_to_that_tenant_alone(server
     assert "too expensive to follow" in first.error["message"]
     again = complete(server, "one", **held_to(grammar))
     assert (again.status, again.error["param"]) == (400, "structured_outputs.grammar")
-    assert "could not be held to this one" in again.error["message"]
+    assert "could not be enforced" in again.error["message"]
     other = complete(server, "two", **held_to(grammar))
     assert other.error["message"] == first.error["message"]
 

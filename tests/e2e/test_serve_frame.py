@@ -168,7 +168,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
 
 def test_an_engine_that_is_lost_for_good_ends_the_server() -> None:
     model = FakeModel()
-    with pytest.raises(ExecutionError, match="cannot be started again"), serving(model) as server:
+    with pytest.raises(ExecutionError, match="could not be restarted"), serving(model) as server:
         wait_until(lambda: server.services.gate.is_ready)
         model.state = ModelState.FAILED
         server.thread.join(300)
@@ -509,7 +509,7 @@ def test_a_client_that_leaves_has_left_the_gate(server: BareServer) -> None:
 
 
 def test_what_cannot_be_listened_on_is_a_setting_that_is_refused(server: BareServer) -> None:
-    with pytest.raises(InvalidConfigError, match=f"^port is {server.port}; allowed: one that nobody else"):
+    with pytest.raises(InvalidConfigError, match=f"^port is {server.port}; allowed: a port that no other"):
         listen("127.0.0.1", server.port)
     with pytest.raises(InvalidConfigError, match=r"^host is '192\.0\.2\.1'"):
         listen("192.0.2.1", 0)

@@ -101,7 +101,7 @@ def test_a_live_run_is_planned_again_to_the_byte(
         assert verbs[Stop] > 0
         assert sum(each.kind == PLANNED for each in records) == stats.steps_total
     assert main(["simulate", "--replay", str(path)]) == 0
-    assert capsys.readouterr().out == f"{stats.steps_total:,} plans, each the same to the byte\n"
+    assert capsys.readouterr().out == f"{stats.steps_total:,} plans, all identical byte for byte\n"
     assert main(["report", str(path), "--limit", "12", "--json", "-"]) == 0
     report = json.loads(capsys.readouterr().out)
     recorded, ledger = report["recorded"], report["recorded"]["ledger"]

@@ -291,7 +291,7 @@ def test_a_template_that_knows_no_tools(tmp_path: Path) -> None:
             fields = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": choice}
             answer = server.post("/v1/chat/completions", fields)
             assert (answer.status, answer.error["param"]) == (400, "tools")
-            assert 'tool_choice "none"' in answer.error["message"]
+            assert 'set tool_choice to "none"' in answer.error["message"]
         assert chat(server, tool_choice="none", max_tokens=1).value["choices"]
     with running_server(tool_format="none") as server:
         assert server.post("/v1/chat/completions", {"messages": MESSAGES, "tools": TOOLS}).status == 400

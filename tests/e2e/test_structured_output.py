@@ -266,7 +266,7 @@ def test_a_text_that_cannot_go_on_fails_alone(folder: Path, alone: list[Text], m
         found = run(llm, [WORKLOAD[2], failing, WORKLOAD[4]])
         assert [found[0], found[2]] == [alone[2], alone[4]]
         assert found[1][2] == "error"
-        with pytest.raises(InvalidRequestError, match="a text could not be held to this one"):
+        with pytest.raises(InvalidRequestError, match="this grammar could not be enforced"):
             run(llm, [failing])  # what has failed on the way is refused from then on
     with make(folder) as llm:
         output = llm.generate([{"prompt_token_ids": failing[0]}], failing[1], use_tqdm=False)[0].outputs[0]
@@ -307,7 +307,7 @@ def test_what_is_no_grammar_is_refused_at_every_door(folder: Path) -> None:
 def test_an_engine_without_a_tokenizer_has_no_grammars(folder: Path) -> None:
     with (
         make(folder, skip_tokenizer_init=True) as llm,
-        pytest.raises(InvalidRequestError, match="none: this engine was made without a tokenizer"),
+        pytest.raises(InvalidRequestError, match="none, because this engine has no tokenizer"),
     ):
         llm.generate([[1, 2, 3]], SamplingParams(grammar=Grammar.regex("a")))
 

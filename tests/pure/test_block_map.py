@@ -113,7 +113,7 @@ def test_ledger_adds_up_as_drawn() -> None:
     engine.steps(2)
     lines = [plain(drawn) for drawn in draw_ledger(engine.snapshot.ledger)]
     rows = [words.split() for words in lines[2:6]]
-    assert [row[:-2] for row in rows] == [["█", "used"], ["▒", "cached"], ["·", "free"], ["in", "all"]]
+    assert [row[:-2] for row in rows] == [["█", "used"], ["▒", "cached"], ["·", "free"], ["total"]]
     blocks = [int(row[-2]) for row in rows]
     mebibytes = [float(row[-1]) for row in rows]
     assert blocks == [3, 0, 5, 8]

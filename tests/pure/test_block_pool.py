@@ -260,7 +260,7 @@ def test_a_block_cannot_be_freed_more_often_than_it_is_held(published: bool) -> 
     if published:
         subject.publish(0, "a")
     subject.pool.free(0)
-    with pytest.raises(InvariantError, match="more often than it is held"):
+    with pytest.raises(InvariantError, match="more often than it was taken"):
         subject.pool.free(0)
 
 

@@ -35,7 +35,7 @@ def test_a_position_behind_the_window_has_no_slot() -> None:
     table = BlockTable(2, [NO_BLOCK, 7])
     table.num_given_back = 1
     assert (table.slots(2, 4), table.held, len(table)) == ([14, 15], [7], 2)
-    with pytest.raises(InvariantError, match="position 1 lies behind the sliding window"):
+    with pytest.raises(InvariantError, match="position 1 is behind the sliding window"):
         table.slot(1)
 
 

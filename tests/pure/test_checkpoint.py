@@ -224,7 +224,7 @@ def test_the_first_llamas_may_bring_frequencies(tmp_path: Path) -> None:
     [
         ([], "has no model.safetensors or model.safetensors.index.json: it is empty"),
         (["pytorch_model.bin"], "but pytorch_model.bin, a pickle, which could run code and is never read. Convert it"),
-        (["model-Q4_K_M.gguf"], "model-Q4_K_M.gguf is a GGUF file, and this version does not read those. Use the safe"),
+        (["model-Q4_K_M.gguf"], "model-Q4_K_M.gguf is a GGUF file, which this version cannot read. Use the safe"),
         (["consolidated.00.pth", "params.json"], "but consolidated.00.pth, a pickle"),
         (["weights.safetensors"], "but weights.safetensors. Save the model again with save_pretrained"),
         (["adapter_config.json", "adapter_model.safetensors"], "it is an adapter. Merge it into its base model"),
@@ -252,7 +252,7 @@ def test_a_pointer_of_git_lfs_is_called_by_its_name(name: str, tmp_path: Path) -
         Checkpoint.open(tmp_path)
     assert (
         str(refused.value)
-        == f"{tmp_path / name} is 'a git-lfs pointer'; allowed: the file itself: fetch it with `git lfs pull`"
+        == f"{tmp_path / name} is 'a git-lfs pointer'; allowed: the file itself; fetch it with `git lfs pull`"
     )
 
 
@@ -313,7 +313,7 @@ def test_for_a_plan_only_the_settings_are_fetched(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     ("hub", "found"),
     [
-        (None, "is a hub id, and huggingface_hub is not installed"),
+        (None, "is a hub id, but huggingface_hub is not installed"),
         (FakeHub(None), "is not in the local cache, and the hub cannot be reached (ConnectionError)"),
     ],
 )
@@ -325,6 +325,8 @@ def test_without_a_hub_the_error_says_how_to_pass_a_folder(
     with pytest.raises(CheckpointError) as refused:
         resolve_model("quire-no-such/model")
     assert found in str(refused.value)
-    assert "Give a model folder, or fetch it where there is a network: hf download quire-no-such" in str(refused.value)
+    assert "Give a model folder, or fetch the model on a machine with network access: hf download quire-no-such" in str(
+        refused.value
+    )
     assert "\n" not in str(refused.value)
     assert time.monotonic() - started < 60

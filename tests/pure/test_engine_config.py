@@ -257,7 +257,7 @@ def test_of_a_gpu_more_is_taken_and_swap_is_the_hosts() -> None:
         plan(needs=needs, kv_memory="88MiB", swap_space="300MiB").num_host_blocks == 300 * MIB // SPEC.bytes_per_block
     )
     with pytest.raises(
-        InvalidConfigError, match=r"^swap_space is '301\.0 MiB'; .* 300\.0 MiB, which the host has free"
+        InvalidConfigError, match=r"^swap_space is '301\.0 MiB'; .* 300\.0 MiB, the free memory of the host"
     ):
         plan(needs=needs, swap_space="301MiB")
 

@@ -83,7 +83,7 @@ def test_an_unknown_request_keeps_its_id_when_copied(copied: Callable[[Exception
     twin = copied(UnknownRequestError("a b"))
     assert isinstance(twin, UnknownRequestError)
     assert twin.request_id == "a b"
-    assert str(twin) == "request 'a b' is unknown; it has ended, or was never added"
+    assert str(twin) == "request 'a b' is unknown: it has ended or was never added"
 
 
 @pytest.mark.parametrize(

@@ -131,13 +131,15 @@ def test_kv_memory_that_was_asked_for_is_held_to_what_was_measured(
     fits = plan_engine(EngineConfig(kv_memory=101 * GIB)).measured()
     assert fits.report.plan.num_blocks == 101 * GIB // fits.backend.facts.kv_spec.bytes_per_block
     more = plan_engine(EngineConfig(kv_memory=110 * GIB))
-    with pytest.raises(InvalidConfigError, match=r"^kv_memory is '110\.00 GiB'; allowed: at most 101\.00 GiB: "):
+    with pytest.raises(
+        InvalidConfigError, match=r"^kv_memory is '110\.00 GiB'; allowed: at most 101\.00 GiB, which is free"
+    ):
         more.measured()
     monkeypatch.setattr(
         "quire.compute.torch.backend.TorchBackend.footprint",
         lambda backend, note_loaded: replace(found, free_bytes=7 * GIB),
     )
-    with pytest.raises(InvalidConfigError, match=r"is '37\.00 GiB'; allowed: less than the 37\.00 GiB that are free$"):
+    with pytest.raises(InvalidConfigError, match=r"is '37\.00 GiB'; allowed: less than the 37\.00 GiB of free memory$"):
         plan_engine(EngineConfig()).measured()
 
 
@@ -226,7 +228,7 @@ def test_no_gpu_is_measured_for_a_plan_and_nothing_without_a_core(
     if device == "cpu":
         monkeypatch.setitem(sys.modules, "quire._native", None)
     assert cli.main([*command.split(), "--hardware", "here", "--device", device]) == cli.MISUSED
-    assert "hardware is 'here'; allowed: a machine that is described, as nvidia-h100: here" in capsys.readouterr().err
+    assert "hardware is 'here'; allowed: a machine from the list, such as nvidia-h100: here" in capsys.readouterr().err
 
 
 def test_the_doctor_says_what_keeps_a_gpu_from_being_used(answers: Any, monkeypatch: pytest.MonkeyPatch) -> None:

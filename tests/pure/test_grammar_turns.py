@@ -104,6 +104,6 @@ def test_who_leaves_makes_room_for_the_next() -> None:
 
 def test_without_a_tokenizer_there_are_no_grammars() -> None:
     turns = GrammarTurns(None)
-    with pytest.raises(InvalidRequestError, match="without a tokenizer"):
+    with pytest.raises(InvalidRequestError, match="has no tokenizer"):
         asyncio.run(turns.check_beside(Grammar.regex("a")))
     turns.close()

@@ -90,7 +90,7 @@ def test_a_step_that_does_not_end_is_told_and_ends_the_engine(engine: Engine) ->
     with pytest.raises(EndedError, match=str(FAILED)):
         engine.live(HOUR_S)
     assert 300 < engine.clock.now() < 310
-    assert engine.connection.sent[-1] == Failed("a step has taken more than 300 s (max_step_s)")
+    assert engine.connection.sent[-1] == Failed("a step took more than 300 s (max_step_s)")
     assert engine.connection.is_closed
 
 

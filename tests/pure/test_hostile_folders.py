@@ -98,7 +98,7 @@ NO_FILES: dict[str, tuple[Callable[[Path], None], str]] = {
     "a socket": (make_socket, "is 'a socket'; allowed: a plain file"),
     "a device": (lambda path: path.symlink_to("/dev/zero"), "is 'a device'; allowed: a plain file"),
     "a folder": (Path.mkdir, "is 'a folder'; allowed: a plain file"),
-    "a link to nothing": (lambda path: path.symlink_to("nothing"), "is 'a link to a file that is not there'"),
+    "a link to nothing": (lambda path: path.symlink_to("nothing"), "is 'a broken link'"),
     "a link to itself": (lambda path: path.symlink_to(path.name), "levels of symbolic links"),
     "10 GB of nothing": (make_sparse, "10000000000; allowed: at most|header length is 0"),
 }
@@ -287,7 +287,7 @@ def test_an_expression_that_takes_too_long_fails_the_text_and_not_the_process(fo
 
 def test_a_family_that_does_not_run_is_named_with_those_that_do(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"architectures": ["MambaForCausalLM"]}))
-    with pytest.raises(ModelError, match="a model of the family 'MambaForCausalLM', which cannot be run") as caught:
+    with pytest.raises(ModelError, match="a model of the family 'MambaForCausalLM', which quire cannot run") as caught:
         read_model(folder)
     assert all(name in str(caught.value) for name in FAMILIES)
 

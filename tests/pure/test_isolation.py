@@ -450,7 +450,7 @@ def test_an_executor_that_fails_for_everybody_ends_the_engine() -> None:
     crowd(control, 16)
     control.executor.fault = lambda plan, requests: ExecutionError("always")
     engine = engine_of(control)
-    with pytest.raises(ExecutorLostError, match="every request fails, alone as well, the last one so: always"):
+    with pytest.raises(ExecutorLostError, match="every request fails, even alone; the last error: always"):
         engine.run()
     assert engine.stats().culprits_total == MAX_CULPRITS_IN_A_ROW
     assert engine.stats().failed_steps_total < 40
@@ -558,7 +558,7 @@ def test_the_audit_finds_suspects_that_are_gone_and_those_that_run_beside_the_tr
     isolation, requests = suspects("a", "b")
     with pytest.raises(InvariantError, match="has ended"):
         isolation.check([], ["a"])
-    with pytest.raises(InvariantError, match="'b' runs beside those on trial"):
+    with pytest.raises(InvariantError, match="'b' runs in the same step as requests on trial"):
         isolation.check([requests[1]], ["a", "b"])
 
 

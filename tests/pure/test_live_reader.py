@@ -264,18 +264,18 @@ def test_tenants_share_the_places_and_one_is_kept_for_operators() -> None:
         for _ in range(5):
             places.require(tenant(name), watching)
             watching.append(tenant(name))
-        with pytest.raises(ApiError, match="5 readers of /live already") as caught:
+        with pytest.raises(ApiError, match="already has 5 readers of /live") as caught:
             places.require(tenant(name), watching)
         assert caught.value.status == 429
     places.require(owner, watching)
-    with pytest.raises(ApiError, match="16 readers watch already"):
+    with pytest.raises(ApiError, match="16 clients already read"):
         places.require(owner, [*watching, owner])
     many = live_places(4, [owner, *(tenant(str(number)) for number in range(9))])
-    with pytest.raises(ApiError, match="4 readers watch already"):
+    with pytest.raises(ApiError, match="4 clients already read"):
         many.require(tenant("8"), [tenant("0"), tenant("1"), tenant("2")])
     many.require(owner, [tenant("0"), tenant("1"), tenant("2")])
     for none in (live_places(0, ()), live_places(0, [tenant("a")])):
-        with pytest.raises(ApiError, match="0 readers"):
+        with pytest.raises(ApiError, match="0 clients"):
             none.require(tenant("a"), [])
 
 
@@ -326,7 +326,7 @@ def test_the_last_reader_ends_the_watch() -> None:
     model = WatchedModel()
     live, _ = make_live(model, max_live_readers=2)
     first, second = live.join(ANYBODY), live.join(ANYBODY)
-    with pytest.raises(ApiError, match="2 readers watch already"):
+    with pytest.raises(ApiError, match="2 clients already read /live"):
         live.join(ANYBODY)
     live.leave(first)
     assert model.show is not None

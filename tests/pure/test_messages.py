@@ -117,7 +117,7 @@ def test_columns_arrive_as_columns() -> None:
     "body", [b"", b"\xc1", b"\x93", b"\x92\xa7Unknown\x01", b"\x92\xa5Abort\x01", b"\x91\xa5Close\x01"]
 )
 def test_what_is_no_message_is_refused(body: bytes) -> None:
-    with pytest.raises(ExecutionError, match="no message"):
+    with pytest.raises(ExecutionError, match="invalid message"):
         message_to_engine(body)
 
 

@@ -354,7 +354,7 @@ def test_gemma_3_with_an_eye_is_served_as_text(tmp_path: Path) -> None:
     model = read(tmp_path, PUBLISHED["gemma-3-4b"][0])
     spec = model.spec
     assert (model.eos_token_ids, spec.vocab_size, spec.context_length) == ((1, 106), 262208, 131072)
-    assert model.notices == ("a model with other senses than text: its text model alone is served",)
+    assert model.notices == ("a multimodal model: only its text model is served",)
     assert "language_model.model.layers.33.mlp.up_proj.weight" in expected_tensors(spec)
     eye = ["vision_tower.encoder.layers.26.mlp.fc1.bias", "vision_tower.vision_model.post_layernorm.weight"]
     assert {
@@ -413,8 +413,8 @@ def test_gpt2_and_opt_in_other_forms(tmp_path: Path) -> None:
         ("Mistral-7B-v0.1", {"hidden_act": "quick_gelu"}, "hidden_act is 'quick_gelu'; allowed: one of silu, swish"),
         ("Mistral-7B-v0.1", {"sliding_window": 0}, "sliding_window is 0; allowed: an integer from 1"),
         ("Qwen2.5-0.5B", {"use_mrope": True}, "use_mrope is True; allowed: false"),
-        ("Qwen2.5-0.5B", {"layer_types": ["sliding_attention"] * 24}, "a window, in use, for sliding layers"),
-        ("Qwen3-30B-A3B", WINDOWS, "max_window_layers is 48; allowed: 0 or null where a window is in use"),
+        ("Qwen2.5-0.5B", {"layer_types": ["sliding_attention"] * 24}, "a window size for sliding layers"),
+        ("Qwen3-30B-A3B", WINDOWS, "max_window_layers is 48; allowed: 0 or null with a sliding window"),
         (
             "Qwen3-30B-A3B",
             {"mlp_only_layers": [48]},
@@ -440,7 +440,7 @@ def test_gpt2_and_opt_in_other_forms(tmp_path: Path) -> None:
         (
             "gemma-3-4b",
             {"tie_word_embeddings": False},
-            "tie_word_embeddings is False; allowed: null, or what text_config",
+            "tie_word_embeddings is False; allowed: null, or the value in text_config",
         ),
         ("gemma-3-4b", {"text_config": 3}, "text_config is 3; allowed: an object"),
         ("opt-125m", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine is False; allowed: true"),
@@ -586,10 +586,10 @@ def test_the_tokens_that_end_a_text(
     [
         (
             {"architectures": ["GPT7"]},
-            "a model of the family 'GPT7', which cannot be run. Use a model of one of these: ",
+            "a model of the family 'GPT7', which quire cannot run. Use a model of one of these: ",
         ),
         ({"architectures": ["GPT7"]}, ", ".join(models.FAMILIES)),
-        ({"architectures": []}, "a model of no family that it names, which cannot be run. Use a model of"),
+        ({"architectures": []}, "a model that names no family, which quire cannot run. Use a model of"),
         ({"dtype": "int8"}, "dtype is 'int8'; allowed: one of float32, bfloat16, float16"),
         ({"torch_dtype": 16}, "torch_dtype is 16; allowed: one of float32, bfloat16, float16"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4}; allowed: null"),
@@ -661,7 +661,7 @@ def test_a_folder_without_settings_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"config\.json is 'a JSON list'; allowed: one JSON object"):
         read_model(tmp_path)
     (tmp_path / "config.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n")
-    with pytest.raises(CheckpointError, match=r"config\.json is 'a git-lfs pointer'; allowed: the file itself: fetch"):
+    with pytest.raises(CheckpointError, match=r"config\.json is 'a git-lfs pointer'; allowed: the file itself; fetch"):
         read_model(tmp_path)
 
 

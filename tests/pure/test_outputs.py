@@ -275,7 +275,7 @@ def test_a_failing_tokenizer_is_an_error_of_the_prompt(monkeypatch: pytest.Monke
     monkeypatch.setattr(broken, "encode", fail)
     with pytest.raises(InvalidRequestError, match="RuntimeError: torn"):
         encode_prompt("x", broken)
-    with pytest.raises(InvalidRequestError, match="without a tokenizer"):
+    with pytest.raises(InvalidRequestError, match="has no tokenizer"):
         encode_prompt("x", None)
 
 

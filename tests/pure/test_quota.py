@@ -66,7 +66,7 @@ def test_check_catches_a_block_that_is_counted_wrongly() -> None:
     quota.add(block)
     quota.check([block])
     for cached in ([], [block, block_of("a", 1)], [block_of("a", 1)]):
-        with pytest.raises(InvariantError, match="counts other blocks"):
+        with pytest.raises(InvariantError, match="differs from the cached blocks"):
             quota.check(cached)
 
 

@@ -273,7 +273,11 @@ def test_room_to_swap_is_for_the_most_that_was_lost_at_once(seed: int) -> None:
         assert (after, "--preemption auto" in trial.setting) == (
             ("auto", True) if before == "recompute" else (before, False)
         )
-        assert (trial.setup.cost is setup.cost) == ("those that were swapped" in trial.caveat) == (run.num_swapped > 0)
+        assert (
+            (trial.setup.cost is setup.cost)
+            == ("the blocks that were swapped" in trial.caveat)
+            == (run.num_swapped > 0)
+        )
 
 
 def test_int8_is_advised_with_what_its_figures_leave_out(tmp_path: Path) -> None:
@@ -305,7 +309,7 @@ def test_swap_space_is_advised_where_it_shortens_the_waiting_and_not_told_elsewh
     (swap,) = (found for found in report.findings if "--swap-space" in found.setting)
     assert swap.verdict == "a gain" and swap.after < swap.before and swap.goal.startswith("latency p95 ")
     assert any(re.fullmatch(r"tokens computed again [\d,]+ → 0", other) for other in swap.others)
-    assert swap.caveat == "blocks are taken to move at 3.73 GiB a second, as --preemption auto does"
+    assert swap.caveat == "assumes that blocks move at 3.73 GiB per second, as --preemption auto does"
     assert f"\n      note: {swap.caveat}\n" in str(report)
 
     report = make_report(str(busy_log(tmp_path / "busy.steplog")), QUIET)  # what is lost is soon computed again
@@ -359,8 +363,8 @@ def test_a_torn_log_is_read_up_to_there(tmp_path: Path) -> None:
     path = tmp_path / "torn.steplog"
     path.write_bytes(log[: ends[333] + 5])
     text = str(make_report(str(path), QUIET, limit=3))
-    assert "note: the log ends within a record; what stands before was read" in text
-    assert "by 3 requests simulated again" in text
+    assert "note: the log ends within a record; everything before that was read" in text
+    assert "from simulating 3 requests again" in text
 
 
 @pytest.mark.parametrize("data", [b"", b"quire step log 4\n", b"TIMESTAMP,ContextTokens\n", MAGIC], ids=repr)

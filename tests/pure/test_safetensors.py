@@ -177,7 +177,7 @@ RAW: dict[str, tuple[bytes, str]] = {
     ),
     "key twice": (
         (14).to_bytes(8, "little") + b'{"a":1,"a":{}}',
-        "header: key 'a' is 'there twice'; allowed: each key once",
+        "header: key 'a' is 'given twice'; allowed: each key once",
     ),
 }
 
@@ -274,7 +274,7 @@ SHARD_LIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "empty map": (change_index('{"weight_map": {}}'), "weight_map is {}; allowed: an object"),
     "map is a list": (change_index('{"weight_map": []}'), "weight_map is []; allowed: an object"),
     "index is no JSON": (change_index("{"), "model.safetensors.index.json is 'not JSON"),
-    "key twice": (change_index('{"weight_map": {}, "weight_map": {}}'), "key 'weight_map' is 'there twice'"),
+    "key twice": (change_index('{"weight_map": {}, "weight_map": {}}'), "key 'weight_map' is 'given twice'"),
 }
 
 

@@ -916,5 +916,5 @@ def test_a_report_with_a_gap_is_our_own_mistake() -> None:
     control.add("r", prompt(8), prompt_logprobs=0)
     control.step()
     request = control.requests["r"]
-    with pytest.raises(InvariantError, match="nothing was reported of its prompt before 9"):
+    with pytest.raises(InvariantError, match="the prompt log-probabilities before 9 are missing"):
         note_prompt(request, 9, ())

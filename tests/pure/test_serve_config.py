@@ -175,7 +175,7 @@ def test_tenants_of_a_file_have_names_limits_and_as_many_keys_as_they_like(tmp_p
         ("- {name: alice, key: sesame, limit: 5}", "is 'limit'; allowed: one of name, key, max_sequences"),
         ("- {name: alice, key: a1}\n- {name: alice, key: a2}", r"^api_keys_file\[1\]\.name is 'alice'"),
         ("- {name: alice, key: sesame}\n- {name: bob, key: sesame}", "each key once"),
-        ("- {name: key-1, key: other}", "a name that no other tenant has"),
+        ("- {name: key-1, key: other}", "a name that no other tenant uses"),
         ("- {name: alice, key: mine}", "each key once"),
         ("- {name: alice, key: sesame", "a file of YAML"),
         ("- !!python/object/apply:os.getcwd []", "a file of YAML"),

@@ -182,7 +182,7 @@ def test_another_plan_is_found():
     for kind, _, payload in [*records[:first], *records[first + 1 :]]:
         writer._record(kind, payload)
     file.seek(0)
-    with pytest.raises(QuireError, match=r"differs|not the one awaited"):
+    with pytest.raises(QuireError, match=r"differs|not the expected one"):
         replay(file)
 
 

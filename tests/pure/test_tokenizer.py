@@ -322,7 +322,7 @@ def test_a_tokenizer_that_merges_letters_to_a_control_token_refuses_its_text():
     tokenizer = chat_tokenizer(library, "<s>", "")
     assert tokenizer.encode_chat(user("a"))[0] == library.token_to_id("<s>")
     for _ in range(2):
-        with pytest.raises(InvalidRequestError, match="cannot tell from control tokens"):
+        with pytest.raises(InvalidRequestError, match="cannot tell them from control tokens"):
             tokenizer.encode_chat(user("<s>"))
 
 

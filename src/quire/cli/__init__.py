@@ -36,15 +36,15 @@ class Command(NamedTuple):
 COMMANDS = (
     Command("chat", "talk to a model", "quire.cli.chat"),
     Command("generate", "continue a prompt", "quire.cli.generate"),
-    Command("serve", "serve a model over HTTP, as OpenAI does", "quire.cli.serve"),
+    Command("serve", "serve a model over an OpenAI-compatible HTTP API", "quire.cli.serve"),
     Command("demo", "watch paged KV memory at work, in the terminal", "quire.cli.demo"),
     Command("bench", "measure quire on this machine", "quire.instruments.bench"),
-    Command("torture", "bring a server into trouble, and see that it copes", "quire.instruments.torture"),
-    Command("simulate", "run hours of traffic in seconds, on the real scheduler", "quire.cli.simulate"),
-    Command("report", "say what a server's log tells, and what to change", "quire.cli.report"),
-    Command("plan", "say what fits, how fast, with which settings", "quire.cli.plan"),
-    Command("doctor", "say what works on this machine", "quire.cli.doctor"),
-    Command("config", "say what quire would be started with, and why", "quire.cli.config"),
+    Command("torture", "attack a server and check that it copes", "quire.instruments.torture"),
+    Command("simulate", "simulate hours of traffic in seconds with the real scheduler", "quire.cli.simulate"),
+    Command("report", "analyse a server's step log and suggest better settings", "quire.cli.report"),
+    Command("plan", "estimate what fits, how fast, and the best settings", "quire.cli.plan"),
+    Command("doctor", "check what works on this machine", "quire.cli.doctor"),
+    Command("config", "show the settings quire would use, and where each comes from", "quire.cli.config"),
 )
 
 

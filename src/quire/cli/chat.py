@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from quire.engine.text.prompts import Message
 
 HELP = """/clear          begin anew
-/system TEXT    begin anew with other instructions; without a text, with none
+/system TEXT    start over with new instructions; without TEXT, with none
 /help           this list
-/exit           leave, as Ctrl-D does; Ctrl-C stops an answer"""
+/exit           leave (or Ctrl-D); Ctrl-C stops an answer"""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command `chat`. Mutates `subparsers`."""
     parser = subparsers.add_parser("chat", help="talk to a model", description="Talk to a model.")
-    parser.add_argument("--system", default="", metavar="TEXT", help="instructions that stand before the conversation")
-    parser.add_argument("--quiet", "-q", action="store_true", help="print the answers and errors only")
+    parser.add_argument("--system", default="", metavar="TEXT", help="system instructions for the conversation")
+    parser.add_argument("--quiet", "-q", action="store_true", help="print only the answers and errors")
     add_sampling_options(parser)
     add_engine_options(parser)
     add_color_option(parser)
@@ -48,12 +48,14 @@ def run(arguments: argparse.Namespace) -> int:
     terminal = stderr_terminal(arguments.color)
     with load(config, None if arguments.quiet else terminal) as llm:
         if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
-            raise InvalidRequestError("model", config.model, "one with a chat template; or quire generate --raw")
+            raise InvalidRequestError(
+                "model", config.model, "a model with a chat template; or use quire generate --raw"
+            )
         is_watched = sys.stdin.isatty()
         if not arguments.quiet:
             remark(str(llm.report), terminal)
             if is_watched:
-                remark("Ask something; /help has the commands.", terminal)
+                remark("Ask something; /help lists the commands.", terminal)
         sampling = sampling_params(arguments, llm.get_default_sampling_params())
         conversation = Conversation(llm, sampling, arguments.system, None if arguments.quiet else terminal)
         return _talk(conversation, _reader(is_watched), is_watched)
@@ -132,12 +134,12 @@ def _take_turn(conversation: Conversation, text: str) -> None:
     elif command == "/system":
         conversation.begin(rest.strip())
     elif command.startswith("/"):
-        conversation.remark(HELP if command == "/help" else f"{command} is no command; /help has them")
+        conversation.remark(HELP if command == "/help" else f"{command} is not a command; /help lists them")
     else:
         try:
             conversation.say(text)
         except InvalidRequestError as error:
-            conversation.remark(f"error: {error}; /clear begins anew")
+            conversation.remark(f"error: {error}; /clear starts over")
 
 
 def _reader(is_watched: bool) -> Callable[[], str]:

@@ -14,14 +14,14 @@ from quire.core.byte_sizes import format_bytes
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command `config`. Mutates `subparsers`."""
-    text = "say what quire would be started with, and why"
-    parser = subparsers.add_parser("config", help=text, description="Look at settings.")
+    text = "show the settings quire would use, and where each comes from"
+    parser = subparsers.add_parser("config", help=text, description="Show settings.")
     parser.set_defaults(run=lambda _: _show_help(parser))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     show = commands.add_parser(
         "show",
-        help="each setting with its value and origin",
-        description="Print each setting with its value and origin: flag, environment, file or default. "
+        help="each setting, its value and where it comes from",
+        description="Print each setting, its value and where it comes from: flag, environment, file or default. "
         "With the options of quire serve it shows what that would run with.",
     )
     show.add_argument("--json", action="store_true", help="print one JSON object")

@@ -1,4 +1,4 @@
-"""`quire doctor`: what works on this machine, on one screen.
+"""`quire doctor`: checks what works on this machine, on one screen.
 
 Every check says what it found; one that fails says what to do. With a model it says what would be loaded and where the
 memory would go, and checks its files as loading does, with the same functions; no weights are read. The exit status is
@@ -45,9 +45,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the command `doctor`. Mutates `subparsers`."""
     parser = subparsers.add_parser(
         "doctor",
-        help="say what works on this machine",
-        description="Say what works on this machine and, where a model is named, whether it can be loaded and how it "
-        "would run; nothing is loaded.",
+        help="check what works on this machine",
+        description="Check what works on this machine and, if you name a model, whether it can be loaded and how it "
+        "would run. Loads nothing.",
     )
     add_engine_options(parser)
     add_color_option(parser)
@@ -63,7 +63,7 @@ def run(arguments: argparse.Namespace) -> int:
     if "model" in arguments:
         report, parts = _examine_model(arguments)
         print(f"\n{report}\n")
-        for drawn in _draw_findings(parts, UNBROKEN):  # what is said of files has commands in it, to be copied
+        for drawn in _draw_findings(parts, UNBROKEN):  # findings about files contain commands to copy
             print(terminal.render(drawn))
         findings += parts
     return int(any(finding.works is False for finding in findings))
@@ -78,7 +78,7 @@ def _examine_model(arguments: argparse.Namespace) -> tuple[str, list[Finding]]:
     blueprint = plan_engine(config)
 
     def look_at_weights() -> str:
-        return f"{blueprint.check_weights():,} tensors, each of the shape that the settings say"
+        return f"{blueprint.check_weights():,} tensors, all with the shapes that config.json implies"
 
     def look_at_tokenizer() -> str:
         tokenizer = Tokenizer.open(blueprint.tokenizer_folder, vocab_size=blueprint.vocab_size)
@@ -160,7 +160,7 @@ def _cores() -> Finding:
 def _memory() -> Finding:
     total, available, limit = memory_bytes("MemTotal"), memory_bytes("MemAvailable"), memory_limit()
     if total is None or available is None:
-        return Finding("memory", None, "the system does not say")
+        return Finding("memory", None, "unknown (the system does not report it)")
     text = f"{available / BYTES_PER_GIB:.1f} GiB available of {total / BYTES_PER_GIB:.1f} GiB"
     if limit is not None and limit < total:
         text += f", of which this process may have {limit / BYTES_PER_GIB:.1f} GiB"

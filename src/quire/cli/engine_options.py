@@ -26,7 +26,7 @@ def add_engine_options(parser: argparse.ArgumentParser, otherwise_said: Collecti
         metavar="MODEL",
         help=f"{model.help} (default: {model.default}; {model.variable})",
     )
-    group = parser.add_argument_group("engine", "each has a name in the environment too, which the flag goes before")
+    group = parser.add_argument_group("engine", "each option can also be set by an environment variable; the flag wins")
     add_options(group, [option for name, option in options.items() if name not in otherwise_said])
     add_file_option(group)
 

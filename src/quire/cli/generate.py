@@ -36,17 +36,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--prompt", "-p", metavar="TEXT", action="append", help="the prompt; repeat it to run several prompts at once"
     )
     source.add_argument(
-        "--prompt-file", metavar="FILE", help="the file with the prompt; -: stdin, as where none is given"
+        "--prompt-file", metavar="FILE", help="file with the prompt; -: stdin, which is also the default"
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument(
-        "--chat", action="store_true", default=None, help="the prompt is a message (default, if the model takes them)"
+        "--chat",
+        action="store_true",
+        default=None,
+        help="treat the prompt as a chat message (default if the model has a chat template)",
     )
-    form.add_argument("--raw", dest="chat", action="store_false", help="the prompt is a text to continue")
+    form.add_argument("--raw", dest="chat", action="store_false", help="treat the prompt as text to continue")
     parser.add_argument("-n", type=int, default=1, metavar="N", help="how many texts to generate (default: 1)")
     _add_search_options(parser)
     parser.add_argument("--json", action="store_true", help="print one line of JSON per prompt at the end")
-    parser.add_argument("--quiet", "-q", action="store_true", help="print the text and errors only")
+    parser.add_argument("--quiet", "-q", action="store_true", help="print only the text and errors")
     add_sampling_options(parser)
     add_engine_options(parser)
     add_color_option(parser)
@@ -55,10 +58,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def _add_search_options(parser: argparse.ArgumentParser) -> None:
     several = parser.add_mutually_exclusive_group()
-    several.add_argument("--best-of", type=int, metavar="N", help="generate so many texts and keep the likeliest")
-    several.add_argument("--beams", type=int, metavar="N", help="search for the likeliest texts with so many beams")
+    several.add_argument("--best-of", type=int, metavar="N", help="generate N texts and keep the likeliest")
+    several.add_argument("--beams", type=int, metavar="N", help="beam search with N beams")
     parser.add_argument(
-        "--length-penalty", type=float, metavar="X", help="of a beam search: above 0, longer texts rank higher; 0: off"
+        "--length-penalty", type=float, metavar="X", help="beam search: above 0, longer texts rank higher; 0: off"
     )
     parser.add_argument(
         "--early-stopping",
@@ -69,7 +72,7 @@ def _add_search_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _searching(arguments: argparse.Namespace, sampling: SamplingParams) -> SamplingParams:
-    """Return the sampling parameters with what is said of how many texts there shall be. Does not mutate."""
+    """Return the sampling parameters with the number of texts that the arguments ask for. Does not mutate."""
     sampling = replace(sampling, n=arguments.n, best_of=arguments.best_of)
     if arguments.beams is not None:
         given = vars(arguments)  # what the makers of the model recommend is for drawn texts
@@ -154,7 +157,7 @@ def _stream(llm: LLM, prompt: Prompt, sampling: SamplingParams) -> RequestOutput
     with closing(llm.stream([prompt], sampling)) as snapshots:
         output = stream_text(snapshots, write)
     if output is None:
-        raise ExecutionError("the engine has returned nothing")
+        raise ExecutionError("the engine returned nothing")
     if not output.outputs[0].text.endswith("\n"):
         write("\n")
     return output

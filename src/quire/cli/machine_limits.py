@@ -1,4 +1,4 @@
-"""What the machine can do at most: read memory, and multiply and add. Measured in the same run as what is held to it.
+"""The limits of the machine, memory bandwidth and arithmetic, measured in the same run as the results.
 
 The bandwidth is the best of a few passes over memory that no cache holds: a bound is what was reached once. The
 arithmetic is that of the instruction set which runs, on registers alone.
@@ -47,7 +47,7 @@ def limits_of(facts: BackendFacts, read_bytes: int) -> Limits:
 
 
 class MachineLimits:
-    """The limits for a number of threads; `read_bytes` is the memory that is read for the bandwidth."""
+    """The limits for a number of threads; `read_bytes` is the amount of memory to read when measuring bandwidth."""
 
     def __init__(self, num_threads: int, read_bytes: int) -> None:
         try:

@@ -1,4 +1,4 @@
-"""From what a user calls a model to its `ModelShape`: only settings are read, of no model a weight.
+"""From a user's name for a model to its `ModelShape`: reads settings only, never weights.
 
     guide, a folder, a config.json ──┐
     a name kept in simulate/models ──┼──► path of the settings ──► DecoderSpec ──► ModelShape
@@ -55,7 +55,7 @@ def find_shape(model: str) -> ModelShape:
 
 
 def describe(settings: Path, max_length: int | None = None) -> ModelDescription:
-    """Return what stands in the settings of a model, a folder or a file; `max_length` as of `read_model`."""
+    """Return the settings of a model, a folder or a file; `max_length` as of `read_model`."""
     return read_settings(settings, max_length) if settings.is_file() else read_model(settings, max_length)
 
 

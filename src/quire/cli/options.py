@@ -1,4 +1,4 @@
-"""Options: the settings of a config value, said in three ways and read by one schema.
+"""Options: the settings of a config, from three sources and read by one schema.
 
     flag  >  environment  >  file  >  default       --block-size 32     QUIRE_BLOCK_SIZE=32     block_size: 32
 
@@ -6,7 +6,7 @@ Names, kinds, defaults and help are read from the fields, so a setting that is a
 file is YAML, named by --config or QUIRE_CONFIG; its keys are the names of settings, with _ or -. It may hold the
 settings of all commands: each takes its own. A name that no command knows is an error.
 
-Texts of flags and of the environment are read here; whether a value is allowed the config decides, whoever gave it.
+Texts of flags and of the environment are read here; the config decides whether a value is allowed, from every source.
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ class Option:
         return text
 
     def take(self, value: object) -> Any:
-        """Return the value of what stands in a file, where a text may stand for what it spells.
+        """Return the value of an entry in a file; a text may spell a value of another type.
 
         Raises ValueError where nothing stands there and nothing is the default: the line was left empty by mistake.
         """
         if value in (None, []) and not self.default:
-            raise ValueError("a value; leave the line out for the default")
+            raise ValueError("a value; delete the line to use the default")
         if self.is_several and isinstance(value, list):
             return tuple(value)
         if self.is_several and isinstance(value, str):
@@ -190,7 +190,7 @@ def add_options(group: argparse._ArgumentGroup, options: Iterable[Option]) -> No
 
 def add_file_option(group: argparse._ArgumentGroup) -> None:
     """Give a command the flag that names a file of settings. Mutates the group."""
-    text = f"YAML file with settings, which flags and environment go before ({FILE_VARIABLE})"
+    text = f"YAML file with settings; flags and environment variables win ({FILE_VARIABLE})"
     group.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=text)
 
 
@@ -225,9 +225,9 @@ def resolve(
     environ: Mapping[str, str],
     known: Collection[str],
 ) -> dict[str, Setting]:
-    """Return each setting with its value and origin. Reads the file of settings, if one is named.
+    """Return each setting, its value and where it comes from. Reads the file of settings, if one is named.
 
-    `known` are the names that may stand in the file.
+    `known` are the names that the file may contain.
     """
     given, file = vars(arguments), given_file(arguments, environ)
     in_file = {} if file is None else read_file(file, known)
@@ -253,7 +253,7 @@ def given_file(arguments: argparse.Namespace, environ: Mapping[str, str]) -> str
 
 
 def read_file(path: str, known: Collection[str]) -> dict[str, Any]:
-    """Return what stands in a file of settings; raises `InvalidConfigError` for what is none."""
+    """Return the contents of a settings file; raises `InvalidConfigError` for any other file."""
     import yaml  # only where there is such a file
 
     try:

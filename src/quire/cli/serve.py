@@ -20,9 +20,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the command `serve`. Mutates `subparsers`."""
     parser = subparsers.add_parser(
         "serve",
-        help="serve a model over HTTP, as OpenAI does",
-        description="Serve a model over HTTP, for clients of OpenAI. SIGTERM and Ctrl-C let calls under way end; a "
-        "second one does not.",
+        help="serve a model over an OpenAI-compatible HTTP API",
+        description="Serve a model over an OpenAI-compatible HTTP API. SIGTERM or Ctrl-C lets running requests "
+        "finish; a second one stops at once.",
     )
     add_serve_options(parser)
     parser.set_defaults(run=run)
@@ -43,7 +43,9 @@ def run(arguments: argparse.Namespace) -> int:
     model = SupervisedLLM(resolved.engine, patience=patience)
     status = 0 if run_server(model, resolved.server, _announce) else INTERRUPTED
     if model.text_pool.num_running:  # a thread that works on without Python's lock must not meet its end
-        logging.getLogger("quire.serve").warning("stopped: texts of clients that left are still worked on, and dropped")
+        logging.getLogger("quire.serve").warning(
+            "stopped: dropped the texts that were still being processed for clients that left"
+        )
         end_process(status)
     return status
 

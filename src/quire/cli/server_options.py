@@ -25,7 +25,7 @@ class ServeSettings:
 
 def add_serve_options(parser: argparse.ArgumentParser) -> None:
     """Give a command everything that can be said about a server and its engine. Mutates the parser."""
-    group = parser.add_argument_group("server", "each has a name in the environment too, which the flag goes before")
+    group = parser.add_argument_group("server", "each option can also be set by an environment variable; the flag wins")
     add_options(group, options_of(ServerConfig).values())
     add_engine_options(parser, otherwise_said=("model",))
 
@@ -37,5 +37,5 @@ def serve_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
     server = make_config(ServerConfig, settings)
     policy = settings["policy"]
     if policy.origin == DEFAULT and server.may_have_several_tenants:
-        settings["policy"] = replace(policy, value=FAIR, origin=f"{DEFAULT} where there are several keys")
+        settings["policy"] = replace(policy, value=FAIR, origin=f"{DEFAULT} with several keys")
     return ServeSettings(make_config(EngineConfig, settings), server, settings)

@@ -20,7 +20,7 @@ DRAWN = "".join(map(chr, ASCII_FORMS))
 
 @dataclass(frozen=True, slots=True)
 class Terminal:
-    """What can be shown. `num_colours` is 0, 16 or 256; `interactive`: somebody watches, and lines can be redrawn."""
+    """What can be shown. `num_colours` is 0, 16 or 256; `interactive`: it is a terminal whose lines can be redrawn."""
 
     columns: int = 80
     rows: int = 24
@@ -72,7 +72,7 @@ def add_color_option(parser: argparse.ArgumentParser) -> None:
         "--color",
         choices=("auto", "always", "never"),
         default="auto",
-        help="colour: on a terminal (auto, the default; NO_COLOR and FORCE_COLOR are heeded), always, or never",
+        help="colour: auto (the default: on a terminal, unless NO_COLOR or FORCE_COLOR is set), always, or never",
     )
 
 

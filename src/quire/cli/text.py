@@ -1,4 +1,4 @@
-"""Styled text as values: what is drawn is made of lines, and only `quire.cli.terminal` knows escape codes.
+"""Styled text as values: drawings consist of lines, and only `quire.cli.terminal` knows escape codes.
 
 A line is a tuple of spans, so that its width can be computed and tested. Every character is one column wide, and every
 character beyond ASCII that is drawn has a form of the same width in `ASCII_FORMS`: a drawing keeps its shape where the

@@ -78,7 +78,7 @@ class Backend(Protocol):
         ...
 
     def load(self, num_blocks: int, num_host_blocks: int, note_loaded: NoteLoaded | None = None) -> WorkerParts:
-        """Load the weights, unless that is done, and return a worker's parts, over so many blocks of KV memory."""
+        """Load the weights, unless that is done, and return a worker's parts, over this many blocks of KV memory."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Which backend computes: the GPU where there is one that can be used, else the compiled core, else the reference."""
+"""Which backend computes: the GPU if one is usable, otherwise the compiled core, otherwise the reference."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def backend_on(device: str, config: ResolvedConfig, folder: Path, model: ModelDe
         from quire.compute.native.backend import NativeBackend
     except ImportError as error:
         if config.backend == "native":
-            allowed = "reference: the compiled core cannot be imported; see quire doctor"
+            allowed = "reference: the compiled core cannot be imported; run quire doctor"
             raise InvalidConfigError("backend", "native", allowed) from error
         return ReferenceBackend.of(config, folder, model)
     return NativeBackend.of(config, folder, model)

@@ -1,8 +1,8 @@
 """Time, injected.
 
-Nothing in the control plane reads the wall clock by itself: whoever builds the engine hands it a `Clock`. The
-product uses `SystemClock`; the simulator and the tests use `ManualClock`, which moves only when told to, so that
-hours of traffic run in seconds and a run can be repeated to the bit.
+Nothing in the control plane reads the wall clock by itself: the code that builds the engine passes in a `Clock`. The
+product uses `SystemClock`; the simulator and the tests use `ManualClock`, which moves only when told to, so that hours
+of traffic run in seconds and a run can be repeated to the bit.
 """
 
 from __future__ import annotations

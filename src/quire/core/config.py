@@ -1,10 +1,10 @@
-"""The settings of each subsystem, as frozen values with their help beside them.
+"""The settings of each subsystem, as frozen values, each with its help text.
 
 Each constructor takes its own narrow config and nothing else. Flags, environment names and reference pages are
 made from the fields (name, default, help), so there is one place to add a setting. Every config checks itself.
 
 What depends on where an engine computes may be left open. `EngineConfig.resolved` chooses all of it, once that is
-known; whatever is built of an engine takes the `ResolvedConfig`, which types keep from being forgotten.
+known; every part of an engine takes the `ResolvedConfig`, so the types make sure of this step.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class MemoryConfig:
     """How the KV memory is managed."""
 
     num_blocks: int = setting(1024, "blocks of KV memory on the device")
-    num_host_blocks: int = setting(0, "blocks of KV memory on the host, to swap to; 0: preempt by recompute only")
+    num_host_blocks: int = setting(0, "blocks of KV memory on the host for swapping; 0: preempt by recompute only")
     prefix_index: str = setting("hash_chain", "how cached prefixes are found: hash_chain, radix_tree or none")
-    eviction: str = setting("lru", "which cached block goes first: lru, fifo or priority")
-    hash_bits: int = setting(128, "width of the prefix hash; smaller only to provoke collisions in tests")
+    eviction: str = setting("lru", "which cached block to evict first: lru, fifo or priority")
+    hash_bits: int = setting(128, "bits of the prefix hash; lower it only to force collisions in tests")
     hash_key: bytes = setting(b"", "secret key of the prefix hash, at most 64 bytes", secret=True)
-    max_cached_blocks_per_tenant: int | None = setting(None, "cached blocks that one tenant may keep; None: no limit")
+    max_cached_blocks_per_tenant: int | None = setting(None, "maximum cached blocks per tenant; None: no limit")
 
     def __post_init__(self) -> None:
         require_int("num_blocks", self.num_blocks, 1, (1 << 31) - 1)
@@ -68,15 +68,15 @@ class SchedulerConfig:
     """Who runs next, and how much at a time."""
 
     max_num_seqs: int = setting(256, "sequences that run at once")
-    max_num_batched_tokens: int = setting(2048, "tokens computed in one step, all sequences together")
-    max_model_len: int = setting(4096, "tokens of one sequence, prompt and output together")
-    policy: str = setting("fcfs", "order of the waiting: fcfs, priority or fair_share")
-    priority_ageing_s: float = setting(30.0, "seconds of waiting that make up for one level of priority")
-    headroom: float = setting(0.02, "share of the blocks kept free when a request is admitted beside others")
-    preemption: str = setting("auto", "how a request yields: recompute, swap, or auto (the cheaper)")
-    recompute_tokens_per_s: float = setting(2000.0, "how fast lost tokens are computed again, for auto")
-    swap_bytes_per_s: float = setting(4e9, "how fast blocks move to the host or back, for auto")
-    max_steps_under_way: int = setting(1, "plans handed to the executor before the first result is awaited")
+    max_num_batched_tokens: int = setting(2048, "tokens computed per step, over all sequences")
+    max_model_len: int = setting(4096, "maximum tokens per sequence, prompt and output")
+    policy: str = setting("fcfs", "order of the queue: fcfs, priority or fair_share")
+    priority_ageing_s: float = setting(30.0, "seconds of waiting that count as one level of priority")
+    headroom: float = setting(0.02, "share of blocks to keep free when admitting a request while others run")
+    preemption: str = setting("auto", "how to preempt a request: recompute, swap, or auto (the cheaper one)")
+    recompute_tokens_per_s: float = setting(2000.0, "speed of recomputing tokens, used by preemption auto")
+    swap_bytes_per_s: float = setting(4e9, "speed of copying blocks to or from the host, used by preemption auto")
+    max_steps_under_way: int = setting(1, "steps to submit to the executor before waiting for the first result")
 
     def __post_init__(self) -> None:
         require_int("max_num_seqs", self.max_num_seqs, 1, 1 << 20)
@@ -97,7 +97,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """Everything that can be said about an engine, in one value; the door and the command line are made from it.
+    """All settings of an engine, in one value; the door and the command line derive from it.
 
     Names are those of vLLM where the meaning is the same. Sizes of memory are bytes, or texts such as "4GiB".
 
@@ -105,38 +105,57 @@ class EngineConfig:
     1073741824
     """
 
-    model: str = setting("guide", "folder of a model, or its name on the Hugging Face hub; guide: the one built in")
-    tokenizer: str | None = setting(None, "folder with the tokenizer; none: that of the model")
-    skip_tokenizer_init: bool = setting(False, "token ids in, token ids out: no tokenizer is read")
-    dtype: str = setting("auto", "numbers to compute with: bfloat16, float32, of torch float16; auto: the checkpoint's")
-    weights: str = setting("auto", "numbers of the weights: auto (as dtype), or int8 (made when they are read)")
-    kv_dtype: str = setting("auto", "numbers of the KV memory: auto (as dtype), bfloat16, float32, int8, of torch fp8")
-    device: str = setting("auto", "where it computes: cpu, cuda (a GPU), or auto (a GPU where one can be used)")
-    backend: str = setting("auto", "what computes: native, reference, torch, or auto (on GPUs torch, else native)")
-    attention_backend: str = setting("auto", "attention of torch: triton, flashinfer, plain, or auto (on GPUs triton)")
-    batch_invariant: bool = setting(False, "torch: the same bits whatever runs beside a request; native: always so")
-    num_threads: int | None = setting(None, "threads that compute; none: as many as the system grants cores")
+    model: str = setting(
+        "guide", "a model folder, or a model's name on the Hugging Face hub; guide: the built-in model"
+    )
+    tokenizer: str | None = setting(None, "folder with the tokenizer; none: the model's own")
+    skip_tokenizer_init: bool = setting(False, "take and return token ids only; load no tokenizer")
+    dtype: str = setting(
+        "auto", "number type for computing: bfloat16, float32, float16 (torch only); auto: the checkpoint's"
+    )
+    weights: str = setting("auto", "number type of the weights: auto (same as dtype) or int8 (converted while loading)")
+    kv_dtype: str = setting(
+        "auto", "number type of the KV memory: auto (same as dtype), bfloat16, float32, int8, fp8 (torch only)"
+    )
+    device: str = setting("auto", "device to compute on: cpu, cuda (a GPU), or auto (a GPU if one is usable)")
+    backend: str = setting(
+        "auto", "engine that computes: native, reference, torch, or auto (torch on a GPU, otherwise native)"
+    )
+    attention_backend: str = setting(
+        "auto", "attention kernels for torch: triton, flashinfer, plain, or auto (triton on a GPU)"
+    )
+    batch_invariant: bool = setting(
+        False, "torch: give each request the same bits whatever else runs; native always does"
+    )
+    num_threads: int | None = setting(None, "compute threads; none: one per core that this process may use")
     block_size: int = setting(16, "tokens in one block of KV memory")
     kv_memory: int | str | None = setting(
-        None, "KV memory; none: half of what is free (of a GPU most), if it can be used"
+        None, "size of the KV memory; none: half of the free memory (most of a GPU's), or less if that is enough"
     )
-    touch_kv_memory: bool = setting(False, "take all KV memory from the system at the start, not as it is filled")
-    swap_space: int | str = setting(0, "KV memory on the host, to swap to; 0: preempt by recompute only")
-    max_num_seqs: int | None = setting(None, "sequences that run at once; none: 64, on a GPU 256")
+    touch_kv_memory: bool = setting(False, "claim all KV memory from the system at startup, not as it fills")
+    swap_space: int | str = setting(0, "KV memory on the host for swapping; 0: preempt by recompute only")
+    max_num_seqs: int | None = setting(None, "sequences that run at once; none: 64, or 256 on a GPU")
     max_num_batched_tokens: int | None = setting(
-        None, "tokens computed in one step, all sequences together; none: 512, on a GPU 2048, of 64 GiB or more 8192"
+        None,
+        "tokens computed per step, over all sequences; none: 512; on a GPU 2048, or 8192 if it has at least 64 GiB",
     )
-    max_model_len: int | None = setting(None, "tokens of one sequence; none: the model's, as far as memory holds")
-    enable_prefix_caching: bool = setting(True, "keep what was computed, for requests that begin alike")
+    max_model_len: int | None = setting(
+        None, "maximum tokens per sequence, prompt and output; none: the model's limit, or less if memory is short"
+    )
+    enable_prefix_caching: bool = setting(True, "reuse KV blocks between requests that share a prefix")
     prefix_index: str = setting("hash_chain", "how cached prefixes are found: hash_chain, radix_tree or none")
-    eviction: str = setting("lru", "which cached block goes first: lru, fifo or priority")
-    policy: str = setting("fcfs", "order of the waiting: fcfs, priority or fair_share")
-    preemption: str = setting("auto", "how a request yields: recompute, swap, or auto (the cheaper)")
-    max_steps_under_way: int | None = setting(None, "plans handed out before a result is awaited; none: 1, of torch 2")
-    cuda_graphs: bool = setting(True, "on a GPU: decodes are recorded at the start, and replayed")
-    max_cached_blocks_per_tenant: int | None = setting(None, "cached blocks that one tenant may keep; none: no limit")
-    seed: int = setting(0, "where the seeds of requests without one come from")
-    step_log: str | None = setting(None, "new file for all that is asked and decided, prompts as tokens; none: no log")
+    eviction: str = setting("lru", "which cached block to evict first: lru, fifo or priority")
+    policy: str = setting("fcfs", "order of the queue: fcfs, priority or fair_share")
+    preemption: str = setting("auto", "how to preempt a request: recompute, swap, or auto (the cheaper one)")
+    max_steps_under_way: int | None = setting(
+        None, "steps to submit before waiting for a result; none: 1, or 2 with torch"
+    )
+    cuda_graphs: bool = setting(True, "on a GPU: record decode steps at startup and replay them")
+    max_cached_blocks_per_tenant: int | None = setting(None, "maximum cached blocks per tenant; none: no limit")
+    seed: int = setting(0, "base seed for requests that set none")
+    step_log: str | None = setting(
+        None, "new file that records every request and decision, prompts as token ids; none: no log"
+    )
 
     def __post_init__(self) -> None:
         for name in ("model", "tokenizer", "step_log"):

@@ -159,7 +159,7 @@ class UnknownRequestError(QuireError, KeyError):
         self.request_id = request_id
 
     def __str__(self) -> str:
-        return f"request {self.request_id!r} is unknown; it has ended, or was never added"
+        return f"request {self.request_id!r} is unknown: it has ended or was never added"
 
 
 class TooManyJobsError(QuireError):

@@ -11,8 +11,8 @@ Contract, relied on by the memory manager:
 - within a plan: moves out to the host, then copies, then moves in from the host, then the tokens' computation;
 - a failure of one request is a failure entry in the result; only a failure of the whole step raises `ExecutionError`
   from `collect`. Then no token of that step, nor of the plans behind it, is known; but their differences, copies and
-  moves have taken effect, because requests that were not in the step rely on them. Whoever was in one of these plans
-  is described anew before it is computed again, so what a failed step leaves half done on its rows is never read;
+  moves have taken effect, because requests that were not in the step rely on them. A request in one of these plans is
+  described again before it is recomputed, so what a failed step leaves half done on its rows is never read;
 - a step that fails for lack of memory raises `OutOfMemoryError`: a smaller one may do. An executor of which nothing can
   be relied on any more raises `ExecutorLostError`.
 """

@@ -7,8 +7,8 @@
     sleep9:token=17     the computation takes nine seconds longer whenever token 17 is computed
 
 Every effect goes with every trigger; several failpoints are separated by commas. A request is told by its tokens: its
-id is given by the engine, and nobody outside could name it. Nothing is armed by itself: a failpoint stands in the hand
-of whoever builds an engine, or in the environment variable QUIRE_FAILPOINTS, and the start-up table says so.
+id is given by the engine, and nobody outside could name it. Nothing is armed by itself: a failpoint comes from the code
+that builds an engine, or from the environment variable QUIRE_FAILPOINTS, and the start-up table says so.
 """
 
 from __future__ import annotations

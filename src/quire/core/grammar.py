@@ -1,4 +1,4 @@
-"""Grammar: what a text is held to.
+"""Grammar: the form that an output must have.
 
 A plain value, as it travels: in the parameters of a request, in messages, in the step log. What it says is known to
 `quire.compute.grammar` alone, which compiles it over the tokens of a model; here it is a kind and a text. So nothing
@@ -105,4 +105,4 @@ def _json_text(value: object) -> str:
         return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
         found = f"{type(error).__name__}: {error}"
-        raise InvalidRequestError("grammar", found, "a JSON Schema that JSON can say") from error
+        raise InvalidRequestError("grammar", found, "a JSON Schema that can be written as JSON") from error

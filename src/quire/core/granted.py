@@ -1,8 +1,7 @@
-"""What the system grants to this process, which in a container is less than what the machine has.
+"""The cores and the memory that this process may use, which in a container are less than the machine's.
 
-Cores: the affinity mask, and the quota of the control groups that the process stands in. Memory: the machine's, and
-the limit of those groups. A group is bound by its parents, so the least of all counts. Files that are not there say
-nothing.
+Cores: the affinity mask, and the quota of the control groups of the process. Memory: the machine's, and the limit of
+those groups. A group is bound by its parents, so the least of all counts. Files that are not there say nothing.
 """
 
 from __future__ import annotations

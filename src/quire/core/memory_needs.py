@@ -1,4 +1,4 @@
-"""MemoryNeeds: what an engine takes besides its KV memory, and what is free."""
+"""MemoryNeeds: the memory that an engine takes besides its KV memory, and the free memory."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The files of a model folder, opened and read in one place.
 
-A folder may come from a stranger. So every file of it is opened here, and nothing is opened that is not a plain file: a
-pipe would wait for ever, and merely opening a device can do things. Links are followed, since the cache of the hub is
-made of them. What is read has a size and a number of values that bound time and memory, and every failure is one
+A folder may come from a stranger. So every file in it is opened here, and only plain files are opened: a pipe would
+block forever, and merely opening a device can do things. Links are followed, since the cache of the hub is made of
+them. What is read has a size and a number of values that bound time and memory, and every failure is one
 `CheckpointError`.
 
 JSON is strict. The standard parser keeps the last of two equal keys, so that two readers of one file may see two
@@ -98,7 +98,7 @@ def parse_json_object(data: bytes, where: str) -> dict[str, object]:
         found: dict[str, object] = {}
         for key, value in pairs:
             if key in found:
-                raise CheckpointError(f"{where}: key {key!r}", "there twice", "each key once")
+                raise CheckpointError(f"{where}: key {key!r}", "given twice", "each key once")
             found[key] = value
         return found
 
@@ -117,20 +117,20 @@ def parse_json_object(data: bytes, where: str) -> dict[str, object]:
 
 
 def require_few_values(data: bytes, where: str, most: int = MAX_JSON_VALUES) -> None:
-    """Raise where JSON may hold more than so many values: a byte of it can become fifty in memory."""
+    """Raise if JSON may hold more values than `most`: one byte of JSON can become fifty in memory."""
     if sum(map(data.count, (b",", b"[", b"{"))) > most:
         raise CheckpointError(where, f"JSON of more than {most} values", "fewer")
 
 
 def lfs_pointer(where: str) -> CheckpointError:
     """Return the error for a file that stands for another, which git-lfs did not fetch."""
-    return CheckpointError(where, "a git-lfs pointer", "the file itself: fetch it with `git lfs pull`")
+    return CheckpointError(where, "a git-lfs pointer", "the file itself; fetch it with `git lfs pull`")
 
 
 def unreadable(path: Path, error: OSError) -> CheckpointError:
     """Return the error for a file that the system does not let us read."""
     if isinstance(error, FileNotFoundError) and path.is_symlink():
-        return CheckpointError(str(path), "a link to a file that is not there", "a file that can be read")
+        return CheckpointError(str(path), "a broken link", "a file that can be read")
     return CheckpointError(str(path), error.strerror or str(error), "a file that can be read")
 
 

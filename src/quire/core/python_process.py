@@ -1,4 +1,4 @@
-"""How every Python process of ours is started: nothing of the current folder can be imported in it.
+"""How quire starts Python processes: they cannot import anything from the current folder.
 
     python -P -m quire.engine.process.engine_host …        PYTHONPATH: absolute entries only
 
@@ -29,7 +29,7 @@ def start_python(
     """Start a Python with some arguments. It and `environment` are ours unless given; options are those of `Popen`."""
     program = python or sys.executable
     if not program:
-        raise ExecutionError("this program does not say where its Python is; set sys.executable to start a process")
+        raise ExecutionError("cannot start a process: sys.executable is empty; set it to the Python interpreter")
     environ = safe_environment(os.environ if environment is None else environment, is_ours=program == sys.executable)
     return subprocess.Popen([program, "-P", *arguments], env=environ, **options)
 

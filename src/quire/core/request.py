@@ -15,10 +15,10 @@ num_planned == len(tokens): the token at that position is still being sampled by
 plan depends on a result (drafts to be verified, beams to be chosen, a prompt about to open into several sequences),
 the backlog is 0 until that result is in.
 
-Who writes what: the scheduler (or whoever drives the memory by itself) owns the status and the progress, and the
-memory manager reads them. `num_slots` is raised by the manager when it makes room; the scheduler lowers it where it
-wants to be asked again before the next token. Requests that were opened from one prompt (n, best_of, beams) know each
-other through a `RequestGroup`.
+Who writes what: the scheduler (or code that uses the memory alone) owns the status and the progress, and the memory
+manager reads them. `num_slots` is raised by the manager when it makes room; the scheduler lowers it where it wants to
+be asked again before the next token. Requests that were opened from one prompt (n, best_of, beams) know each other
+through a `RequestGroup`.
 """
 
 from __future__ import annotations

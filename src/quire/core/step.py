@@ -33,7 +33,7 @@ from quire.core.sampling_wire import read_sampling, write_sampling
 from quire.core.wire import WireReader, WireWriter
 
 NO_BLOCK = -1
-"""Stands in a block table for a block that was given back behind a sliding window."""
+"""Replaces in a block table a block that was freed behind a sliding window."""
 
 MAX_PROMPT_LOGITS: Final = 128
 """Positions of prompts whose logits one step computes, for those who asked for `prompt_logprobs`."""
@@ -55,10 +55,10 @@ class BlockMove(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowStart:
-    """A request takes a row: everything that the worker needs to know of it, its block tables aside.
+    """A request takes a row: everything that the worker needs to know, except its block tables.
 
     `max_total_tokens` is how long it may grow, prompt and output together. Where `num_prompt_logits` is not 0, the
-    result reports the log-probability of what follows each of so many leading positions.
+    result reports the log-probability of the token after each of this many leading positions.
     """
 
     row: int
@@ -130,17 +130,17 @@ class StepPlan:
         if not len(self.rows) == len(self.starts) == len(self.counts) == len(self.samples):
             raise InvariantError("the columns of a plan differ in length")
         if len(set(self.rows)) != len(self.rows):
-            raise InvariantError("a row stands twice in a plan")
+            raise InvariantError("a plan contains a row twice")
         if not (self.copies or self.moves_in or self.moves_out):
             return
         written = [copy.destination for copy in self.copies] + [move.device_block for move in self.moves_in]
         if len(set(written)) != len(written):
-            raise InvariantError("two copies or moves of a plan write the same block")
+            raise InvariantError("two copies or moves in a plan write the same block")
         if set(written).intersection(copy.source for copy in self.copies):
-            raise InvariantError("a copy of a plan reads what another copy or move of it writes")
+            raise InvariantError("a copy in a plan reads a block that another copy or move of the plan writes")
         hosts = [move.host_block for move in self.moves_out]
         if len(set(hosts)) != len(hosts) or set(hosts).intersection(move.host_block for move in self.moves_in):
-            raise InvariantError("two moves of a plan use the same host block")
+            raise InvariantError("two moves in a plan use the same host block")
 
     def to_bytes(self) -> bytes:
         """Return the compact binary form; equal plans give equal bytes."""

@@ -2,9 +2,9 @@
 
     print, logging, a traceback ──► at most 1 MiB that waits ──► thread ──► stdout or stderr
 
-A pipe that nobody reads is full after 64 KiB, and the next write to it waits for ever. In a server that write is a line
-of the log, and the event loop or the engine waits with it. Here only the thread waits. What finds no room is dropped,
-and the next line that is written says how much that was. Native code that writes to the descriptor itself still waits.
+A pipe that nobody reads is full after 64 KiB, and the next write to it blocks forever. In a server that write is a log
+line, and the event loop or the engine waits with it. Here only the thread waits. What finds no room is dropped, and the
+next line that is written says how much that was. Native code that writes to the descriptor itself still waits.
 """
 
 from __future__ import annotations
@@ -85,11 +85,11 @@ class ThreadedOutput(io.TextIOBase):
 
 
 def _write(descriptor: int, data: bytes) -> None:
-    """Write all of it; what has no reader any more is lost."""
+    """Write everything; what no longer has a reader is lost."""
     while data:
         try:
             data = data[os.write(descriptor, data) :]
-        except BlockingIOError:  # somebody who shares the descriptor wants it so
+        except BlockingIOError:  # another process that shares the descriptor made it so
             select.select([], [descriptor], [])
         except OSError:
             return

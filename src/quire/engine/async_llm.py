@@ -119,7 +119,7 @@ class AsyncLLM(LocalModel, OperatorVerbs):
         return prepared
 
     def deltas(self, prepared: PreparedRequest) -> AsyncGenerator[RequestDelta, None]:
-        """Return an iterator over what is new of a request's output, for whoever passes it on."""
+        """Return an iterator over the new parts of a request's output, for passing them on."""
         self._require_engine()
         return self._streams.deltas(prepared)
 
@@ -128,7 +128,7 @@ class AsyncLLM(LocalModel, OperatorVerbs):
         self._streams.abort(request_id)
 
     def watch(self, every_s: float, show: ShowLive) -> None:
-        """Have `show` called in this event loop with what happens in the memory, at most once in so many seconds.
+        """Call `show` in this event loop with memory events, at most once per `every_s` seconds.
 
         The first frames tell what is there already. Mutates.
         """

@@ -10,7 +10,7 @@ are totals. Those of the prompt come once, with the first update of the first se
 reason is the last one of its sequence, and every sequence of a request that was not aborted gets one. The beams of a
 search can still be replaced until it is over, so they are sent once, when they end.
 
-A client belongs to one thread. An engine that fails is not used again: whatever is asked of it, `ExecutionError` says
+A client belongs to one thread. An engine that fails is not used again: every call raises `ExecutionError`, which says
 what happened.
 """
 
@@ -102,7 +102,7 @@ def refused(request: Add, message: str) -> list[SequenceUpdate]:
 
 
 class InProcessClient:
-    """An engine in this process, stepped by whoever receives."""
+    """An engine in this process; receiving outputs runs its steps."""
 
     def __init__(self, core: EngineCore) -> None:
         self._core = core
@@ -144,7 +144,7 @@ class InProcessClient:
             try:
                 outcome = self._core.step()
                 if outcome is None and not self.is_idle:
-                    raise InvariantError("requests are waiting, and none of them can be planned")
+                    raise InvariantError("requests are waiting, but none can be scheduled")
             except Exception as error:
                 self._failure = f"the engine has failed: {type(error).__name__}: {error}"
                 raise

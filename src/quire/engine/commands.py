@@ -89,7 +89,7 @@ class Clear(Command, frozen=True):
 
 
 class Watch(Command, frozen=True):
-    """Tell what happens in the memory, at most once in so many seconds, from the beginning; None: no more."""
+    """Report memory events from the beginning, at most once in this many seconds; None: stop."""
 
     every_s: float | None
 
@@ -127,7 +127,7 @@ def carry_out(command: Command, scheduler: Scheduler) -> None:
         case Clear():
             scheduler.memory.reset()
         case _:
-            raise StepLogError(f"{type(command).__name__} is no command to a scheduler")
+            raise StepLogError(f"{type(command).__name__} is not a scheduler command")
 
 
 def command_bytes(command: Command) -> bytes:

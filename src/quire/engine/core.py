@@ -40,7 +40,7 @@ class EngineCore:
         self._num_corrupted = 0  # requests that failed alone in a step that went well
         self._busy_s = 0.0
         self._began_s = clock.now()
-        self._live: LiveJournal | None = None  # while somebody watches
+        self._live: LiveJournal | None = None  # while a client watches
         executor.start()
         if log is not None:
             log.begin(scheduler)
@@ -121,7 +121,7 @@ class EngineCore:
         names = ", ".join(dict.fromkeys(each.request_id for each in ended)) or "none"
         logger.warning("%s; requests tried apart: %d; ended: %s", error, isolation.num_suspects, names)
         if isolation.is_hopeless:
-            raise ExecutorLostError(f"every request fails, alone as well, the last one so: {error}") from error
+            raise ExecutorLostError(f"every request fails, even alone; the last error: {error}") from error
         return StepOutcome(advanced=ended, finished=ended)
 
     def run(self) -> list[Request]:
@@ -168,7 +168,7 @@ class EngineCore:
 
     @property
     def has_news(self) -> bool:
-        """Whether somebody watches and has not been told everything."""
+        """Whether a client watches and has not received everything."""
         return self._live is not None and self._live.has_news
 
     def take_live(self) -> LiveFrame | None:

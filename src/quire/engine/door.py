@@ -3,7 +3,7 @@
     settings ──► plan_engine ──► Tokenizer ──► EngineCore         refused in this order, the cheap checks first
     prompt ──► tokens ──► validate ──► PreparedRequest            refused before anything is enqueued
 
-The engine may stand in this process (`open_engine`), or in another one: the door needs to know its limits only.
+The engine may be in this process (`open_engine`), or in another one: the door needs to know its limits only.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("quire.engine")
 
 
-CONDEMNED = "a cheaper one: a text could not be held to this one"
+CONDEMNED = "a simpler one: this grammar could not be enforced"
 
 LONG_PROMPT: Final = 2_500
-"""Tokens, by estimate, from which on a prompt is encoded beside the event loop."""
+"""Tokens, by estimate, from which on a prompt is encoded off the event loop."""
 
 TEXT_THREADS: Final = 2
 """Threads for long texts. A tenant has one of them; more would take processors from the engine."""
@@ -59,7 +59,7 @@ TEXT_THREADS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What a caller may say of a request beside its prompt and its sampling. An empty id: that of the engine."""
+    """What a caller may set for a request besides prompt and sampling. Without an id, the engine chooses one."""
 
     request_id: str = ""
     scope: CacheScope = DEFAULT_SCOPE
@@ -105,7 +105,7 @@ class Door:
     ) -> PreparedRequest:
         """Return the request of a prompt that is not encoded yet.
 
-        A long one is encoded, and a grammar compiled, beside the event loop.
+        A long one is encoded, and a grammar compiled, off the event loop.
         """
         if estimated_tokens(prompt, LONG_PROMPT) >= LONG_PROMPT:
             encoded = await self.text_pool.run(ticket.scope.tenant, lambda: self.encode(prompt, chat))
@@ -224,7 +224,7 @@ class OpenModel:
 
     @property
     def report(self) -> EngineReport:
-        """The start-up table; `str` of it is its text."""
+        """The start-up table; `str` returns its text."""
         return self._door.report
 
     @property
@@ -260,5 +260,5 @@ def make_config(model: str | os.PathLike[str] | EngineConfig, settings: EngineSe
     if not isinstance(model, EngineConfig):
         return EngineConfig(**cast(dict[str, Any], {"model": model, **settings}))  # it keeps paths as text
     if settings:
-        raise InvalidConfigError("settings", sorted(settings), "none beside an EngineConfig")
+        raise InvalidConfigError("settings", sorted(settings), "none, because an EngineConfig is given")
     return model

@@ -83,7 +83,7 @@ class EngineBlueprint:
         return SamplingParams(**{name: value for name, value in said.items() if value is not None})
 
     def measured(self, note_loaded: NoteLoaded | None = None) -> EngineBlueprint:
-        """Return it with the memory planned by what is found to be free; on a CPU, which gives no answer, as it is.
+        """Return it with the memory planned from the free memory found; on a CPU, which does not report it, unchanged.
 
         The weights are loaded for it, and kept for `build`. Raises `InvalidConfigError` for what does not fit.
         """
@@ -141,7 +141,7 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     failpoints = tuple(parse_failpoints(os.environ.get(FAILPOINTS_VARIABLE, "")))
     notices = model.notices + _dtype_notices(model, backend.facts) + ((notice,) if notice else ())
     notices += step_log_notices(config.step_log)
-    notices += tuple(f"{FAILPOINTS_VARIABLE}: {failpoint} is armed, steps will fail" for failpoint in failpoints)
+    notices += tuple(f"{FAILPOINTS_VARIABLE}: {failpoint} is armed; steps will fail" for failpoint in failpoints)
     vocabulary = _vocabulary(config, folder, model)
     return EngineBlueprint(
         config,

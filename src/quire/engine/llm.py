@@ -31,8 +31,8 @@ class LLM(LocalModel, OperatorVerbs):
     Prompts are texts, lists of token ids, `{"prompt_token_ids": […]}` or conversations. What cannot be served raises
     before anything is enqueued; a request that fails on its way is an output with `finish_reason` "error", and the
     others go on. One thread may use it at a time: another one gets `RequestStateError` at once, and so does a process
-    that was forked after it was opened. `note_loaded` is called while it is opened, with how far that is: so many bytes
-    of how many of the "weights"; on a GPU then so many of how many recorded "graphs".
+    that was forked after it was opened. `note_loaded` is called while it is opened, with its progress: bytes loaded and
+    total bytes of the "weights"; on a GPU then recorded and total "graphs".
 
     >>> from quire import LLM, SamplingParams
     >>> with LLM("guide", kv_memory="4MiB") as llm:
@@ -98,7 +98,7 @@ class LLM(LocalModel, OperatorVerbs):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         **options: Any,
     ) -> Generator[RequestOutput, None, None]:
-        """Return an iterator over snapshots of the outputs: each holds everything so far, the last one all of it.
+        """Return an iterator over snapshots of the outputs: each holds everything so far, the last one all.
 
         Close the iterator to end the requests early. Between two snapshots other calls may be made.
         """

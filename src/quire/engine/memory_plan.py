@@ -1,14 +1,14 @@
-"""Where the memory goes, decided before any of it is taken.
+"""The memory plan, decided before any memory is taken.
 
     free ──┬── weights           known from the settings of the model
-           ├── activations       the scratch of the largest step
-           ├── graphs            of a GPU: what recorded steps take, once that was measured
-           ├── swap              blocks on the host, as many as were asked for; of a GPU they stand beside this
-           └── what is left ──── KV blocks: kv_memory, or a share of it, and never more than could be used
+           ├── activations       the scratch of the largest step ├── graphs            of a GPU: what recorded steps
+           take, once that was measured ├── swap              blocks on the host, as many as requested; with a GPU they
+           are not part of this └── what is left ──── KV blocks: kv_memory, or a share of what is left, and never more
+           than could be used
 
-All of it is the memory of what computes: of the machine, or of its GPU. There is one budget and no hidden pool. What
-does not fit is refused here, before weights are read; a context longer than the blocks hold is cut to what they hold,
-unless it was asked for.
+All this is memory of the device that computes: of the machine, or of its GPU. There is one budget and no hidden pool.
+What does not fit is refused here, before weights are read; a context longer than the blocks hold is cut to what they
+hold, unless it was asked for.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def plan_memory(config: ResolvedConfig, spec: KVCacheSpec, context_length: int, 
     if needs.left_bytes <= 0:
         size = format_bytes(needs.weight_bytes + needs.activation_bytes + needs.graph_bytes)
         free = format_bytes(needs.free_bytes or 0)
-        raise InvalidConfigError("memory of weights and activations", size, f"less than the {free} that are free")
+        raise InvalidConfigError("memory of weights and activations", size, f"less than the {free} of free memory")
     if config.max_model_len is not None and config.max_model_len > context_length:
         raise InvalidConfigError("max_model_len", config.max_model_len, f"at most {context_length}, the model's")
     longest_chunk = 1 + config.max_steps_under_way
@@ -110,18 +110,18 @@ def _num_host_blocks(config: EngineConfig, spec: KVCacheSpec) -> int:
 def _kv_budget(config: EngineConfig, spec: KVCacheSpec, needs: MemoryNeeds, most_blocks: int) -> int:
     """Return the bytes for KV blocks: those asked for, or a share of what is left."""
     if needs.host_bytes is not None and int(config.swap_space) > needs.host_bytes:
-        allowed = f"at most {format_bytes(needs.host_bytes)}, which the host has free"
+        allowed = f"at most {format_bytes(needs.host_bytes)}, the free memory of the host"
         raise InvalidConfigError("swap_space", format_bytes(int(config.swap_space)), allowed)
     left = needs.left_beside(int(config.swap_space))
     if left < spec.bytes_per_block:
         most = format_bytes(max(needs.left_bytes - spec.bytes_per_block, 0))
-        allowed = f"at most {most}, so that something is left for the KV memory"
+        allowed = f"at most {most}, to leave room for the KV memory"
         raise InvalidConfigError("swap_space", format_bytes(int(config.swap_space)), allowed)
     if config.kv_memory is None:
         share = max(int(left * needs.kv_share), spec.bytes_per_block)
         return min(share, most_blocks * spec.bytes_per_block)
     asked = int(config.kv_memory)
     if asked > left and needs.free_bytes is not None:
-        allowed = f"at most {format_bytes(left)}: that is free beside weights, activations and swap"
+        allowed = f"at most {format_bytes(left)}, which is free after weights, activations and swap"
         raise InvalidConfigError("kv_memory", format_bytes(asked), allowed)
     return asked

@@ -120,7 +120,7 @@ class CompletionDelta:
 
     @classmethod
     def of(cls, output: CompletionOutput) -> CompletionDelta:
-        """Return a whole text as one difference, for where nothing of it was told before."""
+        """Return a whole text as one difference, for a text that was not reported before."""
         return cls(
             output.index,
             output.text,

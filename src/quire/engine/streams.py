@@ -5,8 +5,8 @@
       └── RequestText ◄── OutputProcessor ◄── process ◄──────────┘  the updates of a step
 
 All work on text is done in the event loop; the engine never waits for a reader. A reader that is slow misses wake-ups,
-never text. Whoever leaves the iterator, by `break`, by cancellation or by an exception, has ended the request: its
-blocks are free within a step.
+never text. Leaving the iterator, by `break`, by cancellation or by an exception, ends the request: its blocks are free
+within a step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Stream:
 
 
 class RequestStreams:
-    """The requests of one event loop. All of it is called there."""
+    """The requests of one event loop. Use it in that loop only."""
 
     def __init__(
         self, link: EngineLink, tokenizer: Tokenizer | None, clock: Clock, condemn: Condemn | None = None

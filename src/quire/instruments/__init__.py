@@ -1,1 +1,1 @@
-"""Instruments: what measures quire and what tries to break it. Nothing that serves imports them."""
+"""Instruments: code that measures quire or tries to break it. The serving code does not import them."""

@@ -29,7 +29,7 @@ class BlockState(Enum):
 
 
 class Block:
-    """One block and what is known of it. Only the `BlockPool` writes it."""
+    """One block and its state. Only the `BlockPool` writes it."""
 
     __slots__ = (
         "block_id",
@@ -53,7 +53,7 @@ class Block:
         self.tenant = ""  # of that request
         self.priority = 0  # of the request that published it; the highest number is evicted first
         self.published_at = 0  # counts publications, for policies that go by age
-        self.previous: Block | None = None  # links of the list that it stands in, if any
+        self.previous: Block | None = None  # links of the list that contains it, if any
         self.next: Block | None = None
 
     @property

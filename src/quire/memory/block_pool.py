@@ -143,7 +143,7 @@ class BlockPool:
             else:
                 self._keep(block)
         else:
-            raise InvariantError(f"block {block_id} is freed more often than it is held")
+            raise InvariantError(f"block {block_id} is freed more often than it was taken")
         if self.journal is not None:
             self.journal.touched.add(block_id)
 
@@ -219,9 +219,9 @@ class BlockPool:
             if block.block_id in cached:
                 state = BlockState.CACHED
             if block.state is not state or block.ref_count < 0:
-                raise InvariantError(f"{block!r} is kept as {state.value}")
+                raise InvariantError(f"{block!r} is listed as {state.value}")
             if block.entry is not None and block.entry.block_ids[block.group] != block.block_id:
-                raise InvariantError(f"the entry of {block!r} names another block")
+                raise InvariantError(f"the entry of {block!r} points to another block")
             extra += max(0, block.ref_count - 1)
         if extra != self.num_extra_holders:
             raise InvariantError(f"{self.num_extra_holders} extra holders are counted, there are {extra}")

@@ -51,7 +51,7 @@ class BlockTable:
         """Return the slot of a position. O(1)."""
         block_id = self.block_ids[position // self.block_size]
         if block_id == NO_BLOCK:
-            raise InvariantError(f"position {position} lies behind the sliding window; its block was given back")
+            raise InvariantError(f"position {position} is behind the sliding window and its block has been freed")
         return block_id * self.block_size + position % self.block_size
 
     def slots(self, start: int, end: int) -> list[int]:

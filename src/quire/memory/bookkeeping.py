@@ -154,15 +154,15 @@ class MemoryBooks:
             if block.ref_count != holders[block.block_id]:
                 raise InvariantError(f"{block!r} is in {holders[block.block_id]} tables")
             if block.entry is not None and not block.entry.attached:
-                raise InvariantError(f"{block!r} is published under an entry that was dropped")
+                raise InvariantError(f"{block!r} is published under a dropped entry")
         for entry in index:
             for group, block_id in enumerate(entry.block_ids):
                 block = pool.blocks[block_id]
                 if block_id != NO_BLOCK and (block.entry is not entry or block.group != group):
-                    raise InvariantError(f"an entry names {block!r}, which does not name it")
+                    raise InvariantError(f"an entry points to {block!r}, which does not point back")
             needed = entry.holds_blocks or entry.num_children
             if not needed and not any(memory.last_entry is entry for memory in memories.values()):
-                raise InvariantError("an entry without blocks and children was kept")
+                raise InvariantError("the index kept an entry without blocks or children")
         swapped = sum(len(blocks) for memory in memories.values() for blocks in memory.host_blocks or ())
         if swapped > host.num_in_use:
             raise InvariantError(f"{swapped} host blocks are held, {host.num_in_use} are in use")
@@ -186,7 +186,7 @@ def _check_sequence(spec: KVCacheSpec, pool: BlockPool, request: Request, memory
     name, size = f"request {request.request_id!r}", spec.block_size
     for table in memory.tables:
         if any(block_id != NO_BLOCK for block_id in table.block_ids[: table.num_given_back]):
-            raise InvariantError(f"{name} holds a block that it gave back")
+            raise InvariantError(f"{name} holds a block that it has freed")
         if NO_BLOCK in table.held or len(set(table.held)) != len(table.held):
             raise InvariantError(f"{name} has a hole in its table, or a block twice")
     if memory.host_blocks is not None:

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class MemoryChanges:
-    """Collected by whoever changes a table; taken once per plan."""
+    """Collected by the code that changes a table; taken once per plan."""
 
     table_entries: list[tuple[Request, int, int, int]] = field(default_factory=list)  # group, index, block
     moves_out: list[BlockMove] = field(default_factory=list)
     copies: list[BlockCopy] = field(default_factory=list)
     moves_in: list[BlockMove] = field(default_factory=list)
-    journal: MemoryJournal | None = None  # told who holds which block, while somebody watches
+    journal: MemoryJournal | None = None  # told who holds which block, while a client watches
 
     @property
     def has_moves(self) -> bool:

@@ -1,11 +1,11 @@
-"""MemoryJournal: which blocks have changed, while somebody watches.
+"""MemoryJournal: which blocks have changed, while a client watches.
 
     BlockPool ──── touched ────┐
     MemoryChanges ── holders ──┼──► stamp(now) ──► take() ──► a BlockChange for each block that changed
     BlockPool ──── evicted ────┘
 
-While nobody watches there is no journal, and the pool and the tables test one attribute. While somebody does, they put
-a number into a set; what the change *was* is read from the blocks themselves when it is taken, so a block that changed
+While no client watches there is no journal, and the pool and the tables test one attribute. While one does, they put a
+number into a set; what the change *was* is read from the blocks themselves when it is taken, so a block that changed
 ten times is told once, as it is then. Both cost O(changes), whatever the size of the pool.
 
 Two things of a block stand elsewhere. Its **owner** is one of those whose tables hold it: takers are noted as they put
@@ -14,7 +14,7 @@ is the block of the entry before its own, as last taken; when that changes, thos
 
 What was there before the journal is told by a survey, a few thousand blocks at a time, so that an engine with a million
 blocks is not held up. Rejected: a scan for each picture (a million blocks, eight times a second), and a log of all
-events (it grows with what happens, not with what there is, and whoever reads it late must read it all).
+events (it grows with what happens, not with what there is, and a late reader must read them all).
 """
 
 from __future__ import annotations
@@ -238,7 +238,7 @@ class MemoryJournal:
         if not block.ref_count:
             holders.drop(block_id)
             return None
-        if holders.count(block_id) > 2 * block.ref_count + 8:  # many came and went beside one who stays
+        if holders.count(block_id) > 2 * block.ref_count + 8:  # many came and went while one stayed
             for holder in holders.of(block_id):
                 if self._request_that_holds(holder, block_id) is None:
                     holders.discard(block_id, holder)
@@ -261,7 +261,7 @@ class MemoryJournal:
 
     def _parent(self, block: Block) -> int:
         """Return the block that holds the tokens before those of a published one; `NO_BLOCK`: there is none."""
-        # As last taken, not as it is: whoever follows is told again when what was taken changes, and not before.
+        # As last taken, not as it is: followers are told again when the taken state changes, and not before.
         entry = block.entry
         return NOT_PUBLISHED if entry is None else self._blocks.get((_entry_before(entry), block.group), NO_BLOCK)
 

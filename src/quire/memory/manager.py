@@ -11,7 +11,7 @@
 
 A block that others may see is never written: the block that the next token goes into is copied first if it has another
 holder (copy-on-write, the partial tail included). If a prompt is cached whole, its last token is computed all the same,
-because something must yield a logit; its block is then taken over if nobody else holds it, and copied if somebody does.
+because something must yield a logit; its block is then taken over if no other request holds it, and copied otherwise.
 
 Parts: block_pool (whose block), prefix/ (what is in it), publisher (who may see it), copy_on_write, swap (tiers),
 bookkeeping (audit).
@@ -332,7 +332,7 @@ class KVCacheManager:
     def fork(self, parent: Request, child: Request) -> None:
         """Give `child` the parent's blocks of all computed tokens, the partial tail included. Takes no block.
 
-        Whoever writes into the shared tail next, copies it first. Mutates; O(blocks shared).
+        The next sequence to write into the shared tail copies it first. Mutates; O(blocks shared).
         """
         self.commit(parent, parent.num_computed)
         source = self.memories[parent]

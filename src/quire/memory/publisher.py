@@ -4,8 +4,8 @@ A block is published when it is full and committed, never before its keys and va
 of the same content already (two sequences computed it side by side), the second one drops its own and takes the first:
 duplicates are merged.
 
-The first full block that a running sequence is about to compute is announced as its *frontier*. Whoever needs that very
-block can wait for the commit instead of computing it again.
+The first full block that a running sequence is about to compute is announced as its *frontier*. A request that needs
+that very block can wait for the commit instead of computing it again.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Publisher:
         return True
 
     def announce(self, request: Request, memory: SequenceMemory, frontier: Frontier) -> None:
-        """Note that a request is about to compute this block, unless somebody else is. Mutates."""
+        """Note that a request is about to compute this block, unless another one is. Mutates."""
         if self._index.keeps_entries and frontier not in self._computing:
             self._computing[frontier] = request
             memory.frontier = frontier
@@ -82,7 +82,7 @@ class Publisher:
             memory.frontier = None
 
     def is_being_computed(self, frontier: Frontier) -> bool:
-        """Whether somebody computes this block and is about to commit it. Does not mutate; O(1)."""
+        """Whether a request computes this block and is about to commit it. Does not mutate; O(1)."""
         return frontier in self._computing
 
     def forget_all(self, memories: dict[Request, SequenceMemory]) -> None:
@@ -96,4 +96,4 @@ class Publisher:
         """Raise `InvariantError` unless what is announced is what the sequences remember."""
         announced = {frontier: request for request, memory in memories.items() if (frontier := memory.frontier)}
         if announced != self._computing:
-            raise InvariantError("what is being computed differs from what was announced")
+            raise InvariantError("the tokens being computed differ from the announced ones")

@@ -43,6 +43,6 @@ class TenantQuota:
         """Raise `InvariantError` unless exactly the cached blocks are counted and no tenant is over its limit."""
         counted = {block_id for kept in self._kept.values() for block_id in kept}
         if counted != {block.block_id for block in cached}:
-            raise InvariantError("the quota counts other blocks than those that are cached")
+            raise InvariantError("the quota's count differs from the cached blocks")
         if any(len(kept) > self._limit for kept in self._kept.values()):
             raise InvariantError("a tenant keeps more cached blocks than its quota")

@@ -27,7 +27,7 @@ class MissReason(Enum):
     NEVER_CACHED = "never cached"
     EVICTED = "evicted"
     OTHER_SALT = "other salt"  # for operators only: a tenant is told "never cached"
-    NOT_ASKED = "not asked"  # all of it must be computed, because log-probabilities of the prompt are wanted
+    NOT_ASKED = "not asked"  # everything must be computed, because the request wants log-probabilities of its prompt
     NOT_FULL = "not full"  # what is left does not fill a block, and only full blocks are cached
 
 

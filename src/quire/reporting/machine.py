@@ -13,7 +13,7 @@ MAX_IDLE_LOAD = 0.5
 """Above this load average something else is running, and numbers are no claim."""
 
 MAX_OTHERS = 0.1
-"""So many processors' worth of time may go to other processes meanwhile."""
+"""Processors' worth of time that other processes may take meanwhile."""
 
 
 def load_average() -> float | None:

@@ -1,4 +1,4 @@
-"""Report: what was measured, as Markdown for people and as JSON for everything else."""
+"""Report: measurements, as Markdown for people and as JSON for programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples: repeated measurements of one thing, and what may be said of them.
+"""Samples: repeated measurements of one thing, and their statistics.
 
 A number is the **median** over the runs, its spread the smallest and the largest run. A ratio is taken **within** each
 run, between two measurements made one right after the other, and only then summed up: what slows the machine down for

@@ -1,7 +1,7 @@
 """Admission: may this request start now?
 
 Over-admission is how engines thrash: prompts start chunk by chunk, fill the memory half-way, and push each other out.
-So a request is admitted beside others only if
+So a request is admitted while others run only if
 
     its whole prompt  +  what running prompts still need  +  headroom   fits into the available blocks,
 
@@ -53,7 +53,7 @@ class Admission:
         return self._num_blocks_to_grow(request, len(request.tokens), match)
 
     def has_room(self, request: Request, num_blocks: int, running: Sequence[Request]) -> bool:
-        """Whether a request that needs so many blocks for its known tokens may start. Does not mutate."""
+        """Whether a request that needs `num_blocks` blocks for its known tokens may start. Does not mutate."""
         return not running or self._fits_beside(num_blocks, running) or self.all_fit([*running, request])
 
     def _fits_beside(self, num_blocks: int, running: Sequence[Request]) -> bool:

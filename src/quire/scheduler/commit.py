@@ -38,7 +38,7 @@ from quire.scheduler.stopping import Stopping
 
 @dataclass(slots=True)
 class StepOutcome:
-    """What a step brought. The tokens stand in the requests."""
+    """The outcome of a step. The tokens are in the requests."""
 
     advanced: list[Request]  # took part in the step; those that have new tokens among them
     opened: list[Request] = field(default_factory=list)  # sequences that began: samples of a prompt, forked beams
@@ -100,7 +100,7 @@ class StepCommitter:
     def forget_steps(self) -> tuple[FailedStep, list[Request]]:
         """No result will come for the steps under way: return the oldest, which failed, and who was in any. Mutates."""
         if not self._under_way:
-            raise InvariantError("no step is under way that could be lost")
+            raise InvariantError("no step is under way")
         failed = self._under_way[0]
         goals: dict[Request, int] = {}
         for chunk in failed.as_chunks():
@@ -121,7 +121,7 @@ class StepCommitter:
     def update(self, result: StepResult) -> StepOutcome:
         """Commit the result of the oldest step under way. Mutates."""
         if not self._under_way or self._under_way[0].step_id != result.step_id:
-            raise InvariantError(f"the result of step {result.step_id} is not the one awaited")
+            raise InvariantError(f"the result of step {result.step_id} is not the expected one")
         record = self._under_way[0]
         requests = record.requests
         if len(result.num_tokens) != len(requests) or sum(result.num_tokens) != len(result.tokens):
@@ -295,7 +295,7 @@ class StepCommitter:
     def _end_search(self, beams: list[Request], found: tuple[Hypothesis, ...], outcome: StepOutcome) -> None:
         """A search is over: its beams end, as the texts that it has found, best first by branch."""
         if len(found) != len(beams):
-            raise InvariantError(f"request {beams[0].request_id!r}: {len(beams)} beams found {len(found)} texts")
+            raise InvariantError(f"request {beams[0].request_id!r}: {len(beams)} beams but {len(found)} texts")
         for beam, text in zip(sorted(beams, key=lambda beam: beam.branch), found, strict=True):
             self._finish(beam, self._stopping.reason_of_text(beam, text.token_ids))
             beam.tokens[beam.num_prompt_tokens :] = array("i", text.token_ids)
@@ -306,5 +306,5 @@ class StepCommitter:
 def note_prompt(request: Request, start: int, entries: tuple[TokenLogprobs, ...]) -> None:
     """Keep what was reported of the prompt, by position: after a preemption it is reported again."""
     if start > len(request.prompt_logprobs):
-        raise InvariantError(f"request {request.request_id!r}: nothing was reported of its prompt before {start}")
+        raise InvariantError(f"request {request.request_id!r}: the prompt log-probabilities before {start} are missing")
     request.prompt_logprobs[start : start + len(entries)] = entries

@@ -1,8 +1,8 @@
 """Groups: sequences that share a prompt.
 
 **Opening.** The prompt of a group is computed once, by its leader. The logits of its last token yield one token for
-each sequence; then the others are forked from the leader: they share all its blocks, the partial tail included, and
-whoever writes into that tail first, copies it. Samples go their own ways from there.
+each sequence; then the others are forked from the leader: they share all its blocks, the partial tail included, and the
+first to write into that tail copies it. Samples go their own ways from there.
 
 **Beams** move together: a step computes the last token of every beam, and its result says, for each row, which beam it
 continues (its parent) and with which token. A beam that continues itself just grows; any other is replaced by a fork
@@ -78,7 +78,7 @@ def choose_beams(
     forks: dict[int, Request] = {}
     for row, parent in parents.items():
         if parent not in beams:
-            raise InvariantError(f"the beam of row {row} continues row {parent}, which is not of its search")
+            raise InvariantError(f"the beam of row {row} continues row {parent}, which belongs to another search")
         if parent != row:
             forks[row] = beams[parent].open_branch(beams[row].branch)
             memory.fork(beams[parent], forks[row])
@@ -95,5 +95,5 @@ def choose_beams(
 
 def _group_of(request: Request) -> RequestGroup:
     if request.group is None:
-        raise InvariantError(f"request {request.request_id!r} is not of a group")
+        raise InvariantError(f"request {request.request_id!r} is not in a group")
     return request.group

@@ -14,9 +14,9 @@ A suspect has passed once it has computed what it had planned in the step that f
 once. Only a request that fails *alone*, after it has failed in company, is at fault, so a failure that does not come
 again costs nobody anything: a lone request is tried once more, too. Its sequences stand and fall together.
 
-**Memory.** A step that ran out of memory is halved in the same way, and besides, steps may compute half its tokens
-from then on (and run so many sequences). If a request is found that fails even at the smallest size, it was the
-request, and the size is forgiven; otherwise it stays for the life of the engine.
+**Memory.** A step that ran out of memory is halved in the same way, and besides, steps may compute half its tokens from
+then on (and run that many sequences). If a request is found that fails even at the smallest size, it was the request,
+and the size is forgiven; otherwise it stays for the life of the engine.
 
 **Requests that fail only together** are all found innocent, and would meet again at once. So each round that finds
 nobody lets the next one run its subsets further past the failure, twice as far each time, until they end one after the
@@ -87,7 +87,7 @@ class Isolation:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether so many requests in a row failed alone that it cannot be their fault."""
+        """Whether enough requests in a row failed alone that it cannot be their fault."""
         return self._culprits_in_a_row >= MAX_CULPRITS_IN_A_ROW
 
     def holds_back(self, request: Request) -> bool:
@@ -112,7 +112,7 @@ class Isolation:
     def note_failure(self, step: FailedStep, *, out_of_memory: bool = False) -> str | None:
         """A step has failed: return the request that is at fault, once that is known. Mutates; O(requests in it).
 
-        Whoever was in it must give its row and its memory back. The culprit is to be ended.
+        Every request in it must give back its row and its memory. The caller must end the culprit.
         """
         self.num_failed_steps += 1
         self.num_memory_failures += out_of_memory
@@ -143,7 +143,7 @@ class Isolation:
                 self._let_go(request.request_id)
 
     def note_ended(self, request: Request) -> None:
-        """A sequence has ended, whoever ended it. Mutates; O(sequences of the request)."""
+        """A sequence has ended, for any reason. Mutates; O(sequences of the request)."""
         if request.request_id not in self._goals:
             return
         self.note_passed(request)
@@ -158,7 +158,7 @@ class Isolation:
         self._found_culprit = self._has_succeeded = False
 
     def _shrink(self, num_tokens: int) -> bool:
-        """Let steps compute so many tokens at most; return whether they could compute more before."""
+        """Let steps compute at most this many tokens; return whether they could compute more before."""
         before, self.max_step_tokens = self.max_step_tokens, max(1, min(num_tokens, self.max_step_tokens))
         return self.max_step_tokens < before
 
@@ -191,9 +191,9 @@ class Isolation:
         if sorted(names) != sorted(self._goals):
             raise InvariantError("a suspect is in two subsets, or in none")
         if self.is_under_way != bool(self._trial):
-            raise InvariantError("there are suspects and nobody is on trial, or the other way round")
+            raise InvariantError("there are suspects but none is on trial, or the reverse")
         if not self._goals.keys() <= set(requests) or not all(self._goals.values()):
-            raise InvariantError("a suspect has ended, or has nothing to get past")
+            raise InvariantError("a suspect has ended, or has no failed step to pass")
         for request in running:
             if request.request_id in self._goals and request.request_id not in self._trial:
-                raise InvariantError(f"request {request.request_id!r} runs beside those on trial")
+                raise InvariantError(f"request {request.request_id!r} runs in the same step as requests on trial")

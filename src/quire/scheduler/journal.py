@@ -1,4 +1,4 @@
-"""RequestJournal: what becomes of requests, while somebody watches.
+"""RequestJournal: events of requests, while a client watches.
 
 The scheduler tells it when a request came, began to run, yielded or ended: a few calls for each request, none for a
 step. How far the running ones are is read when somebody asks. Nothing here has a time: whoever takes the events out
@@ -68,7 +68,7 @@ class RequestJournal:
         self._note(EventKind.ADMITTED, request, len(request.tokens))
 
     def note_preempted(self, request: Request, num_computed: int) -> None:
-        """A running request has yielded with so many tokens computed. Mutates."""
+        """A running request was preempted with this many tokens computed. Mutates."""
         self._note(EventKind.PREEMPTED, request, num_computed)
 
     def note_ended(self, request: Request, reason: FinishReason) -> None:

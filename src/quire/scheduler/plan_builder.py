@@ -1,4 +1,4 @@
-"""PlanBuilder: collects what a step does, and turns it into a `StepPlan` and the scheduler's own record of it.
+"""PlanBuilder: collects what a step does, and turns it into a `StepPlan` and the scheduler's own record.
 
 Plain decodes (one token computed, one sampled) are a list of requests and of positions and nothing more: there are many
 of them in every step, and nothing to decide about them. Everything else is a `Chunk`.

@@ -1,7 +1,7 @@
 """Preemption: how a running request goes back to the waiting.
 
 By **recompute**: the blocks are freed, and the tokens known so far are computed again when it resumes; full blocks stay
-cached, so often much of it is hit. By **swap**: the blocks move to the host and back. Which is cheaper is a matter of
+cached, so many tokens are often hit. By **swap**: the blocks move to the host and back. Which is cheaper is a matter of
 two rates, and a full host tier falls back to recompute, which always works. Beams go back together, by recompute, and
 their search begins again from the prompt.
 """
@@ -40,7 +40,7 @@ class Preemption:
         self.journal: RequestJournal | None = None
 
     def preempt(self, victim: Request) -> None:
-        """A running request yields to those in front of it. Mutates."""
+        """Preempt a running request in favour of those ahead of it. Mutates."""
         num_computed = victim.num_planned  # steps under way compute theirs in vain
         waiting = self._go_back(victim, self._give_up_memory)
         if self.journal is not None:

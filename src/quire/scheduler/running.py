@@ -87,9 +87,9 @@ class RunningSet:
         if sorted(rows + self._free_rows) != list(range(max_num_seqs)):
             raise InvariantError("a row is held twice, or lost")
         if self._promised_rows + len(rows) != sum(map(num_rows_of, self.requests)):
-            raise InvariantError("rows are promised to nobody")
+            raise InvariantError("rows are reserved for no request")
         if self._promised_rows > len(self._free_rows):
-            raise InvariantError("more rows are promised than are free")
+            raise InvariantError("more rows are reserved than are free")
 
 
 def num_rows_of(request: Request) -> int:

@@ -50,7 +50,7 @@ from quire.scheduler.running import RunningSet
 from quire.scheduler.stopping import Stopping
 
 Drafter = Callable[[Request, int], "array[int]"]
-"""Guesses at most so many of a request's next tokens."""
+"""Guesses at most this many of a request's next tokens."""
 
 NO_DRAFTS = array("i")
 
@@ -81,11 +81,11 @@ class Scheduler:
         self._committer = StepCommitter(memory, self._running, self._stopping, self._finish)
         self._preemption = Preemption(memory, config, self._committer, self._running, self._waiting)
         self._drafter = drafter
-        self._awaited: dict[Request, Frontier] = {}  # waiting for a block that somebody computes
+        self._awaited: dict[Request, Frontier] = {}  # waiting for a block that another request computes
         self._short_of: tuple[Request, int] | None = None  # the request that did not fit, and what it needed
         self._next_in_turn: Request | None = None  # found no row, or no tokens, in the last step
         self._num_added = 0
-        self._journal: RequestJournal | None = None  # while somebody watches
+        self._journal: RequestJournal | None = None  # while a client watches
 
     # ---- requests in and out ----------------------------------------------------------------------------------
 
@@ -95,7 +95,7 @@ class Scheduler:
         limits = self._admission.limits_for(request, self.limits)
         validate_length(request, limits)
         if request.request_id in self.requests:
-            raise InvalidRequestError("request_id", request.request_id, "an id that no request here has")
+            raise InvalidRequestError("request_id", request.request_id, "an id that no other request uses")
         if request.status is not RequestStatus.WAITING:
             raise RequestStateError(f"request {request.request_id!r} has run already; make a new one")
         request.serial = self._num_added
@@ -123,14 +123,14 @@ class Scheduler:
         """End one sequence because its text reached a stop string; a beam cannot be ended alone. Mutates."""
         for member in self._members(request_id):
             if is_beam(member):
-                raise RequestStateError(f"request {request_id!r} is a beam search; what ends a beam is part of it")
+                raise RequestStateError(f"request {request_id!r} is a beam search, whose beams end by themselves")
             if member.branch == branch:
                 self._finish(member, FinishReason.STOP)
 
     def lose_steps(self, error: ExecutionError) -> list[Request]:
         """The executor lost the steps under way: set back who was in them, to be tried apart (isolation.py). Mutates.
 
-        Returns the sequences that end with the error: those of the one request that is found to be at fault.
+        Returns the sequences that end with the error: those of the one request at fault.
         """
         failed, lost = self._committer.forget_steps()
         culprit = self.isolation.note_failure(failed, out_of_memory=isinstance(error, OutOfMemoryError))
@@ -457,4 +457,4 @@ class Scheduler:
                 raise InvariantError(f"some beams of request {request.request_id!r} run and some wait")
         holders = {request for request in known if request.status in (RequestStatus.RUNNING, RequestStatus.SWAPPED)}
         if holders != set(self.memory.memories):
-            raise InvariantError("memory is held by somebody else than those who run or are swapped out")
+            raise InvariantError("a request holds memory but is neither running nor swapped out")

@@ -38,7 +38,7 @@ from quire.serve.tools.rules import make_mark
 _LINE: Final = re.compile(r"at (\d+)\(\d+\): (.*)")
 _ANSWER: Final = re.compile(r"^answer: (?:%json )?(.*)", re.MULTILINE)
 _ARGUMENTS: Final = re.compile(r"arguments_(\d+): ")
-NO_TOOLS: Final = 'the chat template of this model knows no tools; with tool_choice "none" they are passed over'
+NO_TOOLS: Final = 'the chat template of this model does not support tools; set tool_choice to "none" to ignore them'
 
 
 JSON_SPACE: Final = " ?"
@@ -46,7 +46,7 @@ JSON_SPACE: Final = " ?"
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """What the answers of one call may have beside text."""
+    """What the answers of one request may have in addition to text."""
 
     choice: ToolChoice
     tools: ToolFormat | None
@@ -104,7 +104,7 @@ class AnswerForm:
         line = lines[int(found[1]) - 1] if found and int(found[1]) <= len(lines) else ""
         if rule := _ARGUMENTS.match(line):
             tool = self.choice.tools[int(rule[1])]
-            allowed = f"a schema that a call can be held to: {found[2] if found else ''}"
+            allowed = f"a schema that a tool call can follow: {found[2] if found else ''}"
             return InvalidRequestError(tool.place, tool.parameters, allowed)
         return InvalidRequestError("grammar", [tool.name for tool in self.choice.tools], error.allowed)
 

@@ -23,7 +23,7 @@ EXPECTED = (ApiError, HTTPException, ClientDisconnect, InvalidRequestError, TooM
 
 
 def make_app(services: Services, routes: Sequence[BaseRoute] = ROUTES) -> ASGIApp:
-    """Return the application of a server; `routes` stand beside the dashboard and those that tell how it is."""
+    """Return the application of a server; adds `routes` to those of the dashboard and of health and metrics."""
     page = dashboard_routes() if services.config.dashboard else ()
     app = Starlette(
         routes=[*HEALTH_ROUTES, *page, *routes],

@@ -42,15 +42,15 @@ class BodyLimits:
 
     @classmethod
     def of(cls, services: Services, *, num_prompts: int = 1, has_text: bool = True) -> BodyLimits:
-        """Return the limits of a body of so many prompts, which are texts or token ids. Does not mutate."""
+        """Return the limits of a body with this many prompts, which are texts or token ids. Does not mutate."""
         limits, config = services.model.limits, services.config
         context, text_bytes = limits.max_model_len, TEXT_BYTES_PER_TOKEN * JSON_BYTES_PER_BYTE
         prompt_bytes = context * (max(text_bytes, JSON_BYTES_PER_ID) if has_text else JSON_BYTES_PER_ID)
         fits = num_prompts * prompt_bytes + OTHER_FIELDS_BYTES
-        why = f"a context of {context} tokens holds no more"
+        why = f"a context of {context} tokens fits no more"
         if fits > config.max_body_bytes:
-            fits, why = config.max_body_bytes, "this server takes none that is larger (max_body)"
-        many = "; send less at a time" if num_prompts > 1 else "; send less"
+            fits, why = config.max_body_bytes, "this server accepts no larger body (max_body)"
+        many = "; send less at once" if num_prompts > 1 else "; send less"
         max_numbers = num_prompts * context + (limits.vocab_size if has_text else 0)  # of ids, and of allowed ones
         bounds = JsonBounds(max_numbers=max(context, min(max_numbers, MAX_NUMBERS)))
         return cls(fits, why + many, bounds)

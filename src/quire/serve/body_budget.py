@@ -4,10 +4,10 @@
                               │                         │
                               └──── no room: 503, or 429 where it is the tenant's own share that is full
 
-What is announced is looked at and not kept for its sender, so somebody who announces much and sends nothing takes no
-room from others. What has come is held until the call ends, as prompts and messages are needed until then. The first
-bytes of each body cost nothing, so small calls go on where large ones hold everything; how much that can be is
-bounded by the number of connections.
+The announced size is checked but not reserved, so a client that announces much and sends nothing takes no room from
+others. What has come is held until the call ends, as prompts and messages are needed until then. The first bytes of
+each body cost nothing, so small calls go on where large ones hold everything; how much that can be is bounded by the
+number of connections.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RETRY_S: Final = 1.0
 
 
 class BodyBudget:
-    """Counts the bytes of bodies. All of it is called in one event loop, all operations but `check` are O(1)."""
+    """Counts the bytes of bodies. Use it in one event loop; all operations but `check` are O(1)."""
 
     def __init__(self, max_bytes: int, max_tenant_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -50,7 +50,7 @@ class BodyBudget:
         for body in self._bodies:
             held[body.tenant] += body.num_counted
         if held != self._held_of or self._held != held.total() or any(count <= 0 for count in held.values()):
-            raise InvariantError("the budget counts other bytes than those of the bodies")
+            raise InvariantError("the budget does not match the bytes of the bodies")
 
     def _require(self, tenant: str, num_bytes: int) -> None:
         has_share = self.max_tenant_bytes < self.max_bytes
@@ -74,7 +74,7 @@ class HeldBody:
         self.num_counted = 0
 
     def require(self, num_bytes: int) -> None:
-        """Raise `ApiError` 429 or 503 where there is no room for so many more bytes now. Counts a refusal."""
+        """Raise `ApiError` 429 or 503 if there is no room for this many more bytes now. Counts a refusal."""
         more = self._num_more(num_bytes)
         if more:
             self._budget._require(self.tenant, more)

@@ -1,7 +1,7 @@
-"""ServerConfig: everything that can be said about the server, in one value.
+"""ServerConfig: all settings of the server, in one value.
 
-Like `EngineConfig` it is made of settings that have their help beside them, and it checks itself. Every bound has a
-default: a server that nobody has tuned holds its memory when too much is asked of it.
+Like `EngineConfig`, it consists of settings with their help texts, and it checks itself. Every bound has a default: an
+untuned server stays within its memory under overload.
 """
 
 from __future__ import annotations
@@ -34,55 +34,60 @@ class ServerConfig:
     1048576
     """
 
-    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0: every address of the machine")
-    port: int = setting(8000, "port to listen on; 0: a free one")
+    host: str = setting("127.0.0.1", "address to listen on; 0.0.0.0: all interfaces")
+    port: int = setting(8000, "port to listen on; 0: any free port")
     allowed_host: tuple[str, ...] = setting(
-        (), "name that clients may call the server by, besides loopback names; *: any name"
+        (), "host name that clients may use, in addition to loopback names; *: any name"
     )
-    served_model_name: tuple[str, ...] = setting((), "name that clients call the model by; none: its own")
-    api_key: tuple[str, ...] = setting((), "key that clients must send; each is a tenant of its own", secret=True)
-    api_keys_file: str | None = setting(None, "YAML file with the keys of tenants, their names and limits")
+    served_model_name: tuple[str, ...] = setting((), "model name that clients use; none: the model's own name")
+    api_key: tuple[str, ...] = setting((), "API key that clients must send; each key is a separate tenant", secret=True)
+    api_keys_file: str | None = setting(None, "YAML file with tenants: keys, names and limits")
     tenant_secret: str | None = setting(
-        None, "where the salts of tenants come from; none: drawn at the start", secret=True
+        None, "secret that tenants' cache salts derive from; none: random at each start", secret=True
     )
-    open_metrics: bool = setting(False, "answer /metrics without a key; else it needs an operator's where keys are set")
+    open_metrics: bool = setting(
+        False, "answer /metrics without a key; otherwise, if keys are set, it needs an operator's key"
+    )
     max_queued_sequences: int | None = setting(
-        None, "sequences that may wait: prompts times n; none: 4 for each sequence of a step"
+        None, "maximum queued sequences (prompts times n); none: 4 times max_num_seqs"
     )
-    max_queued_tokens: int | None = setting(None, "tokens of prompts that may wait; none: 8 times the KV memory")
+    max_queued_tokens: int | None = setting(
+        None, "maximum queued prompt tokens; none: 8 times what the KV memory holds"
+    )
     max_wait_s: float | None = setting(
-        30.0, "seconds until its first token above which a call is turned away; none: the queue may be as slow as it is"
+        30.0, "turn a request away if its first token would take longer than this; none: never"
     )
     max_sequences_per_key: int | None = setting(
-        None, "sequences of one key at once: prompts times n; none: no limit for one key"
+        None, "maximum concurrent sequences per key (prompts times n); none: no limit"
     )
-    max_choices: int = setting(128, "texts of one call: n or best_of, for each of its prompts")
-    max_live_readers: int = setting(16, "readers of /live at once, tenants with equal shares; 0: nobody may watch")
-    max_body: int | str = setting("8MiB", "the largest body of a call; less where the context holds less")
-    max_bodies: int | str = setting("256MiB", "bytes that the bodies of all calls under way may hold together")
+    max_choices: int = setting(128, "maximum outputs per request: n or best_of, over all its prompts")
+    max_live_readers: int = setting(
+        16, "maximum concurrent readers of /live, shared equally among tenants; 0: disable /live"
+    )
+    max_body: int | str = setting("8MiB", "maximum size of a request body; lower if the context length allows less")
+    max_bodies: int | str = setting("256MiB", "maximum memory for all request bodies together")
     max_bodies_per_key: int | str | None = setting(
-        None, "bytes that the bodies of one key's calls may hold; none: a quarter of max_bodies, all with a single key"
+        None,
+        "maximum memory for the request bodies of one key; none: a quarter of max_bodies, or all with a single key",
     )
-    max_header_bytes: int | str = setting("32KiB", "the largest head of a call: its path and headers")
-    max_connections: int = setting(4096, "connections that are open at once")
-    request_timeout_s: float | None = setting(600.0, "seconds after which a call is ended; none: never")
-    header_timeout_s: float = setting(10.0, "seconds that the head of a call may take to arrive")
-    body_timeout_s: float = setting(60.0, "seconds that the body of a call may take to arrive")
-    write_timeout_s: float = setting(30.0, "seconds that a client may read nothing of what waits for it")
-    keep_alive_timeout_s: float = setting(75.0, "seconds that a connection may stay open between two calls")
-    max_step_s: float | None = setting(
-        MAX_STEP_S, "seconds that a step may take before the engine is started again; none: for ever"
-    )
+    max_header_bytes: int | str = setting("32KiB", "maximum size of a request head (request line and headers)")
+    max_connections: int = setting(4096, "maximum open connections")
+    request_timeout_s: float | None = setting(600.0, "end a request after this many seconds; none: never")
+    header_timeout_s: float = setting(10.0, "seconds a client has to send the request head")
+    body_timeout_s: float = setting(60.0, "seconds a client has to send the request body")
+    write_timeout_s: float = setting(30.0, "close the connection if a client reads nothing for this many seconds")
+    keep_alive_timeout_s: float = setting(75.0, "seconds an idle connection stays open")
+    max_step_s: float | None = setting(MAX_STEP_S, "restart the engine if a step takes longer than this; none: never")
     max_silence_s: float | None = setting(
-        MAX_SILENCE_S, "seconds without a sign of life before the engine is started again; none: for ever"
+        MAX_SILENCE_S, "restart the engine if it is silent for longer than this; none: never"
     )
-    drain_timeout_s: float = setting(30.0, "seconds that calls under way have to end in when the server is stopped")
-    tool_format: str = setting(AUTO, f"how the model writes calls: auto (by its chat template), none, {_FORMAT_NAMES}")
-    reasoning_format: str = setting("auto", "marks of the model's reasoning: auto (by its chat template), none, think")
-    metrics_compat: str = setting("none", "names in /metrics beside quire's own: none or vllm")
-    dashboard: bool = setting(True, "serve the page that shows the memory at work, at /")
-    log_format: str = setting("text", "how logs are written: text or json")
-    access_log: bool = setting(True, "write a line for every call")
+    drain_timeout_s: float = setting(30.0, "seconds that running requests have to finish when the server stops")
+    tool_format: str = setting(AUTO, f"format of tool calls: auto (from the chat template), none, {_FORMAT_NAMES}")
+    reasoning_format: str = setting("auto", "format of reasoning: auto (from the chat template), none, think")
+    metrics_compat: str = setting("none", "extra metric names in /metrics: none or vllm")
+    dashboard: bool = setting(True, "serve the dashboard at /")
+    log_format: str = setting("text", "log format: text or json")
+    access_log: bool = setting(True, "log one line per request")
 
     def __post_init__(self) -> None:
         require_text("host", self.host)

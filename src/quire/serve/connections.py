@@ -27,7 +27,7 @@ logger = logging.getLogger("quire.serve")
 
 
 def allow_connections(wanted: int) -> int:
-    """Raise the limit of open files as far as so many connections need; return how many it lets be open.
+    """Raise the limit of open files as far as this many connections need; return how many it allows.
 
     Mutates the process. Raises `InvalidConfigError` where that is too few to serve anybody.
     """

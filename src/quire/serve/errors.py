@@ -3,7 +3,7 @@
     {"error": {"message": "n is 0; allowed: an integer from 1 to 64", "type": "invalid_request_error", "param": "n",
                "code": "invalid_value"}}
 
-Every answer that is not 2xx has this body, whoever refuses: the frame, the gate, an endpoint or the engine. Clients
+Every answer that is not 2xx has this body, whether the frame, the gate, an endpoint or the engine refuses. Clients
 decide by the status and the headers whether they try again: openai-python does so on 408, 409, 429 and from 500 on,
 after `Retry-After`, unless `x-should-retry` says "false", as it does here where trying again can only fail again.
 """
@@ -85,7 +85,7 @@ def api_error_of(error: BaseException) -> ApiError:
     >>> api_error_of(InvalidRequestError("top_p", 2, "at most 1")).detail.param
     'top_p'
     >>> api_error_of(ZeroDivisionError("secret")).detail.message
-    'the server made a mistake; its log says more'
+    'internal error: this is a bug in the server; its log has the details'
     """
     if isinstance(error, ApiError):
         return error
@@ -97,7 +97,9 @@ def api_error_of(error: BaseException) -> ApiError:
         return too_many_texts(RESTART_S)
     if isinstance(error, ExecutionError):
         return engine_unavailable(RESTART_S)
-    return ApiError(500, "the server made a mistake; its log says more", type=SERVER, code="internal_error")
+    return ApiError(
+        500, "internal error: this is a bug in the server; its log has the details", type=SERVER, code="internal_error"
+    )
 
 
 # ---- what a request can be wrong in ---------------------------------------------------------------------------------
@@ -107,7 +109,7 @@ def context_length_exceeded(error: RequestTooLargeError, param: str = "prompt") 
     """Return the answer to a prompt, named `param`, that can never fit; proxies look for the words in it."""
     message, words = str(error), "maximum context length"
     if words not in message:
-        message = f"{message} (the {words} that this server can serve)"
+        message = f"{message} (the {words} of this server)"
     return ApiError(400, message, code="context_length_exceeded", param=param)
 
 
@@ -118,56 +120,65 @@ def unsupported(param: str, why: str) -> ApiError:
 
 def unknown_host(name: str) -> ApiError:
     """Return the answer to a call by a name that is not one of ours."""
-    message = f"{shortened(name)!r} is not a name of this server; if it is, start the server with --allowed-host NAME"
+    message = (
+        f"{shortened(name)!r} is not a host name of this server; if it should be, start the server with "
+        f"--allowed-host NAME"
+    )
     return ApiError(421, message, code="unknown_host")
 
 
 def foreign_origin(origin: str) -> ApiError:
     """Return the answer to a page that another site has sent to a browser."""
     message = (
-        f"a page of {shortened(origin)!r} may not use this server; if it is yours, start it with --allowed-host NAME"
+        f"web pages from {shortened(origin)!r} may not use this server; to allow them, start it with "
+        f"--allowed-host NAME"
     )
     return ApiError(403, message, type=PERMISSION, code="foreign_origin")
 
 
 def repeated_header(name: str) -> ApiError:
     """Return the answer to a call with a header more than once that may stand there once."""
-    return ApiError(400, f"the header {name} stands in the request more than once", code="repeated_header")
+    return ApiError(400, f"the request has the header {name} more than once", code="repeated_header")
 
 
 def unauthorized() -> ApiError:
     """Return the answer to a missing or a wrong key: the same for both."""
-    message = "no valid API key was given: send the header Authorization: Bearer KEY"
+    message = "no valid API key; send the header Authorization: Bearer KEY"
     headers = {"www-authenticate": "Bearer"}
     return ApiError(401, message, type=AUTHENTICATION, code="invalid_api_key", headers=headers)
 
 
 def operator_required(path: str) -> ApiError:
     """Return the answer to the key of a tenant where all tenants are counted together."""
-    message = f"{path} concerns all tenants: it needs the key of an operator (operator: true in the file of keys)"
+    message = f"{path} covers all tenants and needs an operator's key (operator: true in the keys file)"
     return ApiError(403, message, type=PERMISSION, code="operator_required")
 
 
 def not_found(path: str) -> ApiError:
     """Return the answer to a path that leads nowhere."""
-    return ApiError(404, f"{shortened(path)} is not a path of this server", type=NOT_FOUND, code="not_found")
+    return ApiError(
+        404,
+        f"{shortened(path)} is not a path on this server; GET /openapi.json lists them",
+        type=NOT_FOUND,
+        code="not_found",
+    )
 
 
 def model_not_found(name: str) -> ApiError:
     """Return the answer to the name of a model that is not served here."""
-    message = f"the model {shortened(name)!r} is not served here; GET /v1/models lists what is"
+    message = f"the model {shortened(name)!r} is not served here; GET /v1/models lists the models"
     return ApiError(404, message, type=NOT_FOUND, code="model_not_found", param="model")
 
 
 def method_not_allowed(method: str, allowed: str) -> ApiError:
     """Return the answer to a method that the path does not know; `allowed` are those that it does."""
-    message = f"{shortened(method)} is not possible here; allowed: {allowed}"
+    message = f"{shortened(method)} is not allowed here; allowed: {allowed}"
     return ApiError(405, message, code="method_not_allowed", headers={"allow": allowed})
 
 
 def request_timeout(what: str, limit_s: float) -> ApiError:
     """Return the answer to a client that takes too long to send `what` (its head, its body)."""
-    message = f"the {what} of the request did not come within {limit_s:g} seconds"
+    message = f"the {what} of the request did not arrive within {limit_s:g} seconds"
     return ApiError(408, message, code="request_timeout")
 
 
@@ -192,27 +203,29 @@ def head_too_large(limit: int) -> ApiError:
 
 def too_many_requests(retry_after_s: float) -> ApiError:
     """Return the answer to a key that has all the sequences under way that it may have."""
-    message = "this API key has as many sequences under way as it may have; try again when one of them has ended"
+    message = "this API key has reached its limit of concurrent sequences; try again when one has ended"
     return ApiError(429, message, type=RATE_LIMIT, code="slow_down", headers=_retry_after(retry_after_s))
 
 
 def too_many_texts(retry_after_s: float) -> ApiError:
     """Return the answer to a key of which too many long texts wait to be tokenized."""
-    message = "this API key has as many long texts waiting as it may have; try again later"
+    message = "this API key has reached its limit of queued long texts; try again later"
     return ApiError(429, message, type=RATE_LIMIT, code="slow_down", headers=_retry_after(retry_after_s))
 
 
 def too_many_bytes_of_key(limit: int, retry_after_s: float) -> ApiError:
     """Return the answer to a body of a key whose calls hold all the bytes that they may."""
     message = (
-        f"the calls of this API key hold bodies of {limit} bytes, their share; try again when one of them has ended"
+        f"the requests of this API key already hold {limit} bytes of bodies, its share; try again when one has ended"
     )
     return ApiError(429, message, type=RATE_LIMIT, code="slow_down", headers=_retry_after(retry_after_s))
 
 
 def too_many_bytes(limit: int, retry_after_s: float) -> ApiError:
     """Return the answer to a body where all calls together hold as many bytes as they may."""
-    message = f"the server is overloaded: its calls hold bodies of {limit} bytes, the most it keeps; try again later"
+    message = (
+        f"the server is overloaded: its requests already hold {limit} bytes of bodies, the maximum; try again later"
+    )
     return ApiError(503, message, type=UNAVAILABLE, code="server_is_overloaded", headers=_retry_after(retry_after_s))
 
 
@@ -224,24 +237,24 @@ def overloaded(retry_after_s: float) -> ApiError:
 
 def too_many_readers(limit: int) -> ApiError:
     """Return the answer to one more who wants to watch."""
-    message = f"{limit} readers watch already, which is as many as may (max_live_readers)"
+    message = f"{limit} clients already read /live, the maximum (max_live_readers); try again later"
     return ApiError(503, message, type=UNAVAILABLE, code="too_many_readers", headers=_retry_after(RESTART_S))
 
 
 def too_many_readers_of_key(limit: int) -> ApiError:
     """Return the answer to a tenant that watches as often as it may."""
-    message = f"this API key has {limit} readers of /live already, its share of max_live_readers"
+    message = f"this API key already has {limit} readers of /live, its share of max_live_readers; close one first"
     return ApiError(429, message, type=RATE_LIMIT, code="too_many_readers", headers=_retry_after(RESTART_S))
 
 
 def draining(retry_after_s: float) -> ApiError:
     """Return the answer where the server is about to stop."""
-    message = "the server is shutting down and takes no more requests"
+    message = "the server is shutting down and accepts no new requests"
     return ApiError(503, message, type=UNAVAILABLE, code="server_is_draining", headers=_retry_after(retry_after_s))
 
 
 def engine_unavailable(retry_after_s: float) -> ApiError:
-    """Return the answer where the engine is not there: it is starting, or was lost and is started again."""
+    """Return the answer where the engine is not running: it is starting, or was lost and is started again."""
     message = "the engine is not available at the moment; try again later"
     return ApiError(503, message, type=UNAVAILABLE, code="engine_unavailable", headers=_retry_after(retry_after_s))
 
@@ -254,17 +267,17 @@ def generation_failed(message: str) -> ApiError:
 
 def grammar_exhausted(message: str, param: str) -> ApiError:
     """Return the answer to a request whose grammar, named `param`, took more on the way than a grammar may."""
-    return ApiError(400, f"{message}; a simpler one would do", code="invalid_value", param=param)
+    return ApiError(400, f"{message}; use a simpler one", code="invalid_value", param=param)
 
 
 def generation_aborted() -> ApiError:
-    """Return the answer to a request that somebody else has ended."""
+    """Return the answer to a request that was aborted from elsewhere."""
     return ApiError(500, "the request was aborted", type=SERVER, code="aborted", headers=NO_RETRY)
 
 
 def deadline_exceeded(limit_s: float) -> ApiError:
     """Return the answer to a request that was not done in time."""
-    message = f"the request was not done within {limit_s:g} seconds, the limit of this server"
+    message = f"the request did not finish within {limit_s:g} seconds, the limit of this server"
     return ApiError(504, message, type=SERVER, code="deadline_exceeded", headers=NO_RETRY)
 
 

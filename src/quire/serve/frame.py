@@ -1,4 +1,4 @@
-"""Frame: what is done for every call, whichever endpoint it is for.
+"""Frame: the work for every request, whatever its endpoint.
 
     scope ──► a name of ours (421), no page of another site (403), a key (401)
           ──► RequestContext: an id of ours, the tenant of the key, the trace ──► endpoint
@@ -139,7 +139,7 @@ class Frame:
         )
 
     def _tenant(self, path: str, authorization: bytes) -> Tenant:
-        """Return who calls; raises `ApiError` for somebody who may not."""
+        """Return the tenant of a call; raises `ApiError` if it may not call."""
         tenants = self._services.tenants
         if not tenants.has_keys or path in self._open_paths:
             return ANYBODY

@@ -1,21 +1,21 @@
-"""Gate: how much may wait, who may have how much, and when to come again.
+"""Gate: admission control: how much may wait, the share of each tenant, and when to retry.
 
     call ── enter ──► waiting: text, queue of the engine ── begin (its first token) ──► under way ── leave ──►
               │       bounded in sequences, tokens and time
-              └──► 503 the queue is full, the server drains, the engine is not there     429 this key has its share
+              └──► 503 the queue is full, the server drains, the engine is not running     429 this key has its share
 
 The engine's own queue has no bound, so what waits is counted here: a call waits from its entry to its first token. It
 enters before its texts are tokenized, with an estimate of their tokens, and is counted right when they are known. The
 unit is the sequence: a call of 8 prompts with n = 4 counts 32, because that is what it takes of rows and of memory.
 
 **Tenants.** Where keys belong to several tenants, each may have as much waiting as is still free. One alone can fill
-half of the queue, two a third each, and so on: some of it is always left. A tenant that has nothing waiting is let in
+half of the queue, two a third each, and so on: some room is always left. A tenant that has nothing waiting is let in
 whatever the queue holds, however large its call is, because a large call could never come in otherwise. So at most the
 limit waits, and one call of each tenant. The same holds for the share of a key.
 
 **When to come again.** A call that is refused is told when half of what waits will have begun, at the rate at which
 sequences have begun lately. Half, so that those who come again find room and the engine has not run dry meanwhile. The
-rate counts only time in which somebody waited: an idle hour says nothing of how fast the engine is.
+rate counts only time in which a request waited: an idle hour says nothing about the speed of the engine.
 
 **How long a call may wait.** A call that would begin too late is worth nothing to its client, and would only delay
 those behind it. A bound in sequences alone cannot prevent that, because how long a queue takes depends on the model,
@@ -116,7 +116,7 @@ class DrainRate:
         return self._seconds
 
     def wait_s(self, num_sequences: int) -> float:
-        """Return how long the last of so many will wait: as if one more began just now, so never too pessimistic."""
+        """Return how long the last of this many will wait: as if one more began just now, so never too pessimistic."""
         return num_sequences * self._seconds / (self._num_begun + 1.0)
 
     def pass_time(self, seconds: float) -> None:
@@ -126,7 +126,7 @@ class DrainRate:
         self._seconds = self._seconds * kept + RATE_MEMORY_S * (1.0 - kept)
 
     def note(self, num_sequences: int) -> None:
-        """So many sequences have begun. Mutates."""
+        """This many sequences have begun. Mutates."""
         self._num_begun += num_sequences
 
 
@@ -246,7 +246,7 @@ class Gate:
             raise self._refused(why, overloaded(self.retry_after_s))
 
     def enter(self, tenant: Tenant, num_sequences: int, num_tokens: int) -> Visit:
-        """Let a call of so many sequences and prompt tokens in; raises `ApiError` where it must come again. Mutates.
+        """Admit a request of this many sequences and prompt tokens; raises `ApiError` if it must retry later. Mutates.
 
         The visit is a context manager: at its end the call has left the gate.
         """
@@ -267,9 +267,9 @@ class Gate:
                 waiting.add(visit)
                 waiting_of.setdefault(visit.tenant, _Waiting()).add(visit)
         if (waiting, waiting_of) != (self._waiting, self._waiting_of):
-            raise InvariantError("the gate counts other sequences or tokens than those that wait")
+            raise InvariantError("the gate's counts do not match the sequences and tokens in the queue")
         if inside != self._inside or any(count <= 0 for count in self._inside.values()):
-            raise InvariantError("the gate counts other sequences of tenants than those inside")
+            raise InvariantError("the gate's counts per tenant do not match the admitted sequences")
 
     def _overload(self, own: _Waiting, num_sequences: int, num_tokens: int) -> Refusal | None:
         """Return which bound a call of a tenant would break. Mutates the rate, in which time has passed."""
@@ -355,7 +355,7 @@ class Visit:
         self.num_tokens = num_tokens
 
     def correct(self, num_tokens: int) -> None:
-        """The tokens of its prompts are known: so many. Mutates."""
+        """The number of tokens in its prompts is known. Mutates."""
         if not self._has_left:
             self._gate._correct(self, num_tokens)
 

@@ -4,9 +4,9 @@
                    by bytes  a bad one refuses the call      deltas ├──► steps: what is new, whenever anything is
                              before anything is enqueued     deltas ┘
 
-A call is one thing to its client: it is refused as a whole, it fails as a whole, and when its reader leaves, all of it
-ends at once. So whoever reads `steps` closes them (`aclosing`), and then nothing of the call is left in the engine.
-A stream passes each step on; an answer in one piece is the sum of the same steps, so the two cannot differ.
+A call is one thing to its client: it is refused as a whole, it fails as a whole, and when its reader leaves, all its
+parts end at once. So the reader of `steps` must close them (`aclosing`); then nothing of the call is left in the
+engine. A stream passes each step on; an answer in one piece is the sum of the same steps, so the two cannot differ.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ async def prepare(services: Services, context: RequestContext, wanted: Wanted) -
     """Return an admitted call that can be run; raises `ApiError` for one that cannot, before anything is enqueued."""
     visit = context.visit
     if visit is None:
-        raise InvariantError("a call was prepared that was not admitted")
+        raise InvariantError("a request was prepared before it was admitted")
     scope = context.tenant.scope_for(wanted.cache_salt)
     ticket = Ticket(context.request_id, scope, context.tenant.priority_for(wanted.priority))
     prepared = []
@@ -123,7 +123,7 @@ def require_few_choices(num_prompts: int, sampling: SamplingParams, limit: int) 
         raise InvalidRequestError("prompt", f"{num_prompts} prompts", f"at most {limit} prompts")
     if num_prompts * sampling.num_sequences > limit:
         name = "n" if sampling.best_of is None else "best_of"
-        allowed = f"at most {limit // num_prompts}: a call may ask for {limit} texts, all its prompts together"
+        allowed = f"at most {limit // num_prompts}: a request may ask for {limit} texts over all its prompts"
         raise InvalidRequestError(name, sampling.num_sequences, allowed)
 
 
@@ -178,9 +178,9 @@ class Generation:
         return prompt_index * self.prepared[prompt_index].wanted.n + output.index
 
     async def steps(self) -> AsyncGenerator[Sequence[Step], None]:
-        """Run the call; yield what is new, whenever anything is. Whoever leaves early closes them.
+        """Run the call; yield new output as it comes. A reader that leaves early must close the iterator.
 
-        Raises `ApiError` where a text fails or is ended by somebody else.
+        Raises `ApiError` if a text fails or is aborted from elsewhere.
         """
         with self._visit as visit:
             try:

@@ -1,9 +1,8 @@
-"""The guard: what a connection may cost before anybody is asked.
+"""The guard: limits on a connection before its request is parsed.
 
-    connection ──► head: at most so many bytes (431), within so many seconds (408)
-               ──► body: `read_body` bounds it
-               ──► answer: a client that takes nothing of it for a while is cut off
-    so many connections at once, no more: an idle one makes room, else 503
+    connection ──► head: limited in bytes (431) and in seconds (408)
+               ──► body: `read_body` bounds it ──► answer: a client that reads nothing for a while is cut off
+    limited number of connections: an idle one makes room, else 503
 
 uvicorn parses and writes; this is its protocol with limits, because uvicorn has none for the head and none for readers.
 Bytes are counted as they come, since a header that never ends is kept by the parser and shown to nobody; the same goes
@@ -40,12 +39,12 @@ DROP: Final = struct.pack("ii", 1, 0)
 
 TOO_MANY_CONNECTIONS: Final = ApiError(
     503,
-    "the server has as many connections as it may have; try again later",
+    "the server has reached its limit of connections; try again later",
     type="service_unavailable_error",
     code="too_many_connections",
     headers={"retry-after": "1"},
 )
-NO_HTTP: Final = ApiError(400, "this is no valid HTTP request", code="invalid_http_request")
+NO_HTTP: Final = ApiError(400, "this is not a valid HTTP request", code="invalid_http_request")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class GuardLimits:
 
     @classmethod
     def of(cls, config: ServerConfig, max_connections: int, note_refused: Callable[[int], None]) -> GuardLimits:
-        """Return the limits that the settings of a server name; so many connections the system lets be open."""
+        """Return the limits that the settings of a server name; `max_connections` is what the system allows."""
         return cls(
             max_connections,
             config.head_bytes,
@@ -227,7 +226,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._read_timer = self.loop.call_later(self.limits.write_timeout_s, self._look_at_reader)
 
     def resume_writing(self) -> None:
-        """The client has taken most of it. Mutates."""
+        """The client has read most of the answer. Mutates."""
         if self._read_timer is not None:
             self._read_timer.cancel()
             self._read_timer = None
@@ -280,7 +279,9 @@ class GuardedProtocol(HttpToolsProtocol):
         """Answer what is no call, and close. Where an answer is under way already, it ends here. Mutates."""
         self._is_refused = True
         if self._is_idle or not self.cycle.response_started:
-            if self.cycle is not None:  # whoever works on the call learns that the client is lost, and writes nothing
+            if (
+                self.cycle is not None
+            ):  # the code that works on the call learns that the client is lost, and writes nothing
                 self.cycle.disconnected = True
                 self.cycle.message_event.set()
             self._write_refusal(error)

@@ -1,9 +1,9 @@
-"""Who is well: paths for those who watch the server. None of them asks the engine, so none waits behind a prompt.
+"""Health and metrics: paths for monitoring. None of them asks the engine, so none waits behind a prompt.
 
 /livez                    the process answers
 /readyz /health /ping     requests are let in: the engine is there, and the server does not drain
 /version                  what it is
-/load                     how much it has to do: all of it for an operator, its own for a tenant
+/load                     its load: the whole server's for an operator, its own for a tenant
 /metrics                  everything in numbers; needs an operator's key where keys are set, unless it was opened
 """
 

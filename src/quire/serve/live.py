@@ -1,4 +1,4 @@
-"""Live: what happens in the memory, for those who watch it over HTTP.
+"""Live: memory events, for clients that watch them over HTTP.
 
     engine ── LiveFrame ──► LiveMirror ──► for each LiveReader: which blocks and requests it has not been shown as they
     gate, generation ──► LiveCounts ──┘    are now ──► a line of JSON, at its own pace
@@ -50,7 +50,7 @@ class LiveTotals:
 
 
 class Live:
-    """The watch over an engine, and its readers. All of it is called in one event loop."""
+    """The watch over an engine, and its readers. Use it in one event loop."""
 
     def __init__(self, model: ServedModel, model_name: str, gate: Gate, places: LivePlaces, clock: Clock) -> None:
         self._model = model
@@ -106,7 +106,7 @@ class Live:
     # ---- what is told -------------------------------------------------------------------------------------------
 
     def note_tokens(self, tenant: Tenant, num_prompt: int, num_generated: int, num_cached: int) -> None:
-        """A call of a tenant has taken so many more tokens. Mutates."""
+        """A call of a tenant has taken this many more tokens. Mutates."""
         totals = self._totals.get(tenant.name)
         if totals is None:
             totals = self._totals[tenant.name] = LiveTotals()
@@ -198,7 +198,7 @@ class Live:
         return self._mirror if self._mirror is not None and self._mirror.is_whole else None
 
     def _ledger(self, reader: LiveReader, mirror: LiveMirror | None) -> Line:
-        """Where the memory is: all of it, or what a tenant has of it, to which nothing is free."""
+        """The use of the memory: all memory, or a tenant's own, which has no free part."""
         size = self._model.config.block_size
         if mirror is None:
             free = self._model.report.plan.num_blocks if reader.name is None else 0
@@ -216,7 +216,7 @@ class Live:
         }
 
     def _totals_of(self, reader: LiveReader, mirror: LiveMirror | None) -> Line:
-        """What has been counted since the server began; of a tenant's memory, since somebody watches."""
+        """The counts since the server began; for a tenant's memory, since the watch began."""
         if reader.name is None:
             every = list(self._totals.values())
             stats = self._model.stats if mirror is None else mirror.stats

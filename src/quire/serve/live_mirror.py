@@ -1,4 +1,4 @@
-"""LiveMirror: what the server knows of the engine's memory while somebody watches it.
+"""LiveMirror: what the server knows of the engine's memory while a client watches it.
 
     LiveFrame ──► take_in ──► columns by block id, requests by number, sums by tenant ──► what a reader is shown
 
@@ -34,7 +34,7 @@ FREE_ROW: Final = (int(LiveState.FREE), 0, NOBODY, NOT_PUBLISHED, NOBODY)
 
 
 class BlockRow(NamedTuple):
-    """A block: what the seam tells of it, and whose it is."""
+    """A block: its state from the engine, and its owner."""
 
     block_id: int
     state: int
@@ -144,7 +144,7 @@ class LiveMirror:
         return total
 
     def tenant_number(self, name: str) -> int:
-        """Return the number of a tenant; `NOBODY` where the engine has not heard of it. Does not mutate."""
+        """Return the number of a tenant; `NOBODY` if the engine does not know it. Does not mutate."""
         return self.tenants.index(name) if name in self.tenants else NOBODY
 
     def _set_blocks(self, frame: LiveFrame) -> list[int]:

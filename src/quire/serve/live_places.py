@@ -1,4 +1,4 @@
-"""LivePlaces: how many may watch, so that no tenant takes the places of others.
+"""LivePlaces: how many clients may watch, so that no tenant takes the places of others.
 
 Every tenant has the same share. One place is kept for operators, who are bounded only by all places together.
 

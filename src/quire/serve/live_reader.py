@@ -1,4 +1,4 @@
-"""LiveReader: one who watches, what it has been shown, and what it is owed.
+"""LiveReader: one client that watches, what it has received, and what is still to be sent.
 
     LiveChange ──► blocks and requests that it is owed ──► frame: as they are now ──► shown
 
@@ -76,7 +76,7 @@ class Names:
 
 
 class LiveReader:
-    """One who watches. All of it is called in one event loop."""
+    """One client that watches. Use it in one event loop."""
 
     def __init__(self, tenant: Tenant) -> None:
         self.tenant = tenant

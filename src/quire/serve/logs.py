@@ -1,4 +1,4 @@
-"""Logs: what happens and who calls, as lines of text or of JSON, never with a prompt or a text in them.
+"""Logs: events and requests, as lines of text or JSON, never with a prompt or an output.
 
     2026-01-31T12:00:00.000Z INFO quire.serve.access call request_id=req-1f… method=GET path=/livez status=200
     {"time": "2026-01-31T12:00:00.000Z", "level": "INFO", "logger": "quire.serve.access", "message": "call", …}

@@ -1,4 +1,4 @@
-"""Metrics: what the server counts of its calls, and all that it tells Prometheus.
+"""Metrics: the server's counts of its requests, and everything that it reports to Prometheus.
 
     endpoints, frame ──► Metrics ──┐
     Gate ──────────────────────────┼──► families ──► render ──► GET /metrics
@@ -49,7 +49,7 @@ FINISHED_WELL: Final = frozenset({"stop", "length", "tool_calls"})
 
 
 class Metrics:
-    """What the server counts. All of it is called in one event loop."""
+    """The server's counters. Use it in one event loop."""
 
     def __init__(self, compat: str = "none") -> None:
         self._compat = compat
@@ -107,80 +107,90 @@ class Metrics:
             for (endpoint, status), count in sorted(self._requests.items())
         ]
         return [
-            Family("quire_http_requests_total", "counter", "Calls answered, by route and status.", requests),
-            gauge("quire_http_requests_active", "Calls that are being answered.", self._num_calls),
-            by_label("quire_texts_finished_total", "counter", "Texts that ended, by reason.", "reason", self._finished),
-            counter("quire_prompt_tokens_total", "Tokens of prompts.", self.num_prompt_tokens),
-            counter("quire_cached_prompt_tokens_total", "Tokens of prompts from the cache.", self.num_cached_tokens),
-            counter("quire_generated_tokens_total", "Tokens generated.", self.num_generated_tokens),
-            histogram("quire_time_to_first_token_seconds", "From a call to its first token.", self._first_token),
-            histogram("quire_inter_token_latency_seconds", "Between two pieces of a text.", self._gap),
-            histogram("quire_request_duration_seconds", "From a call to its end.", self._duration),
+            Family("quire_http_requests_total", "counter", "Requests answered, by route and status.", requests),
+            gauge("quire_http_requests_active", "Requests being answered.", self._num_calls),
+            by_label("quire_texts_finished_total", "counter", "Finished texts, by reason.", "reason", self._finished),
+            counter("quire_prompt_tokens_total", "Prompt tokens.", self.num_prompt_tokens),
+            counter(
+                "quire_cached_prompt_tokens_total",
+                "Prompt tokens served from the prefix cache.",
+                self.num_cached_tokens,
+            ),
+            counter("quire_generated_tokens_total", "Generated tokens.", self.num_generated_tokens),
+            histogram("quire_time_to_first_token_seconds", "Time to first token.", self._first_token),
+            histogram("quire_inter_token_latency_seconds", "Time between two pieces of a text.", self._gap),
+            histogram("quire_request_duration_seconds", "Time from a request to its end.", self._duration),
         ]
 
     def _vllm_families(self, own: list[Family], labels: Labels) -> list[Family]:
         same = [family.labelled(VLLM_NAMES[family.name], labels) for family in own if family.name in VLLM_NAMES]
         well = {reason: count for reason, count in self._finished.items() if reason in FINISHED_WELL}
-        success = by_label("", "counter", "Texts that ended well, by reason.", "finished_reason", well)
+        success = by_label("", "counter", "Texts that finished without error, by reason.", "finished_reason", well)
         return [*same, success.labelled("vllm:request_success_total", labels)]
 
 
 def _gate_families(gate: Gate) -> list[Family]:
     refusals = {refusal.value: float(gate.refusals[refusal]) for refusal in Refusal}
     return [
-        gauge("quire_queue_sequences", "Sequences that wait for their first token.", gate.num_waiting_sequences),
-        gauge("quire_queue_tokens", "Tokens of the prompts that wait.", gate.num_waiting_tokens),
+        gauge("quire_queue_sequences", "Sequences waiting for their first token.", gate.num_waiting_sequences),
+        gauge("quire_queue_tokens", "Prompt tokens in the queue.", gate.num_waiting_tokens),
         gauge("quire_sequences_admitted", "Sequences that were let in and have not ended.", gate.num_sequences),
-        gauge("quire_ready", "1 where requests are let in.", gate.is_ready),
-        by_label("quire_admission_rejections_total", "counter", "Calls not let in, by reason.", "reason", refusals),
-        gauge("quire_queue_sequences_max", "Sequences that may wait.", gate.limits.max_queued_sequences),
-        gauge("quire_queue_tokens_max", "Tokens of prompts that may wait.", gate.limits.max_queued_tokens),
+        gauge("quire_ready", "1 if requests are admitted.", gate.is_ready),
+        by_label("quire_admission_rejections_total", "counter", "Requests refused, by reason.", "reason", refusals),
+        gauge("quire_queue_sequences_max", "Maximum queued sequences.", gate.limits.max_queued_sequences),
+        gauge("quire_queue_tokens_max", "Maximum queued prompt tokens.", gate.limits.max_queued_tokens),
     ]
 
 
 def body_families(bodies: BodyBudget) -> list[Family]:
     """Return what is told of the bodies of calls. Does not mutate."""
     return [
-        gauge("quire_body_bytes", "Bytes that the bodies of calls hold.", bodies.held_bytes),
-        gauge("quire_body_bytes_max", "Bytes that they may hold.", bodies.max_bytes),
-        counter("quire_body_rejections_total", "Bodies refused for want of bytes.", bodies.num_refused),
+        gauge("quire_body_bytes", "Bytes held by request bodies.", bodies.held_bytes),
+        gauge("quire_body_bytes_max", "Maximum bytes held by request bodies.", bodies.max_bytes),
+        counter(
+            "quire_body_rejections_total",
+            "Requests refused because request bodies already held too many bytes.",
+            bodies.num_refused,
+        ),
     ]
 
 
 def _engine_families(state: ModelState, stats: EngineStats) -> list[Family]:
     states = {known.value: float(known is state) for known in ModelState}
     return [
-        by_label("quire_engine_state", "gauge", "1 for where the engine stands.", "state", states),
-        gauge("quire_requests_running", "Sequences that the engine computes for.", stats.num_running),
-        gauge("quire_requests_waiting", "Requests that wait in the engine.", stats.num_waiting),
+        by_label("quire_engine_state", "gauge", "1 for the current state of the engine.", "state", states),
+        gauge("quire_requests_running", "Sequences running in the engine.", stats.num_running),
+        gauge("quire_requests_waiting", "Requests waiting in the engine.", stats.num_waiting),
         gauge("quire_kv_blocks", "Blocks of KV memory.", stats.num_blocks),
-        gauge("quire_kv_blocks_used", "Blocks that requests hold.", stats.num_used_blocks),
-        gauge("quire_kv_blocks_cached", "Blocks that nobody holds, kept for their content.", stats.num_cached_blocks),
-        gauge("quire_kv_usage_ratio", "Share of the blocks that requests hold.", stats.kv_usage),
+        gauge("quire_kv_blocks_used", "KV blocks held by requests.", stats.num_used_blocks),
+        gauge(
+            "quire_kv_blocks_cached", "KV blocks that no request holds, kept as prefix cache.", stats.num_cached_blocks
+        ),
+        gauge("quire_kv_usage_ratio", "Share of KV blocks held by requests.", stats.kv_usage),
         counter(
             "quire_prefix_cache_queried_tokens_total",
-            "Tokens of prompts looked up in the prefix cache.",
+            "Prompt tokens looked up in the prefix cache.",
             stats.queried_tokens_total,
         ),
         counter(
             "quire_prefix_cache_hit_tokens_total",
-            "Tokens of prompts found in the prefix cache.",
+            "Prompt tokens found in the prefix cache.",
             stats.hit_tokens_total,
         ),
-        counter("quire_evictions_total", "Cached blocks given up for others.", stats.evictions_total),
-        counter("quire_preemptions_total", "Times that a sequence had to yield.", stats.preemptions_total),
+        counter("quire_evictions_total", "Cached blocks evicted.", stats.evictions_total),
+        counter("quire_preemptions_total", "Preemptions of sequences.", stats.preemptions_total),
         counter("quire_steps_total", "Steps of the engine.", stats.steps_total),
         counter("quire_failed_steps_total", "Steps that failed.", stats.failed_steps_total),
-        counter("quire_memory_failures_total", "Steps that failed for lack of memory.", stats.memory_failures_total),
-        counter("quire_culprits_total", "Requests that ended because steps failed with them.", stats.culprits_total),
+        counter("quire_memory_failures_total", "Steps that ran out of memory.", stats.memory_failures_total),
+        counter("quire_culprits_total", "Requests ended because their steps failed.", stats.culprits_total),
         counter(
             "quire_corrupted_requests_total",
-            "Requests that ended because their own numbers went wrong.",
+            "Requests ended because their own computation failed.",
             stats.corrupted_requests_total,
         ),
-        counter("quire_engine_restarts_total", "Times that the engine was started again.", stats.restarts_total),
-        gauge("quire_suspects", "Requests that are tried apart from others, since a step failed.", stats.num_suspects),
-        gauge("quire_step_tokens_max", "Tokens that a step may compute.", stats.max_step_tokens),
+        counter("quire_engine_restarts_total", "Restarts of the engine.", stats.restarts_total),
+        gauge("quire_suspects", "Requests run apart from others after a failed step.", stats.num_suspects),
+        gauge("quire_step_tokens_max", "Maximum tokens per step.", stats.max_step_tokens),
         counter("quire_engine_busy_seconds_total", "Time spent in steps.", stats.busy_s_total),
     ]
 
@@ -188,14 +198,14 @@ def _engine_families(state: ModelState, stats: EngineStats) -> list[Family]:
 def text_families(pool: TenantPool) -> list[Family]:
     """Return how much work on long texts there is. Does not mutate."""
     return [
-        gauge("quire_texts_running", "Long texts that are rendered, tokenized or written.", pool.num_running),
-        gauge("quire_texts_waiting", "Long texts that wait for their tenant's turn.", pool.num_waiting),
+        gauge("quire_texts_running", "Long texts being rendered, tokenized or written.", pool.num_running),
+        gauge("quire_texts_waiting", "Long texts waiting for their tenant's turn.", pool.num_waiting),
     ]
 
 
 def _process_families() -> list[Family]:
     """The names are those that every client library of Prometheus gives them."""
-    families = [counter("process_cpu_seconds_total", "Processor time of this process.", time.process_time())]
+    families = [counter("process_cpu_seconds_total", "CPU time of this process.", time.process_time())]
     resident = resident_bytes()
     if resident is not None:
         families.append(gauge("process_resident_memory_bytes", "Memory of this process.", resident))
@@ -203,4 +213,4 @@ def _process_families() -> list[Family]:
         num_open = len(os.listdir("/proc/self/fd"))
     except OSError:
         return families
-    return [*families, gauge("process_open_fds", "Files and sockets that this process has open.", num_open)]
+    return [*families, gauge("process_open_fds", "Open files and sockets of this process.", num_open)]

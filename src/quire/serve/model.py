@@ -21,7 +21,7 @@ from quire.engine.text.tokenizer import Tokenizer
 
 
 class ServedModel(Protocol):
-    """An engine with its tokenizer. All of it is called in one event loop."""
+    """An engine with its tokenizer. Use it in one event loop."""
 
     @property
     def state(self) -> ModelState:
@@ -73,7 +73,7 @@ class ServedModel(Protocol):
         ...
 
     def watch(self, every_s: float, show: ShowLive) -> None:
-        """Have `show` called with what happens in the memory, at most once in so many seconds, from the beginning.
+        """Call `show` with memory events from the beginning, at most once per `every_s` seconds.
 
         After the engine was started again it begins anew. Raises `ExecutionError` where the engine has failed for good.
         """
@@ -90,6 +90,6 @@ class ServedModel(Protocol):
     def deltas(self, prepared: PreparedRequest) -> AsyncGenerator[RequestDelta, None]:
         """Run a request; yield what is new each time it got further. Closing the iterator ends the request.
 
-        Raises `ExecutionError` where the engine is not there, or is lost on the way.
+        Raises `ExecutionError` where the engine is not running, or is lost on the way.
         """
         ...

@@ -44,8 +44,8 @@ ANSWERS: Final = (
     ErrorBody,
 )
 OPEN: Final = {
-    "/livez": "Whether the process answers.",
-    "/readyz": "Whether requests are let in.",
+    "/livez": "Check that the process is alive.",
+    "/readyz": "Check that the server admits requests.",
     "/health": "The same as /readyz.",
     "/ping": "The same as /readyz.",
     "/version": "The version of the server.",
@@ -76,7 +76,11 @@ def openapi_document() -> bytes:
     return msgspec.json.encode(
         {
             "openapi": "3.2.0",  # the first that knows streams of events
-            "info": {"title": "quire", "version": quire.__version__, "description": "OpenAI's interface, and more."},
+            "info": {
+                "title": "quire",
+                "version": quire.__version__,
+                "description": "The OpenAI-compatible API of quire, and its extensions.",
+            },
             "paths": _paths(),
             "components": {
                 "schemas": _schemas(),
@@ -134,16 +138,21 @@ def _paths() -> Schema:
         "/v1/chat/completions": _post(
             "Answer a conversation.", ChatRequest, ChatCompletion, _chunks(ChatCompletionChunk)
         ),
-        "/v1/responses": _post("Answer a text or a conversation.", ResponseRequest, ResponseAnswer, _event(JSON_TEXT)),
-        "/v1/models": _get("The models that are served.", _json(ModelList)),
-        "/v1/models/{model_id}": _get("A model that is served.", _json(ModelCard))
+        "/v1/responses": _post(
+            "Answer a text or a conversation (Responses API).", ResponseRequest, ResponseAnswer, _event(JSON_TEXT)
+        ),
+        "/v1/models": _get("List the served models.", _json(ModelList)),
+        "/v1/models/{model_id}": _get("Describe a served model.", _json(ModelCard))
         | {"parameters": [{"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}]},
         "/live": _get(
-            "What happens in the memory, until the reader goes.", {"application/x-ndjson": {"itemSchema": LINE}}
+            "Stream events of the KV memory until the client disconnects.",
+            {"application/x-ndjson": {"itemSchema": LINE}},
         ),
         "/openapi.json": _get("This document.", {"application/json": {"schema": {"type": "object"}}}),
-        "/load": _get("How much there is to do.", {"application/json": {"schema": {"type": "object"}}}),
-        "/metrics": _get("All that is counted, for operators.", {"text/plain": {"schema": {"type": "string"}}}),
+        "/load": _get("Load of the server.", {"application/json": {"schema": {"type": "object"}}}),
+        "/metrics": _get(
+            "Metrics in Prometheus format, for operators.", {"text/plain": {"schema": {"type": "string"}}}
+        ),
     }
     for prefix in ("", "/v1"):
         paths[f"{prefix}/tokenize"] = _post("The token ids of a text.", TokenizeRequest, TokenizeAnswer)
@@ -182,7 +191,7 @@ def _event(data: Schema) -> Schema:
 
 
 def _answers(content: Schema) -> Schema:
-    refused = {"description": "The request is refused.", "content": _json(ErrorBody)}
+    refused = {"description": "The request was refused.", "content": _json(ErrorBody)}
     failed = {"description": "The server cannot answer.", "content": _json(ErrorBody)}
     return {"200": {"description": "The answer.", "content": content}, "4XX": refused, "5XX": failed}
 

@@ -1,4 +1,4 @@
-"""AnswerReader: what a model has written becomes what its client is told: reasoning, text, calls of functions.
+"""AnswerReader: turns the output of a model into an answer: reasoning, text, tool calls.
 
     text in pieces ──► ThinkSplitter ──► reasoning
                             └── answer ──► ToolParser ──► text, calls, their arguments
@@ -23,7 +23,7 @@ class AnswerReader:
         self._parser = parser
 
     def read(self, text: str, *, is_last: bool) -> list[Event]:
-        """Add text, the last of it or not; return what it has brought. Mutates."""
+        """Add a piece of text, which may be the last; return the new events. Mutates."""
         found: list[Event] = []
         for piece in self._splitter.push(text) + (self._splitter.finish() if is_last else []):
             if isinstance(piece, Text) and self._parser is not None:

@@ -1,7 +1,7 @@
-"""Reasoning: what a model writes between <think> and </think> is told apart from its answer.
+"""Reasoning: separates the text between <think> and </think> from the answer.
 
     prompt ends with "<think>"      the model thinks first, and only the end is marked
-    prompt ends with "</think>"     it does not think: it was told so, as by enable_thinking false
+    prompt ends with "</think>"     it does not think, for example because of enable_thinking false
     otherwise                       it may think, where its answer begins with "<think>"
 
 What holds for a call is seen from the end of its prompt, so templates need not be understood. Space around the marks

@@ -4,9 +4,9 @@
          exit status 2 if one of these fails              /livez 200, /readyz 503        │ SIGTERM, SIGINT
                                                                                          └─ a second one: at once
 
-It listens while the model loads, so that whoever watches it can tell a start from a crash. When it is to end, it goes
-on listening too: new calls are told to come again, those under way have `drain_timeout_s`, and what is left then ends
-with an error that says so. uvicorn does connections; signals are ours, because its own end all listening at once.
+It listens while the model loads, so that a monitor can tell a start from a crash. When it is to end, it goes on
+listening too: new calls are told to come again, those under way have `drain_timeout_s`, and what is left then ends with
+an error that says so. uvicorn does connections; signals are ours, because its own end all listening at once.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ class Server:
         config = self._services.config
         if not self._services.tenants.has_keys and not is_loopback(config.host):
             logger.warning(
-                "anybody who reaches %s can use this server: --api-key lets in only those with a key, --allowed-host "
-                "keeps out web pages under names of their own",
+                "anyone who can reach %s can use this server: --api-key requires a key, --allowed-host keeps out web "
+                "pages on other host names",
                 config.host,
             )
         tasks = [asyncio.create_task(self._load()), asyncio.create_task(self._tell())]
@@ -160,10 +160,10 @@ class Server:
             await self._end_with_model()
 
     async def _end_with_model(self) -> None:
-        """End when the engine is lost for good: whoever started the server can start it anew, which may help."""
+        """End when the engine is lost for good: a supervisor can start the server again, which may help."""
         while self._model.state is not ModelState.FAILED:
             await asyncio.sleep(LOOK_AT_MODEL_S)
-        self._failure = ExecutionError("the engine cannot be started again; the log says why")
+        self._failure = ExecutionError("the engine could not be restarted; the log says why")
         self._end()
 
     async def _tell(self) -> None:
@@ -181,16 +181,16 @@ class Server:
         self._http.should_exit = True
 
     async def _drain(self) -> None:
-        """Wait for those inside, but not for ever."""
+        """Wait for those inside, up to a limit."""
         gate, seconds = self._services.gate, self._services.config.drain_timeout_s
         gate.drain()
-        logger.info("stopping: %d calls under way have %g s to end", gate.num_visits, seconds)
+        logger.info("stopping: %d running requests have %g s to finish", gate.num_visits, seconds)
         try:
             async with asyncio.timeout(seconds):
                 while gate.num_visits:
                     await asyncio.sleep(LOOK_EVERY_S)
         except TimeoutError:
-            logger.warning("stopping: %d calls have not ended in time and are ended now", gate.num_visits)
+            logger.warning("stopping: ending %d requests that did not finish in time", gate.num_visits)
             await self._model.close()
         self._end()
 
@@ -211,10 +211,10 @@ class Server:
 
 
 def end_at_latest(seconds: float) -> None:
-    """Have the process end after so many seconds, whatever its threads do then. Mutates the process."""
+    """Make the process end after this many seconds, whatever its threads do. Mutates the process."""
 
     def end() -> None:
-        logger.error("stopping: the process has not ended after %g s and is ended now", seconds)
+        logger.error("stopping: killing the process, which did not end within %g s", seconds)
         end_process(ENDED_BY_FORCE)
 
     timer = threading.Timer(seconds, end)
@@ -289,9 +289,9 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
-            raise InvalidConfigError("port", port, "one that nobody else listens on; 0: a free one") from None
+            raise InvalidConfigError("port", port, "a port that no other program uses; 0: any free port") from None
         if error.errno == errno.EACCES:
-            raise InvalidConfigError("port", port, "one that this user may listen on, such as 8000") from None
+            raise InvalidConfigError("port", port, "a port that this user may listen on, such as 8000") from None
         raise InvalidConfigError("host", host, f"an address of this machine ({error.strerror})") from None
     return listener
 

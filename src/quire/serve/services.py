@@ -1,4 +1,4 @@
-"""Services: what endpoints work with. They find it as `request.app.state.services`."""
+"""Services: the objects that endpoints work with, in `request.app.state.services`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One line of the log that says how much there was to do lately, for those who watch no board."""
+"""One log line on the recent load, for operators without a dashboard."""
 
 from __future__ import annotations
 

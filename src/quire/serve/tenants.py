@@ -124,13 +124,13 @@ def read_tenants(config: ServerConfig, random_secret: bytes) -> Tenants:
         where = f"api_keys_file[{index}]"
         own_keys, tenant = _read_entry(where, entry, secret)
         if tenant.name in names:
-            raise InvalidConfigError(f"{where}.name", tenant.name, "a name that no other tenant has")
+            raise InvalidConfigError(f"{where}.name", tenant.name, "a name that no other tenant uses")
         names.add(tenant.name)
         if tenant.max_sequences is None:
             tenant = replace(tenant, max_sequences=limit)
         for key in own_keys:
             if key in keys:
-                raise InvalidConfigError(f"{where}.key", "a key that is there already", "each key once")
+                raise InvalidConfigError(f"{where}.key", "a key that is already used", "each key once")
             keys[key] = tenant
     return Tenants(keys)
 

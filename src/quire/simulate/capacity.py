@@ -5,7 +5,7 @@
                keeps a block free for each that runs, and some headroom
 
 Blocks that sequences share are not counted: a common system prompt makes it more. What a reservation of the longest
-possible sequence would hold in the same memory stands beside.
+possible sequence would hold in the same memory is given for comparison.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Occupancy:
         return math.ceil((self.average + len(self.spec.groups)) / (1 - HEADROOM))
 
     def in_pool(self, num_blocks: int, reserved_tokens: int) -> Concurrency:
-        """Return how many requests so many blocks hold; `reserved_tokens`: the longest possible sequence."""
+        """Return how many requests this many blocks hold; `reserved_tokens`: the longest possible sequence."""
         stored = max(1, reserved_tokens - 1)  # of the last token nothing is stored
         reserved = self.spec.num_blocks_for(stored, longest_chunk=LONGEST_CHUNK)
         return Concurrency(

@@ -1,7 +1,7 @@
 """Estimates of serving: how many tokens a second, and how long until the first, at the least time that steps can take.
 
-A busy server in balance: whenever one of its N sequences ends another begins, so beside D decodes a step computes
-D × prompt / output tokens of prompts. Where that is more than the budget of a step, D is less than N.
+A busy server in balance: whenever one of its N sequences ends another begins, so in addition to D decodes a step
+computes D × prompt / output tokens of prompts. Where that is more than the budget of a step, D is less than N.
 
     tokens a second    D / step
     between tokens     step
@@ -40,7 +40,7 @@ class Objective:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What so many sequences at once and such a budget of tokens a step bring, at most and at the least."""
+    """What this many concurrent sequences and this budget of tokens per step bring, at most and at least."""
 
     num_sequences: int
     budget: int
@@ -66,11 +66,11 @@ class Estimator:
         return 1 / self.roofline.decode_s(1, self._context)
 
     def prompt_s(self, num_tokens: int, budget: int) -> float:
-        """Return the seconds to the first token of a prompt that nothing runs beside."""
+        """Return the seconds to the first token of a prompt that runs alone."""
         return self._chunks_s(num_tokens, budget, 0)
 
     def serving(self, num_sequences: int, budget: int) -> Estimate:
-        """Return what a busy server of up to so many sequences reaches."""
+        """Return what a busy server of up to this many sequences reaches."""
         prompts_per_decode = self._prompt / self._output
         decodes = min(num_sequences, budget / (1 + prompts_per_decode))
         step = self._mixed_s(decodes, decodes * prompts_per_decode)
@@ -93,7 +93,7 @@ class Estimator:
         return budget >= num_sequences + max(num_sequences * self._prompt / self._output, self._prompts[1])
 
     def _mixed_s(self, decodes: float, prompt_tokens: float) -> float:
-        """Return the seconds of a step of decodes and, on average, so many tokens from the middle of a prompt."""
+        """Return the seconds of a step of decodes and, on average, this many tokens from the middle of a prompt."""
         num_decodes, num_tokens = max(1, round(decodes)), round(prompt_tokens)
         starts, counts = [self._context - 1] * num_decodes, [1] * num_decodes
         while num_tokens > 0:  # several prompts, where a step takes more tokens than one has

@@ -1,4 +1,4 @@
-"""What paging was expected to bring, computed from first principles, beside what the source document expected.
+"""What paging was expected to bring, computed from first principles, and what the source document expected.
 
 That document (001, "PagedAttention Analysis") has two tables: memory saved against reserving the longest context for
 each request, and a 16 GB card (RTX 4070 Ti SUPER) with an 8B model. Both are computed anew here. Its slips:

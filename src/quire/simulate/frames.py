@@ -4,7 +4,7 @@
 
 A frame is a real state, never a mean of two: blocks have no mean. Which are kept depends on simulated time alone, so
 the same run has the same frames. In a large pool several blocks share a cell. To look costs time for each block, so a
-run is watched only where somebody asks: `Simulation(..., watchers=[frames.watch])`.
+run is watched only on request: `Simulation(..., watchers=[frames.watch])`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def blocks_per_cell(num_blocks: int) -> int:
 
 
 def picture_of(holders: array[int], size: int) -> bytes:
-    """Return the picture of blocks, `size` of them in a cell, which is whoever holds its first block that is held.
+    """Return the picture of blocks, `size` of them in a cell, which is the holder of its first held block.
 
     >>> picture_of(array("i", [0, 5, -1, -1]), 2).hex(" ", 4)
     '05000000 00000000 7f0000ff'

@@ -35,7 +35,7 @@ class Hardware:
     - `read_bandwidth`: bytes a second that are read from its memory.
     - `matrix_rate`: additions and multiplications a second in products of matrices, by the numbers multiplied;
       float32 at least, and what is not there is widened.
-    - `step_overhead_s`: what a step takes beside its reading and computing.
+    - `step_overhead_s`: what a step takes in addition to reading and computing.
     - `host_link_bandwidth`: bytes a second that blocks are swapped with, one way.
 
     >>> card = Hardware("card", 16 << 30, 672e9, {"float32": 44e12, "bfloat16": 88e12})

@@ -1,4 +1,4 @@
-"""Histogram: how values are spread, in a room that does not grow with their number.
+"""Histogram: the distribution of values, in constant memory.
 
 Buckets are equally wide on a logarithmic scale, so a percentile read from them is wrong by a known share at most, here
 one percent, whatever the values are. Count, sum, least and most are exact. A reservoir of samples was rejected: its

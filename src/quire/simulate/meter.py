@@ -137,7 +137,7 @@ class Meter:
             self._latencies.itl_s.add(now_s - since_s, count)
 
     def _open(self, sibling: Request, now_s: float) -> None:
-        """A sequence begins beside the first of its request; a beam that takes another's place goes on as that."""
+        """A further sequence of a request begins; a beam that takes another's place goes on as that."""
         key = (sibling.request_id, sibling.branch)
         if key not in self._tracks:
             leader = self._tracks[sibling.request_id, 0]

@@ -4,8 +4,8 @@
     layers   everything else that stands once: matrices, tables that rows are looked up in, norms and biases
     expert   one expert of every sparse layer together; a token takes `experts_per_token` of `num_experts`
 
-Numbers are counted by what becomes of them when weights are narrowed, so that one value answers for every dtype, to
-the byte. The counts are taken from the spec of the model by whoever may import it (`quire.cli.model_shapes`): the
+Numbers are counted by what becomes of them when weights are narrowed, so that one value answers for every dtype, to the
+byte. The counts come from the spec of the model, in a module that may import it (`quire.cli.model_shapes`): the
 simulator knows no families.
 """
 
@@ -128,7 +128,7 @@ class ModelShape:
         return stored + self.num_experts * self.expert.num_bytes(dtype, weights)
 
     def layer_read_bytes(self, dtype: str, weights: str, num_tokens: int) -> float:
-        """Return the bytes of weights that a step of so many tokens reads, the head aside.
+        """Return the bytes of weights that a step of this many tokens reads, the head aside.
 
         Of experts those that some token is expected to take, where each takes any of them as likely.
         """

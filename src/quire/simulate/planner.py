@@ -69,7 +69,7 @@ class UnreachableError(QuireError):
     """No settings keep the objective; `nearest` come closest, None where no settings fit at all."""
 
     def __init__(self, nearest: Estimate | None) -> None:
-        super().__init__("no settings keep the objective")
+        super().__init__("no settings meet the targets")
         self.nearest = nearest
 
 

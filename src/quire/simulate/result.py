@@ -1,4 +1,4 @@
-"""SimulationResult: what came of a run, as a frozen value that can be written as JSON."""
+"""SimulationResult: the result of a run, as a frozen value that can be written as JSON."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
     attention                max(keys and values / bandwidth, operations / rate)
     the step                 their sum, and the overhead
 
-Each byte is counted once, whoever uses it, and the parts follow one another: no engine is faster unless it lets the
+Each byte is counted once, for all its users, and the parts follow one another: no engine is faster unless it lets the
 attention of some rows read while others compute. Norms, rotations and sampling are not counted. What share of this an
 engine reaches is measured, not assumed: docs/how-to/plan.md has it for this one.
 """
@@ -90,5 +90,5 @@ class Roofline:
         return self.seconds_of(read, pairs)
 
     def seconds_of(self, read: int, pairs: int) -> float:
-        """Return the seconds of attention that reads so many tokens and makes so many pairs, each of one layer."""
+        """Return the seconds of attention that reads this many tokens and makes this many pairs, each of one layer."""
         return max(read * self._read_s, pairs * self._pair_s)

@@ -38,7 +38,7 @@ Watcher = Callable[[int, SimulatedEngine], None]
 
 
 class Replica:
-    """An engine and what is noted of it."""
+    """An engine and its record."""
 
     def __init__(self, engine: SimulatedEngine, latencies: Latencies) -> None:
         self.engine = engine
@@ -78,7 +78,7 @@ class Replica:
         return TimelinePoint.of(now_s, busy_s, counts, engine.ledger())
 
     def result(self, ledger: MemoryLedger) -> ReplicaResult:
-        """Return what came of it. Does not mutate."""
+        """Return the result. Does not mutate."""
         meter = self.meter
         return ReplicaResult(
             self.num_requests,
@@ -127,7 +127,7 @@ class Simulation:
         self._first_due_s: float | None = None
 
     def run(self) -> SimulationResult:
-        """Run to the end of the source and of all requests, and check what came of it. Mutates."""
+        """Run to the end of the source and of all requests, and check the result. Mutates."""
         with _without_collector():
             self._run()
         return self._result()

@@ -25,20 +25,21 @@ DESCRIPTION = (
     "guide with its dashboard and a small crowd, to be watched in a browser."
 )
 INTRODUCTION = (
-    "Nothing here is staged: a real scheduler plans every step, the real memory manager carries it out, and what you "
-    "see is read from its books afterwards; in the last chapter a model stands on top. A card is a block: its number, "
+    "Nothing here is staged: the real scheduler plans every step, the real memory manager carries it out, and the "
+    "pictures are drawn from its state afterwards. The last chapter adds a model. A card is a block: its number, "
     "who holds it, and below, how many of its 16 slots hold the keys and values of a token. The bytes are those of "
     "Qwen3-0.6B, until the model comes."
 )
 CONCLUSION = (
-    "All books were audited after every step. To go on: `quire chat` talks to that model, examples/ has each idea in a "
-    "few lines of code, `quire bench control` measures all this, and `quire doctor` says what works on this machine."
+    "The memory manager's books were checked after every step. Next: `quire chat` talks to that model, examples/ has "
+    "each idea in a "
+    "few lines of code, `quire bench control` measures all this, and `quire doctor` checks what works on this machine."
 )
 MAX_SERVED_S = 86_400.0
 SERVED = (
-    "The guide is served now, and a small crowd asks it: some begin alike, some want several answers, some leave "
-    "before the end, and now and then they are too many for the memory. Open this address in a browser to watch, and "
-    "to ask it yourself:"
+    "A server with the guide is running now, and a small crowd of clients asks it questions: some share a prefix,"
+    " some want several answers, some leave early, and now and then there are too many for the memory. Open this "
+    "address in a browser to watch, or to ask it yourself:"
 )
 
 
@@ -50,8 +51,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--serve-for",
         type=_seconds,
         metavar="SECONDS",
-        help="serve the guide with its dashboard so long after the story; 0: not at all (default: until Ctrl-C on a "
-        "terminal, not at all elsewhere)",
+        help="how long to serve the guide and its dashboard after the story; 0: do not (default: until Ctrl-C on a "
+        "terminal, otherwise 0)",
     )
     add_color_option(parser)
     parser.set_defaults(run=run)
@@ -94,7 +95,7 @@ def _serve(stage: Stage, seconds: float | None) -> None:
     def say(address: str) -> None:
         stage.say(SERVED)
         stage.write([line(span(f"{address}/", BOLD)), ()], 4)
-        stage.say("Ctrl-C ends it." if seconds is None else f"It ends by itself after {seconds:g} seconds.")
+        stage.say("Ctrl-C ends it." if seconds is None else f"It stops after {seconds:g} seconds.")
 
     serve_guide(say, seconds)
 

@@ -55,7 +55,7 @@ def answers() -> Iterator[Scene]:
         )
         yield Scene(
             "All four have their answers",
-            "Each is, to the token, what it would have been alone. The full blocks stay cached, for whoever asks next.",
+            "Each is, to the token, what it would have been alone. The full blocks stay cached for the next request.",
             engine.steps(),
         )
     finally:
@@ -86,7 +86,7 @@ class AnsweringEngine:
         return request
 
     def steps(self, count: int | None = None) -> list[Picture]:
-        """Do so many steps, or all that there are; return a picture of some of them and of the last. Mutates."""
+        """Run `count` steps, or all; return pictures of some of them and of the last. Mutates."""
         pictures: list[Picture] = []
         start_s, num_before, num_steps = self._clock.now(), self._num_tokens(), 0
         while num_steps != count and self._engine.step() is not None:

@@ -19,7 +19,8 @@ def copy_on_write() -> Iterator[Scene]:
     full, tail = engine.table("A")
     yield Scene(
         f"n = {NUM_SAMPLES}: three answers A, B and C to one prompt of {request.num_prompt_tokens} tokens",
-        f"The prompt was computed once. The samples share all of it, block {tail} too, which is only partly full. "
+        f"The prompt was computed once. The samples share all its blocks, even block {tail}, which is only partly "
+        f"full. "
         f"Their next tokens differ, and each wants to write its own into block {tail}.",
         pictures,
     )

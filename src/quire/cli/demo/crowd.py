@@ -1,10 +1,10 @@
-"""The crowd of the demonstration: a handful of guests who ask a server, so that its dashboard has something to show.
+"""The crowd of the demonstration: a handful of simulated clients, so that the dashboard has something to show.
 
     a round    a class       six questions behind one system prompt: its blocks are shared
                a chooser     one question, four answers: they share it and part where they differ
                readers       long prompts; every second one has seen enough and leaves
-               a rush        more at once than the memory holds: eviction, and somebody has to yield
-               a pause       everything cached, nobody there
+               a rush        more at once than the memory holds: eviction and preemption
+               a pause       everything cached, no requests
 
 They are clients as any: HTTP over a socket, a stream each. What they ask is drawn from a seed, so that one round is
 like another without being the same.
@@ -45,7 +45,7 @@ END: Final = b"data: [DONE]"
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """A guest: comes after a while, asks, and reads so many pieces of the answer (None: all of it) before leaving."""
+    """A guest: waits, asks, and reads this many pieces of the answer (None: all) before leaving."""
 
     after_s: float
     question: str

@@ -94,7 +94,7 @@ class DemoEngine:
         return request
 
     def step(self) -> Picture:
-        """Do a step, check all books, and return the picture of it. Mutates."""
+        """Run a step, check all books, and return its picture. Mutates."""
         before = self.snapshot
         outcome = self._engine.step()
         self.num_steps += 1
@@ -116,7 +116,7 @@ class DemoEngine:
         return self._picture(before, f"step {self.num_steps}: {', '.join(facts)}", plan)
 
     def steps(self, count: int) -> list[Picture]:
-        """Do so many steps. Mutates."""
+        """Run `count` steps. Mutates."""
         return [self.step() for _ in range(count)]
 
     def table(self, name: str) -> list[int]:

@@ -53,7 +53,7 @@ def _recompute(engine: DemoEngine) -> Iterator[Scene]:
     while not request.num_preemptions:
         pictures += engine.steps(1)
     yield Scene(
-        "Preemption: when nothing is left to evict, the last to come yields",
+        "Preemption: when nothing is left to evict, the newest request yields",
         "D and E have grown into every block, and E needs one more. D came first, so E lets go of its memory and "
         f"waits; the {request.num_output_tokens} tokens it has generated are kept. Its full blocks turn into cached "
         "ones, which D may take if it must.",
@@ -65,8 +65,8 @@ def _recompute(engine: DemoEngine) -> Iterator[Scene]:
     yield Scene(
         "Resumed: what is still cached is not computed again",
         f"D has ended and E is back. Of the {num_lost} tokens that it had computed, {num_hit} were still cached and "
-        f"were hit, so to yield cost it {num_lost - num_hit} tokens of computing. Otherwise they would have been "
-        "computed again, and the answer would be the same.",
+        f"were hit, so yielding cost it {num_lost - num_hit} recomputed tokens. Without the cache it would have "
+        f"recomputed all of them, with the same answer.",
         pictures,
     )
 
@@ -79,7 +79,7 @@ def _swap(engine: DemoEngine) -> Iterator[Scene]:
     while not request.num_preemptions:
         pictures += engine.steps(1)
     yield Scene(
-        "Or by swapping: blocks move to the host's memory",
+        "Or by swapping: blocks move to host memory",
         f"Another engine, with {engine.memory.host.num_blocks} blocks on the host. B needs a block, C came last: C's "
         f"{engine.memory.host.num_in_use} blocks are copied to the host, and B goes on in the same step. Whether to "
         "swap or to recompute is a matter of which takes less time; by default the scheduler works it out.",

@@ -1,4 +1,4 @@
-"""The panels beside the block map: the block tables, and the ledger. Pure, like the map."""
+"""The panels next to the block map: the block tables, and the ledger. Pure, like the map."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BYTES_PER_MIB = 1 << 20
 
 
 def draw_memory(snapshot: MemorySnapshot, changes: Mapping[int, str], columns: int) -> list[Line]:
-    """Draw map, tables and ledger as the width allows: beside each other, the map on top, or one below another."""
+    """Draw map, tables and ledger as the width allows: side by side, the map on top, or one below another."""
     blocks = draw_block_map(snapshot, changes, columns)
     tables, ledger = draw_tables(snapshot, min(TABLES_COLUMNS, columns)), draw_ledger(snapshot.ledger)
     if columns >= MAP_COLUMNS + BESIDE_COLUMNS + LEDGER_COLUMNS:
@@ -66,13 +66,13 @@ def draw_ledger(ledger: MemoryLedger) -> list[Line]:
         ("█ used", ledger.used_blocks, ledger.used_bytes),
         ("▒ cached", ledger.cached_blocks, ledger.cached_bytes),
         ("· free", ledger.free_blocks, ledger.free_bytes),
-        ("  in all", ledger.num_blocks, ledger.num_blocks * ledger.bytes_per_block),
+        ("  total", ledger.num_blocks, ledger.num_blocks * ledger.bytes_per_block),
     ]
     lines = [line(span(f"{'ledger':<12}{'blocks':>6}{'MiB':>10}", FAINT)), _draw_bar(ledger)]
     for name, num_blocks, num_bytes in rows:
         key = span(name[:2], PLAIN if name.endswith("used") else FAINT)
         numbers = f"{name[2:]:<10}{num_blocks:>6}{num_bytes / BYTES_PER_MIB:>10.2f}"
-        lines.append(line(key, span(numbers, FAINT if name.endswith("all") else PLAIN)))
+        lines.append(line(key, span(numbers, FAINT if name.endswith("total") else PLAIN)))
     return [*lines, _draw_slots(ledger), *_draw_counters(ledger)]
 
 

@@ -1,4 +1,4 @@
-"""Chapter and Scene: what a story is made of. They know nothing of the terminal.
+"""Chapter and Scene: the parts of a story. They do not know the terminal.
 
 A scene says in a sentence what happens and why, and has pictures: the last one stays, those before it are shown one
 after another on a terminal, so that one sees it happen. A picture is drawn when it is known how wide it may be.
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from quire.cli.text import Line
 
 Picture = Callable[[int], list[Line]]
-"""Draws itself into so many columns."""
+"""Draws itself into this many columns."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Chapter 2: requests that begin alike share the blocks of what they have in common."""
+"""Chapter 2: requests with the same prefix share its blocks."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _sharing(engine: DemoEngine) -> Iterator[Scene]:
     would_use = ledger.used_blocks + ledger.blocks_saved_by_sharing
     yield Scene(
         "T1b C joins as well: three requests, one copy of the system prompt",
-        f"The prefix takes 3 blocks instead of 9: {ledger.blocks_saved_by_sharing} blocks saved. In all "
+        f"The prefix takes 3 blocks instead of 9: {ledger.blocks_saved_by_sharing} blocks saved. "
         f"{ledger.used_blocks} blocks do the work of {would_use}.",
         pictures,
     )
@@ -67,7 +67,8 @@ def _leaving(engine: DemoEngine) -> Iterator[Scene]:
     pictures = engine.steps(1)
     yield Scene(
         "T2  A ends",
-        f"Its references go, and nothing else ({_counts(engine)}): B and C read on undisturbed. Block {own}, which A "
+        f"Its references are dropped, and nothing else changes ({_counts(engine)}): B and C read on undisturbed. "
+        f"Block {own}, which A "
         "held alone, has no holder left: it is free.",
         pictures,
     )
@@ -75,7 +76,7 @@ def _leaving(engine: DemoEngine) -> Iterator[Scene]:
     yield Scene(
         "T3  B and C end",
         f"All counts are 0, but the {engine.snapshot.ledger.cached_blocks} blocks of the system prompt keep their "
-        "content: cached, at nobody's expense. They are given up only when no free block is left.",
+        f"content: they are cached, at no cost to others. They are evicted only when no free block is left.",
         pictures,
     )
 

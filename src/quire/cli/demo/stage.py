@@ -1,7 +1,7 @@
 """Stage: shows chapters and scenes on a terminal.
 
-Where somebody watches, the pictures of a scene are drawn one over another, with a pause after each; everywhere else the
-last one is printed, at once.
+On a terminal, the pictures of a scene are drawn one over another, with a pause after each; everywhere else the last one
+is printed, at once.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Stage:
         self.write([*paragraph(text, min(self._columns - 2 * INDENT, MAX_TEXT_COLUMNS)), ()], INDENT)
 
     def write(self, lines: list[Line], columns: int = 0) -> None:
-        """Write lines, moved to the right by so many columns. Mutates the stream."""
+        """Write lines, moved to the right by this many columns. Mutates the stream."""
         self._stream.write("".join(rendered + "\n" for rendered in self._render(lines, columns)))
         self._stream.flush()
 

@@ -1,6 +1,6 @@
-"""`quire plan`: what fits, how fast it can be, and which settings, before anything is bought or loaded.
+"""`quire plan`: what fits, how fast, and with which settings, before you buy or load anything.
 
-Only the settings of a model are read. Memory is the engine's own plan of it (`sizing`), times are bounds by roofline
+Only the settings of a model are read. Memory is the engine's own memory plan (`sizing`), times are bounds by roofline
 (`quire.simulate.roofline`), and what is best is searched among settings (`quire.simulate.planner`).
 """
 
@@ -35,44 +35,52 @@ if TYPE_CHECKING:
 DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s)", re.ASCII)
 PROMISES: Final = ("ttft", "tpot")
 FIXED: Final = {"block_size": "block_sizes", "max_num_seqs": "sequences", "max_num_batched_tokens": "budgets"}
-"""A setting that somebody has given is not searched for."""
+"""A setting that the user has given is not searched for."""
 
 DESCRIPTION: Final = (
-    "Say what of MODEL fits into a memory, how many requests that is, how fast machines can serve them at most, and "
-    "with which settings. MODEL is a folder, a config.json, a hub id, guide, or a name kept here: llama-3.1-8b, "
+    "Estimate whether MODEL fits into memory, how many requests run at once, how fast machines can serve them at "
+    "most, and with which settings. MODEL is a folder, a config.json, a hub id, guide, or a known name: llama-3.1-8b, "
     "opt-13b, opt-175b, qwen3-0.6b. Only its settings are read."
 )
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command `plan`. Mutates `subparsers`."""
-    parser = subparsers.add_parser("plan", help="say what fits, how fast, with which settings", description=DESCRIPTION)
-    group = parser.add_argument_group("what is planned")
-    group.add_argument("--memory", metavar="SIZE", help="memory of each machine; default: what it has, of here: free")
+    parser = subparsers.add_parser(
+        "plan", help="estimate what fits, how fast, and the best settings", description=DESCRIPTION
+    )
+    group = parser.add_argument_group("what to plan")
+    group.add_argument(
+        "--memory", metavar="SIZE", help="memory of each machine; default: all of it, or what is free on this machine"
+    )
     group.add_argument(
         "--hardware",
         metavar="NAME",
         nargs="+",
         default=["here"],
-        help=f"machines, side by side: here (measured; default), a YAML file, {', '.join(known_hardware())}",
+        help=f"machines to compare: here (measured; default), a YAML file, {', '.join(known_hardware())}",
     )
     group.add_argument(
-        "--trace", metavar="FILE", help="lengths of requests: a CSV or JSONL file in the format of Azure or Mooncake"
+        "--trace",
+        metavar="FILE",
+        help="take request lengths from a CSV or JSONL trace in the format of Azure or Mooncake",
     )
     group.add_argument(
         "--skip-malformed",
         action="store_true",
-        help="leave out lines of the trace that are no requests; they are counted",
+        help="skip and count lines of the trace that are not requests",
     )
     group.add_argument(
         "--prompt-tokens",
         metavar="N",
-        help="tokens of prompts: 512 or 4K, mean and deviation (512+-200), or median and 95th percentile (400/4K); "
+        help="tokens per prompt: 512 or 4K, mean and deviation (512+-200), or median and 95th percentile (400/4K); "
         "default: 512",
     )
-    group.add_argument("--output-tokens", metavar="N", help="tokens of outputs, likewise; default: 128")
+    group.add_argument("--output-tokens", metavar="N", help="tokens per output, in the same forms; default: 128")
     group.add_argument(
-        "--slo", metavar="TIMES", help="what is promised, as ttft=500ms,tpot=50ms: first tokens (p95), between tokens"
+        "--slo",
+        metavar="TIMES",
+        help="latency targets, such as ttft=500ms,tpot=50ms: time to first token (p95), time between tokens",
     )
     group.add_argument("--json", action="store_true", help="print one JSON object")
     add_engine_options(parser, NOT_STARTED)
@@ -92,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def make_report(arguments: argparse.Namespace, environ: Mapping[str, str]) -> PlanReport:
-    """Return what the arguments ask for; raises the error that names what comes nearest, where nothing is possible."""
+    """Return the report that the arguments ask for; if none is possible, raises an error that names the nearest one."""
     from quire.cli.model_shapes import find_settings
     from quire.cli.plan.report import PlanReport
     from quire.cli.plan.sizing import EngineSizer
@@ -118,7 +126,7 @@ def _requests(arguments: argparse.Namespace, longest: int) -> tuple[str, Request
         text = f"prompts of {prompt.text} tokens, outputs of {output.text}"
         return text, RequestLengths.of_lengths(prompt, output, longest)
     if arguments.prompt_tokens is not None or arguments.output_tokens is not None:
-        raise InvalidConfigError("trace", arguments.trace, "lengths from a trace or from figures, not from both")
+        raise InvalidConfigError("trace", arguments.trace, "lengths from a trace or from numbers, not from both")
     with open(arguments.trace, encoding="utf-8", errors="replace") as file:
         trace = Trace(file, name=arguments.trace, malformed=SKIP if arguments.skip_malformed else REFUSE)
         pairs = sample_pairs((len(request.prompt), request.num_output_tokens) for request in trace)
@@ -157,7 +165,7 @@ def _choices(settings: Mapping[str, Setting]) -> Choices:
 
 
 def _given_flags(settings: Mapping[str, Setting]) -> str:
-    """Return the flags of what somebody has set, but the model and what is recommended anew."""
+    """Return the flags that the user has set, except the model and those that are recommended."""
     flags = []
     for name, setting in settings.items():
         if setting.origin == DEFAULT or name in (*FIXED, "model", "kv_memory"):
@@ -182,4 +190,6 @@ def _require_one(studies: tuple[Study, ...], slo: str | None) -> None:
     objective = parse_objective(slo or "")
     missed = [(study.hardware.name, study.nearest) for study in studies if study.nearest is not None]
     name, nearest = min(missed, key=lambda pair: objective.excess(pair[1].ttft_p95_s, pair[1].tpot_s))
-    raise InvalidConfigError("slo", slo, f"{nearest_text(nearest)} on {name}, which comes nearest, or longer times")
+    raise InvalidConfigError(
+        "slo", slo, f"{nearest_text(nearest)} on {name} (the closest it can reach), or longer times"
+    )

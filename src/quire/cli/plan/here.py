@@ -17,9 +17,9 @@ LEAST_READ_BYTES: Final = 64 << 20
 STEP_OVERHEAD_S: Final = 0.0005
 COPY_BANDWIDTH: Final = 4e9
 NOTES: Final = (
-    "Measured just now: the best pass of a few over memory that no cache holds, and products on registers. int8 is not "
-    "measured, and counts as bfloat16. The overhead of a step and the copies of swapping are taken from "
-    "benchmarks/RESULTS.md."
+    "Measured just now: memory bandwidth (the best of a few passes over more memory than the caches hold) and "
+    "arithmetic on registers. int8 is not measured and counts as bfloat16. The overhead of a step and the speed "
+    "of swapping come from benchmarks/RESULTS.md."
 )
 
 
@@ -28,13 +28,13 @@ def find_machine(name: str, config: EngineConfig) -> Hardware:
     if name != HERE:
         return find_hardware(name)
     if config.device == "cuda" or find_spec("quire._native") is None:
-        allowed = "a machine that is described, as nvidia-h100: here the compiled core measures processors, and no GPU"
+        allowed = "a machine from the list, such as nvidia-h100: here measures the CPU only"
         raise InvalidConfigError("hardware", HERE, allowed)
     return measure_here(config.num_threads or usable_cores())
 
 
 def measure_here(num_threads: int, num_bytes: int = READ_BYTES) -> Hardware:
-    """Return this machine as so many threads find it. Takes memory and processors for about a second."""
+    """Return this machine as measured with this many threads. Uses memory and processors for about a second."""
     free = free_memory() or 1 << 31
     limits = MachineLimits(num_threads, max(min(num_bytes, free // 4), LEAST_READ_BYTES))
     return Hardware(

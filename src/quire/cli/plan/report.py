@@ -74,7 +74,7 @@ class PlanReport:
             return label, [NOTHING if study.held is None else read(study.held) for study in self.studies]
 
         rows = [
-            held("requests at once, on average", lambda each: f"{each.average:,.1f}"),
+            held("concurrent requests, on average", lambda each: f"{each.average:,.1f}"),
             held("  all as long as the p50", lambda each: f"{each.p50:,}"),
             held("  all as long as the p95", lambda each: f"{each.p95:,}"),
             held("  all as long as the longest", lambda each: f"{each.longest:,}"),
@@ -131,16 +131,17 @@ def _table(rows: Sequence[Row]) -> str:
 
 
 def _advice(command: str, study: Study) -> str:
-    """Return what is best on a machine, or why nothing is."""
+    """Return the best settings on a machine, or why nothing is."""
     name = study.hardware.name
     if study.problem is not None:
         return f"{name}: {study.problem}"
     if study.best is None:
         nearest = "" if study.nearest is None else f"; the nearest: {nearest_text(study.nearest)}"
-        return f"{name}: no settings keep the objective{nearest}"
+        return f"{name}: no settings meet the targets{nearest}"
     estimate = study.best.estimate
     return (
-        f"best on {name}: up to {_rate(estimate.tokens_per_s)} tok/s of {estimate.num_sequences} at once; "
+        f"best settings on {name}: up to {_rate(estimate.tokens_per_s)} tok/s with {estimate.num_sequences} concurrent "
+        f"requests; "
         f"{_ms(estimate.tpot_s)} ms between tokens, first token (p95) {_ms(estimate.ttft_p95_s)} ms\n"
         f"  {command} {flags_of(study.best)}"
     )

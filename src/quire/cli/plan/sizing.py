@@ -1,4 +1,4 @@
-"""The memory of an engine that would be started somewhere else, by the engine's own plan.
+"""The memory of an engine on another machine, by the engine's own plan.
 
 `plan_engine` asks this machine what is free. Here that is said: of a card that is not there, or of a machine to be
 bought. Everything else is the same code, so the parts agree to the byte. One thing is decided otherwise: where no
@@ -97,7 +97,7 @@ class EngineSizer:
         why += f"a sequence of {length:,} tokens {format_bytes(kv_bytes)}"
         count = _num_machines(needs.weight_bytes + kv_bytes, memory - needs.activation_bytes)
         if count is not None:
-            why += f"; cut into {count} parts it would fit on {count} such machines, which quire does not do"
+            why += f"; split into {count} parts it would fit on {count} such machines, but quire cannot split a model"
         raise TooSmallError(memory, needed, why)
 
 
@@ -115,7 +115,7 @@ def resolved_on(hardware: Hardware, config: EngineConfig) -> ResolvedConfig:
 
 
 def whole_mebibytes(size: int) -> str:
-    """Return a size rounded up, so that whoever asks for it gets enough.
+    """Return a size rounded up, so that it is always enough.
 
     >>> whole_mebibytes((5 << 20) + 1)
     '6MiB'

@@ -1,4 +1,4 @@
-"""A study: what one model would do on one machine. Everything that `quire plan` prints is a field of it."""
+"""A study: what one model would do on one machine. Everything that `quire plan` prints is one of its fields."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Planner:
         )
 
     def _least_parts(self, config: ResolvedConfig) -> tuple[int, int]:
-        """Return the bytes of KV memory that hold one request of these lengths, on average, and those beside it.
+        """Return the bytes of KV memory that hold one request of these lengths, on average, and its neighbours.
 
         They are of the settings that take least.
         """

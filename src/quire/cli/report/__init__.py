@@ -1,4 +1,4 @@
-"""`quire report`: what a server's step log says of its memory and its users, and what to change.
+"""`quire report`: analyses a server's step log, its memory and its users' waiting, and suggests settings.
 
 The log is replayed by the scheduler and the memory that wrote it; then its requests are asked again of engines with
 other settings. A log that ends within a record is read up to there; one that was altered is refused.
@@ -16,20 +16,24 @@ if TYPE_CHECKING:
     from quire.cli.simulate.progress import ProgressLine
 
 DESCRIPTION = (
-    "Replay the step log of a server (quire serve --step-log FILE), say where its memory was and how long its users "
-    "waited, and try what other settings would have brought. Every plan is made again and compared on the way."
+    "Replay the step log of a server (quire serve --step-log FILE), show how it used its memory and how long its "
+    "users waited, and try other settings on the same requests. Every plan is recomputed and compared with the "
+    "log."
 )
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command `report`. Mutates `subparsers`."""
-    text = "say what a server's log tells, and what to change"
+    text = "analyse a server's step log and suggest better settings"
     parser = subparsers.add_parser("report", help=text, description=DESCRIPTION)
-    parser.add_argument("log", metavar="LOG", help="step log of an engine; it may still be written")
-    parser.add_argument("--json", metavar="FILE", help="write everything; -: print it in place of the text")
-    parser.add_argument("--html", metavar="FILE", help="write a document with charts, which stands alone")
+    parser.add_argument("log", metavar="LOG", help="step log of an engine, which may still be running")
+    parser.add_argument("--json", metavar="FILE", help="write all results as JSON; -: print them instead of the text")
+    parser.add_argument("--html", metavar="FILE", help="write a self-contained HTML report with charts")
     parser.add_argument(
-        "--limit", metavar="N", type=int, help="try settings on the first N requests; 0: try none; default: on all"
+        "--limit",
+        metavar="N",
+        type=int,
+        help="try settings on the first N requests only; 0: try none; default: all requests",
     )
     parser.set_defaults(run=run)
 
@@ -82,7 +86,7 @@ def make_report(path: str, progress: ProgressLine | None = None, limit: int | No
         remark_torn(path, recorded.torn, progress)
     traffic = LoggedTraffic(path, recorded.num_records, limit, progress)
     if next(traffic.requests(), None) is None:
-        return Report(path, recorded, None, (), "no request got a token" if limit != 0 else "as --limit says")
+        return Report(path, recorded, None, (), "no request received a token" if limit != 0 else "because of --limit")
     try:
         setup = EngineSetup(memory.spec, memory.config, recorded.scheduler.config, reader.cost())
     except InvalidValueError as error:

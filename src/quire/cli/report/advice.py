@@ -1,4 +1,4 @@
-"""What to change: rules that look for a cause in a run, and trials that say what another setting would bring.
+"""Suggestions: rules that look for a cause in a run, and trials that measure another setting.
 
     RecordedRun ──► rule ──► Trial: a setting, what speaks for it, the figure that it is to better
                                │ the requests of the log again, on an engine with that setting, its steps as long
@@ -27,9 +27,9 @@ from quire.simulate.replica import EngineSetup
 MIB: Final = 1 << 20
 NATIVE_BLOCK_SIZES: Final = (16, 32, 64, 128)
 LEAST_GAIN: Final = 0.05
-"""A figure has to get better by this share of it, and that is a gain."""
+"""A figure that improves by at least this share is a gain."""
 MOST_HARM: Final = 0.10
-"""Another one that gets worse by this share of it is a price."""
+"""Another figure that gets worse by at least this share is a price."""
 ROOMY: Final = 0.5
 """A pool of which never more than this share was in use may be smaller."""
 OFTEN: Final = 0.02
@@ -40,7 +40,7 @@ GAIN, GAIN_AT_A_PRICE, NO_GAIN = "a gain", "a gain, at a price", "no gain"
 """Verdicts, in the order in which they are told."""
 INT8_CAVEAT: Final = (
     "int8 changes outputs slightly (a mean KL of 0.0009 nat on SmolLM2-135M: benchmarks/RESULTS.md, Quality); "
-    "a step is taken to last as long as it did"
+    "assumes that steps take as long as before"
 )
 
 
@@ -149,16 +149,16 @@ def swap_space(run: RecordedRun, setup: EngineSetup) -> Iterator[Trial]:
         return
     size, speed = setup.spec.bytes_per_block, setup.scheduler.swap_bytes_per_s
     cost: StepCost = MovingCost(setup.cost, size / speed)
-    caveat = f"blocks are taken to move at {show_bytes(speed)} a second, as --preemption auto does"
+    caveat = f"assumes that blocks move at {show_bytes(speed)} per second, as --preemption auto does"
     if run.num_swapped:  # then the log knows
-        cost, caveat = setup.cost, "blocks are taken to move as fast as those that were swapped"
+        cost, caveat = setup.cost, "assumes that blocks move as fast as the blocks that were swapped"
     num_blocks = setup.memory.num_host_blocks + run.most_lost_blocks
     setting, scheduler = f"--swap-space {_as_option(num_blocks * size)}", setup.scheduler
     if scheduler.preemption == "recompute":
         setting, scheduler = f"{setting} --preemption auto", replace(scheduler, preemption="auto")
     tried = EngineSetup(setup.spec, replace(setup.memory, num_host_blocks=num_blocks), scheduler, cost)
     count = run.scheduler.num_preemptions - run.num_swapped
-    evidence = f"{count:,} preemptions by recompute, which gave up {run.most_lost_blocks:,} blocks at once"
+    evidence = f"{count:,} preemptions by recompute, which dropped up to {run.most_lost_blocks:,} blocks at once"
     yield Trial(setting, evidence, LATENCY, tried, caveat)
 
 
@@ -181,7 +181,7 @@ def block_size(run: RecordedRun, setup: EngineSetup) -> Iterator[Trial]:
                 spec=replace(setup.spec, block_size=other),
                 memory=replace(setup.memory, num_blocks=max(num_blocks, 1)),
             )
-            evidence = f"{show_share(run.waste)} of the slots in use hold nothing"
+            evidence = f"{show_share(run.waste)} of the slots in use are empty"
             yield Trial(f"--block-size {other}", evidence, WASTE, tried)
 
 
@@ -221,12 +221,12 @@ def more_rows(run: RecordedRun, setup: EngineSetup) -> Iterator[Trial]:
     if run.num_steps_without_rows > OFTEN * run.num_plans:
         tokens = max(setup.scheduler.max_num_batched_tokens, 2 * most)
         scheduler = replace(setup.scheduler, max_num_seqs=2 * most, max_num_batched_tokens=tokens)
-        evidence = f"in {run.num_steps_without_rows:,} steps somebody waited while {most} ran"
+        evidence = f"in {run.num_steps_without_rows:,} steps a request waited while {most} ran"
         yield Trial(f"--max-num-seqs {2 * most}", evidence, WAIT, replace(setup, scheduler=scheduler))
 
 
 def step_tokens(run: RecordedRun, setup: EngineSetup) -> Iterator[Trial]:
-    """Prompts that are computed beside others make them wait: in smaller pieces less, but the prompts longer."""
+    """Prompts make requests in the same step wait: less in smaller pieces, but then the prompts take longer."""
     p50, p99 = (run.latencies.itl_s.percentile(percent) for percent in (50.0, 99.0))
     half = setup.scheduler.max_num_batched_tokens // 2
     if p99 > 3 * p50 and half >= setup.scheduler.max_num_seqs:
@@ -286,7 +286,7 @@ def _shortage(run: RecordedRun) -> Iterator[tuple[Figure, str]]:
     elif evicted:
         yield HITS, f"{evicted:,} prompt tokens computed again, because their blocks had been evicted"
     elif run.num_steps_without_room > OFTEN * run.num_plans:
-        yield WAIT, f"in {run.num_steps_without_room:,} steps somebody waited beside free rows"
+        yield WAIT, f"in {run.num_steps_without_room:,} steps a request waited although rows were free"
 
 
 def _with_blocks(setup: EngineSetup, num_blocks: int, evidence: str, goal: Figure) -> Trial:

@@ -28,12 +28,12 @@ def report_document(report: Report) -> Document:
 
 def _findings(report: Report) -> str | Table:
     if report.simulated is None:
-        return f"Nothing was tried: {report.untried}."
+        return f"No settings were tried: {report.untried}."
     rows = tuple(
         (f"`{each.setting}`", each.verdict, each.evidence, ", ".join([each.goal, *each.others]), _but(each))
         for each in report.findings
     )
-    note = f"Before and after, by {report.simulated.num_requests:,} requests of the log, simulated again."
+    note = f"Before and after, from simulating {report.simulated.num_requests:,} requests of the log again."
     return Table(("setting", "verdict", "because", "with it", "but"), rows, note=note)
 
 

@@ -1,4 +1,4 @@
-"""RecordedRun: what became of the requests of a step log, and of the memory, as figures.
+"""RecordedRun: figures on the requests and the memory of a step log.
 
     step log ──► replayed ──► RunReader.note ──► RecordedRun
                  scheduler        │   RequestJournal: admitted, preempted, ended
@@ -9,8 +9,8 @@ derived from what was decided, it is decided again. Times are those of the recor
 there when the result of its step is in; what the network adds is not in the log. What is held is what is under way,
 histograms, and a timeline of fixed length: a log may be as long as it likes.
 
-A step lasts from the end of the one before, or from when the engine got something to do, to its own end: what the
-engine does between two steps is part of it.
+A step lasts from the end of the one before, or from when the engine got something to do, to its own end: the time
+between two steps is included.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ class TenantFigures:
 class RecordedRun:
     """What a log says: a `RunReader` fills it.
 
-    `wait_s` is from arrival to the first step. `num_steps_without_rows` counts the steps that somebody spent waiting
-    because `max_num_seqs` ran, `num_steps_without_room` those beside free rows: for blocks, or for a turn in the step.
-    `most_lost_blocks` were given up at once by sequences that yielded by recompute and waited to go on; beams, which
-    never swap, are left out. `torn` says why the log could not be read to its end.
+    `wait_s` is from arrival to the first step. `num_steps_without_rows` counts the steps in which a request waited
+    because `max_num_seqs` ran, `num_steps_without_room` those in which it waited although rows were free: for blocks,
+    or for a turn in the step. `most_lost_blocks` were given up at once by sequences that yielded by recompute and
+    waited to go on; beams, which never swap, are left out. `torn` says why the log could not be read to its end.
     """
 
     scheduler: Scheduler
@@ -199,7 +199,7 @@ class RunReader:
         if not tracks or tracks[0].due_s != request.arrival_s:
             return  # it ended while the step was under way; perhaps another one has its id now
         track = tracks.get(request.branch)
-        if track is None:  # it begins beside the first of its request
+        if track is None:  # it begins with the first of its request
             leader = tracks[0]
             track = tracks[request.branch] = _Track(leader.due_s, True, leader.first_s or self._now_s, self._now_s)
         if request.row >= 0:

@@ -1,4 +1,4 @@
-"""Report: what a log says, as text for a terminal and as JSON."""
+"""Report: the analysis of a log, as text for a terminal and as JSON."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class Report:
         size = show_bytes(num_blocks * memory.spec.bytes_per_block)
         lines = (
             f"{self.name}: {run.num_requests:,} requests in {show_seconds(run.duration_s)}{others}",
-            f"{run.num_plans:,} steps, each planned again, the same to the byte",
+            f"{run.num_plans:,} steps, all replanned, identical byte for byte",
             f"{num_blocks:,} blocks of {memory.spec.block_size} tokens ({size}), policy {config.policy}, "
             f"prefix index {memory.config.prefix_index}, eviction {memory.config.eviction}",
         )
-        return ["\n".join(lines)] + [f"note: {run.torn}; what stands before was read"] * bool(run.torn)
+        return ["\n".join(lines)] + [f"note: {run.torn}; everything before that was read"] * bool(run.torn)
 
     def _times(self) -> Rows:
         runs = [("as recorded", self.recorded)]
@@ -81,8 +81,8 @@ class Report:
 
     def _advice(self) -> str:
         if self.simulated is None:
-            return f"what to change: nothing was tried ({self.untried})"
-        lines = [f"what to change, by {self.simulated.num_requests:,} requests simulated again:"]
+            return f"what to change: tried nothing ({self.untried})"
+        lines = [f"what to change, from simulating {self.simulated.num_requests:,} requests again:"]
         for found in self.findings:
             lines += [f"  {found.setting}: {found.verdict}", f"      because {found.evidence}"]
             lines.append(f"      {', '.join([found.goal, *found.others])}")

@@ -1,4 +1,4 @@
-"""A trial: the requests of a log, asked again of an engine with other settings.
+"""A trial: the requests of a log, simulated on an engine with other settings.
 
 They are due when they came, whatever the engine does, and are answered what they were answered: so a chat that repeats
 its answers hits them. How long a step takes is what the log's own steps say. The run is written to a log as well, in a
@@ -86,7 +86,7 @@ def read_run(file: BinaryIO) -> RunReader:
     records = up_to_tear(replayed(file), torn.append)
     first = next(records, None)
     if first is None:
-        raise StepLogError("no request is in this log")
+        raise StepLogError("this log contains no requests")
     reader = RunReader(first)
     for record in itertools.chain([first], records):
         reader.note(record)

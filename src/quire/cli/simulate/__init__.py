@@ -1,4 +1,4 @@
-"""`quire simulate`: hours of traffic in seconds, on the scheduler and the memory manager that serve.
+"""`quire simulate`: hours of traffic in seconds, on the real scheduler and memory manager.
 
 Settings are those of the engine, so what is simulated can be started. Only the settings of a model are read; how long a
 step takes is a roofline's answer, or that of recorded steps. `--what-if` runs the same requests once for each choice.
@@ -28,18 +28,20 @@ if TYPE_CHECKING:
     from quire.cli.simulate.report import Run
 
 DESCRIPTION = (
-    "Serve drawn requests, or those of a trace, with the real scheduler and memory on a virtual clock, and say how "
-    "long users wait and where the memory is. MODEL is a folder, a config.json, a hub id, guide, or a name kept here: "
-    "llama-3.1-8b, opt-13b, opt-175b, qwen3-0.6b. Only its settings are read."
+    "Serve generated requests, or those of a trace, with the real scheduler and memory manager on a virtual "
+    "clock, and show how long users wait and how the memory is used. MODEL is a folder, a config.json, a hub id, "
+    "guide, or a known name: llama-3.1-8b, opt-13b, opt-175b, qwen3-0.6b. Only its settings are read."
 )
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command `simulate`. Mutates `subparsers`."""
-    parser = subparsers.add_parser("simulate", help="run traffic on a virtual clock", description=DESCRIPTION)
-    _add_machine(parser.add_argument_group("where it runs"))
-    _add_requests(parser.add_argument_group("what is asked"))
-    _add_output(parser.add_argument_group("what comes out"))
+    parser = subparsers.add_parser(
+        "simulate", help="simulate hours of traffic in seconds with the real scheduler", description=DESCRIPTION
+    )
+    _add_machine(parser.add_argument_group("machine"))
+    _add_requests(parser.add_argument_group("requests"))
+    _add_output(parser.add_argument_group("output"))
     add_engine_options(parser, NOT_STARTED)
     parser.set_defaults(run=run)
 
@@ -51,41 +53,70 @@ def _add_machine(group: argparse._ArgumentGroup) -> None:
         default="nvidia-a100-40gb",
         help=f"here (measured), a YAML file, {', '.join(known_hardware())}; default: nvidia-a100-40gb, the paper's",
     )
-    group.add_argument("--memory", metavar="SIZE", help="memory of the machine; default: what it has")
-    group.add_argument("--steps", metavar="FILE", help="recorded steps that times are fitted to, not the hardware's")
-    group.add_argument("--replicas", metavar="N", type=int, default=1, help="engines side by side; default: 1")
+    group.add_argument("--memory", metavar="SIZE", help="memory of the machine; default: all the machine has")
+    group.add_argument("--steps", metavar="FILE", help="recorded steps to take step times from, in place of --hardware")
+    group.add_argument("--replicas", metavar="N", type=int, default=1, help="number of engines; default: 1")
     group.add_argument(
-        "--router", choices=ROUTERS, default=ROUND_ROBIN, help=f"which of them is asked; default: {ROUND_ROBIN}"
+        "--router",
+        choices=ROUTERS,
+        default=ROUND_ROBIN,
+        help=f"how to choose the engine for a request; default: {ROUND_ROBIN}",
     )
     group.add_argument(
-        "--system", choices=SYSTEMS, default="quire", help="whose memory management, as the paper says; default: quire"
+        "--system",
+        choices=SYSTEMS,
+        default="quire",
+        help="memory management to simulate, as the paper describes it; default: quire",
     )
 
 
 def _add_requests(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--trace", metavar="FILE", help="CSV or JSONL of Azure or Mooncake, or a step log; -: stdin")
-    group.add_argument("--skip-malformed", action="store_true", help="leave out lines that are no requests, and count")
-    group.add_argument("--speed", metavar="X", type=float, default=1.0, help="a trace so many times faster; default: 1")
-    group.add_argument("--rate", metavar="R", type=float, default=1.0, help="requests a second; default: 1")
-    group.add_argument("--arrivals", choices=PATTERNS, default=POISSON, help=f"how they come; default: {POISSON}")
-    group.add_argument("--variation", metavar="X", type=float, default=2.0, help="of gamma gaps; default: 2")
-    group.add_argument("--users", metavar="N", type=int, help="in place of a rate: so many ask, wait, and ask again")
-    group.add_argument("--turns", metavar="N", type=int, default=1, help="chats of so many turns; default: 1, no chats")
+    group.add_argument("--skip-malformed", action="store_true", help="skip and count lines that are not requests")
     group.add_argument(
-        "--thinking", metavar="S", type=float, default=10.0, help="seconds before a next turn; default: 10"
+        "--speed", metavar="X", type=float, default=1.0, help="play the trace X times as fast; default: 1"
     )
-    group.add_argument("--duration", metavar="S", type=float, default=600.0, help="seconds of arrivals; default: 600")
-    group.add_argument("--limit", metavar="N", type=int, help="at most so many requests")
+    group.add_argument("--rate", metavar="R", type=float, default=1.0, help="requests per second; default: 1")
+    group.add_argument("--arrivals", choices=PATTERNS, default=POISSON, help=f"arrival pattern; default: {POISSON}")
     group.add_argument(
-        "--lengths", choices=("sharegpt", "alpaca"), default="sharegpt", help="like those of a trace; default: sharegpt"
+        "--variation",
+        metavar="X",
+        type=float,
+        default=2.0,
+        help="coefficient of variation of gamma arrivals; default: 2",
     )
-    group.add_argument("--prompt-tokens", metavar="N", help="in place of that: 512, 512±200, or p50/p95 as 400/1500")
-    group.add_argument("--output-tokens", metavar="N", help="likewise; default beside --prompt-tokens: 128")
-    group.add_argument("--shared-tokens", metavar="N", type=int, default=0, help="that prompts begin with in common")
-    group.add_argument("--prefixes", metavar="N", type=int, default=1, help="of so many kinds; default: 1")
-    group.add_argument("--samples", metavar="N", type=int, default=1, help="texts for each prompt; default: 1")
-    group.add_argument("--beams", metavar="N", type=int, default=1, help="or beams for each; default: 1")
-    group.add_argument("--seed", metavar="N", type=int, default=0, help="of all that is drawn; default: 0")
+    group.add_argument("--users", metavar="N", type=int, help="instead of --rate: N users who ask, wait, and ask again")
+    group.add_argument("--turns", metavar="N", type=int, default=1, help="turns per chat; default: 1, no chats")
+    group.add_argument(
+        "--thinking",
+        metavar="S",
+        type=float,
+        default=10.0,
+        help="seconds between an answer and the next turn; default: 10",
+    )
+    group.add_argument(
+        "--duration", metavar="S", type=float, default=600.0, help="seconds during which requests arrive; default: 600"
+    )
+    group.add_argument("--limit", metavar="N", type=int, help="at most N requests")
+    group.add_argument(
+        "--lengths",
+        choices=("sharegpt", "alpaca"),
+        default="sharegpt",
+        help="draw lengths like those of this data set; default: sharegpt",
+    )
+    group.add_argument(
+        "--prompt-tokens", metavar="N", help="instead of --lengths: 512, 512±200, or p50/p95 as 400/1500"
+    )
+    group.add_argument("--output-tokens", metavar="N", help="the same for outputs; default with --prompt-tokens: 128")
+    group.add_argument(
+        "--shared-tokens", metavar="N", type=int, default=0, help="length of the prefix that prompts share"
+    )
+    group.add_argument(
+        "--prefixes", metavar="N", type=int, default=1, help="number of different shared prefixes; default: 1"
+    )
+    group.add_argument("--samples", metavar="N", type=int, default=1, help="samples per prompt; default: 1")
+    group.add_argument("--beams", metavar="N", type=int, default=1, help="beams per prompt; default: 1")
+    group.add_argument("--seed", metavar="N", type=int, default=0, help="random seed; default: 0")
 
 
 def _add_output(group: argparse._ArgumentGroup) -> None:
@@ -95,22 +126,22 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
         nargs="+",
         action="extend",
         default=[],
-        help="run once for each value of settings of the engine, or of --system, --router, --replicas",
+        help="run once per value of an engine setting, or of --system, --router, --replicas",
     )
-    group.add_argument("--json", metavar="FILE", help="write everything; -: print it in place of the table")
-    group.add_argument("--csv", metavar="FILE", help="write the memory and the queue over time")
-    group.add_argument("--html", metavar="FILE", help="write a document: blocks through time, plots, runs side by side")
+    group.add_argument("--json", metavar="FILE", help="write all results as JSON; -: print them instead of the table")
+    group.add_argument("--csv", metavar="FILE", help="write memory use and queue length over time")
+    group.add_argument("--html", metavar="FILE", help="write an HTML report: blocks over time, plots, runs compared")
     group.add_argument("--plot", metavar="FILE", help="write the main plot: .svg, or .png with the extra quire[png]")
-    group.add_argument("--log", metavar="FILE", help="write the step log of the run, of one replica")
-    group.add_argument("--markdown", metavar="FILE", help="with --paper: write a part of a file of results")
+    group.add_argument("--log", metavar="FILE", help="write the step log of the run (one replica only)")
+    group.add_argument("--markdown", metavar="FILE", help="with --paper: write the results as a Markdown section")
     group.add_argument(
         "--paper",
         metavar="FIGURE",
         nargs="*",
         choices=tuple(FIGURES),
-        help=f"in place of all this: figures of the PagedAttention paper (all, or: {', '.join(FIGURES)})",
+        help=f"instead: reproduce figures of the PagedAttention paper (all, or: {', '.join(FIGURES)})",
     )
-    group.add_argument("--replay", metavar="FILE", help="nothing of all this: run a step log again, compare every plan")
+    group.add_argument("--replay", metavar="FILE", help="instead: replay a step log and compare every plan")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -137,7 +168,7 @@ def _replay(path: str, progress: ProgressLine) -> int:
         records = up_to_tear(replayed(file), lambda why: remark_torn(path, why, progress))
         num_plans = sum(record.kind == PLANNED for record in records)
     progress.close()
-    print(f"{num_plans:,} plans, each the same to the byte")
+    print(f"{num_plans:,} plans, all identical byte for byte")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The document of `quire simulate`: what came of each run, side by side, and its blocks through time.
+"""The document of `quire simulate`: the results of all runs side by side, and the blocks over time.
 
 Runs are compared at common moments, at each of which a run stands as the last point of its timeline says. So lines of
 different lengths share an axis, and the document does not grow with the length of a run.
@@ -39,7 +39,7 @@ def simulation_document(title: str, facts: Sequence[tuple[str, str]], runs: Sequ
     left_out = (f"The block map is shown of the first {MAX_FILMS} runs.",) if len(runs) > MAX_FILMS else ()
     moments = _moments(runs)
     sections = (
-        Section("What came of it", (table, *left_out)),
+        Section("Results", (table, *left_out)),
         *(Section(f"Memory: {run.name}", tuple(_memory(run, moments))) for run in runs[:MAX_FILMS]),
         Section("Through time", tuple(_through_time(runs, moments))),
         Section("How long users wait", tuple(_waiting(runs))),

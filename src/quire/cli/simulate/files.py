@@ -1,4 +1,4 @@
-"""Files: what is written to one, and the name of one in what is wrong with it, or missing."""
+"""Files: writing one, and errors that name the file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 def remark_torn(path: str, why: str, progress: ProgressLine) -> None:
     """Say that the end of a step log is missing."""
-    progress.remark(f"{path}: {why}; what stands before was read")
+    progress.remark(f"{path}: {why}; everything before that was read")
 
 
 @contextmanager

@@ -80,7 +80,7 @@ def _write(arguments: argparse.Namespace, figures: Sequence[Figure], laboratory:
 
 
 def _markdown(figures: Sequence[Figure], laboratory: Laboratory) -> str:
-    """Return what was published beside what came out, as a part of a file of results."""
+    """Return the published and the simulated figures, as a section of a Markdown results file."""
     command, table = shlex.join(["quire", *sys.argv[1:]]), glance(figures)
     head = (
         f"Written by `{command}` on {datetime.now(UTC).isoformat(timespec='minutes')}, seed {laboratory.seed}, "

@@ -1,4 +1,4 @@
-"""A plot as a file: SVG, or PNG where the extra `quire[png]` is installed."""
+"""A plot as a file: SVG, or PNG if the extra `quire[png]` is installed."""
 
 from __future__ import annotations
 

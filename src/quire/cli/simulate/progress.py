@@ -1,4 +1,4 @@
-"""How far a run is: a line on a terminal, and nothing anywhere else; and what is to be remarked, anywhere.
+"""The progress of a run as a line on a terminal, and nothing elsewhere; and remarks, everywhere.
 
     simulating block_size=16  [########------------] 40 %
 
@@ -47,7 +47,7 @@ class ProgressLine(StatusLine):
         return lambda _, engine: self.note(engine.clock.now() / end_s)
 
     def follow(self, file: str | int) -> io.BufferedReader:
-        """Open a file, by its path or by a descriptor to be closed, and say how much of it has been read."""
+        """Open a file, by its path or by a descriptor to be closed, and report how much has been read."""
         return io.BufferedReader(_FollowedFile(file, self.note))
 
 

@@ -26,7 +26,7 @@ LATENCIES = (
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One variant: what came of it, and the frames of its first replica, if somebody watched."""
+    """One variant: its result, and the frames of its first replica, if they were recorded."""
 
     name: str
     result: SimulationResult

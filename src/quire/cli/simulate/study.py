@@ -1,4 +1,4 @@
-"""Study: what a command line of `quire simulate` asks for, as engines and sources of requests.
+"""Study: the arguments of `quire simulate` as engines and sources of requests.
 
 A variant is one choice of what `--what-if` names; each variant has engines of its own and is asked the same requests.
 """
@@ -217,9 +217,9 @@ def _require(arguments: argparse.Namespace) -> None:
         require_int("limit", arguments.limit, 1, 1 << 40)
     require_number("duration", arguments.duration, 1e-3, 1e9)
     if arguments.users is not None and arguments.turns > 1:
-        raise InvalidConfigError("turns", arguments.turns, "1 beside --users: chats are begun at a --rate")
+        raise InvalidConfigError("turns", arguments.turns, "1 with --users: chats start at a --rate")
     if arguments.beams > 1 and arguments.samples > 1:
-        raise InvalidConfigError("beams", arguments.beams, "1 beside --samples: leave out --samples to search by beams")
+        raise InvalidConfigError("beams", arguments.beams, "1 with --samples: leave out --samples for beam search")
 
 
 def _fit(path: str, seed: int) -> UnsteadyCost:

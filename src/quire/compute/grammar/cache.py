@@ -1,4 +1,4 @@
-"""GrammarCache: what is known of grammars, kept up to so many bytes; what was used longest ago goes first."""
+"""GrammarCache: compiled grammars and their masks, up to a limit of bytes; evicts the least recently used."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from quire.core.grammar import Grammar
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-# Where JSON may have space, there may be one: models write it so, and none can write space for ever.
+# Where JSON may have space, there may be one: models write it so, and none can write space forever.
 JSON_SPACE: Final = " ?"
 EXCERPT: Final = re.compile(r"\n *[0-9]+ \| ")
 # Where only one text can follow, llguidance would tokenize it itself and allow one token of it alone. Any token that

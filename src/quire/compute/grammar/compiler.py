@@ -1,4 +1,4 @@
-"""GrammarCompiler: grammars in, matchers out; what was compiled is kept, up to so many bytes.
+"""GrammarCompiler: grammars in, matchers out; compiled grammars are kept, up to a limit of bytes.
 
 How much a compiled grammar weighs llguidance does not say, and it grows with use: its lexer makes states as texts take
 new ways. Measured (docs/design/structured-output.md), a fresh one weighs 60 bytes for each byte of its text, and half a

@@ -1,4 +1,4 @@
-"""What an engine and its mask workers tell each other: frames of a length and that many bytes, over a stream."""
+"""The messages between an engine and its mask workers: length-prefixed frames over a stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MaskService: which tokens may come next, found out by other processes while the steps go on.
+"""MaskService: which tokens may come next, computed by other processes while the steps go on.
 
     ask ──► job ──► quick worker of the tenant ──► masks                         wait: for so long, not longer
                        └── took more than QUICK_JOB_S, or the grammar has
@@ -287,7 +287,7 @@ class WorkerParent:
     def _fork(self, theirs: socket.socket, niceness: int) -> None:
         try:
             if self._control is not None:
-                with suppress(OSError):  # it has been ended by somebody: start another one
+                with suppress(OSError):  # it was ended from outside: start another one
                     socket.send_fds(self._control, [bytes([niceness])], [theirs.fileno()])
                     return
             socket.send_fds(self._start(), [bytes([niceness])], [theirs.fileno()])

@@ -61,7 +61,7 @@ class MaskWorker:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something is to be expected of it."""
+        """Whether an answer from it is pending."""
         return bool(self.jobs) or not self.has_begun
 
     @property

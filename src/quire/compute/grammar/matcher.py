@@ -1,4 +1,4 @@
-"""TextMatcher: where one text stands in its grammar, and which tokens may come next.
+"""TextMatcher: the position of one text in its grammar, and which tokens may come next.
 
     tokens of the text ──► advance ──► state ──► mask: a bit for each token
 
@@ -45,14 +45,14 @@ class TextMatcher:
         return one_line(self._matcher.get_error()) if self._matcher.is_error() else ""
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Go on by tokens of the text. Mutates; see `failure` for what came of it."""
+        """Go on by tokens of the text. Mutates; see `failure` for errors."""
         self._tokens += tokens
         self._note_advance(len(tokens))
         if not self._matcher.consume_tokens(list(tokens)):
             self._retry()
 
     def mask(self) -> bytes:
-        """Return which tokens may come next. Mutates; see `failure` for what came of it."""
+        """Return which tokens may come next. Mutates; see `failure` for errors."""
         found = self._mask()
         if self._matcher.is_error() and self._retry():
             found = self._mask()

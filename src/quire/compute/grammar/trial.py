@@ -133,7 +133,7 @@ class GrammarTrial:
 
 
 class _Patience:
-    """Ends a child that has not answered in time; whoever waits for it then finds it dead."""
+    """Ends a child that has not answered in time; the waiting thread then finds it dead."""
 
     def __init__(self, child: subprocess.Popen[str], seconds: float) -> None:
         self.is_over = False

@@ -1,4 +1,4 @@
-"""GrammarVerdicts: which grammars texts can be held to, as it was found out; kept, up to so many bytes.
+"""GrammarVerdicts: which grammars can be enforced; kept, up to a limit of bytes.
 
     check ──► known? ──► its verdict
                 └──────► tried in a process of its own (`trial`) ──► it may be compiled, or the reason why not

@@ -1,4 +1,4 @@
-"""Model families: what a model folder holds, read from its settings alone.
+"""Model families: the architecture of a model folder, read from its settings alone.
 
 `read_model` answers what must be known before any memory is allocated: the spec, from it the shape
 of the KV cache, the vocabulary, the context length, which tokens end a text, and how the makers
@@ -39,7 +39,7 @@ FAMILIES: Final = MappingProxyType(
 )
 """The first of `architectures` in config.json → the module of its family."""
 
-TEXT_ONLY: Final = "a model with other senses than text: its text model alone is served"
+TEXT_ONLY: Final = "a multimodal model: only its text model is served"
 DTYPES: Final = ("float32", "bfloat16", "float16")
 
 
@@ -68,7 +68,7 @@ def read_model(folder: Path, max_length: int | None = None) -> ModelDescription:
 
 
 def read_settings(config_file: Path, max_length: int | None = None) -> ModelDescription:
-    """Read settings by themselves: a config.json, whatever its name, and what stands beside it for generation."""
+    """Read settings by themselves: a config.json under any name, and the generation settings next to it."""
     config = ConfigFile.read(config_file)
     architecture = _architecture(config)
     spec: DecoderSpec = import_module(FAMILIES[architecture]).decoder_spec(config, max_length)
@@ -96,9 +96,9 @@ def _architecture(config: ConfigFile) -> str:
     """Return the family's name; refuses what is written in a way that no engine here reads."""
     architectures = config.texts("architectures")
     if not architectures or architectures[0] not in FAMILIES:
-        named = f"of the family {architectures[0]!r:.80}" if architectures else "of no family that it names"
+        named = f"of the family {architectures[0]!r:.80}" if architectures else "that names no family"
         advice = f"Use a model of one of these: {', '.join(FAMILIES)}"
-        raise ModelError(config.where, f"{config.where}: a model {named}, which cannot be run. {advice}")
+        raise ModelError(config.where, f"{config.where}: a model {named}, which quire cannot run. {advice}")
     if config.is_set("quantization_config"):
         raise config.error("quantization_config", "null: weights in float32, bfloat16 or float16")
     return architectures[0]

@@ -138,7 +138,7 @@ def mixed_windows(config: ConfigFile, window: int | None, is_sliding: Callable[[
     if len(kinds) != count or not {FULL, SLIDING}.issuperset(kinds):
         raise config.error("layer_types", f"{count} of {FULL}, {SLIDING}")
     if window is None and SLIDING in kinds:
-        raise config.error("sliding_window", "a window, in use, for sliding layers")
+        raise config.error("sliding_window", "a window size for sliding layers")
     return [window if kind == SLIDING else None for kind in kinds]
 
 

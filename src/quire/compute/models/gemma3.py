@@ -1,8 +1,8 @@
 """Gemma 3: Gemma 2 with norms on heads, a window in five of six layers, and other positions there.
 
-Layers with a window keep the plain positions of a short context; the others have a larger base, and
-whatever stretches it. transformers 5 says both in `rope_parameters`, 4 said the larger base in
-`rope_theta`, the smaller one in `rope_local_base_freq`, and the scaling of the former beside them.
+Layers with a window keep the plain positions of a short context; the others have a larger base, and whatever stretches
+it. transformers 5 says both in `rope_parameters`, 4 said the larger base in `rope_theta`, the smaller one in
+`rope_local_base_freq`, and the scaling of the former with them.
 
 A soft cap on scores is refused: transformers reads the setting here and does not use it.
 
@@ -79,7 +79,7 @@ def _with_vision_aside(spec: DecoderSpec, config: ConfigFile) -> DecoderSpec:
     """Return the spec of the text model within; `config` is that of the whole."""
     sources = {part: replace(source, stem=TEXT + source.stem) for part, source in spec.sources.items()}
     if config.flag("tie_word_embeddings", spec.tied_head) is not spec.tied_head:
-        raise config.error("tie_word_embeddings", "null, or what text_config says")
+        raise config.error("tie_word_embeddings", "null, or the value in text_config")
     layers = range(num_layers(config.section("vision_config").over({"num_hidden_layers": 12})))
     stems = [*VISION_ONCE, *(f"encoder.layers.{layer}.{name}" for layer in layers for name in VISION_LAYER)]
     eyes = ("vision_tower.", "vision_tower.vision_model.")  # of transformers 5 and 4

@@ -1,4 +1,4 @@
-"""From what a user calls a model to a folder: a path, or the id of a repository on the hub.
+"""From a user's name for a model to a folder: a path, or the id of a repository on the hub.
 
 A folder that is there is taken as it is, so that a machine without a network needs nothing. Only
 a name of the form ORGANISATION/NAME is looked up, through `huggingface_hub` where that is
@@ -19,7 +19,7 @@ HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", r
 WANTED: Final = ("*.json", "*.jinja", "*.safetensors", "*.txt", "tokenizer.model")
 SETTINGS: Final = ("config.json", "generation_config.json")
 UNWANTED: Final = ("*/*", "consolidated*")
-ADVICE: Final = "Give a model folder, or fetch it where there is a network: hf download {name}"
+ADVICE: Final = "Give a model folder, or fetch the model on a machine with network access: hf download {name}"
 
 
 def resolve_model(name: str) -> Path:
@@ -45,7 +45,7 @@ def _download(name: str, wanted: tuple[str, ...]) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
-        reason = "is a hub id, and huggingface_hub is not installed"
+        reason = "is a hub id, but huggingface_hub is not installed"
         raise ModelError(name, f"{name} {reason}. {ADVICE.format(name=name)}") from error
     try:
         folder = snapshot_download(name, allow_patterns=list(wanted), ignore_patterns=list(UNWANTED))

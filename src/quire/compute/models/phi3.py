@@ -1,7 +1,7 @@
 """Phi-3, Phi-3.5 and Phi-4: Llama with fused weights, positions stretched by factors, and a window.
 
-Query, key and value are one tensor, gate and up another. The scaling of positions is longrope, which
-the first configs call "su"; the length before stretching stands beside it.
+Query, key and value are one tensor, gate and up another. The scaling of positions is longrope, which the first configs
+call "su"; the length before stretching is next to it.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSp
     config = config.over(DEFAULTS)
     window = used_window(config)
     if window is not None and config.size("max_window_layers", 0, low=0):
-        raise config.error("max_window_layers", "0 or null where a window is in use: it holds for all layers")
+        raise config.error("max_window_layers", "0 or null with a sliding window, which applies to all layers")
     spec = with_head_norms(
         llama_like(config, max_length, rotary_layers(config, max_length, same_windows(config, window)))
     )

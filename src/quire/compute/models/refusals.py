@@ -1,4 +1,4 @@
-"""What to say of a folder or a file that is no model to us: what was found there, and what to do."""
+"""Errors for a folder or file that is not a usable model: what is there instead, and what to do."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def gguf_refusal(path: Path) -> ModelError:
     code = FROM_GGUF.format(name=path.name, folder=str(path.parent), made=str(path.with_suffix("")))
     return ModelError(
         str(path),
-        f"{path} is a GGUF file, and this version does not read those. Use the safetensors folder it was made from, "
-        f"or convert it, {CONVERT.format(code=code)}",
+        f"{path} is a GGUF file, which this version cannot read. Use the safetensors folder it was made from, or "
+        f"convert it, {CONVERT.format(code=code)}",
     )
 
 

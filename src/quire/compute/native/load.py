@@ -26,7 +26,7 @@ from quire.core.step import MAX_PROMPT_LOGITS
 BLOCK_SIZES: Final = (16, 32, 64, 128)
 KV_DTYPES: Final = ("float32", "bfloat16", "int8")
 MAX_INT8_HEAD_DIM: Final = 1024
-"""So many products of a query and a key of int8 fit into 32 bits together; see attention.cpp."""
+"""The sum of this many products of a query and a key of int8 fits into 32 bits; see attention.cpp."""
 
 
 @dataclass(frozen=True, slots=True)

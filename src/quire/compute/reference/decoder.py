@@ -4,9 +4,9 @@
            └────────────────────────────┘         └──────────────────────┘
            └─────────────────────────── × layers ───────────────────────────┘
 
-Which norms there are, and everything else that differs between families, the spec says. Written to
-be read: every other engine of the project must give what this one gives. All operations work row by
-row (see `operations` and `attention`), so a row's bits are its own, whatever is computed beside it.
+Which norms there are, and everything else that differs between families, the spec says. Written to be read: every other
+engine of the project must give what this one gives. All operations work row by row (see `operations` and `attention`),
+so a row's bits are its own, whatever else is computed.
 """
 
 from __future__ import annotations

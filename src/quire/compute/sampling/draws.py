@@ -1,13 +1,13 @@
-"""Draws and choices: what a sampler is asked, and what it answers.
+"""Draws and choices: the input and the output of a sampler.
 
 A draw chooses one token from one row of logits, by settings of its own:
 
 1. Rules change the logits, in this order. **Allowed**: where a draw has such a list, all other tokens are taken away.
    **Masked**: where a draw has a mask, the tokens whose bit is not set are taken away: what no grammar allows here.
    **Banned** tokens are taken away too: those that would end the text before `min_tokens`, and those that would end a
-   bad word. **Biases** are added. **Repetition**: the logit of a token that stands in the text is divided by the
-   penalty if it is positive, else multiplied. **Frequency**, then **presence**: from the logit of a token that stands
-   c > 0 times in the output, c × frequency and then presence are taken.
+   bad word. **Biases** are added. **Repetition**: the logit of a token in the text is divided by the penalty if it is
+   positive, else multiplied. **Frequency**, then **presence**: from the logit of a token that stands c > 0 times in the
+   output, c × frequency and then presence are taken.
 2. Temperature 0 (also for top_k 1): the token of the highest logit, of equal ones the lowest id.
 3. Else every token has the weight e^(logit / temperature), and filters take tokens away, in this order:
    **top_n_sigma**, those whose logit is more than n standard deviations below the highest; **min_p**, those below that
@@ -95,7 +95,7 @@ class TokenMasks:
 class TokenRules:
     """The tokens whose logits change, by draw. `biases` and `counts` have an entry per id of `biased` and `seen`.
 
-    `seen` are the tokens of the text to which penalties apply, and `counts` how often they stand in the output.
+    `seen` are the tokens of the text to which penalties apply, and `counts` how often they occur in the output.
     """
 
     allowed: TokenLists  # an empty list: every token
@@ -167,7 +167,7 @@ class Choices:
 
     @classmethod
     def of(cls, tokens: IntArray, num_logprobs: IntArray) -> Choices:
-        """Return so many tokens, with arrays of the right size for a sampler to fill; shares `tokens`."""
+        """Return this many tokens, with arrays of the right size for a sampler to fill; shares `tokens`."""
         count, most = len(tokens), max(0, int(num_logprobs.max(initial=0)))
         return cls(
             tokens=tokens,

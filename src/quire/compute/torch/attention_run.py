@@ -61,7 +61,7 @@ class AttentionStep:
     backend: str = "triton"  # or "flashinfer"
 
     def spec(self, num_layers: int) -> KVCacheSpec:
-        """Return the KV memory of so many layers of the step."""
+        """Return the KV memory of this many layers of the step."""
         return KVCacheSpec.from_layers(
             [None] * num_layers,
             block_size=self.block_size,

@@ -1,7 +1,7 @@
 """The torch engine as a backend: on a GPU, or on a CPU to be tested.
 
     measured ──► weights on the device, Footprint          the caller then decides how many blocks there are
-    load     ──► parts of a worker over so many blocks     loads the weights, where that was not done
+    load     ──► parts of a worker over this many blocks     loads the weights, where that was not done
 
 It is made where an engine is planned, which may be a process that computes nothing: torch is imported when it loads.
 """

@@ -7,7 +7,7 @@ So a move is one piece of the host's memory, read or written by the device's own
 on CUDA moves run on a stream of their own. The stream waits for the steps before it, which may still read the blocks
 or write them; steps wait for the stream when they first ask for the memory, and their inputs are uploaded meanwhile.
 
-With `poison` the memory starts as NaN: whoever reads a slot that was never written shows it in the logits.
+With `poison` the memory starts as NaN: reading a slot that was never written shows in the logits.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class TorchCache:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def resize(self, num_blocks: int, num_host_blocks: int) -> None:
-        """Have so many blocks allocated, the next time. Mutates."""
+        """Allocate this many blocks the next time. Mutates."""
         self.num_blocks, self._num_host_blocks = num_blocks, num_host_blocks
 
     def allocate(self) -> None:
@@ -105,7 +105,7 @@ class TorchCache:
                 blocks.take(block, host, host_block)
 
     def _moving(self) -> AbstractContextManager[Any]:
-        """Return the context in which blocks are moved: behind what was launched before, beside the rest."""
+        """Return the context in which blocks are moved: behind earlier launches, parallel to the rest."""
         if self._stream is None:
             return nullcontext()
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -140,7 +140,7 @@ class _Tier:
             written[:, block].copy_(read[:, source_block], non_blocking=True)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy blocks of this tier to others of it: on a GPU all by one kernel. Mutates, on the current stream."""
+        """Copy blocks of this tier to others of it: on a GPU with one kernel. Mutates, on the current stream."""
         for block in chain.from_iterable(copies):
             self._require(block)
         if copies and self.pool.numbers.is_cuda:

@@ -1,4 +1,4 @@
-"""CudaMemory: what is free and what is held of a GPU, asked of torch and of the driver."""
+"""CudaMemory: the free and the used memory of a GPU, from torch and the driver."""
 
 from __future__ import annotations
 

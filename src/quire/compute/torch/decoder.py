@@ -7,8 +7,8 @@
 A sublayer's output is not added to the residual stream by itself: it waits until the norm that follows, in the same
 layer or in the next one, so that adding and norming are one pass over memory (`Operations.add_norm`). What computes is
 chosen when a decoder is made: attention, operations, products, experts. On a GPU the walk asks for nothing that the
-host must wait for. So for as many tokens it is always the same launches, at most the plan of attention differs, and
-where that can stand in one place, `rows` can be recorded once and be replayed (`quire.compute.torch.graphs`):
+host must wait for. So for as many tokens it is always the same launches, at most the plan of attention differs, and if
+the plan can stay in one place, `rows` can be recorded once and be replayed (`quire.compute.torch.graphs`):
 
     plan ─► rows ─► outputs
 """
@@ -77,7 +77,7 @@ class TorchDecoder:
             return self.outputs(self.rows(batch, pairs, self._attention.plan(batch)), batch)
 
     def reserve(self, batch: StepBatch) -> StandingPlan | None:
-        """Return where attention plans steps of up to as many decodes; None: its plans do not stand in one place."""
+        """Return where attention plans steps of up to as many decodes; None: its plans do not stay in one place."""
         return self._attention.reserve(batch, self._weights.dtype)
 
     def rows(self, batch: StepBatch, pairs: Sequence[KVPair], planned: object) -> torch.Tensor:

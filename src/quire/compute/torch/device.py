@@ -1,4 +1,4 @@
-"""Which device computes: what is known of the GPU that is here, and whether an engine could run on it.
+"""Which device computes: facts about the GPU of this machine, and whether an engine can run on it.
 
     nvidia-smi, files of torch and Triton ──► DeviceFacts ──► refusal ──► choose_device ──► cuda, or cpu and why
 
@@ -29,7 +29,7 @@ OLDEST_DRIVERS: Final = MappingProxyType({11: 450, 12: 525, 13: 580})
 """By the version of CUDA that torch was built with: older drivers cannot run it."""
 
 CONTEXT_BYTES: Final = 768 << 20
-"""What CUDA, its libraries and compiled kernels take of the device beside everything that is allocated."""
+"""What CUDA, its libraries and compiled kernels take of the device in addition to all allocations."""
 
 QUERY: Final = ("name", "driver_version", "compute_cap", "memory.total", "memory.free")
 ANSWERS_WITHIN_S: Final = 30.0

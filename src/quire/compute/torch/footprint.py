@@ -1,7 +1,7 @@
-"""Footprint: what a model takes of a device. Foreseen before it is loaded, measured once it is.
+"""Footprint: the device memory that a model takes. Estimated before loading, measured afterwards.
 
     free at the start ──┬── weights         what they hold once they are read
-                        ├── activations     the most that the largest steps held beside them
+                        ├── activations     the most that the largest steps held in addition
                         ├── graphs          what recording took, of torch's memory and of the driver's
                         ├── rest            the context, libraries, compiled kernels: whatever else is gone by then
                         └── free            for KV blocks
@@ -23,7 +23,7 @@ from quire.compute.torch.device import CONTEXT_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes by what they are for; `free_bytes` are those that are left beside weights and the rest."""
+    """Bytes by what they are for; `free_bytes` are left after weights and the rest."""
 
     weight_bytes: int
     activation_bytes: int
@@ -53,7 +53,7 @@ class DeviceMemory(Protocol):
 
 
 def measure(memory: DeviceMemory, rehearse: Callable[[], object], record: Callable[[], object]) -> Footprint:
-    """Return what is taken beside weights that are loaded. `record` returns what holds the graphs; it is let go of.
+    """Return the memory taken in addition to the loaded weights. `record` returns the graphs, which are then freed.
 
     What steps take again each time is in the footprint of activations, and what the first ones leave is not free.
     """

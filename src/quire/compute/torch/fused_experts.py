@@ -1,4 +1,4 @@
-"""FusedExperts: what `ExpertOperations` asks for, in Triton kernels; the host learns nothing of who went where.
+"""FusedExperts: `ExpertOperations` in Triton kernels; the host does not learn which token went to which expert.
 
 A layer of any number of experts is eight launches: rows in float32, the router's product, `route`, `group`, up,
 activation, down, `combine`. Their shapes follow from the number of rows alone, so steps are launched ahead and recorded

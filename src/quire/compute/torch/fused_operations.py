@@ -1,4 +1,4 @@
-"""FusedOperations: what `Operations` asks for, in Triton kernels: one launch where torch needs four to twenty.
+"""FusedOperations: `Operations` in Triton kernels: one launch where torch needs four to twenty.
 
 A layer of a small model is a few microseconds of reading weights; between its products every launch counts. So a sum
 and its norm are one kernel, gate and up another, and everything between the fused product and attention a third: norms

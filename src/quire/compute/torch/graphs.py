@@ -59,7 +59,7 @@ class CudaRecorder:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A step of so many rows."""
+    """A recorded step of `num_rows` rows."""
 
     batch: StepBatch  # what the recording reads
     attention: StandingPlan
@@ -129,7 +129,7 @@ class DecodeGraphs:
 
 
 def _blank(size: int, num_ids: int, num_groups: int, device: torch.device) -> StepBatch:
-    """Return a step of so many decodes that store nothing, with room for block tables of so many ids."""
+    """Return a step of this many decodes that store nothing, with room for block tables of this many ids."""
 
     def column(length: int, value: int) -> torch.Tensor:
         return torch.full((length,), value, dtype=torch.int32, device=device)

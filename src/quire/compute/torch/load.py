@@ -72,7 +72,7 @@ class LoadedModel:
     def measured(self, memory: DeviceMemory, note_loaded: NoteLoaded | None = None) -> Footprint:
         """Return what the model takes, its KV blocks aside. Mutates: the KV memory is allocated meanwhile, one block.
 
-        Raises `InvalidConfigError` where the largest steps or their graphs do not fit beside the weights.
+        Raises `InvalidConfigError` if the largest steps or their graphs do not fit next to the weights.
         """
         self._cache.resize(1, 0)
         self._cache.allocate()
@@ -82,7 +82,7 @@ class LoadedModel:
             self._cache.release()
 
     def parts(self, num_blocks: int, num_host_blocks: int = 0, note_loaded: NoteLoaded | None = None) -> WorkerParts:
-        """Return the parts of a worker over so many blocks. Mutates: it has the KV memory."""
+        """Return the parts of a worker over this many blocks. Mutates: it has the KV memory."""
         self._cache.resize(num_blocks, num_host_blocks)
         runner = self._runner(self._new_graphs(note_loaded))
         return WorkerParts(runner, self._cache, self._sampler, self._eos_token_ids, launcher=runner)

@@ -58,7 +58,7 @@ def product(rows: torch.Tensor, matrix: Matrix) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TiledProduct:
-    """`product` in tiles of so many rows."""
+    """`product` in tiles of a fixed number of rows."""
 
     num_rows: int
 

@@ -77,8 +77,8 @@ class TorchRunner:
     def prepare(self, cache: TorchCache) -> None:
         """Compute the largest steps once, and draw from them; then record the graphs. Mutates nothing in the cache.
 
-        Kernels are compiled on the way, and whether such steps fit beside weights and KV blocks is known afterwards:
-        an `InvalidConfigError` says so if one does not.
+        Kernels are compiled on the way, and whether such steps fit next to weights and KV blocks is known only
+        afterwards: an `InvalidConfigError` says so if one does not.
         """
         size = max((len(inputs.token_ids) for inputs in self._rehearsals), default=0)
         try:
@@ -89,7 +89,9 @@ class TorchRunner:
             if self._graphs is not None:
                 self._graphs.record(cache.pairs(), self._device)
         except torch.OutOfMemoryError as error:
-            allowed = "less, or less kv_memory: steps of this size and their graphs do not fit beside what is loaded"
+            allowed = (
+                "less, or less kv_memory: steps of this size and their graphs do not fit into the remaining memory"
+            )
             raise InvalidConfigError("max_num_batched_tokens", size, allowed) from error
 
     def run(self, inputs: StepInputs, cache: TorchCache) -> StepOutputs:
@@ -144,7 +146,7 @@ class TorchRunner:
         batch.token_ids[ends] = torch.where(given < 0, drawn, given)
 
     def _make_room(self, num_rows: int) -> None:
-        """Keep what so many rows drew, or more. Mutates."""
+        """Make room for the tokens drawn by this many rows. Mutates."""
         missing = num_rows - len(self._last_tokens)
         if missing > 0:
             room = self._last_tokens.new_zeros(max(missing, len(self._last_tokens)))

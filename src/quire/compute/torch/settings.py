@@ -1,4 +1,4 @@
-"""What the GPU engine is told, and what it will need: known without torch, so that a plan can be made anywhere."""
+"""The settings and needs of the GPU engine, computed without torch, so that any machine can make a plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DTYPES: Final = ("bfloat16", "float16", "float32")
 KV_DTYPES: Final = ("bfloat16", "float16", "float32", "int8", "fp8")
 MAX_HEAD_DIM: Final = 256
 HEAD_DIM_STEP: Final = 8
-"""Heads of so many numbers, or a multiple, are loaded 16 bytes at a time."""
+"""Heads of this many numbers, or a multiple, are loaded 16 bytes at a time."""
 FLASHINFER_HEAD_DIMS: Final = (64, 128, 256)
 FLASHINFER_SCRATCH_BYTES: Final = 512 << 20
 """Where FlashInfer keeps the parts of attention that it splits: two tiles for each processor of a GPU, which 0.6 takes
@@ -73,7 +73,7 @@ def _check_attention(spec: DecoderSpec, settings: TorchSettings) -> None:
         f"knows heads of {heads} numbers, and the model's have {head_dim}": head_dim not in FLASHINFER_HEAD_DIMS,
         "does not compute in float32": settings.dtype == "float32",
         f"knows no scale for each token and head, which {kv_dtype} has": kv_dtype in ("int8", "fp8"),
-        f"is not asked to read {kv_dtype} beside {settings.dtype}": kv_dtype != settings.dtype,
+        f"is not asked to read {kv_dtype} together with {settings.dtype}": kv_dtype != settings.dtype,
         "splits contexts by what else is in the step, and batch_invariant is on": settings.batch_invariant,
     }
     for obstacle, stands in obstacles.items():
@@ -82,7 +82,7 @@ def _check_attention(spec: DecoderSpec, settings: TorchSettings) -> None:
 
 
 def device_needs(spec: DecoderSpec, num_bytes: int) -> DeviceNeeds:
-    """Return what an engine of a model, which takes so many bytes beside its KV blocks, asks of a GPU."""
+    """Return what a model's engine, which needs this many bytes besides its KV blocks, requires from a GPU."""
     return DeviceNeeds(spec.attention.head_dim, MAX_HEAD_DIM, HEAD_DIM_STEP, num_bytes)
 
 

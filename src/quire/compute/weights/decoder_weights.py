@@ -199,7 +199,7 @@ class WeightReader:
     """Takes the parts of a spec out of a checkpoint, which is checked first. Matrices are of `dtype`.
 
     Those that are made int8 come as the checkpoint holds them, bfloat16 or float32. What was taken counts as loaded
-    when the next parts are asked for, or it is let go of: a view of a file is only read by whoever uses it.
+    when the next parts are asked for, or it is let go of: a view of a file is only read when it is used.
     """
 
     def __init__(

@@ -7,12 +7,11 @@ block tables of its own, and **one** pool of blocks serves them all. So the memo
                 place 0                place 1
     block 0   ┌ layer 0 ┬ K, V ┐     ┌ layer 1 ┬ K, V ┐    held by group 0 = layers (0, 1)
     block 1   ├ layer 2 ┼ K, V ┤     ├ layer 3 ┼ K, V ┤    held by group 1 = layers (2, 3)
-    block 2   └ …  whoever holds it: its layers ──────┘
+    block 2   └ …  its holder's layers ──────┘
 
-A block that changes hands needs no conversion, and copying one is copying its rows of every array.
-Host blocks have the same arrays. How keys and values lie within a block is the model runner's own
-affair; the shape below is that of the reference. With `poison` the memory starts as NaN: whoever reads a slot that
-was never written shows it in the logits.
+A block that changes hands needs no conversion, and copying one is copying its rows of every array. Host blocks have the
+same arrays. How keys and values lie within a block is the model runner's own affair; the shape below is that of the
+reference. With `poison` the memory starts as NaN: reading a slot that was never written shows in the logits.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class CacheEngine:
     """Owns the KV arrays of device and host; moves bytes as the control plane decides.
 
     Memory comes from the system as blocks are first written. With `touch_threads` it is all written to at the start, by
-    so many threads, and no step waits for the system later.
+    this many threads, and no step waits for the system later.
     """
 
     def __init__(

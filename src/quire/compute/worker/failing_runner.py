@@ -1,4 +1,4 @@
-"""FailingRunner: a model that goes wrong to order (see `quire.core.failpoints`), so that what follows can be tested.
+"""FailingRunner: a model that fails on demand (see `quire.core.failpoints`), to test error handling.
 
 It stands around a real runner, where the faults of a real one arise: behind everything that the worker has applied,
 before everything that it makes of the outputs. Where no failpoint strikes it changes nothing.

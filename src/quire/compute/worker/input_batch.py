@@ -156,7 +156,7 @@ class InputBatch:
     def _row(self, row: int) -> RowState:
         state = self._rows.get(row)
         if state is None:
-            raise ExecutionError(f"row {row} stands in a plan, but no request has taken it")
+            raise ExecutionError(f"row {row} is in a plan, but no request has taken it")
         return state
 
     def _start_row(self, start: RowStart) -> None:
@@ -253,7 +253,7 @@ def num_sampled_logits(plan: StepPlan, entry: int) -> int:
 
 
 def _grown(table: IntArray, num_rows: int, num_blocks: int) -> IntArray:
-    """Return the table with room for so many rows and entries: itself, or a larger copy."""
+    """Return the table with room for this many rows and entries: itself, or a larger copy."""
     rows, blocks = table.shape
     if num_rows <= rows and num_blocks <= blocks:
         return table

@@ -102,7 +102,7 @@ class BadWords:
 
 
 class TokenCounts:
-    """Which tokens stand in a text, and how often in its output; without its prompt: in the output alone.
+    """Which tokens are in a text, and how often in its output; without its prompt: in the output alone.
 
     >>> counts = TokenCounts(2, with_prompt=True)
     >>> counts.follow(array("i", [7, 8, 9, 7, 9]))
@@ -127,7 +127,7 @@ class TokenCounts:
         self._num_counted = len(text)
 
     def columns(self) -> tuple[IntArray, IntArray]:
-        """Return the tokens, and how often each stands in the output. Does not mutate."""
+        """Return the tokens, and how often each occurs in the output. Does not mutate."""
         return self._ids[: len(self._places)].copy(), self._counts[: len(self._places)].copy()
 
     def copy(self) -> TokenCounts:

@@ -175,8 +175,8 @@ class EngineHost:
         if self._server.look(self._connection.num_received) > (max_silence_s or math.inf):
             self._leave(f"the server has been silent for {max_silence_s:g} s (max_silence_s)")
         if self._step.look(self._thread.turn) > (max_step_s or math.inf):
-            logger.error("a step does not end; it is here:\n%s", self._thread.stack)
-            self._die(f"a step has taken more than {max_step_s:g} s (max_step_s)")
+            logger.error("a step is stuck at:\n%s", self._thread.stack)
+            self._die(f"a step took more than {max_step_s:g} s (max_step_s)")
 
     def _deliver(self, updates: list[SequenceUpdate]) -> None:
         self._connection.send(Updates.of(updates))
@@ -190,7 +190,7 @@ class EngineHost:
 
     def _leave(self, why: str) -> None:
         """End the process by force: nobody listens."""
-        logger.error("the engine ends: %s", why)
+        logger.error("stopping the engine: %s", why)
         drain_output()
         os._exit(ORPHANED)
 

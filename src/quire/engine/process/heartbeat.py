@@ -30,7 +30,7 @@ MAX_SILENCE_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a step may take, and how long the server and the engine's process may be silent; None: for ever."""
+    """How long a step may take, and how long the server and the engine's process may be silent; None: forever."""
 
     max_step_s: float | None = MAX_STEP_S
     max_silence_s: float | None = MAX_SILENCE_S

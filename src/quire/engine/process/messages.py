@@ -215,4 +215,4 @@ def _decoded(decoder: msgspec.msgpack.Decoder[Received], body: bytes) -> Receive
     try:
         return decoder.decode(body)
     except msgspec.DecodeError as error:
-        raise ExecutionError(f"the engine's connection brought what is no message: {error}") from error
+        raise ExecutionError(f"the engine's connection delivered an invalid message: {error}") from error

@@ -151,7 +151,7 @@ class EngineMessages:
         if self.process is not None:
             self.process.send(command)
         elif isinstance(command, Add):  # of an engine that is gone, all that was there has ended
-            raise ExecutionError("the engine is not there")
+            raise ExecutionError("the engine is not running")
 
 
 class SupervisedLLM(OpenModel, OperatorVerbs):
@@ -181,7 +181,7 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
         self._limits: RequestLimits | None = None
         self._stats = EngineStats()
         self._state = ModelState.STARTING
-        self._failure = ""  # why the engine is not there
+        self._failure = ""  # why the engine is not running
         self._reason = ""  # why the process at hand is about to end, where that is known
         self._settled = asyncio.Event()  # ready for the first time, or failed for good
         self._num_heard = 0
@@ -216,7 +216,7 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
 
     @property
     def failure(self) -> str:
-        """Why the engine is not there; empty while it is."""
+        """Why the engine is not running; empty while it is."""
         return self._failure
 
     @property
@@ -242,7 +242,7 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
         return self._streams.deltas(prepared)
 
     def watch(self, every_s: float, show: ShowLive) -> None:
-        """Have `show` called with what happens in the memory, at most once in so many seconds.
+        """Call `show` with memory events, at most once per `every_s` seconds.
 
         The first frames tell what is there already; so do those after the engine was started again. Mutates.
         """
@@ -263,7 +263,7 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
     def start(self) -> None:
         """Start the engine, and again whenever it ends, until `close`."""
         if self._supervisor is not None:
-            raise InvariantError("a supervised engine is started once")
+            raise InvariantError("a supervised engine can be started only once")
         self._supervisor = asyncio.create_task(self._supervise(), name="quire-supervisor")
 
     async def wait_ready(self) -> None:
@@ -310,7 +310,7 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
                 break  # it could never be built: what is wrong will be wrong again
             num_failed_starts = 0 if was_ready else num_failed_starts + 1
             delay_s = FIRST_RESTART_S if self._clock.now() - started_s >= STAYS_UP_S else delay_s
-            logger.error("%s; it is started again in %g s", self._failure, delay_s)
+            logger.error("%s; restarting it in %g s", self._failure, delay_s)
             await asyncio.sleep(delay_s)
             delay_s = min(2 * delay_s, LONGEST_RESTART_S)
             self._num_restarts += 1

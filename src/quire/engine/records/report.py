@@ -12,7 +12,7 @@ LABEL_COLUMNS = 12
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """The start-up table as a value; `str` of it is the table."""
+    """The start-up table as a value; `str` returns the table."""
 
     model: str
     architecture: str
@@ -52,7 +52,7 @@ class EngineReport:
     def __str__(self) -> str:
         """Return the table."""
         lines = [f"{label:<{LABEL_COLUMNS}}{text}" for label, text in self.facts()]
-        parts = [*self.plan.parts, ("in all", self.plan.total_bytes)]
+        parts = [*self.plan.parts, ("total", self.plan.total_bytes)]
         for index, (name, size) in enumerate(parts):
             label = "" if index else "memory"
             lines.append(f"{label:<{LABEL_COLUMNS}}{name:<20}{format_bytes(size):>12}")

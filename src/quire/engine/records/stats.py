@@ -57,7 +57,7 @@ class EngineStats:
 
     @property
     def kv_usage(self) -> float:
-        """Share of the blocks that requests hold.
+        """Share of KV blocks held by requests.
 
         >>> EngineStats(num_blocks=8, num_used_blocks=2).kv_usage
         0.25

@@ -8,7 +8,7 @@ with the one in the log, byte for byte. A bug report is a log; a refactoring tha
 
 A log that ends between two records is the log of a shorter run; one that ends within a record, or in which a byte was
 altered, is refused. The time of a record is the engine's clock when it was written; no decision depends on it, and
-whoever reads the log knows how long everything took. Drafts come from outside; on replay they are taken from the logged
+readers of the log know how long everything took. Drafts come from outside; on replay they are taken from the logged
 plans. An eviction policy that was handed in as an object is not in the log, so a run with one cannot be replayed.
 
 The key of the prefix hash is not written: it is a secret, and no decision depends on it. Nor are cache salts: a digest
@@ -75,7 +75,7 @@ class StepLogWriter:
         self._record(SETTINGS, json.dumps(settings, separators=(",", ":")).encode())
 
     def commanded(self, command: Command) -> None:
-        """Write what was asked of the engine; a digest stands in for a salt."""
+        """Write a command to the engine; a digest stands in for a salt."""
         if isinstance(command, Add):
             scope = replace(command.scope, salt=_stand_in(command.scope.salt))
             command = msgspec.structs.replace(command, scope=scope)
@@ -132,7 +132,7 @@ class Record(NamedTuple):
 def read_records(file: BinaryIO) -> Iterator[Record]:
     """Read the records of a log. Raises `StepLogError` where it was altered, `TornStepLogError` where it is torn."""
     if file.read(len(MAGIC)) != MAGIC:
-        raise StepLogError("this is no step log, or one of another version")
+        raise StepLogError("not a step log, or a log of another version")
     while head := file.read(_HEAD.size):
         if len(head) < _HEAD.size:
             raise TornStepLogError("the log ends within a record")
@@ -141,7 +141,7 @@ def read_records(file: BinaryIO) -> Iterator[Record]:
         if len(payload) < length:
             raise TornStepLogError("the log ends within a record")
         if _checksum(kind, at_s, payload) != checksum:
-            raise StepLogError("a record is not what was written")
+            raise StepLogError("a record is corrupt")
         yield Record(kind, at_s, payload)
 
 
@@ -161,7 +161,7 @@ def read_scheduler(payload: bytes, drafter: Drafter) -> Scheduler:
             drafter=drafter if settings["drafts"] else None,
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise StepLogError(f"the settings in the log are not those of this version: {error}") from error
+        raise StepLogError(f"the settings in the log do not match this version: {error}") from error
 
 
 class Replayed(NamedTuple):

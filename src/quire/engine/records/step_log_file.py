@@ -2,13 +2,12 @@
 
     --step-log run.steplog     run.steplog │ run.steplog.1 │ run.steplog.2 …     one for each engine that was started
 
-A file that is there already is never touched: whoever starts a server again after a crash wants the log of the crash,
-and an engine that its supervisor starts again begins a run of its own. It holds prompts, so nobody but its owner may
-read it.
+An existing file is never touched: an operator who restarts a server after a crash wants the log of the crash, and an
+engine that its supervisor starts again begins a run of its own. It holds prompts, so nobody but its owner may read it.
 
 Every record is one write of the system, with no buffer in this process: an engine that is killed has lost nothing, and
 the file does not end within a record unless the machine itself went down. A write of some hundred bytes costs
-microseconds of a step of milliseconds. When a record cannot be written (the disk is full), what there is of it is cut
+microseconds of a step of milliseconds. When a record cannot be written (the disk is full), the partial record is cut
 off, a line says so once, and the engine goes on without a log.
 """
 
@@ -40,7 +39,7 @@ class StepLogFile(StepLogWriter):
             return
         try:
             if self._raw.write(data) != len(data):
-                raise OSError("there is no room for a whole record")
+                raise OSError("no room for a complete record")
             self._num_bytes += len(data)
         except OSError as error:
             logger.warning("the step log %s ends here, the engine goes on: %s", self._raw.name, error)
@@ -59,7 +58,7 @@ def step_log_notices(path: str | None) -> tuple[str, ...]:
         return ()
     if not os.access(os.path.dirname(path) or ".", os.W_OK | os.X_OK):
         raise InvalidConfigError("step_log", path, "a file in a folder that can be written to")
-    return (f"all prompts and outputs are logged, as tokens, to {path} (or {path}.1 …, where that is there)",)
+    return (f"logging all prompts and outputs, as token ids, to {path} (or to {path}.1 and so on if it exists)",)
 
 
 def _create(path: str) -> io.FileIO:

@@ -1,6 +1,6 @@
 """A conversation becomes the text that a model was trained on, by the Jinja template in its folder.
 
-A template is a program out of a folder that somebody downloaded, and what it works on comes from a client. So
+A template is a program from a downloaded folder, and what it works on comes from a client. So
 
 - it runs in a sandbox (`template_sandbox`), on plain JSON data only, and its time and memory are bounded; the clock is
   handed in;
@@ -68,7 +68,7 @@ class ChatTemplate:
         """Return the text of a conversation out of `validate_messages`. Does not mutate."""
         for name in variables or {}:
             if name in self._taken or not name.isidentifier():
-                raise InvalidRequestError("template_variables", name, "names that the renderer does not use itself")
+                raise InvalidRequestError("template_variables", name, "names that the renderer does not use")
         if "developer" not in self.source:
             messages = [_as_system(message) for message in messages]
         context = {"documents": None, **self._special_tokens, **(variables or {})}
@@ -79,7 +79,7 @@ class ChatTemplate:
             raise
         except Exception as error:  # a template can fail in every way that Python can
             roles = ", ".join(str(message["role"]) for message in messages)
-            allowed = f"messages that the chat template of the model accepts; it says: {_one_line(error)}"
+            allowed = f"messages that the chat template accepts; its error: {_one_line(error)}"
             raise InvalidRequestError("messages", roles, allowed) from error
 
 
@@ -96,7 +96,7 @@ def _bounded(pieces: Iterator[str]) -> Iterator[str]:
     for piece in pieces:
         length += len(piece)
         if length > MAX_RENDERED_CHARACTERS:
-            allowed = f"a conversation of at most {MAX_RENDERED_CHARACTERS} characters once it is rendered"
+            allowed = f"a conversation of at most {MAX_RENDERED_CHARACTERS} characters after rendering"
             raise InvalidRequestError("messages", f"rendered to {length} characters or more", allowed)
         yield piece
 
@@ -144,7 +144,7 @@ def require_unicode(text: str, where: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         found = f"half a surrogate pair at character {error.start}"
-        raise InvalidRequestError(where, found, "text of whole Unicode characters") from None
+        raise InvalidRequestError(where, found, "text of complete Unicode characters") from None
 
 
 class _Arguments:
@@ -214,7 +214,7 @@ def _tool_calls(calls: object, where: str, arguments: _Arguments) -> list[object
 def _plain(value: object, where: str, depth: int) -> object:
     """Copy JSON data; a subclass of str or dict comes out as the plain type, with no methods of its own."""
     if depth == 0:
-        raise InvalidRequestError(where, "nested deeper", f"data of at most {MAX_DEPTH} levels")
+        raise InvalidRequestError(where, "nested too deeply", f"data of at most {MAX_DEPTH} levels")
     if isinstance(value, str):
         require_unicode(value, where)
         return str.__str__(value)

@@ -11,8 +11,8 @@ typed by a client, or fetched by a tool, would end a turn and begin another. Her
 It is encoded in one piece, so spaces and merges are those of ordinary text. (Encoding piece by piece, with the
 library's `encode_special_tokens` for the client's, would put a prefix space at every seam, and would still give the
 control token where the vocabulary has it as a piece.) The copy is made when it is first needed. A token that the
-tokenizer does not call special, such as Qwen's "<think>", is text by its author's word, and a client may write it.
-A plain prompt is taken as it is written, with its special tokens: whoever completes text wants to place them.
+tokenizer does not call special, such as Qwen's "<think>", is text by its author's word, and a client may write it. A
+plain prompt is taken as it is written, with its special tokens: clients that complete text want to place them.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class ControlText:
         named = self._pattern.sub(lambda match: self._names[match[0]], text)
         library = self.renamed()
         if library is None:
-            allowed = "text without special tokens, which this tokenizer cannot tell from control tokens"
+            allowed = "text without special tokens, because this tokenizer cannot tell them from control tokens"
             raise InvalidRequestError("messages", "text of a special token", allowed)
         return ids_of(library, named.translate({ord(char): text for char, text in stand_ins.items()}), False)
 

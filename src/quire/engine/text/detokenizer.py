@@ -14,7 +14,7 @@ A decoder of another kind (WordPiece, a CTC collapse, none) is asked again for a
 adds to the window before is the new text.
 
 Rejected: `tokenizers.decoders.DecodeStream`. It has no way to end a stream, so what it holds back is lost, and a model
-that writes U+FFFD itself makes its window grow for ever.
+that writes U+FFFD itself makes its window grow forever.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""GrammarTurns: grammars that nobody knows yet are checked beside the event loop, and tenants take turns at it.
+"""GrammarTurns: new grammars are checked off the event loop, and tenants take turns.
 
 A check may take half a second of a processor, and a tenant that sends two hundred grammars must hold up only itself. So
 there is one thread for all grammars (`TenantPool`), apart from those in which texts are tokenized. More threads would
@@ -23,7 +23,7 @@ class GrammarTurns:
     def check(self, grammar: Grammar) -> None:
         """Raise `InvalidRequestError` unless texts can be held to it. May take a while; from any thread."""
         if self._grammars is None:
-            raise InvalidRequestError("grammar", grammar, "none: this engine was made without a tokenizer")
+            raise InvalidRequestError("grammar", grammar, "none, because this engine has no tokenizer")
         self._grammars.check(grammar)
 
     async def check_beside(self, grammar: Grammar) -> None:

@@ -306,7 +306,7 @@ class OutputProcessor:
             deliver(request)
 
     def abort(self, request_id: str) -> None:
-        """End a request, here and in the engine, and deliver what there is of it; none if it has ended. Mutates."""
+        """End a request, here and in the engine, and deliver what it has so far; nothing if it has ended. Mutates."""
         entry = self._requests.pop(request_id, None)
         if entry is None:
             return

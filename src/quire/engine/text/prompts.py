@@ -146,7 +146,7 @@ def with_bad_words(sampling: SamplingParams, tokenizer: Tokenizer | None) -> Sam
     A word is encoded as it begins a text and as it follows a space, because the two have other tokens as a rule.
     """
     if tokenizer is None:
-        allowed = "none: this engine was made without a tokenizer, see bad_words_ids"
+        allowed = "none, because this engine has no tokenizer, see bad_words_ids"
         raise InvalidRequestError("bad_words", sampling.bad_words, allowed)
     found = dict.fromkeys(sampling.bad_words_ids)
     for word in sampling.bad_words:
@@ -163,7 +163,7 @@ def with_bad_words(sampling: SamplingParams, tokenizer: Tokenizer | None) -> Sam
 
 def _required(tokenizer: Tokenizer | None, what: str) -> Tokenizer:
     if tokenizer is None:
-        raise InvalidRequestError("prompt", what, "token ids: this engine was made without a tokenizer")
+        raise InvalidRequestError("prompt", what, "token ids, because this engine has no tokenizer")
     return tokenizer
 
 

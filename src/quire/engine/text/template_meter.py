@@ -16,7 +16,7 @@ MAX_WIDTH: Final = 1024
 MAX_DEPTH: Final = 100
 MAX_BITS: Final = 4096
 MAX_DIGITS: Final = 4300  # as many as Python itself turns into a number
-MAX_TUPLE: Final = 64  # a tuple can be a key, and each look-up hashes all of it
+MAX_TUPLE: Final = 64  # a tuple can be a key, and each look-up hashes it completely
 MAX_FORM: Final = 4096
 MAX_PRODUCT: Final = 1 << 20
 MAX_EXPONENT: Final = 64
@@ -49,7 +49,7 @@ class Meter(jinja2.runtime.Context):
         """Take steps, 0 or more, from those that are left. Mutates."""
         self.left -= steps
         if self.left < 0:
-            raise OverflowError(f"it takes more than {MAX_STEPS:,} steps")
+            raise OverflowError(f"it needs more than {MAX_STEPS:,} steps")
 
     def read(self, value: Any) -> Any:
         """Charge for reading or making a value, what its items hold not counted. Returns the value."""

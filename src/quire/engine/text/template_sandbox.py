@@ -49,7 +49,7 @@ GLOBALS: Final = frozenset({"range", "raise_exception", "strftime_now", "dict", 
 """The names that are there for every template."""
 
 MAX_SOURCE_CHARACTERS: Final = 1 << 17
-MAX_NODES: Final = 20_000  # the largest templates of published models have a fifth of it
+MAX_NODES: Final = 20_000  # the largest templates of published models have a fifth of this
 
 _TEXT_METHODS: Final = names_in(
     "capitalize casefold center count endswith find format index isalnum isalpha isascii isdecimal isdigit isidentifier"

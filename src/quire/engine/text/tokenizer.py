@@ -111,7 +111,7 @@ class Tokenizer:
         )
         if tokenizer.vocab_size > vocab_size and tokenizer._uses_beyond(vocab_size, named.values()):
             found = f"a tokenizer of {tokenizer.vocab_size} ids"
-            raise CheckpointError(str(folder), found, f"the {vocab_size} ids of the model's vocabulary, or fewer")
+            raise CheckpointError(str(folder), found, f"at most the {vocab_size} ids of the model's vocabulary")
         return tokenizer
 
     @property
@@ -121,7 +121,7 @@ class Tokenizer:
 
     @property
     def template_variables(self) -> frozenset[str]:
-        """What a client may tell the chat templates beside messages and tools, by name."""
+        """Variables that a client may set for the chat templates, in addition to messages and tools."""
         return frozenset[str]().union(*(template.variables for template in self._templates.values()))
 
     def template_source(self, *, with_tools: bool = False) -> str:

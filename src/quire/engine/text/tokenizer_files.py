@@ -24,7 +24,7 @@ TOKENIZER_FILE: Final = "tokenizer.json"
 SETTINGS_FILES: Final = ("special_tokens_map.json", "tokenizer_config.json")  # the later has the last word
 MAX_TOKENIZER_BYTES: Final = 64 << 20
 MAX_TOKENIZER_VALUES: Final = 4_000_000
-"""In tokenizer.json: 262,000 tokens and 580,000 merges, the most that is published, are half of it."""
+"""In tokenizer.json: 262,000 tokens and 580,000 merges, the largest published, need half of this."""
 
 MAX_TABLE_BYTES: Final = 4 << 20
 LONG_TEXT: Final = re.compile(rb'[^"]{4096,}')
@@ -123,7 +123,7 @@ def _growth(step: Mapping[str, Any]) -> float:
 
 
 def tokenizer_json(folder: Path, vocab_size: int) -> dict[str, Any]:
-    """Return a folder's tokenizer as tokenizer.json says it, without added tokens that a model of so many ids lacks."""
+    """Return a folder's tokenizer from tokenizer.json, without added tokens that a model of this many ids lacks."""
     tokenizer: dict[str, Any] = json.loads(read_library(folder, read_settings(folder)).to_str())
     added = [token for token in tokenizer["added_tokens"] if token["id"] < vocab_size]
     return tokenizer | {"added_tokens": added, "truncation": None, "padding": None}
@@ -133,8 +133,8 @@ def _no_tokenizer(folder: Path) -> ModelError:
     found = ", only tokenizer.model" if is_there(folder / "tokenizer.model") else ""
     return ModelError(
         str(folder),
-        f"{folder} has no tokenizer.json{found}. Make one, {_how_to_convert(folder)}; or name the folder of another "
-        "tokenizer (--tokenizer FOLDER); or do without: LLM(..., skip_tokenizer_init=True) takes and gives token ids",
+        f"{folder} has no tokenizer.json{found}. Make one, {_how_to_convert(folder)}; or give the folder of another "
+        f"tokenizer (--tokenizer FOLDER); or work with token ids only: LLM(..., skip_tokenizer_init=True)",
     )
 
 

@@ -23,20 +23,20 @@ class Benchmark(NamedTuple):
 
 BENCHMARKS = (
     Benchmark("throughput", "throughput", "whole workloads"),
-    Benchmark("latency", "latency", "single steps and prompts, beside their bounds"),
+    Benchmark("latency", "latency", "single steps and prompts, compared with their bounds"),
     Benchmark("startup", "startup", "first token, load and installation"),
-    Benchmark("memory", "memory_use", "where the memory goes, planned and held"),
-    Benchmark("kernels", "kernels", "products and attention, beside the machine's limits"),
-    Benchmark("gpu-engine", "gpu_engine", "whole runs on a GPU, beside their roofline"),
-    Benchmark("gpu-predictions", "gpu_predictions", "what a GPU should reach, by bytes"),
-    Benchmark("quality", "quality", "what narrower numbers do to what a model says"),
-    Benchmark("sharing", "sharing", "blocks saved by several texts of one prompt"),
-    Benchmark("fairness", "fairness", "what fair share gives to tenants who ask differently"),
-    Benchmark("record", "record", "steps, and a cost model fitted to them"),
-    Benchmark("serve", "serve", "a server under load, and what 'HTTP' costs"),
-    Benchmark("structured", "structured", "what holding texts to a schema costs"),
-    Benchmark("simulator", "simulated", "how fast simulations run, and in how much memory"),
-    Benchmark("control", "control", "the control plane, beside vLLM's, where it is there"),
+    Benchmark("memory", "memory_use", "memory use, planned and actual"),
+    Benchmark("kernels", "kernels", "matrix products and attention, compared with the machine's limits"),
+    Benchmark("gpu-engine", "gpu_engine", "whole runs on a GPU, compared with their roofline"),
+    Benchmark("gpu-predictions", "gpu_predictions", "what a GPU should reach, estimated from bytes"),
+    Benchmark("quality", "quality", "how narrower number types change a model's output"),
+    Benchmark("sharing", "sharing", "blocks saved by sampling several texts from one prompt"),
+    Benchmark("fairness", "fairness", "what fair_share gives tenants with different traffic"),
+    Benchmark("record", "record", "record steps and fit a cost model to them"),
+    Benchmark("serve", "serve", "a server under load, and the cost of 'HTTP'"),
+    Benchmark("structured", "structured", "cost of structured output"),
+    Benchmark("simulator", "simulated", "speed and memory of simulations"),
+    Benchmark("control", "control", "the control plane, compared with vLLM's if it is installed"),
 )
 
 

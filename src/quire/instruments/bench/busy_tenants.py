@@ -104,7 +104,7 @@ class BusyTenants:
         self._numbers = itertools.count()
 
     def run(self, num_tokens: int) -> Counter[str]:
-        """Step until so many tokens are computed for all tenants together; return those of each. Mutates."""
+        """Step until this many tokens are computed for all tenants together; return those of each. Mutates."""
         while self.executor.computed.total() < num_tokens:
             for tenant in self.habits:
                 self._ask(tenant)

@@ -83,7 +83,7 @@ def _requests(prompts: list[array[int]]) -> Iterator[Request]:
 
 
 def _run_until(scheduler: Scheduler, waiting: Iterator[Request], num_finished: int) -> list[float]:
-    """Step until so many requests have ended, adding one for each; returns the seconds of each step."""
+    """Step until this many requests have ended, adding one for each; returns the seconds of each step."""
     step_s = []
     while num_finished > 0:
         seconds, outcome = timed_step(scheduler)

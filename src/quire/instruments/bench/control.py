@@ -23,24 +23,27 @@ PEER_SCRIPT = Path(quire.__file__).parents[2] / "../shared/bench/bench_control_v
 
 PARTS = ("decode", "growth", "prefix", "pool", "caching", "steps")
 DESCRIPTION = (
-    "Measure the control plane: scheduling, memory management and prefix caching, without a model. Every number is a "
-    "median over runs, with its spread. Needs a machine where nothing else runs."
+    "Measure the control plane (scheduling, memory management and prefix caching) without a model. Every number "
+    "is a median over several runs, with its spread. Needs an idle machine."
 )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of this benchmark. Mutates the parser."""
-    parser.add_argument("--peer-python", metavar="PATH", help="interpreter that has vLLM; none: only quire is measured")
+    parser.add_argument(
+        "--peer-python", metavar="PATH", help="Python interpreter with vLLM installed; none: measure quire only"
+    )
     parser.add_argument(
         "--peer-script",
         metavar="FILE",
-        help="measures the peer; default: ../shared/bench/bench_control_vllm.py, seen from the root of the repository",
+        help="script that measures the peer; default: ../shared/bench/bench_control_vllm.py, seen from the root of "
+        "the repository",
     )
-    add_count(parser, "running", 256, "decode requests that run at once")
-    add_count(parser, "prompt", 512, "tokens of a prompt")
-    add_count(parser, "blocks", 100_000, "blocks of the pool")
-    add_count(parser, "steps", 300, "decode steps in a run, 17 or more")
-    add_count(parser, "repeat", 5, "runs of every measurement")
+    add_count(parser, "running", 256, "concurrent decode requests")
+    add_count(parser, "prompt", 512, "tokens per prompt")
+    add_count(parser, "blocks", 100_000, "blocks in the pool")
+    add_count(parser, "steps", 300, "decode steps per run, at least 17")
+    add_count(parser, "repeat", 5, "repetitions of each measurement")
     add_choices(parser, "only", PARTS, PARTS, "measure only these parts")
 
 

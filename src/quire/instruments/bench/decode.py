@@ -1,4 +1,4 @@
-"""A step of many decodes, beside the peer's.
+"""A step of many decodes, compared with the peer's.
 
 Ours and the peer's runs alternate, and a ratio is taken between neighbours. The peer's script is run as it is for the
 numbers that it prints, and through `peer_probe` for those that it does not (means, staggered borders, adding a prompt

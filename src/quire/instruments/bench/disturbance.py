@@ -38,7 +38,7 @@ class DisturbedRun:
 def measure_disturbance(
     engine: MeasuredEngine, sizes: tuple[int, int, int], repeat: int, draw_prompt: DrawPrompt, tell: Tell
 ) -> Section:
-    """Let chats run, and then a prompt beside them; `sizes`: chats, tokens of the prompt, steps before it comes."""
+    """Let chats run, and then add a prompt; `sizes`: chats, tokens of the prompt, steps before it comes."""
     num_chats, prompt_tokens, num_steps = sizes
     runs = []
     for index in range(repeat):

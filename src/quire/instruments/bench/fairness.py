@@ -1,4 +1,4 @@
-"""`quire bench fairness`: what fair share gives to tenants who ask differently, and how long a newcomer waits.
+"""`quire bench fairness`: what fair_share gives tenants with different traffic, and how long a newcomer waits.
 
 The real scheduler and memory over a model that is only pretended, so everything is counted in tokens and steps, and is
 the same on any machine.

@@ -13,16 +13,21 @@ SHAPES = ("qwen3-0.6b", "llama-3.2-1b", "tiny")
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
     """Add where the results are written. Mutates the parser."""
-    parser.add_argument("--json", metavar="FILE", help="write everything, all samples included")
-    parser.add_argument("--markdown", metavar="FILE", help="write the report, that is printed, to a file as well")
-    parser.add_argument("--title", metavar="TEXT", help="of the report; it takes the place of one with the same title")
+    parser.add_argument("--json", metavar="FILE", help="write all results as JSON, including every sample")
+    parser.add_argument("--markdown", metavar="FILE", help="also write the printed report to a file")
+    parser.add_argument(
+        "--title", metavar="TEXT", help="title of the report in that file; replaces a report with the same title"
+    )
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Add the settings of an engine, and a shape in place of a model. Mutates the parser."""
     add_engine_options(parser)
     parser.add_argument(
-        "--shape", metavar="NAME", choices=SHAPES, help=f"in place of MODEL, random weights: {', '.join(SHAPES)}"
+        "--shape",
+        metavar="NAME",
+        choices=SHAPES,
+        help=f"instead of MODEL, random weights in the shape of: {', '.join(SHAPES)}",
     )
 
 

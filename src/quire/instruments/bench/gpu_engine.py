@@ -1,4 +1,4 @@
-"""`quire bench gpu-engine`: whole runs on a GPU, beside the roofline of the same requests.
+"""`quire bench gpu-engine`: whole runs on a GPU, compared with the roofline of the same requests.
 
     requests ──► the engine itself            seconds from all handed over to the last token
             └──► the simulator, same scheduler, steps as fast as the device's own ceilings: the bound
@@ -73,17 +73,18 @@ def cases() -> tuple[Case, ...]:
 
 GPU_MODELS = ("qwen3-0.6b", "llama-3.1-8b")
 DESCRIPTION = (
-    "Run the nano-vllm benchmark, 256 prompts of 1,024 tokens and single streams with random weights, and hold them to "
-    "the roofline of the same requests, by ceilings of the device that are measured right before. Say --device cuda."
+    "Run the nano-vllm benchmark, 256 prompts of 1,024 tokens, and single streams, with random weights, and "
+    "compare each with the roofline of the same requests, from device limits measured right before. Needs "
+    "--device cuda."
 )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of this benchmark. Mutates the parser."""
     add_choices(parser, "only", GPU_MODELS, GPU_MODELS, "measure only these models")
-    parser.add_argument("--folder", metavar="FOLDER", help="where weights and workloads are kept, for another time")
-    add_count(parser, "repeat", 5, "runs of every measurement")
-    add_size(parser, "read-size", "4GiB", "memory that is read for the bandwidth")
+    parser.add_argument("--folder", metavar="FOLDER", help="folder that keeps weights and workloads for the next run")
+    add_count(parser, "repeat", 5, "repetitions of each measurement")
+    add_size(parser, "read-size", "4GiB", "amount of memory to read when measuring bandwidth")
     add_engine_options(parser)
 
 
@@ -133,7 +134,7 @@ def write_workloads(own: Sequence[Case], folder: Path) -> None:
 def measure_model(
     config: EngineConfig, own: Sequence[Case], options: argparse.Namespace, tell: Tell
 ) -> Iterator[Section]:
-    """Run the cases of one model so many times; each run has token ids of its own."""
+    """Run the cases of one model `repeat` times; each run has token ids of its own."""
     tell(f"loading {config.model}")
     with MeasuredEngine(config) as engine:
         engine.warm_up()

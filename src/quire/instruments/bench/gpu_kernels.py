@@ -1,4 +1,4 @@
-"""`quire bench kernels --device cuda`: paged attention on a GPU, beside what its memory and its matrix units can do.
+"""`quire bench kernels --device cuda`: paged attention on a GPU, against the limits of its memory and matrices.
 
 At the points that `quire bench gpu-predictions` foretells. Every step is checked before it is timed. What is compared
 takes turns; a time is that of one layer, in a graph over more layers than the caches hold.
@@ -113,7 +113,7 @@ class GpuKernelBench:
         self._tell = tell
 
     def measure_decodes(self, decodes: Sequence[Point]) -> Section:
-        """Measure steps of decodes beside the bandwidth."""
+        """Measure steps of decodes against the bandwidth."""
         from quire.compute.torch.attention_run import AttentionStep
 
         rows: list[tuple[str, ...]] = []
@@ -134,7 +134,7 @@ class GpuKernelBench:
         return Section("Decode attention", self._text(), header, rows, samples)
 
     def measure_prompts(self, lengths: Sequence[int]) -> Section:
-        """Measure whole prompts beside the matrix rate."""
+        """Measure whole prompts against the matrix rate."""
         from quire.compute.torch.attention_run import AttentionStep
 
         rows: list[tuple[str, ...]] = []
@@ -153,7 +153,7 @@ class GpuKernelBench:
         return Section("Prompts", self._text(), ("prompt", "µs", "% of the matrix rate"), rows, samples, goals)
 
     def measure_ratios(self, wanted: Sequence[Ratio]) -> Section:
-        """Measure steps beside one another."""
+        """Measure steps against one another."""
         rows: list[tuple[str, ...]] = []
         samples: dict[str, object] = {}
         goals: list[Goal] = []

@@ -3,7 +3,7 @@
     bound        bytes / bandwidth, or operations / rate: ceilings that were measured on one such device
     expected     what is launched, what a stream of loads must warm up to, waves of programs, shares of the ceilings
 
-Everything assumed stands in `Assumptions` and in the report. None of it was fitted to this engine: where a measurement
+All assumptions are in `Assumptions` and in the report. None of it was fitted to this engine: where a measurement
 differs, one of these numbers is wrong, or the engine is, and it can be found out which.
 """
 
@@ -173,7 +173,7 @@ def invariant_over_fastest(num_sequences: int, context: int) -> float:
 
 
 def prompt_share(assumed: Assumptions, context: int) -> float:
-    """Return the share of the rate that causal attention of a whole prompt reaches, if nothing runs beside products.
+    """Return the share of the rate that causal attention of a prompt reaches, if nothing overlaps with products.
 
     >>> round(prompt_share(Assumptions(), 4096), 2), round(prompt_share(Assumptions(), 16384), 2)
     (0.54, 0.55)
@@ -259,7 +259,7 @@ def nano_requests() -> list[OfferedRequest]:
 
 
 def even_requests(num_tokens: int) -> list[OfferedRequest]:
-    """Return 256 requests of so many tokens of prompt, and as many of output."""
+    """Return 256 requests of this many prompt tokens, and as many output tokens."""
     prompts = (array("i", [number] * num_tokens) for number in range(NANO_SEQUENCES))
     return [OfferedRequest(str(number), 0.0, prompt, num_tokens) for number, prompt in enumerate(prompts)]
 
@@ -313,7 +313,7 @@ def _engine(assumed: Assumptions, hardware: Hardware, tell: Tell) -> Section:
         "Whole runs by the real scheduler on a virtual clock, all requests at once, at most 256 sequences and 16,384 "
         "tokens in a step. The bound is the roofline of the same steps. With graphs and a step ahead the processor "
         "costs nothing until its share of a step is longer than the device's; launched one by one, every kernel costs "
-        "its launch. Whatever transformers reaches is measured beside it, not predicted."
+        "its launch. What transformers reaches is measured in the same run, not predicted."
     )
     header = ("what", "bound", "expected with graphs", "expected, launched one by one", "goal")
     return Section("Whole engine", text, header, rows, {})
@@ -359,7 +359,7 @@ def run(options: argparse.Namespace) -> int:
         rows = [(field.name.replace("_", " "), f"{getattr(assumed, field.name):g}") for field in fields(assumed)]
         text = (
             "**Predictions, not measurements: no GPU has run this engine.** Percentages are of the ceilings of the "
-            "same device. What each assumption means stands in src/quire/instruments/bench/gpu_predictions.py."
+            "same device. Each assumption is explained in src/quire/instruments/bench/gpu_predictions.py."
         )
         yield Section("Assumed of an H200", text, ("what", "value"), rows, {})
         yield _attention(assumed)

@@ -3,9 +3,9 @@
     engine alone     ids ──► scheduler, decoder ──► ids                       in this process
     over HTTP        JSON ──► server ──► engine's process ──► text ──► SSE    in others; this one is the client
 
-Whoever is first changes from run to run, and a ratio is taken within each. The client shares the processors with the
-server, which no client of a real server does: a second ratio has its processor time taken off, as if it had been spread
-over all of them.
+The order changes from run to run, and a ratio is taken within each. The client shares the processors with the server,
+which no client of a real server does: a second ratio has its processor time taken off, as if it had been spread over
+all of them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class OneWay:
 
 
 def measure_http_cost(server: MeasuredServer, options: argparse.Namespace, tell: Tell) -> Section:
-    """Measure throughput at so many streams, and the time to the first token of a prompt, both ways in turn."""
+    """Measure throughput at this many streams, and the time to the first token of a prompt, both ways in turn."""
     assert server.config is not None
     source = drawn_requests(
         DrawnShape(options.prompt_tokens, options.output_tokens), server.vocab_size, options.load_seed

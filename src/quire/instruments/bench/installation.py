@@ -1,4 +1,4 @@
-"""What pip installs with quire: the bytes of its files and of those that it requires, as this environment has them."""
+"""What pip installs with quire: the size of its files and of its dependencies in this environment."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 import quire
 
 BESIDE = "numpy"
-"""Counted apart: whoever computes in Python has it."""
+"""Counted apart: nearly every Python installation for computing has it."""
 
 NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def installed_bytes() -> dict[str, int]:
-    """Return the bytes of quire, and of every distribution that it needs beside numpy, by name."""
+    """Return the bytes of quire, and of every distribution that it needs besides numpy, by name."""
     needed = _requirements("quire", {"quire", BESIDE}) - {"quire", BESIDE}
     return {"quire": _own_bytes()} | {name: _bytes_of(metadata.distribution(name)) for name in sorted(needed)}
 

@@ -1,4 +1,4 @@
-"""`quire bench kernels`: the loops of a step by themselves, beside what the machine can do at most.
+"""`quire bench kernels`: the loops of a step alone, compared with the limits of the machine.
 
 Memory is read from beyond the caches, as in a step: products go through many copies of a matrix, attention through
 many layers. A time is the median of its calls; bandwidth and arithmetic are measured anew before each measurement that
@@ -67,7 +67,7 @@ class ProductRun:
 
 
 def together(runs: Sequence[tuple[int, ProductRun]]) -> ProductRun:
-    """Return several products, each so many times, as one: its shares are those of the bounds of all."""
+    """Return several products, each repeated, as one: its shares are those of the bounds of all."""
     num_bytes = sum(count * run.num_bytes for count, run in runs)
     num_operations = sum(count * run.num_operations for count, run in runs)
     rates = [(count * run.num_operations, run.arithmetic) for count, run in runs if run.arithmetic is not None]
@@ -82,8 +82,8 @@ def together(runs: Sequence[tuple[int, ProductRun]]) -> ProductRun:
 
 PARTS = ("limits", "products", "attention")
 DESCRIPTION = (
-    "Measure the bandwidth and the arithmetic of the machine, and products and paged attention beside them, without a "
-    "model."
+    "Measure the machine's memory bandwidth and arithmetic, and compare matrix products and paged attention with "
+    "them. Needs no model."
 )
 
 
@@ -91,29 +91,30 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of this benchmark. Mutates the parser."""
     add_choices(parser, "only", PARTS, PARTS, "measure only these parts")
     parser.add_argument(
-        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: paged attention, at points of its own"
+        "--device", choices=("cpu", "cuda"), default="cpu", help="cuda: measure paged attention on a GPU"
     )
     parser.add_argument(
         "--shape",
         metavar="NAME",
         nargs="+",
         default=SHAPES[:2],
-        help=f"whose matrices and heads: {', '.join(SHAPES)}, or a model folder; default: {' '.join(SHAPES[:2])}",
+        help=f"models whose matrices and heads to use: {', '.join(SHAPES)}, or a model folder; default: "
+        f"{' '.join(SHAPES[:2])}",
     )
-    add_counts(parser, "rows", (1, 2, 4, 8, 16, 32, 64, 256, 512, 2048), "rows of the products")
-    add_counts(parser, "block-sizes", (16, 32, 64, 128), "tokens in a block of attention")
+    add_counts(parser, "rows", (1, 2, 4, 8, 16, 32, 64, 256, 512, 2048), "rows per matrix product")
+    add_counts(parser, "block-sizes", (16, 32, 64, 128), "tokens per block in attention")
     parser.add_argument(
         "--decodes",
         metavar="NxTOKENS",
         nargs="+",
         type=decode_load,
         default=((1, 8192), (8, 2048), (32, 512)),
-        help="sequences and their tokens, of attention; default: 1x8192 8x2048 32x512",
+        help="sequences x tokens in attention; default: 1x8192 8x2048 32x512",
     )
-    add_count(parser, "repeat", 5, "runs of every measurement")
+    add_count(parser, "repeat", 5, "repetitions of each measurement")
     parser.add_argument("--num-threads", metavar="N", type=count, help="default: as many as the system grants cores")
-    add_size(parser, "read-size", "1GiB", "memory that is read for the bandwidth")
-    add_size(parser, "working-set", "512MiB", "memory that is gone through in turn, more than the caches hold")
+    add_size(parser, "read-size", "1GiB", "amount of memory to read when measuring bandwidth")
+    add_size(parser, "working-set", "512MiB", "memory to cycle through; must be larger than the caches")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -323,7 +324,7 @@ class KernelBench:
         return runs
 
     def measure_int8_attention(self, shape: KernelShape) -> Section:
-        """Measure the longer decodes over keys and values of int8 beside those of bfloat16, in turn."""
+        """Measure the longer decodes over keys and values of int8 and of bfloat16, in turn."""
         rows: list[tuple[str, ...]] = []
         samples: dict[str, object] = {}
         goals: list[Goal] = []

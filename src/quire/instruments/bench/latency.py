@@ -75,7 +75,7 @@ class DecodeRun:
 
 @dataclass(frozen=True, slots=True)
 class PrefillRun:
-    """A prompt: seconds to its first token, and the arithmetic of the machine beside it."""
+    """A prompt: seconds to its first token, and the arithmetic of the machine at that time."""
 
     first_token_s: float
     num_operations: int | None
@@ -90,7 +90,8 @@ class PrefillRun:
 
 
 DESCRIPTION = (
-    "Measure steps of decodes for contexts and numbers of sequences, beside the time to read weights and KV memory "
+    "Measure steps of decodes for contexts and numbers of sequences, compared with the time to read weights and KV "
+    "memory "
     "once, and the time to the first token of prompts."
 )
 
@@ -100,10 +101,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_counts(parser, "contexts", (256,), "tokens of the context that a step of decodes sees")
     add_counts(parser, "sequences", (1, 4, 16, 32, 64), "sequences that decode side by side")
     add_counts(parser, "prompts", (512, 1024, 2048, 4096), "tokens of prompts, for the time to the first token")
-    add_count(parser, "chats", 16, "chats that run beside the longest of the prompts")
+    add_count(parser, "chats", 16, "chats that run during the longest of the prompts")
     add_count(parser, "steps", 32, "decode steps in a run")
-    add_count(parser, "repeat", 5, "runs of every measurement")
-    add_size(parser, "read-size", "1GiB", "memory that is read for the bandwidth")
+    add_count(parser, "repeat", 5, "repetitions of each measurement")
+    add_size(parser, "read-size", "1GiB", "amount of memory to read when measuring bandwidth")
     add_model_options(parser)
 
 
@@ -125,7 +126,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def with_room(config: EngineConfig, num_sequences: int) -> EngineConfig:
-    """Return the settings with room for so many sequences in a step, wherever it is computed."""
+    """Return the settings with room for this many sequences in a step, on any device."""
     least = config.resolved()
     sequences = config.max_num_seqs if least.max_num_seqs >= num_sequences else num_sequences
     tokens = config.max_num_batched_tokens if least.max_num_batched_tokens >= num_sequences else num_sequences
@@ -174,7 +175,7 @@ class LatencyBench:
         return Section("Decode", text, (*header, *shares), rows, samples, self._decode_goals(runs))
 
     def _decode(self, context: int, num_sequences: int) -> DecodeRun:
-        """Run prompts until all sequences decode, then time so many steps; the context is reached in their middle."""
+        """Run prompts until all sequences decode, then time this many steps; the context is reached in their middle."""
         engine, num_steps = self._engine, self._options.steps
         bandwidth, arithmetic = self._limits.bandwidth(), self._limits.arithmetic()
         started = set[str]()
@@ -293,7 +294,7 @@ class LatencyBench:
         )
 
     def measure_disturbance(self) -> Iterator[Section]:
-        """Measure chats beside the longest of the prompts."""
+        """Measure chats during the longest of the prompts."""
         options = self._options
         fitting = [length for length in options.prompts if length < self._engine.client.limits.max_model_len]
         if fitting:
@@ -309,7 +310,7 @@ class LatencyBench:
         return tuple(self._random.randrange(self._engine.vocab_size) for _ in range(length))
 
     def _require_room(self, context: int, num_sequences: int) -> None:
-        """Raise unless so many sequences can decode side by side: who had to wait or to yield would not be measured."""
+        """Raise unless this many sequences can decode together: a waiting one would not be measured."""
         report = self._engine.blueprint.report
         plan, spec = report.plan, self._engine.blueprint.backend.facts.kv_spec
         # Those that are ready first decode while the prompts of the others are computed.

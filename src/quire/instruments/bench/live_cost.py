@@ -1,4 +1,4 @@
-"""What watching costs: the same load on a server that nobody watches, and on one whose memory somebody watches.
+"""What watching costs: the same load on a server without a reader of /live, and on one with a reader.
 
     nobody watches     requests ──► server ──► engine
     one reader         requests ──► server ──► engine      and GET /live, read as fast as it comes
@@ -88,7 +88,7 @@ class LiveReading:
 
 
 def measure_live_cost(server: MeasuredServer, options: argparse.Namespace, tell: Tell) -> Section:
-    """Measure the throughput at so many streams with a reader and without one, in turn."""
+    """Measure the throughput at this many streams with and without a reader, in turn."""
     shape = DrawnShape(options.prompt_tokens, options.output_tokens)
     source = drawn_requests(shape, server.vocab_size, options.load_seed)
     _run(server.target, [next(source)])

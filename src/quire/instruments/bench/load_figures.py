@@ -1,4 +1,4 @@
-"""What is said of a load: rates in its steady middle, percentiles of times, and goodput.
+"""The figures of a load: rates in its steady middle, percentiles of times, and goodput.
 
     0 ── warm-up ──┬────────── window ──────────┬─ duration ─── the rest ends
                    rates: what ended in here
@@ -44,7 +44,7 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class LoadFigures:
-    """One level of load, and what came of it. Rates are a second; `times_ms` has no entry where nothing happened."""
+    """One level of load, and its results. Rates are per second; `times_ms` has no entry where nothing happened."""
 
     name: str
     offered: float

@@ -1,4 +1,4 @@
-"""LoadRun: offers requests to a server, in an open or a closed loop, and notes what became of each.
+"""LoadRun: sends requests to a server, in an open or a closed loop, and records each result.
 
     0 ──────────── duration ──────────── duration + patience
       requests begin       those under way may end    the rest is cut off: its client goes away
@@ -21,7 +21,7 @@ from quire.instruments.bench.workload_file import WorkloadRequest
 from quire.instruments.http.connection import HttpClient, Reply
 
 MAX_PAUSE_S = 1.0
-"""So long does one of a closed loop wait at most before it comes again, whatever it was told."""
+"""The longest that a client of a closed loop waits before it retries, whatever the server asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Target:
     api_key: str = ""
 
     def client(self) -> HttpClient:
-        """Return a client of it, for the event loop that runs."""
+        """Return a client for it, for the running event loop."""
         return HttpClient(self.url, headers={"Authorization": f"Bearer {self.api_key}"} if self.api_key else None)
 
 
@@ -62,7 +62,7 @@ def run_open(
 def run_closed(
     target: Target, requests: Iterator[WorkloadRequest], concurrency: int, duration_s: float, patience_s: float
 ) -> LoadResult:
-    """Keep so many requests under way."""
+    """Keep this many requests running."""
     return asyncio.run(LoadRun(target, requests, duration_s).run((), concurrency, patience_s))
 
 
@@ -81,7 +81,7 @@ class LoadRun:
         self._outcomes: list[Outcome] = []
 
     async def run(self, arrivals: Sequence[float], concurrency: int, patience_s: float) -> LoadResult:
-        """Offer the load and return what became of it. Mutates."""
+        """Offer the load and return the results. Mutates."""
         self._client = self._target.client()
         bodies = [self._next_request() for _ in arrivals]  # made before the clock runs
         processor_s = time.process_time()

@@ -82,7 +82,8 @@ class WatchedRunner:
 class WatchedWorker:
     """A worker, and how long it computes.
 
-    Where it launches steps ahead, the decoder runs beside the host: its time is then that for which the host waits.
+    If it launches steps ahead, the decoder runs in parallel with the host: its time is then that for which the host
+    waits.
     """
 
     def __init__(self, watch: StepWatch, parts: WorkerParts) -> None:

@@ -20,7 +20,7 @@ from quire.reporting.results import Tell
 
 SCHEMES = ("http://", "https://")
 ASSUMED_VOCAB_SIZE = 32_000
-"""Of a model that somebody else serves: nearly all have as many tokens or more."""
+"""For a model on another server: nearly all have at least as many tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ def _target(options: argparse.Namespace, url: str) -> Target:
 
 
 def _api_key(name: str) -> str:
-    """A key on the command line would be seen by others, and stand in the report."""
+    """A key on the command line would be visible to others, and be in the report."""
     if name and not os.environ.get(name):
         raise InvalidConfigError("api-key-env", name, "a name in the environment that holds the key")
     return os.environ[name] if name else ""
@@ -87,4 +87,4 @@ def _refuse_engine_options(options: argparse.Namespace) -> None:
             "only", " ".join(options.only), "load: what HTTP and watching cost needs a server of our own"
         )
     if given:
-        raise InvalidConfigError(given[0], getattr(options, given[0]), "none beside the URL of a server that runs")
+        raise InvalidConfigError(given[0], getattr(options, given[0]), "none with the URL of a running server")

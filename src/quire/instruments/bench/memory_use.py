@@ -1,4 +1,4 @@
-"""`quire bench memory`: where the memory goes, as it was planned and as the process really holds it.
+"""`quire bench memory`: memory use, as planned and as the process really holds it.
 
     start ──plan──► load ─────────────► ready ──workload──► done
                     peak, weights               peak, KV blocks written, waste by the ledger
@@ -26,7 +26,7 @@ from quire.reporting.results import Tell, run_benchmark
 from quire.reporting.samples import show
 
 MAX_BESIDE_BYTES = 400_000_000
-"""So much may be held beside weights and KV blocks."""
+"""Memory that may be held in addition to weights and KV blocks."""
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class KVWaste:
 
 @dataclass(slots=True)
 class Stages:
-    """What the process held, stage by stage; None where the system does not say."""
+    """What the process held, stage by stage; None where unknown: the system does not report it."""
 
     start: ProcessMemory | None = None
     ready: ProcessMemory | None = None
@@ -68,14 +68,14 @@ class Stages:
 
 
 DESCRIPTION = (
-    "Compare the memory that was planned with what the process holds, at the peak of loading and in service, and "
-    "measure how much of the KV memory in use holds nothing."
+    "Compare planned memory with what the process holds, at the peak of loading and in service, and measure how "
+    "much of the KV memory in use is empty."
 )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of this benchmark. Mutates the parser."""
-    parser.add_argument("--workload", metavar="FILE", help="what is run; default: requests of mixed lengths")
+    parser.add_argument("--workload", metavar="FILE", help="workload file; default: requests of mixed lengths")
     parser.add_argument("--limit", metavar="N", type=count, default=0, help="only the first N requests")
     add_model_options(parser)
 

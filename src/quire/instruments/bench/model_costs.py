@@ -1,4 +1,4 @@
-"""What a step of a model must read and compute at the least: the bounds that measurements are held to.
+"""What a step of a model must read and compute at least: the bounds to compare measurements with.
 
     a step of decodes   reads every weight once, and the keys and values of its sequences; multiplies as a prompt does
     a prompt            multiplies every weight with every token, and queries with the keys and values before them

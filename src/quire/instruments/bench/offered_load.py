@@ -1,4 +1,4 @@
-"""What is offered to a server: when requests are due, and what they ask for.
+"""The load for a server: when requests are due, and what they ask for.
 
     open loop      requests are due at times that do not depend on the server, as those of many users are
     closed loop    a fixed number is under way, and the next one begins when one ends
@@ -93,4 +93,4 @@ def request_source(
 def require_token_ids(workload: Workload | None, endpoint: str) -> None:
     """Raise `WorkloadError` for a workload, which is token ids, that is to be sent as chats."""
     if workload is not None and endpoint == CHAT:
-        raise WorkloadError("endpoint", endpoint, "completions, beside a workload: its prompts are token ids")
+        raise WorkloadError("endpoint", endpoint, "completions, with a workload: its prompts are token ids")

@@ -39,7 +39,7 @@ class Peer:
         return self._run([self.script, *self.arguments])
 
     def run_probe(self, *, stagger: int = 1) -> dict[str, Any]:
-        """Return all samples of one run; `stagger` spreads the lengths of prompts over so many tokens."""
+        """Return all samples of one run; `stagger` spreads the lengths of prompts over this many tokens."""
         return self._run([peer_probe.__file__, self.script, str(stagger), *self.arguments])
 
     def _run(self, arguments: Sequence[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`quire bench quality`: what narrower numbers do to what a model says.
+"""`quire bench quality`: how narrower number types change a model's output.
 
     every prompt ──► float32 (the reference) ──► logits of each position ──┐
                  └─► each other setting       ──► logits of each position ─┴─► perplexity, KL divergence, agreement
@@ -154,15 +154,15 @@ def divergences(reference: Numbers, other: Numbers) -> Numbers:
 
 
 DESCRIPTION = (
-    "Read texts with weights of float32, bfloat16 and int8, and measure the perplexity, how far the distribution of "
-    "the next token is from that of float32, and how often the likeliest token is the same."
+    "Read texts with float32, bfloat16 and int8 weights, and measure perplexity, how far the next-token "
+    "distribution is from float32's, and how often the likeliest token is the same."
 )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of this benchmark. Mutates the parser."""
     add_model(parser)
-    parser.add_argument("--workload", metavar="FILE", required=True, help="texts that are read: prompts of a workload")
+    parser.add_argument("--workload", metavar="FILE", required=True, help="workload file whose prompts to read")
     parser.add_argument("--limit", metavar="N", type=count, default=0, help="only the first N texts")
 
 

@@ -51,16 +51,18 @@ FIGURES = (
 
 
 DESCRIPTION = (
-    "Record the steps of an engine under simulated traffic, fit a cost model to them for `quire simulate --steps`, and "
-    "compare what it foretells of other traffic with what is measured. Latencies are in milliseconds."
+    "Record the steps of an engine under simulated traffic, fit a cost model to them for `quire simulate "
+    "--steps`, and compare its predictions for other traffic with measurements. Latencies are in milliseconds."
 )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of this benchmark. Mutates the parser."""
-    add_seconds(parser, "duration", 40.0, "seconds of traffic to fit to, and to foretell at each load")
-    parser.add_argument("--load-seed", metavar="N", type=int, default=0, help="of arrivals and prompts; default: 0")
-    parser.add_argument("--steps", metavar="FILE", help="write the recorded steps, a JSON object a line")
+    add_seconds(parser, "duration", 40.0, "seconds of traffic for the fit, and for the prediction at each load")
+    parser.add_argument(
+        "--load-seed", metavar="N", type=int, default=0, help="random seed of arrivals and prompts; default: 0"
+    )
+    parser.add_argument("--steps", metavar="FILE", help="write the recorded steps, one JSON object per line")
     add_model_options(parser)
 
 

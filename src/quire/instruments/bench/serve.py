@@ -1,8 +1,7 @@
-"""`quire bench serve`: what users of a server see, as more and more of them come.
+"""`quire bench serve`: latency and throughput of a server under growing load.
 
-    --rates auto     closed loop ──► what the server can do ──► open loops at half of it, at all of it, at twice
-    --rates 1 2 4    open loops at these rates
-    --concurrency 8  closed loops with so many under way
+    --rates auto     closed loop ──► what the server can do ──► open loops at half of it, at all of it, at twice --rates
+    1 2 4    open loops at these rates --concurrency 8  closed loops with N concurrent requests
 
 What is due is sent when it is due, however the server does, and times count from then on. Overload is part of the
 measurement: rejections are counted and timed, and what others got meanwhile is the figure.
@@ -54,7 +53,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLevel:
-    """A level, what came of it, and the memory that our own server held before and after."""
+    """A level, its results, and the memory that our own server held before and after."""
 
     level: Level
     result: LoadResult
@@ -64,9 +63,10 @@ class MeasuredLevel:
 
 PARTS = ("load", "http", "live")
 DESCRIPTION = (
-    "Offer load to a server, at given rates or with so many requests under way, and measure times to first tokens and "
-    "between tokens, goodput, rejections and errors. MODEL may be the URL of any server with the interface of OpenAI; "
-    "otherwise the model is served meanwhile. Without --rates and --concurrency it finds out what the server can do, "
+    "Put load on a server, at given rates or with a fixed number of concurrent requests, and measure time to first "
+    "token, time between tokens, goodput, rejections and errors. MODEL may be the URL of any OpenAI-compatible "
+    "server; otherwise quire serves the model meanwhile. Without --rates and --concurrency it finds out what the "
+    "server can do, "
     "and offers half of it, all of it, and twice as much."
 )
 
@@ -74,35 +74,39 @@ DESCRIPTION = (
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of this benchmark. Mutates the parser."""
     add_choices(parser, "only", PARTS, PARTS, "measure only these parts")
-    parser.add_argument("--rates", metavar="RATE", nargs="+", default=(), help="requests a second, or auto (default)")
+    parser.add_argument("--rates", metavar="RATE", nargs="+", default=(), help="requests per second, or auto (default)")
     parser.add_argument(
-        "--concurrency", metavar="N", type=count, nargs="+", default=(), help="closed loops with so many under way"
+        "--concurrency", metavar="N", type=count, nargs="+", default=(), help="closed loops with N concurrent requests"
     )
     parser.add_argument("--arrivals", choices=("poisson", "fixed"), default="poisson", help="default: poisson")
-    add_seconds(parser, "duration", 30.0, "seconds of a level")
-    add_seconds(parser, "patience", 30.0, "seconds that requests may take to end after that")
+    add_seconds(parser, "duration", 30.0, "seconds per load level")
+    add_seconds(parser, "patience", 30.0, "seconds that requests may take to finish after that")
     parser.add_argument("--endpoint", choices=("completions", "chat"), default="completions", help="what is asked")
-    parser.add_argument("--workload", metavar="FILE", help="requests; default: drawn ones of these lengths")
+    parser.add_argument(
+        "--workload", metavar="FILE", help="workload file; default: generated requests with the lengths below"
+    )
     parser.add_argument("--limit", metavar="N", type=count, default=0, help="only the first N requests of the file")
-    add_count(parser, "prompt-tokens", 128, "tokens of a drawn prompt")
-    add_count(parser, "output-tokens", 64, "tokens of its output")
+    add_count(parser, "prompt-tokens", 128, "tokens per generated prompt")
+    add_count(parser, "output-tokens", 64, "tokens per output")
     parser.add_argument(
-        "--length-spread", metavar="SHARE", type=share, default=0.0, help="drawn lengths differ by this share at most"
+        "--length-spread", metavar="SHARE", type=share, default=0.0, help="generated lengths vary by at most this share"
     )
     parser.add_argument(
-        "--goodput", metavar="NAME:MS", nargs="+", default=(), help="what makes a request good, as ttft:500 tpot:50"
+        "--goodput",
+        metavar="NAME:MS",
+        nargs="+",
+        default=(),
+        help="latency targets in ms that a good request meets, such as ttft:500 tpot:50",
     )
-    parser.add_argument("--load-seed", metavar="N", type=int, default=0, help="of arrivals and prompts; default: 0")
+    parser.add_argument(
+        "--load-seed", metavar="N", type=int, default=0, help="random seed of arrivals and prompts; default: 0"
+    )
     parser.add_argument("--plot", metavar="FILE", help="write latency over offered load as SVG")
-    add_count(parser, "streams", 64, "requests at once, for what HTTP and watching cost")
-    add_count(parser, "repeat", 5, "runs of that")
-    parser.add_argument(
-        "--name", metavar="NAME", default="", help="what the server calls the model; default: its first"
-    )
-    parser.add_argument(
-        "--api-key-env", metavar="NAME", default="", help="name in the environment that holds the API key"
-    )
-    parser.add_argument("--vocab-size", metavar="N", type=count, help="ids of drawn prompts lie below it")
+    add_count(parser, "streams", 64, "concurrent requests when measuring the cost of HTTP and of the dashboard")
+    add_count(parser, "repeat", 5, "repetitions of that measurement")
+    parser.add_argument("--name", metavar="NAME", default="", help="model name on the server; default: its first model")
+    parser.add_argument("--api-key-env", metavar="NAME", default="", help="environment variable that holds the API key")
+    parser.add_argument("--vocab-size", metavar="N", type=count, help="token ids of generated prompts are below this")
     add_model_options(parser)
 
 

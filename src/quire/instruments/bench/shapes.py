@@ -79,7 +79,7 @@ CONFIGS = {"qwen3-0.6b": QWEN3, "llama-3.2-1b": LLAMA3, "tiny": TINY}
 
 HEAD = "head"
 RANDOM_NUMBERS = 1_000_003
-"""So many before they repeat: a prime, so that no two rows of a matrix are alike."""
+"""How many random numbers come before they repeat: a prime, so that no two rows of a matrix are alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def measured_config(options: argparse.Namespace) -> Iterator[EngineConfig]:
         yield config
         return
     if "model" in options:
-        raise InvalidConfigError("model", config.model, "none beside --shape")
+        raise InvalidConfigError("model", config.model, "none with --shape")
     with tempfile.TemporaryDirectory(prefix="quire-bench-") as parent:
         folder = Path(parent) / options.shape
         write_random_checkpoint(folder, options.shape)

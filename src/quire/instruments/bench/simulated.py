@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of this benchmark. Mutates the parser."""
     add_seconds(parser, "duration", 120.0, "simulated seconds of the users")
     add_count(parser, "hour", 3600, "simulated seconds of the longer traffic, 4 or more")
-    add_count(parser, "repeat", 5, "runs of every measurement")
+    add_count(parser, "repeat", 5, "repetitions of each measurement")
 
 
 def run(options: argparse.Namespace) -> int:

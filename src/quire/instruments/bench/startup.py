@@ -56,7 +56,7 @@ DESCRIPTION = (
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of this benchmark. Mutates the parser."""
     add_count(parser, "repeat", 5, "processes of each kind")
-    add_size(parser, "read-size", "1GiB", "memory that is read for the bandwidth")
+    add_size(parser, "read-size", "1GiB", "amount of memory to read when measuring bandwidth")
     add_model_options(parser)
 
 
@@ -121,12 +121,13 @@ def measure_installation() -> Section:
     total = sum(found.values())
     rows = [(name, f"{size / 1e6:.1f}") for name, size in sorted(found.items(), key=lambda each: -each[1])]
     text = (
-        "The files of quire, and those of what it requires beside numpy, as they lie in this environment. Where quire "
+        "The files of quire, and those of what it requires besides numpy, as installed in this environment. Where "
+        "quire "
         "is used in place, the files of its sources are counted."
     )
     goals = [Goal("installed beside numpy, MB", total / 1e6, MAX_INSTALLED_BYTES / 1e6)]
     samples: dict[str, object] = {"bytes": found}
-    return Section("Installation", text, ("what", "MB"), [*rows, ("in all", f"{total / 1e6:.1f}")], samples, goals)
+    return Section("Installation", text, ("what", "MB"), [*rows, ("total", f"{total / 1e6:.1f}")], samples, goals)
 
 
 def _load(config: EngineConfig, bandwidth: float) -> LoadRun:

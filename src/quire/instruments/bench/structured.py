@@ -1,6 +1,6 @@
-"""`quire bench structured`: what holding texts to a schema costs, over HTTP.
+"""`quire bench structured`: cost of structured output, over HTTP.
 
-    throughput     so many streams at once, free and held to a schema that no text of this length can end, in turn
+    throughput     many streams at once, free and held to a schema that no text of this length can end, in turn
     first token    one prompt at a time, free and held to a schema that nobody has sent before, in turn
 
 Both kinds draw their tokens alike (temperature 1, seeds), from prompts that nothing of is in the cache, and write the
@@ -83,20 +83,20 @@ LONG_SCHEMA: Final = usual_schema("order", LEAST_RECORDS)
 
 
 DESCRIPTION = (
-    "Serve a model and measure the throughput of many streams, free and held to a schema, and the time to the first "
-    "token of a prompt, free and with a schema that nobody has sent before; both in turn. A shape gets a tokenizer of "
-    "as many tokens as it says."
+    "Serve a model and measure the throughput of many streams with and without a schema, and the time to first "
+    "token with and without a schema that is new to the server, alternating. A --shape gets a tokenizer with as "
+    "many tokens as the shape has."
 )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of this benchmark. Mutates the parser."""
     add_count(parser, "streams", 32, "requests at once")
-    add_count(parser, "prompt-tokens", 128, "tokens of a drawn prompt")
-    add_count(parser, "output-tokens", 128, "tokens of its output")
-    add_count(parser, "schemas", 5, "new schemas in a run")
-    add_count(parser, "repeat", 5, "runs of both kinds")
-    parser.add_argument("--load-seed", metavar="N", type=int, default=0, help="of the prompts; default: 0")
+    add_count(parser, "prompt-tokens", 128, "tokens per generated prompt")
+    add_count(parser, "output-tokens", 128, "tokens per output")
+    add_count(parser, "schemas", 5, "new schemas per run")
+    add_count(parser, "repeat", 5, "repetitions of each kind")
+    parser.add_argument("--load-seed", metavar="N", type=int, default=0, help="random seed of the prompts; default: 0")
     add_model_options(parser)
 
 

@@ -28,8 +28,8 @@ TEXT = (
 
 
 DESCRIPTION = (
-    "Run workloads from files, one JSON request a line, and measure tokens per second, times to first tokens and "
-    "between tokens, cached tokens, preemptions, memory and the time to load."
+    "Run workloads from files, one JSON request per line, and measure tokens per second, time to first token, "
+    "time between tokens, cached tokens, preemptions, memory and load time."
 )
 
 
@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of this benchmark. Mutates the parser."""
     parser.add_argument("--workload", metavar="FILE", nargs="+", required=True, help="workloads, run one after another")
     parser.add_argument("--limit", metavar="N", type=count, default=0, help="only the first N requests of each")
-    add_count(parser, "repeat", 5, "runs of every workload")
+    add_count(parser, "repeat", 5, "repetitions of each workload")
     add_model_options(parser)
 
 
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
 def measure_workloads(
     engine: MeasuredEngine, workloads: Sequence[Workload], repeat: int, tell: Tell
 ) -> Iterator[Section]:
-    """Run every workload so many times; each run has token ids of its own."""
+    """Run every workload `repeat` times; each run has token ids of its own."""
     number = 1
     for workload in workloads:
         runs = []

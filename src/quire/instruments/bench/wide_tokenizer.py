@@ -21,7 +21,7 @@ from quire.engine.text.tokenizer_files import TOKENIZER_FILE
 END: Final = "<|endoftext|>"
 SPACE: Final = "Ġ"
 MAX_TOKEN_LENGTH: Final = 16
-"""Longer ones are numbers and keys that stand in sources, not words."""
+"""Longer ones are numbers and keys in sources, not words."""
 
 MAX_CORPUS_CHARACTERS: Final = 32_000_000
 PIECES: Final = (
@@ -30,7 +30,7 @@ PIECES: Final = (
 
 
 def write_wide_tokenizer(folder: Path, vocab_size: int, *, max_corpus_characters: int = MAX_CORPUS_CHARACTERS) -> None:
-    """Write a tokenizer of exactly so many tokens, the last of which ends a text; it takes some seconds."""
+    """Write a tokenizer of exactly this many tokens, the last of which ends a text; it takes some seconds."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

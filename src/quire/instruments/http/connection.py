@@ -3,9 +3,9 @@
     exchange ──► an idle connection, or a new one ──► request bytes, written at once
              ◄── status, headers; pieces of the body as they come; then the connection is idle again
 
-Whoever measures a server on the same machine takes processor time from it, so this is a parser in C between two
-callbacks and nothing else: no library for requests, no task per connection, no copies of bodies that somebody takes
-as they come. An exchange that is cancelled closes its connection, which is how a client goes away.
+A client on the same machine as the server takes processor time from it, so this is a parser in C between two callbacks
+and nothing else: no library for requests, no task per connection, no copies of bodies that a caller takes as they come.
+An exchange that is cancelled closes its connection, which is how a client goes away.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HTTP_OK = 200
 
 @dataclass(slots=True)
 class Reply:
-    """A status, headers with names in small letters, and the body, but for what somebody took as it came."""
+    """A status, headers with names in small letters, and the body, except what a caller took as it came."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Clients that do not behave: requests byte by byte, streams that are left, answers that are never read."""
+"""Clients that misbehave: requests sent byte by byte, abandoned streams, answers that are never read."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Stream:
         return 0 if self._response is None else self._response.status
 
     def read_events(self, count: int) -> list[bytes]:
-        """Wait for so many events, or for the end of the connection; returns what came."""
+        """Wait for this many events, or for the end of the connection; return what came."""
         if self._response is None:
             self._response = HTTPResponse(self.connection)
             self._response.begin()

@@ -1,4 +1,4 @@
-"""Bystanders: requests that have nothing to do with a case, and must not notice it.
+"""Bystanders: requests unrelated to a case, which must not notice it.
 
 Each of them is drawn with a seed, so its tokens, text and log-probabilities are known from a run in which nothing
 happened. They are asked for over and over, from threads of their own, by every server that a case is about: whatever
@@ -121,7 +121,7 @@ class Bystanders:
             body = {"model": self._model, **bystander_body(index)}
             answer = ask(self._url, body, headers=self._headers, timeout_s=TIMEOUT_S)
             found = outcome_of(answer) if answer.status == 200 else None
-        except Exception as error:  # whatever it is, it is noted
+        except Exception as error:  # every error is recorded
             self._note_lost(f"{type(error).__name__}: {error}")
             return
         with self._lock:

@@ -1,4 +1,4 @@
-"""Case: one thing that is done to a server, and what has to become of it."""
+"""Case: one attack on a server, and its required outcome."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CaseResult:
 
     @property
     def verdict(self) -> str:
-        """What became of it, in a word."""
+        """The result, in a word."""
         return "ok" if self.has_passed else "FAILED" if self.is_built else "not built"
 
     def __str__(self) -> str:

@@ -24,7 +24,7 @@ MAX_HELD_BYTES = 128e6
 
 
 def failing_forward(stage: Stage) -> str:
-    """F1: the step that computes one token raises, again and again; whoever asked for it fails alone."""
+    """F1: the step that computes one token raises, again and again; the request that asked for it fails alone."""
     token = stage.rare_token()
     with stage.serving(ServerSpec.of({"QUIRE_FAILPOINTS": f"error:token={token}"})) as server:
         answers = [_poisoned(server, token) for _ in range(3)]
@@ -177,7 +177,7 @@ def _poisoned_stream(server: TortureServer, token: int) -> tuple[int, list[bytes
 
 
 def _wait_for_bystanders(server: TortureServer, count: int) -> None:
-    """Wait until so many more bystanders have got their tokens: the server serves."""
+    """Wait until this many more bystanders have got their tokens: the server serves."""
     assert server.bystanders is not None
     counts = server.bystanders.counts
     wanted = counts.num_same + count
@@ -199,7 +199,7 @@ def _at_once(call: Callable[[int], Answer], indices: Sequence[int]) -> list[Answ
 
 
 def _leave_after(server: TortureServer, bodies: Sequence[dict[str, Any]], num_events: int) -> None:
-    """Ask for all of them, read so many events of each, and leave."""
+    """Send all of them, read this many events of each, and leave."""
     streams = [Stream(server.address, "/v1/completions", {"model": server.model, **body}) for body in bodies]
     wait_until(lambda: server.metric("quire_sequences_admitted") >= len(bodies), "let in", 10.0)
     for stream in streams:

@@ -1,4 +1,4 @@
-"""Runs in a process of its own: many clients ask for all that they can get, until the input ends.
+"""Runs in a process of its own: many clients send requests as fast as they can, until the input ends.
 
     python -m quire.instruments.torture.flood http://127.0.0.1:8000 KEY 400 < BODIES
 

@@ -34,7 +34,7 @@ class Flood:
     num_bytes: int
 
     def body(self, num_bytes: int) -> bytes:
-        """Return a body of at most so many bytes. Does not mutate."""
+        """Return a body of at most this many bytes. Does not mutate."""
         left, pieces, index = num_bytes - len(self.begin) - len(self.end), [], 0
         first = self.piece(0)
         if first == self.piece(1):

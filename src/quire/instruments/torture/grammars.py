@@ -1,4 +1,4 @@
-"""L9: grammars that are dear to follow, one after another, while another tenant's texts go on at their rate.
+"""L9: grammars that are expensive to follow, while another tenant's texts keep their rate.
 
 alone     the other tenant asks for texts, free ones and ones held to a schema, in a closed loop
 beside    a tenant sends grammars of which single masks take seconds, each a new one, some of them many times over
@@ -44,7 +44,7 @@ DEAR: Final[tuple[tuple[str, str], ...]] = (
 
 
 def dear_grammars(stage: Stage) -> str:
-    """L9: another tenant's texts keep their rate and their bits, and who sent the grammars is told what is wrong."""
+    """L9: another tenant's texts keep their rate and bits, and the sender of the grammars learns the reason."""
     seconds = 3.0 if stage.is_quick else 15.0
     with stage.serving(KEYED) as server:
         expected = [_text(server, form) for form in TEXTS]

@@ -1,4 +1,4 @@
-"""Faults that end nothing: an engine that stands still, modules in the way, no more files, a log that nobody reads."""
+"""Faults that end nothing: a frozen engine, shadowed modules, no more files, a log that is never read."""
 
 from __future__ import annotations
 

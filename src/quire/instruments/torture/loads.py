@@ -53,7 +53,7 @@ SLOW_MODEL: dict[str, object] = {
 
 WARM_UP_CYCLES = 1000
 NUM_FLOODS = 24
-"""Clients enough that somebody who comes first always waits."""
+"""Enough clients that another first request always waits."""
 
 
 def overload(stage: Stage) -> str:

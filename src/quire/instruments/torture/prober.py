@@ -2,7 +2,7 @@
 
     python -m quire.instruments.torture.prober http://127.0.0.1:8000/livez
 
-A thread beside the one that offers the load would measure that one, too.
+A thread next to the one that offers the load would measure that one, too.
 """
 
 from __future__ import annotations

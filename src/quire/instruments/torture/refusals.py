@@ -60,7 +60,7 @@ def _probe(fields: Mapping[str, Any] | bytes, beside: dict[str, Any], path: str,
 
 
 def refuse_all(server: TortureServer, probes: Sequence[Probe]) -> str:
-    """Send every probe beside the bystanders, then again without them; nothing of it may reach the engine."""
+    """Send every probe while bystanders run, then again without them; none may reach the engine."""
     slowest = max(_check(server, probe) for probe in probes)
     assert server.bystanders is not None
     server.bystanders.stop()

@@ -74,7 +74,7 @@ def should_retry(answer: Answer) -> bool:
 
 
 def retry_after_s(answer: Answer) -> float | None:
-    """Return how long it would wait because it was told to; None: as long as it likes.
+    """Return how long the server told it to wait; None: not told.
 
     >>> retry_after_s(Answer(503, {"retry-after": "2"}, b"", 0.0)), retry_after_s(Answer(503, {}, b"", 0.0))
     (2.0, None)

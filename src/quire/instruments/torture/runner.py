@@ -66,7 +66,7 @@ def _section(line: str, results: Sequence[CaseResult]) -> Section:
 
 
 def chosen(only: Sequence[str]) -> list[Case]:
-    """Return the cases of `--only`: by number, or all that begin with a letter; all where nothing is said.
+    """Return the cases of `--only`: by number, or all that begin with a letter; all cases without the flag.
 
     >>> [case.number for case in chosen(["L4", "f1"])]
     ['F1', 'L4']

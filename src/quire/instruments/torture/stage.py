@@ -1,4 +1,4 @@
-"""Stage: the servers that cases are about, with bystanders on each, and the books at the end.
+"""Stage: the servers of the cases, with bystanders on each, and the final checks of the books.
 
     with stage.serving(spec) as server:        a server for these settings; bystanders begin
         …                                      the case
@@ -78,7 +78,7 @@ class Resources:
 
 
 class TortureServer:
-    """A server in trouble: what cases ask it, and what they learn of it."""
+    """A server under attack: what cases send to it, and what they learn about it."""
 
     def __init__(self, spec: ServerSpec, process: ServerProcess, model: str) -> None:
         self.spec = spec

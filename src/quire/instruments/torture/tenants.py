@@ -26,7 +26,7 @@ OTHER: dict[str, str] = {"Authorization": f"Bearer {OTHER_KEY}"}
 NUM_LARGE = 12
 LARGE_TEXT = "A very long prompt. " * ((4 << 20) // 20)
 MAX_CALL_S, MAX_RESTART_S, MAX_STOP_S = 5.0, 10.0, 8.0
-"""How long a small call, a restart of the engine and the end of the server may take beside large texts."""
+"""How long a small call, a restart of the engine and the end of the server may take during large texts."""
 
 MAX_FIRST_TOKEN_S = 2.0
 """The bar for a small call of one tenant while another one is at its limits."""
@@ -125,7 +125,7 @@ def _all_it_can_get(model: str, seed: int) -> dict[str, list[dict[str, Any]]]:
 
 
 def _waits_beside(server: TortureServer, num_clients: int, bodies: list[dict[str, Any]], seconds: float) -> list[float]:
-    """Return how long small calls waited for their first token while the other tenant asked for all of it."""
+    """Return how long small calls waited for their first token while the other tenant asked for everything."""
     arguments, pipe = (
         ("-m", "quire.instruments.torture.flood", server.url, OTHER_KEY, str(num_clients)),
         subprocess.PIPE,

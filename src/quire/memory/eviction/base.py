@@ -16,7 +16,7 @@ class EvictionPolicy(Protocol):
     """An order over the cached blocks."""
 
     def add(self, block: Block) -> None:
-        """A block became cached: its last holder let go of it. Mutates."""
+        """A block became cached: its last holder freed it. Mutates."""
         ...
 
     def remove(self, block: Block) -> None:

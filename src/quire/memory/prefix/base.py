@@ -47,7 +47,7 @@ class PrefixIndex(Protocol):
     """Finds and keeps entries. All keys of blocks are packed tokens of one and the same length."""
 
     keeps_entries: bool
-    """False where nothing is ever kept, so that nobody waits for it."""
+    """False if the index never keeps entries, so that no request waits for one."""
 
     def match(self, root: bytes, tokens: bytes) -> list[PrefixEntry]:
         """Return the entries along `tokens`, from the first block on, as far as they go. Does not mutate."""

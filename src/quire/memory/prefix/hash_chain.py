@@ -15,7 +15,7 @@ from quire.memory.prefix.base import PrefixEntry, check_entry
 
 
 class HashEntry(PrefixEntry):
-    """An entry that can stand in a chain of equal hashes."""
+    """An entry that can be in a chain of equal hashes."""
 
     __slots__ = ("same_hash",)
 

@@ -1,4 +1,4 @@
-"""Documents: words, tables and charts as values, and what is made of them.
+"""Documents: words, tables and charts as values, and their output formats.
 
 Document ─ Section ─┬─ words, Table
                     ├─ Chart ── chart_svg ──► a picture, which is also in the HTML for readers without scripts

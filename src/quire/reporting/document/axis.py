@@ -1,4 +1,4 @@
-"""Axes: where the ticks stand and how numbers are written. `charts.mjs` writes numbers by the same rule."""
+"""Axes: the positions of ticks and the format of numbers. `charts.mjs` writes numbers by the same rule."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 // Live plots in place of the still ones, by uPlot: values under the cursor, a zoom by dragging, a legend that switches
-// series off. Plots of one group share the cursor, and the mark of the film beside them.
+// series off. Plots of one group share the cursor, and the mark of the film next to them.
 
 import { showNumber } from "./format.mjs";
 import { onTheme, readColours } from "./theme.mjs";
@@ -10,7 +10,7 @@ const FEW_DECADES = 2.5; // as in axis.py
 const LONGEST_NAME = 21;
 const TILT = -30; // degrees, of names that do not fit
 const CHARACTER = 6.5; // px
-const MARKED = 24; // a line of at most so many points shows them
+const MARKED = 24; // a line of at most this many points shows them
 
 /** Return the upper edges of columns that lie on one another; hidden ones take no room. */
 export function stacked(columns, isShown) {

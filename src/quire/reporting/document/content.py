@@ -27,7 +27,7 @@ class Axis:
 
     @property
     def title(self) -> str:
-        """What stands beside the axis; that times are seconds is said by its numbers."""
+        """The label of the axis; the numbers show that times are in seconds."""
         return f"{self.label}, {self.unit}" if self.unit and self.unit != "s" else self.label
 
     @property
@@ -109,7 +109,7 @@ class Film:
     """The block map at some moments, in cells of one block or more.
 
     A picture is three planes, one after another. Who holds a cell, in 32 bits: 0 for nobody, else as in
-    `simulate/holders.py`. How much of it is held, in 8 bits, 255 being all of it. How much is only cached, likewise.
+    `simulate/holders.py`. How much is held, in 8 bits, 255 being everything. How much is only cached, likewise.
     """
 
     title: str

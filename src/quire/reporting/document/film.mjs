@@ -3,7 +3,7 @@
 //     free    a pale cell        cached  a grey one       one   the colour of its request       shared   amber
 //
 // A cell of several blocks is the stronger the more of them are held. Colours repeat after eight requests; the words
-// beside the slider and under the pointer have the numbers.
+// next to the slider and under the pointer have the numbers.
 
 import { NUM_OWNERS, onTheme, readColours } from "./theme.mjs";
 

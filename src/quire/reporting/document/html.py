@@ -63,7 +63,7 @@ def joined_modules() -> str:
 
 
 def safe_json(value: Any) -> str:
-    r"""Return JSON that can stand in a script: it has no "<", so nothing in it ends the script or begins a comment.
+    r"""Return JSON that can be inside a script: it has no "<", so nothing in it ends the script or begins a comment.
 
     >>> safe_json(["</script>"])
     '["\\u003c/script>"]'

@@ -26,7 +26,7 @@ WIDTH, HEIGHT = 760, 300  # of the picture, and of what is plotted
 EDGE, LEFT, RIGHT = 12.0, 72, 20
 FOOT, TILTED_FOOT = 52, 110
 ROW = 22
-MARKED = 24  # a line of at most so many points shows them
+MARKED = 24  # a line of at most this many points shows them
 MAX_LABELLED_BARS = 24
 LONGEST_NAME = 21
 FONT = "system-ui, 'DejaVu Sans', 'Noto Sans', sans-serif"
@@ -191,7 +191,7 @@ def stacked(chart: Chart) -> list[tuple[float | None, ...]]:
 
 
 def bar_edges(place: float, index: int, num_series: int) -> tuple[float, float]:
-    """Return from where to where a bar of a series goes: all bars of a place take four fifths of it.
+    """Return from where to where a bar of a series goes: the bars of a place together take four fifths of its width.
 
     >>> bar_edges(1.0, 0, 2), bar_edges(1.0, 1, 2)
     ((0.6, 1.0), (1.0, 1.4))
@@ -212,5 +212,5 @@ def shortened(name: str) -> str:
 
 
 def escape(words: str) -> str:
-    """Return words as they can stand in XML, which knows no control characters."""
+    """Return words escaped for XML, which does not allow control characters."""
     return escape_markup(_NO_XML.sub("\ufffd", words))

@@ -10,8 +10,8 @@ Who computes again pays again, even where another tenant's need for memory was t
 machine's time, the tenant served most is the one that yields, and free work could be had by holding more than fits.
 
 A tenant with nothing waiting earns no credit: when it comes back, it is behind those that wait by no more than it was
-when its last request left the queue. When somebody must yield, it is the latest request of the tenant served most; the
-earliest running request never yields, so that every request finishes.
+when its last request left the queue. When a request must be preempted, it is the latest request of the tenant served
+most; the earliest running request never yields, so that every request finishes.
 
 Nobody waits for long because of another tenant. Rows: if the next in turn finds none, and its tenant has none either
 (or less than half of another's), that other tenant's latest requests yield theirs. Tokens: prompts of several tenants

@@ -6,8 +6,8 @@
 
 The page is static and needs no key: it holds nothing of a server. It is read once, when the server starts, so that a
 call costs no file and no name of a call ever becomes a path. Nothing is built and nothing comes from elsewhere. The
-policy lets the page run and load what this server sends and nothing else, no line of script or style that stands in a
-document, and lets nobody frame it: what a model writes is text, and could not become more even by a mistake of ours.
+policy lets the page run and load what this server sends and nothing else, no script or style inside a document, and
+forbids framing it: what a model writes is text, and could not become more even by a mistake of ours.
 
 The files change with a version of quire, so a browser asks each time and is told that nothing is new.
 """
@@ -36,7 +36,7 @@ MEDIA_TYPES: Final = {
     ".mjs": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-"""Files of any other kind (the licence of uPlot) stand beside them and are not served."""
+"""Files of any other kind (the licence of uPlot) are in the same folder but not served."""
 
 POLICY: Final = "; ".join(
     (

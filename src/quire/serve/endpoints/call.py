@@ -28,10 +28,10 @@ from quire.serve.services import Services
 from quire.serve.sse import DONE, Envelope, EventStream, unless_gone
 
 LONG_TEXT: Final = 10_000
-"""Bytes of a body from which on its texts are encoded or decoded beside the event loop."""
+"""Bytes of a body from which on its texts are encoded or decoded off the event loop."""
 
 LONG_ANSWER: Final = 2_000
-"""Tokens from which on an answer is made beside the event loop."""
+"""Tokens from which on an answer is made off the event loop."""
 
 AS_MANY_AS_FIT: Final = -1
 
@@ -51,11 +51,11 @@ class Call(Generic[Fields]):
     num_bytes: int
 
     async def beside(self, work: Callable[[], Result]) -> Result:
-        """Return what `work` on the texts returns; of a long body it is done beside the event loop, in turn."""
+        """Return what `work` on the texts returns; for a long body it runs off the event loop, in turn."""
         return await self.in_turn(work) if self.num_bytes >= LONG_TEXT else work()
 
     async def in_turn(self, work: Callable[[], Result]) -> Result:
-        """Return what `work` returns, done beside the event loop when it is the tenant's turn."""
+        """Return what `work` returns, done off the event loop when it is the tenant's turn."""
         return await self.services.model.text_pool.run(self.context.tenant.name, work)
 
     def admit(self, prompts: Sequence[object], sampling: SamplingParams) -> None:
@@ -97,7 +97,7 @@ async def _open_call(request: Request, kind: type[Fields]) -> Call[Fields]:
         read = partial(parse, body, kind, limits.bounds)
         fields = await services.model.text_pool.run(context.tenant.name, read)
         del read
-    del body  # what was read of it is enough
+    del body  # the parsed fields are enough
     model = shown_model(services, fields.model)
     return Call(fields, services, context, model, num_bytes)
 
@@ -107,7 +107,7 @@ def _require_json(request: Request) -> None:
     if media_type != "application/json":
         raise unsupported_media_type("the body must be JSON, with the header Content-Type: application/json")
     if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
-        raise unsupported_media_type("the body must come as it is, without a Content-Encoding")
+        raise unsupported_media_type("the body must not be compressed (no Content-Encoding)")
 
 
 def shown_model(services: Services, name: str | None) -> str:
@@ -135,7 +135,7 @@ def json_answer(value: msgspec.Struct) -> Response:
 
 
 async def long_answer(call: Call[Fields], build: Callable[[], msgspec.Struct], usage: Usage) -> Response:
-    """Return an answer in one piece that may tell much of every token; a long one is made beside the event loop."""
+    """Return a complete answer, which may have much data per token; a long one is built off the event loop."""
     if usage.total_tokens < LONG_ANSWER:
         return json_answer(build())
     return await call.in_turn(lambda: json_answer(build()))
@@ -171,7 +171,7 @@ def truncated(
 
 
 async def encoded(call: Call[Fields], tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> list[int]:
-    """Return the tokens of a text; a long one is encoded beside the event loop."""
+    """Return the tokens of a text; a long one is encoded off the event loop."""
     return await call.beside(lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
 

@@ -39,7 +39,7 @@ async def _answer(call: Call[ChatRequest]) -> Response | EventStream:
     fields, services = call.fields, call.services
     tells_usage = include_usage(fields)
     if fields.stream and fields.prompt_logprobs is not None:
-        message = "prompt_logprobs are told only where stream is false"
+        message = "prompt_logprobs need stream: false"
         raise ApiError(400, message, code="invalid_value", param="prompt_logprobs")
     wanted, form = await _wanted(call)
     generation = await prepare(services, call.context, wanted)

@@ -1,4 +1,4 @@
-"""What the client of /v1/chat/completions is told of its answers, in one piece or as they grow."""
+"""The answers of /v1/chat/completions, complete or streamed."""
 
 from __future__ import annotations
 

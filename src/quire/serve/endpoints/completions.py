@@ -53,7 +53,7 @@ async def _answer(call: Call[CompletionRequest]) -> Response | EventStream:
     fields, services = call.fields, call.services
     tells_usage = include_usage(fields)
     if fields.stream and fields.prompt_logprobs is not None:
-        message = "prompt_logprobs are told only where stream is false; echo with logprobs tells them in a stream"
+        message = "prompt_logprobs need stream: false; in a stream, use echo with logprobs"
         raise ApiError(400, message, code="invalid_value", param="prompt_logprobs")
     held = held_to(fields.response_format, fields.structured_outputs)
     sampling, given = _sampling(fields, services, held), prompts_of(fields.prompt)
@@ -95,7 +95,7 @@ def _sampling(fields: CompletionRequest, services: Services, held: Held) -> Samp
     if _writes_nothing(fields):
         max_tokens = 1  # the engine cannot write less; it is not told
     elif max_tokens == 0:
-        raise InvalidRequestError("max_tokens", 0, "an integer from 1, or 0 where echo is true")
+        raise InvalidRequestError("max_tokens", 0, "an integer of at least 1, or 0 if echo is true")
     changes: dict[str, object] = {"max_tokens": max_tokens, "logprobs": fields.logprobs, "grammar": held.grammar}
     if fields.echo and fields.logprobs is not None:
         changes["prompt_logprobs"] = max(fields.logprobs, fields.prompt_logprobs or 0)

@@ -47,7 +47,7 @@ def chat_options(
             raise InvalidRequestError(f"chat_template_kwargs.{name}", value, "a text, a number, true, false or null")
     if effort not in NO_EFFORT:
         if EFFORT not in known:
-            raise unsupported(effort_field, "the chat template of this model knows no such choice")
+            raise unsupported(effort_field, "a field that the chat template of this model supports")
         told.setdefault(EFFORT, effort)
     return ChatOptions(add_generation_prompt is not False, tools, told)
 
@@ -98,10 +98,10 @@ def with_form(wanted: Wanted, form: AnswerForm | None) -> Wanted:
 
 
 async def conversation_ids(call: Call[Fields], asked: Conversation) -> list[int]:
-    """Return the tokens of a conversation; a long one is rendered and encoded beside the event loop."""
+    """Return the tokens of a conversation; a long one is rendered and encoded off the event loop."""
     tokenizer = call.services.model.tokenizer
     if tokenizer is None:
-        raise InvalidRequestError("messages", "a conversation", "token ids: this server has no tokenizer")
+        raise InvalidRequestError("messages", "a conversation", "token ids, because this server has no tokenizer")
 
     def encode() -> list[int]:
         told = asked.told()

@@ -71,7 +71,9 @@ async def _wanted(call: Call[ResponseRequest]) -> tuple[Wanted, AnswerForm | Non
     form = answer_form(call.services.config, model.tokenizer, choice)
     logprobs = num_logprobs(fields)
     if form is not None and logprobs is not None:
-        raise unsupported("top_logprobs", "log-probabilities are told of plain text, or by /v1/chat/completions")
+        raise unsupported(
+            "top_logprobs", "log-probabilities are available for plain text, or from /v1/chat/completions"
+        )
     sampling = sampling_of(
         fields,
         model.get_default_sampling_params(),
@@ -139,7 +141,7 @@ class _Answer:
         return content_logprobs(output.logprobs, self._fields.top_logprobs or 0, self._names)
 
     def whole(self, status: Status, items: Items, usage: Usage | None) -> ResponseAnswer:
-        """Return the answer with what there is of it. Does not mutate."""
+        """Return the answer as far as it exists. Does not mutate."""
         fields = self._fields
         return ResponseAnswer(
             id=self._id,

@@ -47,7 +47,7 @@ async def _detokenized(call: Call[DetokenizeRequest]) -> Response:
     tokenizer, ids = _tokenizer(call.services), call.fields.tokens
     vocab_size, context = call.services.model.limits.vocab_size, call.services.model.limits.max_model_len
     if len(ids) > context:
-        raise InvalidRequestError("tokens", f"{len(ids)} token ids", f"at most {context}, which the context holds")
+        raise InvalidRequestError("tokens", f"{len(ids)} token ids", f"at most {context}, the context length")
     for index, token_id in enumerate(ids):
         if not 0 <= token_id < vocab_size:
             raise InvalidRequestError(f"tokens[{index}]", token_id, f"a token id from 0 to {vocab_size - 1}")
@@ -87,14 +87,14 @@ def _card(services: Services, name: str) -> ModelCard:
 def _tokenizer(services: Services) -> Tokenizer:
     tokenizer = services.model.tokenizer
     if tokenizer is None:
-        raise unsupported("prompt", "this server has no tokenizer: token ids come in and go out")
+        raise unsupported("prompt", "this server has no tokenizer: it takes and returns token ids")
     return tokenizer
 
 
 async def _token_ids(call: Call[TokenizeRequest], tokenizer: Tokenizer) -> list[int]:
     fields = call.fields
     if (fields.prompt is None) == (fields.messages is None):
-        raise InvalidRequestError("prompt", fields.prompt, "a text, or else messages: one of the two")
+        raise InvalidRequestError("prompt", fields.prompt, "either a text or messages, not both")
     if fields.prompt is not None:
         return await encoded(call, tokenizer, fields.prompt, add_special_tokens=fields.add_special_tokens is not False)
     options = chat_options(

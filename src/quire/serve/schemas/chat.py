@@ -146,18 +146,18 @@ def require_plain_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     for index, message in enumerate(messages):
         for key in REFUSED_IN_MESSAGES:
             if message.get(key) is not None:
-                raise unsupported(f"messages[{index}].{key}", "this server reads and writes text")
+                raise unsupported(f"messages[{index}].{key}", "this server supports text only")
 
 
 def num_logprobs(logprobs: bool | None, top_logprobs: int | None) -> int | None:
-    """Return how many of the likeliest tokens are told beside each token; None: nothing is told.
+    """Return how many of the likeliest tokens to report for each token; None: no log-probabilities.
 
     >>> num_logprobs(True, None), num_logprobs(True, 3), num_logprobs(None, None)
     (0, 3, None)
     """
     if not logprobs:
         if top_logprobs is not None:
-            message = "top_logprobs are allowed only where logprobs is true"
+            message = "top_logprobs need logprobs: true"
             raise ApiError(400, message, code="invalid_value", param="top_logprobs")
         return None
     return top_logprobs or 0

@@ -23,7 +23,7 @@ class Usage(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
-        """Return the usage of so many tokens."""
+        """Return the usage for these token counts."""
         total = prompt_tokens + completion_tokens
         return cls(prompt_tokens, completion_tokens, total, PromptTokensDetails(cached_tokens))
 

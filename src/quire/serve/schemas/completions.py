@@ -38,7 +38,7 @@ class CompletionLogprobs(msgspec.Struct, frozen=True):
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
-    """A text, or in a stream what is new of it."""
+    """A text, or in a stream its new part."""
 
     index: int
     text: str

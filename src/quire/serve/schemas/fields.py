@@ -1,8 +1,8 @@
-"""The fields that a request may have although nothing is done with them, and those that are refused by name.
+"""The fields that a request may have but that are ignored, and those that are refused by name.
 
 Clients send fields that this server does not have. One that cannot change the output is ignored: the list is `IGNORED`,
-and there is no other. One that would change it is refused: whoever asks for JSON must not get prose. Those that clients
-are known to send stand in `REFUSED` with the reason; any other unknown field is refused as unknown.
+and there is no other. One that would change it is refused: a client that asks for JSON must not get prose. Fields that
+clients are known to send are in `REFUSED` with the reason; any other unknown field is refused as unknown.
 """
 
 from __future__ import annotations
@@ -40,50 +40,50 @@ IGNORED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a field is refused, and the values of it that say nothing: those are as good as none."""
+    """Why a field is refused, and its neutral values, which count as absent."""
 
     why: str
     nothing: tuple[Any, ...] = ()
 
 
-_TEXT_ONLY: Final = "this server reads and writes text"
+_TEXT_ONLY: Final = "this server supports text only"
 _OLD_GRAMMAR: Final = "use structured_outputs, or response_format"
-_NO_STATE: Final = "this server keeps no conversations"
+_NO_STATE: Final = "this server does not store conversations"
 
 REFUSED: Final[Mapping[str, Refusal]] = MappingProxyType(
     {
         "add_special_tokens": Refusal("the chat template writes the special tokens of a conversation", (False,)),
         "audio": Refusal(_TEXT_ONLY),
-        "background": Refusal("answers are not kept for later", (False,)),
-        "best_of": Refusal("one text is written"),
-        "chat_template": Refusal("the template of a conversation is the model's, never the client's"),
+        "background": Refusal("this server does not store answers", (False,)),
+        "best_of": Refusal("only one text is generated"),
+        "chat_template": Refusal("the chat template comes from the model, never from a client"),
         "context_management": Refusal(_NO_STATE, ([],)),
-        "continue_final_message": Refusal("the last message of a conversation is always whole", (False,)),
+        "continue_final_message": Refusal("the last message of a conversation is always complete", (False,)),
         "conversation": Refusal(_NO_STATE),
-        "documents": Refusal("documents belong into the messages", ([],)),
+        "documents": Refusal("put documents into the messages", ([],)),
         "echo": Refusal("only plain completions can be echoed", (False,)),
-        "function_call": Refusal("there are no functions; use tools", ("none", "auto")),
-        "functions": Refusal("there are no functions; use tools", ([],)),
+        "function_call": Refusal("use tools instead", ("none", "auto")),
+        "functions": Refusal("use tools instead", ([],)),
         "guided_choice": Refusal(_OLD_GRAMMAR),
         "guided_grammar": Refusal(_OLD_GRAMMAR),
         "guided_json": Refusal(_OLD_GRAMMAR),
         "guided_regex": Refusal(_OLD_GRAMMAR),
-        "kv_transfer_params": Refusal("keys and values stay in this engine", ({},)),
-        "logits_processors": Refusal("no code of a client is run", ([],)),
+        "kv_transfer_params": Refusal("keys and values are never transferred", ({},)),
+        "logits_processors": Refusal("this server runs no code from clients", ([],)),
         "logprob_token_ids": Refusal("log-probabilities are those of the likeliest tokens", ([],)),
         "mm_processor_kwargs": Refusal(_TEXT_ONLY, ({},)),
-        "moderation": Refusal("nothing is moderated"),
+        "moderation": Refusal("this server does not moderate"),
         "modalities": Refusal(_TEXT_ONLY, (["text"],)),
-        "n": Refusal("one text is written", (1,)),
+        "n": Refusal("only one text is generated", (1,)),
         "previous_response_id": Refusal(_NO_STATE),
         "prompt_embeds": Refusal("prompts are texts or token ids"),
-        "reasoning_effort": Refusal("a plain completion has no template that could say it", ("none",)),
+        "reasoning_effort": Refusal("a plain completion has no chat template", ("none",)),
         "repetition_detection": Refusal("use repetition_penalty, frequency_penalty or stop"),
-        "structured_outputs": Refusal("what is written here is held to nothing but text.format"),
-        "suffix": Refusal("text is written at the end only", ("",)),
+        "structured_outputs": Refusal("only text.format can constrain the output here"),
+        "suffix": Refusal("text is inserted only at the end", ("",)),
         "thinking_token_budget": Refusal("use max_tokens"),
-        "use_beam_search": Refusal("one text is written", (False,)),
-        "web_search_options": Refusal("this server searches nothing"),
+        "use_beam_search": Refusal("only one text is generated", (False,)),
+        "web_search_options": Refusal("this server does not search the web"),
     }
 )
 """Fields that are refused with a reason by every endpoint that does not have them itself."""

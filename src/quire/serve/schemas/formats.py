@@ -99,7 +99,9 @@ def held_to(response_format: ResponseFormat | None, structured_outputs: Structur
     if response_format is None or isinstance(response_format, TextFormat):
         return Held() if structured_outputs is None else _structured(structured_outputs)
     if structured_outputs is not None:
-        raise InvalidRequestError("structured_outputs", _given(structured_outputs), "none beside response_format")
+        raise InvalidRequestError(
+            "structured_outputs", _given(structured_outputs), "none, because response_format is set"
+        )
     if isinstance(response_format, JsonObjectFormat):
         return Held(Grammar.json_object(), "response_format")
     return _schema(response_format.json_schema.schema, "response_format.json_schema.schema")

@@ -37,7 +37,7 @@ _HALF_PAIR: Final = re.compile("[\ud800-\udfff]")
 def parse(body: bytes | bytearray, kind: type[Request], bounds: JsonBounds = DEFAULT_BOUNDS) -> Request:
     """Return the request in a body; raises `ApiError` for what is none. Does not mutate.
 
-    Also raises `InvalidRequestError`, before anything is made of it, for a body with more values than the bounds.
+    Also raises `InvalidRequestError`, before building any object, for a body with more values than the bounds.
 
     >>> class Greeting(msgspec.Struct, forbid_unknown_fields=True):
     ...     name: str
@@ -101,7 +101,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         shown = _HALF_PAIR.sub("\ufffd", shortened(_first_twice(pairs)))
-        raise ApiError(400, f"the key {shown!r} stands twice in one object", code="invalid_json", param=shown)
+        raise ApiError(400, f"the key {shown!r} occurs twice in one object", code="invalid_json", param=shown)
     return found
 
 
@@ -126,7 +126,7 @@ def _require_characters(fields: Mapping[str, Any]) -> None:
             each = left.pop()
             if isinstance(each, str):
                 if "\0" in each or not _has_utf8(each):
-                    what = "NUL" if "\0" in each else "half a surrogate pair, which is no character"
+                    what = "NUL" if "\0" in each else "half a surrogate pair, which is not a character"
                     shown = _HALF_PAIR.sub("\ufffd", shortened(name)).replace("\0", "\ufffd")
                     raise ApiError(400, f"{shown} has a text with {what}", code="invalid_value", param=shown)
             elif isinstance(each, dict):
@@ -153,18 +153,18 @@ def _invalid(message: str) -> ApiError:
     if field := _FIELD.search(what):
         param = shortened(f"{param}.{field['name']}" if param else field["name"])
         code = "missing_required_parameter" if "required" in what else "unknown_parameter"
-        text = f"{param} is required" if "required" in what else f"{param} is no field of this request"
+        text = f"{param} is required" if "required" in what else f"{param} is not a field of this request"
         return ApiError(400, text, code=code, param=param)
     what = what[:MAX_MESSAGE]  # it may show a text of the client
     return ApiError(400, f"{param}: {what}" if param else what, code="invalid_type", param=param or None)
 
 
 def _not_json(why: str) -> ApiError:
-    return ApiError(400, f"the body of the request is not what it must be, one JSON object: {why}", code="invalid_json")
+    return ApiError(400, f"the request body must be one JSON object: {why}", code="invalid_json")
 
 
 def _too_deep() -> ApiError:
-    return ApiError(400, "the body of the request is nested too deeply", code="invalid_json")
+    return ApiError(400, "the request body is nested too deeply", code="invalid_json")
 
 
 def _name_of(value: object) -> str:

@@ -70,7 +70,7 @@ def _own_place(place: str) -> str:
 
 def _chat_tool(tool: dict[str, Any], where: str) -> dict[str, Any]:
     if tool.get("type") != "function":
-        raise unsupported(f"{where}.type", "functions are the only tools that a model here can call")
+        raise unsupported(f"{where}.type", "this server supports function tools only")
     function = {key: value for key, value in tool.items() if key != "type" and value is not None}
     return {"type": "function", "function": function}
 
@@ -88,7 +88,7 @@ def _message(item: dict[str, Any], where: str) -> Message:
     """Return a message, or a part of one, from an item of the input."""
     kind = item.get("type", "message")
     if not isinstance(kind, str) or kind not in KEYS:
-        raise unsupported(f"{where}.type", f"the items that this server reads are {', '.join(KEYS)}")
+        raise unsupported(f"{where}.type", f"this server supports items of these types: {', '.join(KEYS)}")
     for key in item.keys() - KEYS[kind]:
         if item[key] is not None:
             raise InvalidRequestError(f"{where}.{key[:80]}", item[key], f"one of {', '.join(sorted(KEYS[kind]))}")
@@ -139,7 +139,7 @@ def _text(content: object, where: str) -> str:
 
 def _part(part: object, where: str, kinds: tuple[str, ...]) -> str:
     if not isinstance(part, dict) or part.get("type") not in kinds:
-        raise unsupported(f"{where}.type", "texts are the only parts that this server reads")
+        raise unsupported(f"{where}.type", "this server supports text parts only")
     if not isinstance(part.get("text"), str):
         raise InvalidRequestError(f"{where}.text", part.get("text"), "a text")
     return str(part["text"])

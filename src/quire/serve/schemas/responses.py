@@ -75,7 +75,7 @@ class ReasoningText(msgspec.Struct, frozen=True):
 
 
 class ReasoningItem(msgspec.Struct, frozen=True, tag_field="type", tag="reasoning"):
-    """The reasoning before an answer. It is told as it is; there is no summary of it."""
+    """The reasoning before an answer. It is complete; there is no summary."""
 
     id: str
     status: Status
@@ -172,20 +172,20 @@ class TextDelta(msgspec.Struct, frozen=True):
 def require_supported(fields: ResponseRequest) -> None:
     """Raise for settings that would change the answer, and that are not supported. Does not mutate."""
     if fields.truncation not in (None, "disabled"):
-        raise unsupported("truncation", "a conversation is never shortened behind the client's back")
+        raise unsupported("truncation", "this server never truncates a conversation")
     for name in fields.include or ():
         if name not in (LOGPROBS, ENCRYPTED):
-            raise unsupported("include", f"nothing of this server is called {shortened(name)!r}")
+            raise unsupported("include", f"nothing on this server is called {shortened(name)!r}")
     for name in fields.stream_options or {}:
         if name != "include_obfuscation":
             raise ApiError(400, "allowed: include_obfuscation", code="invalid_value", param=f"stream_options.{name}")
     if fields.stream_options and not fields.stream:
-        message = "stream_options are allowed only where stream is true"
+        message = "stream_options need stream: true"
         raise ApiError(400, message, code="invalid_value", param="stream_options")
 
 
 def effort_of(fields: ResponseRequest) -> str | None:
-    """Return how much reasoning is wanted; None where nothing is said. Does not mutate."""
+    """Return how much reasoning the client wants; None if it does not say. Does not mutate."""
     reasoning = fields.reasoning or {}
     for name, value in reasoning.items():
         if name not in ("effort", "summary", "generate_summary"):
@@ -197,5 +197,5 @@ def effort_of(fields: ResponseRequest) -> str | None:
 
 
 def num_logprobs(fields: ResponseRequest) -> int | None:
-    """Return how many of the likeliest tokens are told beside each token; None: nothing is told. Does not mutate."""
+    """Return how many of the likeliest tokens to report for each token; None: no log-probabilities. Does not mutate."""
     return fields.top_logprobs or 0 if LOGPROBS in (fields.include or ()) or fields.top_logprobs else None

@@ -46,7 +46,7 @@ def tool_choice_of(tools: list[dict[str, Any]] | None, choice: object, parallel:
     _require_unique(known)
     mode, name = _mode(choice, bool(known))
     if mode in ("required", "named") and not known:
-        raise InvalidRequestError("tool_choice", choice, "'none' or 'auto' where there are no tools")
+        raise InvalidRequestError("tool_choice", choice, "'none' or 'auto' without tools")
     if name is not None and name not in {tool.name for tool in known}:
         raise InvalidRequestError("tool_choice.function.name", name, "the name of one of the tools")
     called = tuple(tool for tool in known if mode != "none" and name in (None, tool.name))
@@ -56,7 +56,7 @@ def tool_choice_of(tools: list[dict[str, Any]] | None, choice: object, parallel:
 
 def _tool(tool: Mapping[str, Any], where: str) -> Tool:
     if tool.get("type") != "function":
-        raise unsupported(f"{where}.type", "functions are the only tools that a model here can call")
+        raise unsupported(f"{where}.type", "this server supports function tools only")
     function, place = tool.get("function"), f"{where}.function"
     if not isinstance(function, Mapping):
         raise InvalidRequestError(place, function, "an object with name, description and parameters")
@@ -89,7 +89,7 @@ def _require_unique(tools: Sequence[Tool]) -> None:
     seen: set[str] = set()
     for index, tool in enumerate(tools):
         if tool.name in seen:
-            raise InvalidRequestError(f"tools[{index}].function.name", tool.name, "another name than the tools before")
+            raise InvalidRequestError(f"tools[{index}].function.name", tool.name, "a name that no other tool has")
         seen.add(tool.name)
 
 

@@ -1,4 +1,4 @@
-"""What a tool format is: how a model is told to write its calls, and how they are read again.
+"""What a tool format is: how a model writes its calls, and how they are parsed.
 
     template ──► a format recognises itself            tools ──► rules of a grammar, in llguidance's dialect of Lark
     text in pieces ──► ToolParser ──► Text, CallBegun, Arguments, …        lost is nothing: a wrong call is text

@@ -1,4 +1,4 @@
-"""Hermes, Qwen2.5, Qwen3, and the built-in guide: each call stands in a pair of marks.
+"""Hermes, Qwen2.5, Qwen3, and the built-in guide: each call is between a pair of marks.
 
     <tool_call>
     {"name": "add", "arguments": {"a": 1, "b": 2}}

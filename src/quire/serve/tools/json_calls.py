@@ -251,7 +251,7 @@ def _letters(text: str) -> Reading:
 
 
 def _name() -> Generator[None, str, str]:
-    """Return what stands in quotes."""
+    """Return the text between quotes."""
     _require((yield from _letter()) == '"')
     name = ""
     while (letter := (yield)) != '"':

@@ -1,9 +1,9 @@
 r"""Pieces of grammars in llguidance's dialect of Lark.
 
-llguidance takes every token that a tokenizer has added beside its vocabulary for a special one, if it is called so or
-looks like "<tool_call>": text never matches it, letter by letter, and only a rule can say it, by its id. So a mark is
-written as the token that it is. Free text may not have such a token, and the first one begins a call; where a model
-spells the mark out, a lazy rule finds its end, so that it begins a call as well.
+llguidance treats every token that a tokenizer has in addition to its vocabulary as special, if it is called so or looks
+like "<tool_call>": text never matches it, letter by letter, and only a rule can say it, by its id. So a mark is written
+as the token that it is. Free text may not have such a token, and the first one begins a call; where a model spells the
+mark out, a lazy rule finds its end, so that it begins a call as well.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OPEN: Final = frozenset(
     {"additionalProperties", "allOf", "anyOf", "else", "if", "minProperties", "not", "oneOf", "patternProperties"}
     | {"propertyNames", "$ref", "then", "unevaluatedProperties"}
 )
-"""Keywords beside which properties that are not named may have a meaning."""
+"""Keywords that may give a meaning to properties that are not named."""
 
 
 def literal(text: str) -> str:
@@ -106,7 +106,7 @@ def _names(properties: Mapping[str, Any], required: list[Any]) -> bool:
 
 
 def _adds_up(schema: Any) -> bool:
-    """Return whether the properties of some object may stand in several places. Does not mutate."""
+    """Return whether the properties of some object may be in several places. Does not mutate."""
     if isinstance(schema, list):
         return any(map(_adds_up, schema))
     if not isinstance(schema, Mapping):

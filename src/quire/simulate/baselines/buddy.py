@@ -34,7 +34,7 @@ class BuddyAllocator:
                 start += 1 << order
 
     def allocate(self, num_slots: int) -> int | None:
-        """Take a run of at least so many slots; None, and no change, where there is none. Mutates; O(log slots)."""
+        """Take a run of at least this many slots; None, and no change, where there is none. Mutates; O(log slots)."""
         size = run_size(num_slots)
         found = size
         while not self._free.get(found):
@@ -78,7 +78,7 @@ class BuddyAllocator:
 
 
 def run_size(num_slots: int) -> int:
-    """Return the smallest power of two that holds so many slots.
+    """Return the smallest power of two that holds this many slots.
 
     >>> run_size(1), run_size(5), run_size(8)
     (1, 8, 8)

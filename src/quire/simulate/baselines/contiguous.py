@@ -1,4 +1,4 @@
-"""ContiguousEngine: what served before paging. A sequence gets one run of memory when it starts, for all it may need.
+"""ContiguousEngine: engines before paging. A sequence gets one run of memory when it starts, for all it may need.
 
     reserves   max      the longest sequence that the model knows            Orca (Max), FasterTransformer
                pow2     its prompt, and the next power of two of its output  Orca (Pow2)
@@ -9,10 +9,10 @@
 
     a run      [ stored │ reserved for its own tokens to come │ never used: guessed too long, and rounded up ]
 
-Prompts are computed whole, in the step in which they start, beside the decodes of the others. First come, first served:
-one that does not fit holds back those behind it. Nobody ever yields, because everything was reserved. Samples and beams
-of one prompt have a run each, and none shares; copying the prompt to them is taken to cost nothing. Requests enter with
-the validation, and run with the executor, clock and measures, of the product.
+Prompts are computed whole, in the step in which they start, together with the decodes of the others. First come, first
+served: one that does not fit holds back those behind it. Nobody ever yields, because everything was reserved. Samples
+and beams of one prompt have a run each, and none shares; copying the prompt to them is taken to cost nothing. Requests
+enter with the validation, and run with the executor, clock and measures, of the product.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def paper_document(figures: Sequence[Figure], laboratory: Laboratory) -> Documen
 
 
 def glance(figures: Sequence[Figure]) -> Table:
-    """Return every published number beside the one that came out, of all figures."""
+    """Return every published number and the simulated one, for all figures."""
     rows = tuple(
         (row.what, row.found_text, row.published_text, row.difference, row.source, figure.name)
         for figure in figures

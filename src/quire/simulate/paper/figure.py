@@ -1,4 +1,4 @@
-"""Figure: what was made again, beside what was published, as one value for terminal, document and JSON.
+"""Figure: a reproduced figure and the published one, as one value for terminal, document and JSON.
 
 What the paper says is data (`paper.yaml`): titles, published numbers and where they stand, and words about what
 differs. A figure brings what it found, under the same names, so no published number can be forgotten.
@@ -19,7 +19,7 @@ PAPER_FILE = Path(__file__).parent / "paper.yaml"
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A published number beside the one that came out here.
+    """A published number and the simulated one.
 
     `published` is one number or the two ends of a range, from 0 where it says "up to". `source` is where it stands: in
     the paper, unless it says otherwise.
@@ -77,7 +77,7 @@ def make_figure(
     charts: Sequence[Chart] = (),
     **values: float,
 ) -> Figure:
-    """Return a figure: `found` has a number for each published one, `values` stand in the note. Reads `paper.yaml`."""
+    """Return a figure: `found` has a number for each published one, `values` are in the note. Reads `paper.yaml`."""
     said = _read_paper()[name]
     comparisons = tuple(
         Comparison(what, found[what], tuple(numbers), unit, source)

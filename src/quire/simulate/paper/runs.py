@@ -33,7 +33,7 @@ LONGEST = 2048
 FULL, SHORT_FULL = 10.0, 400.0
 """Requests a second that no system serves, with the lengths of ShareGPT and of Alpaca."""
 SHORT_REQUESTS = 5
-"""So many short ones are run for one long one: they hold about as many tokens."""
+"""Short requests that are run for each long one: together they hold about as many tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ def paper_sites(find_shape: Callable[[str], ModelShape], machine: Hardware) -> d
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Requests that a system is asked at a rate. `times`: of short ones, so many for one long one."""
+    """Requests that a system is asked at a rate. `times`: short ones for each long one."""
 
     system: str
     rate: float

@@ -1,1 +1,1 @@
-"""What is asked of a simulated engine, and when: drawn from distributions, or read from traces."""
+"""The requests for a simulated engine and their times: drawn from distributions, or read from traces."""

@@ -1,4 +1,4 @@
-"""ClosedLoop: so many users, each of whom asks again when the answer is there.
+"""ClosedLoop: a fixed number of users, each of whom asks again after the answer.
 
     user   ──► request ──► answer ── thinks ──► request ──► …
 
@@ -18,7 +18,7 @@ from quire.simulate.workload.offered import OfferedRequest
 
 
 class ClosedLoop:
-    """A `RequestSource` of `num_users` until `duration_s`; whoever is under way then, ends."""
+    """A `RequestSource` of `num_users` until `duration_s`; requests running at that time still finish."""
 
     def __init__(
         self, num_users: int, prompts: DrawnPrompts, *, duration_s: float, seed: int, thinking_s: float = 0.0

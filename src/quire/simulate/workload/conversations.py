@@ -24,7 +24,7 @@ from quire.simulate.workload.offered import OfferedRequest
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """How a chat goes on: so many turns, a mean time of thinking between an answer and the next question."""
+    """How a chat goes on: a number of turns, and a mean thinking time between an answer and the next question."""
 
     num_turns: int = 4
     thinking_s: float = 10.0

@@ -6,7 +6,7 @@ The paper (Kwon et al. 2023, figure 11) prints the mean lengths of its two trace
     Alpaca      prompts  19.31    outputs  58.45
 
 It prints no spread. Lengths of texts are close to log-normal, and `SPREAD`, the standard deviation of their logarithm,
-is our assumption for both: whoever reports figures made from it says so, and shows what another spread would bring.
+is our assumption for both: reports of figures that use it must say so, and show what another spread would bring.
 """
 
 from __future__ import annotations

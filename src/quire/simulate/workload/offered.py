@@ -1,7 +1,7 @@
 """Requests as they are offered: when each is due, its prompt, and how long its output will be.
 
-A simulated model ends no text by itself, so the length of every output is known before and stands in the request; the
-engine is not told otherwise than by `max_tokens`, as of any request.
+A simulated model ends no text by itself, so the length of every output is known in advance and is part of the request;
+the engine is not told otherwise than by `max_tokens`, as of any request.
 
     open loop      requests are due at times that do not depend on the engine, as those of many users
     closed loop    a request is due because another one has ended (closed_loop.py, conversations.py)

@@ -1,12 +1,12 @@
-"""Requests from a step log of our own: what a real engine was asked, when, and what it answered.
+"""Requests from one of quire's step logs: what a real engine was asked, when, and what it answered.
 
 The log is replayed, so each plan is compared on the way, and a request is handed on when it has ended and all before it
 have: what is held is what was under way at once, not the log. Tokens, scopes and priorities are the logged ones; an
 answer that was cut off is as long as it got, one that never began is left out. The answers come along: a chat repeats
 them in its next prompt, and hits them only if the engine under simulation has said the same.
 
-The log of a machine that went down may end within a record. What stands before is the log of a shorter run, so whoever
-wants figures reads up to there (`up_to_tear`), and says so.
+The log of a machine that went down may end within a record. What comes before is the log of a shorter run, so a report
+reads up to there (`up_to_tear`), and says so.
 """
 
 from __future__ import annotations

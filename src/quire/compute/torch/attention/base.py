@@ -141,7 +141,7 @@ class StepBatch:
 
 
 class StandingPlan(Protocol):
-    """Where steps of up to so many decodes are planned, each in the place of the last: what was recorded reads it."""
+    """Where steps of up to this many decodes are planned, each in the place of the last: what was recorded reads it."""
 
     @property
     def planned(self) -> object:
@@ -157,7 +157,7 @@ class AttentionBackend(Protocol[Planned]):
     """A way to compute paged attention on one device."""
 
     def allocate_kv(self, spec: KVCacheSpec, num_blocks: int) -> KVPool:
-        """Return so many blocks on the device, their content undefined. Does not mutate."""
+        """Return this many blocks on the device, their content undefined. Does not mutate."""
         ...
 
     def plan(self, batch: StepBatch) -> Planned:

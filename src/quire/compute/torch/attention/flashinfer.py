@@ -1,4 +1,4 @@
-"""FlashInferAttention: paged attention by FlashInfer's kernels, where its package is installed and was asked for.
+"""FlashInferAttention: paged attention by FlashInfer's kernels, if its package is installed and requested.
 
     a step        plan          which wrappers this step may use: those of the step before last
     its layers    run           decodes ─► decode wrapper ──┐   each planned when the first layer of its
@@ -12,7 +12,7 @@ All wrappers share one scratch: kernels follow one another on one stream. FlashI
 what else is in the step: a row's bits depend on its company, and batch invariance is refused where settings are checked
 (`settings.kv_cache_spec`), as is all else that it cannot do. Of its kernels we ask for those called fa2: they run from
 sm_80 on and know windows and soft caps; decodes take them too, because those without matrix units know few head groups.
-They multiply by 0 what stands in the oldest block before a window: finite numbers, as blocks are filled from the front.
+They multiply by 0 the slots of the oldest block before a window: finite numbers, as blocks are filled from the front.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class FlashInferAttention:
         self._turns = itertools.cycle((Turn(), Turn()))
 
     def allocate_kv(self, spec: KVCacheSpec, num_blocks: int) -> KVPool:
-        """Return so many blocks on the device, their content undefined."""
+        """Return this many blocks on the device, their content undefined."""
         return KVPool.allocate(spec, num_blocks, self._device)
 
     def write_kv(self, pair: KVPair, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:

@@ -46,5 +46,5 @@ class Pages:
 
 
 def _starts(counts: IntArray) -> IntArray:
-    """Return where each of so many begins, and where the last one ends."""
+    """Return where each run of these lengths begins, and where the last one ends."""
     return np.append(before(counts), counts.sum())

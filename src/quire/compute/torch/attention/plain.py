@@ -7,9 +7,9 @@ head the running maximum, the sum of weights and the weighted sum of values. Til
                  tile 0 │ tile 1   │ tile 2 · · ·       each at its own place; nobody sees beyond itself
                     └──► max, sum, output ──► rescale and add ──► … ──► output / sum
 
-So every product has one shape, and a query stands at the same place of its tile whatever is computed beside it: its
-bits depend on its own position alone, not on the batch, on chunks, on blocks, or on what was computed long ago. Memory
-that no query of the sequence sees is not read: it may hold anything, NaN included. All sums are float32.
+So every product has one shape, and a query is at the same place of its tile whatever else is computed: its bits depend
+on its own position alone, not on the batch, on chunks, on blocks, or on what was computed long ago. Memory that no
+query of the sequence sees is not read: it may hold anything, NaN included. All sums are float32.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class PlainAttention:
         self._device = device
 
     def allocate_kv(self, spec: KVCacheSpec, num_blocks: int) -> KVPool:
-        """Return so many blocks on the device, their content undefined."""
+        """Return this many blocks on the device, their content undefined."""
         return KVPool.allocate(spec, num_blocks, self._device)
 
     def plan(self, batch: StepBatch) -> StepBatch:
@@ -157,7 +157,7 @@ class _Sequence:
 def _tile(
     numbers: torch.Tensor, scales: torch.Tensor | None, where: tuple[torch.Tensor, torch.Tensor], filled: slice
 ) -> torch.Tensor:
-    """Return a tile that holds the rows of some blocks and offsets in the places `filled`, and zeros beside them."""
+    """Return a tile that holds the rows of some blocks and offsets in the places `filled`, and zeros elsewhere."""
     blocks, offsets = where
     if numbers.dtype is torch.float8_e4m3fn:
         rows = numbers.view(torch.uint8)[blocks, :, offsets].view(torch.float8_e4m3fn)

@@ -3,7 +3,7 @@
     plan    lengths, tables (numpy) ─► work lists ─► one page-locked array ─► one copy ─► views on the device
     run     attend_kernel: decodes        ─┐
             attend_kernel: longer queries ─┴► outputs, parts ─► merge_kernel ─► outputs
-    reserve a plan with room for any step of so many decodes, to be recorded; each step is copied into it
+    reserve a plan with room for any step of this many decodes, to be recorded; each step is copied into it
 
 A decode fills few rows of a matrix product, so decodes and longer queries take kernels of different tile shapes, and
 the same position may come out with other bits if it was computed by the other one. Within each of them a row's bits are
@@ -36,10 +36,10 @@ from quire.core.kv_spec import DTYPE_BYTES, KVCacheSpec, KVGroup
 
 TASKS_EACH: Final = 2
 ENTRIES_EACH: Final = 5
-"""Per decode, in room for steps of so many: of a prefix that all share, up to 2,048 tokens."""
+"""Entries per decode of the room for a step: for a prefix that all share, up to 2,048 tokens."""
 SPARE_TASKS: Final = 128
 SPARE_ENTRIES: Final = 512
-"""Beside them: for contexts that are cut."""
+"""Additional entries, for contexts that are cut."""
 LONGEST_SHARE: Final = 0.75
 """Of what each multiprocessor has to do in a step: longer tasks are cut, so that none keeps all others waiting."""
 
@@ -104,7 +104,7 @@ class TritonAttention:
         }
 
     def allocate_kv(self, spec: KVCacheSpec, num_blocks: int) -> KVPool:
-        """Return so many blocks on the device, their content undefined."""
+        """Return this many blocks on the device, their content undefined."""
         return KVPool.allocate(spec, num_blocks, self._device)
 
     def write_kv(self, pair: KVPair, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:

@@ -1,7 +1,7 @@
 """Work lists: which program attends with which tokens, to which positions. Made on the host, once a step.
 
     tile        consecutive tokens of a sequence that fit into the rows of a program
-    split       512 positions, for ever; what a row's sums are made of
+    split       512 positions, fixed; what a row's sums are made of
     task        a tile and a span of positions, wholly: all splits of the tile; or cut: one of them
     part        what one task leaves of one token; merged in ascending order
 

@@ -1,4 +1,4 @@
-"""Who goes to which expert: chosen, sorted and put back on the device, so that the host need not know.
+"""Routing of tokens to experts: chosen, sorted and restored on the device, so that the host need not know.
 
     scores ─► `route`     the best experts of a row, in the order of ids, and their shares     a program for each row
            ─► `group`     pairs (row, choice) by expert, cut into tiles                        a program for each expert

@@ -48,7 +48,7 @@ NUM_STAGES: Final = 4
 
 
 def shape_for(num_pairs: int, num_experts: int) -> ProductShape:
-    """Return the shape that suits so many pairs: `MANY` where experts have more than a tile of `FEW`, on average.
+    """Return the shape that suits this many pairs: `MANY` where experts have more than a tile of `FEW`, on average.
 
     >>> shape_for(8 * 256, num_experts=128).rows, shape_for(8 * 2048, num_experts=128).rows
     (16, 64)

@@ -1,4 +1,4 @@
-"""Putting the parts of a softmax together: always in one order, whoever does it.
+"""Putting the parts of a softmax together: always in one order, whichever program does it.
 
 Attention is cut into splits of a fixed number of positions. A split leaves three things for a row: the highest score,
 the sum of weights relative to it, and the weighted sum of values. `fold` takes them into those of all earlier splits:
@@ -7,9 +7,9 @@ the sum of weights relative to it, and the weighted sum of values. `fold` takes 
 
 A program that goes through all splits of a row folds as it goes. Where splits were computed side by side, their parts
 lie in memory and `merge_kernel` folds them, in the same order with the same operations: products and sums that could be
-contracted in one program and not in another are written as `fma`. So how many programs share a row's work changes no
-bit of it, and it can be chosen anew in every step. (A merge as a tree, or by the highest of all parts, would be faster
-for hundreds of splits, and would be a second order.)
+contracted in one program and not in another are written as `fma`. So the number of programs that share a row's work
+changes no bit, and it can be chosen anew in every step. (A merge as a tree, or by the highest of all parts, would be
+faster for hundreds of splits, and would be a second order.)
 """
 
 from __future__ import annotations

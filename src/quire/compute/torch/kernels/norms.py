@@ -1,9 +1,9 @@
 """Norms of rows, with or without an update that joins them first: one row, one program.
 
 A program holds its whole row in registers, so a row is read once, and how its sum is ordered depends on its length and
-its alignment, which a model's rows have in common: what is computed beside it cannot change a bit of it. With an update
-the sum is rounded to the dtype of the rows before it is normed, so that the pair of results is what an addition and a
-norm by themselves would give.
+its alignment, which a model's rows have in common: what else is computed cannot change a bit of it. With an update the
+sum is rounded to the dtype of the rows before it is normed, so that the pair of results is what an addition and a norm
+by themselves would give.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _launch(
 
 
 def num_warps(block: int) -> int:
-    """Return how many warps hold a row of so many numbers, at most 32 of them in a thread up to 16,384.
+    """Return how many warps hold a row of this many numbers, at most 32 of them in a thread up to 16,384.
 
     >>> num_warps(128), num_warps(4096), num_warps(8192), num_warps(16384)
     (1, 4, 8, 16)

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Final
 
 SPLIT: Final = 512
-"""Positions of a split. For ever: it orders the sums of every row of more tokens."""
+"""Positions of a split. Fixed: it orders the sums of every row of more tokens."""
 NUM_STAGES: Final = 3
 
 

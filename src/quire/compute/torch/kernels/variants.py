@@ -25,7 +25,7 @@ class KernelVariant:
       is known to be a multiple of 16 when it is launched (addresses from torch are, strides mostly). A parameter that
       is a NamedTuple has one of types, where None or a number stands for a member that is this constant.
     - `constants`: the others.
-    - `num_buffers`: tiles that stand in shared memory at once for each tensor that the loop reads ahead; None: it reads
+    - `num_buffers`: tiles that are in shared memory at once for each tensor that the loop reads ahead; None: it reads
       nothing ahead. The compiler's number must be this one, and loads must be under way while it computes.
     - `min_wide_share`: of the bytes that it loads, how many at least by 16 at a time; 0: not asked for.
     """

@@ -12,9 +12,9 @@ const WORDS = {
     finished: (who, number) => `${who} finished after ${counted(number, "token")}`,
     aborted: (who) => `${who} left`,
     failed: (who) => `${who} failed`,
-    preempted: (who, number) => `${who} yielded ${counted(number, "block")}`,
+    preempted: (who, number) => `${who} preempted, freed ${counted(number, "block")}`,
     evicted: (_, number) => `${counted(number, "cached block")} evicted`,
-    rejected: (_, number) => `${counted(Math.max(number, 1), "call")} turned away`,
+    rejected: (_, number) => `${counted(Math.max(number, 1), "request")} refused`,
 };
 const SPOKEN = { preempted: "preemption", evicted: "eviction", failed: "failure", rejected: "rejection" };
 

@@ -84,7 +84,7 @@ export class Live {
                 this.onObject(object);
                 this.onPhase("live", "", 0);
             });
-            throw new Error("the server has ended the stream");
+            throw new Error("the server closed the stream");
         } catch (error) {
             if (attempt === this.attempt) this.lose(error);
         } finally {

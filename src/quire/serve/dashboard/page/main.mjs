@@ -27,10 +27,10 @@ const find = (id) => document.getElementById(id);
 
 const STATES = {
     starting: "The model is being loaded.",
-    draining: "The server is stopping: calls under way may end, new ones are turned away.",
-    unresponsive: "The engine has been silent for some seconds. What is shown is old.",
-    restarting: "The engine was lost and is being started again.",
-    failed: "The engine cannot be started again; the log of the server says why.",
+    draining: "The server is shutting down: running requests may finish, new ones are refused.",
+    unresponsive: "The engine has not responded for some seconds. The data shown is out of date.",
+    restarting: "The engine was lost and is restarting.",
+    failed: "The engine could not be restarted; the server's log says why.",
     closed: "The engine has been shut down.",
 };
 
@@ -192,7 +192,7 @@ class Page {
         const perCell = Number(find("map").querySelector("canvas").dataset.perCell ?? 1);
         find("map-note").textContent =
             perCell > 1
-                ? `Each cell stands for ${perCell} blocks: the more of them are held, the stronger its colour.`
+                ? `Each cell shows ${perCell} blocks: the more are held, the stronger its colour.`
                 : "";
     }
 
@@ -207,7 +207,7 @@ class Page {
         const details = find("block-details");
         details.ariaLive = byKey ? "polite" : "off";
         if (first < 0) {
-            details.replaceChildren("Point at a block, or go there with the arrow keys.");
+            details.replaceChildren("Point at a block, or select one with the arrow keys.");
             details.classList.add("hint");
             return;
         }
@@ -220,7 +220,7 @@ class Page {
         const block = memory.block(id);
         const since = `for ${age(Math.max(0, time - block.time))}`;
         const parent =
-            { [ROOT]: "the first of its prompt", [UNPUBLISHED]: "not published" }[block.parent] ??
+            { [ROOT]: "first block of its prompt", [UNPUBLISHED]: "not published" }[block.parent] ??
             `after block ${block.parent}`;
         const owner = `taken by ${requestName(block.owner)}`;
         const words = {
@@ -267,7 +267,7 @@ class Page {
         return new Set([...requests.values(), ...ended].map((request) => request.key));
     }
 
-    /** Find the request of the chat: the only one that has come since and has so many prompt tokens. */
+    /** Find the request of the chat: the only new one with that many prompt tokens. */
     recognise() {
         if (!this.asked || this.asked.promptTokens === null) return;
         const { seen, promptTokens } = this.asked;
@@ -311,7 +311,7 @@ class Page {
         if (this.phase === "locked")
             find("banner-text").textContent = "This server shows its memory to those who have a key.";
         if (this.phase === "lost")
-            find("banner-text").textContent = `Connection lost: ${this.phaseText}. What is shown is old.`;
+            find("banner-text").textContent = `Connection lost: ${this.phaseText}. The data shown is out of date.`;
     }
 
     countDown() {

@@ -1,7 +1,7 @@
 // Four plots of the last minutes, by uPlot: the memory, throughput, and two latencies.
 //
-// What interrupted is marked in all of them: a preemption by a line, evictions by a tick at the foot. Each plot has its
-// newest value in words beside its heading, which is what a screen reader is given in its place.
+// Interruptions are marked in every plot: a preemption by a line, evictions by a tick at the foot. Each plot has its
+// newest value in words next to its heading; a screen reader reads that instead of the plot.
 
 import { readColours } from "./colours.mjs";
 import { count, milliseconds, rate } from "./format.mjs";
@@ -12,7 +12,7 @@ const SYNC = "minutes";
 const WINDOWS = [60, 120, 300]; // s: the shortest that holds what is known
 const STEPS = { 60: 15, 120: 30, 300: 60 };
 
-/** What is plotted: which columns, how they are drawn, and what is said of the newest. */
+/** The plots: their columns, how to draw them, and how to describe the newest value. */
 const PLOTS = {
     memory: {
         series: [
@@ -36,7 +36,7 @@ const PLOTS = {
         now: (history) =>
             history.newest("generated") === null
                 ? ""
-                : `${rate(history.newest("generated"))} new, ${rate(history.newest("prompt"))} of prompts`,
+                : `${rate(history.newest("generated"))} new, ${rate(history.newest("prompt"))} prompt`,
     },
     ttft: {
         series: [

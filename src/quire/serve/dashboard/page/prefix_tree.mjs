@@ -1,15 +1,15 @@
 // The prefix tree: which published block stands before which.
 //
 // A prompt of a hundred blocks is a chain of a hundred nodes of which none says anything, so a chain without a fork,
-// all of one kind, is one run. Runs are made for what is unfolded only, and at most so many: a tree of a million blocks
-// costs what is seen of it, and one walk to count.
+// all of one kind, is one run. Only unfolded runs are built, up to a limit: a tree of a million blocks costs what is
+// visible, and one walk to count.
 
 import { count, counted } from "./format.mjs";
 import { CACHED, IS_SHARED, KINDS, ROOT } from "./state.mjs";
 
 export const MAX_RUNS = 150;
 
-/** Children of each published block, as lists chained through arrays, and how many blocks stand in each subtree. */
+/** Children of each published block, as lists chained through arrays, and how many blocks are in each subtree. */
 export class TreeIndex {
     constructor(memory) {
         const { numBlocks } = memory;
@@ -125,7 +125,7 @@ export class PrefixTree {
         this.list = list;
         this.note = note;
         this.onMark = onMark;
-        this.unfolded = new Map(); // first block of a run -> whether somebody has opened or closed it
+        this.unfolded = new Map(); // first block of a run -> whether the user has opened or closed it
         this.focused = -1;
         this.index = null;
         this.shown = "";
@@ -161,10 +161,10 @@ export class PrefixTree {
         if (!runs.some((run) => run.first === this.focused)) this.focused = runs[0]?.first ?? -1;
         this.list.replaceChildren(...runs.map((run, place) => this.item(run, place)));
         if (hadFocus) this.list.querySelector('[tabindex="0"]')?.focus();
-        const more = numHidden ? ` ${count(numHidden)} more branches are not drawn.` : "";
+        const more = numHidden ? ` ${count(numHidden)} more branches not shown.` : "";
         const { numPublished } = this.index;
         this.note.textContent = numPublished
-            ? `${counted(numPublished, "block")} can be found by what stands in them.${more}`
+            ? `${counted(numPublished, "block")} in the prefix cache.${more}`
             : "";
     }
 

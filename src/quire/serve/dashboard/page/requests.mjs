@@ -76,7 +76,7 @@ export class Requests {
             if (cell.textContent !== text) cell.textContent = text;
         };
         const status = request.status === "aborted" ? "left" : request.status;
-        set(".status", request.preemptions ? `${status}, yielded ${request.preemptions}×` : status);
+        set(".status", request.preemptions ? `${status}, preempted ${request.preemptions}×` : status);
         set(".tenant", request.tenant);
         set(".own", this.own.has(request.key) ? "yours" : "");
         set(".tokens", `${count(promptTokens)} + ${count(Math.max(total - promptTokens, 0))}`);

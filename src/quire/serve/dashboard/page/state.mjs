@@ -11,7 +11,7 @@ export const FREE = 0;
 export const USED = 1;
 export const CACHED = 2;
 
-export const ROOT = -1; // parent: the first of its prompt
+export const ROOT = -1; // parent: first block of its prompt
 export const UNPUBLISHED = -2; // parent: not in the prefix index
 export const NOBODY = -1; // owner
 
