@@ -106,6 +106,10 @@ def test_windows_make_long_sequences_cheap() -> None:
     memory.commit(request)
     assert memory.manager.num_blocks_to_grow(request, 100, None, longest_chunk=4) == 24 + 3
     assert ByHand().manager.num_blocks_to_grow(request, 100, None, longest_chunk=4) == 25
+    memory = ByHand(num_blocks=40, windows=(8,))
+    request = memory.request(range(40))
+    assert memory.open(request)
+    assert memory.manager.num_blocks_to_grow(request, 44, None, longest_chunk=1) == 0, "it holds more than it will need"
 
 
 @given(windows=WINDOWS, length=st.integers(1, 24), more=st.integers(0, 8), others=st.integers(0, 24))
@@ -232,6 +236,14 @@ def test_without_an_index_nothing_is_looked_up() -> None:
     memory.leave_cached(range(8))
     assert memory.manager.num_looked_up == (0, 0)
     assert memory.num_hit(range(8)) == 0
+
+
+def test_who_let_go_has_no_slots() -> None:
+    memory = ByHand()
+    request = memory.run(range(6))
+    assert request.num_slots == 8
+    memory.free(request)
+    assert request.num_slots == 0
 
 
 def test_moves_are_told_until_the_plan_is_made() -> None:

@@ -187,3 +187,17 @@ def test_a_lost_step_costs_those_in_it_their_progress_and_nobody_a_preemption() 
     assert control.scheduler.num_preemptions == 1
     assert control.scheduler.isolation.num_suspects == 2
     control.run()
+
+
+def test_the_goal_of_a_suspect_is_what_the_lost_step_would_have_computed() -> None:
+    """Of a chunk its end, of a decode all tokens known; drafts are no goal."""
+    for num_steps, goal in ((0, 8), (1, 16), (2, 20), (3, 21), (4, 22)):
+        control = Control(max_num_batched_tokens=8, max_num_seqs=4)
+        control.add("r", [1] * 20, max_tokens=9)
+        for _ in range(num_steps):
+            control.step()
+        control.executor.fail_next_collect = True
+        control.step()
+        assert control.scheduler.isolation._goals == {"r": {0: goal}}
+        control.run()
+        control.check_outputs()

@@ -288,6 +288,13 @@ def test_nothing_is_looked_at_between_the_borders_of_blocks() -> None:
     assert (late.next_event, late.stop_ids) == (7, frozenset())
 
 
+def test_no_token_ends_a_beam() -> None:
+    one = request(0, group=True, n=2, beam_search=True, temperature=0.0)
+    one.stop_ids = frozenset({7})
+    Stopping(frozenset({7}), 16).arm(one)
+    assert one.stop_ids == frozenset()
+
+
 def test_why_a_text_of_a_search_ended() -> None:
     stopping = Stopping(frozenset({7}), 16)
     one = request(0, stop_token_ids=(9,))
