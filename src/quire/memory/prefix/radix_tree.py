@@ -191,14 +191,14 @@ class RadixTreeIndex:
         for node in self.nodes():
             if bytes(node.span) != b"".join(entry.key for entry in node.entries):
                 raise InvariantError("a span does not hold the tokens of its entries")
-            if node.parent is not None and not node.entries:
-                raise InvariantError("a node without entries was kept")
             for place, entry in enumerate(node.entries):
                 last = place == len(node.entries) - 1
                 check_entry(entry, len(node.children) if last else 1)
                 if entry.node is not node or entry.place != place:
                     raise InvariantError("an entry remembers a wrong place")
             for key, child in node.children.items():
+                if not child.entries:
+                    raise InvariantError("a node without entries was kept")
                 if child.parent is not node or child.entries[0].key != key:
                     raise InvariantError("a node stands under tokens that are not its own")
             length += len(node.entries)
