@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from openai import BadRequestError, NotFoundError
 
+from quire.engine.commands import Add, AnyCommand
 from support.server import JSON, RunningServer, running_server
 
 BIG = 1 << 63
@@ -25,15 +26,15 @@ def server() -> Iterator[RunningServer]:
 def num_added(server: RunningServer) -> Iterator[list[int]]:
     """Counts the requests that reach the engine."""
     counts = [0]
-    add = server.llm._thread.add
+    send = server.llm._thread.send
 
-    def count(request: Any) -> None:
-        counts[0] += 1
-        add(request)
+    def count(command: AnyCommand) -> None:
+        counts[0] += isinstance(command, Add)
+        send(command)
 
-    server.llm._thread.add = count  # type: ignore[method-assign]
+    server.llm._thread.send = count  # type: ignore[method-assign]
     yield counts
-    del server.llm._thread.add
+    del server.llm._thread.send
 
 
 COMPLETIONS: list[tuple[dict[str, Any], str]] = [

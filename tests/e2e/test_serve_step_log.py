@@ -87,7 +87,7 @@ def test_a_live_run_is_planned_again_to_the_byte(
             list(pool.map(lambda number: ask(server, number), range(48)))
             list(pool.map(lambda number: ask_for_much(server, number), range(8)))
         server.wait_until_idle()
-        server.llm.reset_prefix_cache()
+        server.call(server.llm.reset_prefix_cache)
         ask(server, 2)
         server.wait_until_idle()
         stats = server.llm.engine.stats()

@@ -52,23 +52,23 @@ def test_books_that_agree_pass() -> None:
 
 
 def free_a_block_twice(memory: Memory) -> None:
-    memory.pool._free.append(memory.pool._free[0])
+    memory.pool._free_list.put(next(iter(memory.pool._free_list)))
 
 
 def cache_a_free_block(memory: Memory) -> None:
-    memory.pool._cached.add(memory.pool.blocks[memory.pool._free[0]])
+    memory.pool._cached.add(memory.pool.blocks[next(iter(memory.pool._free_list))])
 
 
 def free_a_cached_block(memory: Memory) -> None:
-    memory.pool._free.append(memory.cached)
+    memory.pool._free_list.put(memory.cached)
 
 
 def free_a_block_in_use(memory: Memory) -> None:
-    memory.pool._free.append(0)
+    memory.pool._free_list.put(0)
 
 
 def lose_a_free_block(memory: Memory) -> None:
-    memory.pool._free.pop()
+    memory.pool._free_list.take(1)[0]
 
 
 def lose_a_cached_block(memory: Memory) -> None:
@@ -76,7 +76,7 @@ def lose_a_cached_block(memory: Memory) -> None:
 
 
 def count_below_nothing(memory: Memory) -> None:
-    block = memory.pool.blocks[memory.pool._free.pop()]
+    block = memory.pool.blocks[memory.pool._free_list.take(1)[0]]
     block.ref_count = -1
 
 
@@ -161,7 +161,7 @@ def name_a_block_that_does_not_know(memory: Memory) -> None:
     memory.entry(memory.cached).block_ids[0] = 1
     memory.pool.blocks[memory.cached].entry = None
     memory.pool._cached.remove(memory.pool.blocks[memory.cached])
-    memory.pool._free.append(memory.cached)
+    memory.pool._free_list.put(memory.cached)
 
 
 def keep_an_entry_for_nothing(memory: Memory) -> None:
@@ -262,7 +262,7 @@ def test_an_entry_of_one_group_must_name_a_block_of_that_group() -> None:
     memory.pool.blocks[0].entry = None
     entry.block_ids[1] = NO_BLOCK
     memory.pool._cached.remove(memory.pool.blocks[0])
-    memory.pool._free.append(0)
+    memory.pool._free_list.put(0)
     memory.manager.check()
     entry.block_ids = [1, 1]
     refuse(memory, "which does not name it")
