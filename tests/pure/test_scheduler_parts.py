@@ -283,7 +283,7 @@ def test_nothing_is_looked_at_between_the_borders_of_blocks() -> None:
     stopping.arm(one)
     assert one.next_event == 29
     late = request(1, length=5, min_tokens=4)
-    late.num_computed = 4
+    late.num_computed, late.stop_ids = 4, frozenset({7})
     stopping.arm(late)
     assert (late.next_event, late.stop_ids) == (7, frozenset())
 
