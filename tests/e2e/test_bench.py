@@ -469,7 +469,7 @@ def test_a_shape_needs_no_checkpoint(tmp_path: Path) -> None:
 
 def test_a_shape_is_no_model_beside_another(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "memory", "guide", "--shape", "tiny"]) == cli.MISUSED
-    assert "model is 'guide'; allowed: none beside --shape" in capsys.readouterr().err
+    assert "model is 'guide'; allowed: none with --shape" in capsys.readouterr().err
 
 
 def test_named_shapes_are_those_that_the_options_name() -> None:

@@ -123,7 +123,7 @@ def test_a_shape_is_served_with_a_tokenizer(tmp_path: Path, capsys: pytest.Captu
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [
-        (["http://127.0.0.1:9", "--kv-memory", "1GiB"], "none beside the URL"),
+        (["http://127.0.0.1:9", "--kv-memory", "1GiB"], "none with the URL"),
         (["http://127.0.0.1:9", "--only", "http"], "a server of our own"),
         (["guide", "--goodput", "speed:1"], "goodput is 'speed:1'"),
         (["guide", "--rates", "0"], "rates is '0'"),

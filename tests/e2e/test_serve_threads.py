@@ -242,4 +242,4 @@ def test_a_process_ends_whatever_its_threads_do(hang: str, status: int) -> None:
     done = subprocess.run([sys.executable, "-c", program], timeout=60, capture_output=True, text=True, check=False)
     assert done.returncode == status
     if status == 1:
-        assert "has not ended after 0.5 s" in done.stderr
+        assert "did not end within 0.5 s" in done.stderr

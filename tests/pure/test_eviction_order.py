@@ -47,13 +47,13 @@ def test_a_block_that_left_goes_to_the_end() -> None:
 def test_a_block_stands_in_one_list_at_most() -> None:
     order, blocks = make_list(1)
     for other in (order, EvictionOrder()):
-        with pytest.raises(InvariantError, match="stands in a list already"):
+        with pytest.raises(InvariantError, match="is already in a list"):
             other.append(blocks[0])
 
 
 def test_a_block_outside_cannot_be_removed() -> None:
     order, _ = make_list(1)
-    with pytest.raises(InvariantError, match="stands in no list"):
+    with pytest.raises(InvariantError, match="is in no list"):
         order.remove(Block(9))
 
 

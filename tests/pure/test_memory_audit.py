@@ -11,7 +11,7 @@ from quire.core.request import CacheScope, Request
 from quire.core.step import NO_BLOCK
 from quire.memory.block_hash import BlockHasher
 from quire.memory.eviction.lru import LRUEviction
-from quire.memory.free_list import FreeBlockList
+from quire.memory.eviction.order import EvictionOrder
 from quire.memory.ledger import MemoryLedger
 from quire.memory.prefix import PrefixEntry
 from quire.memory.prefix.hash_chain import HashChainIndex
@@ -98,11 +98,11 @@ def forget_an_extra_holder(memory: Memory) -> None:
         (free_a_block_twice, "free twice, cached twice, or both"),
         (cache_a_free_block, "free twice, cached twice, or both"),
         (free_a_cached_block, "free twice, cached twice, or both"),
-        (free_a_block_in_use, r"Block\(0, in use, ref_count=2\) is kept as free"),
-        (lose_a_free_block, "is kept as in use"),
-        (lose_a_cached_block, r"Block\(3, cached, ref_count=0\) is kept as in use"),
+        (free_a_block_in_use, r"Block\(0, in use, ref_count=2\) is listed as free"),
+        (lose_a_free_block, "is listed as in use"),
+        (lose_a_cached_block, r"Block\(3, cached, ref_count=0\) is listed as in use"),
         (count_below_nothing, "ref_count=-1"),
-        (name_another_block, "the entry of Block.* names another block"),
+        (name_another_block, "the entry of Block.* points to another block"),
         (count_an_extra_holder, "4 extra holders are counted, there are 3"),
         (forget_an_extra_holder, "2 extra holders are counted, there are 3"),
     ],
@@ -119,7 +119,7 @@ def test_the_pool_asks_its_quota() -> None:
     quota = memory.pool._quota
     assert quota is not None
     quota.remove(memory.pool.blocks[memory.cached])
-    refuse(memory, "other blocks than those that are cached")
+    refuse(memory, "count differs from the cached blocks")
 
 
 def test_a_quota_notices_a_tenant_over_its_limit() -> None:
@@ -215,10 +215,10 @@ def write_into_a_shared_tail(memory: Memory) -> None:
     ("break_it", "message"),
     [
         (forget_a_holder, r"Block\(2, in use, ref_count=1\) is in 2 tables"),
-        (detach_an_entry, "published under an entry that was dropped"),
-        (name_a_block_that_does_not_know, "an entry names .*, which does not name it"),
-        (keep_an_entry_for_nothing, "an entry without blocks and children was kept"),
-        (hold_what_was_given_back, "holds a block that it gave back"),
+        (detach_an_entry, "is published under a dropped entry"),
+        (name_a_block_that_does_not_know, "an entry points to .*, which does not point back"),
+        (keep_an_entry_for_nothing, "the index kept an entry without blocks or children"),
+        (hold_what_was_given_back, "holds a block that it has freed"),
         (hold_a_block_twice, "a hole in its table, or a block twice"),
         (have_a_hole, "a hole in its table, or a block twice"),
         (write_beyond_the_table, "may write beyond its table"),
@@ -265,7 +265,7 @@ def test_an_entry_of_one_group_must_name_a_block_of_that_group() -> None:
     memory.pool._free_list.put(0)
     memory.manager.check()
     entry.block_ids = [1, 1]
-    refuse(memory, "which does not name it")
+    refuse(memory, "which does not point back")
 
 
 def test_more_host_blocks_than_are_in_use_cannot_be_held() -> None:
@@ -306,11 +306,11 @@ def test_what_is_announced_is_what_sequences_remember() -> None:
     own = memory.manager.memories[request]
     assert own.frontier is not None
     frontier, own.frontier = own.frontier, None
-    refuse(memory, "differs from what was announced")
+    refuse(memory, "differ from the announced ones")
     own.frontier = frontier
     memory.manager.check()
     memory.manager._publisher._computing.clear()
-    refuse(memory, "differs from what was announced")
+    refuse(memory, "differ from the announced ones")
 
 
 def test_an_announced_block_belongs_to_the_one_who_announced_it() -> None:
@@ -319,7 +319,7 @@ def test_an_announced_block_belongs_to_the_one_who_announced_it() -> None:
     assert memory.open(request)
     computing = memory.manager._publisher._computing
     computing.update(dict.fromkeys(computing, other))
-    refuse(memory, "differs from what was announced")
+    refuse(memory, "differ from the announced ones")
 
 
 # ---- the ledger -----------------------------------------------------------------------------------------------------
@@ -542,7 +542,7 @@ def test_a_radix_index_notices_a_node_that_names_another_parent() -> None:
 
 def test_a_list_notices_broken_links_and_a_wrong_length() -> None:
     blocks = Memory().pool.blocks
-    order = FreeBlockList()
+    order = EvictionOrder()
     for block in blocks[5:8]:
         order.append(block)
     order.check()

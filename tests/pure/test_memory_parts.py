@@ -151,7 +151,7 @@ def test_a_table_says_where_each_position_is(size: int, blocks: list[int], given
     expected = [block * size + offset for block in blocks[given_back:] for offset in range(size)]
     assert table.slots(given_back * size, len(blocks) * size) == expected
     for position in range(given_back * size):
-        with pytest.raises(InvariantError, match=f"position {position} lies behind the sliding window"):
+        with pytest.raises(InvariantError, match=f"position {position} is behind the sliding window"):
             table.slot(position)
     fork = table.fork(kept)
     assert fork.block_ids == table.block_ids[:kept]

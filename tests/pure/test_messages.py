@@ -122,7 +122,7 @@ def test_what_is_no_message_is_refused(body: bytes) -> None:
 
 
 def test_a_message_for_the_other_side_is_refused() -> None:
-    with pytest.raises(ExecutionError, match="no message"):
+    with pytest.raises(ExecutionError, match="invalid message"):
         message_from_engine(encode_message(Abort("r"))[LENGTH_BYTES:])
 
 

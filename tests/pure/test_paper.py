@@ -6,11 +6,12 @@ import itertools
 
 import pytest
 
+from quire.simulate.baselines import SYSTEMS
 from quire.simulate.hardware import find_hardware
 from quire.simulate.model_shape import ModelShape, WeightCount
 from quire.simulate.paper import FIGURES
 from quire.simulate.paper.figure import PAPER_FILE, Comparison, Figure, make_figure, published_numbers
-from quire.simulate.paper.runs import OPT_13B, SYSTEMS, Laboratory, paper_sites
+from quire.simulate.paper.runs import OPT_13B, Laboratory, paper_sites
 from quire.simulate.paper.siblings import NUM_SEQUENCES
 
 

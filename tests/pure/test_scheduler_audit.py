@@ -74,9 +74,9 @@ def break_the_pool(control: Control) -> None:
         (run_what_waits, "in two places, or in none"),
         (forget_a_name, "in two places, or in none"),
         (finish_without_leaving, "in two places, or in none"),
-        (hold_memory_while_waiting, "memory is held by somebody else"),
-        (run_without_memory, "memory is held by somebody else"),
-        (swap_without_memory, "memory is held by somebody else|not true that"),
+        (hold_memory_while_waiting, "holds memory but is neither running nor swapped out"),
+        (run_without_memory, "holds memory but is neither running nor swapped out"),
+        (swap_without_memory, "holds memory but is neither running nor swapped out|not true that"),
         (compute_beyond_the_plan, "'waits': not true that"),
         (lose_a_row, "a row is held twice, or lost"),
         (suspect_a_stranger, "a suspect"),
@@ -161,7 +161,7 @@ def test_a_stop_ends_the_sequence_that_it_names() -> None:
 
 
 def test_no_step_that_is_not_under_way_can_be_lost() -> None:
-    with pytest.raises(InvariantError, match="no step is under way that could be lost"):
+    with pytest.raises(InvariantError, match="no step is under way"):
         busy().scheduler.lose_steps(ExecutionError("it burns"))
 
 

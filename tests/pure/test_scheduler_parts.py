@@ -220,8 +220,8 @@ def test_rows_that_are_lost_or_promised_to_nobody_are_noticed() -> None:
         (lambda rows: rows._free_rows.pop(), "held twice, or lost"),
         (lambda rows: rows._free_rows.append(0), "held twice, or lost"),
         (lambda rows: setattr(rows.requests[0], "row", 3), "held twice, or lost"),
-        (lambda rows: setattr(rows, "_promised_rows", 1), "promised to nobody"),
-        (lambda rows: setattr(rows, "_promised_rows", 3), "promised to nobody"),
+        (lambda rows: setattr(rows, "_promised_rows", 1), "reserved for no request"),
+        (lambda rows: setattr(rows, "_promised_rows", 3), "reserved for no request"),
         (lambda rows: rows._queue._keys.reverse() or rows._queue._keys.clear(), "out of order"),
     ):
         broken = running()
@@ -232,7 +232,7 @@ def test_rows_that_are_lost_or_promised_to_nobody_are_noticed() -> None:
         running().check(5)
     over = RunningSet(2, FCFSPolicy())
     over.start(request(0, group=True, n=4))
-    with pytest.raises(InvariantError, match="more rows are promised than are free"):
+    with pytest.raises(InvariantError, match="more rows are reserved than are free"):
         over.check(2)
 
 
@@ -414,7 +414,7 @@ def test_beams_move_together_once_they_are_open() -> None:
 
 def test_only_a_group_can_open() -> None:
     control = Control()
-    with pytest.raises(InvariantError, match="'r0' is not of a group"):
+    with pytest.raises(InvariantError, match="'r0' is not in a group"):
         open_group(request(0), control.memory, RunningSet(2, FCFSPolicy()))
 
 
@@ -424,7 +424,7 @@ def test_a_prompt_is_reported_in_order() -> None:
     note_prompt(one, 2, ("c",))  # type: ignore[arg-type]
     note_prompt(one, 1, ("B", "C"))  # type: ignore[arg-type]
     assert one.prompt_logprobs == ["a", "B", "C"]
-    with pytest.raises(InvariantError, match="nothing was reported of its prompt before 4"):
+    with pytest.raises(InvariantError, match="the prompt log-probabilities before 4 are missing"):
         note_prompt(one, 4, ())
 
 

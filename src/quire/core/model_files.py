@@ -91,7 +91,7 @@ def parse_json_object(data: bytes, where: str) -> dict[str, object]:
     >>> parse_json_object(b'{"a": 1, "a": 2}', "config.json")
     Traceback (most recent call last):
     ...
-    quire.core.errors.CheckpointError: config.json: key 'a' is 'there twice'; allowed: each key once
+    quire.core.errors.CheckpointError: config.json: key 'a' is 'given twice'; allowed: each key once
     """
 
     def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:

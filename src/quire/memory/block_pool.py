@@ -28,7 +28,7 @@ from quire.memory.quota import TenantQuota
 
 
 class BlockJournal(Protocol):
-    """Notes which blocks change, while somebody watches."""
+    """Notes which blocks change, while a client watches."""
 
     touched: set[int]
 

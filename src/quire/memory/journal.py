@@ -44,7 +44,7 @@ INDEX_BITS: Final = 32
 GROUP_BITS: Final = 16
 
 Place: TypeAlias = tuple[PrefixEntry, int]
-"""An entry of the index, and the group whose block of it is meant."""
+"""An entry of the index, and a group: that of the block meant."""
 
 Key = TypeVar("Key")
 

@@ -1,7 +1,7 @@
 """Isolation: who is to blame when a step fails?
 
-A step computes many requests at once, so a failure of it names nobody. All of its requests become *suspects* and go
-back to the waiting, where they lose nothing but time: what was committed stays cached, and what they compute again
+A step computes many requests at once, so its failure does not say which one is at fault. All of its requests become
+*suspects* and wait again. They lose nothing but time: what was committed stays cached, and what they compute again
 brings the same tokens. Then they are tried in subsets, one subset alone at a time, while everybody else waits:
 
     step of A B C D fails      subsets  [A B] [C D]

@@ -1,7 +1,7 @@
 """RequestJournal: events of requests, while a client watches.
 
 The scheduler tells it when a request came, began to run, yielded or ended: a few calls for each request, none for a
-step. How far the running ones are is read when somebody asks. Nothing here has a time: whoever takes the events out
+step. Progress of running requests is read on demand. Nothing here has a time: the reader of the events
 (`quire.engine.records.live`) stamps them, because the control plane reads no clock.
 """
 

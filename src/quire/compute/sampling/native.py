@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire import _native
+from quire._native import DRAW_PARAMETERS as COMPILED_PARAMETERS
 from quire._native import Kernels, Sampler, ThreadTeam
 from quire.compute.arrays import FloatArray, IntArray
 from quire.compute.sampling.draws import Choices, Draws
@@ -16,7 +16,7 @@ class NativeSampler:
     """Chooses tokens; implements `Sampler`."""
 
     def __init__(self, kernels: Kernels, team: ThreadTeam, vocab_size: int) -> None:
-        if _native.DRAW_PARAMETERS != DRAW_PARAMETERS:
+        if COMPILED_PARAMETERS != DRAW_PARAMETERS:
             raise InvariantError("quire._native was built for other sampling parameters; install quire again")
         self._sampler = Sampler(kernels, team, vocab_size)
 

@@ -13,7 +13,7 @@ from quire.memory.block import Block
 
 
 class EvictionOrder:
-    """Blocks in an order; a block stands in at most one such list.
+    """Blocks in an order; a block is in at most one such list.
 
     >>> blocks = [Block(i) for i in range(3)]
     >>> order = EvictionOrder()
@@ -47,7 +47,7 @@ class EvictionOrder:
         """Put a block last. Mutates; O(1)."""
         last = self._tail.previous
         if last is None or block.next is not None:
-            raise InvariantError(f"block {block.block_id} stands in a list already")
+            raise InvariantError(f"block {block.block_id} is already in a list")
         last.next = block
         block.previous = last
         block.next = self._tail
@@ -58,7 +58,7 @@ class EvictionOrder:
         """Take a block out, wherever it stands. Mutates; O(1)."""
         before, after = block.previous, block.next
         if before is None or after is None:
-            raise InvariantError(f"block {block.block_id} stands in no list")
+            raise InvariantError(f"block {block.block_id} is in no list")
         before.next = after
         after.previous = before
         block.previous = block.next = None
