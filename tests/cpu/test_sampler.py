@@ -147,7 +147,7 @@ def test_parameters_that_do_not_fit_are_refused_before_memory_is_touched(shape: 
 
 def test_a_native_module_of_other_parameters_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _native.DRAW_PARAMETERS == DRAW_PARAMETERS
-    monkeypatch.setattr(_native, "DRAW_PARAMETERS", DRAW_PARAMETERS[::-1])
+    monkeypatch.setattr("quire.compute.sampling.native.COMPILED_PARAMETERS", DRAW_PARAMETERS[::-1])
     with pytest.raises(InvariantError, match="install quire again"):
         samplers()
 
