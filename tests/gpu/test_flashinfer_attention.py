@@ -85,7 +85,7 @@ def spec_of(folder, head_dim=64):
         (64, replace(FITTING, dtype="float32"), "FlashInfer does not compute in float32"),
         (64, replace(FITTING, kv_dtype="int8"), "FlashInfer knows no scale .* which int8 has"),
         (64, replace(FITTING, kv_dtype="fp8"), "FlashInfer knows no scale .* which fp8 has"),
-        (64, replace(FITTING, kv_dtype="bfloat16"), "FlashInfer is not asked to read bfloat16 beside float16"),
+        (64, replace(FITTING, kv_dtype="bfloat16"), "FlashInfer is not asked to read bfloat16 together with float16"),
         (64, replace(FITTING, batch_invariant=True), "FlashInfer splits contexts .* batch_invariant is on"),
         (64, replace(FITTING, device="cpu"), "the others need a GPU"),
         (64, TorchSettings(device="cpu", attention="triton"), "the others need a GPU"),

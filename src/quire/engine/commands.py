@@ -15,10 +15,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final, TypeAlias
-
-import msgspec
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from quire.core.errors import StepLogError
 from quire.core.request import DEFAULT_SCOPE, CacheScope, Request
@@ -32,11 +31,14 @@ else:
     TokenIds = array  # what msgspec looks at: an array cannot be subscripted where this runs
 
 
-class Command(msgspec.Struct, frozen=True, array_like=True, tag=True):
+class Command:
     """The base of all commands."""
 
+    __slots__ = ()
 
-class Add(Command, frozen=True):
+
+@dataclass(frozen=True, slots=True)
+class Add(Command):
     """Take a request in. `arrival_s` is the engine's to say."""
 
     request_id: str
@@ -64,31 +66,36 @@ class Add(Command, frozen=True):
         )
 
 
-class Abort(Command, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Abort(Command):
     """End a request and all its sequences; one that has ended already is left alone."""
 
     request_id: str
 
 
-class Fail(Command, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Fail(Command):
     """End a request with an error; nothing that it alone had cached stays."""
 
     request_id: str
     message: str
 
 
-class Stop(Command, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Stop(Command):
     """End one sequence, because its text reached a stop string; one that has ended is left alone."""
 
     request_id: str
     branch: int = 0
 
 
-class Clear(Command, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Clear(Command):
     """Forget everything cached; running requests go on."""
 
 
-class Watch(Command, frozen=True):
+@dataclass(frozen=True, slots=True)
+class Watch(Command):
     """Report memory events from the beginning, at most once in this many seconds; None: stop."""
 
     every_s: float | None
@@ -131,8 +138,11 @@ def carry_out(command: Command, scheduler: Scheduler) -> None:
 
 
 def command_bytes(command: Command) -> bytes:
-    """Return the wire form of a command. Does not mutate."""
-    return _ENCODER.encode(command)
+    """Return the wire form of a command: its name and its fields. Does not mutate."""
+    import msgspec  # which an engine that writes no log, in a process of its own or not, does without
+
+    values = [getattr(command, field.name) for field in fields(cast(Any, command))]
+    return msgspec.msgpack.encode([type(command).__name__, *values], enc_hook=_encode_column)
 
 
 def read_command(data: bytes) -> AnyCommand:
@@ -141,21 +151,25 @@ def read_command(data: bytes) -> AnyCommand:
     >>> read_command(command_bytes(Stop("one", 2)))
     Stop(request_id='one', branch=2)
     """
+    import msgspec
+
     try:
-        return _DECODER.decode(data)
-    except (msgspec.DecodeError, ValueError) as error:
+        name, *values = msgspec.msgpack.decode(data, type=list[Any])
+        kind = _KINDS[name]
+        given = dict(zip([field.name for field in fields(kind)], values, strict=True))
+        found: AnyCommand = msgspec.convert(given, kind, dec_hook=_decode_column)
+        return found
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
         raise StepLogError(f"a command cannot be read: {error}") from error
 
 
-def encode_column(value: object) -> bytes:
-    """Return a column of numbers as bytes, in the order of bytes of the machine: msgspec asks. Pure."""
+def _encode_column(value: object) -> bytes:
     if isinstance(value, array):
         return value.tobytes()
     raise NotImplementedError(type(value).__name__)
 
 
-def decode_column(kind: type, data: object) -> array[int]:
-    """Return the token ids of a column; raises `ValueError` for what is none: msgspec asks. Pure."""
+def _decode_column(kind: type, data: object) -> array[int]:
     if kind is not array or not isinstance(data, bytes):
         raise ValueError("a column of token ids is bytes")
     column = array("i")
@@ -163,5 +177,6 @@ def decode_column(kind: type, data: object) -> array[int]:
     return column
 
 
-_ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=encode_column)
-_DECODER: Final[msgspec.msgpack.Decoder[AnyCommand]] = msgspec.msgpack.Decoder(AnyCommand, dec_hook=decode_column)
+_KINDS: Final[Mapping[str, type[AnyCommand]]] = MappingProxyType(
+    {kind.__name__: kind for kind in (Add, Abort, Fail, Stop, Clear, Watch)}
+)

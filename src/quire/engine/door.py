@@ -14,8 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, cast
 
-import msgspec
-
 from quire.core.clock import Clock
 from quire.core.config import EngineConfig, EngineSettings, ResolvedConfig
 from quire.core.errors import InvalidConfigError, InvalidRequestError
@@ -153,10 +151,10 @@ class Door:
         request = Add(request_id, prompt.token_ids, wanted, ticket.scope, ticket.priority)
         validate(request.to_request(), limits)
         if wanted.bad_words:
-            request = msgspec.structs.replace(request, sampling=with_bad_words(wanted, self.tokenizer))
+            request = replace(request, sampling=with_bad_words(wanted, self.tokenizer))
             validate(request.to_request(), limits)
         self._num_prepared += 1
-        request = msgspec.structs.replace(request, sampling=self._internal(request.sampling, ticket.scope.tenant))
+        request = replace(request, sampling=self._internal(request.sampling, ticket.scope.tenant))
         return PreparedRequest(request, ticket.request_id or request_id, prompt.text, wanted)
 
     def close(self) -> None:

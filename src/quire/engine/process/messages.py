@@ -23,12 +23,12 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from quire.core.config import EngineConfig
-from quire.core.errors import ExecutionError
+from quire.core.errors import ExecutionError, StepLogError
 from quire.core.logprobs import TokenLogprobs
 from quire.core.request import FinishReason
 from quire.core.validate import RequestLimits
 from quire.engine.client import SequenceUpdate
-from quire.engine.commands import AnyCommand, Command, decode_column, encode_column
+from quire.engine.commands import AnyCommand, Command, command_bytes, read_command
 from quire.engine.process.heartbeat import PATIENCE, Patience
 from quire.engine.records.live import LiveFrame
 from quire.engine.records.report import EngineReport
@@ -47,6 +47,12 @@ class Configure(Message, frozen=True):
 
     config: EngineConfig
     patience: Patience = PATIENCE
+
+
+class Asked(Message, frozen=True):
+    """Carry out a command, which is here in its wire form."""
+
+    command: bytes
 
 
 class Beat(Message, frozen=True):
@@ -157,6 +163,7 @@ class Live(Message, frozen=True):
     frame: LiveFrame
 
 
+Sent = Configure | Asked | Beat | Close
 ToEngine = Configure | AnyCommand | Beat | Close
 FromEngine = Loaded | Ready | Failed | Updates | Stats | Live | Beat
 Received = TypeVar("Received")
@@ -164,7 +171,7 @@ Received = TypeVar("Received")
 
 def encode_message(message: Message | Command) -> bytes:
     """Return a message as it is sent; raises `ExecutionError` for one that is too long. Does not mutate."""
-    body = _ENCODER.encode(message)
+    body = _ENCODER.encode(Asked(command_bytes(message)) if isinstance(message, Command) else message)
     if len(body) > MAX_MESSAGE_BYTES:
         raise ExecutionError(f"a message of {len(body)} bytes is too long for the engine's connection")
     return len(body).to_bytes(LENGTH_BYTES, "little") + body
@@ -172,7 +179,13 @@ def encode_message(message: Message | Command) -> bytes:
 
 def message_to_engine(body: bytes) -> ToEngine:
     """Return what the engine received; raises `ExecutionError` for what is no message. Does not mutate."""
-    return _decoded(_TO_ENGINE, body)
+    message = _decoded(_TO_ENGINE, body)
+    if not isinstance(message, Asked):
+        return message
+    try:
+        return read_command(message.command)
+    except StepLogError as error:
+        raise ExecutionError(f"the engine's connection delivered an invalid message: {error}") from error
 
 
 def message_from_engine(body: bytes) -> FromEngine:
@@ -206,8 +219,8 @@ def _token_logprobs(entry: Entry) -> TokenLogprobs:
     return TokenLogprobs(entry.logprob, entry.rank, _column("i", entry.top_ids), _column("d", entry.top_logprobs))
 
 
-_ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=encode_column)
-_TO_ENGINE: Final[msgspec.msgpack.Decoder[ToEngine]] = msgspec.msgpack.Decoder(ToEngine, dec_hook=decode_column)
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_TO_ENGINE: Final[msgspec.msgpack.Decoder[Sent]] = msgspec.msgpack.Decoder(Sent)
 _FROM_ENGINE: Final[msgspec.msgpack.Decoder[FromEngine]] = msgspec.msgpack.Decoder(FromEngine)
 
 

@@ -26,8 +26,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import BinaryIO, NamedTuple
 
-import msgspec
-
 from quire.core.clock import Clock
 from quire.core.config import MemoryConfig, SchedulerConfig
 from quire.core.errors import ExecutionError, OutOfMemoryError, StepLogError, TornStepLogError
@@ -78,7 +76,7 @@ class StepLogWriter:
         """Write a command to the engine; a digest stands in for a salt."""
         if isinstance(command, Add):
             scope = replace(command.scope, salt=_stand_in(command.scope.salt))
-            command = msgspec.structs.replace(command, scope=scope)
+            command = replace(command, scope=scope)
         self._record(COMMANDED, command_bytes(command))
 
     def planned(self, plan: StepPlan) -> None:
