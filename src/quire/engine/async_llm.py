@@ -141,8 +141,8 @@ class AsyncLLM(LocalModel, OperatorVerbs):
         self._thread.send(Watch(None))
 
     def send(self, command: AnyCommand) -> None:
-        """Have a command carried out before the engine's next step. Mutates."""
-        self._require_engine()
+        """Have a command carried out before the engine's next step; from any thread. Mutates."""
+        self._require_running()
         self._thread.send(command)
 
     async def close(self) -> None:
@@ -170,14 +170,18 @@ class AsyncLLM(LocalModel, OperatorVerbs):
 
     def _require_engine(self) -> None:
         """Raise unless the engine is there, for this event loop."""
-        self._home.require()
-        if self._failure:
-            raise ExecutionError(self._failure)
+        self._require_running()
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             if self._streams:
                 raise RequestStateError("the requests of an AsyncLLM belong to one event loop at a time")
             self._loop = loop
+
+    def _require_running(self) -> None:
+        """Raise unless the engine is there."""
+        self._home.require()
+        if self._failure:
+            raise ExecutionError(self._failure)
 
     def _take_stats(self, stats: EngineStats) -> None:
         self._stats = stats

@@ -166,7 +166,7 @@ def read_command(data: bytes) -> AnyCommand:
 def _encode_column(value: object) -> bytes:
     if isinstance(value, array):
         return value.tobytes()
-    raise NotImplementedError(type(value).__name__)
+    raise NotImplementedError(type(value).__name__)  # what msgspec asks a hook to raise for any other type
 
 
 def _decode_column(kind: type, data: object) -> array[int]:
