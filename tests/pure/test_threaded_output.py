@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import subprocess
 import sys
 import threading
@@ -61,8 +62,8 @@ def test_nobody_who_reads_stops_nobody_who_writes(pipe: tuple[int, int]) -> None
         logger.warning(LINE[:-1])
     output.drain(0.01)  # waits no longer
     data = b""
-    while output._num_waiting_bytes:
-        data += os.read(pipe[0], 1 << 16)
+    while output._num_waiting_bytes:  # also for a moment after the last of them is in the pipe
+        data += os.read(pipe[0], 1 << 16) if select.select([pipe[0]], [], [], 0.01)[0] else b""
     print("after that", file=output)
     data += read_all(pipe[0], b"after that\n")
     assert 200 <= data.count(LINE.encode()) <= 400
