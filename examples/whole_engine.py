@@ -8,9 +8,9 @@ a decoder, here the reference in numpy; it returns a `StepResult` with the new t
 from quire import KVCacheManager, MemoryConfig, Request, RequestLimits, SamplingParams, Scheduler, SchedulerConfig
 from quire.compute.backend import WorkerParts
 from quire.compute.models import read_model
+from quire.compute.models.source import ModelFolder
 from quire.compute.reference.decoder import ReferenceDecoder
 from quire.compute.sampling.reference import ReferenceSampler
-from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import DecoderWeights
 from quire.compute.worker.cache_engine import CacheEngine
 from quire.compute.worker.worker import Worker
@@ -20,9 +20,9 @@ from quire.guide import GUIDE_FOLDER
 BLOCK_SIZE, NUM_BLOCKS, MAX_TOKENS_PER_STEP, MAX_LENGTH = 8, 64, 12, 128
 
 # The model: its shape as data, its weights, and its tokenizer.
-model = read_model(GUIDE_FOLDER)
-weights = DecoderWeights.load(model.spec, Checkpoint.open(GUIDE_FOLDER))
-tokenizer = Tokenizer.open(GUIDE_FOLDER, vocab_size=model.spec.vocab_size)
+model = read_model(ModelFolder(GUIDE_FOLDER))
+weights = DecoderWeights.load(model.spec, model.source.tensors())
+tokenizer = Tokenizer.open(model.source, vocab_size=model.spec.vocab_size)
 end_of_text = frozenset(model.eos_token_ids)
 
 # The compute plane. `CacheEngine` owns the keys and values: arrays of NUM_BLOCKS blocks for each layer.

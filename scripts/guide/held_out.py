@@ -13,6 +13,7 @@ from pathlib import Path
 
 from corpus import read_topics
 
+from quire.compute.models.source import ModelFolder
 from quire.engine.text.tokenizer import Tokenizer
 from quire.guide import GUIDE_FOLDER
 
@@ -22,7 +23,7 @@ WORKLOAD = Path(__file__).parents[2] / "benchmarks" / "workload_guide_held_out.j
 def main() -> None:
     """Write the file."""
     vocab_size = json.loads((GUIDE_FOLDER / "config.json").read_text(encoding="utf-8"))["vocab_size"]
-    tokenizer = Tokenizer.open(GUIDE_FOLDER, vocab_size=vocab_size)
+    tokenizer = Tokenizer.open(ModelFolder(GUIDE_FOLDER), vocab_size=vocab_size)
     lines = []
     for topic in read_topics():
         for question in topic.held_out:

@@ -15,6 +15,7 @@ import pytest
 
 from quire import LLM, Request, SamplingParams, _native
 from quire.compute.models import FAMILIES, read_model
+from quire.compute.models.source import ModelFolder
 from quire.compute.native import NativeSettings
 from support.native_runs import FLOAT32, NativeRun
 from support.reference_runs import ReferenceRun
@@ -61,7 +62,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def tokens_of(folder: Path) -> list[int]:
-    return [(7 * i * i + 3 * i + 5) % read_model(folder).spec.vocab_size for i in range(LENGTH)]
+    return [(7 * i * i + 3 * i + 5) % read_model(ModelFolder(folder)).spec.vocab_size for i in range(LENGTH)]
 
 
 def test_every_family_is_here() -> None:
@@ -106,7 +107,7 @@ def gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gemma3-deep")
     config = MODELS["gemma3"][0] | {"num_hidden_layers": LAYERS, "layer_types": None, "max_position_embeddings": 512}
     (folder / "config.json").write_text(json.dumps(config))
-    write_spec_model(folder, read_model(folder).spec)
+    write_spec_model(folder, read_model(ModelFolder(folder)).spec)
     return folder
 
 
@@ -123,7 +124,7 @@ def bytes_for(num_tokens: int) -> int:
 
 
 def test_window_layers_of_gemma_3_hold_the_blocks_of_the_window(gemma3: Path) -> None:
-    model = read_model(gemma3).spec
+    model = read_model(ModelFolder(gemma3)).spec
     spec, tokens = model.kv_cache_spec(BLOCK), [(7 * i * i + 3 * i + 5) % model.vocab_size for i in range(150)]
     measured: dict[int, int] = {}
     settings: dict[str, Any] = {"dtype": "float32", "block_size": BLOCK, "max_num_batched_tokens": 32}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from quire.compute.models import read_model
+from quire.compute.models.source import ModelFolder
 from quire.compute.native import NativeSettings, kv_cache_spec
 from quire.compute.native.load import load_parts
 from quire.compute.weights.decoder_weights import weight_bytes
@@ -21,6 +22,7 @@ LOAD = """
 import sys
 from pathlib import Path
 from quire.compute.models import read_model
+from quire.compute.models.source import ModelFolder
 from quire.compute.native.load import NativeSettings, kv_cache_spec, load_parts
 from quire.compute.weights.decoder_weights import weight_bytes
 
@@ -28,12 +30,11 @@ def in_memory(name):
     (line,) = (line for line in open("/proc/self/status") if line.startswith(name))
     return int(line.split()[1]) * 1024
 
-folder = Path(sys.argv[1])
-model = read_model(folder)
+model = read_model(ModelFolder(Path(sys.argv[1])))
 dtype, weights = sys.argv[2:]
 settings = NativeSettings(dtype=dtype, weights=weights, max_num_seqs=1, max_num_batched_tokens=8, num_threads=1)
 before = in_memory("VmRSS")
-parts = load_parts(folder, model, settings, num_blocks=1)
+parts = load_parts(model, settings, num_blocks=1)
 print(weight_bytes(model.spec, dtype, weights), parts.runner.weight_bytes)
 print(in_memory("VmHWM") - before, in_memory("VmRSS") - before)
 """
@@ -64,10 +65,10 @@ def test_what_was_packed_is_let_go(stored: str, dtype: str, weights: str, tmp_pa
 
 
 def test_how_far_the_weights_are_grows_to_all_of_them(tmp_path: Path) -> None:
-    model = read_model(write_tiny_qwen3(tmp_path, tie=False))
+    model = read_model(ModelFolder(write_tiny_qwen3(tmp_path, tie=False)))
     settings = NativeSettings(dtype="bfloat16", max_num_seqs=1, max_num_batched_tokens=8)
     noted: list[tuple[int, int, str]] = []
-    load_parts(tmp_path, model, settings, num_blocks=1, note_loaded=lambda *found: noted.append(found))
+    load_parts(model, settings, num_blocks=1, note_loaded=lambda *found: noted.append(found))
     done, totals, whats = zip(*noted, strict=True)
     assert set(whats) == {"weights"}
     assert list(done) == sorted(done)

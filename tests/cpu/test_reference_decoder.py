@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from quire.compute.models import read_model
+from quire.compute.models.source import ModelFolder
 from quire.core.step import NO_BLOCK
 from support.dense_oracle import DenseOracle
 from support.reference_runs import ReferenceRun
@@ -62,7 +63,7 @@ def test_a_sliding_window_is_a_mask_over_dense_attention(window: int, tmp_path: 
     run = ReferenceRun(tmp_path)
     run.prefill(0, TOKENS, chunks=[70])
     tensors = tiny_qwen3_tensors(tiny_qwen3_config(), seed=0)
-    assert_close(run, DenseOracle(read_model(tmp_path).spec, tensors))
+    assert_close(run, DenseOracle(read_model(ModelFolder(tmp_path)).spec, tensors))
 
 
 DIGEST = """

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from quire.compute.models import read_model
+from quire.compute.models.source import ModelFolder
 from quire.compute.reference import load_parts
 from quire.compute.worker.cache_engine import CacheEngine
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
@@ -479,7 +480,9 @@ def without_memory(inputs: StepInputs, cache: CacheEngine) -> StepOutputs:
 
 
 def test_a_worker_is_an_executor_with_a_beginning_and_an_end(folder: Path) -> None:
-    worker: Executor = Worker(load_parts(folder, block_size=16, num_blocks=8, num_host_blocks=2))
+    worker: Executor = Worker(
+        load_parts(read_model(ModelFolder(folder)), block_size=16, num_blocks=8, num_host_blocks=2)
+    )
     plan = step_of_moves()
     with pytest.raises(ExecutionError, match="not started"):
         worker.submit(plan)
@@ -501,16 +504,16 @@ def test_a_worker_is_an_executor_with_a_beginning_and_an_end(folder: Path) -> No
 
 
 def test_the_shape_of_the_memory_is_known_before_it_is_allocated(folder: Path) -> None:
-    description = read_model(folder)
+    description = read_model(ModelFolder(folder))
     spec = description.spec.kv_cache_spec(block_size=16)
     assert spec == KVCacheSpec(16, 2, 32, "float32", (KVGroup((0, 1, 2)),))
     assert (description.spec.vocab_size, description.spec.context_length) == (128, 4096)
     assert description.eos_token_ids == (127,)
-    assert load_parts(folder, block_size=16, num_blocks=8).cache.spec == spec
+    assert load_parts(read_model(ModelFolder(folder)), block_size=16, num_blocks=8).cache.spec == spec
 
 
 def test_memory_that_cannot_be_had_is_a_setting_that_is_not_allowed(folder: Path) -> None:
-    worker = Worker(load_parts(folder, block_size=16, num_blocks=1 << 45))
+    worker = Worker(load_parts(read_model(ModelFolder(folder)), block_size=16, num_blocks=1 << 45))
     with pytest.raises(InvalidConfigError, match="num_blocks is"):
         worker.start()
 

@@ -21,6 +21,7 @@ import pytest
 from quire import LLM, SamplingParams, cli
 from quire import _native as native
 from quire.cli.model_shapes import find_shape
+from quire.compute.models.source import ModelFolder
 from quire.compute.weights.decoder_weights import weight_bytes
 from quire.core.config import EngineConfig
 from quire.core.errors import CheckpointError, ExecutionError
@@ -387,7 +388,7 @@ def test_whole_runs_are_held_to_the_roofline_of_their_requests(tmp_path: Path) -
 
 def test_random_weights_of_a_known_model_are_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_random_checkpoint(tmp_path / "tiny", "tiny")
-    monkeypatch.setattr(gpu_engine, "find_settings", lambda model: tmp_path / "tiny" / "config.json")
+    monkeypatch.setattr(gpu_engine, "find_settings", lambda model: ModelFolder(tmp_path / "tiny"))
     said: list[str] = []
     for _ in range(2):
         with gpu_engine.checkpoint("known", str(tmp_path / "kept"), said.append) as folder:

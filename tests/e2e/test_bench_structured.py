@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from quire import cli
+from quire.compute.models.source import ModelFolder
 from quire.engine.text.tokenizer import Tokenizer
 from quire.instruments.bench.structured import usual_schema
 from quire.instruments.bench.wide_tokenizer import END, write_wide_tokenizer
@@ -46,7 +47,7 @@ def test_a_shape_with_few_tokens_is_refused(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_wide_tokenizer_has_as_many_tokens_as_it_should(model: Path) -> None:
-    tokenizer = Tokenizer.open(model, vocab_size=VOCAB_SIZE)
+    tokenizer = Tokenizer.open(ModelFolder(model), vocab_size=VOCAB_SIZE)
     texts = [tokenizer.token_text(token_id) for token_id in range(VOCAB_SIZE)]
     assert all(texts[:-1]) and texts[-1] == END
     assert sum(len(text) > 2 for text in texts) > VOCAB_SIZE // 3

@@ -177,7 +177,7 @@ def test_what_is_wrong_is_said_in_one_line(
 
 def test_a_settings_file_is_enough(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "config.json"
-    path.write_text(find_settings("qwen3-0.6b").read_text())
+    path.write_text(find_settings("qwen3-0.6b").text("config.json"))
     arguments = ["--memory", "8GiB", "--hardware", MACHINE]
     (by_path,) = plan(str(path), *arguments, capsys=capsys)["machines"]
     (by_name,) = plan("qwen3-0.6b", *arguments, capsys=capsys)["machines"]

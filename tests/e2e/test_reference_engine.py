@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from quire.compute.models.source import ModelFolder
 from quire.core.config import MemoryConfig, SchedulerConfig
 from quire.core.errors import CheckpointError
 from quire.core.request import Request
@@ -33,7 +34,9 @@ def generate(folder: Path, prompts: list[list[int]], *, block_size: int = 16, lo
         **{"max_num_seqs": 16, "max_model_len": 256}
         | {name: value for name, value in settings.items() if name not in memory_names}
     )
-    engine = create_reference_engine(folder, block_size=block_size, memory=memory, scheduler=scheduler, log=log)
+    engine = create_reference_engine(
+        ModelFolder(folder), block_size=block_size, memory=memory, scheduler=scheduler, log=log
+    )
     sampling = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     requests = [Request(f"request {i}", prompt, sampling) for i, prompt in enumerate(prompts)]
     for request in requests:
@@ -80,4 +83,4 @@ def test_the_run_can_be_replayed_from_its_log(folder):
 
 def test_a_folder_without_a_model_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"config\.json"):
-        create_reference_engine(tmp_path)
+        create_reference_engine(ModelFolder(tmp_path))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from quire.compute.models.source import ModelFolder
 from quire.core.config import MemoryConfig, SchedulerConfig
 from quire.core.request import Request
 from quire.core.sampling_params import SamplingParams
@@ -52,7 +53,7 @@ def test_an_offline_batch_is_planned_by_the_simulator_as_by_the_engine(
     memory = MemoryConfig(num_blocks=num_blocks, num_host_blocks=20, prefix_index="hash_chain")
     scheduler = SchedulerConfig(**{"max_num_seqs": 8, "max_model_len": 256, "headroom": 0.0} | settings)  # type: ignore[arg-type]
     real = io.BytesIO()
-    engine = create_reference_engine(folder, block_size=8, memory=memory, scheduler=scheduler, log=real)
+    engine = create_reference_engine(ModelFolder(folder), block_size=8, memory=memory, scheduler=scheduler, log=real)
     for number, prompt in enumerate(PROMPTS):
         sampling = SamplingParams(temperature=0.0, max_tokens=30 + 3 * number, ignore_eos=True)
         engine.add_request(Request(f"r{number}", prompt, sampling))

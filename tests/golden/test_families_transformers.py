@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from quire import _native
 from quire.compute.models import read_model
+from quire.compute.models.source import ModelFolder
 from quire.compute.native import NativeSettings
 from quire.compute.weights.checkpoint import Checkpoint
 from support.native_runs import FLOAT32, NativeRun
@@ -47,7 +48,7 @@ def test_logits_and_text_are_those_that_transformers_gave(name: str, engine: str
     form, tokens = CASES["forms"][name], CASES["tokens"]
     (tmp_path / "config.json").write_text(json.dumps(form["config"]))
     shutil.copy(DATA / form["weights"], tmp_path / "model.safetensors")
-    run = ENGINES[engine](tmp_path, spec=read_model(tmp_path, len(tokens)).spec)
+    run = ENGINES[engine](tmp_path, spec=read_model(ModelFolder(tmp_path), len(tokens)).spec)
     text = [run.prefill(0, tokens, chunks=[10, 60])]
     text += run.decode(0, len(tokens), len(form["greedy"]) - 1)
     assert text[: len(form["greedy"])] == form["greedy"]
@@ -108,7 +109,7 @@ def test_logits_of_all_positions_are_those_of_transformers(name: str, engine: st
     model = transformers_models.small_model(name)
     transformers_models.save(model, tmp_path)
     tokens = [(7 * i * i + 3 * i) % 64 for i in range(150)]
-    run = ENGINES[engine](tmp_path, spec=read_model(tmp_path, len(tokens)).spec)
+    run = ENGINES[engine](tmp_path, spec=read_model(ModelFolder(tmp_path), len(tokens)).spec)
     run.prefill(0, tokens)
     ours = np.stack([run.logits[0, position] for position in range(len(tokens))])
     assert_close(ours, transformers_models.all_logits(model, tokens))
@@ -145,7 +146,7 @@ def test_other_settings_of_a_family_are_read_as_transformers_reads_them(name: st
     model = transformers_models.small_model(form, **changes) if form else transformers_models.gemma3_with_eye()
     transformers_models.save(model, tmp_path)
     tokens = [(7 * i * i + 3 * i) % 64 for i in range(150)]
-    run = ENGINES[engine](tmp_path, spec=read_model(tmp_path, len(tokens)).spec)
+    run = ENGINES[engine](tmp_path, spec=read_model(ModelFolder(tmp_path), len(tokens)).spec)
     run.prefill(0, tokens)
     ours = np.stack([run.logits[0, position] for position in range(len(tokens))])
     assert_close(ours, transformers_models.all_logits(model, tokens))
@@ -163,7 +164,7 @@ def test_bfloat16_is_as_close_to_float32_as_that_of_transformers(name: str, tmp_
     exact = log_softmax(transformers_models.all_logits(model, tokens))
     theirs = log_softmax(transformers_models.all_logits(model.bfloat16(), tokens))
     settings = NativeSettings(dtype="bfloat16", max_num_batched_tokens=256)
-    run = NativeRun(tmp_path, spec=read_model(tmp_path, len(tokens)).spec, settings=settings)
+    run = NativeRun(tmp_path, spec=read_model(ModelFolder(tmp_path), len(tokens)).spec, settings=settings)
     run.prefill(0, tokens, chunks=[10, 60])
     ours = log_softmax(np.stack([run.logits[0, position] for position in range(len(tokens))]))
     for distance in (mean_divergence, largest_difference):

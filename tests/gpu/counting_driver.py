@@ -81,6 +81,7 @@ def compiled() -> dict[str, int]:
 def engine(folder: Path, max_num_seqs: int = 20) -> tuple[Any, Any]:
     """A runner of kernels, and its KV memory."""
     from quire.compute.models import read_model
+    from quire.compute.models.source import ModelFolder
     from quire.compute.torch.attention.triton import TritonAttention
     from quire.compute.torch.cache import TorchCache
     from quire.compute.torch.decoder import Engines, TorchDecoder
@@ -97,7 +98,7 @@ def engine(folder: Path, max_num_seqs: int = 20) -> tuple[Any, Any]:
     from quire.compute.weights.decoder_weights import WeightReader
     from support.recorders import AgainRecorder
 
-    spec, device = read_model(folder).spec, torch.device("cpu")
+    spec, device = read_model(ModelFolder(folder)).spec, torch.device("cpu")
     settings = TorchSettings(device="cpu", max_num_batched_tokens=600, max_num_seqs=max_num_seqs)
     kv_spec = kv_cache_spec(spec, settings)
     attention = TritonAttention(kv_spec, device, num_heads=spec.attention.num_heads, num_processors=132)

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.compute.models import read_model
+from quire.compute.models.source import ModelFolder
 from quire.compute.torch.attention.flashinfer import FlashInferAttention, load_package
 from quire.compute.torch.attention.pages import Pages
 from quire.compute.torch.attention.plain import PlainAttention
@@ -75,7 +76,7 @@ FITTING = TorchSettings(dtype="float16", attention="flashinfer")
 
 def spec_of(folder, head_dim=64):
     write_tiny_qwen3(folder, settings={"head_dim": head_dim})
-    return read_model(folder).spec
+    return read_model(ModelFolder(folder)).spec
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from quire.compute.models import read_model
+from quire.compute.models.source import ModelFolder
 from quire.compute.torch.backend import TorchBackend
 from quire.compute.torch.cuda_memory import CudaMemory
 from quire.compute.torch.footprint import Footprint, measure
@@ -108,7 +109,7 @@ def texts(worker: Worker, num_blocks: int) -> list[list[int]]:
 
 def test_a_model_that_was_measured_computes_as_one_that_was_not(folder: Path, device: str) -> None:
     settings = replace(FLOAT32, device=device, max_num_seqs=4, max_num_batched_tokens=64, batch_invariant=True)
-    loaded = load_model(folder, read_model(folder), settings)
+    loaded = load_model(read_model(ModelFolder(folder)), settings)
     memory = CudaMemory(device) if device == "cuda" else Ledger(1000, 400)
     found = loaded.measured(memory)
     if device == "cuda":
@@ -118,14 +119,14 @@ def test_a_model_that_was_measured_computes_as_one_that_was_not(folder: Path, de
         assert found == Footprint(400, 0, 0, 600)
     worker = Worker(loaded.parts(24, 2))
     assert worker.cache.num_blocks == 24
-    assert texts(worker, 24) == texts(Worker(load_model(folder, read_model(folder), settings).parts(24)), 24)
+    assert texts(worker, 24) == texts(Worker(load_model(read_model(ModelFolder(folder)), settings).parts(24)), 24)
 
 
 def test_weights_are_loaded_once_for_measuring_and_computing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quire.compute.torch.cuda_memory.CudaMemory", lambda device: Ledger(1000, 400))
     noted: list[tuple[Any, ...]] = []
     config = EngineConfig(model=str(folder), device="cpu", backend="torch", dtype="float32").resolved()
-    backend = TorchBackend.of("cpu", config, folder, read_model(folder))
+    backend = TorchBackend.of("cpu", config, read_model(ModelFolder(folder)))
     assert backend.footprint(lambda *found: noted.append(found)) == Footprint(400, 0, 0, 600)
     num_noted = len(noted)
     assert num_noted
@@ -138,7 +139,7 @@ def test_weights_are_loaded_once_for_measuring_and_computing(folder: Path, monke
 
 
 def test_a_memory_that_ran_out_while_measuring_is_given_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = load_model(folder, read_model(folder), FLOAT32)
+    loaded = load_model(read_model(ModelFolder(folder)), FLOAT32)
 
     def full(*arguments: object) -> object:
         raise torch.OutOfMemoryError("CUDA out of memory")

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from quire.compute.models import read_model
+from quire.compute.models.source import ModelFolder
 from quire.compute.sampling.draws import Draws
 from quire.compute.torch.attention.base import StepBatch
 from quire.compute.torch.attention.triton import TritonAttention
@@ -45,7 +46,7 @@ class Run:
 
     def __init__(self, folder: Path, device: str, *, records: bool) -> None:
         settings = replace(FLOAT32, device=device, batch_invariant=True, graphs=False)
-        spec, where = read_model(folder).spec, torch.device(device)
+        spec, where = read_model(ModelFolder(folder)).spec, torch.device(device)
         kv_spec = kv_cache_spec(spec, settings)
         attention = TritonAttention(
             kv_spec, where, num_heads=spec.attention.num_heads, num_processors=4, batch_invariant=True
@@ -155,7 +156,7 @@ def test_a_step_without_room_in_the_recording_is_computed(
 
 
 def test_attention_that_cannot_be_recorded_is_launched(full: Path) -> None:
-    parts = load_model(full, read_model(full), FLOAT32).parts(8)
+    parts = load_model(read_model(ModelFolder(full)), FLOAT32).parts(8)
     worker, runner = Worker(parts), cast(TorchRunner, parts.runner)
     noted: list[tuple[int, int, str]] = []
     runner._graphs = DecodeGraphs(runner._decoder, recorder_of("cpu"), 4, lambda *note: noted.append(note))
@@ -213,7 +214,7 @@ def test_the_largest_steps_are_as_large_as_they_may_be_and_store_nothing(full: P
     ],
 )
 def test_decodes_of_twice_as_many_splits_are_rehearsed(context_length: int, expected: list[int], full: Path) -> None:
-    spec = kv_cache_spec(read_model(full).spec, FLOAT32)
+    spec = kv_cache_spec(read_model(ModelFolder(full)).spec, FLOAT32)
     decodes = largest_steps(spec, FLOAT32, context_length)[2:]
     assert [int(step.positions[0]) + 1 for step in decodes] == expected
     assert all(

@@ -13,6 +13,7 @@ import torch
 from quire.compute.backend import WorkerParts
 from quire.compute.models import read_model
 from quire.compute.models.base import DecoderSpec
+from quire.compute.models.source import ModelFolder
 from quire.compute.torch.attention.triton import TritonAttention
 from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.decoder import Engines, TorchDecoder
@@ -76,7 +77,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spec_of(folders: Path, model: str) -> DecoderSpec:
-    return SPECS[model] if model in SPECS else read_model(folders / model).spec
+    return SPECS[model] if model in SPECS else read_model(ModelFolder(folders / model)).spec
 
 
 @pytest.mark.parametrize("model", MODELS)

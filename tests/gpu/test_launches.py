@@ -12,6 +12,7 @@ from tests.gpu import host_time
 from tests.gpu.counting_driver import run_alone
 
 from quire.compute.models import read_model
+from quire.compute.models.source import ModelFolder
 from support.spec_models import write_spec_model
 from support.tiny_checkpoint import tiny_qwen3_config
 
@@ -38,7 +39,7 @@ def test_all_that_is_served_was_compiled_when_the_largest_steps_were_rehearsed(k
     model.mkdir()
     config = tiny_qwen3_config() | KINDS[kind]
     (model / "config.json").write_text(json.dumps(config))
-    write_spec_model(model, read_model(model).spec)
+    write_spec_model(model, read_model(ModelFolder(model)).spec)
     rehearsed, served = run_alone(scratch, "tests.gpu.counting_driver", str(model))
     assert served == rehearsed
     if kind == "experts":

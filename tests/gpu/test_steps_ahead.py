@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from quire.compute.models import read_model
+from quire.compute.models.source import ModelFolder
 from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.load import load_model
 from quire.compute.torch.runner import TorchRunner, TorchStep
@@ -62,7 +63,7 @@ class Run:
 
     def __init__(self, folder: Path, device: str, *, invariant: bool = True, ahead: bool = True) -> None:
         settings = replace(FLOAT32, device=device, batch_invariant=invariant)
-        parts = load_model(folder, read_model(folder), settings).parts(64)
+        parts = load_model(read_model(ModelFolder(folder)), settings).parts(64)
         self.watched = Watched(cast(TorchRunner, parts.runner))
         self.worker = Worker(replace(parts, launcher=self.watched) if ahead else parts.with_runner(parts.runner))
         self.worker.start()

@@ -23,6 +23,7 @@ import torch
 
 from quire import LLM, ExecutionError, InvalidConfigError, SamplingParams
 from quire.compute.models import read_model
+from quire.compute.models.source import ModelFolder
 from quire.compute.torch.limits import TorchLimits
 from quire.compute.torch.load import load_model
 from quire.compute.torch.settings import TorchSettings
@@ -137,7 +138,7 @@ def test_a_chat_with_log_probabilities(port: int) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch can open a GPU here")
 def test_a_gpu_that_torch_cannot_open_is_named_in_a_line() -> None:
     with pytest.raises(ExecutionError, match=r"^torch cannot open the device cuda: .+\Z"):
-        load_model(GUIDE_FOLDER, read_model(GUIDE_FOLDER), TorchSettings(device="cuda"))
+        load_model(read_model(ModelFolder(GUIDE_FOLDER)), TorchSettings(device="cuda"))
     with pytest.raises(ExecutionError, match=r"^torch cannot open the device cuda: .+\Z"):
         TorchLimits("cuda", "bfloat16", 1 << 20)
     with pytest.raises(

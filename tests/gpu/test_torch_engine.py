@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from quire.compute.models import read_model
+from quire.compute.models.source import ModelFolder
 from quire.compute.torch import products
 from quire.compute.torch.attention.base import KVPair, StepBatch
 from quire.compute.torch.attention.plain import PlainAttention
@@ -52,7 +53,7 @@ def test_logits_and_text_are_those_that_transformers_gave(name: str, tmp_path: P
     form, tokens = CASES["forms"][name], CASES["tokens"]
     (tmp_path / "config.json").write_text(json.dumps(form["config"]))
     shutil.copy(DATA / form["weights"], tmp_path / "model.safetensors")
-    spec = read_model(tmp_path, len(tokens)).spec
+    spec = read_model(ModelFolder(tmp_path), len(tokens)).spec
     run = TorchRun(tmp_path, spec=spec, settings=replace(FLOAT32, device=device))
     text = [run.prefill(0, tokens, chunks=[10, 60])]
     text += run.decode(0, len(tokens), len(form["greedy"]) - 1)
@@ -117,7 +118,7 @@ def test_a_sequence_that_does_not_fit_alone_makes_the_step_fail(folder: Path, de
 
 def test_blocks_that_cannot_be_had_are_a_setting_that_is_not_allowed(folder: Path, device: str) -> None:
     settings = replace(FLOAT32, device=device)
-    worker = Worker(load_model(folder, read_model(folder), settings).parts(1 << 40))
+    worker = Worker(load_model(read_model(ModelFolder(folder)), settings).parts(1 << 40))
     with pytest.raises(InvalidConfigError, match="num_blocks is"):
         worker.start()
 
@@ -250,11 +251,11 @@ def test_the_library_that_computes_can_keep_sums_whole(dtype: torch.dtype, devic
 )
 def test_settings_that_do_not_fit_are_refused(settings: TorchSettings, named: str, folder: Path) -> None:
     with pytest.raises(InvalidConfigError, match=named):
-        load_model(folder, read_model(folder), settings)
+        load_model(read_model(ModelFolder(folder)), settings)
 
 
 def test_what_a_block_and_a_step_take_is_known_before(folder: Path) -> None:
-    spec = read_model(folder).spec
+    spec = read_model(ModelFolder(folder)).spec
     settings = TorchSettings(device="cpu", kv_dtype="fp8")
     # 3 layers of 2 heads, keys and values, each of 32 bytes and a scale of 4.
     assert kv_cache_spec(spec, settings).bytes_per_block == 16 * 3 * 2 * 2 * 36

@@ -11,6 +11,7 @@ from triton._C.libtriton import native_specialize_impl
 from triton.backends.nvidia.compiler import CUDABackend
 
 from quire.compute.models import read_model
+from quire.compute.models.source import ModelFolder
 from quire.compute.torch.attention.base import StepBatch, StepShape
 from quire.compute.torch.attention.plain import PlainAttention
 from quire.compute.torch.attention.triton import TritonAttention
@@ -254,7 +255,7 @@ def test_twice_the_same(device):
 
 def test_a_decoder_over_it_is_near_the_reference(tmp_path, device):
     write_tiny_qwen3(tmp_path, settings={"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1})
-    spec = read_model(tmp_path).spec
+    spec = read_model(ModelFolder(tmp_path)).spec
     settings = TorchSettings(device=device, dtype="float32")
     triton = TritonAttention(kv_cache_spec(spec, settings), torch.device(device), num_heads=spec.attention.num_heads)
     ours, reference = TorchRun(tmp_path, settings=settings, attention=triton), ReferenceRun(tmp_path)

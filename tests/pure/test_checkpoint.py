@@ -17,6 +17,7 @@ from quire.cli.model_shapes import find_settings
 from quire.compute.models import read_model
 from quire.compute.models.base import Part
 from quire.compute.models.hub import resolve_model, resolve_settings
+from quire.compute.models.source import ModelFolder
 from quire.compute.reference.operations import linear
 from quire.compute.weights.bfloat16 import narrowed, widened
 from quire.compute.weights.checkpoint import Checkpoint
@@ -213,7 +214,7 @@ def test_the_first_llamas_may_bring_frequencies(tmp_path: Path) -> None:
     tensors = {name: checkpoint.tensor(name).copy() for name in checkpoint.entries}
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(16, np.float32)
     write_model_weights(tmp_path, tensors)
-    DecoderWeights.load(read_model(tmp_path).spec, Checkpoint.open(tmp_path))
+    DecoderWeights.load(read_model(ModelFolder(tmp_path)).spec, Checkpoint.open(tmp_path))
 
 
 # --- folders that hold something else ----------------------------------------------------------
@@ -261,9 +262,9 @@ def test_a_pointer_of_git_lfs_is_called_by_its_name(name: str, tmp_path: Path) -
 
 def test_a_folder_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "org" / "name").mkdir(parents=True)
-    assert resolve_model(str(tmp_path)) == tmp_path
+    assert resolve_model(str(tmp_path)) == ModelFolder(tmp_path)
     monkeypatch.chdir(tmp_path)
-    assert resolve_model("org/name") == Path("org/name")
+    assert resolve_model("org/name") == ModelFolder(Path("org/name"))
 
 
 @pytest.mark.parametrize("name", ["", "no-such-folder", "./org/name", "/a/b", "a/b/c", "-a/b", "org/na me", "org/"])
@@ -298,15 +299,15 @@ class FakeHub:
 def test_a_hub_id_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = FakeHub(tmp_path)
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)  # type: ignore[arg-type]
-    assert resolve_model("quire-no-such/model") == tmp_path
+    assert resolve_model("quire-no-such/model") == ModelFolder(tmp_path)
     assert [name for name, _ in hub.asked] == ["quire-no-such/model"]
 
 
 def test_for_a_plan_only_the_settings_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = FakeHub(tmp_path)
     monkeypatch.setitem(sys.modules, "huggingface_hub", hub)  # type: ignore[arg-type]
-    assert find_settings("quire-no-such/model") == tmp_path
-    assert resolve_settings(str(tmp_path)) == tmp_path
+    assert find_settings("quire-no-such/model") == ModelFolder(tmp_path)
+    assert resolve_settings(str(tmp_path)) == ModelFolder(tmp_path)
     assert hub.asked == [("quire-no-such/model", ["config.json", "generation_config.json"])]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from quire.compute.models import read_model
+from quire.compute.models.source import ModelFolder
 from quire.compute.weights.safetensors import read_header
 from quire.engine.text.chat_template import ChatTemplate, validate_messages
 from quire.guide import GUIDE_FOLDER
@@ -41,7 +42,7 @@ def test_the_folder_is_complete() -> None:
 
 
 def test_the_model_can_be_read_and_ends_its_texts(vocabulary: dict[str, int]) -> None:
-    model = read_model(GUIDE_FOLDER)
+    model = read_model(ModelFolder(GUIDE_FOLDER))
     assert model.spec.tied_head
     assert model.spec.context_length == 2048
     assert model.eos_token_ids == (vocabulary["<|im_end|>"],)

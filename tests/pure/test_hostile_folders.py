@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from quire.compute.models import FAMILIES, read_model
+from quire.compute.models.source import ModelFolder
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.core.errors import CheckpointError, InvalidRequestError, ModelError, QuireError
 from quire.core.model_files import MAX_SETTINGS_BYTES, open_model_file, read_model_file
@@ -57,7 +58,7 @@ def load(folder: Path) -> Tokenizer:
 
     blueprint = plan_engine(EngineConfig(model=str(folder), kv_memory="1MiB", num_threads=1, backend="reference"))
     blueprint.check_weights()
-    return Tokenizer.open(blueprint.tokenizer_folder, vocab_size=blueprint.vocab_size)
+    return Tokenizer.open(blueprint.tokenizer_files, vocab_size=blueprint.vocab_size)
 
 
 def refusal(folder: Path) -> str:
@@ -218,7 +219,7 @@ def test_a_size_out_of_proportion_is_refused_by_name(field: str, folder: Path) -
     for number in NUMBERS:
         (folder / "config.json").write_text(json.dumps(config | {field: number}))
         with bounded(), pytest.raises(CheckpointError, match=f"{field} is "):
-            read_model(folder)
+            read_model(ModelFolder(folder))
 
 
 def test_sizes_that_are_large_together_take_no_memory_before_they_are_refused(folder: Path) -> None:
@@ -288,7 +289,7 @@ def test_an_expression_that_takes_too_long_fails_the_text_and_not_the_process(fo
 def test_a_family_that_does_not_run_is_named_with_those_that_do(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"architectures": ["MambaForCausalLM"]}))
     with pytest.raises(ModelError, match="a model of the family 'MambaForCausalLM', which quire cannot run") as caught:
-        read_model(folder)
+        read_model(ModelFolder(folder))
     assert all(name in str(caught.value) for name in FAMILIES)
 
 

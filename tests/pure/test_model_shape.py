@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.cli.model_shapes import describe, find_settings, find_shape, known_models, shape_of
+from quire.cli.model_shapes import find_settings, find_shape, known_models, shape_of
+from quire.compute.models import read_model
 from quire.compute.weights.decoder_weights import weight_bytes
 from quire.core.errors import CheckpointError, InvalidConfigError
 from quire.simulate.hardware import Hardware, find_hardware, known_hardware, parse_hardware
@@ -23,7 +24,7 @@ CARD = Hardware("card", 1 << 30, 1e9, {"float32": 1e12})
 @pytest.mark.parametrize("name", [*known_models(), "guide"])
 @pytest.mark.parametrize(("dtype", "weights"), NUMBERS)
 def test_known_models_weigh_what_the_compute_plane_says(name: str, dtype: str, weights: str) -> None:
-    spec = describe(find_settings(name)).spec
+    spec = read_model(find_settings(name)).spec
     shape = find_shape(name)
     assert shape.weight_bytes(dtype, weights) == weight_bytes(spec, dtype, weights)
     assert shape.kv_cache_spec(16, dtype) == spec.kv_cache_spec(16, dtype)
@@ -131,7 +132,7 @@ def test_files_of_machines(tmp_path) -> None:
 
 def test_a_model_may_be_a_name_a_folder_or_its_settings(tmp_path) -> None:
     kept = find_settings("Qwen3-0.6B")
-    (tmp_path / "config.json").write_text(kept.read_text())
+    (tmp_path / "config.json").write_text(kept.text("config.json"))
     for name in (str(tmp_path), str(tmp_path / "config.json")):
         assert find_shape(name).weight_bytes("bfloat16") == find_shape("qwen3-0.6b").weight_bytes("bfloat16")
     with pytest.raises(CheckpointError, match="No folder named"):
@@ -140,7 +141,7 @@ def test_a_model_may_be_a_name_a_folder_or_its_settings(tmp_path) -> None:
 
 @pytest.mark.parametrize("name", SPECS)
 def test_every_family_weighs_what_the_compute_plane_says(name: str) -> None:
-    model = replace(describe(find_settings("guide")), spec=SPECS[name])
+    model = replace(read_model(find_settings("guide")), spec=SPECS[name])
     shape = shape_of(name, model)
     for dtype, weights in NUMBERS:
         assert shape.weight_bytes(dtype, weights) == weight_bytes(SPECS[name], dtype, weights)

@@ -15,6 +15,7 @@ from quire.compute import models
 from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.base import Activation, LayerSpec, Part, RopeSpec, WeightSource
 from quire.compute.models.generation import GenerationDefaults
+from quire.compute.models.source import ModelFolder
 from quire.compute.weights.decoder_weights import expected_tensors, weight_bytes
 from quire.core.errors import CheckpointError, InvariantError
 from quire.core.kv_spec import KVGroup
@@ -215,7 +216,7 @@ def read(folder: Path, config: Mapping[str, object], generation: object = None) 
     (folder / "config.json").write_text(json.dumps(config))
     if generation is not None:
         (folder / "generation_config.json").write_text(json.dumps(generation))
-    return read_model(folder)
+    return read_model(ModelFolder(folder))
 
 
 def tiny(**changes: object) -> dict[str, object]:
@@ -381,7 +382,9 @@ def test_phi_3_stretches_by_the_factors_for_the_length(tmp_path: Path) -> None:
     long = published("Phi-3-mini-4k", max_position_embeddings=131072, rope_scaling={"type": "su", **factors})
     description = read(tmp_path, long)
     assert description.notices[0].endswith("by its long factors for 131072 tokens")
-    assert read_model(tmp_path, max_length=4096).notices[0].endswith("by its short factors for 4096 tokens")
+    assert (
+        read_model(ModelFolder(tmp_path), max_length=4096).notices[0].endswith("by its short factors for 4096 tokens")
+    )
     rotary = description.spec.layers[0].rope
     assert rotary is not None
     assert rotary.inverse_frequencies[1] == pytest.approx(10_000 ** (-2 / 96) / 2)
@@ -528,10 +531,10 @@ def test_a_scaling_that_is_frozen_at_load_is_a_notice(tmp_path: Path) -> None:
     assert [notice[:30] for notice in read(tmp_path, config).notices] == [
         "rope scaling 'dynamic' depends",
     ]
-    longer = read_model(tmp_path, max_length=10_000)
+    longer = read_model(ModelFolder(tmp_path), max_length=10_000)
     assert longer.spec.context_length == 10_000
     assert longer.notices[0].endswith("stretched for 10000 tokens")
-    assert longer.spec.layers[0].rope != read_model(tmp_path).spec.layers[0].rope
+    assert longer.spec.layers[0].rope != read_model(ModelFolder(tmp_path)).spec.layers[0].rope
 
 
 def test_transformers_4_and_5_say_the_same_model(tmp_path: Path) -> None:
@@ -649,20 +652,20 @@ def test_biases_of_llama_are_those_of_its_settings(tmp_path: Path) -> None:
 
 def test_a_folder_without_settings_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no config\.json: it is empty"):
-        read_model(tmp_path)
+        read_model(ModelFolder(tmp_path))
     (tmp_path / "tokenizer.json").touch()
     with pytest.raises(CheckpointError, match=r"has no config\.json: give the folder that has"):
-        read_model(tmp_path)
+        read_model(ModelFolder(tmp_path))
     with pytest.raises(CheckpointError, match=r"is a file\. Give the folder that has"):
-        read_model(tmp_path / "tokenizer.json")
+        read_model(ModelFolder(tmp_path / "tokenizer.json"))
     with pytest.raises(CheckpointError, match="No folder named"):
-        read_model(tmp_path / "missing")
+        read_model(ModelFolder(tmp_path / "missing"))
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(CheckpointError, match=r"config\.json is 'a JSON list'; allowed: one JSON object"):
-        read_model(tmp_path)
+        read_model(ModelFolder(tmp_path))
     (tmp_path / "config.json").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n")
     with pytest.raises(CheckpointError, match=r"config\.json is 'a git-lfs pointer'; allowed: the file itself; fetch"):
-        read_model(tmp_path)
+        read_model(ModelFolder(tmp_path))
 
 
 # --- what a spec checks ------------------------------------------------------------------------

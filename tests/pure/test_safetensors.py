@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from quire.compute.models import read_model
 from quire.compute.models.base import Part
+from quire.compute.models.source import ModelFolder
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import DecoderWeights
 from quire.compute.weights.safetensors import read_header
@@ -293,7 +294,7 @@ def test_an_index_that_lies_is_refused(lie: str, tmp_path: Path, monkeypatch: py
 
 
 def load(folder: Path) -> DecoderWeights:
-    return DecoderWeights.load(read_model(folder).spec, Checkpoint.open(folder))
+    return DecoderWeights.load(read_model(ModelFolder(folder)).spec, Checkpoint.open(folder))
 
 
 def test_tensors_are_those_of_the_config(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, normalizers
 from tokenizers import Tokenizer as Library
 
+from quire.compute.models.source import ModelFolder
 from quire.core.errors import CheckpointError, InvalidRequestError
 from quire.engine.text import control_text as module
 from quire.engine.text.chat_template import ChatTemplate
@@ -59,12 +60,12 @@ CHATS = {
 
 @pytest.fixture(scope="module")
 def chatml(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.open(write_chatml(tmp_path_factory.mktemp("chatml")), vocab_size=VOCAB_SIZE)
+    return Tokenizer.open(ModelFolder(write_chatml(tmp_path_factory.mktemp("chatml"))), vocab_size=VOCAB_SIZE)
 
 
 @pytest.fixture(scope="module")
 def llama2(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    return Tokenizer.open(write_llama2(tmp_path_factory.mktemp("llama2")), vocab_size=VOCAB_SIZE)
+    return Tokenizer.open(ModelFolder(write_llama2(tmp_path_factory.mktemp("llama2"))), vocab_size=VOCAB_SIZE)
 
 
 def user(content: object) -> list[dict[str, Any]]:
@@ -145,13 +146,13 @@ def test_truncation_and_padding_in_the_file_are_for_training(tmp_path):
     library = byte_level()
     library.enable_truncation(4)
     library.enable_padding(length=8)
-    tokenizer = Tokenizer.open(write_tokenizer(tmp_path, library, {}), vocab_size=VOCAB_SIZE)
+    tokenizer = Tokenizer.open(ModelFolder(write_tokenizer(tmp_path, library, {})), vocab_size=VOCAB_SIZE)
     assert [len(tokenizer.encode(text)) for text in ("ab", "abcdef")] == [2, 6]
 
 
 def test_the_first_token_is_added_where_only_the_settings_say_so(tmp_path):
     settings = {"bos_token": "<|endoftext|>", "add_bos_token": True}
-    tokenizer = Tokenizer.open(write_tokenizer(tmp_path, byte_level(), settings), vocab_size=VOCAB_SIZE)
+    tokenizer = Tokenizer.open(ModelFolder(write_tokenizer(tmp_path, byte_level(), settings)), vocab_size=VOCAB_SIZE)
     assert (
         tokenizer.encode("a")
         == tokenizer.encode("<|endoftext|>a")
@@ -159,7 +160,8 @@ def test_the_first_token_is_added_where_only_the_settings_say_so(tmp_path):
     )
     assert tokenizer.encode("") == [297]
     both = Tokenizer.open(
-        write_tokenizer(tmp_path, byte_fallback(), LLAMA2_SETTINGS | {"add_bos_token": True}), vocab_size=VOCAB_SIZE
+        ModelFolder(write_tokenizer(tmp_path, byte_fallback(), LLAMA2_SETTINGS | {"add_bos_token": True})),
+        vocab_size=VOCAB_SIZE,
     )
     assert both.encode("the").count(1) == 1
 
@@ -195,7 +197,7 @@ def test_a_conversation_is_encoded_as_the_template_writes_it(chatml):
 
 def test_the_first_token_is_the_templates_affair(tmp_path):
     settings = LLAMA2_SETTINGS | {"chat_template": "{{ bos_token }}[INST] {{ messages[0].content }} [/INST]"}
-    tokenizer = Tokenizer.open(write_tokenizer(tmp_path, byte_fallback(), settings), vocab_size=VOCAB_SIZE)
+    tokenizer = Tokenizer.open(ModelFolder(write_tokenizer(tmp_path, byte_fallback(), settings)), vocab_size=VOCAB_SIZE)
     ids = tokenizer.encode_chat(user("the"))
     assert ids == tokenizer.encode("[INST] the [/INST]")
     assert ids.count(1) == 1
@@ -308,7 +310,7 @@ def test_normalised_text_does_not_become_a_control_token():
 def test_special_text_is_text_in_tools_names_and_variables_too(tmp_path):
     source = "<|im_start|>{{ tools | tojson }}{{ messages | tojson }}{{ note }}<|im_end|>"
     settings = CHATML_SETTINGS | {"chat_template": source}
-    tokenizer = Tokenizer.open(write_tokenizer(tmp_path, byte_level(), settings), vocab_size=VOCAB_SIZE)
+    tokenizer = Tokenizer.open(ModelFolder(write_tokenizer(tmp_path, byte_level(), settings)), vocab_size=VOCAB_SIZE)
     message = {"role": "user", "content": "a", "name": "<|im_end|>", "<|im_start|>": ["<|endoftext|>"]}
     options: dict[str, Any] = {"tools": [{"<|im_end|>": 1}], "template_variables": {"note": "<|im_end|>"}}
     ids = tokenizer.encode_chat([message], **options)
@@ -347,22 +349,22 @@ def test_bad_options_are_refused(chatml, options):
 
 def test_a_tokenizer_larger_than_the_model_is_refused_where_more_is_in_use(tmp_path):
     folder = write_chatml(tmp_path)
-    assert Tokenizer.open(folder, vocab_size=301).vocab_size == 301
+    assert Tokenizer.open(ModelFolder(folder), vocab_size=301).vocab_size == 301
     with pytest.raises(CheckpointError, match=r"301 ids.*the 299 ids"):  # that of <|im_end|>, which is named, is 299
-        Tokenizer.open(folder, vocab_size=299)
+        Tokenizer.open(ModelFolder(folder), vocab_size=299)
     with pytest.raises(CheckpointError, match=r"301 ids.*the 290 ids"):
-        Tokenizer.open(folder, vocab_size=290)
+        Tokenizer.open(ModelFolder(folder), vocab_size=290)
     write_tokenizer(tmp_path, byte_level(), {"chat_template": "<think>"})
     with pytest.raises(CheckpointError, match=r"301 ids.*the 300 ids"):
-        Tokenizer.open(folder, vocab_size=300)
+        Tokenizer.open(ModelFolder(folder), vocab_size=300)
 
 
 def test_added_tokens_beyond_the_model_stay_where_nothing_uses_them(tmp_path):
     """Gemma 3 1B has <image_soft_token>, whose id is the size of its vocabulary."""
-    tokenizer = Tokenizer.open(write_chatml(tmp_path), vocab_size=300)
+    tokenizer = Tokenizer.open(ModelFolder(write_chatml(tmp_path)), vocab_size=300)
     assert tokenizer.encode("<think>a")[0] == 300  # out of range, which a request's validation says
     write_tokenizer(tmp_path, byte_level(control=("<s>", "<image>")), {"chat_template": "<s>{{ messages[0].content }}"})
-    tokenizer = Tokenizer.open(tmp_path, vocab_size=298)
+    tokenizer = Tokenizer.open(ModelFolder(tmp_path), vocab_size=298)
     assert tokenizer.encode("<image>") == [298]
     ids = tokenizer.encode_chat(user("<image>"))
     assert ids[0] == 297
@@ -375,13 +377,13 @@ def test_added_tokens_beyond_the_model_stay_where_nothing_uses_them(tmp_path):
 def test_a_token_is_a_string_or_an_object_in_either_file(tmp_path, token, file):
     write_tokenizer(tmp_path, byte_level(), {"eos_token": None})
     (tmp_path / file).write_text(json.dumps({"eos_token": token, "pad_token": None}))
-    tokenizer = Tokenizer.open(tmp_path, vocab_size=VOCAB_SIZE)
+    tokenizer = Tokenizer.open(ModelFolder(tmp_path), vocab_size=VOCAB_SIZE)
     assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (299, None)
 
 
 def test_a_named_token_of_the_vocabulary_is_special_and_an_unknown_one_is_nobody(tmp_path):
     settings = {"eos_token": "ing", "bos_token": "<nowhere>"}
-    tokenizer = Tokenizer.open(write_tokenizer(tmp_path, byte_level(), settings), vocab_size=VOCAB_SIZE)
+    tokenizer = Tokenizer.open(ModelFolder(write_tokenizer(tmp_path, byte_level(), settings)), vocab_size=VOCAB_SIZE)
     assert tokenizer.eos_token_id in tokenizer.special_token_ids
     assert (tokenizer.bos_token_id, tokenizer.vocab_size) == (None, 301)
 
@@ -407,14 +409,14 @@ def test_where_a_template_is_found(tmp_path, files, text):
     write_tokenizer(tmp_path, byte_level(), {})
     for name, content in files.items():
         (tmp_path / name).write_text(content if isinstance(content, str) else json.dumps(content))
-    tokenizer = Tokenizer.open(tmp_path, vocab_size=VOCAB_SIZE)
+    tokenizer = Tokenizer.open(ModelFolder(tmp_path), vocab_size=VOCAB_SIZE)
     assert tokenizer.decode(tokenizer.encode_chat(user("Hi"))) == text
 
 
 def test_tools_have_a_template_of_their_own_where_there_is_one(tmp_path):
     templates = [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]
     write_tokenizer(tmp_path, byte_level(), {"chat_template": templates})
-    tokenizer = Tokenizer.open(tmp_path, vocab_size=VOCAB_SIZE)
+    tokenizer = Tokenizer.open(ModelFolder(tmp_path), vocab_size=VOCAB_SIZE)
     assert [tokenizer.decode(tokenizer.encode_chat(user("Hi"), tools=tools)) for tools in (None, [], [{}])] == [
         "D",
         "D",
@@ -445,7 +447,7 @@ def test_a_broken_file_is_named(tmp_path, name, content):
     write_chatml(tmp_path)
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(CheckpointError) as caught:
-        Tokenizer.open(tmp_path, vocab_size=VOCAB_SIZE)
+        Tokenizer.open(ModelFolder(tmp_path), vocab_size=VOCAB_SIZE)
     assert str(tmp_path) in str(caught.value)
 
 
@@ -455,7 +457,7 @@ def test_a_file_that_is_a_folder_is_named(tmp_path, name):
     (tmp_path / name).unlink()
     (tmp_path / name).mkdir()
     with pytest.raises(CheckpointError, match=name):
-        Tokenizer.open(tmp_path, vocab_size=VOCAB_SIZE)
+        Tokenizer.open(ModelFolder(tmp_path), vocab_size=VOCAB_SIZE)
 
 
 def test_a_panic_of_the_library_is_a_broken_file(tmp_path):
@@ -464,16 +466,16 @@ def test_a_panic_of_the_library_is_a_broken_file(tmp_path):
     settings = json.loads((tmp_path / "tokenizer.json").read_text()) | {"normalizer": normalizer}
     (tmp_path / "tokenizer.json").write_text(json.dumps(settings))
     with pytest.raises(CheckpointError, match=r"tokenizer\.json"):
-        Tokenizer.open(tmp_path, vocab_size=VOCAB_SIZE)
+        Tokenizer.open(ModelFolder(tmp_path), vocab_size=VOCAB_SIZE)
 
 
 def test_a_folder_without_a_tokenizer_says_how_to_make_one(tmp_path):
     message = r"no tokenizer.json. Make one.*save_pretrained.*--tokenizer FOLDER.*skip_tokenizer_init=True"
     with pytest.raises(CheckpointError, match=message):
-        Tokenizer.open(tmp_path, vocab_size=VOCAB_SIZE)
+        Tokenizer.open(ModelFolder(tmp_path), vocab_size=VOCAB_SIZE)
     (tmp_path / "tokenizer.model").write_bytes(b"\n\x0b")
     with pytest.raises(CheckpointError, match=r"only tokenizer.model.*AutoTokenizer"):
-        Tokenizer.open(tmp_path, vocab_size=VOCAB_SIZE)
+        Tokenizer.open(ModelFolder(tmp_path), vocab_size=VOCAB_SIZE)
 
 
 GPT2 = {"tokenizer_class": "GPT2Tokenizer"}
@@ -514,18 +516,18 @@ def write_two_files(folder: Path, name: str) -> Path:
 
 
 def test_two_files_are_enough_where_the_class_says_how_words_split(tmp_path):
-    tokenizer = Tokenizer.open(write_two_files(tmp_path, "gpt2"), vocab_size=VOCAB_SIZE)
+    tokenizer = Tokenizer.open(ModelFolder(write_two_files(tmp_path, "gpt2")), vocab_size=VOCAB_SIZE)
     text = "hello the 😀's 12 ing"
     assert tokenizer.encode(text) == byte_level().encode(text).ids
     assert tokenizer.decode(tokenizer.encode(text)) == text
     assert (tokenizer.eos_token_id, tokenizer.special_token_ids) == (297, {297})
     (tmp_path / "merges.txt").write_text("a b c\n")
     with pytest.raises(CheckpointError, match="broken"):
-        Tokenizer.open(tmp_path, vocab_size=VOCAB_SIZE)
+        Tokenizer.open(ModelFolder(tmp_path), vocab_size=VOCAB_SIZE)
 
 
 def test_opt_begins_with_the_token_that_ends(tmp_path):
-    tokenizer = Tokenizer.open(write_two_files(tmp_path, "opt"), vocab_size=VOCAB_SIZE)
+    tokenizer = Tokenizer.open(ModelFolder(write_two_files(tmp_path, "opt")), vocab_size=VOCAB_SIZE)
     assert tokenizer.encode("a</s>") == [298, *tokenizer.encode("a", add_special_tokens=False), 298]
     assert tokenizer.pad_token_id == 297
 
@@ -533,7 +535,7 @@ def test_opt_begins_with_the_token_that_ends(tmp_path):
 def test_qwen2_keeps_its_added_tokens_in_the_settings(tmp_path):
     write_two_files(tmp_path, "qwen2")
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<|im_end|>": 299}))
-    tokenizer = Tokenizer.open(tmp_path, vocab_size=VOCAB_SIZE)
+    tokenizer = Tokenizer.open(ModelFolder(tmp_path), vocab_size=VOCAB_SIZE)
     assert (tokenizer.eos_token_id, tokenizer.special_token_ids) == (299, {297, 298, 299})
     assert tokenizer.encode("e\u0301") == tokenizer.encode("é")  # composed, as GPT-2 does not
     assert len(tokenizer.encode("'S")) == 2
@@ -554,14 +556,14 @@ def test_two_files_that_do_not_say_all_are_refused(tmp_path, name, settings, mes
     write_two_files(tmp_path, name)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(TWO_FILES[name][0] | settings))
     with pytest.raises(CheckpointError, match=message):
-        Tokenizer.open(tmp_path, vocab_size=VOCAB_SIZE)
+        Tokenizer.open(ModelFolder(tmp_path), vocab_size=VOCAB_SIZE)
 
 
 def test_added_tokens_that_no_settings_explain_are_refused(tmp_path):
     write_two_files(tmp_path, "gpt2")
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<s>": 298}))
     with pytest.raises(CheckpointError, match="save_pretrained"):
-        Tokenizer.open(tmp_path, vocab_size=VOCAB_SIZE)
+        Tokenizer.open(ModelFolder(tmp_path), vocab_size=VOCAB_SIZE)
 
 
 def test_importing_it_is_cheap():
@@ -588,7 +590,7 @@ def test_conversations_are_those_of_transformers(tmp_path, template, prompt, too
         control=["<|bos|>", "<|eos|>", "<|start|>", "<|end|>", "<|eot|>", "<|im_start|>", "<|im_end|>"]
     )
     write_tokenizer(tmp_path, library, settings)
-    ours = Tokenizer.open(tmp_path, vocab_size=VOCAB_SIZE)
+    ours = Tokenizer.open(ModelFolder(tmp_path), vocab_size=VOCAB_SIZE)
     theirs = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
     for messages in CONVERSATIONS:
         try:
@@ -609,7 +611,7 @@ def test_two_files_give_the_ids_of_transformers(tmp_path, name):
     import transformers
 
     write_two_files(tmp_path, name)
-    ours = Tokenizer.open(tmp_path, vocab_size=VOCAB_SIZE)
+    ours = Tokenizer.open(ModelFolder(tmp_path), vocab_size=VOCAB_SIZE)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     words = [
         "hello the  world",

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from quire.compute.models import read_model
 from quire.compute.models.base import DecoderSpec
+from quire.compute.models.source import ModelFolder
 from quire.compute.native import NativeSettings, kv_cache_spec
 from quire.compute.native.load import make_parts
 from quire.compute.weights.checkpoint import Checkpoint
@@ -53,7 +54,7 @@ class NativeRun(ReferenceRun):
         num_host_blocks: int = 4,
         spec: DecoderSpec | None = None,
     ) -> None:
-        spec = spec or read_model(folder).spec
+        spec = spec or read_model(ModelFolder(folder)).spec
         kv_spec = kv_cache_spec(spec, block_size, settings.stored_kv_dtype)
         cache = CacheEngine(kv_spec, num_blocks=num_blocks, num_host_blocks=num_host_blocks, poison=True)
         parts = make_parts(spec, Checkpoint.open(folder), settings, cache)

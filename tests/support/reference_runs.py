@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from quire.compute.backend import WorkerParts
 from quire.compute.models import read_model
 from quire.compute.models.base import DecoderSpec
+from quire.compute.models.source import ModelFolder
 from quire.compute.reference.decoder import ReferenceDecoder
 from quire.compute.sampling.reference import ReferenceSampler
 from quire.compute.weights.checkpoint import Checkpoint
@@ -56,7 +57,7 @@ class ReferenceRun:
         weights: str = "auto",
         rounds_kv: bool = False,
     ) -> None:
-        spec = spec or read_model(folder).spec
+        spec = spec or read_model(ModelFolder(folder)).spec
         loaded = DecoderWeights.load(spec, Checkpoint.open(folder), weights=weights)
         kv_spec = spec.kv_cache_spec(block_size)
         cache = CacheEngine(kv_spec, num_blocks=num_blocks, num_host_blocks=num_host_blocks, poison=True)

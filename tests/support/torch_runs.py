@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from quire.compute.models import read_model
 from quire.compute.models.base import DecoderSpec
+from quire.compute.models.source import ModelFolder
 from quire.compute.torch.attention.base import AttentionBackend
 from quire.compute.torch.cache import TorchCache
 from quire.compute.torch.load import LoadedModel, create_attention, load_decoder
@@ -73,7 +74,7 @@ class TorchRun(ReferenceRun):
         spec: DecoderSpec | None = None,
         attention: AttentionBackend[Any] | None = None,
     ) -> None:
-        spec = spec or read_model(folder).spec
+        spec = spec or read_model(ModelFolder(folder)).spec
         kv_spec = kv_cache_spec(spec, settings)
         cache = TorchCache(
             kv_spec,

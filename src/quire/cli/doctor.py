@@ -81,7 +81,7 @@ def _examine_model(arguments: argparse.Namespace) -> tuple[str, list[Finding]]:
         return f"{blueprint.check_weights():,} tensors, all with the shapes that config.json implies"
 
     def look_at_tokenizer() -> str:
-        tokenizer = Tokenizer.open(blueprint.tokenizer_folder, vocab_size=blueprint.vocab_size)
+        tokenizer = Tokenizer.open(blueprint.tokenizer_files, vocab_size=blueprint.vocab_size)
         return (
             f"{tokenizer.vocab_size:,} tokens, {'with' if tokenizer.has_chat_template else 'without'} a chat template"
         )

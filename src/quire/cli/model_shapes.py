@@ -1,7 +1,7 @@
 """From a user's name for a model to its `ModelShape`: reads settings only, never weights.
 
     guide, a folder, a config.json ──┐
-    a name kept in simulate/models ──┼──► path of the settings ──► DecoderSpec ──► ModelShape
+    a name kept in simulate/models ──┼──► ModelSource ──► DecoderSpec ──► ModelShape
     a hub id (settings fetched) ─────┘
 
 The simulator may not know the compute plane, so the way from one to the other is here, above both.
@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 
-from quire.compute.models import ModelDescription, read_model, read_settings
+from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.base import DecoderSpec, Part, PartShape
 from quire.compute.models.hub import HUB_ID, resolve_settings
+from quire.compute.models.source import ModelFolder
 from quire.compute.weights.decoder_weights import is_made_int8
 from quire.core.errors import ModelError
 from quire.engine.factory import GUIDE
@@ -30,15 +31,15 @@ def known_models() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in MODELS_FOLDER.glob("*.json")))
 
 
-def find_settings(model: str) -> Path:
-    """Return where the settings of a model are: a folder, or a config.json by itself."""
+def find_settings(model: str) -> ModelFolder:
+    """Return where the settings of a model are: a folder, or settings by themselves."""
     path = Path(model).expanduser()
     if model == GUIDE and not path.is_dir():
-        return GUIDE_FOLDER
+        return ModelFolder(GUIDE_FOLDER)
     if model and path.exists():
-        return path
+        return ModelFolder(path) if path.is_dir() else ModelFolder(path.parent, path.name)
     if model.lower() in known_models():
-        return MODELS_FOLDER / f"{model.lower()}.json"
+        return ModelFolder(MODELS_FOLDER, f"{model.lower()}.json")
     if HUB_ID.fullmatch(model) is None:
         advice = f"Give a model folder, a config.json, a hub id, or one of {GUIDE}, {', '.join(known_models())}"
         raise ModelError(model, f'No folder named "{model}". {advice}')
@@ -51,12 +52,7 @@ def find_shape(model: str) -> ModelShape:
     >>> find_shape("llama-3.1-8b").num_parameters
     8030261248
     """
-    return shape_of(model, describe(find_settings(model)))
-
-
-def describe(settings: Path, max_length: int | None = None) -> ModelDescription:
-    """Return the settings of a model, a folder or a file; `max_length` as of `read_model`."""
-    return read_settings(settings, max_length) if settings.is_file() else read_model(settings, max_length)
+    return shape_of(model, read_model(find_settings(model)))
 
 
 def shape_of(name: str, model: ModelDescription, kv_head_dim: int = 0) -> ModelShape:

@@ -15,7 +15,7 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, Protocol
 
 from quire.core.errors import CheckpointError
 
@@ -33,6 +33,31 @@ _KINDS: Final = (
     (stat.S_ISSOCK, "a socket"),
     (lambda mode: not stat.S_ISREG(mode), "a device"),
 )
+
+
+class ModelFiles(Protocol):
+    """The named files of a model: its settings, its tokenizer. Whoever reads them need not know how they are stored."""
+
+    @property
+    def name(self) -> str:
+        """What errors call the model."""
+        ...
+
+    def where(self, file: str) -> str:
+        """Return what errors call a file. Does not mutate."""
+        ...
+
+    def has(self, file: str) -> bool:
+        """Return whether there is such a file. Does not mutate."""
+        ...
+
+    def text(self, file: str, max_bytes: int = MAX_SETTINGS_BYTES) -> str:
+        """Return the text of a file; raises `CheckpointError` where there is none. Does not mutate."""
+        ...
+
+    def json_object(self, file: str, max_bytes: int = MAX_SETTINGS_BYTES) -> dict[str, object]:
+        """Return the JSON object in a file; raises `CheckpointError` where there is none. Does not mutate."""
+        ...
 
 
 def open_model_file(path: Path) -> BinaryIO:

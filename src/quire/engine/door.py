@@ -81,7 +81,7 @@ class Door:
         if not self.config.skip_tokenizer_init:
             context = self.config.max_model_len or self.report.context_length
             self.tokenizer = Tokenizer.open(
-                blueprint.tokenizer_folder, vocab_size=blueprint.vocab_size, max_tokens=context
+                blueprint.tokenizer_files, vocab_size=blueprint.vocab_size, max_tokens=context
             )
         self.grammars: GrammarChecker | None = blueprint.grammars
         self.text_pool = TenantPool("quire-text", num_threads=TEXT_THREADS, max_waiting=max_waiting_texts)

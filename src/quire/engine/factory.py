@@ -1,6 +1,6 @@
 """The factory: the only file that joins the control plane and the compute plane.
 
-    EngineConfig ──► model folder ──► ModelDescription ──► Backend ──► MemoryPlan        plan_engine: nothing is taken
+    EngineConfig ──► ModelSource ──► ModelDescription  ──► Backend ──► MemoryPlan        plan_engine: nothing is taken
                                                               │            │
     WorkerParts: weights, KV arrays ──► Worker (an Executor) ─┤            │
     KVCacheManager ──► Scheduler ─────────────────────────────┴► EngineCore ◄            EngineBlueprint.build
@@ -23,8 +23,8 @@ from quire.compute.choice import choose_backend
 from quire.compute.grammar import GrammarVerdicts, MaskService, Vocabulary
 from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.hub import resolve_model
+from quire.compute.models.source import ModelFolder, ModelSource
 from quire.compute.reference.backend import ReferenceBackend
-from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import WeightReader
 from quire.compute.worker.failing_runner import FailingRunner
 from quire.compute.worker.worker import Worker
@@ -33,6 +33,7 @@ from quire.core.config import EngineConfig, MemoryConfig, ResolvedConfig, Schedu
 from quire.core.executor import Executor, NoteLoaded
 from quire.core.failpoints import FAILPOINTS_VARIABLE, Failpoint, parse_failpoints
 from quire.core.kv_spec import KVCacheSpec
+from quire.core.model_files import ModelFiles
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.core import EngineCore
@@ -53,7 +54,6 @@ class EngineBlueprint:
     """An engine that was found possible, and not built yet."""
 
     config: ResolvedConfig
-    folder: Path
     model: ModelDescription
     backend: Backend
     report: EngineReport
@@ -69,9 +69,9 @@ class EngineBlueprint:
         return self.model.spec.vocab_size
 
     @property
-    def tokenizer_folder(self) -> Path:
+    def tokenizer_files(self) -> ModelFiles:
         """Where the tokenizer is."""
-        return _tokenizer_folder(self.config, self.folder)
+        return _tokenizer_files(self.config, self.model)
 
     @property
     def default_sampling(self) -> SamplingParams:
@@ -94,11 +94,11 @@ class EngineBlueprint:
         return replace(self, report=replace(self.report, plan=plan))
 
     def check_weights(self) -> int:
-        """Return how many tensors the folder has; raises `CheckpointError` for all that loading would refuse them for.
+        """Return how many tensors the model has; raises `CheckpointError` for all that loading would refuse them for.
 
         Reads what the files say of their tensors, and none of the tensors. Does not mutate.
         """
-        checkpoint = Checkpoint.open(self.folder)
+        checkpoint = self.model.source.tensors()
         WeightReader(self.model.spec, checkpoint, "float32", self.config.weights)
         return len(checkpoint.entries)
 
@@ -130,22 +130,20 @@ class EngineBlueprint:
 def plan_engine(config: EngineConfig) -> EngineBlueprint:
     """Find out what an engine of these settings would be; reads settings, no weights, and takes no memory.
 
-    Raises `CheckpointError` for a folder that cannot be run, `InvalidConfigError` for settings that do not fit it or
+    Raises `CheckpointError` for a model that cannot be run, `InvalidConfigError` for settings that do not fit it or
     this machine.
     """
-    folder = _model_folder(config.model)
-    model = read_model(folder, config.max_model_len)
-    backend, notice = choose_backend(config, folder, model)
+    model = read_model(_model_source(config.model), config.max_model_len)
+    backend, notice = choose_backend(config, model)
     config = backend.facts.config
     plan = plan_memory(config, backend.facts.kv_spec, model.spec.context_length, backend.needs())
     failpoints = tuple(parse_failpoints(os.environ.get(FAILPOINTS_VARIABLE, "")))
     notices = model.notices + _dtype_notices(model, backend.facts) + ((notice,) if notice else ())
     notices += step_log_notices(config.step_log)
     notices += tuple(f"{FAILPOINTS_VARIABLE}: {failpoint} is armed; steps will fail" for failpoint in failpoints)
-    vocabulary = _vocabulary(config, folder, model)
+    vocabulary = _vocabulary(config, model)
     return EngineBlueprint(
         config,
-        folder,
         model,
         backend,
         _report(model, backend.facts, plan, notices),
@@ -155,17 +153,17 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     )
 
 
-def _tokenizer_folder(config: EngineConfig, folder: Path) -> Path:
-    return folder if config.tokenizer is None else _model_folder(config.tokenizer)
+def _tokenizer_files(config: EngineConfig, model: ModelDescription) -> ModelFiles:
+    return model.source if config.tokenizer is None else _model_source(config.tokenizer)
 
 
-def _vocabulary(config: EngineConfig, folder: Path, model: ModelDescription) -> Vocabulary | None:
+def _vocabulary(config: EngineConfig, model: ModelDescription) -> Vocabulary | None:
     """Return the model's tokens, for grammars over them; nothing is read before there is one."""
     if config.skip_tokenizer_init:
         return None
 
     def read() -> dict[str, Any]:
-        return tokenizer_json(_tokenizer_folder(config, folder), model.spec.vocab_size)
+        return tokenizer_json(_tokenizer_files(config, model), model.spec.vocab_size)
 
     eos_token_ids = frozenset(model.eos_token_ids)
     return Vocabulary(read, vocab_size=model.spec.vocab_size, eos_token_ids=eos_token_ids)
@@ -198,12 +196,12 @@ def _dtype_notices(model: ModelDescription, facts: BackendFacts) -> tuple[str, .
     return ()
 
 
-def _model_folder(name: str) -> Path:
+def _model_source(name: str) -> ModelSource:
     if name != GUIDE or Path(name).is_dir():
         return resolve_model(name)
     from quire.guide import GUIDE_FOLDER
 
-    return GUIDE_FOLDER
+    return ModelFolder(GUIDE_FOLDER)
 
 
 def _make_scheduler(
@@ -223,7 +221,7 @@ def _make_scheduler(
 
 
 def create_reference_engine(
-    model_folder: Path,
+    source: ModelSource,
     *,
     block_size: int = 16,
     memory: MemoryConfig | None = None,
@@ -232,13 +230,13 @@ def create_reference_engine(
 ) -> EngineCore:
     """Return an engine of token ids over the reference decoder, with blocks counted rather than planned.
 
-    Raises `CheckpointError` for a folder that cannot be run; nothing is allocated then.
+    Raises `CheckpointError` for a model that cannot be run; nothing is allocated then.
     """
     memory, scheduler = memory or MemoryConfig(), scheduler or SchedulerConfig()
     if not memory.hash_key:
         memory = replace(memory, hash_key=secrets.token_bytes(32))
-    model = read_model(model_folder)
-    backend = ReferenceBackend.of(EngineConfig(block_size=block_size).resolved(), model_folder, model)
+    model = read_model(source)
+    backend = ReferenceBackend.of(EngineConfig(block_size=block_size).resolved(), model)
     control = _make_scheduler(backend.facts.kv_spec, model, memory, scheduler)
     worker = Worker(backend.load(memory.num_blocks, memory.num_host_blocks))
     clock = SystemClock()

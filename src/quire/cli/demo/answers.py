@@ -71,7 +71,7 @@ class AnsweringEngine:
         blueprint = plan_engine(replace(config, kv_memory=NUM_BLOCKS * bytes_per_block))
         self._engine = blueprint.build(clock)
         self._clock = clock
-        self._tokenizer = Tokenizer.open(blueprint.tokenizer_folder, vocab_size=blueprint.vocab_size)
+        self._tokenizer = Tokenizer.open(blueprint.tokenizer_files, vocab_size=blueprint.vocab_size)
         self._asked: list[tuple[Request, str]] = []
         self._memory = self._engine.scheduler.memory
         self._snapshot = read_snapshot(self._memory)

@@ -9,13 +9,12 @@ With device cuda it is the GPU engine's plan, whether there is a GPU here or not
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
-from quire.cli.model_shapes import describe
 from quire.compute.backend import BackendFacts
 from quire.compute.choice import backend_on
-from quire.compute.models import ModelDescription
+from quire.compute.models import ModelDescription, read_model
+from quire.compute.models.source import ModelSource
 from quire.core.byte_sizes import format_bytes
 from quire.core.config import EngineConfig, ResolvedConfig
 from quire.core.errors import InvalidConfigError
@@ -56,10 +55,9 @@ class TooSmallError(InvalidConfigError):
 class EngineSizer:
     """Sizes engines of one model for memories that are said. Reads settings when it is made, and no weights."""
 
-    def __init__(self, config: EngineConfig, settings: Path) -> None:
+    def __init__(self, config: EngineConfig, source: ModelSource) -> None:
         self.config = config
-        self.model: ModelDescription = describe(settings, config.max_model_len)
-        self._settings = settings
+        self.model: ModelDescription = read_model(source, config.max_model_len)
         self._sized: dict[tuple[ResolvedConfig, int], SizedEngine] = {}
 
     def size(self, config: ResolvedConfig, memory_bytes: int) -> SizedEngine:
@@ -82,7 +80,7 @@ class EngineSizer:
 
     def _facts(self, config: ResolvedConfig) -> BackendFacts:
         device = "cuda" if config.device == "cuda" else "cpu"
-        return backend_on(device, config, self._settings, self.model).facts
+        return backend_on(device, config, self.model).facts
 
     def _require(self, config: ResolvedConfig, facts: BackendFacts, needs: MemoryNeeds) -> None:
         """Raise where not even one sequence fits: with what it takes, and over how many machines it would go."""

@@ -1,26 +1,24 @@
-"""Model families: the architecture of a model folder, read from its settings alone.
+"""Model families: the architecture of a model, read from its settings alone.
 
 `read_model` answers what must be known before any memory is allocated: the spec, from it the shape
 of the KV cache, the vocabulary, the context length, which tokens end a text, and how the makers
 want it sampled. A family is one module with a function `decoder_spec(config, max_length)`, imported
-only when a folder asks for it.
+only when a model asks for it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.config_file import CONFIG_FILE, GENERATION_CONFIG_FILE, ConfigFile
 from quire.compute.models.generation import GenerationDefaults
-from quire.compute.models.refusals import folder_refusal
 from quire.compute.models.rope import rope_notices
+from quire.compute.models.source import ModelSource
 from quire.core.errors import ModelError
-from quire.core.model_files import is_there
 
 FAMILIES: Final = MappingProxyType(
     {
@@ -45,11 +43,13 @@ DTYPES: Final = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """What a model folder's settings say; `spec` knows vocabulary, context length, KV cache.
+    """What a model's settings say; `spec` knows vocabulary, context length, KV cache.
 
-    `dtype` is that of the checkpoint. `notices` are facts a user should see at start, one line each.
+    `source` is where they were read, and where its tensors are. `dtype` is that of the checkpoint. `notices` are facts
+    a user should see at start, one line each.
     """
 
+    source: ModelSource
     architecture: str
     spec: DecoderSpec
     eos_token_ids: tuple[int, ...]
@@ -58,24 +58,21 @@ class ModelDescription:
     notices: tuple[str, ...]
 
 
-def read_model(folder: Path, max_length: int | None = None) -> ModelDescription:
-    """Read the settings of a model folder; touches no weights.
+def read_model(source: ModelSource, max_length: int | None = None) -> ModelDescription:
+    """Read the settings of a model; touches no weights.
 
     `max_length` is the longest text that will be run, where the caller limits or stretches it: rope
     scalings that depend on the current length are frozen for it.
     """
-    return read_settings(_config_file(folder), max_length)
-
-
-def read_settings(config_file: Path, max_length: int | None = None) -> ModelDescription:
-    """Read settings by themselves: a config.json under any name, and the generation settings next to it."""
-    config = ConfigFile.read(config_file)
+    config = ConfigFile.read(source, CONFIG_FILE)
     architecture = _architecture(config)
     spec: DecoderSpec = import_module(FAMILIES[architecture]).decoder_spec(config, max_length)
-    path = config_file.parent / GENERATION_CONFIG_FILE
-    generation = ConfigFile.read(path) if is_there(path) else ConfigFile(str(path), {})
+    generation = ConfigFile(source.where(GENERATION_CONFIG_FILE), {})
+    if source.has(GENERATION_CONFIG_FILE):
+        generation = ConfigFile.read(source, GENERATION_CONFIG_FILE)
     dtype = _dtype(config)
     return ModelDescription(
+        source=source,
         architecture=architecture,
         spec=spec,
         eos_token_ids=_eos_token_ids(generation, config, spec.vocab_size),
@@ -83,13 +80,6 @@ def read_settings(config_file: Path, max_length: int | None = None) -> ModelDesc
         generation=GenerationDefaults.read(generation),
         notices=(TEXT_ONLY,) if config.is_set("text_config") else rope_notices(config, max_length),
     )
-
-
-def _config_file(folder: Path) -> Path:
-    path = folder / CONFIG_FILE
-    if not folder.is_dir() or not is_there(path):
-        raise folder_refusal(folder, CONFIG_FILE)
-    return path
 
 
 def _architecture(config: ConfigFile) -> str:

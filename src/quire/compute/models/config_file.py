@@ -8,11 +8,10 @@ refused (`require`), because a model that runs with a setting left out gives pla
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 from quire.core.errors import CheckpointError
-from quire.core.model_files import read_json_object
+from quire.core.model_files import ModelFiles
 
 CONFIG_FILE: Final = "config.json"
 GENERATION_CONFIG_FILE: Final = "generation_config.json"
@@ -29,9 +28,9 @@ class ConfigFile:
         self.fields = fields
 
     @classmethod
-    def read(cls, path: Path) -> ConfigFile:
-        """Read the file at `path`."""
-        return cls(str(path), read_json_object(path))
+    def read(cls, files: ModelFiles, file: str) -> ConfigFile:
+        """Read one of a model's files."""
+        return cls(files.where(file), files.json_object(file))
 
     def over(self, defaults: Mapping[str, object]) -> ConfigFile:
         """Return these settings over defaults, which stand in for what is missing, not for null.

@@ -1,4 +1,4 @@
-"""From a user's name for a model to a folder: a path, or the id of a repository on the hub.
+"""From a user's name for a model to its source: a path, or the id of a repository on the hub.
 
 A folder that is there is taken as it is, so that a machine without a network needs nothing. Only
 a name of the form ORGANISATION/NAME is looked up, through `huggingface_hub` where that is
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from quire.compute.models.refusals import gguf_refusal, missing_folder
+from quire.compute.models.source import ModelFolder
 from quire.core.errors import ModelError
 
 HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
@@ -22,11 +23,11 @@ UNWANTED: Final = ("*/*", "consolidated*")
 ADVICE: Final = "Give a model folder, or fetch the model on a machine with network access: hf download {name}"
 
 
-def resolve_model(name: str) -> Path:
-    """Return the folder of a model; may download it, where `name` is no folder but a hub id."""
+def resolve_model(name: str) -> ModelFolder:
+    """Return where a model is; may download it, where `name` is no folder but a hub id."""
     folder = Path(name).expanduser()
     if name and folder.is_dir():
-        return folder
+        return ModelFolder(folder)
     if folder.suffix.lower() == ".gguf" and folder.exists():
         raise gguf_refusal(folder)
     if folder.exists() or HUB_ID.fullmatch(name) is None:
@@ -34,14 +35,14 @@ def resolve_model(name: str) -> Path:
     return _download(name, WANTED)
 
 
-def resolve_settings(name: str) -> Path:
-    """Return the folder of a model as `resolve_model` does; of a hub id only the settings are fetched, no weights."""
+def resolve_settings(name: str) -> ModelFolder:
+    """Return where a model is as `resolve_model` does; of a hub id only the settings are fetched, no weights."""
     if HUB_ID.fullmatch(name) is None or Path(name).expanduser().exists():
         return resolve_model(name)
     return _download(name, SETTINGS)
 
 
-def _download(name: str, wanted: tuple[str, ...]) -> Path:
+def _download(name: str, wanted: tuple[str, ...]) -> ModelFolder:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
@@ -53,4 +54,4 @@ def _download(name: str, wanted: tuple[str, ...]) -> Path:
     except Exception as error:
         reason = f"is not in the local cache, and the hub cannot be reached ({type(error).__name__})"
         raise ModelError(name, f"{name} {reason}. {ADVICE.format(name=name)}") from error
-    return Path(folder)
+    return ModelFolder(Path(folder))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from quire.compute.backend import BackendFacts, WorkerParts, needs_on_host
 from quire.compute.models import ModelDescription
@@ -21,12 +20,11 @@ class NativeBackend:
     """Implements `Backend` with the compiled core."""
 
     facts: BackendFacts
-    folder: Path
     model: ModelDescription
     settings: NativeSettings
 
     @classmethod
-    def of(cls, config: ResolvedConfig, folder: Path, model: ModelDescription) -> NativeBackend:
+    def of(cls, config: ResolvedConfig, model: ModelDescription) -> NativeBackend:
         """Return the backend for a model; raises `InvalidConfigError` for settings that it does not have."""
         dtype = config.dtype
         if dtype == "float16":
@@ -54,7 +52,7 @@ class NativeBackend:
             weight_bytes=weight_bytes(model.spec, dtype, config.weights),
             activation_bytes=activation_bytes(model.spec, settings),
         )
-        return cls(facts, folder, model, settings)
+        return cls(facts, model, settings)
 
     def needs(self) -> MemoryNeeds:
         """Return what the engine is expected to take of this machine."""
@@ -66,4 +64,4 @@ class NativeBackend:
 
     def load(self, num_blocks: int, num_host_blocks: int, note_loaded: NoteLoaded | None = None) -> WorkerParts:
         """Load the weights and return the parts of a worker."""
-        return load_parts(self.folder, self.model, self.settings, num_blocks, num_host_blocks, note_loaded)
+        return load_parts(self.model, self.settings, num_blocks, num_host_blocks, note_loaded)

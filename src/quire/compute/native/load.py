@@ -1,10 +1,9 @@
-"""From a model folder to the parts of a worker that runs it with the compiled core."""
+"""From a model that was read to the parts of a worker that runs it with the compiled core."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 from quire._native import Decoder, Kernels, ThreadTeam, kernel_names, kernels
@@ -80,19 +79,18 @@ def activation_bytes(spec: DecoderSpec, settings: NativeSettings) -> int:
 
 
 def load_parts(
-    model_folder: Path,
     model: ModelDescription,
     settings: NativeSettings,
     num_blocks: int,
     num_host_blocks: int = 0,
     note_loaded: NoteLoaded | None = None,
 ) -> WorkerParts:
-    """Return the parts of a worker for a model folder.
+    """Return the parts of a worker for a model.
 
     The checkpoint is checked whole before a weight is read; then `note_loaded` is told how far that is.
     """
     kv_spec = kv_cache_spec(model.spec, settings.block_size, settings.stored_kv_dtype)
-    checkpoint = Checkpoint.open(model_folder)
+    checkpoint = model.source.tensors()
     touch_threads = settings.num_threads if settings.touch_kv_memory else 0
     cache = CacheEngine(kv_spec, num_blocks=num_blocks, num_host_blocks=num_host_blocks, touch_threads=touch_threads)
     eos_token_ids = frozenset(model.eos_token_ids)

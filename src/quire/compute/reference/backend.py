@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from quire.compute.backend import BackendFacts, WorkerParts, needs_on_host
 from quire.compute.models import ModelDescription
@@ -22,10 +21,10 @@ class ReferenceBackend:
     """Implements `Backend` with the reference decoder."""
 
     facts: BackendFacts
-    folder: Path
+    model: ModelDescription
 
     @classmethod
-    def of(cls, config: ResolvedConfig, folder: Path, model: ModelDescription) -> ReferenceBackend:
+    def of(cls, config: ResolvedConfig, model: ModelDescription) -> ReferenceBackend:
         """Return the backend for a model; raises `InvalidConfigError` for settings that it does not have."""
         if config.dtype not in ("auto", "float32"):
             raise InvalidConfigError("dtype", config.dtype, "float32 or auto: the reference backend knows no other")
@@ -47,7 +46,7 @@ class ReferenceBackend:
             weight_bytes=weight_bytes(model.spec, weights=config.weights),
             activation_bytes=_activation_bytes(model.spec, config),
         )
-        return cls(facts, folder)
+        return cls(facts, model)
 
     def needs(self) -> MemoryNeeds:
         """Return what the engine is expected to take of this machine."""
@@ -61,7 +60,7 @@ class ReferenceBackend:
         """Load the weights and return the parts of a worker."""
         config = self.facts.config
         return load_parts(
-            self.folder,
+            self.model,
             block_size=config.block_size,
             num_blocks=num_blocks,
             num_host_blocks=num_host_blocks,

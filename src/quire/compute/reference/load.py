@@ -1,20 +1,17 @@
-"""From a model folder to the parts of a worker that runs it with the reference decoder."""
+"""From a model that was read to the parts of a worker that runs it with the reference decoder."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from quire.compute.backend import WorkerParts
-from quire.compute.models import read_model
+from quire.compute.models import ModelDescription
 from quire.compute.reference.decoder import ReferenceDecoder
 from quire.compute.sampling.reference import ReferenceSampler
-from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import DecoderWeights
 from quire.compute.worker.cache_engine import CacheEngine
 
 
 def load_parts(
-    model_folder: Path,
+    model: ModelDescription,
     *,
     block_size: int,
     num_blocks: int,
@@ -22,14 +19,13 @@ def load_parts(
     weights: str = "auto",
     kv_dtype: str = "auto",
 ) -> WorkerParts:
-    """Return the parts of a worker for a model folder.
+    """Return the parts of a worker for a model.
 
-    Everything in the folder is checked here: a `CheckpointError` says what is wrong with it. Weights, keys
+    Its checkpoint is checked here: a `CheckpointError` says what is wrong with it. Weights, keys
     and values are float32, or int8.
     """
-    model = read_model(model_folder)
     spec = model.spec
-    loaded = DecoderWeights.load(spec, Checkpoint.open(model_folder), weights=weights)
+    loaded = DecoderWeights.load(spec, model.source.tensors(), weights=weights)
     cache = CacheEngine(
         spec.kv_cache_spec(block_size),
         num_blocks=num_blocks,

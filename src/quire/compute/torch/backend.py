@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from quire.compute.backend import BackendFacts, WorkerParts, needs_on_host
@@ -39,20 +38,18 @@ class TorchBackend:
     def __init__(
         self,
         facts: BackendFacts,
-        folder: Path,
         model: ModelDescription,
         settings: TorchSettings,
         gpu: DeviceFacts | None = None,
     ) -> None:
         self.facts = facts
         self.gpu = gpu
-        self._folder = folder
         self._model = model
         self._settings = settings
         self._loaded: LoadedModel | None = None  # measured, and waiting for its blocks
 
     @classmethod
-    def of(cls, device: str, config: ResolvedConfig, folder: Path, model: ModelDescription) -> TorchBackend:
+    def of(cls, device: str, config: ResolvedConfig, model: ModelDescription) -> TorchBackend:
         """Return the backend for a model on cpu or cuda, whether that is here or not.
 
         Raises `InvalidConfigError` for settings that it does not have.
@@ -88,10 +85,10 @@ class TorchBackend:
             weight_bytes=weight_bytes(model.spec, "bfloat16" if dtype == "float16" else dtype, config.weights),
             activation_bytes=activation_bytes(model.spec, settings),
         )
-        return cls(facts, folder, model, settings)
+        return cls(facts, model, settings)
 
     @classmethod
-    def on_gpu(cls, config: EngineConfig, folder: Path, model: ModelDescription) -> tuple[TorchBackend | None, str]:
+    def on_gpu(cls, config: EngineConfig, model: ModelDescription) -> tuple[TorchBackend | None, str]:
         """Return the backend for the GPU of this machine; None, and why, where another device has to do.
 
         Raises `InvalidConfigError` where a GPU was asked for and there is none that can be used.
@@ -99,13 +96,13 @@ class TorchBackend:
         gpu = look(os.environ)
         if gpu.gpu is None and config.device == "auto":
             return None, ""
-        found = cls.of("cuda", config.resolved(gpu.total_bytes), folder, model)
+        found = cls.of("cuda", config.resolved(gpu.total_bytes), model)
         needs = device_needs(model.spec, found.facts.weight_bytes + found.facts.activation_bytes)
         choice = choose_device(gpu, config.device, needs)
         if choice.device == "cpu":
             return None, choice.notice
         facts = replace(found.facts, instruction_set=f"{gpu.gpu}, capability {gpu.dotted_capability}")
-        return cls(facts, folder, model, found._settings, gpu), ""
+        return cls(facts, model, found._settings, gpu), ""
 
     def needs(self) -> MemoryNeeds:
         """Return what the engine is expected to take of its device."""
@@ -135,7 +132,7 @@ class TorchBackend:
     def _load(self, note_loaded: NoteLoaded | None) -> LoadedModel:
         from quire.compute.torch.load import load_model
 
-        return load_model(self._folder, self._model, self._settings, note_loaded)
+        return load_model(self._model, self._settings, note_loaded)
 
 
 def _needs_on_gpu(footprint: Footprint, free_bytes: int) -> MemoryNeeds:

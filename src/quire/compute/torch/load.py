@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +24,6 @@ from quire.compute.torch.rehearsal import largest_steps
 from quire.compute.torch.runner import DeviceSampler, TorchRunner
 from quire.compute.torch.settings import TorchSettings, kv_cache_spec
 from quire.compute.torch.weights import DTYPES, PartReader, TorchWeights
-from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import WeightReader
 from quire.compute.worker.model_runner import StepInputs
 from quire.core.errors import ExecutionError, OutOfMemoryError
@@ -105,14 +103,12 @@ class LoadedModel:
         return DecodeGraphs(self._decoder, CudaRecorder(), self._settings.max_num_seqs, note_loaded)
 
 
-def load_model(
-    model_folder: Path, model: ModelDescription, settings: TorchSettings, note_loaded: NoteLoaded | None = None
-) -> LoadedModel:
-    """Return the model of a folder. Its checkpoint is checked whole before a weight is read, and `note_loaded` is told.
+def load_model(model: ModelDescription, settings: TorchSettings, note_loaded: NoteLoaded | None = None) -> LoadedModel:
+    """Return a model on its device. Its checkpoint is checked whole before a weight is read, and `note_loaded` is told.
 
     Raises `ExecutionError` for a device that cannot be opened, `OutOfMemoryError` for weights that do not fit.
     """
-    checkpoint = Checkpoint.open(model_folder)
+    checkpoint = model.source.tensors()
     if settings.num_threads:
         torch.set_num_threads(settings.num_threads)
     device = open_device(settings.device)

@@ -1,4 +1,4 @@
-r"""Text to token ids and back, by the files of a model folder.
+r"""Text to token ids and back, by the files of a model.
 
 `tokenizers` (Rust) does the work, on tokenizer.json; `transformers` is not needed. Around it stand the things that a
 server needs and a library leaves open:
@@ -17,10 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from quire.core.errors import CheckpointError, InvalidRequestError, RequestTooLargeError
+from quire.core.model_files import ModelFiles
 from quire.engine.text.chat_template import (
     ChatTemplate,
     plain_object,
@@ -83,27 +83,27 @@ class Tokenizer:
     @classmethod
     def open(
         cls,
-        folder: Path,
+        files: ModelFiles,
         *,
         vocab_size: int,
         max_tokens: int | None = None,
         now: Callable[[], datetime] = datetime.now,
     ) -> Tokenizer:
-        """Read the tokenizer of a model folder; `vocab_size` is the model's, `now` the clock of its chat template.
+        """Read the tokenizer of a model; `vocab_size` is the model's, `now` the clock of its chat template.
 
         `max_tokens` is what the model's context holds: a text that cannot be so short is not encoded.
         Raises `CheckpointError` where a file is missing or torn, or where ids that the model lacks are in use.
         """
-        settings = read_settings(folder)
+        settings = read_settings(files)
         named = {name: text for name in NAMED_TOKENS if (text := token_text_of(settings.get(name)))}
-        library = read_library(folder, settings)
+        library = read_library(files, settings)
         added = {token.content for token in library.get_added_tokens_decoder().values()}
         library.add_special_tokens(
             [text for text in named.values() if text not in added and library.token_to_id(text) is not None]
         )
         templates = {
-            name: ChatTemplate(source, named, where=f"{folder}: chat template {name!r}", now=now)
-            for name, source in read_templates(folder, settings).items()
+            name: ChatTemplate(source, named, where=f"{files.name}: chat template {name!r}", now=now)
+            for name, source in read_templates(files, settings).items()
         }
         add_bos_token = settings.get("add_bos_token") is True
         tokenizer = cls(
@@ -111,7 +111,7 @@ class Tokenizer:
         )
         if tokenizer.vocab_size > vocab_size and tokenizer._uses_beyond(vocab_size, named.values()):
             found = f"a tokenizer of {tokenizer.vocab_size} ids"
-            raise CheckpointError(str(folder), found, f"at most the {vocab_size} ids of the model's vocabulary")
+            raise CheckpointError(files.name, found, f"at most the {vocab_size} ids of the model's vocabulary")
         return tokenizer
 
     @property

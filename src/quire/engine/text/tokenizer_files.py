@@ -1,4 +1,4 @@
-"""The tokenizer's files of a model folder: tokenizer.json or vocabulary and merges, settings, chat templates.
+"""The files of a model's tokenizer: tokenizer.json or vocabulary and merges, settings, chat templates.
 
 Everything is checked as it is read: whatever is missing, torn or not understood is a `CheckpointError` that names the
 file and says what to do.
@@ -10,12 +10,11 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from quire.core.errors import CheckpointError, ModelError
-from quire.core.model_files import is_there, read_json_object, read_text, require_few_values
+from quire.core.model_files import ModelFiles, require_few_values
 
 if TYPE_CHECKING:
     import tokenizers
@@ -46,61 +45,60 @@ CLASSES: Final = MappingProxyType(  # by the model_type in config.json, where th
 END_OF_TEXT: Final = "<|endoftext|>"  # the named tokens of GPT2Tokenizer, where its settings do not say
 
 
-def read_settings(folder: Path) -> dict[str, object]:
+def read_settings(files: ModelFiles) -> dict[str, object]:
     """Return what the files of settings say, and what follows from the model where the vocabulary is two files."""
     settings: dict[str, object] = {}
     for name in SETTINGS_FILES:
-        settings |= {key: value for key, value in _read_object(folder / name).items() if value is not None}
-    if is_there(folder / TOKENIZER_FILE):
+        settings |= {key: value for key, value in _read_object(files, name).items() if value is not None}
+    if files.has(TOKENIZER_FILE):
         return settings
     if "tokenizer_class" not in settings:
-        model_type = _read_object(folder / "config.json").get("model_type")
+        model_type = _read_object(files, "config.json").get("model_type")
         settings["tokenizer_class"] = CLASSES.get(model_type) if isinstance(model_type, str) else None
     if settings["tokenizer_class"] in ("GPT2Tokenizer", "GPT2TokenizerFast"):
         settings = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT) | settings
     return settings
 
 
-def read_library(folder: Path, settings: Mapping[str, object]) -> tokenizers.Tokenizer:
-    """Return the tokenizer of a folder; `settings` are those of `read_settings`."""
+def read_library(files: ModelFiles, settings: Mapping[str, object]) -> tokenizers.Tokenizer:
+    """Return the tokenizer of a model; `settings` are those of `read_settings`."""
     import tokenizers
 
-    path = folder / TOKENIZER_FILE
-    if not is_there(path):
-        return _read_byte_level_bpe(folder, settings)
-    text = read_text(path, MAX_TOKENIZER_BYTES)
+    if not files.has(TOKENIZER_FILE):
+        return _read_byte_level_bpe(files, settings)
+    text, where = files.text(TOKENIZER_FILE, MAX_TOKENIZER_BYTES), files.where(TOKENIZER_FILE)
     data = text.encode()
-    require_few_values(data, str(path), MAX_TOKENIZER_VALUES)
+    require_few_values(data, where, MAX_TOKENIZER_VALUES)
     # A table of characters is one long text. The library makes a hundred times the memory of others, which are tokens.
     long_texts = LONG_TEXT.findall(data.replace(b'\\"', b""))
     if len(long_texts) > 1 or sum(map(len, long_texts)) > MAX_TABLE_BYTES:
         found, allowed = f"texts of {max(map(len, long_texts))} bytes", "tokens as short as words"
-        raise CheckpointError(str(path), found, allowed)
+        raise CheckpointError(where, found, allowed)
     try:
         library = tokenizers.Tokenizer.from_str(text)
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # a panic of the library, which is no Exception, is a broken file too
-        raise CheckpointError(str(path), f"broken: {error}", "a tokenizer that the tokenizers library reads") from error
-    _require_bounded(library, path)
+        raise CheckpointError(where, f"broken: {error}", "a tokenizer that the tokenizers library reads") from error
+    _require_bounded(library, where)
     return library
 
 
-def _require_bounded(library: tokenizers.Tokenizer, path: Path) -> None:
+def _require_bounded(library: tokenizers.Tokenizer, where: str) -> None:
     """Raise where a text may become much larger on its way to tokens, or tokens on their way to text."""
     for name, part in (("normalizer", library.normalizer), ("decoder", library.decoder)):
         steps = list(_steps_of(json.loads(part.__getstate__()))) if part is not None else []
         growth = math.prod(map(_growth, steps))
         if len(steps) > MAX_STEPS or growth > MAX_GROWTH:
             found = f"{len(steps)} steps that make a text {growth:.0f} times as long"
-            raise CheckpointError(f"{path}: {name}", found, f"at most {MAX_STEPS} steps, {MAX_GROWTH} times as long")
+            raise CheckpointError(f"{where}: {name}", found, f"at most {MAX_STEPS} steps, {MAX_GROWTH} times as long")
     longest = max((len(token.content) for token in library.get_added_tokens_decoder().values()), default=0)
     if longest > MAX_TOKEN_CHARACTERS:
-        raise CheckpointError(f"{path}: an added token", f"{longest} characters", f"at most {MAX_TOKEN_CHARACTERS}")
+        raise CheckpointError(f"{where}: an added token", f"{longest} characters", f"at most {MAX_TOKEN_CHARACTERS}")
     count = library.num_special_tokens_to_add(is_pair=False)
     if count > MAX_TOKENS_AROUND:
         found, allowed = f"{count} tokens around each text", f"at most {MAX_TOKENS_AROUND}"
-        raise CheckpointError(f"{path}: post_processor", found, allowed)
+        raise CheckpointError(f"{where}: post_processor", found, allowed)
 
 
 def _steps_of(settings: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -122,45 +120,44 @@ def _growth(step: Mapping[str, Any]) -> float:
     return float(max(len(step["content"].encode()) / shortest, 1)) if shortest else math.inf
 
 
-def tokenizer_json(folder: Path, vocab_size: int) -> dict[str, Any]:
-    """Return a folder's tokenizer from tokenizer.json, without added tokens that a model of this many ids lacks."""
-    tokenizer: dict[str, Any] = json.loads(read_library(folder, read_settings(folder)).to_str())
+def tokenizer_json(files: ModelFiles, vocab_size: int) -> dict[str, Any]:
+    """Return a model's tokenizer from tokenizer.json, without added tokens that a model of this many ids lacks."""
+    tokenizer: dict[str, Any] = json.loads(read_library(files, read_settings(files)).to_str())
     added = [token for token in tokenizer["added_tokens"] if token["id"] < vocab_size]
     return tokenizer | {"added_tokens": added, "truncation": None, "padding": None}
 
 
-def _no_tokenizer(folder: Path) -> ModelError:
-    found = ", only tokenizer.model" if is_there(folder / "tokenizer.model") else ""
+def _no_tokenizer(files: ModelFiles) -> ModelError:
+    found = ", only tokenizer.model" if files.has("tokenizer.model") else ""
     return ModelError(
-        str(folder),
-        f"{folder} has no tokenizer.json{found}. Make one, {_how_to_convert(folder)}; or give the folder of another "
-        f"tokenizer (--tokenizer FOLDER); or work with token ids only: LLM(..., skip_tokenizer_init=True)",
+        files.name,
+        f"{files.name} has no tokenizer.json{found}. Make one, {_how_to_convert(files.name)}; or give the folder of "
+        f"another tokenizer (--tokenizer FOLDER); or work with token ids only: LLM(..., skip_tokenizer_init=True)",
     )
 
 
-def _how_to_convert(folder: Path) -> str:
-    name = str(folder)
+def _how_to_convert(name: str) -> str:
     code = f"from transformers import AutoTokenizer as A; A.from_pretrained({name!r}).save_pretrained({name!r})"
     return f'with transformers and sentencepiece: python -c "{code}"'
 
 
-def _read_byte_level_bpe(folder: Path, settings: Mapping[str, object]) -> tokenizers.Tokenizer:
+def _read_byte_level_bpe(files: ModelFiles, settings: Mapping[str, object]) -> tokenizers.Tokenizer:
     """Build a byte-level BPE from its two files, where the class of the tokenizer says how to split words."""
-    files = [is_there(folder / name) for name in ("vocab.json", "merges.txt")]
+    is_whole = files.has("vocab.json") and files.has("merges.txt")
     name = str(settings.get("tokenizer_class")).removesuffix("Fast")
-    added = _added_tokens(folder, settings)
-    if not all(files) or name not in SPLITS or not _read_object(folder / "added_tokens.json").keys() <= set(added):
-        raise _no_tokenizer(folder)
+    added = _added_tokens(files, settings)
+    if not is_whole or name not in SPLITS or not _read_object(files, "added_tokens.json").keys() <= set(added):
+        raise _no_tokenizer(files)
     import tokenizers
     from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-    vocab = read_json_object(folder / "vocab.json")
-    lines = (line.removesuffix("\r") for line in read_text(folder / "merges.txt").split("\n"))
+    vocab = files.json_object("vocab.json")
+    lines = (line.removesuffix("\r") for line in files.text("merges.txt").split("\n"))
     merges = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
     try:
         model = models.BPE(cast(Any, vocab), cast(Any, merges))
     except Exception as error:  # the library raises nothing narrower
-        raise CheckpointError(str(folder), f"broken: {error}", "vocab.json and merges.txt of one BPE") from error
+        raise CheckpointError(files.name, f"broken: {error}", "vocab.json and merges.txt of one BPE") from error
     library = tokenizers.Tokenizer(model)
     prefix, split = settings.get("add_prefix_space") is True, SPLITS[name]
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=split is None)
@@ -173,14 +170,14 @@ def _read_byte_level_bpe(folder: Path, settings: Mapping[str, object]) -> tokeni
         library.add_tokens([tokenizers.AddedToken(text, **options)])
         if library.token_to_id(text) != token_id:
             found = f"an added token {text!r} with id {token_id}"
-            raise CheckpointError(str(folder), found, "ids that follow those of vocab.json one by one")
+            raise CheckpointError(files.name, found, "ids that follow those of vocab.json one by one")
     return library
 
 
 _TOKEN_OPTIONS: Final = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
-def _added_tokens(folder: Path, settings: Mapping[str, object]) -> dict[str, tuple[int, dict[str, bool]]]:
+def _added_tokens(files: ModelFiles, settings: Mapping[str, object]) -> dict[str, tuple[int, dict[str, bool]]]:
     """Return the text of each added token → its id and options, in the order of ids."""
     decoder = settings.get("added_tokens_decoder") or {}
     added: dict[str, tuple[int, dict[str, bool]]] = {}
@@ -188,29 +185,28 @@ def _added_tokens(folder: Path, settings: Mapping[str, object]) -> dict[str, tup
         text = token_text_of(token)
         if not isinstance(token, dict) or text is None or not key.isdecimal():
             allowed = "an object of id → a token with its content"
-            raise CheckpointError(f"{folder}: added_tokens_decoder", {key: token}, allowed)
+            raise CheckpointError(f"{files.name}: added_tokens_decoder", {key: token}, allowed)
         added[text] = int(key), {name: token[name] for name in _TOKEN_OPTIONS if isinstance(token.get(name), bool)}
     return dict(sorted(added.items(), key=lambda item: item[1][0]))
 
 
-def read_templates(folder: Path, settings: Mapping[str, object]) -> dict[str, str]:
+def read_templates(files: ModelFiles, settings: Mapping[str, object]) -> dict[str, str]:
     """Return the chat templates by name; where there are any, one is "default"."""
-    path = folder / "chat_template.jinja"
-    source: object = read_text(path) if is_there(path) else None
-    for found in (settings.get("chat_template"), _read_object(folder / "chat_template.json").get("chat_template")):
+    source: object = files.text("chat_template.jinja") if files.has("chat_template.jinja") else None
+    for found in (settings.get("chat_template"), _read_object(files, "chat_template.json").get("chat_template")):
         source = found if source is None else source
     if source is None:
         return {}
     if isinstance(source, str):
         return {"default": source}
     if isinstance(source, list) and len(source) > MAX_TEMPLATES:
-        raise CheckpointError(f"{folder}: chat_template", f"{len(source)} templates", f"at most {MAX_TEMPLATES}")
+        raise CheckpointError(f"{files.name}: chat_template", f"{len(source)} templates", f"at most {MAX_TEMPLATES}")
     templates: dict[str, str] = {}
     for entry in source if isinstance(source, list) else [None]:
         name, text = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
         if not isinstance(name, str) or not isinstance(text, str):
             allowed = "a template, or a list of objects with name and template"
-            raise CheckpointError(f"{folder}: chat_template", source, allowed)
+            raise CheckpointError(f"{files.name}: chat_template", source, allowed)
         templates[name] = text
     if templates:
         templates.setdefault("default", next(iter(templates.values())))
@@ -223,6 +219,6 @@ def token_text_of(token: object) -> str | None:
     return content if isinstance(content, str) else None
 
 
-def _read_object(path: Path) -> dict[str, object]:
+def _read_object(files: ModelFiles, file: str) -> dict[str, object]:
     """Return the JSON object in a file; an empty one where there is no such file."""
-    return read_json_object(path) if is_there(path) else {}
+    return files.json_object(file) if files.has(file) else {}

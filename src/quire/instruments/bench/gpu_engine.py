@@ -116,7 +116,7 @@ def checkpoint(model: str, parent: str | None, tell: Tell) -> Iterator[Path]:
         if not folder.exists():
             tell(f"writing random weights of {model}")
             folder.mkdir(parents=True)
-            shutil.copyfile(find_settings(model), folder / CONFIG_FILE)
+            shutil.copyfile(find_settings(model).where(CONFIG_FILE), folder / CONFIG_FILE)
             write_random_weights(folder)
         yield folder
 

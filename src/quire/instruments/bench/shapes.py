@@ -23,6 +23,7 @@ from quire.cli.engine_options import engine_config
 from quire.compute.models import read_model
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.config_file import CONFIG_FILE
+from quire.compute.models.source import ModelFolder
 from quire.compute.weights.checkpoint import SINGLE_FILE
 from quire.compute.weights.decoder_weights import expected_tensors
 from quire.core.config import EngineConfig
@@ -123,10 +124,10 @@ class KernelShape:
 def kernel_shape(name: str) -> KernelShape:
     """Return a named shape, or that of a model folder, whose settings alone are read."""
     if name not in CONFIGS:
-        return KernelShape.of(name, read_model(Path(name)).spec)
+        return KernelShape.of(name, read_model(ModelFolder(Path(name))).spec)
     with tempfile.TemporaryDirectory(prefix="quire-bench-") as folder:
         _write_config(Path(folder), name)
-        return KernelShape.of(name, read_model(Path(folder)).spec)
+        return KernelShape.of(name, read_model(ModelFolder(Path(folder))).spec)
 
 
 @contextmanager
@@ -157,7 +158,7 @@ def write_random_weights(folder: Path) -> None:
     numbers = (random.view("<u4") >> 16).astype("<u2").tobytes()
     header: dict[str, object] = {}
     end = 0
-    for tensor, shape in expected_tensors(read_model(folder).spec).items():
+    for tensor, shape in expected_tensors(read_model(ModelFolder(folder)).spec).items():
         start, end = end, end + 2 * math.prod(shape)
         header[tensor] = {"dtype": "BF16", "shape": shape, "data_offsets": [start, end]}
     text = json.dumps(header).encode()

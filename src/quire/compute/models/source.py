@@ -1,0 +1,72 @@
+"""ModelSource: where a model comes from, so that whatever reads one does not know how it is stored.
+
+    "guide", a path, a hub id ──► ModelSource ─┬─► settings ──► read_model ──► ModelDescription
+                                               ├─► tokenizer, chat templates ──► Tokenizer
+                                               └─► tensors ──► Checkpoint ──► WeightReader
+
+A source has named files, as a model folder does, and tensors. Another way to store models is one more class here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from quire.compute.models.config_file import CONFIG_FILE
+from quire.compute.models.refusals import folder_refusal
+from quire.compute.weights.checkpoint import Checkpoint
+from quire.core.model_files import MAX_SETTINGS_BYTES, ModelFiles, is_there, read_json_object, read_text
+
+
+class ModelSource(ModelFiles, Protocol):
+    """The files of a model, and its tensors."""
+
+    def tensors(self) -> Checkpoint:
+        """Check what is stored of all tensors, and return them; reads none. Does not mutate."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFolder:
+    """Implements `ModelSource` with a folder of safetensors, as `save_pretrained` leaves it.
+
+    `config_file`: for settings kept by themselves, under another name than config.json.
+    """
+
+    folder: Path
+    config_file: str = CONFIG_FILE
+
+    @property
+    def name(self) -> str:
+        """The path of the folder."""
+        return str(self.folder)
+
+    def where(self, file: str) -> str:
+        """Return the path of a file."""
+        return str(self._path(file))
+
+    def has(self, file: str) -> bool:
+        """Return whether a file is there, be it a broken link."""
+        return is_there(self._path(file))
+
+    def text(self, file: str, max_bytes: int = MAX_SETTINGS_BYTES) -> str:
+        """Return the text of a file."""
+        return read_text(self._found(file), max_bytes)
+
+    def json_object(self, file: str, max_bytes: int = MAX_SETTINGS_BYTES) -> dict[str, object]:
+        """Return the JSON object in a file."""
+        return read_json_object(self._found(file), max_bytes)
+
+    def tensors(self) -> Checkpoint:
+        """Check the headers of the safetensors files and return their tensors; maps nothing yet."""
+        return Checkpoint.open(self.folder)
+
+    def _path(self, file: str) -> Path:
+        return self.folder / (self.config_file if file == CONFIG_FILE else file)
+
+    def _found(self, file: str) -> Path:
+        """Return the path of a file; where there is none, the error says what the folder has instead."""
+        if not self.has(file):
+            raise folder_refusal(self.folder, file)
+        return self._path(file)
