@@ -26,7 +26,7 @@ def activated(numbers, ACTIVATION: tl.constexpr):
         return numbers * (0.5 + 0.5 * tl.erf(numbers * SQRT_HALF))
     else:  # (1 + tanh(x)) / 2 is the sigmoid of 2x
         tl.static_assert(ACTIVATION == "gelu_tanh")
-        return numbers * tl.sigmoid(GELU_FACTOR * (numbers + 0.044715 * numbers * numbers * numbers))
+        return numbers * tl.sigmoid((numbers + 0.044715 * numbers * numbers * numbers) * GELU_FACTOR)
 
 
 @triton.jit
