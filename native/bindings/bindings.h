@@ -13,7 +13,6 @@ namespace nb = nanobind;
 template <typename T, int kDimensions>
 using Array = nb::ndarray<T, nb::ndim<kDimensions>, nb::c_contig, nb::device::cpu>;
 
-void bind_benchmarks(nb::module_& module);
 void bind_decoder(nb::module_& module);
 void bind_sampler(nb::module_& module);
 

@@ -36,5 +36,4 @@ NB_MODULE(_native, module) {
                "The best form of the kernels here: portable, avx2, avx512, avx512_bf16 or amx.");
     quire::bindings::bind_decoder(module);
     quire::bindings::bind_sampler(module);
-    quire::bindings::bind_benchmarks(module);
 }

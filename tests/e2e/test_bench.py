@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from quire import LLM, SamplingParams, cli
+from quire import _benchmarks as timed
 from quire import _native as native
 from quire.cli.model_shapes import find_shape
 from quire.compute.models.source import ModelFolder
@@ -533,11 +534,11 @@ def test_costs_of_the_guide() -> None:
 
 def test_native_measurements_refuse_what_does_not_fit() -> None:
     kernels, team = native.kernels("portable"), native.ThreadTeam(2)
-    assert len(native.read_seconds(team, np.ones(3 << 20, np.uint8), 2)) == 2
-    assert all(native.arithmetic_rate(native.kernels(name), team, 0.001) > 0 for name in native.kernel_names())
+    assert len(timed.read_seconds(team, np.ones(3 << 20, np.uint8), 2)) == 2
+    assert all(timed.arithmetic_rate(native.kernels(name), team, 0.001) > 0 for name in native.kernel_names())
     with pytest.raises(ValueError, match="copy"):
-        native.ProductBenchmark(kernels, team, np.zeros((16, 8), np.uint16), 0)
-    product = native.ProductBenchmark(kernels, team, np.zeros((20, 8), np.uint16), 2)
+        timed.ProductBenchmark(kernels, team, np.zeros((16, 8), np.uint16), 0)
+    product = timed.ProductBenchmark(kernels, team, np.zeros((20, 8), np.uint16), 2)
     assert len(product.run(3, 5)) == 5
     with pytest.raises(ValueError, match="row"):
         product.run(0, 1)
@@ -545,7 +546,7 @@ def test_native_measurements_refuse_what_does_not_fit() -> None:
     table, lengths = np.array([[0, 1]]), np.array([20])
 
     def attend(table: Any, lengths: Any, num_heads: int = 2, head_dim: int = 32) -> list[float]:
-        seconds: list[float] = native.attention_seconds(kernels, team, [layer], table, lengths, num_heads, head_dim, 3)
+        seconds: list[float] = timed.attention_seconds(kernels, team, [layer], table, lengths, num_heads, head_dim, 3)
         return seconds
 
     assert len(attend(table, lengths)) == 3

@@ -51,12 +51,12 @@ class MachineLimits:
 
     def __init__(self, num_threads: int, read_bytes: int) -> None:
         try:
-            from quire import _native
+            from quire import _benchmarks, _native
             from quire.compute.native.load import kernels_for
         except ImportError as error:
             allowed = "one of the compiled core, which cannot be imported; see quire doctor"
             raise InvalidConfigError("benchmark", "of the machine's limits", allowed) from error
-        self._native = _native
+        self._native, self._benchmarks = _native, _benchmarks
         self.team: ThreadTeam = _native.ThreadTeam(num_threads)
         self.kernels: Kernels = kernels_for(None)
         self.name: str = self.kernels.name
@@ -67,7 +67,7 @@ class MachineLimits:
 
     def bandwidth(self) -> float:
         """Return bytes read per second, all threads together."""
-        return self._memory.nbytes / min(self._native.read_seconds(self.team, self._memory, NUM_PASSES))
+        return self._memory.nbytes / min(self._benchmarks.read_seconds(self.team, self._memory, NUM_PASSES))
 
     def rates(self) -> dict[str, float]:
         """Return additions and multiplications per second by the numbers multiplied, of the best set that has them.
@@ -82,9 +82,10 @@ class MachineLimits:
         found = {}
         for dtype, members in sets.items():
             if members:
-                found[dtype] = self._native.arithmetic_rate(self._native.kernels(members[-1]), self.team, ARITHMETIC_S)
+                kernels = self._native.kernels(members[-1])
+                found[dtype] = self._benchmarks.arithmetic_rate(kernels, self.team, ARITHMETIC_S)
         return {dtype: rate for dtype, rate in found.items() if rate}
 
     def arithmetic(self) -> float | None:
         """Return additions and multiplications per second, all threads together; None where it is not known."""
-        return self._native.arithmetic_rate(self.kernels, self.team, ARITHMETIC_S) or None
+        return self._benchmarks.arithmetic_rate(self.kernels, self.team, ARITHMETIC_S) or None

@@ -87,7 +87,7 @@ class PagedLayers:
 
     def attend(self, kernels: Kernels, team: ThreadTeam, layout: Layout) -> float:
         """Return the seconds of one pass over all layers. Does not mutate."""
-        from quire._native import attention_seconds
+        from quire._benchmarks import attention_seconds
 
         (seconds,) = attention_seconds(
             kernels, team, layout.layers, layout.tables, self._lengths, self._num_heads, self._head_dim, 1

@@ -220,7 +220,7 @@ class KernelBench:
         return [together([(count, each[index]) for count, each in found]) for index in range(self._repeat)]
 
     def _products(self, matrix: Matrix) -> dict[int, list[ProductRun]]:
-        from quire._native import ProductBenchmark
+        from quire._benchmarks import ProductBenchmark
 
         limits, num_outputs, num_inputs = self._limits, matrix.num_outputs, matrix.num_inputs
         num_bytes = 2 * num_outputs * num_inputs

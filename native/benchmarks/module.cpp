@@ -1,6 +1,6 @@
-// quire._native: parts of a step timed by themselves; see native/include/quire/benchmarks.h.
-#include "quire/benchmarks.h"
-
+// quire._benchmarks: parts of a step timed by themselves; see benchmarks.h. A module of its own, so that an
+// engine loads none of it. Its functions take the kernels and the thread team of quire._native: both
+// modules are in one nanobind domain.
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -8,7 +8,8 @@
 #include <stdexcept>
 #include <tuple>
 
-#include "bindings.h"
+#include "../bindings/bindings.h"
+#include "benchmarks.h"
 #include "quire/decoder.h"
 
 namespace quire::bindings {
@@ -116,14 +117,20 @@ std::vector<double> attention_seconds(const Kernels& kernels, ThreadTeam& team,
 
 }  // namespace
 
-void bind_benchmarks(nb::module_& module) {
+}  // namespace quire::bindings
+
+NB_MODULE(_benchmarks, module) {
+    using namespace quire::bindings;
+    module.doc() = "Parts of a step, timed by themselves.";
+    nb::module_::import_("quire._native");  // whose types are in the signatures below
     module.def("read_seconds", &read_seconds, nb::arg("team"), nb::arg("data"), nb::arg("num_passes"),
                "Seconds of each pass in which the team reads the bytes once.");
     module.def("arithmetic_rate", &rate, nb::arg("kernels"), nb::arg("team"), nb::arg("seconds"),
                "Additions and multiplications per second on registers, as the kernels do them; 0: not known.");
     nb::class_<ProductBenchmark>(module, "ProductBenchmark", "Copies of a packed matrix, and products with them.")
-        .def(nb::init<const Kernels&, ThreadTeam&, const Words&, int, bool>(), nb::arg("kernels"), nb::arg("team"),
-             nb::arg("rows"), nb::arg("num_copies"), nb::kw_only(), nb::arg("as_int8") = false, nb::keep_alive<1, 3>())
+        .def(nb::init<const quire::Kernels&, quire::ThreadTeam&, const Words&, int, bool>(), nb::arg("kernels"),
+             nb::arg("team"), nb::arg("rows"), nb::arg("num_copies"), nb::kw_only(), nb::arg("as_int8") = false,
+             nb::keep_alive<1, 3>())
         .def_prop_ro("num_bytes", &ProductBenchmark::num_bytes, "Bytes of one copy.")
         .def("run", &ProductBenchmark::run, nb::arg("num_rows"), nb::arg("num_calls"),
              "Seconds of each product; every call takes the next copy.");
@@ -131,5 +138,3 @@ void bind_benchmarks(nb::module_& module) {
                nb::arg("tables"), nb::arg("lengths"), nb::arg("num_heads"), nb::arg("head_dim"), nb::arg("num_passes"),
                "Seconds of each pass of decodes over all layers, each given by its keys and values.");
 }
-
-}  // namespace quire::bindings

@@ -1,5 +1,5 @@
 // Parts of a step timed by themselves, and the limits of the machine beside them: what
-// `quire bench kernels` and `quire bench latency` measure. Nothing of an engine comes here.
+// `quire bench kernels`, `quire bench latency` and `quire doctor` measure. No engine needs any of it.
 //
 // Every function returns the seconds of each repetition, or a rate; the team does the work as it
 // does in a step. What is read should not fit into the caches, unless that is what is measured.

@@ -1,4 +1,4 @@
-#include "quire/benchmarks.h"
+#include "benchmarks.h"
 
 #include <algorithm>
 #include <chrono>
