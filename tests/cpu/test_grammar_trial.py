@@ -115,6 +115,16 @@ def test_a_grammar_that_takes_two_children_down_is_too_much(
     assert (tmp_path / "python.log").read_text().count("x") == 2
 
 
+def test_a_death_before_the_trial_does_not_count_as_one_of_the_two(
+    trial: GrammarTrial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_trial = f'echo x >> "$0.log"; {READY}; {BEGUN}; kill -ABRT $$'
+    script = ONCE.format(first=f"{READY}; kill -KILL $$").replace('exec "$PYTHON" "$@"', in_trial)
+    monkeypatch.setattr("quire.core.python_process.sys.executable", wrapped_python(tmp_path, script))
+    assert trial.reason(GOOD) == TOO_MUCH
+    assert (tmp_path / "python.log").read_text().count("x") == 2
+
+
 def test_the_processor_time_of_a_trial_is_a_verdict_at_once(
     trial: GrammarTrial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

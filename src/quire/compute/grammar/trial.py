@@ -15,8 +15,9 @@ time, and `verdicts` keeps the reasons, so the same one is not tried twice.
 
 A child that dies says little: the system may have ended it for want of memory, or an operator. So it says when a trial
 begins, and a grammar is refused for a death only where that was of its own doing: the timer of processor time, or two
-deaths in a row, each in the middle of the trial and the second in a fresh child. Without a verdict nothing is kept,
-and the caller may try again. An answer that does not come within `ANSWER_S` seconds of any clock counts as no verdict.
+deaths in the middle of its trial, the second in a fresh child. After two deaths outside the trial there is no verdict:
+nothing is kept, and the caller may try again. An answer that does not come within `ANSWER_S` seconds counts
+as no verdict.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ STACK_BYTES: Final = 1 << 20
 """Of the thread that compiles in the child; threads of the server have 8 MiB as a rule."""
 MEMORY_BYTES: Final = 1 << 30
 """Beside what the child has when it starts."""
+MAX_DEATHS: Final = 2
+"""Of children, in the trial of a grammar; and as many outside it."""
 TOO_MUCH: Final = "it takes too much to compile; make it smaller, or nest and combine less"
 
 
@@ -80,19 +83,20 @@ class GrammarTrial:
 
         Raises `ExecutionError` where no child lived long enough to tell.
         """
+        num_in_trial = num_outside = 0
         with self._lock:
-            try:
-                return self._try(grammar)
-            except _Death as death:
-                if death.is_verdict:
-                    return TOO_MUCH
-                first = death
-            try:
-                return self._try(grammar)
-            except _Death as second:
-                if second.is_verdict or (first.in_trial and second.in_trial):
-                    return TOO_MUCH
-                raise ExecutionError(f"the process that tries grammars was ended ({second}); try again") from second
+            while True:
+                try:
+                    return self._try(grammar)
+                except _Death as death:
+                    num_in_trial += death.in_trial
+                    num_outside += not death.in_trial
+                    if death.is_verdict or num_in_trial == MAX_DEATHS:
+                        return TOO_MUCH
+                    if num_outside == MAX_DEATHS:
+                        raise ExecutionError(
+                            f"the process that tries grammars was ended ({death}); try again"
+                        ) from death
 
     def close(self) -> None:
         """End the child; the next grammar starts another. May be called twice."""
