@@ -59,10 +59,12 @@ def closed() -> Iterator[None]:
 def patient() -> Iterator[GrammarVerdicts]:
     """Verdicts for which a slow machine has time enough: the reason is then that of the compiler."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("quire.compute.grammar.verdicts.TrialSettings", partial(TrialSettings, budget_s=60.0))
+        settings = partial(TrialSettings, budget_s=60.0, answer_s=600.0)
+        patch.setattr("quire.compute.grammar.verdicts.TrialSettings", settings)
         verdicts = GrammarVerdicts(COMPILER.vocabulary)
-        yield verdicts
-        verdicts.close()
+        verdicts.check(Grammar.regex("a"))  # makes the trial, so that others get settings of their own
+    yield verdicts
+    verdicts.close()
 
 
 def bytes_of(token: int) -> bytes | None:
