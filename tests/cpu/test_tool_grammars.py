@@ -23,9 +23,9 @@ from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.answer_form import AnswerForm
 from quire.serve.reader import ReadAnswer
 from quire.serve.reasoning import Thinking
-from quire.serve.schemas.tools import ToolChoice, tool_choice_of
 from quire.serve.tools import TOOL_FORMATS
-from quire.serve.tools.base import ToolFormat
+from quire.serve.tools.base import ToolChoice, ToolFormat
+from quire.serve.translate.tools import tool_choice_of
 from support.tiny_tokenizer import byte_level
 
 CITIES = ("Rome", 'New "York"', "Zürich")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quire.serve.body_budget import FREE_BYTES
+from quire.serve.read.body_budget import FREE_BYTES
 from support.bare_server import Answer, BareServer, read_answer, serving
 from support.server import JSON, RunningServer, running_server
 from support.waiting import wait_until

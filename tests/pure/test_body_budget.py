@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from quire.serve.body_budget import FREE_BYTES, BodyBudget, HeldBody
 from quire.serve.errors import ApiError
+from quire.serve.read.body_budget import FREE_BYTES, BodyBudget, HeldBody
 
 KIB = 1 << 10
 

@@ -139,6 +139,15 @@ def test_every_name_in_its_drawings_that_looks_like_a_method_exists() -> None:
     assert not [problem for call in calls if (problem := problem_with(call))]
 
 
+def test_the_way_of_one_request_has_at_most_twelve_hops() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    [way] = [fence[4] for fence in FENCE.finditer(text.partition("## One request")[2].partition("\n## ")[0])]
+    hops = [int(number) for number in re.findall(r"^ *(\d+)  ", way, re.MULTILINE)]
+    assert hops == list(range(1, len(hops) + 1))
+    assert 8 <= len(hops) <= 12
+    assert all(re.search(rf"\b{name}\b", way) for name in ("Frame", "NativeDecoder.run", "EventStream"))
+
+
 def test_every_folder_of_the_package_is_on_the_map() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
     codes = CODE.findall(prose(text))

@@ -12,9 +12,9 @@ from quire.core.grammar import Grammar
 from quire.serve.errors import ApiError
 from quire.serve.schemas.chat import ChatRequest
 from quire.serve.schemas.completions import CompletionRequest
-from quire.serve.schemas.formats import held_to, response_held_to
 from quire.serve.schemas.parse import parse
 from quire.serve.schemas.responses import ResponseRequest
+from quire.serve.translate.grammar import held_to, response_held_to
 
 SCHEMA = {"type": "object", "properties": {"z": {"type": "integer"}, "a": {"type": "string"}}, "required": ["z"]}
 REQUIRED: dict[Any, dict[str, Any]] = {

@@ -18,7 +18,8 @@ from quire.core.sampling_wire import read_sampling, write_sampling
 from quire.core.validate import RequestLimits, validate_sampling
 from quire.core.wire import WireReader, WireWriter
 from quire.serve.openapi import openapi_document
-from quire.serve.schemas.sampling import PASSED, ChoiceFields, SamplingFields, sampling_of
+from quire.serve.schemas.sampling import ChoiceFields, SamplingFields
+from quire.serve.translate.sampling import PASSED, sampling_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCUMENT = ROOT / "docs" / "sampling-parameters.md"

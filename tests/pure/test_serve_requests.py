@@ -17,16 +17,20 @@ from quire.core.errors import InvalidRequestError, RequestTooLargeError
 from quire.core.sampling_params import SamplingParams
 from quire.engine.outputs import Logprob
 from quire.serve.errors import ApiError
-from quire.serve.generation import renamed, require_few_choices
-from quire.serve.logprobs import TokenNames, completion_logprobs, content_logprobs, prompt_logprobs, told
-from quire.serve.schemas.chat import ChatRequest, num_logprobs
-from quire.serve.schemas.completions import CompletionRequest, prompts_of
+from quire.serve.render.logprobs import TokenNames, completion_logprobs, content_logprobs, prompt_logprobs, told
+from quire.serve.schemas.chat import ChatRequest
+from quire.serve.schemas.completions import CompletionRequest
 from quire.serve.schemas.fields import IGNORED, REFUSED
 from quire.serve.schemas.parse import parse
-from quire.serve.schemas.response_input import messages_of
-from quire.serve.schemas.responses import ResponseRequest, require_supported
-from quire.serve.schemas.responses import num_logprobs as num_response_logprobs
-from quire.serve.schemas.sampling import PASSED, ChoiceFields, include_usage, sampling_of
+from quire.serve.schemas.responses import ResponseRequest
+from quire.serve.schemas.sampling import ChoiceFields
+from quire.serve.translate.chat import num_logprobs
+from quire.serve.translate.completions import prompts_of
+from quire.serve.translate.names import renamed
+from quire.serve.translate.response_input import messages_of
+from quire.serve.translate.responses import num_logprobs as num_response_logprobs
+from quire.serve.translate.responses import require_supported
+from quire.serve.translate.sampling import PASSED, include_usage, require_few_choices, sampling_of
 
 
 def read(fields: Any, kind: Any = CompletionRequest) -> Any:

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from quire.core.errors import InvalidRequestError
 from quire.serve.errors import ApiError
-from quire.serve.schemas.tools import MAX_CALLS, MAX_TOOLS, tool_choice_of
-from quire.serve.tools.base import Tool
+from quire.serve.schemas.tool_forms import MAX_TOOLS
+from quire.serve.tools.base import MAX_CALLS, Tool
 from quire.serve.tools.rules import arguments_schema
+from quire.serve.translate.tools import tool_choice_of
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 

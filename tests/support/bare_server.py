@@ -24,8 +24,8 @@ from quire.engine.records.report import EngineReport
 from quire.engine.records.stats import EngineStats, ModelState
 from quire.engine.text.tenant_pool import TenantPool
 from quire.serve.app import make_app
-from quire.serve.body import BodyLimits, read_body
 from quire.serve.config import ServerConfig
+from quire.serve.read.body import BodyLimits, read_body
 from quire.serve.server import Server, listen
 from quire.serve.services import Services, make_services
 from support.server_thread import Answer, in_thread

@@ -18,29 +18,21 @@ from typing import Final
 from quire.core.errors import InvalidRequestError
 from quire.core.grammar import Grammar
 from quire.engine.text.tokenizer import Tokenizer
-from quire.serve.config import ServerConfig
-from quire.serve.errors import unsupported
 from quire.serve.reader import AnswerReader
 from quire.serve.reasoning import (
     BEGIN,
     END,
     NUM_LAST_TOKENS,
     Thinking,
-    is_thinking_format,
     thinking_after,
     thinking_rules,
 )
-from quire.serve.schemas.tools import ToolChoice
-from quire.serve.tools import create_tool_format
-from quire.serve.tools.base import ToolFormat
+from quire.serve.tools.base import ToolChoice, ToolFormat
 from quire.serve.tools.rules import make_mark
 
 _LINE: Final = re.compile(r"at (\d+)\(\d+\): (.*)")
 _ANSWER: Final = re.compile(r"^answer: (?:%json )?(.*)", re.MULTILINE)
 _ARGUMENTS: Final = re.compile(r"arguments_(\d+): ")
-NO_TOOLS: Final = 'the chat template of this model does not support tools; set tool_choice to "none" to ignore them'
-
-
 JSON_SPACE: Final = " ?"
 
 
@@ -117,20 +109,6 @@ class AnswerForm:
         """Return the id of the call at a place that is nobody else's. Does not mutate."""
         digits = hashlib.blake2b(repr(place).encode(), digest_size=16).hexdigest()
         return digits if self.tools is None else self.tools.call_id(digits)
-
-
-def answer_form(config: ServerConfig, tokenizer: Tokenizer | None, choice: ToolChoice) -> AnswerForm | None:
-    """Return the form of the answers to a call, None for plain text; raises `ApiError` where no call can be written."""
-    template = "" if tokenizer is None else tokenizer.template_source(with_tools=choice.shown is not None)
-    known = create_tool_format(config.tool_format, template)
-    tools = None if choice.mode == "none" else known
-    if choice.mode != "none" and tools is None:
-        raise unsupported("tools", NO_TOOLS)
-    thinks = is_thinking_format(config.reasoning_format, template)
-    teller = known if known is not None and known.tells else None
-    if tokenizer is None or (tools is None and teller is None and not thinks):
-        return None
-    return AnswerForm(choice, tools, thinks, tokenizer, teller)
 
 
 def _answer_rule(answer: Grammar) -> str:

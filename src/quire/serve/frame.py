@@ -27,10 +27,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from quire.serve.body_budget import HeldBody
 from quire.serve.errors import ApiError, api_error_of, method_not_allowed, not_found, unauthorized
 from quire.serve.gate import Visit
 from quire.serve.hosts import require_single
+from quire.serve.read.body_budget import HeldBody
 from quire.serve.services import Services
 from quire.serve.tenants import ANYBODY, Tenant
 

@@ -23,11 +23,12 @@ from quire.core.errors import ExecutionError
 from quire.engine.records.live import LiveFrame
 from quire.engine.records.stats import ModelState
 from quire.serve.gate import Gate
+from quire.serve.json_line import encode
 from quire.serve.live_mirror import Holdings, LiveMirror
 from quire.serve.live_places import LivePlaces
 from quire.serve.live_reader import Line, LiveReader
 from quire.serve.model import ServedModel
-from quire.serve.sse import encode, gone, unless
+from quire.serve.sse import gone, unless
 from quire.serve.tenants import Tenant
 
 FRAMES_EVERY_S: Final = 0.125

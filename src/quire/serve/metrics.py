@@ -20,9 +20,9 @@ import quire
 from quire.core.granted import resident_bytes
 from quire.engine.records.stats import EngineStats, ModelState
 from quire.engine.text.tenant_pool import TenantPool
-from quire.serve.body_budget import BodyBudget
 from quire.serve.gate import Gate, Refusal
 from quire.serve.prometheus import Family, Histogram, Labels, Sample, by_label, counter, gauge, histogram
+from quire.serve.read.body_budget import BodyBudget
 
 SHORT_S: Final = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),

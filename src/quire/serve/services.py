@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.core.clock import Clock
-from quire.serve.body_budget import BodyBudget
 from quire.serve.config import ServerConfig
 from quire.serve.gate import Gate, gate_limits
 from quire.serve.hosts import Hosts, make_hosts
@@ -16,6 +15,7 @@ from quire.serve.live import Live
 from quire.serve.live_places import live_places
 from quire.serve.metrics import Metrics
 from quire.serve.model import ServedModel
+from quire.serve.read.body_budget import BodyBudget
 from quire.serve.tenants import Tenants, read_tenants
 
 SECRET_BYTES = 32

@@ -1,4 +1,4 @@
-"""Answers that take a while: streams of events, and the watch over the client that is to read them.
+"""Answers that take a while: streams of events on their way, and the watch over the client that is to read them.
 
     events ──► EventStream ──► one write for each step of the engine ──► client
                     ▲ closes the events, which ends the requests           │
@@ -6,7 +6,7 @@
 
 The status goes out with the first event, not before it: what goes wrong until then (a full queue, an engine that is
 lost) is an answer with its own status, which clients know how to try again. What goes wrong later is an event, and the
-stream ends with it. Most of an event is the same from token to token, so an `Envelope` writes that part once.
+stream ends with it.
 
 A client that leaves is noticed at once, by the message "http.disconnect". One that stays and reads nothing is cut off
 by the guard; until then what waits for it is bounded by the buffer of its socket, because the deltas of a text add up
@@ -17,20 +17,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Final, TypeVar
 
-import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Receive, Scope, Send
 
 from quire.serve.config import ServerConfig
-from quire.serve.errors import ApiError, ErrorBody, api_error_of, deadline_exceeded
-from quire.serve.schemas.common import Usage
+from quire.serve.errors import ApiError, api_error_of, deadline_exceeded
 
-DONE: Final = b"data: [DONE]\n\n"
 HEADERS: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -40,63 +36,6 @@ HEADERS: Final = (
 Result = TypeVar("Result")
 
 logger = logging.getLogger("quire.serve")
-_encode: Final = msgspec.json.Encoder().encode
-_LINE_END: Final = re.compile("[\x85\u2028\u2029]")
-
-
-def encode(value: object) -> bytes:
-    r"""Return a value as JSON on one line, for every client's idea of a line.
-
-    Some clients end lines where Unicode does, not only where the rules of event streams do, and JSON allows a text to
-    have these characters as they are. So they are escaped.
-
-    >>> encode({"text": "é\u2028"})
-    b'{"text":"\xc3\xa9\\u2028"}'
-    """
-    data = _encode(value)
-    if data.isascii():
-        return data
-    return _LINE_END.sub(lambda match: f"\\u{ord(match[0]):04x}", data.decode()).encode()
-
-
-class Envelope:
-    r"""The events of one stream of chunks: all alike but for one choice, and for the usage where it was asked for.
-
-    >>> envelope = Envelope({"id": "cmpl-1"}, tells_usage=True)
-    >>> envelope.chunk({"index": 0})
-    b'data: {"id":"cmpl-1","choices":[{"index":0}],"usage":null}\n\n'
-    """
-
-    def __init__(self, fixed: Mapping[str, object], *, tells_usage: bool) -> None:
-        self._head = b"data: " + encode(fixed)[:-1] + b',"choices":['
-        self._tail = b'],"usage":null}\n\n' if tells_usage else b"]}\n\n"
-
-    def chunk(self, choice: object, usage: Usage | None = None) -> bytes:
-        """Return the event of what is new of one text. Does not mutate."""
-        tail = self._tail if usage is None else _usage_tail(usage)
-        return self._head + encode(choice) + tail
-
-    def usage(self, usage: Usage) -> bytes:
-        """Return the event that tells what the call has taken, and nothing else. Does not mutate."""
-        return self._head + _usage_tail(usage)
-
-
-def _usage_tail(usage: Usage) -> bytes:
-    return b'],"usage":' + encode(usage) + b"}\n\n"
-
-
-def named_event(name: str, data: object) -> bytes:
-    r"""Return an event of the kind that has a name.
-
-    >>> named_event("response.created", {"sequence_number": 0})
-    b'event: response.created\ndata: {"sequence_number":0}\n\n'
-    """
-    return b"event: " + name.encode() + b"\ndata: " + encode(data) + b"\n\n"
-
-
-def error_event(error: ApiError) -> bytes:
-    """Return the event that ends a stream which went wrong: the body that the answer would have had."""
-    return b"data: " + encode(ErrorBody(error.detail)) + b"\n\n"
 
 
 class EventStream:
@@ -106,7 +45,7 @@ class EventStream:
         self,
         events: AsyncGenerator[bytes, None],
         config: ServerConfig,
-        error_event: Callable[[ApiError], bytes] = error_event,
+        error_event: Callable[[ApiError], bytes],
     ) -> None:
         self._events = events
         self._config = config

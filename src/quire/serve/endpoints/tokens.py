@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.core.errors import InvalidRequestError
-from quire.engine.text.tokenizer import Tokenizer
-from quire.serve.endpoints.call import Call, answer_call, encoded, json_answer
-from quire.serve.endpoints.conversation import Conversation, chat_options, conversation_ids
-from quire.serve.errors import model_not_found, unsupported
+from quire.serve.endpoints.line import fields_of
+from quire.serve.errors import model_not_found
+from quire.serve.frame import RequestContext
+from quire.serve.render.answer import json_answer
+from quire.serve.run.prompts import conversation_ids, encoded, off_loop_if_long
 from quire.serve.schemas.tokens import (
     DetokenizeAnswer,
     DetokenizeRequest,
@@ -19,40 +21,52 @@ from quire.serve.schemas.tokens import (
     TokenizeRequest,
 )
 from quire.serve.services import Services
+from quire.serve.sse import unless_gone
+from quire.serve.translate.tokens import require_token_ids, required_tokenizer, text_to_encode
 
 
 async def tokenize(request: Request) -> Response:
     """Answer with the token ids of a text or of a conversation."""
-    return await answer_call(request, TokenizeRequest, _tokenized, generates=False)
+    services, context = _open(request)
+    fields = await fields_of(request, TokenizeRequest)
 
+    async def work() -> Response:
+        tokenizer = required_tokenizer(services)
+        given, special = text_to_encode(fields, tokenizer), fields.add_special_tokens is not False
+        if isinstance(given, str):
+            token_ids = await encoded(services, context, tokenizer, given, add_special_tokens=special)
+        else:
+            token_ids = await conversation_ids(services, context, *given)
+        max_model_len = services.model.limits.max_model_len
 
-async def _tokenized(call: Call[TokenizeRequest]) -> Response:
-    tokenizer = _tokenizer(call.services)
-    token_ids = await _token_ids(call, tokenizer)
-    max_model_len, with_texts = call.services.model.limits.max_model_len, call.fields.return_token_strs
+        def answer() -> Response:
+            texts = [tokenizer.token_text(each) for each in token_ids] if fields.return_token_strs else None
+            return json_answer(TokenizeAnswer(len(token_ids), max_model_len, token_ids, texts))
 
-    def answer() -> Response:
-        texts = [tokenizer.token_text(each) for each in token_ids] if with_texts else None
-        return json_answer(TokenizeAnswer(len(token_ids), max_model_len, token_ids, texts))
+        return await off_loop_if_long(services, context, answer)
 
-    return await call.beside(answer)
+    return await unless_gone(request, work, services.config)
 
 
 async def detokenize(request: Request) -> Response:
     """Answer with the text of token ids, special ones too."""
-    return await answer_call(request, DetokenizeRequest, _detokenized, generates=False)
+    services, context = _open(request)
+    fields = await fields_of(request, DetokenizeRequest)
+
+    async def work() -> Response:
+        tokenizer = required_tokenizer(services)
+        require_token_ids(fields.tokens, services.model.limits)
+        decode = partial(tokenizer.decode, fields.tokens, skip_special_tokens=False)
+        return json_answer(DetokenizeAnswer(await off_loop_if_long(services, context, decode)))
+
+    return await unless_gone(request, work, services.config)
 
 
-async def _detokenized(call: Call[DetokenizeRequest]) -> Response:
-    tokenizer, ids = _tokenizer(call.services), call.fields.tokens
-    vocab_size, context = call.services.model.limits.vocab_size, call.services.model.limits.max_model_len
-    if len(ids) > context:
-        raise InvalidRequestError("tokens", f"{len(ids)} token ids", f"at most {context}, the context length")
-    for index, token_id in enumerate(ids):
-        if not 0 <= token_id < vocab_size:
-            raise InvalidRequestError(f"tokens[{index}]", token_id, f"a token id from 0 to {vocab_size - 1}")
-    text = await call.beside(lambda: tokenizer.decode(ids, skip_special_tokens=False))
-    return json_answer(DetokenizeAnswer(text))
+def _open(request: Request) -> tuple[Services, RequestContext]:
+    """Return what serves a call, and whose it is; a server that answers nobody reads no body."""
+    services: Services = request.app.state.services
+    services.gate.require_ready()
+    return services, request.state.context
 
 
 async def models(request: Request) -> Response:
@@ -82,25 +96,3 @@ def _card(services: Services, name: str) -> ModelCard:
         parent=None,
         max_model_len=services.model.limits.max_model_len,
     )
-
-
-def _tokenizer(services: Services) -> Tokenizer:
-    tokenizer = services.model.tokenizer
-    if tokenizer is None:
-        raise unsupported("prompt", "this server has no tokenizer: it takes and returns token ids")
-    return tokenizer
-
-
-async def _token_ids(call: Call[TokenizeRequest], tokenizer: Tokenizer) -> list[int]:
-    fields = call.fields
-    if (fields.prompt is None) == (fields.messages is None):
-        raise InvalidRequestError("prompt", fields.prompt, "either a text or messages, not both")
-    if fields.prompt is not None:
-        return await encoded(call, tokenizer, fields.prompt, add_special_tokens=fields.add_special_tokens is not False)
-    options = chat_options(
-        tokenizer,
-        fields.chat_template_kwargs,
-        tools=fields.tools,
-        add_generation_prompt=fields.add_generation_prompt,
-    )
-    return await conversation_ids(call, Conversation(fields.messages or [], options))

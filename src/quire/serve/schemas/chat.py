@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from quire.core.errors import InvalidRequestError
-from quire.serve.errors import ApiError, unsupported
 from quire.serve.schemas.common import ContentLogprob, FinishReason, PromptLogprobs, Usage
 from quire.serve.schemas.sampling import ChoiceFields, LogprobCount, TokenCount
-
-REFUSED_IN_MESSAGES = ("audio", "function_call", "refusal")
-"""Keys of a message that no template would show the model."""
 
 ChatFinishReason = FinishReason | Literal["tool_calls"]
 
@@ -137,27 +131,3 @@ class ChatCompletionChunk(msgspec.Struct, frozen=True):
     choices: list[ChatChunkChoice]
     usage: Usage | UnsetType | None = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
-
-
-def require_plain_messages(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Raise for a message with something that no template would show. Does not mutate."""
-    if not messages:
-        raise InvalidRequestError("messages", messages, "at least one message")
-    for index, message in enumerate(messages):
-        for key in REFUSED_IN_MESSAGES:
-            if message.get(key) is not None:
-                raise unsupported(f"messages[{index}].{key}", "this server supports text only")
-
-
-def num_logprobs(logprobs: bool | None, top_logprobs: int | None) -> int | None:
-    """Return how many of the likeliest tokens to report for each token; None: no log-probabilities.
-
-    >>> num_logprobs(True, None), num_logprobs(True, 3), num_logprobs(None, None)
-    (0, 3, None)
-    """
-    if not logprobs:
-        if top_logprobs is not None:
-            message = "top_logprobs need logprobs: true"
-            raise ApiError(400, message, code="invalid_value", param="top_logprobs")
-        return None
-    return top_logprobs or 0

@@ -21,12 +21,6 @@ class Usage(msgspec.Struct, frozen=True):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
 
-    @classmethod
-    def of(cls, prompt_tokens: int, completion_tokens: int, cached_tokens: int) -> Usage:
-        """Return the usage for these token counts."""
-        total = prompt_tokens + completion_tokens
-        return cls(prompt_tokens, completion_tokens, total, PromptTokensDetails(cached_tokens))
-
 
 class TokenLogprob(msgspec.Struct, frozen=True):
     """How likely a token was; `bytes` is None where the server has no tokenizer."""

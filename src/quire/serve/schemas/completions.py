@@ -7,12 +7,8 @@ from typing import Any, ClassVar, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from quire.core.errors import InvalidRequestError
 from quire.serve.schemas.common import FinishReason, PromptLogprobs, Usage
 from quire.serve.schemas.sampling import ChoiceFields, LogprobCount, TokenCount
-
-PROMPT_FORMS = "a text, a list of token ids, a list of texts, or a list of lists of token ids"
-DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 
 class CompletionRequest(ChoiceFields, kw_only=True, forbid_unknown_fields=True):
@@ -59,28 +55,3 @@ class Completion(msgspec.Struct, frozen=True):
     model: str
     choices: list[CompletionChoice]
     usage: Usage | UnsetType | None = UNSET
-
-
-def prompts_of(prompt: str | list[Any]) -> list[str | list[int]]:
-    """Return the prompts of a call one by one; raises `InvalidRequestError` for what is none. Does not mutate.
-
-    >>> prompts_of("one"), prompts_of([1, 2]), prompts_of(["one", "two"]), prompts_of([[1], [2]])
-    (['one'], [[1, 2]], ['one', 'two'], [[1], [2]])
-    """
-    if isinstance(prompt, str):
-        return [prompt]
-    kinds = set(map(type, prompt))
-    if kinds == {str}:
-        return list(prompt)
-    if kinds == {list}:
-        return [_token_ids(each, f"prompt[{index}]") for index, each in enumerate(prompt)]
-    return [_token_ids(prompt, "prompt")]
-
-
-def _token_ids(values: list[Any], where: str) -> list[int]:
-    if not values:
-        raise InvalidRequestError(where, values, PROMPT_FORMS)
-    if set(map(type, values)) != {int}:
-        index = next(index for index, value in enumerate(values) if type(value) is not int)
-        raise InvalidRequestError(f"{where}[{index}]", values[index], f"a token id; a prompt is {PROMPT_FORMS}")
-    return values

@@ -6,14 +6,9 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from quire.core.errors import InvalidRequestError, shortened
-from quire.serve.errors import ApiError, unsupported
 from quire.serve.schemas.common import ContentLogprob
 from quire.serve.schemas.formats import OutputFormat, TextFormat
 from quire.serve.schemas.sampling import LogprobCount, SamplingFields, TokenCount
-
-LOGPROBS = "message.output_text.logprobs"
-ENCRYPTED = "reasoning.encrypted_content"  # asked for by clients that keep nothing; there is none
 
 Status = Literal["completed", "incomplete", "in_progress"]
 
@@ -167,35 +162,3 @@ class TextDelta(msgspec.Struct, frozen=True):
     content_index: int
     delta: str
     logprobs: list[ContentLogprob]
-
-
-def require_supported(fields: ResponseRequest) -> None:
-    """Raise for settings that would change the answer, and that are not supported. Does not mutate."""
-    if fields.truncation not in (None, "disabled"):
-        raise unsupported("truncation", "this server never truncates a conversation")
-    for name in fields.include or ():
-        if name not in (LOGPROBS, ENCRYPTED):
-            raise unsupported("include", f"nothing on this server is called {shortened(name)!r}")
-    for name in fields.stream_options or {}:
-        if name != "include_obfuscation":
-            raise ApiError(400, "allowed: include_obfuscation", code="invalid_value", param=f"stream_options.{name}")
-    if fields.stream_options and not fields.stream:
-        message = "stream_options need stream: true"
-        raise ApiError(400, message, code="invalid_value", param="stream_options")
-
-
-def effort_of(fields: ResponseRequest) -> str | None:
-    """Return how much reasoning the client wants; None if it does not say. Does not mutate."""
-    reasoning = fields.reasoning or {}
-    for name, value in reasoning.items():
-        if name not in ("effort", "summary", "generate_summary"):
-            raise InvalidRequestError(f"reasoning.{name}", value, "effort or summary")
-    effort = reasoning.get("effort")
-    if effort is not None and not isinstance(effort, str):
-        raise InvalidRequestError("reasoning.effort", effort, "a text")
-    return effort
-
-
-def num_logprobs(fields: ResponseRequest) -> int | None:
-    """Return how many of the likeliest tokens to report for each token; None: no log-probabilities. Does not mutate."""
-    return fields.top_logprobs or 0 if LOGPROBS in (fields.include or ()) or fields.top_logprobs else None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from quire.serve.schemas.tools import MAX_TOOLS
+from typing import Any, Final
 
 Schema = dict[str, Any]
+
+MAX_TOOLS: Final = 128
 
 
 def chat_tools() -> Schema:

@@ -12,12 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Literal, Protocol
 
 Message = Mapping[str, Any]
 
 Mark = Callable[[str], str]
 """Returns how a grammar says a mark such as "<tool_call>": as the token that it is, or else letter by letter."""
+
+MAX_CALLS: Final = 32
+"""Calls in one answer: a small model that must call something would not stop by itself."""
+
+Mode = Literal["none", "auto", "required", "named"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,16 @@ class Tool:
     strict: bool = False
     place: str = "tools"
     """Where the request has its parameters."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """What may be called. `shown` is what the template is told, in the form of chat; `tools` are those to call."""
+
+    mode: Mode
+    tools: tuple[Tool, ...] = ()
+    shown: list[dict[str, Any]] | None = None
+    max_calls: int = MAX_CALLS
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,35 +1,26 @@
-"""Tools as clients send them: functions, and which of them the model may or must call."""
+"""Tools as clients send them: which functions the model may or must call, and the form of answers with calls."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from quire.core.errors import InvalidRequestError
+from quire.engine.text.tokenizer import Tokenizer
+from quire.serve.answer_form import AnswerForm
+from quire.serve.config import ServerConfig
 from quire.serve.errors import unsupported
-from quire.serve.tools.base import Tool
-
-MAX_TOOLS: Final = 128
-MAX_CALLS: Final = 32
-"""Calls in one answer: a small model that must call something would not stop by itself."""
+from quire.serve.reasoning import is_thinking_format
+from quire.serve.schemas.tool_forms import MAX_TOOLS
+from quire.serve.tools import create_tool_format
+from quire.serve.tools.base import MAX_CALLS, Mode, Tool, ToolChoice
 
 NO_PARAMETERS: Final[Mapping[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
+NO_TOOLS: Final = 'the chat template of this model does not support tools; set tool_choice to "none" to ignore them'
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
-Mode = Literal["none", "auto", "required", "named"]
 _MODES: Final[tuple[Mode, ...]] = ("none", "auto", "required")
-
-
-@dataclass(frozen=True, slots=True)
-class ToolChoice:
-    """What may be called. `shown` is what the template is told, in the form of chat; `tools` are those to call."""
-
-    mode: Mode
-    tools: tuple[Tool, ...] = ()
-    shown: list[dict[str, Any]] | None = None
-    max_calls: int = MAX_CALLS
 
 
 def tool_choice_of(tools: list[dict[str, Any]] | None, choice: object, parallel: bool | None) -> ToolChoice:
@@ -52,6 +43,20 @@ def tool_choice_of(tools: list[dict[str, Any]] | None, choice: object, parallel:
     called = tuple(tool for tool in known if mode != "none" and name in (None, tool.name))
     max_calls = 1 if parallel is False or mode == "named" else MAX_CALLS
     return ToolChoice(mode if called else "none", called, shown or None, max_calls)
+
+
+def answer_form(config: ServerConfig, tokenizer: Tokenizer | None, choice: ToolChoice) -> AnswerForm | None:
+    """Return the form of the answers to a call, None for plain text; raises `ApiError` where no call can be written."""
+    template = "" if tokenizer is None else tokenizer.template_source(with_tools=choice.shown is not None)
+    known = create_tool_format(config.tool_format, template)
+    tools = None if choice.mode == "none" else known
+    if choice.mode != "none" and tools is None:
+        raise unsupported("tools", NO_TOOLS)
+    teller = known if known is not None and known.tells else None
+    thinks = is_thinking_format(config.reasoning_format, template)
+    if tokenizer is None or (tools is None and teller is None and not thinks):
+        return None
+    return AnswerForm(choice, tools, thinks, tokenizer, teller)
 
 
 def _tool(tool: Mapping[str, Any], where: str) -> Tool:

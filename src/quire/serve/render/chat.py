@@ -1,21 +1,24 @@
-"""The answers of /v1/chat/completions, complete or streamed."""
+"""The answer of /v1/chat/completions, in one piece or as a stream."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from typing import Final
 
 from msgspec import UNSET
 
 from quire.engine.outputs import CompletionDelta
-from quire.serve.answer_form import AnswerForm
-from quire.serve.endpoints.call import told_reason
-from quire.serve.generation import Generation
-from quire.serve.logprobs import TokenNames, content_logprobs
+from quire.serve.errors import ApiError
 from quire.serve.reader import AnswerReader, ReadAnswer
 from quire.serve.reasoning import Thinking
+from quire.serve.render.answer import chunks, shown_id, shown_model, shown_reason, usage_of
+from quire.serve.render.events import Envelope, error_event
+from quire.serve.render.logprobs import TokenNames, content_logprobs, prompt_logprobs
+from quire.serve.run.generation import Generation, Results
 from quire.serve.schemas.chat import (
     ChatChoice,
     ChatChunkChoice,
+    ChatCompletion,
     ChatDelta,
     ChatFinishReason,
     ChatLogprobs,
@@ -28,23 +31,59 @@ from quire.serve.schemas.chat import (
 )
 from quire.serve.tools.base import CallBegun, Event, Reasoning, Text
 
+OBJECT: Final = "chat.completion"
+CHUNK: Final = "chat.completion.chunk"
 
-class ChatTexts:
-    """What the client of one call is told. Mutable."""
 
-    def __init__(self, fields: ChatRequest, generation: Generation, names: TokenNames, form: AnswerForm | None) -> None:
+class ChatAnswer:
+    """The answer to one call. Mutable."""
+
+    def __init__(self, fields: ChatRequest, generation: Generation) -> None:
         self._fields = fields
-        self._names = names
-        self._form = form
-        self._request_id = generation.request_id
+        self._generation = generation
+        self._names = TokenNames(generation.services.model.tokenizer, bool(fields.return_tokens_as_token_ids))
+        self._form = generation.request.form
+        self._id = shown_id("chatcmpl-", generation.context, fields.request_id)
         self._thinking = Thinking.NO
-        if form is not None:
-            self._thinking = form.thinking(generation.prepared[0].request.prompt_token_ids)
+        if self._form is not None:
+            self._thinking = self._form.thinking(generation.prepared[0].request.prompt_token_ids)
         self._readers: dict[int, AnswerReader] = {}
         self._num_calls: dict[int, int] = {}  # by the index of an answer that has begun
 
-    def choice(self, output: CompletionDelta) -> ChatChoice:
-        """Return what is told of a whole answer. Mutates."""
+    def whole(self, results: Results) -> ChatCompletion:
+        """Return the answer in one piece. Mutates."""
+        fields, known = self._fields, self._generation.prompt_logprobs.get(0)
+        return ChatCompletion(
+            id=self._id,
+            object=OBJECT,
+            created=self._generation.created_s,
+            model=shown_model(fields, self._generation),
+            choices=[self._choice(output) for _, output in results.texts],
+            usage=usage_of(results.counts),
+            prompt_token_ids=self._prompt_ids() if fields.return_token_ids else UNSET,
+            prompt_logprobs=UNSET
+            if fields.prompt_logprobs is None or known is None
+            else prompt_logprobs(known, fields.prompt_logprobs),
+        )
+
+    def events(self) -> AsyncGenerator[bytes, None]:
+        """Run the call, and yield the events of its stream. Mutates."""
+        generation = self._generation
+        model = shown_model(self._fields, generation)
+        fixed: dict[str, object] = {"id": self._id, "object": CHUNK, "created": generation.created_s, "model": model}
+        if self._fields.return_token_ids:
+            fixed["prompt_token_ids"] = self._prompt_ids()
+        envelope = Envelope(fixed, tells_usage=generation.request.stream_usage[0])
+        return chunks(generation, envelope, self._new_choices)
+
+    def failed(self, error: ApiError) -> bytes:
+        """Return the event that ends a stream which went wrong. Does not mutate."""
+        return error_event(error)
+
+    def _prompt_ids(self) -> list[int]:
+        return self._generation.prepared[0].request.prompt_token_ids.tolist()
+
+    def _choice(self, output: CompletionDelta) -> ChatChoice:
         return ChatChoice(
             index=output.index,
             message=self._message(output),
@@ -54,8 +93,8 @@ class ChatTexts:
             token_ids=output.token_ids if self._fields.return_token_ids else UNSET,
         )
 
-    def render(self, prompt_index: int, output: CompletionDelta) -> list[ChatChunkChoice]:
-        """Return what is told of what is new of an answer: who speaks, what it says, the end. Mutates."""
+    def _new_choices(self, _: int, output: CompletionDelta) -> list[ChatChunkChoice]:
+        """Return the new part of an answer: who speaks, what it says, the end. Mutates."""
         index = output.index
         found = []
         if is_first := index not in self._num_calls:
@@ -119,11 +158,11 @@ class ChatTexts:
         return ChatDelta(tool_calls=[ToolCallDelta(index=number - 1, function=FunctionDelta(arguments=event.text))])
 
     def _call_id(self, index: int, number: int) -> str:
-        return "" if self._form is None else self._form.call_id(self._request_id, index, number)
+        return "" if self._form is None else self._form.call_id(self._generation.context.request_id, index, number)
 
     def _reason(self, output: CompletionDelta) -> ChatFinishReason | None:
         """Return why an answer has ended. One whose function was named by the client ends by "stop", as OpenAI's do."""
-        reason = told_reason(output)
+        reason = shown_reason(output)
         is_named = self._form is not None and self._form.choice.mode == "named"
         return "tool_calls" if reason == "stop" and self._num_calls.get(output.index) and not is_named else reason
 

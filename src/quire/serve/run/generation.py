@@ -1,8 +1,8 @@
 """Generation: all prompts of one call, from the check of the first to the last token of the last.
 
-    Gate.enter ◄── admit ──► prepare all prompts ──────────► deltas ─┐
-                   by bytes  a bad one refuses the call      deltas ├──► steps: what is new, whenever anything is
-                             before anything is enqueued     deltas ┘
+    admitted call ──► prepare all prompts ──────────► deltas ─┐
+                      a bad one refuses the call      deltas ─┼──► steps: what is new, whenever anything is
+                      before anything is enqueued     deltas ─┘
 
 A call is one thing to its client: it is refused as a whole, it fails as a whole, and when its reader leaves, all its
 parts end at once. So the reader of `steps` must close them (`aclosing`); then nothing of the call is left in the
@@ -12,54 +12,32 @@ engine. A stream passes each step on; an answer in one piece is the sum of the s
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field, replace
-from typing import Final, NamedTuple
+import time
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
+from typing import NamedTuple
 
-from quire.core.errors import InvalidRequestError, InvariantError, RequestTooLargeError
+from quire.core.errors import InvalidRequestError, InvariantError
 from quire.core.grammar import CANNOT_HOLD
-from quire.core.sampling_params import SamplingParams
 from quire.engine.door import Ticket
 from quire.engine.outputs import CompletionDelta, Logprob, RequestDelta
 from quire.engine.text.output_processor import PreparedRequest
-from quire.engine.text.prompts import ChatOptions, Prompt, estimated_tokens
-from quire.serve.errors import (
-    ApiError,
-    api_error_of,
-    context_length_exceeded,
-    generation_aborted,
-    generation_failed,
-    grammar_exhausted,
-)
+from quire.serve.errors import generation_aborted, generation_failed, grammar_exhausted
 from quire.serve.frame import RequestContext
 from quire.serve.gate import Visit
 from quire.serve.model import ServedModel
-from quire.serve.schemas.common import Usage
+from quire.serve.run.prompts import ready_prompt
+from quire.serve.run.request import GenerationRequest, RefusedPrompt
 from quire.serve.services import Services
 
-_HEAD: Final = re.compile(r"[^.\[]*")
 
+class TokenCounts(NamedTuple):
+    """Tokens of a call so far: all its prompts and all its texts together."""
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a call wants written. `names` are the names that its request has for fields of the engine.
-
-    With `prompts_only` the texts are not told, so their tokens are none that the client has asked for. The special
-    tokens `shown_token_ids` are a part of the texts, whatever the client wants of others.
-    """
-
-    prompts: Sequence[Prompt]
-    sampling: SamplingParams
-    chat: ChatOptions | None = None
-    cache_salt: str | None = None
-    priority: int | None = None
-    names: Mapping[str, str] = field(default_factory=dict)
-    prompts_only: bool = False
-    shown_token_ids: frozenset[int] = frozenset()
-    blame: Callable[[InvalidRequestError], InvalidRequestError] = lambda error: error
-    """Says of a refusal what of the request it is about, where that is not one field."""
+    prompt: int
+    output: int
+    cached: int
 
 
 class Step(NamedTuple):
@@ -69,62 +47,41 @@ class Step(NamedTuple):
     delta: RequestDelta
 
 
-def admit(services: Services, context: RequestContext, prompts: Sequence[object], sampling: SamplingParams) -> None:
-    """Let a call in before its texts are worked on; raises `ApiError` where it must come again. Mutates the context.
+class Results(NamedTuple):
+    """The texts of a call that has ended, each whole and with the index of its prompt, and its tokens."""
 
-    `prompts` are what becomes the prompts, in any form; their tokens are estimated until they are known.
-    """
-    require_few_choices(len(prompts), sampling, services.config.max_choices)
-    longest = services.model.limits.max_model_len  # a prompt that is longer will be refused
-    num_tokens = sum(estimated_tokens(prompt, longest) for prompt in prompts)
-    num_sequences = max(1, len(prompts) * sampling.num_sequences)  # what cannot be is refused later
-    context.visit = services.gate.enter(context.tenant, num_sequences, num_tokens)
+    texts: list[tuple[int, CompletionDelta]]
+    counts: TokenCounts
 
 
-async def prepare(services: Services, context: RequestContext, wanted: Wanted) -> Generation:
-    """Return an admitted call that can be run; raises `ApiError` for one that cannot, before anything is enqueued."""
+async def prepare(services: Services, context: RequestContext, request: GenerationRequest) -> Generation:
+    """Return an admitted call that can be run; raises `RefusedPrompt` for one that cannot, before any is enqueued."""
     visit = context.visit
     if visit is None:
         raise InvariantError("a request was prepared before it was admitted")
-    scope = context.tenant.scope_for(wanted.cache_salt)
-    ticket = Ticket(context.request_id, scope, context.tenant.priority_for(wanted.priority))
+    with _refused():
+        prompts = [await ready_prompt(services, context, request, prompt) for prompt in request.prompts]
+    scope = context.tenant.scope_for(request.cache_salt)
+    ticket = Ticket(context.request_id, scope, context.tenant.priority_for(request.priority))
+    shown = frozenset[int]() if request.form is None else request.form.shown_token_ids
     prepared = []
-    for index, prompt in enumerate(wanted.prompts):
+    for index, each in enumerate(prompts):
         if index:
             await asyncio.sleep(0)  # other calls go on meanwhile
-        try:
-            request = await services.model.prepare(prompt, wanted.sampling, ticket, chat=wanted.chat)
-            prepared.append(replace(request, shown_token_ids=wanted.shown_token_ids))
-        except InvalidRequestError as error:
-            raise renamed(wanted.blame(error), wanted.names, index if len(wanted.prompts) > 1 else None) from error
+        with _refused(index if len(prompts) > 1 else None):
+            made = await services.model.prepare(each.prompt, each.sampling, ticket, chat=request.chat)
+        prepared.append(replace(made, shown_token_ids=shown))
     visit.correct(sum(len(each.request.prompt_token_ids) for each in prepared))
-    grammar_field = wanted.names.get("grammar", "grammar")
-    return Generation(services, context, visit, prepared, prompts_only=wanted.prompts_only, grammar_field=grammar_field)
+    return Generation(services, context, visit, request, prepared, [each.text for each in prompts])
 
 
-def renamed(error: InvalidRequestError, names: Mapping[str, str], prompt_index: int | None = None) -> ApiError:
-    """Return the answer to a refusal of the engine, in the words of the request. Does not mutate.
-
-    >>> renamed(InvalidRequestError("prompt[4]", -1, "a token id"), {}, 2).detail.param
-    'prompt[2][4]'
-    """
-    place = names.get("prompt", "prompt") + ("" if prompt_index is None else f"[{prompt_index}]")
-    if isinstance(error, RequestTooLargeError):
-        return context_length_exceeded(error, place)
-    match = _HEAD.match(error.field)
-    head = match[0] if match else error.field
-    name = place if head == "prompt" else names.get(head, head)
-    return api_error_of(InvalidRequestError(name + error.field[len(head) :], error.value, error.allowed))
-
-
-def require_few_choices(num_prompts: int, sampling: SamplingParams, limit: int) -> None:
-    """Raise where a call asks for more texts than it may; what `n` may be by itself is said by the engine."""
-    if num_prompts > limit:
-        raise InvalidRequestError("prompt", f"{num_prompts} prompts", f"at most {limit} prompts")
-    if num_prompts * sampling.num_sequences > limit:
-        name = "n" if sampling.best_of is None else "best_of"
-        allowed = f"at most {limit // num_prompts}: a request may ask for {limit} texts over all its prompts"
-        raise InvalidRequestError(name, sampling.num_sequences, allowed)
+@contextmanager
+def _refused(prompt_index: int | None = None) -> Iterator[None]:
+    """Say of a refusal which prompt it is about."""
+    try:
+        yield
+    except InvalidRequestError as error:
+        raise RefusedPrompt(error, prompt_index) from error
 
 
 class Generation:
@@ -135,28 +92,25 @@ class Generation:
         services: Services,
         context: RequestContext,
         visit: Visit,
+        request: GenerationRequest,
         prepared: Sequence[PreparedRequest],
-        *,
-        prompts_only: bool = False,
-        grammar_field: str = "grammar",
+        prompt_texts: Sequence[str | None],
     ) -> None:
+        self.services = services
+        self.context = context
+        self.request = request
         self.prepared = prepared
+        self.prompt_texts = prompt_texts
+        """The prompts as texts; None for one that came as token ids, or was cut."""
+        self.created_s = int(time.time())
+        """The time of day at which it was prepared, in seconds as Unix counts them."""
         self.prompt_logprobs: dict[int, list[dict[int, Logprob] | None]] = {}
         """Those of the prompts that they are known of, by the index of the prompt."""
-        self._services = services
-        self._context = context
         self._visit = visit
-        self._prompts_only = prompts_only
-        self._grammar_field = grammar_field
         self._known: list[RequestDelta | None] = [None] * len(prepared)
         self._seen_s = [context.arrival_s] * len(prepared)
         self._reasons: list[str] = []
         self._left = "abort"  # why texts end that are left when nobody reads on
-
-    @property
-    def request_id(self) -> str:
-        """The id of the call; it is ours, and nobody else's."""
-        return self._context.request_id
 
     @property
     def num_choices(self) -> int:
@@ -164,12 +118,12 @@ class Generation:
         return sum(each.wanted.n for each in self.prepared)
 
     @property
-    def usage(self) -> Usage:
-        """What has been taken so far, as the client is told."""
+    def counts(self) -> TokenCounts:
+        """The tokens of the call so far, as the client may know them."""
         known = [delta for delta in self._known if delta is not None]
-        return Usage.of(
+        return TokenCounts(
             sum(len(each.request.prompt_token_ids) for each in self.prepared),
-            0 if self._prompts_only else sum(delta.num_generated_tokens for delta in known),
+            0 if self.request.prompts_only else sum(delta.num_generated_tokens for delta in known),
             sum(delta.num_cached_tokens for delta in known),
         )
 
@@ -194,8 +148,8 @@ class Generation:
             finally:
                 self._tell()
 
-    async def collect(self) -> list[tuple[int, CompletionDelta]]:
-        """Run the call to its end; return its texts in their order, each whole, with the index of its prompt."""
+    async def collect(self) -> Results:
+        """Run the call to its end; return its texts in their order."""
         parts: list[tuple[int, list[CompletionDelta]]] = [
             (index, []) for index, each in enumerate(self.prepared) for _ in range(each.wanted.n)
         ]
@@ -204,11 +158,11 @@ class Generation:
                 for prompt_index, delta in steps:
                     for output in delta.outputs:
                         parts[self.index_of(prompt_index, output)][1].append(output)
-        return [(prompt_index, joined(each)) for prompt_index, each in parts]
+        return Results([(prompt_index, joined(each)) for prompt_index, each in parts], self.counts)
 
     async def _merged(self) -> AsyncGenerator[Sequence[Step], None]:
         """The deltas of all prompts. Those of one step of the engine come together."""
-        model = self._services.model
+        model = self.services.model
         if len(self.prepared) == 1:  # the usual call needs no task but its own
             async with aclosing(model.deltas(self.prepared[0])) as deltas:
                 async for delta in deltas:
@@ -226,7 +180,7 @@ class Generation:
 
     def _take_in(self, steps: Sequence[Step], visit: Visit) -> None:
         """Keep what is told later, and count. Mutates."""
-        now = self._services.clock.now()
+        now = self.services.clock.now()
         for index, delta in steps:
             self._count(self._known[index], delta, now - self._seen_s[index])
             self._seen_s[index] = now
@@ -241,9 +195,9 @@ class Generation:
 
     def _count(self, known: RequestDelta | None, delta: RequestDelta, seconds: float) -> None:
         """Count the tokens of a delta, and the time since the one before it: `known`, or None at the first. Mutates."""
-        metrics, live, tenant = self._services.metrics, self._services.live, self._context.tenant
+        metrics, live, tenant = self.services.metrics, self.services.live, self.context.tenant
         num_prompt = num_cached = 0
-        num_generated = 0 if self._prompts_only else delta.num_generated_tokens
+        num_generated = 0 if self.request.prompts_only else delta.num_generated_tokens
         if known is None:
             metrics.note_first_token(seconds)
             live.note_first_token(tenant, seconds)
@@ -251,7 +205,7 @@ class Generation:
         else:
             metrics.note_gap(seconds)
             live.note_gap(tenant, seconds)
-            num_generated -= 0 if self._prompts_only else known.num_generated_tokens
+            num_generated -= 0 if self.request.prompts_only else known.num_generated_tokens
         metrics.note_tokens(num_prompt, num_generated, num_cached)
         live.note_tokens(tenant, num_prompt, num_generated, num_cached)
 
@@ -259,9 +213,9 @@ class Generation:
         """A text has ended: count it, and raise where it did not end well. Mutates."""
         reason = output.finish_reason or ""
         self._reasons.append(reason)
-        self._services.metrics.note_finish(reason, now - self._context.arrival_s)
+        self.services.metrics.note_finish(reason, now - self.context.arrival_s)
         if reason == "error" and output.error.startswith(CANNOT_HOLD):
-            raise grammar_exhausted(output.error, self._grammar_field)
+            raise grammar_exhausted(output.error, self.request.names.get("grammar", "grammar"))
         if reason == "error":
             raise generation_failed(output.error)
         if reason == "abort":
@@ -269,13 +223,13 @@ class Generation:
 
     def _tell(self) -> None:
         """Tell the log what the call has taken; texts that have not ended were given up. Mutates."""
-        usage, context, metrics = self.usage, self._context, self._services.metrics
+        counts, context, metrics = self.counts, self.context, self.services.metrics
         for _ in range(self.num_choices - len(self._reasons)):
             self._reasons.append(self._left)
-            metrics.note_finish(self._left, self._services.clock.now() - context.arrival_s)
-        context.num_prompt_tokens = usage.prompt_tokens
-        context.num_cached_tokens = usage.prompt_tokens_details.cached_tokens
-        context.num_output_tokens = usage.completion_tokens
+            metrics.note_finish(self._left, self.services.clock.now() - context.arrival_s)
+        context.num_prompt_tokens = counts.prompt
+        context.num_cached_tokens = counts.cached
+        context.num_output_tokens = counts.output
         context.finish_reason = ",".join(sorted(set(self._reasons)))
 
 

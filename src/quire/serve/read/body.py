@@ -15,8 +15,8 @@ from starlette.types import Receive
 
 from quire.core.json_bounds import DEFAULT_BOUNDS, JsonBounds
 from quire.engine.text.tokenizer import TEXT_BYTES_PER_TOKEN
-from quire.serve.body_budget import HeldBody
-from quire.serve.errors import body_too_large, request_timeout
+from quire.serve.errors import body_too_large, request_timeout, unsupported_media_type
+from quire.serve.read.body_budget import HeldBody
 from quire.serve.services import Services
 
 OTHER_FIELDS_BYTES: Final = 1 << 20
@@ -54,6 +54,16 @@ class BodyLimits:
         max_numbers = num_prompts * context + (limits.vocab_size if has_text else 0)  # of ids, and of allowed ones
         bounds = JsonBounds(max_numbers=max(context, min(max_numbers, MAX_NUMBERS)))
         return cls(fits, why + many, bounds)
+
+
+async def read_json_body(request: Request, limits: BodyLimits) -> bytearray:
+    """Return the body of a call that says it is plain JSON; raises `ApiError` 415 otherwise, and as `read_body`."""
+    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise unsupported_media_type("the body must be JSON, with the header Content-Type: application/json")
+    if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise unsupported_media_type("the body must not be compressed (no Content-Encoding)")
+    return await read_body(request, limits)
 
 
 async def read_body(request: Request, limits: BodyLimits) -> bytearray:

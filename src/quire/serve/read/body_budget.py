@@ -73,6 +73,11 @@ class HeldBody:
         self.tenant = tenant
         self.num_counted = 0
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that have come, those that cost nothing too."""
+        return self._num_bytes
+
     def require(self, num_bytes: int) -> None:
         """Raise `ApiError` 429 or 503 if there is no room for this many more bytes now. Counts a refusal."""
         more = self._num_more(num_bytes)

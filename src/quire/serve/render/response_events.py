@@ -16,19 +16,19 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from quire.engine.outputs import CompletionDelta
-from quire.serve.endpoints.response_items import Item, Items
 from quire.serve.errors import ApiError
-from quire.serve.generation import Generation
 from quire.serve.reader import AnswerReader
-from quire.serve.schemas.common import ContentLogprob, Usage
+from quire.serve.render.events import named_event
+from quire.serve.render.response_items import Item, Items
+from quire.serve.run.generation import Generation, TokenCounts
+from quire.serve.schemas.common import ContentLogprob
 from quire.serve.schemas.responses import OutputText, ResponseAnswer, Status, TextDelta
-from quire.serve.sse import named_event
 from quire.serve.tools.base import CallBegun, Event
 
 DELTA: Final = "response.output_text.delta"
 GROWS: Final = {"reasoning": "response.reasoning_text", "call": "response.function_call_arguments"}
 
-Whole = Callable[[Status, Items, Usage | None], ResponseAnswer]
+Whole = Callable[[Status, Items, TokenCounts | None], ResponseAnswer]
 Logprobs = Callable[[CompletionDelta], list[ContentLogprob]]
 
 
@@ -53,7 +53,7 @@ class ResponseEvents:
                     events += self._piece(output)
                 if events:
                     yield b"".join(events)
-        yield b"".join(self._end(status, generation.usage))
+        yield b"".join(self._end(status, generation.counts))
 
     def failed(self, error: ApiError) -> bytes:
         """Return the event that ends a stream which went wrong; clients look for one of its two forms. Mutates."""
@@ -93,12 +93,12 @@ class ResponseEvents:
             return [*events, self._text_delta(item, event.text, [])]
         return [*events, self._event(f"{GROWS[item.kind]}.delta", {**_place(item), "delta": event.text})]
 
-    def _end(self, status: Status, usage: Usage) -> list[bytes]:
+    def _end(self, status: Status, counts: TokenCounts) -> list[bytes]:
         events = []
         if not self._items.all:
             events += self._opened(self._items.open("message"))
         events += self._closed(self._items.all[-1], status)
-        whole = self._whole(status, self._items, usage)
+        whole = self._whole(status, self._items, counts)
         return [*events, self._event(f"response.{status}", {"response": whole})]
 
     def _opened(self, item: Item) -> list[bytes]:

@@ -8,7 +8,8 @@ from typing import Any, Final
 from quire.core.errors import InvalidRequestError
 from quire.serve.errors import unsupported
 from quire.serve.schemas.responses import ResponseRequest
-from quire.serve.schemas.tools import ToolChoice, tool_choice_of
+from quire.serve.tools.base import ToolChoice
+from quire.serve.translate.tools import tool_choice_of
 
 TEXT_PARTS: Final = ("input_text", "output_text", "text")
 KEYS: Final = {

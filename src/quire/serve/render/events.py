@@ -1,0 +1,55 @@
+"""Events of a stream, as bytes.
+
+Most of an event is the same from token to token, so an `Envelope` writes that part once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from quire.serve.errors import ApiError, ErrorBody
+from quire.serve.json_line import encode
+from quire.serve.schemas.common import Usage
+
+DONE: Final = b"data: [DONE]\n\n"
+
+
+class Envelope:
+    r"""The events of one stream of chunks: all alike but for one choice, and for the usage where it was asked for.
+
+    >>> envelope = Envelope({"id": "cmpl-1"}, tells_usage=True)
+    >>> envelope.chunk({"index": 0})
+    b'data: {"id":"cmpl-1","choices":[{"index":0}],"usage":null}\n\n'
+    """
+
+    def __init__(self, fixed: Mapping[str, object], *, tells_usage: bool) -> None:
+        self._head = b"data: " + encode(fixed)[:-1] + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if tells_usage else b"]}\n\n"
+
+    def chunk(self, choice: object, usage: Usage | None = None) -> bytes:
+        """Return the event of what is new of one text. Does not mutate."""
+        tail = self._tail if usage is None else _usage_tail(usage)
+        return self._head + encode(choice) + tail
+
+    def usage(self, usage: Usage) -> bytes:
+        """Return the event that tells what the call has taken, and nothing else. Does not mutate."""
+        return self._head + _usage_tail(usage)
+
+
+def _usage_tail(usage: Usage) -> bytes:
+    return b'],"usage":' + encode(usage) + b"}\n\n"
+
+
+def named_event(name: str, data: object) -> bytes:
+    r"""Return an event of the kind that has a name.
+
+    >>> named_event("response.created", {"sequence_number": 0})
+    b'event: response.created\ndata: {"sequence_number":0}\n\n'
+    """
+    return b"event: " + name.encode() + b"\ndata: " + encode(data) + b"\n\n"
+
+
+def error_event(error: ApiError) -> bytes:
+    """Return the event that ends a stream which went wrong: the body that the answer would have had."""
+    return b"data: " + encode(ErrorBody(error.detail)) + b"\n\n"

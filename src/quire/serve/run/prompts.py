@@ -1,0 +1,121 @@
+"""Prompts become tokens, where the engine's own door does not do it: cut, with a tool format, or held by a grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, TypeVar, cast
+
+from quire.core.errors import InvalidRequestError
+from quire.core.sampling_params import SamplingParams
+from quire.engine.text.chat_template import validate_messages, validate_tools
+from quire.engine.text.prompts import ChatOptions, Message, Prompt
+from quire.engine.text.tokenizer import Tokenizer
+from quire.serve.answer_form import AnswerForm
+from quire.serve.frame import RequestContext
+from quire.serve.run.request import GenerationRequest
+from quire.serve.services import Services
+
+LONG_TEXT: Final = 10_000
+"""Bytes of a body from which on its texts are encoded or decoded off the event loop."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyPrompt:
+    """A prompt as the engine's door takes it, with its sampling parameters.
+
+    `text` is the whole prompt as text; None: it came as token ids or as a conversation, or was cut.
+    """
+
+    prompt: Prompt
+    sampling: SamplingParams
+    text: str | None = None
+
+
+async def ready_prompt(
+    services: Services, context: RequestContext, request: GenerationRequest, prompt: Prompt
+) -> ReadyPrompt:
+    """Return a prompt of an admitted call, encoded where the door could not do it as the call asks."""
+    if request.chat is not None:
+        return await _ready_conversation(services, context, request, cast(Sequence[Message], prompt))
+    if not isinstance(prompt, str):
+        return ReadyPrompt(truncated(cast(list[int], prompt), request, services), request.sampling)
+    tokenizer, special = services.model.tokenizer, request.add_special_tokens
+    if tokenizer is None or not prompt or (special and request.truncation is None):
+        return ReadyPrompt(prompt, request.sampling, prompt)
+    ids = await encoded(services, context, tokenizer, prompt, add_special_tokens=special)
+    kept = truncated(ids, request, services)
+    return ReadyPrompt(kept, request.sampling, prompt if len(kept) == len(ids) else None)
+
+
+async def _ready_conversation(
+    services: Services, context: RequestContext, request: GenerationRequest, messages: Sequence[Message]
+) -> ReadyPrompt:
+    """Return a conversation, with the grammar that holds its answers.
+
+    The grammar depends on the end of the prompt, where a template may have begun the reasoning.
+    """
+    form, sampling = request.form, request.sampling
+    is_plain = form is None or not (form.tools or form.teller or sampling.grammar)
+    if is_plain and request.truncation is None:
+        return ReadyPrompt(messages, sampling)
+    ids = await conversation_ids(services, context, messages, request.chat or ChatOptions(), form)
+    ids = truncated(ids, request, services)
+    if form is not None:
+        sampling = replace(sampling, grammar=form.grammar(sampling.grammar, form.thinking(ids)))
+    return ReadyPrompt(ids, sampling)
+
+
+def truncated(token_ids: list[int], request: GenerationRequest, services: Services) -> list[int]:
+    """Return the end of a prompt, or its start, as long as the request wants it. Does not mutate."""
+    cut = request.truncation
+    if cut is None:
+        return token_ids
+    length = cut.length
+    if length is None:
+        length = max(1, services.model.limits.max_model_len - (request.sampling.max_tokens or 1))
+    return token_ids[:length] if cut.keeps_start else token_ids[-length:]
+
+
+async def encoded(
+    services: Services, context: RequestContext, tokenizer: Tokenizer, text: str, *, add_special_tokens: bool
+) -> list[int]:
+    """Return the tokens of a text; a long one is encoded off the event loop."""
+    encode = partial(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+    return await off_loop_if_long(services, context, encode)
+
+
+async def conversation_ids(
+    services: Services,
+    context: RequestContext,
+    messages: Sequence[Message],
+    options: ChatOptions,
+    form: AnswerForm | None = None,
+) -> list[int]:
+    """Return the tokens of a conversation; a long one is rendered and encoded off the event loop."""
+    tokenizer = services.model.tokenizer
+    if tokenizer is None:
+        raise InvalidRequestError("messages", "a conversation", "token ids, because this server has no tokenizer")
+
+    def encode() -> list[int]:
+        shown, tools = messages, options.tools
+        if form is not None and form.teller is not None:
+            shown, tools = form.teller.told(validate_messages(messages), validate_tools(tools))
+        return tokenizer.encode_chat(
+            shown,
+            add_generation_prompt=options.add_generation_prompt,
+            tools=tools,
+            template_variables=options.variables,
+        )
+
+    return await off_loop_if_long(services, context, encode)
+
+
+async def off_loop_if_long(services: Services, context: RequestContext, work: Callable[[], Result]) -> Result:
+    """Return what `work` on the texts of a call returns; for a long body it runs off the event loop, in turn."""
+    if context.body.num_bytes < LONG_TEXT:
+        return work()
+    return await services.model.text_pool.run(context.tenant.name, work)

@@ -1,0 +1,56 @@
+"""GenerationRequest: a call in the engine's words. `translate` makes it, the gate admits it, and it is run as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from quire.core.errors import InvalidRequestError
+from quire.core.sampling_params import SamplingParams
+from quire.engine.text.prompts import ChatOptions, Prompt
+from quire.serve.answer_form import AnswerForm
+
+
+@dataclass(frozen=True, slots=True)
+class Truncation:
+    """How many tokens of a prompt to keep, None for as many as fit, and from which end."""
+
+    length: int | None
+    keeps_start: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """What one call asks of the engine.
+
+    `num_sequences` and `num_tokens` are for the gate; the tokens of the prompts are estimated. `names` are the client's
+    names for fields of the engine. `form` is that of the answers; None: plain text. With `prompts_only` the generated
+    texts are not shown, and their tokens are not counted. `stream_usage`: whether a stream gives the usage at its end,
+    and whether it does so in every chunk.
+    """
+
+    prompts: Sequence[Prompt]
+    num_sequences: int
+    num_tokens: int
+    sampling: SamplingParams
+    names: Mapping[str, str]
+    chat: ChatOptions | None = None
+    form: AnswerForm | None = None
+    truncation: Truncation | None = None
+    add_special_tokens: bool = True
+    cache_salt: str | None = None
+    priority: int | None = None
+    prompts_only: bool = False
+    stream_usage: tuple[bool, bool] = (False, False)
+
+
+class RefusedPrompt(Exception):
+    """The engine refuses a prompt, or what a call asks for it. `prompt_index` says which of several prompts.
+
+    The error names a field of the engine. `translate` puts in the client's name.
+    """
+
+    def __init__(self, error: InvalidRequestError, prompt_index: int | None = None) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.prompt_index = prompt_index

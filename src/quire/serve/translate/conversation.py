@@ -1,0 +1,54 @@
+"""Conversations, as chat and /tokenize take them: which messages there may be, and how a template writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from quire.core.errors import InvalidRequestError
+from quire.engine.text.prompts import ChatOptions
+from quire.engine.text.tokenizer import Tokenizer
+from quire.serve.errors import unsupported
+
+EFFORT: Final = "reasoning_effort"
+NO_EFFORT: Final = (None, "none")
+REFUSED_IN_MESSAGES: Final = ("audio", "function_call", "refusal")
+"""Keys of a message that no template would show the model."""
+
+
+def chat_options(
+    tokenizer: Tokenizer | None,
+    variables: Mapping[str, Any] | None,
+    *,
+    effort: str | None = None,
+    effort_field: str = EFFORT,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    add_generation_prompt: bool | None = None,
+) -> ChatOptions:
+    """Return how a conversation becomes a prompt; raises for what the model's template does not know.
+
+    A client may set variables of the template, to plain values. It can never bring a template, nor reach the renderer.
+    """
+    known = frozenset[str]() if tokenizer is None else tokenizer.template_variables
+    values = dict(variables or {})
+    for name, value in values.items():
+        if name not in known:
+            allowed = f"names that the chat template of this model uses: {', '.join(sorted(known)) or 'it has none'}"
+            raise InvalidRequestError("chat_template_kwargs", name, allowed)
+        if not (value is None or isinstance(value, str | int | float)):  # a truth is an integer, too
+            raise InvalidRequestError(f"chat_template_kwargs.{name}", value, "a text, a number, true, false or null")
+    if effort not in NO_EFFORT:
+        if EFFORT not in known:
+            raise unsupported(effort_field, "a field that the chat template of this model supports")
+        values.setdefault(EFFORT, effort)
+    return ChatOptions(add_generation_prompt is not False, tools, values)
+
+
+def require_plain_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raise for a message with something that no template would show. Does not mutate."""
+    if not messages:
+        raise InvalidRequestError("messages", messages, "at least one message")
+    for index, message in enumerate(messages):
+        for key in REFUSED_IN_MESSAGES:
+            if message.get(key) is not None:
+                raise unsupported(f"messages[{index}].{key}", "this server supports text only")

@@ -1,0 +1,114 @@
+"""What a client holds a text to becomes a `Grammar`, whichever of the forms in `schemas/formats.py` it used.
+
+A grammar that cannot be compiled is refused at the engine's door. `Held.field` has the client's name for it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from quire.core.errors import InvalidRequestError
+from quire.core.grammar import Grammar
+from quire.core.validate import MAX_GRAMMAR_BYTES
+from quire.serve.schemas.formats import (
+    JsonObjectFormat,
+    OutputFormat,
+    ResponseFormat,
+    StructuredOutputs,
+    TextFormat,
+)
+
+KINDS: Final = ("json", "regex", "choice", "grammar", "json_object")
+_GBNF_RULE: Final = re.compile(r"^[ \t]*+[\w-]++[ \t]*+::=", re.MULTILINE)  # goes back nowhere
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a text is held to (None: nothing), and where the request says so."""
+
+    grammar: Grammar | None = None
+    field: str = "grammar"
+
+
+def held_to(response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None) -> Held:
+    """Return what a chat or a completion is held to; raises `InvalidRequestError` for what is none. Does not mutate.
+
+    >>> from quire.serve.schemas.formats import JsonSchema, JsonSchemaFormat
+    >>> held_to(JsonSchemaFormat(JsonSchema("age", {"type": "integer"})), None).field
+    'response_format.json_schema.schema'
+    >>> held_to(TextFormat(), None).grammar is None
+    True
+    """
+    if response_format is None or isinstance(response_format, TextFormat):
+        return Held() if structured_outputs is None else _structured(structured_outputs)
+    if structured_outputs is not None:
+        raise InvalidRequestError(
+            "structured_outputs", _given(structured_outputs), "none, because response_format is set"
+        )
+    if isinstance(response_format, JsonObjectFormat):
+        return Held(Grammar.json_object(), "response_format")
+    return _schema(response_format.json_schema.schema, "response_format.json_schema.schema")
+
+
+def response_held_to(wanted: OutputFormat) -> Held:
+    """Return what a response is held to; raises `InvalidRequestError` for what is none. Does not mutate."""
+    if isinstance(wanted, TextFormat):
+        return Held()
+    if isinstance(wanted, JsonObjectFormat):
+        return Held(Grammar.json_object(), "text.format")
+    return _schema(wanted.schema, "text.format.schema")
+
+
+def _structured(wanted: StructuredOutputs) -> Held:
+    given = _given(wanted)
+    if len(given) != 1:
+        raise InvalidRequestError("structured_outputs", given, f"exactly one of {', '.join(KINDS)}")
+    field = f"structured_outputs.{given[0]}"
+    if wanted.json is not None:
+        return _schema(_read_schema(wanted.json, field), field)
+    if wanted.choice is not None:
+        return _held(Grammar.choice, wanted.choice, field)
+    if wanted.regex is not None:
+        return Held(Grammar.regex(wanted.regex), field)
+    if wanted.grammar is None:
+        return Held(Grammar.json_object(), field)
+    if _GBNF_RULE.search(wanted.grammar):
+        raise InvalidRequestError(field, wanted.grammar, 'a grammar in Lark, of rules like start: "a", not in GBNF')
+    return Held(Grammar.lark(wanted.grammar), field)
+
+
+def _given(wanted: StructuredOutputs) -> list[str]:
+    return [kind for kind in KINDS if getattr(wanted, kind) not in (None, False)]
+
+
+def _schema(schema: dict[str, Any] | None, field: str) -> Held:
+    return Held(Grammar.json_object(), field) if schema is None else _held(Grammar.json_schema, schema, field)
+
+
+def _held(make: Callable[[Value], Grammar], value: Value, field: str) -> Held:
+    """Return what a value of the request makes; raises under the client's name for it."""
+    try:
+        return Held(make(value), field)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(field, error.value, error.allowed) from None
+
+
+def _read_schema(schema: dict[str, Any] | str, field: str) -> dict[str, Any]:
+    """Return a schema that may have come as its text; a reader of the text itself would miss what is no JSON."""
+    if isinstance(schema, dict):
+        return schema
+    if len(schema) > MAX_GRAMMAR_BYTES:
+        raise InvalidRequestError(field, f"{len(schema)} characters", f"at most {MAX_GRAMMAR_BYTES} bytes of text")
+    try:
+        found = json.loads(schema)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise InvalidRequestError(field, schema, "a JSON schema: an object, or the text of one")
+    return found

@@ -1,0 +1,34 @@
+"""The one place where a refusal of the engine gets the client's name for the field at fault."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from quire.core.errors import InvalidRequestError, RequestTooLargeError
+from quire.serve.errors import ApiError, api_error_of, context_length_exceeded
+from quire.serve.run.request import GenerationRequest, RefusedPrompt
+
+_HEAD: Final = re.compile(r"[^.\[]*")
+
+
+def named(refused: RefusedPrompt, request: GenerationRequest) -> ApiError:
+    """Return the answer to a refusal of the engine, in the words of the client's request. Does not mutate."""
+    error = refused.error if request.form is None else request.form.blame(refused.error)
+    return renamed(error, request.names, refused.prompt_index)
+
+
+def renamed(error: InvalidRequestError, names: Mapping[str, str], prompt_index: int | None = None) -> ApiError:
+    """Return the answer to a refusal; `names` are the client's names for fields of the engine. Does not mutate.
+
+    >>> renamed(InvalidRequestError("prompt[4]", -1, "a token id"), {}, 2).detail.param
+    'prompt[2][4]'
+    """
+    place = names.get("prompt", "prompt") + ("" if prompt_index is None else f"[{prompt_index}]")
+    if isinstance(error, RequestTooLargeError):
+        return context_length_exceeded(error, place)
+    match = _HEAD.match(error.field)
+    head = match[0] if match else error.field
+    name = place if head == "prompt" else names.get(head, head)
+    return api_error_of(InvalidRequestError(name + error.field[len(head) :], error.value, error.allowed))

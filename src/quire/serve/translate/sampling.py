@@ -1,0 +1,108 @@
+"""Fields that all requests for text share become `SamplingParams` and a `Truncation`.
+
+Values of sampling parameters are checked by `quire.core.validate`, as for every other door.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from quire.core.errors import InvalidRequestError
+from quire.core.parameters import Place
+from quire.core.sampling_params import MAX_BIASES, SamplingParams
+from quire.serve.errors import ApiError
+from quire.serve.run.request import Truncation
+from quire.serve.schemas.sampling import MAX_STOPS, TOKEN_ID, ChoiceFields, SamplingFields, names_in
+
+AS_MANY_AS_FIT: Final = -1
+
+PASSED: Final = tuple(
+    name for name in ("stop", *names_in(Place.DRAW, Place.TEXT, Place.CHOICES)) if name != "logit_bias"
+)
+"""Fields whose names and values are those of `SamplingParams`."""
+
+
+def sampling_of(fields: SamplingFields, defaults: SamplingParams, **changes: Any) -> SamplingParams:
+    """Return the sampling parameters of a request: `changes`, then what it says, then the defaults. Does not mutate.
+
+    >>> import msgspec
+    >>> fields = msgspec.convert({"n": 2, "logit_bias": {"7": 1.0}}, ChoiceFields)
+    >>> sampling_of(fields, SamplingParams(temperature=0.6), max_tokens=16)
+    SamplingParams(n=2, ..., temperature=0.6, ..., max_tokens=16, ..., logit_bias=((7, 1.0),), ...)
+    """
+    require_few_stops(fields.stop)
+    given: dict[str, Any] = {name: value for name in PASSED if (value := getattr(fields, name, None)) is not None}
+    if fields.logit_bias:
+        given["logit_bias"] = _biases(fields.logit_bias)
+    if getattr(fields, "use_beam_search", None):
+        # A search ranks texts by what the model says of them: how the makers want it sampled has no place in it.
+        defaults = SamplingParams(temperature=0.0, beam_search=True)
+    return replace(defaults, **(given | changes))
+
+
+def require_few_stops(stop: str | list[str] | None) -> None:
+    """Raise where there are more stop strings than a client of OpenAI may give."""
+    if isinstance(stop, list) and len(stop) > MAX_STOPS:
+        raise InvalidRequestError("stop", f"{len(stop)} strings", f"at most {MAX_STOPS} strings")
+
+
+def max_tokens_of(max_tokens: int | None, max_completion_tokens: int | None) -> int | None:
+    """Return how many tokens are wanted, by the old name or the new one; raises where the two differ.
+
+    >>> max_tokens_of(5, None), max_tokens_of(None, 6), max_tokens_of(7, 7), max_tokens_of(None, None)
+    (5, 6, 7, None)
+    """
+    if max_completion_tokens is None or max_tokens == max_completion_tokens:
+        return max_tokens
+    if max_tokens is None:
+        return max_completion_tokens
+    raise InvalidRequestError("max_tokens", max_tokens, "the same as max_completion_tokens, or none")
+
+
+def require_few_choices(num_prompts: int, sampling: SamplingParams, limit: int) -> None:
+    """Raise where a call asks for more texts than it may; what `n` may be by itself is said by the engine."""
+    if num_prompts > limit:
+        raise InvalidRequestError("prompt", f"{num_prompts} prompts", f"at most {limit} prompts")
+    if num_prompts * sampling.num_sequences > limit:
+        name = "n" if sampling.best_of is None else "best_of"
+        allowed = f"at most {limit // num_prompts}: a request may ask for {limit} texts over all its prompts"
+        raise InvalidRequestError(name, sampling.num_sequences, allowed)
+
+
+def truncation_of(fields: SamplingFields) -> Truncation | None:
+    """Return how prompts are cut, None: not at all; raises for a length that is none. Does not mutate.
+
+    >>> import msgspec
+    >>> truncation_of(msgspec.convert({"truncate_prompt_tokens": -1}, SamplingFields))
+    Truncation(length=None, keeps_start=False)
+    """
+    length = fields.truncate_prompt_tokens
+    if length is None:
+        return None
+    if length < 1 and length != AS_MANY_AS_FIT:
+        allowed = "a number of tokens from 1, or -1 for as many as fit"
+        raise InvalidRequestError("truncate_prompt_tokens", length, allowed)
+    return Truncation(None if length == AS_MANY_AS_FIT else length, fields.truncation_side == "right")
+
+
+def include_usage(fields: ChoiceFields) -> tuple[bool, bool]:
+    """Return whether a stream tells the usage at its end, and whether it does so in every chunk."""
+    options = fields.stream_options
+    if options is None:
+        return False, False
+    if not fields.stream:
+        message = "stream_options are allowed only where stream is true"
+        raise ApiError(400, message, code="invalid_value", param="stream_options")
+    return bool(options.include_usage), bool(options.include_usage and options.continuous_usage_stats)
+
+
+def _biases(biases: Mapping[str, float]) -> dict[int, float]:
+    """Return biases by token id; one way to write an id, so that none can stand twice."""
+    if len(biases) > MAX_BIASES:
+        raise InvalidRequestError("logit_bias", f"{len(biases)} entries", f"at most {MAX_BIASES} entries")
+    for key in biases:
+        if not TOKEN_ID.fullmatch(key):
+            raise InvalidRequestError("logit_bias", key, "token ids as keys, in decimal digits")
+    return {int(key): bias for key, bias in biases.items()}

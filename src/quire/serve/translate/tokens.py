@@ -1,0 +1,49 @@
+"""Requests of /tokenize and /detokenize: what is to be encoded or decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire.core.errors import InvalidRequestError
+from quire.core.validate import RequestLimits
+from quire.engine.text.prompts import ChatOptions, Message
+from quire.engine.text.tokenizer import Tokenizer
+from quire.serve.errors import unsupported
+from quire.serve.schemas.tokens import TokenizeRequest
+from quire.serve.services import Services
+from quire.serve.translate.conversation import chat_options, require_plain_messages
+
+
+def required_tokenizer(services: Services) -> Tokenizer:
+    """Return the tokenizer; raises `ApiError` where the server has none."""
+    tokenizer = services.model.tokenizer
+    if tokenizer is None:
+        raise unsupported("prompt", "this server has no tokenizer: it takes and returns token ids")
+    return tokenizer
+
+
+def text_to_encode(fields: TokenizeRequest, tokenizer: Tokenizer) -> str | tuple[Sequence[Message], ChatOptions]:
+    """Return the text to encode, or the conversation and how it becomes a prompt. Does not mutate."""
+    if (fields.prompt is None) == (fields.messages is None):
+        raise InvalidRequestError("prompt", fields.prompt, "either a text or messages, not both")
+    if fields.prompt is not None:
+        return fields.prompt
+    messages = fields.messages or []
+    options = chat_options(
+        tokenizer,
+        fields.chat_template_kwargs,
+        tools=fields.tools,
+        add_generation_prompt=fields.add_generation_prompt,
+    )
+    require_plain_messages(messages)
+    return messages, options
+
+
+def require_token_ids(token_ids: Sequence[int], limits: RequestLimits) -> None:
+    """Raise for ids that the model does not have, and for more of them than its context holds. Does not mutate."""
+    context = limits.max_model_len
+    if len(token_ids) > context:
+        raise InvalidRequestError("tokens", f"{len(token_ids)} token ids", f"at most {context}, the context length")
+    for index, token_id in enumerate(token_ids):
+        if not 0 <= token_id < limits.vocab_size:
+            raise InvalidRequestError(f"tokens[{index}]", token_id, f"a token id from 0 to {limits.vocab_size - 1}")

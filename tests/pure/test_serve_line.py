@@ -1,0 +1,62 @@
+"""The line of a call: who makes a request for the engine, who names a refusal, and in which order the verbs stand."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+import quire.serve
+from quire.serve.endpoints import line
+
+SERVE = Path(quire.serve.__file__).parent
+VERBS = ("fields_of", "translate", "enter", "prepare", "collect", "render")
+
+
+def callers_of(name: str) -> set[str]:
+    """The files of the server that call a function or a class of this name."""
+    found = set()
+    for path in SERVE.rglob("*.py"):
+        calls = [
+            node.func for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)
+        ]
+        if any(isinstance(function, ast.Name) and function.id == name for function in calls):
+            found.add(path.relative_to(SERVE).as_posix())
+    return found
+
+
+def test_only_translate_makes_requests_for_the_engine() -> None:
+    assert callers_of("GenerationRequest") == {
+        "translate/chat.py",
+        "translate/completions.py",
+        "translate/responses.py",
+    }
+
+
+def test_a_refusal_of_the_engine_is_raised_in_one_place_and_named_in_one() -> None:
+    assert callers_of("RefusedPrompt") == {"run/generation.py"}
+    assert callers_of("named") == {"endpoints/line.py"}
+    assert callers_of("renamed") == {"translate/names.py"}
+
+
+def test_fields_become_sampling_parameters_in_translate_alone() -> None:
+    callers = callers_of("SamplingParams") | callers_of("sampling_of")
+    assert callers
+    assert all(path.startswith("translate/") for path in callers)
+
+
+def test_every_endpoint_that_generates_goes_along_the_one_line() -> None:
+    endpoints = {f"endpoints/{name}.py" for name in ("chat", "completions", "responses")}
+    assert callers_of("answer_text") == endpoints
+    assert callers_of("prepare") == {"endpoints/line.py"}
+
+
+def test_the_line_names_each_verb_in_order() -> None:
+    tree = ast.parse(inspect.getsource(line.answer_text))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    names = [(node.lineno, node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id) for node in calls]
+    order = list(dict.fromkeys(name for _, name in sorted(names) if name in VERBS and name != "render"))
+    assert order == [verb for verb in VERBS if verb != "render"]
+    renders = [number for number, name in names if name == "render"]
+    assert len(renders) == 2  # a stream, and an answer in one piece
+    assert min(renders) > next(number for number, name in names if name == "prepare")
