@@ -35,7 +35,7 @@ _NUM_PROMPT_TOKENS: Final = 4  # as many as a character has bytes
 
 
 class _Stream(Protocol):
-    """Turns the tokens of a text into pieces of it; special tokens that are not shown do not come here."""
+    """Turns the tokens of a text into its pieces; gets no special tokens that are not shown."""
 
     def append(self, token_id: int) -> str: ...
     def finish(self) -> str: ...
@@ -73,7 +73,7 @@ class _ByteStream:
 
 
 class _WindowStream:
-    """Decodes a window of tokens again; new is what the window has more than the part of it that was shown."""
+    """Decodes a window of tokens again; the new piece is the text after the part that was shown before."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer

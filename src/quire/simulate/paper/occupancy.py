@@ -1,4 +1,4 @@
-"""What is in the KV memory: what the paper's machines hold, how much of it tokens fill, and how many run at once."""
+"""The content of the KV memory: its size on the paper's machines, the share that tokens fill, and the running requests."""
 
 from __future__ import annotations
 
