@@ -50,9 +50,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--model", required=True, help="model folder of Hugging Face, for quire and vLLM")
     made.add_argument("--runners", type=Path, default=HERE.parent / "../shared/bench", help="the peers' runners")
-    made.add_argument(
-        "--workload", nargs="+", help=f"files; default: {', '.join(WORKLOADS)} with the runners"
-    )
+    made.add_argument("--workload", nargs="+", help=f"files; default: {', '.join(WORKLOADS)} with the runners")
     made.add_argument("--repeat", type=int, default=5)
     made.add_argument("--threads", type=int, default=2)
     made.add_argument("--limit", type=int, default=0, help="only the first N requests of each workload")

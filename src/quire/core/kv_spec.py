@@ -122,7 +122,7 @@ class KVCacheSpec:
         return 1.0 - sum(len(group.layers) for group in self.groups) / room
 
     def num_blocks_for(self, num_tokens: int, *, longest_chunk: int = 1) -> int:
-        """Return the most blocks of a sequence of `num_tokens` computed tokens, in all groups together.
+        """Return the most blocks of a sequence of `num_tokens` computed tokens, over all groups.
 
         A window group holds the window of the first token of the step plus the step's own tokens, at most
         `longest_chunk`.

@@ -194,7 +194,7 @@ class BlockPool:
                 self._give_up(over)
 
     def _give_up(self, block: Block) -> None:
-        """Drop the content of a cached block that the policy has let go of; it becomes free."""
+        """Drop the content of a cached block that the policy gave up; it becomes free."""
         if self._quota is not None:
             self._quota.remove(block)
         entry = block.entry

@@ -161,7 +161,7 @@ class MemoryJournal:
         self._holders.add(block_id, (number << GROUP_BITS | group) << INDEX_BITS | index)
 
     def note_gone(self, request: Request) -> None:
-        """A request has let go of everything. Mutates; O(1)."""
+        """Note that a request has freed everything. Mutates; O(1)."""
         number = self._numbers.pop(request, None)
         if number is not None:
             del self._requests[number]

@@ -352,7 +352,7 @@ class KVCacheManager:
         parent.num_slots = child.num_slots = parent.num_computed
 
     def free(self, request: Request) -> None:
-        """Let go of everything that the request holds. Full blocks stay cached, the tail goes first. Mutates."""
+        """Free all blocks of the request, the tail first. Full blocks stay cached. Mutates."""
         memory = self.memories.pop(request)
         if self._changes.journal is not None:
             self._changes.journal.note_gone(request)
@@ -367,9 +367,9 @@ class KVCacheManager:
         request.num_slots = 0
 
     def drop(self, request: Request) -> None:
-        """Let go of everything, and cache nothing that the request has computed, now or earlier: it is in doubt.
+        """Free all blocks of the request, and drop its cached ones, also earlier ones: their content is in doubt.
 
-        Blocks that others computed stay, and so do those that others hold. Mutates; O(cached blocks).
+        Blocks that others computed or hold stay. Mutates; O(cached blocks).
         """
         if request in self.memories:
             self.free(request)

@@ -1,8 +1,8 @@
-"""Preemption: how a running request goes back to the waiting.
+"""Preemption: a running request goes back to the queue.
 
 By **recompute**: the blocks are freed, and the tokens known so far are computed again when it resumes; full blocks stay
-cached, and are often hit again. By **swap**: the blocks move to the host and back. Which is cheaper is a matter of
-two rates, and a full host tier falls back to recompute, which always works. Beams go back together, by recompute, and
+cached, and are often hit again. By **swap**: the blocks move to the host and back. Two rates decide which is
+cheaper, and a full host tier falls back to recompute, which always works. Beams go back together, by recompute, and
 their search begins again from the prompt.
 """
 
@@ -21,7 +21,7 @@ from quire.scheduler.running import RunningSet
 
 
 class Preemption:
-    """Takes rows and memory away."""
+    """Takes rows and memory from requests."""
 
     def __init__(
         self,

@@ -161,7 +161,7 @@ class MaskService:
     def drop(self, text: HeldText) -> None:
         """Forget a text. Mutates."""
         self._leave_worker(text)
-        text.failure = text.failure or "it was let go"
+        text.failure = text.failure or "it was dropped"
 
     def close(self) -> None:
         """End all processes. May be called twice."""

@@ -6,7 +6,7 @@ and "<0xE4>" for a byte. So `TokenBytes` reads from the tokenizer's own decoder 
 incremental UTF-8 decoder turns bytes into text: a character goes out with its last byte, in O(1) per token, and the
 pieces add up to the text of all tokens at once, however they are cut. Bytes that are no UTF-8 become U+FFFD by the rule
 of the Unicode standard (one for each longest beginning of a character), which is what the `tokenizers` library does
-too, but for one case: in a run of byte tokens that is not UTF-8 as a whole it replaces *every* byte, the good
+too, except in one case: in a run of byte tokens that is not UTF-8 as a whole it replaces *every* byte, the good
 characters before the bad byte too. No stream can do that, as they have been shown; here only the bad bytes are
 replaced.
 

@@ -25,7 +25,7 @@ NUMBERS = (
 
 
 def expectations(laboratory: Laboratory) -> Figure:
-    """Return the two tables of the document, computed anew, and what is wrong in it."""
+    """Return the two tables of the document, computed again, and its mistakes."""
     site = laboratory.sites[LLAMA_8B]
     rows, found = [], {}
     for row in memory_savings():

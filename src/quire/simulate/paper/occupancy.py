@@ -1,4 +1,4 @@
-"""The content of the KV memory: its size on the paper's machines, the share that tokens fill, and the running requests."""
+"""The KV memory on the paper's machines: its size, the share that tokens fill, and the number of running requests."""
 
 from __future__ import annotations
 
