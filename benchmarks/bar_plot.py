@@ -32,7 +32,7 @@ class Panel:
 
 
 def draw(title: str, panels: Sequence[Panel]) -> str:
-    """Return the plot; a name has the same colour in all panels."""
+    """Return the plot; a name has the same colour in every panel."""
     names = list(dict.fromkeys(bar.name for panel in panels for bar in panel.bars))
     colors = {name: COLORS[index % len(COLORS)] for index, name in enumerate(names)}
     most_bars = max((len(panel.bars) for panel in panels), default=0)

@@ -20,9 +20,9 @@ from quire.reporting.report import Section
 from quire.reporting.results import Tell, run_benchmark
 
 HEADER = ("body", "server", "path", "MiB", "status", "s", "grew by, MiB", "slowest /livez, ms")
-TEXT = """Each body is sent to a server of the guide, at its full size and at the size that the server just allows.
-Beside the status: how long the answer took, by how much the process that listens grew at its peak, and the slowest
-answer to `/livez`, which is asked for every 50 ms by a process of its own: how long the event loop was held."""
+TEXT = """Each body is sent to a server of the guide, at its full size and at the largest size that the server allows.
+The columns: the status, the time of the answer, the peak growth of the front process, and the slowest answer to
+`/livez`, which a separate process requests every 50 ms to see how long the event loop was blocked."""
 
 
 def parser() -> argparse.ArgumentParser:

@@ -50,7 +50,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--model", required=True, help="model folder of Hugging Face, for quire and vLLM")
     made.add_argument("--runners", type=Path, default=HERE.parent / "../shared/bench", help="the peers' runners")
-    made.add_argument("--workload", nargs="+", help=f"files; default: {', '.join(WORKLOADS)} beside the runners")
+    made.add_argument("--workload", nargs="+", help=f"files; default: {', '.join(WORKLOADS)} with the runners")
     made.add_argument("--repeat", type=int, default=5)
     made.add_argument("--threads", type=int, default=2)
     made.add_argument("--limit", type=int, default=0, help="only the first N requests of each workload")
@@ -120,7 +120,7 @@ def with_options(how: str, arguments: str) -> str:
 
 
 def pool_tokens(model: Path, gib: int) -> int:
-    """Return how many tokens a pool of so many GiB holds in bfloat16."""
+    """Return how many tokens a pool of this many GiB holds in bfloat16."""
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     bytes_per_token = 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim

@@ -1,4 +1,4 @@
-"""Draw what `quire bench kernels --json FILE` measured beside its bounds, as SVG.
+"""Draw the measurements of `quire bench kernels --json FILE` and their bounds, as SVG.
 
     python benchmarks/roofline_plot.py benchmarks/results/kernels-DATE.json docs/design/cpu-roofline.svg
 
@@ -26,7 +26,7 @@ ROOF, MEASURED, GRID = "#c98a2b", "#2f6f9f", "#dddddd"
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Products of a step of so many rows: GFLOP/s as measured, and at most."""
+    """Products of a step of this many rows: GFLOP/s as measured, and at most."""
 
     rows: int
     measured: float

@@ -31,7 +31,7 @@ std::vector<double> time_calls(int num_calls, Call call) {
     return seconds;
 }
 
-// Keeps a number from being computed in vain.
+// Keeps the compiler from removing the computation of a number.
 template <typename T>
 void keep(const T& value) {
     asm volatile("" : : "g"(&value) : "memory");
@@ -61,7 +61,7 @@ std::uint64_t read_portable(const std::byte* data, std::size_t num_bytes) {
 __attribute__((target("avx512f"))) std::uint64_t read_avx512(const std::byte* data, std::size_t num_bytes) {
     __m512i sums[4] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
     for (std::size_t at = 0; at + 4 * kLine <= num_bytes; at += 4 * kLine) {
-        // The pages that the hardware's own prefetch stops at are not far apart.
+        // The hardware's own prefetch stops at the end of each page.
         _mm_prefetch(reinterpret_cast<const char*>(data + at + 32 * kLine), _MM_HINT_T0);
         _mm_prefetch(reinterpret_cast<const char*>(data + at + 33 * kLine), _MM_HINT_T0);
         _mm_prefetch(reinterpret_cast<const char*>(data + at + 34 * kLine), _MM_HINT_T0);
@@ -88,7 +88,7 @@ Reader best_reader() {
 // Does `num_rounds` rounds on registers and returns a number that depends on all of them.
 using Arithmetic = float (*)(std::int64_t num_rounds, float start);
 
-// So many sums at a time, in the registers: enough to hide how long one addition takes.
+// Sums in registers at a time: enough to hide the latency of an addition.
 constexpr int kSums = 12;
 
 typedef float Floats4 __attribute__((vector_size(16)));
@@ -180,7 +180,7 @@ __attribute__((target("amx-tile,amx-bf16"))) float compute_amx(std::int64_t num_
 }
 #endif
 
-// The arithmetic of a set, and how many additions and multiplications one sum takes in a round.
+// The arithmetic of a set, and the additions and multiplications of one sum in a round.
 struct SetArithmetic {
     Arithmetic compute;
     int operations;
@@ -227,7 +227,7 @@ std::vector<double> time_reading(ThreadTeam& team, const std::byte* data, std::s
 double arithmetic_rate(const char* set_name, ThreadTeam& team, double seconds) {
     const SetArithmetic set = arithmetic_of(set_name);
     if (set.compute == nullptr) return 0.0;
-    // Pieces are short, so that a member that loses its core for a while does not hold up the others.
+    // Pieces are short, so that a member that loses its core does not hold up the others for long.
     constexpr std::int64_t kRoundsPerPiece = 100'000;
     constexpr int kPiecesPerMember = 8;
     const int num_pieces = kPiecesPerMember * team.size();
@@ -260,7 +260,7 @@ std::vector<double> time_attention(const Kernels& kernels, ThreadTeam& team, con
     Buffer<float> query(count), output(count), scratch(team.size() * attention_scratch(head_dim));
     for (std::size_t i = 0; i < count; ++i) query.data()[i] = static_cast<float>(i % 7) - 3.0F;
     const Rows from{query.data(), stride}, to{output.data(), stride};
-    // Cut as a step cuts it.
+    // Cut into pieces as in a step.
     std::vector<std::int64_t> starts, positions;
     for (int i = 0; i <= sequences.num_sequences; ++i) starts.push_back(i);
     for (int i = 0; i < sequences.num_sequences; ++i) positions.push_back(sequences.lengths[i] - 1);

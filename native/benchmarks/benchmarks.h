@@ -1,8 +1,8 @@
-// Parts of a step timed by themselves, and the limits of the machine beside them: what
-// `quire bench kernels`, `quire bench latency` and `quire doctor` measure. No engine needs any of it.
+// Times parts of a step alone, and measures the limits of the machine, for `quire bench kernels`, `quire bench
+// latency` and `quire doctor`. No engine needs this.
 //
-// Every function returns the seconds of each repetition, or a rate; the team does the work as it
-// does in a step. What is read should not fit into the caches, unless that is what is measured.
+// Every function returns the seconds of each repetition, or a rate. The team does the work as in a step. The
+// data should not fit into the caches, unless a caller wants to measure the caches.
 #pragma once
 
 #include <cstddef>
@@ -14,28 +14,28 @@
 
 namespace quire {
 
-// Reads the memory once a pass, with the widest loads of the machine.
+// Reads the memory once per pass, with the machine's widest loads.
 std::vector<double> time_reading(ThreadTeam& team, const std::byte* data, std::size_t num_bytes, int num_passes);
 
-// Additions and multiplications per second of the arithmetic that a set of kernels is made of, all
-// members at once, on registers alone; about `seconds` long. 0 where the name is not known here.
+// The additions and multiplications per second that all members reach together, on registers only, with the
+// instructions of a set of kernels. Takes about `seconds`. 0 if the name is not known here.
 double arithmetic_rate(const char* set_name, ThreadTeam& team, double seconds);
 
-// Products of `num_rows` rows, one matrix after another and again from the first, as a step cuts
-// them into pieces. The matrices have one shape.
+// Products of `num_rows` rows with one matrix after another, again and again, cut into pieces as in a
+// step. The matrices have one shape.
 std::vector<double> time_products(const Kernels& kernels, ThreadTeam& team, const std::vector<MatrixView>& matrices,
                                   const Rows& input, const Rows& output, int num_rows, int num_calls);
 
-// Sequences that decode: the newest token of each attends to all of its own.
+// Sequences that decode: the newest token of each attends to all tokens of its sequence.
 struct DecodingSequences {
     const std::int64_t* block_tables = nullptr;  // [num_sequences, table_stride]
     std::int64_t table_stride = 0;
-    const std::int64_t* lengths = nullptr;  // [num_sequences], the newest token counted
+    const std::int64_t* lengths = nullptr;  // [num_sequences], including the newest token
     int num_sequences = 0;
     int num_heads = 0;
 };
 
-// Attention of a step of decodes over the layers, all of them in each pass. Throws std::bad_alloc.
+// The attention of all layers in a step of decodes, once per pass. Throws std::bad_alloc.
 std::vector<double> time_attention(const Kernels& kernels, ThreadTeam& team, const std::vector<PagedKv>& layers,
                                    const DecodingSequences& sequences, int num_passes);
 

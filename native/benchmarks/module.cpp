@@ -1,6 +1,6 @@
-// quire._benchmarks: parts of a step timed by themselves; see benchmarks.h. A module of its own, so that an
-// engine loads none of it. Its functions take the kernels and the thread team of quire._native: both
-// modules are in one nanobind domain.
+// quire._benchmarks: times parts of a step alone; see benchmarks.h. A separate module, so that an engine does not
+// load it. Its functions take the kernels and the thread team of quire._native: both modules are in one nanobind
+// domain.
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -31,7 +31,7 @@ double rate(const Kernels& kernels, ThreadTeam& team, double seconds) {
     return arithmetic_rate(kernels.name, team, seconds);
 }
 
-// Copies of one matrix, packed one by one, so that together they do not fit into the caches.
+// Packed copies of one matrix, so that together they can exceed the caches.
 class ProductBenchmark {
   public:
     ProductBenchmark(const Kernels& kernels, ThreadTeam& team, const Words& rows, int num_copies, bool as_int8)

@@ -1,4 +1,4 @@
-// What the files of the bindings share.
+// Shared by the files of the bindings.
 #pragma once
 
 #include <nanobind/nanobind.h>

@@ -1,4 +1,4 @@
-// quire._native.Decoder and ThreadTeam: arrays are checked here, once, and then are raw pointers.
+// quire._native.Decoder and ThreadTeam: checks arrays once, and passes them on as raw pointers.
 #include "quire/decoder.h"
 
 #include <nanobind/stl/string.h>
@@ -153,9 +153,9 @@ void set_positions(Decoder& decoder, const Array<const float, 2>& rows) {
 
 using Blocks = nb::ndarray<nb::ndim<4>, nb::c_contig, nb::device::cpu>;
 
-// An array of keys and one of values per place: [num_blocks, block_size, num_kv_heads, head_dim up
-// to a multiple of 16, and of int8 the four bytes of a scale]. Only their size is taken from that shape; the layout
-// within a block is the decoder's own.
+// Sets an array of keys and one of values per place: [num_blocks, block_size, num_kv_heads, head_dim rounded up to a
+// multiple of 16, plus the four bytes of a scale for int8]. The shape gives only the sizes; the decoder chooses
+// the layout within a block.
 void set_cache(Decoder& decoder, const std::vector<std::tuple<Blocks, Blocks>>& places) {
     const DecoderShape& shape = decoder.shape();
     std::vector<PagedKv> cache;
@@ -228,8 +228,9 @@ void bind_decoder(nb::module_& module) {
         .def_prop_ro("name", [](const Kernels& kernels) { return std::string(kernels.name); });
     module.def("kernels", &kernels_named, nb::arg("name"), nb::rv_policy::reference,
                "The kernels of an instruction set that this machine has.");
-    module.def("kernel_names", &kernel_names, "The instruction sets that this machine has kernels for, best last.");
-    nb::class_<ThreadTeam>(module, "ThreadTeam", "Threads that go through a step together.")
+    module.def("kernel_names", &kernel_names,
+               "The instruction sets that this machine has kernels for, the fastest last.");
+    nb::class_<ThreadTeam>(module, "ThreadTeam", "Threads that compute a step together.")
         .def(nb::init<int>(), nb::arg("num_threads"))
         .def_prop_ro("size", &ThreadTeam::size);
     module.def(
@@ -238,7 +239,7 @@ void bind_decoder(nb::module_& module) {
             return activation_bytes(shape_of(shape), num_tokens, num_logits, num_threads);
         },
         nb::arg("shape"), nb::arg("num_tokens"), nb::arg("num_logits"), nb::arg("num_threads"),
-        "Bytes of activations that a decoder allocates for steps of so many tokens and logits.");
+        "The bytes of activations that Decoder.reserve allocates.");
     nb::class_<Decoder>(module, "Decoder", "A decoder-only model; see native/include/quire/decoder.h.")
         .def(
             "__init__",
@@ -253,10 +254,10 @@ void bind_decoder(nb::module_& module) {
         .def("set_norm", &set_norm, nb::arg("part"), nb::arg("layer"), nb::arg("weight"))
         .def("set_norm_bias", &set_norm_bias, nb::arg("part"), nb::arg("layer"), nb::arg("bias"))
         .def("set_embedding", &set_embedding, nb::arg("rows"), nb::keep_alive<1, 2>(),
-             "Borrow the rows of an embedding that is not the head too.")
+             "Borrow the rows of an embedding that is not also the head.")
         .def("set_positions", &set_positions, nb::arg("rows"))
         .def("set_cache", &set_cache, nb::arg("places"),
-             "Borrow the KV memory: per place in a group its keys and its values.")
+             "Borrow the KV memory: the keys and the values of each place in a group.")
         .def("reserve", &Decoder::reserve, nb::arg("num_tokens"), nb::arg("num_logits"),
              nb::call_guard<nb::gil_scoped_release>(), "Allocate activations for steps of this size.")
         .def("weight_bytes", &Decoder::weight_bytes, "Bytes of the weights, as they lie in memory.")

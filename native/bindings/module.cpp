@@ -1,5 +1,5 @@
-// quire._native: the compiled core as Python sees it. Only conversions stand here; what is
-// computed stands in native/src, which knows no Python.
+// quire._native: the compiled core as Python sees it. Only conversions are here; native/src, which
+// knows no Python, does the computing.
 #include "bindings.h"
 #include "quire/cpu_features.h"
 

@@ -1,5 +1,4 @@
-// quire._native.Sampler. Draws and choices are those of quire.compute.sampling.draws, read by the names of their
-// columns.
+// quire._native.Sampler. Reads the draws and choices of quire.compute.sampling.draws by the names of their columns.
 #include "quire/sampler.h"
 
 #include <algorithm>
@@ -13,13 +12,13 @@ namespace {
 using Integers = Array<const std::int64_t, 1>;
 using Numbers = Array<const float, 1>;
 
-// A column of an object, never a copy: the array that the object holds stays where it is while the call lasts.
+// A column of an object, never a copy: the object keeps its array alive during the call.
 template <typename Column>
 Column column(nb::handle object, const char* name) {
     return nb::cast<Column>(nb::object(object.attr(name)), false);
 }
 
-// A column that has as many entries as there are draws.
+// A column with one entry per draw.
 template <typename Column>
 auto data_of(nb::handle object, const char* name, std::size_t count) {
     const Column found = column<Column>(object, name);

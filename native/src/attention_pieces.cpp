@@ -24,7 +24,7 @@ void AttentionPieces::plan(const StepView& step, int group, const DecoderShape& 
         std::stable_partition(runs_.begin(), runs_.end(), [](const AttentionRun& run) { return run.num_tokens == 1; });
     const int num_singles = static_cast<int>(singles - runs_.begin()), num_runs = static_cast<int>(runs_.size());
     if (can_share && num_singles > 1) {
-        // As many as fit beside each other, but every thread wants some pieces.
+        // As many runs together as fit, as long as every thread gets some pieces.
         const int fit = kAttentionQueries / (shape.num_heads / shape.num_kv_heads);
         const int fair = num_singles * shape.num_kv_heads / (2 * num_threads);
         join_beginnings(step, group, num_singles, block_size, std::clamp(fair, 1, std::max(1, fit)));
@@ -44,7 +44,7 @@ void AttentionPieces::share_heads(const DecoderShape& shape, int num_threads) {
     pieces_.clear();
     const int num_heads = shape.num_kv_heads, group = shape.num_heads / num_heads;
     const int num_whole = static_cast<int>(whole_.size());
-    // A sequence alone is shared out in equal parts.
+    // A single sequence is split into equal parts.
     const int wanted = num_whole == 1 ? num_threads : (kPiecesPerThread * num_threads + num_whole - 1) / num_whole;
     for (AttentionPiece piece : whole_) {
         const int num_queries = group * (piece.num_runs > 1 ? piece.num_runs : runs_[piece.first_run].num_tokens);
@@ -98,7 +98,7 @@ void AttentionPieces::join_beginnings(const StepView& step, int group, int num_s
         int end = first + 1;
         for (; end < num_singles && end - first < most_runs; ++end) {
             const std::int64_t with_next = shared_by(runs_[end - 1], runs_[end]);
-            // Who shares much less than the others is left to those that come after.
+            // A run that shares much less than the others may share more with later ones.
             if (with_next == 0 || with_next < shared / 2) break;
             shared = end == first + 1 ? with_next : std::min(shared, with_next);
         }

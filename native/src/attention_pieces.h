@@ -1,18 +1,18 @@
 // How the attention of a step is cut into pieces for the team of threads.
 //
-// A run is some consecutive tokens of one sequence. A piece is a run, or several runs of one token
-// each whose sequences begin in the same blocks: those blocks are then read once for all of them.
-// With a window nothing is shared, because what lies behind it is given back.
+// A run is a number of consecutive tokens of one sequence. A piece is a run, or several runs of one token
+// each whose sequences share their first blocks: those blocks are then read once for all of them.
+// With a window nothing is shared, because the blocks behind it have been freed.
 //
-// A piece of single tokens takes as many key-value heads as leave every thread enough pieces: their keys
-// lie one behind the other in a block, and memory is read faster in long stretches than in short ones.
+// A piece of single tokens takes as many key-value heads as it can while every thread still gets enough
+// pieces: their keys are adjacent in a block, and memory is read faster in long stretches than in short ones.
 //
 //     block tables   7 3 9 4        sequences 0, 1 and 2 share two blocks: one piece
 //                    7 3 5
 //                    7 3 8 2        the tokens of sequence 3 are pieces of their own
 //                    6 1
 //
-// What a piece holds shapes no sum.
+// How work is cut into pieces does not change the order of a sum.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ struct AttentionRun {
     std::int64_t first_position;
 };
 
-// Runs first_run … of a KV group, the first `shared` positions of which lie in the same blocks, and heads.
+// Runs first_run … of a KV group, which share the blocks of their first `shared` positions, and some heads.
 struct AttentionPiece {
     int first_run;
     int num_runs;
@@ -41,15 +41,15 @@ struct AttentionPiece {
 // The pieces of one KV group.
 class AttentionPieces {
   public:
-    // Room for steps of so many tokens.
+    // Makes room for steps of up to `num_tokens` tokens.
     void reserve(int num_tokens, int num_kv_heads);
-    // Cuts a step. With `can_share`, sequences that begin alike go together.
+    // Cuts a step. With `can_share`, sequences that share their first blocks go together.
     void plan(const StepView& step, int group, const DecoderShape& shape, int block_size, bool can_share,
               int num_threads);
 
     int count() const { return static_cast<int>(pieces_.size()); }
     const AttentionPiece& piece(int index) const { return pieces_[index]; }
-    // What a piece is to do; `members` has room for kAttentionQueries. The rows and the rule are left to be set.
+    // Returns the task of a piece; `members` has room for kAttentionQueries. The caller sets the rows and the rule.
     AttentionTask task_of(int index, const StepView& step, int group, AttentionMember* members) const;
 
   private:
@@ -57,7 +57,7 @@ class AttentionPieces {
     void join_beginnings(const StepView& step, int group, int num_singles, int block_size, int most_runs);
     std::int64_t work_of(const AttentionPiece& piece) const;
 
-    std::vector<AttentionRun> runs_;  // those of one token first
+    std::vector<AttentionRun> runs_;  // runs of one token first
     std::vector<AttentionPiece> pieces_, whole_;
 };
 

@@ -12,7 +12,7 @@ void* allocate_aligned(std::size_t num_bytes) {
     void* memory = std::aligned_alloc(alignment, (num_bytes + alignment - 1) / alignment * alignment);
     if (memory == nullptr) throw std::bad_alloc();
 #if defined(__linux__)
-    // Advice: without huge pages everything works, with more misses in the page tables.
+    // Only advice: without huge pages everything works, with more TLB misses.
     if (alignment == kHugePage) madvise(memory, num_bytes, MADV_HUGEPAGE);
 #endif
     return memory;

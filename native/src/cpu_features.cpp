@@ -37,8 +37,8 @@ std::uint64_t read_xcr0() {
     return (static_cast<std::uint64_t>(high) << 32) | low;
 }
 
-// Linux keeps the tile registers from a process until it asks, and may refuse: a kernel from before
-// 5.16, a filter of system calls, a thread whose signal stack is too small to save them.
+// A process must ask Linux for the tile registers. Linux refuses if the kernel is older than 5.16, if a
+// system call filter forbids it, or if a thread's signal stack is too small to save them.
 bool request_tiles() {
 #if defined(__linux__) && defined(SYS_arch_prctl)
     constexpr long kRequestState = 0x1023;  // ARCH_REQ_XCOMP_PERM

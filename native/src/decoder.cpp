@@ -11,7 +11,7 @@
 namespace quire {
 namespace {
 
-// Where a row is little work, members claim so many at a time.
+// Rows that members claim at a time, if one row is little work.
 constexpr int kRowsPerPiece = 4;
 
 int pieces_of(int count, int per_piece) { return (count + per_piece - 1) / per_piece; }
@@ -30,7 +30,7 @@ struct ExpertPiece {
     LinearTile tile;
 };
 
-// What a member holds of a step by value, because it may be late (see ThreadTeam::run).
+// The part of a step that a member holds by value, because it may be late (see ThreadTeam::run).
 struct StepCall : StepView {
     StepCall(const StepView& view, const StepResultView& results) : StepView(view), results(results) {}
 
@@ -38,7 +38,7 @@ struct StepCall : StepView {
     std::vector<int> num_attention_pieces;  // per KV group
 };
 
-// How many floats each token and each logit of a step takes, besides what is fixed.
+// The floats that each token and each logit of a step takes, in addition to what is fixed.
 struct ActivationSizes {
     explicit ActivationSizes(const DecoderShape& shape)
         : hidden(round_up(std::max(shape.hidden_size, shape.embedding_size), kPanelWidth)),
@@ -69,15 +69,15 @@ struct Decoder::Activations {
     // Experts: the tokens are sorted by expert into assignments, [num_tokens * experts_per_token].
     Buffer<float> router;                       // [num_tokens, experts]
     Buffer<float> expert_input, expert_output;  // [assignments, hidden]
-    std::vector<int> assigned_token;            // of each assignment
-    std::vector<int> assigned_next;             // of each expert: the place for its next token
+    std::vector<int> assigned_token;            // per assignment
+    std::vector<int> assigned_next;             // per expert: the place of its next token
     std::vector<int> chosen;                    // [num_tokens, experts_per_token], ascending
-    std::vector<float> chosen_weight;           // the weights of these
+    std::vector<float> chosen_weight;           // [num_tokens, experts_per_token]
     std::vector<int> place_of;                  // [num_tokens, experts_per_token]: the assignment of each
     std::vector<int> expert_starts;             // [num_experts + 1]
     std::vector<ExpertPiece> expert_up_pieces;
     std::vector<ExpertPiece> expert_down_pieces;
-    // Their number, for members that ask while another one is counting.
+    // Their number. Atomic: one member sets it while others may read it.
     std::atomic<int> num_expert_up_pieces{0};
     std::atomic<int> num_expert_down_pieces{0};
     std::vector<AttentionPieces> attention_pieces;  // per KV group
@@ -176,8 +176,8 @@ void Decoder::reserve(int num_tokens, int num_logits) {
     if (a.scratch.size() == 0) a.scratch.allocate(team_.size() * attention_scratch(shape_.head_dim));
 }
 
-// One step, as each member of the team goes through it. All members hold the same call; what they
-// write is divided among them by pieces.
+// One step, as each member of the team computes it. All members hold the same call; pieces divide among them
+// what they write.
 class Decoder::Step {
   public:
     Step(Decoder& decoder, const StepCall& call, ThreadTeam::Member& member)
@@ -230,7 +230,7 @@ class Decoder::Step {
                            [&](int piece) { kernels_.linear(matrix, input, output, pieces.tile(piece), accumulate); });
     }
 
-    // Norms rows of `input` into `output`, or only leaves them where the model has no norm here.
+    // Writes the norms of the rows of `input` to `output`.
     void normalize(const NormWeights& norm, const Rows& input, const Rows& output, int num_rows) {
         const NormView view = view_of(shape_.norm, norm);
         for_rows(num_rows,
@@ -243,7 +243,7 @@ class Decoder::Step {
         return normed_;
     }
 
-    // hidden += norm(matrix * input), then the norm of what has joined; either may be missing.
+    // hidden += after(matrix * input), then hidden = joined(hidden); the model may lack either norm.
     void join(const PackedMatrix& matrix, const Rows& input, const NormWeights& after, const NormWeights& joined) {
         if (after.weight.empty()) {
             linear(matrix, input, hidden_, view_.num_tokens, true);
@@ -300,7 +300,7 @@ class Decoder::Step {
 
     float* angles(int row) const { return a_.angles.data() + static_cast<std::size_t>(row) * sizes_.angles; }
 
-    // Models are trained with angles rounded to float; their cosines and sines are exact to a float.
+    // Models are trained with angles rounded to float, so only the cosines and sines are computed in double.
     void compute_angles(int row) const {
         float* to = angles(row);
         for (const RopeShape& rope : shape_.ropes) {
@@ -322,7 +322,7 @@ class Decoder::Step {
         join(weights.output, attended_, weights.after_attention_norm, weights.joined_attention_norm);
     }
 
-    // Queries, keys and values in one phase: their pieces follow one another.
+    // Computes queries, keys and values in one phase: first the pieces of one, then those of the next.
     void project(const LayerWeights& weights, const Rows& input) {
         const MatrixView matrices[] = {weights.query.view(), weights.key.view(), weights.value.view()};
         const Rows outputs[] = {query_, key_, value_};
@@ -338,7 +338,7 @@ class Decoder::Step {
         });
     }
 
-    // Norms and turns the heads of each token, and stores its keys and values.
+    // Normalises and rotates the heads of each token, and stores its keys and values.
     void prepare_heads(const LayerShape& layer, const LayerWeights& weights) {
         const NormView query_norm = view_of(shape_.head_norm, weights.query_norm);
         const NormView key_norm = view_of(shape_.head_norm, weights.key_norm);
@@ -392,7 +392,7 @@ class Decoder::Step {
         join(weights.down, inner_, weights.after_mlp_norm, weights.joined_mlp_norm);
     }
 
-    // inner = activation(gate(input)) * up(input), or activation(up(input)) where nothing is gated.
+    // inner = activation(gate(input)) * up(input), or activation(up(input)) without a gate.
     void expand(const MatrixView& gate, const MatrixView& up, const Rows& input, const LinearTile& tile) const {
         if (shape_.gated) return kernels_.gated_linear(gate, up, input, inner_, tile, shape_.activation);
         kernels_.linear(up, input, inner_, tile, false);
@@ -402,8 +402,8 @@ class Decoder::Step {
         }
     }
 
-    // update = the weighted outputs of each token's experts, added in the order of expert ids. The
-    // tokens are sorted by expert, so that an expert's weights are read once.
+    // update = the weighted sum of the outputs of each token's experts, in the order of expert ids.
+    // The tokens are sorted by expert, so that an expert's weights are read once.
     void mix_experts(const LayerWeights& weights, const Rows& input) {
         const Rows router{a_.router.data(), sizes_.experts};
         linear(weights.router, input, router, view_.num_tokens, false);
@@ -437,7 +437,7 @@ class Decoder::Step {
         });
     }
 
-    // Softmax over all experts, then the likeliest, of equal ones the lowest ids.
+    // Softmax over all experts, then chooses the likeliest; among equal ones, those with the lowest ids.
     void choose_experts(int row, float* logits) const {
         const int num_experts = shape_.num_experts, per_token = shape_.experts_per_token;
         float highest;

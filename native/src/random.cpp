@@ -3,8 +3,8 @@
 namespace quire {
 namespace {
 
-// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): every bit of the input moves about half
-// of the bits of the output.
+// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): every bit of the input flips about half of the
+// bits of the output.
 std::uint64_t mix(std::uint64_t x) {
     x += 0x9e3779b97f4a7c15U;
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;

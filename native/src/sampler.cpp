@@ -9,7 +9,7 @@
 namespace quire {
 namespace {
 
-// The rows of the parameters of draws, and their names in quire.core.sampling_params, both in one order.
+// The rows of DrawsView::parameters; below, in the same order, their names in quire.core.sampling_params.
 enum Parameter { kTemperature, kTopP, kTopK, kMinP, kTopNSigma, kRepetition, kPresence, kFrequency };
 constexpr const char* kParameterNames[] = {
     "temperature",       "top_p", "top_k", "min_p", "top_n_sigma", "repetition_penalty", "presence_penalty",
@@ -20,8 +20,8 @@ float parameter(const DrawsView& draws, Parameter which, int index) {
     return draws.parameters[static_cast<std::size_t>(which) * draws.num_draws + index];
 }
 
-// Keeps the first in order that together make up `top_p` of all, at least one. They come off a heap
-// one by one, because as a rule they are few of many.
+// Keeps the fewest candidates, first in order, whose weights are at least `top_p` of the total. A heap gives them one
+// by one, because they are usually few of many.
 template <typename Candidates, typename Before>
 void keep_share(Candidates& candidates, double top_p, Before before) {
     double total = 0.0, share = 0.0;
@@ -36,8 +36,8 @@ void keep_share(Candidates& candidates, double top_p, Before before) {
     candidates.erase(candidates.begin(), end);
 }
 
-// Puts `nothing` in place of the tokens whose bit is not set. Words without any are the rule where a grammar wants one
-// of few tokens, words with nearly all of them where it wants any text: both are quick.
+// Writes `nothing` for the tokens whose bit is not set. Most words are empty if a grammar allows few tokens, and
+// nearly full if it allows any text: both are fast.
 void forbid_all_but(const std::uint32_t* mask, int vocab_size, float nothing, float* numbers) {
     constexpr int bits = 32;
     for (int first = 0; first < vocab_size; first += bits, ++mask) {
@@ -54,8 +54,8 @@ void forbid_all_but(const std::uint32_t* mask, int vocab_size, float nothing, fl
     }
 }
 
-// The least logit that is at most so many standard deviations below the highest; -inf: all are. Tokens that are masked
-// or -inf do not count. Distances from the highest are whole steps, so that their sums are exact in any order.
+// The highest logit minus `num_deviations` standard deviations; -inf: keep all. Tokens that are masked or -inf do not
+// count. Distances from the highest are whole steps, so that their sums are exact in any order.
 double least_logit(const float* logits, int count, const std::uint32_t* mask, double highest, double num_deviations) {
     constexpr double kSteps = 1 << 20;
     const auto each = [=](auto&& visit) {
@@ -122,8 +122,8 @@ void Sampler::draw(const float* logits, const DrawsView& draws, int index, const
     if (count >= 0) report_one(logits, count, index, choices, scratch);
 }
 
-// Puts the tokens of a mask side by side where they are few of all, which is the rule where a grammar wants something
-// in particular; returns whether they are. A weight depends on its own logit alone, so it is the same in any place.
+// Gathers the tokens of a mask if they are few, as usual if a grammar wants something in particular; returns whether
+// they are. A weight depends only on its own logit, so it is the same in any place.
 bool Sampler::gather(const float* logits, const std::uint32_t* mask, Scratch& scratch) const {
     const std::uint32_t* end = mask + (vocab_size_ + 31) / 32;
     const int count = std::transform_reduce(mask, end, 0, std::plus<>(), [](auto word) { return std::popcount(word); });
@@ -140,7 +140,7 @@ bool Sampler::gather(const float* logits, const std::uint32_t* mask, Scratch& sc
     return !scratch.ids.empty();
 }
 
-// The logits as the rules leave them: those given, where there is no rule.
+// The logits after the rules; the given ones if there is no rule.
 Sampler::Field Sampler::change(const float* logits, const DrawsView& draws, int index, Scratch& scratch) const {
     const RulesView& rules = draws.rules;
     const bool limited = rules.allowed.has_any(index);
@@ -191,13 +191,13 @@ std::int64_t Sampler::choose(Field field, const DrawsView& draws, int index, Scr
     const float factor = 1.0F / temperature;
     if (temperature == 0.0F || !std::isfinite(factor)) return best;
     kernels_.exponentials(field.logits, field.count, highest, factor, scratch.weights.data());
-    // Most often the likeliest token is allowed: then the mask has only weights to take away, and no copy is needed.
+    // Usually the likeliest token is allowed: then the mask only has to clear weights, which needs no copy.
     if (field.mask != nullptr) forbid_all_but(field.mask, field.count, 0.0F, scratch.weights.data());
 
     const double num_deviations = parameter(draws, kTopNSigma, index);
     const double least_kept =
         num_deviations > 0.0 ? least_logit(field.logits, field.count, field.mask, highest, num_deviations) : -HUGE_VAL;
-    // The highest weight is 1, so a share of it is the weight itself.
+    // The highest weight is 1, so min_p is a weight itself.
     const float least = parameter(draws, kMinP, index);
     std::vector<Candidate>& kept = scratch.candidates;
     kept.clear();
@@ -215,7 +215,7 @@ std::int64_t Sampler::choose(Field field, const DrawsView& draws, int index, Scr
     }
     const double top_p = parameter(draws, kTopP, index);
     if (top_p < 1.0) keep_share(kept, top_p, likelier);
-    if (kept.empty()) return best;  // nothing has a weight: every token is banned
+    if (kept.empty()) return best;  // no token has a weight: all are banned
     if (top_k > 0 || top_p < 1.0) {
         std::sort(kept.begin(), kept.end(),
                   [](const Candidate& one, const Candidate& other) { return one.token < other.token; });
@@ -228,7 +228,7 @@ std::int64_t Sampler::choose(Field field, const DrawsView& draws, int index, Scr
         sum += candidate.weight;
         if (sum > at) return candidate.token;
     }
-    return kept.back().token;  // at rounds up to the total
+    return kept.back().token;  // `at` was rounded up to the total
 }
 
 void Sampler::report_one(const float* logits, std::int64_t count, int index, const ChoicesView& choices,

@@ -36,14 +36,14 @@ ThreadTeam::ThreadTeam(int num_threads) : num_threads_(num_threads), home_(getpi
             crew_->threads.emplace_back([this, index] { serve(index); });
         }
     } catch (...) {
-        stop();  // those that started wait for a run that will never come
+        stop();  // the threads that did start wait for a run that will never come
         throw;
     }
 }
 
 ThreadTeam::~ThreadTeam() {
     if (was_forked()) {
-        // A lock may have been held, and a condition waited for, by threads that are not here.
+        // Threads that do not exist here may have held the lock or waited for the condition.
         static_cast<void>(crew_.release());
     } else {
         stop();
@@ -109,7 +109,7 @@ int ThreadTeam::claim(std::uint32_t phase, int num_pieces) {
     while (static_cast<std::uint32_t>(state >> 32) == phase) {
         const int piece = static_cast<int>(static_cast<std::uint32_t>(state));
         if (num_pieces == 0) {
-            // Nobody will complete a piece, so whoever comes first ends the phase.
+            // No piece will be completed, so the first member to arrive ends the phase.
             if (state_.compare_exchange_weak(state, start_of(phase + 1), std::memory_order_acq_rel)) tell_of_end();
         } else if (piece >= num_pieces) {
             return -1;
@@ -134,7 +134,7 @@ void ThreadTeam::tell_of_end() {
 
 void ThreadTeam::await_end(std::uint32_t phase) {
     for (;;) {
-        // Read before the phase: if that ends in between, the number is another one already.
+        // Read before the phase: if the phase ends in between, this number has changed.
         const std::uint32_t num_ends = num_ends_.load(std::memory_order_acquire);
         if (current_phase() != phase) return;
         await_change(num_ends_, num_ends);

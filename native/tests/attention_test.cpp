@@ -1,6 +1,5 @@
-// Puts paged attention before an oracle in double precision, then pages, cuts and joins the same work
-// in every way and compares bits. All memory that was not written holds NaN. Prints each failure and
-// exits with 1 if there was any.
+// Compares paged attention with an oracle in double precision. Then pages, cuts and joins the same work in
+// every way and compares bits. Unwritten memory holds NaN. Prints each failure and exits with 1 if there was any.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -34,7 +33,7 @@ struct Shape {
     NumberType type;
 };
 
-// What bends the scores.
+// The options that change scores.
 struct Bend {
     std::int64_t window;
     float soft_cap;
@@ -42,7 +41,7 @@ struct Bend {
 
 constexpr Bend kBends[] = {{0, 0.0F}, {1, 0.0F}, {17, 2.0F}, {64, 0.0F}, {100, 0.0F}, {0, 5.0F}};
 
-// Queries, keys and values of the longest sequence; a shorter one is its beginning.
+// Queries, keys and values of the longest sequence; shorter sequences are its prefixes.
 struct Sequence {
     Sequence(const Shape& shape, std::uint64_t seed) : shape(shape) {
         Random random(seed);
@@ -54,7 +53,7 @@ struct Sequence {
     int query_width() const { return kNumKvHeads * shape.group * shape.head_dim; }
     int kv_width() const { return kNumKvHeads * shape.head_dim; }
 
-    // What the KV memory makes of keys or values.
+    // Keys or values as the KV memory stores them.
     std::vector<double> stored(const std::vector<float>& numbers) const {
         std::vector<double> result(numbers.begin(), numbers.end());
         if (shape.type == NumberType::kBfloat16) {
@@ -78,7 +77,7 @@ struct Sequence {
 
 float scale_of(const Shape& shape) { return 1.0F / std::sqrt(static_cast<float>(shape.head_dim)); }
 
-// KV memory with the blocks of one sequence strewn over it, and no more written than the sequence.
+// KV memory with the blocks of one sequence scattered over it; nothing else is written.
 class Cache {
   public:
     Cache(const Kernels& kernels, const Sequence& sequence, int block_size, int length) : kernels_(kernels) {
@@ -88,7 +87,7 @@ class Cache {
         kv_.num_kv_heads = kNumKvHeads;
         kv_.block_size = block_size;
         kv_.head_dim = shape.head_dim;
-        // Bytes of ones are NaN in both types of floats, and in the scales of int8.
+        // All ones are NaN in both float types, and in the scales of int8.
         const std::size_t size = num_blocks * kNumKvHeads * kv_.head_size() * quire::bytes_of(shape.type);
         keys_.assign(size, 0xff);
         values_.assign(size, 0xff);
@@ -125,8 +124,8 @@ class Cache {
     std::vector<std::int64_t> table_;
 };
 
-// Attention of the positions first … end - 1, so many in each task: rows of query_width. With
-// `heads_together` a task has all heads where their queries fit.
+// The attention of positions first … end - 1, `tokens_at_once` in each task, as rows of query_width. With
+// `heads_together`, a task has all heads if their queries fit.
 std::vector<float> attend(const Kernels& kernels, const Sequence& sequence, const Cache& cache, const Bend& bend,
                           int first, int end, int tokens_at_once, bool heads_together = false) {
     const int num_queries = tokens_at_once * sequence.shape.group * kNumKvHeads;
@@ -159,7 +158,7 @@ std::vector<float> attend(const Kernels& kernels, const Sequence& sequence, cons
 // The plain softmax over all visible positions, in double.
 class Oracle {
   public:
-    // With `rounds`, queries are rounded as keys are.
+    // With `rounds`, queries are rounded like keys.
     Oracle(const Sequence& sequence, bool rounds)
         : sequence_(sequence),
           queries_(sequence.queries.begin(), sequence.queries.end()),
@@ -212,9 +211,9 @@ std::vector<double> oracle_rows(const Oracle& oracle, const Shape& shape, const 
     return rows;
 }
 
-// Values are at most 1, so the error is that of the scores, which are below 30, and of one sum. Where
-// pairs are multiplied, each weight is rounded by up to 1 / 512 of itself, and so is their sum. Beside
-// int8, queries and weights are rounded to 1 / 16383 of the highest.
+// Values are at most 1, so the error comes from the scores, which are below 30, and from one sum. If
+// pairs are multiplied, each weight is rounded by up to 1 / 512, and so is their sum. With int8, queries
+// and weights are rounded to 1 / 16383 of the highest.
 struct Tolerance {
     double worst, mean;
 };
@@ -251,10 +250,10 @@ void expect_near(const Kernels& kernels, const Sequence& sequence, const Bend& b
            static_cast<int>(where % width), rows[where], expected[where]);
 }
 
-// One shape: every position against the oracle, then the same bits for every length, block size and cut.
+// Compares every position of one shape with the oracle, then the bits of every length, block size and cut.
 void test_shape(const Shape& shape) {
     const Sequence sequence(shape, static_cast<std::uint64_t>(shape.head_dim * 100 + shape.group));
-    // Half of the bends for each shape, in turns, because the oracle takes its time.
+    // Half of the bends for each shape, in turns, because the oracle is slow.
     std::vector<Bend> bends;
     for (std::size_t i = (shape.head_dim / 8 + shape.group / 2) % 2; i < std::size(kBends); i += 2) {
         bends.push_back(kBends[i]);
@@ -278,7 +277,7 @@ void test_shape(const Shape& shape) {
         for (const int block_size : kBlockSizes) {
             for (const int length : kLengths) {
                 const Cache cache(kernels, sequence, block_size, length);
-                // The cuts and bends take turns: every pair of them meets some length and block size.
+                // Cuts and bends take turns: every pair is tried with some length and block size.
                 const int at_once = 1 + (length + block_size / 16 * 5 + shape.head_dim) % kAttentionTokens;
                 for (std::size_t i = 0; i < bends.size(); ++i) {
                     const int first = std::max(0, length - 20);
@@ -298,7 +297,7 @@ void test_shape(const Shape& shape) {
     });
 }
 
-// Every number of tokens in a task, from every start.
+// Tries every number of tokens in a task, from every start.
 void test_cuts(const Kernels& kernels, NumberType type, int group) {
     const Sequence sequence({.head_dim = 24, .group = group, .type = type}, 7);
     const Cache cache(kernels, sequence, 32, kLongest);
@@ -318,8 +317,8 @@ void test_cuts(const Kernels& kernels, NumberType type, int group) {
     }
 }
 
-// Sequences that begin in the same blocks have the same bits together as each alone. Those here go on
-// in the same blocks too, and end at different positions.
+// Sequences that share their first blocks have the same bits together as alone. The sequences here also share
+// the blocks after those, and end at different positions.
 void test_members(const Kernels& kernels, NumberType type, int group) {
     const Sequence sequence({.head_dim = 24, .group = group, .type = type}, 9);
     const Cache cache(kernels, sequence, 16, kLongest);
@@ -331,7 +330,7 @@ void test_members(const Kernels& kernels, NumberType type, int group) {
             members.push_back({cache.table(), position, position});
             const int num_members = static_cast<int>(members.size());
             for (const std::int64_t shared : {64, 128}) {
-                if (shared == 128 && num_members > 2) continue;  // the third has not come so far
+                if (shared == 128 && num_members > 2) continue;  // the third sequence is shorter
                 std::vector<float> output(alone.size(), kNan), scratch(quire::attention_scratch(24), kNan);
                 const int heads_at_once =
                     num_members * group * kNumKvHeads <= quire::kAttentionQueries ? kNumKvHeads : 1;
@@ -363,8 +362,8 @@ void test_members(const Kernels& kernels, NumberType type, int group) {
     }
 }
 
-// A head has the same bits whether its group attends with it or not, and a group may be wider than
-// what goes through a tile side by side.
+// A head has the same bits with its group and alone. A group may be wider than the queries that go through a tile
+// together.
 void test_groups(const Kernels& kernels, NumberType type) {
     const int wide = quire::kAttentionQueries + 7;
     const Sequence sequence({.head_dim = 8, .group = wide, .type = type}, 8);
@@ -380,7 +379,7 @@ void test_groups(const Kernels& kernels, NumberType type) {
             const double tolerance = tolerance_of(kernels, type).worst;
             expect(std::fabs(actual[d] - expected[d]) <= tolerance, "%s: head %d of a wide group", kernels.name, head);
         }
-        // A group of one finds its columns at kv_head * head_dim, so its rows begin that much earlier.
+        // A group of one reads its columns at kv_head * head_dim, so its rows begin that much earlier.
         const int kv_head = head / wide, shift = head * 8 - kv_head * 8;
         AttentionTask task;
         task.kv = cache.kv();
@@ -579,8 +578,8 @@ void test_rounding(const Kernels& kernels) {
         {0x3fffffff, 0x4000},  // into the next power of two
         {0x00000000, 0x0000}, {0x80000000, 0x8000},
         {0x00000001, 0x0000},  // the smallest float
-        {0x00008001, 0x0001},  // among the numbers below the normal ones
-        {0x007fffff, 0x0080},  // up into the normal ones
+        {0x00008001, 0x0001},  // a subnormal number
+        {0x007fffff, 0x0080},  // up to a normal one
         {0x7f7fffff, 0x7f80},  // beyond the largest number
         {0xff7fffff, 0xff80}, {0x7f7f7fff, 0x7f7f},
         {0x7f7f8000, 0x7f80},  // the tie between the largest number and infinity

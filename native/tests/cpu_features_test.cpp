@@ -1,5 +1,5 @@
-// Puts made-up machines before decode_cpu_features and best_instruction_set, then reads the real
-// one. Prints each failure and exits with 1 if there was any.
+// Tests decode_cpu_features and best_instruction_set with made-up machines, then reads the real one. Prints
+// each failure and exits with 1 if there was any.
 #include "quire/cpu_features.h"
 
 #include <cstdint>
@@ -19,7 +19,7 @@ void expect_set(const quire::CpuidWords& words, const char* expected, const char
     expect(std::strcmp(actual, expected) == 0, "%s: %s, expected %s", what, actual, expected);
 }
 
-// A machine that has everything, under an operating system that saves everything.
+// A machine with every feature, under an operating system that saves all registers.
 quire::CpuidWords full_machine() {
     quire::CpuidWords words;
     words.leaf1_ecx = (1u << 12) | (1u << 27) | (1u << 28) | (1u << 29);

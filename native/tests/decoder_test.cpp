@@ -1,7 +1,6 @@
-// Runs small decoders with random weights, for their structure: a sequence has the same bits alone or
-// beside another, whole or in chunks, with any number of threads. What the numbers should be is for
-// the tests in Python, against the reference decoder. Prints each failure and exits with 1 if there
-// was any.
+// Runs small decoders with random weights: a sequence must have the same bits alone or with another, whole
+// or in chunks, with any number of threads. Tests in Python compare the numbers with the reference decoder.
+// Prints each failure and exits with 1 if there was any.
 #include "quire/decoder.h"
 
 #include <algorithm>
@@ -50,7 +49,7 @@ DecoderShape shape_of(Family family) {
         shape.layers[i].rope = 0;
         shape.layers[i].kv_place = i;
     }
-    if (family == Family::kBent) {  // windows, caps, norms behind, learned positions, nothing gated, projections
+    if (family == Family::kBent) {  // windows, caps, norms after, learned positions, no gates, projections
         shape.layers[1].window = 10;
         shape.layers[1].rope = -1;
         shape.score_soft_cap = 20.0F;
@@ -179,7 +178,7 @@ class Model {
     std::vector<std::vector<std::uint8_t>> memory_;
 };
 
-// A sequence, and which blocks are its own.
+// A sequence and its blocks.
 struct Sequence {
     std::vector<std::int64_t> tokens;
     std::vector<std::int64_t> table;
@@ -204,7 +203,7 @@ struct Result {
     std::vector<bool> finite_logits, finite_tokens;
 };
 
-// One step over the parts, with logits for every token, or for the last `num_wanted`.
+// Runs one step over the parts, with logits for every token or for the last `num_wanted`.
 Result run_step(Model& model, const std::vector<Part>& parts, int num_wanted = kMostTokens) {
     std::vector<std::int64_t> starts = {0}, tokens, positions, slots, tables, wanted;
     const int block_size = model.block_size();
@@ -230,7 +229,7 @@ Result run_step(Model& model, const std::vector<Part>& parts, int num_wanted = k
     step.slots = {slots.data()};
     step.tables = {tables.data()};
     step.table_strides = {kNumBlocks / 2};
-    constexpr int kStride = 64;  // the vocabulary up to a multiple of 16
+    constexpr int kStride = 64;  // the vocabulary, rounded up to a multiple of 16
     std::vector<float> logits(wanted.size() * kStride);
     const auto finite_logits = std::make_unique<bool[]>(wanted.size());
     const auto finite_tokens = std::make_unique<bool[]>(tokens.size());
@@ -261,7 +260,7 @@ void expect_rows(const Setting& setting, const char* what, const Result& actual,
     }
 }
 
-// Two sequences together, in chunks and alone, with teams and block sizes of every kind, against each
+// Runs two sequences together, in chunks and alone, with many teams and block sizes. Compares them with each
 // sequence alone and whole on one thread.
 void test_same_bits(const Setting& setting) {
     const Sequence one = make_sequence(45, 1, 0), other = make_sequence(37, 2, kNumBlocks / 2);
@@ -282,26 +281,26 @@ void test_same_bits(const Setting& setting) {
         for (const int block_size : {16, 64}) {
             Model model(setting.kernels, team, setting.family, setting.type, block_size);
             const Result both = run_step(model, {{&one, 0, 45}, {&other, 0, 37}});
-            expect_rows(setting, "beside another", both, 0, alone, 0, 45);
+            expect_rows(setting, "with another", both, 0, alone, 0, 45);
             expect_rows(setting, "behind another", both, 45, other_alone, 0, 37);
 
             Model chunked(setting.kernels, team, setting.family, setting.type, block_size);
             const Result first = run_step(chunked, {{&one, 0, 17}});
             expect_rows(setting, "first chunk", first, 0, alone, 0, 17);
             const Result mixed = run_step(chunked, {{&other, 0, 20}, {&one, 17, 44}});
-            expect_rows(setting, "chunk beside a chunk", mixed, 0, other_alone, 0, 20);
+            expect_rows(setting, "chunk with a chunk", mixed, 0, other_alone, 0, 20);
             expect_rows(setting, "second chunk", mixed, 20, alone, 17, 27);
             run_step(chunked, {{&other, 20, 36}}, 0);
             const Result decoded = run_step(chunked, {{&one, 44, 45}, {&other, 36, 37}});
             expect_rows(setting, "one token", decoded, 0, alone, 44, 1);
-            expect_rows(setting, "one token beside it", decoded, 1, other_alone, 36, 1);
+            expect_rows(setting, "another token", decoded, 1, other_alone, 36, 1);
             const Result last = run_step(model, {{&one, 0, 45}, {&other, 0, 37}}, 3);
             expect_rows(setting, "only some logits", last, 0, other_alone, 34, 3);
         }
     }
 }
 
-// Reserving again, less or more, between steps loses neither weights nor what the KV memory holds.
+// Reserving less or more between steps loses neither weights nor keys and values.
 void test_reserve(const Setting& setting) {
     const Sequence sequence = make_sequence(30, 3, 0);
     ThreadTeam team(2);
@@ -317,7 +316,7 @@ void test_reserve(const Setting& setting) {
     expect(model.decoder.weight_bytes() == weight_bytes, "%s: bytes of weights change", setting.kernels.name);
 }
 
-// Half precision halves the panels: the count of bytes sees it. Activations grow with what is asked.
+// Half precision halves the bytes of the panels. Activations grow with the tokens and logits of a step.
 void test_bytes(const Kernels& kernels) {
     ThreadTeam team(1);
     const Model whole(kernels, team, Family::kMixed, NumberType::kFloat32, 16);
@@ -334,23 +333,22 @@ void test_bytes(const Kernels& kernels) {
            "bytes of activations do not grow");
 }
 
-// A token whose embedding is broken is reported, and what comes before it and the other sequence
-// have the bits that they have without it.
+// A token with a broken embedding is reported. The tokens before it, and the other sequence, keep their bits.
 void test_not_finite(const Setting& setting) {
     ThreadTeam team(2);
     Model model(setting.kernels, team, setting.family, setting.type, 16);
     Sequence one = make_sequence(20, 4, 0), other = make_sequence(12, 5, kNumBlocks / 2);
     for (Sequence* sequence : {&one, &other}) {
-        for (std::int64_t& token : sequence->tokens) token %= kVocabSize - 1;  // the last one is for the break
+        for (std::int64_t& token : sequence->tokens) token %= kVocabSize - 1;  // the last token will be broken
     }
     const Result clean = run_step(model, {{&one, 0, 20}, {&other, 0, 12}});
     one.tokens[15] = kVocabSize - 1;
     model.embedding_row(kVocabSize - 1)[3] = std::numeric_limits<float>::quiet_NaN();
     const Result broken = run_step(model, {{&one, 0, 20}, {&other, 0, 12}});
     expect_rows(setting, "before a broken token", broken, 0, clean, 0, 15);
-    expect_rows(setting, "beside a broken token", broken, 20, clean, 20, 12);
+    expect_rows(setting, "the sequence next to a broken token", broken, 20, clean, 20, 12);
     for (int row = 0; row < 32; ++row) {
-        const bool touched = row >= 15 && row < 20;  // later tokens see its key
+        const bool touched = row >= 15 && row < 20;  // later tokens see the broken key
         expect(broken.finite_tokens[row] == !touched && broken.finite_logits[row] == !touched,
                "%s, family %d: token %d is called finite %d, its logits %d", setting.kernels.name,
                static_cast<int>(setting.family), row, static_cast<int>(broken.finite_tokens[row]),

@@ -1,5 +1,5 @@
-// Puts the operations on one row before oracles in double precision, at every length around the 16
-// lanes, with what lies behind the row watched. Prints each failure and exits with 1 if there was any.
+// Compares the operations on one row with oracles in double precision, at every length around the 16 lanes, and
+// checks that the memory after the row is unchanged. Prints each failure and exits with 1 if there was any.
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
@@ -93,7 +93,7 @@ void test_norm(const Kernels& kernels, int size, float middle, bool center, bool
     for (int i = 0; i < size; ++i) {
         const double scale = (unit_offset ? 1.0 : 0.0) + weight[i];
         const double expected = scale * (input[i] - mean) / length + (center ? bias[i] : 0.0);
-        // Taking off the mean costs what the largest number is rounded to; so does a sum of many.
+        // Subtracting the mean costs one rounding of the largest number; so does a sum of many numbers.
         const double bound = scale * (size / 16 + 8) * 0x1.0p-24 * (highest / length + 1.0) + 1e-7;
         expect(std::fabs(output[i] - expected) <= bound,
                "%s: norm of %d around %g, center %d, offset %d: %d is %g, not %g", kernels.name, size, middle, center,
@@ -129,7 +129,7 @@ void test_rotate(const Kernels& kernels) {
         std::vector<float> turned = head;
         turned.push_back(kUntouched);
         kernels.rotate(turned.data(), cosines.data(), sines.data(), half);
-        // Two products and their sum, each rounded once: there is one right answer.
+        // Two products and their sum, each rounded once: only one answer is right.
         for (int i = 0; i < half; ++i) {
             const float first = head[i], second = head[half + i];
             expect(turned[i] == first * cosines[i] - second * sines[i], "%s: rotate %d, first of pair %d", kernels.name,
@@ -226,7 +226,7 @@ void test_exp_accuracy(const Kernels& kernels) {
 }
 
 void test_exponentials(const Kernels& kernels) {
-    // An infinite temperature makes all tokens alike; what pads the last 16 must stay out of the sum.
+    // An infinite temperature gives all tokens one weight; the padding of the last 16 must stay out of the sum.
     const float three[] = {-5.0F, 0.0F, 9.0F};
     float alike[3];
     expect(kernels.exponentials(three, 3, 9.0F, 0.0F, alike) == 3.0, "%s: three equal weights", kernels.name);
@@ -255,7 +255,7 @@ void test_arg_max(const Kernels& kernels) {
     Random random(6);
     for (int count = 1; count <= 70; ++count) {
         for (int round = 0; round < 10; ++round) {
-            // Few different numbers, so that the highest stands at several places.
+            // Few different numbers, so that the highest occurs several times.
             std::vector<float> values(count);
             for (float& value : values) value = static_cast<float>(random.below(4)) - 9.0F;
             if (round == 0) std::fill(values.begin(), values.end(), -kInfinity);
@@ -277,7 +277,7 @@ void test_arg_max(const Kernels& kernels) {
 void test_all_finite(const Kernels& kernels) {
     for (int count = 1; count <= 70; ++count) {
         std::vector<float> values(count, FLT_MAX);
-        values.push_back(kNan);  // not looked at
+        values.push_back(kNan);  // must not be read
         for (int i = 0; i < count; i += 3) values[i] = i % 2 == 0 ? -FLT_MAX : FLT_TRUE_MIN;
         expect(kernels.all_finite(values.data(), count), "%s: %d finite numbers", kernels.name, count);
         for (int place = 0; place < count; ++place) {

@@ -1,12 +1,11 @@
-// The tile registers of native/src/kernels/tiles.h in plain C++, as the processor manual describes the
-// instructions: for machines that have none. What the processor answers with a fault ends the program here,
-// with a line that says why.
+// The tile registers of native/src/kernels/tiles.h in plain C++, for machines without them, as the processor
+// manual describes the instructions. If the processor would fault, the program ends with a line that says why.
 //
 //     LDTILECFG, TILERELEASE    configure, release
 //     TILELOADD, TILESTORED     load, store
 //     TDPBF16PS                 multiply
 //
-// Included by tiles.h, in files that are compiled with QUIRE_EMULATE_TILES and a QUIRE_ISA of their own.
+// Included by tiles.h, in files that are compiled with QUIRE_EMULATE_TILES and their own QUIRE_ISA.
 #pragma once
 
 #include <array>
@@ -28,7 +27,7 @@ struct EmulatedTiles {
     std::array<EmulatedTile, kNumTiles> tiles;
 };
 
-// Of each thread, as the processor's.
+// Per thread, like the processor's.
 inline thread_local EmulatedTiles emulated;
 
 [[noreturn]] inline void fault(const char* what) {
@@ -91,7 +90,7 @@ void store(void* to, std::size_t stride) {
     }
 }
 
-// Numbers below the normal ones count as zero, and become zero, of the same sign.
+// Subnormal numbers count as zero, and become zero, with the same sign.
 inline float flushed(float value) {
     return std::fabs(value) < std::numeric_limits<float>::min() ? std::copysign(0.0F, value) : value;
 }

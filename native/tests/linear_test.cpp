@@ -1,6 +1,6 @@
-// Packs matrices and multiplies rows with them, against sums in double precision and against plain sums
-// with the roundings of the instruction set; then cuts the work in every way and compares bits. Prints each failure and
-// exits with 1 if there was any.
+// Packs matrices and multiplies rows by them. Compares the products with sums in double precision, and with plain
+// sums that round as the instruction set does. Then cuts the work in every way and compares bits. Prints each
+// failure and exits with 1 if there was any.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -27,18 +27,18 @@ using quire::testing::Random;
 using quire::testing::same_bits;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-constexpr float kUntouched = 12345.0F;  // where nothing may be written
+constexpr float kUntouched = 12345.0F;  // in places that must not be written
 constexpr double kRounding = 0x1.0p-24;
 constexpr int kMostRows = 13;
 
-// How many inputs lie beside each other.
+// The number of adjacent inputs of an output.
 int together_of(const Kernels& kernels, NumberType type) {
     const bool pairs = quire::testing::multiplies_pairs(kernels, NumberType::kBfloat16);
     if (type == NumberType::kInt8) return pairs ? 4 : std::strcmp(kernels.name, "portable") == 0 ? 1 : 2;
     return pairs && type == NumberType::kBfloat16 ? 2 : 1;
 }
 
-// How a set of kernels multiplies numbers of a type.
+// How a set of kernels multiplies numbers of one type.
 struct Arithmetic {
     Arithmetic(const Kernels& kernels, NumberType type)
         : pairs(quire::testing::multiplies_pairs(kernels, type)),
@@ -46,7 +46,7 @@ struct Arithmetic {
           fused(std::strcmp(kernels.name, "portable") != 0),
           together(together_of(kernels, type)) {}
 
-    // What becomes of a number of a row.
+    // A number of a row as the kernels round it.
     float taken(float input) const {
         return pairs ? quire::testing::from_bfloat16(quire::testing::nearest_bfloat16(input)) : input;
     }
@@ -54,14 +54,14 @@ struct Arithmetic {
         return fused ? std::fma(input, weight, sum) : sum + input * weight;
     }
 
-    bool pairs;    // rows are rounded to bfloat16, and of two inputs the second one is added first
-    bool tiles;    // of 32 inputs the even ones and the odd ones are added up, then both onto the sum
+    bool pairs;    // rows are rounded to bfloat16, and the second input of a pair is added first
+    bool tiles;    // the even inputs and the odd inputs of 32 are added up, then both to the sum
     bool fused;    // a product is not rounded before it is added
-    int together;  // inputs that lie beside each other
+    int together;  // adjacent inputs of an output
 };
 
-// A random matrix: as numbers, as rows of its type, and packed; of int8, from rows of bfloat16 where it has
-// a bias. Each lies in memory of exactly its size, so that the address sanitizer sees a read beyond it.
+// A random matrix: as numbers, as rows of its type, and packed. An int8 matrix with a bias comes from bfloat16
+// rows. Each form has memory of exactly its size, so that the address sanitizer sees a read past the end.
 struct Matrix {
     Matrix(const Kernels& kernels, NumberType type, int num_outputs, int num_inputs, bool with_bias, Random& random)
         : Matrix(kernels, type, num_outputs, num_inputs,
@@ -108,7 +108,7 @@ struct Matrix {
                 .num_inputs = view.num_inputs};
     }
 
-    // Calls work(scale, sum of the integers) for each group of inputs that a row of int8 is multiplied in.
+    // Calls work(scale, sum of the integers) for each group of inputs of an int8 product.
     template <typename Work>
     void for_groups(const float* row, int output, Work work) const {
         for (int start = 0; start < view.num_inputs; start += quire::kInt8Group) {
@@ -120,7 +120,7 @@ struct Matrix {
         }
     }
 
-    // The product with a row, and how far float sums may be from it.
+    // The product with a row, and the largest error of a float sum.
     double product(const float* row, int output, double* bound) const {
         double total = view.bias == nullptr ? 0.0 : bias[output], size = std::fabs(total);
         if (view.type == NumberType::kInt8) {
@@ -141,7 +141,7 @@ struct Matrix {
         return total;
     }
 
-    // The product as the kernels add it up.
+    // The product, added up as the kernels do.
     float exact_product(const float* row, int output) const {
         float sum = 0.0F;
         if (view.type == NumberType::kInt8) {
@@ -171,9 +171,9 @@ struct Matrix {
     }
 
     Arithmetic arithmetic;
-    std::vector<float> values, given;  // given: before they were rounded to int8
+    std::vector<float> values, given;  // given: before rounding to int8
     std::vector<std::uint16_t> words;
-    std::vector<quire::testing::Quantized> quantized;  // of int8: each output
+    std::vector<quire::testing::Quantized> quantized;  // for int8: each output
     std::vector<std::byte> panels;
     std::vector<float> bias;
     MatrixView view;
@@ -204,7 +204,7 @@ void test_packing(const Kernels& kernels, NumberType type) {
             }
             return quire::testing::from_bfloat16(reinterpret_cast<const std::uint16_t*>(matrix.panels.data())[place]);
         };
-        // [out / 64][in / together][4 panels][16 outputs][together], and of int8 the scales of the outputs
+        // [out / 64][in / together][4 panels][16 outputs][together], and for int8 the scales of the outputs
         const int together = matrix.arithmetic.together, num_panels = matrix.view.num_panels();
         const int padded_inputs = quire::round_up(shape.num_inputs, together);
         bool as_described = true;
@@ -251,8 +251,8 @@ void test_packing(const Kernels& kernels, NumberType type) {
     }
 }
 
-// What must hold of an output besides its numbers: nothing stands beyond the panels, and padding
-// columns have been left as a product with zeros leaves them.
+// Checks an output except for its numbers: nothing is written past the panels, and padding columns are those of
+// a product with zeros.
 void expect_edges(const Kernels& kernels, const Matrix& matrix, const std::vector<float>& output, int num_rows,
                   float padding) {
     const int stride = stride_of(matrix), padded = matrix.view.num_panels() * quire::kPanelWidth;
@@ -290,7 +290,7 @@ void test_linear(const Kernels& kernels, NumberType type) {
                                "%s %s: %d x %d, row %d of %d, column %d: %g, not %g", kernels.name,
                                quire::testing::name_of(type), shape.num_outputs, shape.num_inputs, row, num_rows,
                                column, once, expected);
-                        // Accumulating onto itself doubles, and doubling rounds nothing.
+                        // Accumulating the same product doubles it, and doubling does not round.
                         expect(to_twice.row(row)[column] == 2 * once, "%s: accumulated row %d column %d", kernels.name,
                                row, column);
                     }
@@ -300,7 +300,7 @@ void test_linear(const Kernels& kernels, NumberType type) {
     }
 }
 
-// Every sum is the plain one, to the bit: with rows and inputs for several blocks, spans and chunks.
+// Every sum has the bits of the plain sum, with rows and inputs for several blocks, spans and chunks.
 void test_order_of_sums(const Kernels& kernels, NumberType type) {
     Random random(6);
     for (const Shape& shape : {Shape{70, 1}, Shape{37, 255}, Shape{150, 256}, Shape{270, 257}, Shape{21, 1100}}) {
@@ -359,7 +359,7 @@ void test_gated_linear(const Kernels& kernels, NumberType type) {
                         const double gated = gate.product(from.row(row), column, &gate_bound);
                         const double raised = up.product(from.row(row), column, &up_bound);
                         const double share = active(gated, activation), expected = share * raised;
-                        // No activation is steeper than 1.2; its own error is some roundings of its input.
+                        // No activation is steeper than 1.2; its own error is a few roundings of its input.
                         const double share_bound = 1.2 * gate_bound + 8 * kRounding * std::fabs(gated);
                         const double bound = share_bound * (std::fabs(raised) + up_bound) +
                                              std::fabs(share) * up_bound + 2 * kRounding * std::fabs(expected);
@@ -374,7 +374,7 @@ void test_gated_linear(const Kernels& kernels, NumberType type) {
     }
 }
 
-// The three products under one signature: what a tile of rows and panels becomes.
+// The three products of a tile of rows and panels, with one signature.
 enum class Product { kLinear, kAccumulated, kGated };
 
 struct Products {
@@ -392,8 +392,8 @@ struct Products {
     }
 };
 
-// Every way of cutting 13 rows and 10 panels into equal pieces gives the bits of one row and one panel
-// at a time.
+// Cutting 13 rows and 10 panels into equal pieces of any size gives the same bits as one row and one
+// panel at a time.
 void test_cuts(const Products& multiply, const std::vector<float>& input, const std::vector<float>& before,
                const std::vector<float>& expected) {
     const int num_panels = multiply.matrix.view.num_panels(), stride = stride_of(multiply.matrix);
@@ -417,7 +417,7 @@ void test_cuts(const Products& multiply, const std::vector<float>& input, const 
     }
 }
 
-// A row has the same bits at every place among any number of neighbours, be they NaN.
+// A row has the same bits at every place among any number of neighbours, even NaN.
 void test_neighbours(const Products& multiply, const std::vector<float>& input, const std::vector<float>& before,
                      const std::vector<float>& expected) {
     const int num_inputs = multiply.matrix.view.num_inputs, stride = stride_of(multiply.matrix);
@@ -465,8 +465,8 @@ void test_same_bits(const Kernels& kernels, NumberType type) {
     }
 }
 
-// What stands in padding columns before they are accumulated into, and an infinite input, which turns
-// the zeros of the padding into NaN, change no column that counts.
+// Two things change no column except the padding: any numbers in the padding before it is accumulated into, and an
+// infinite input, which turns the padding's zeros into NaN.
 void test_padding_is_harmless(const Kernels& kernels, NumberType type) {
     Random random(5);
     const Matrix matrix(kernels, type, 21, 30, false, random);
@@ -484,11 +484,11 @@ void test_padding_is_harmless(const Kernels& kernels, NumberType type) {
     }
 }
 
-// Rows of int8 that need care: zeros, numbers too small or too large for a factor, ties, and what is not finite.
+// Int8 rows that need care: zeros, numbers too small or too large for a factor, ties, and numbers that are not finite.
 void test_int8_edges(const Kernels& kernels) {
     constexpr float kInfinity = std::numeric_limits<float>::infinity(), kMost = 1e36F;
     constexpr int kNumInputs = 5;
-    // 127 gives a factor of 1, so that halves are ties, and go to the even.
+    // 127 gives a factor of 1, so halves are ties, which round to even.
     const std::vector<float> rows = {0,      0,         0, 0, 0, 127,   0.5F,   1.5F, -2.5F, -0.5F,
                                      1e-42F, -1e-42F,   0, 0, 0, kMost, -kMost, 0,    1,     0,
                                      1,      kInfinity, 0, 0, 0, 1,     2,      kNan, 0,     0};
@@ -507,8 +507,7 @@ void test_int8_edges(const Kernels& kernels) {
             }
         }
     }
-    // The same as inputs of a product: a row that is not finite has no finite output, and no other row has a part in
-    // it.
+    // The same rows as inputs of a product: one that is not finite has no finite output, and the others are right.
     std::vector<float> identity(static_cast<std::size_t>(kNumInputs) * kNumInputs, 0.0F);
     for (int i = 0; i < kNumInputs; ++i) identity[i * (kNumInputs + 1)] = 1.0F;
     const Matrix one(kernels, NumberType::kInt8, kNumInputs, kNumInputs, identity, NumberType::kFloat32);
@@ -524,8 +523,8 @@ void test_int8_edges(const Kernels& kernels) {
     }
 }
 
-// Weights that are NaN, behind the first group of panels and beside a panel of it, show in their own
-// outputs alone: where inputs are filled up, the zeros meet no weights of others.
+// NaN weights, in the second group of panels and in one panel of the first, reach only their own outputs: the zeros
+// that fill up inputs are not multiplied by weights of other panels.
 void test_weights_stay_apart(const Kernels& kernels, NumberType type) {
     Random random(7);
     const Matrix matrix(kernels, type, 150, 37, false, random);
@@ -551,7 +550,7 @@ void test_weights_stay_apart(const Kernels& kernels, NumberType type) {
             for (int column = 0; column < 150; ++column) {
                 const std::size_t place = static_cast<std::size_t>(row) * stride + column;
                 const bool right = is_nan(column) ? std::isnan(output[place]) : output[place] == expected[place];
-                expect(right, "%s %s: row %d of %d, column %d beside weights that are NaN: %g", kernels.name,
+                expect(right, "%s %s: row %d of %d, column %d next to NaN weights: %g", kernels.name,
                        quire::testing::name_of(type), row, num_rows, column, output[place]);
             }
         }

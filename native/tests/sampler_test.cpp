@@ -1,5 +1,5 @@
-// Puts the sampler before a plain oracle that sorts all tokens, and `uniform` before fixed values and
-// statistics. Prints each failure and exits with 1 if there was any.
+// Compares the sampler with a plain oracle that sorts all tokens, and `uniform` with fixed values and statistics.
+// Prints each failure and exits with 1 if there was any.
 #include "quire/sampler.h"
 
 #include <algorithm>
@@ -41,7 +41,7 @@ struct Draw {
     float repetition = 1.0F, frequency = 0.0F, presence = 0.0F;
     std::vector<std::uint32_t> mask = {};  // empty: none
 
-    // A parameter by its name; 0 for those that no test sets.
+    // A parameter by its name; 0 if no test sets it.
     float parameter(std::string_view name) const {
         const std::pair<std::string_view, float> known[] = {
             {"temperature", temperature},         {"top_p", top_p},
@@ -56,7 +56,7 @@ struct Draw {
     }
 };
 
-// Lists of all draws, one after another.
+// The lists of all draws, one after another.
 struct Lists {
     std::vector<std::int64_t> starts = {0}, ids = {};
 
@@ -157,7 +157,7 @@ std::int64_t token_of(const Kernels& kernels, const std::vector<float>& logits, 
     return tokens_of(kernels, logits, {draw})[0];
 }
 
-// What the filters keep, with the weights, in the order of ids: by sorting everything.
+// The tokens that the filters keep and their weights, in the order of ids, found by sorting all tokens.
 struct Kept {
     std::vector<std::int64_t> tokens;
     std::vector<double> weights;
@@ -191,7 +191,7 @@ Kept keep(const std::vector<float>& logits, const Draw& draw) {
     return kept;
 }
 
-// The token that a uniform number picks; -1 where it stands so near to an edge that rounding decides.
+// The token that a uniform number picks; -1 if it is so close to an edge that rounding decides.
 std::int64_t pick(const Kept& kept, double uniform) {
     double total = 0.0, sum = 0.0;
     for (const double weight : kept.weights) total += weight;
@@ -249,7 +249,7 @@ void test_filters(const Kernels& kernels) {
             kernels, "all filters", row,
             {.temperature = 1.5F, .top_k = 15, .top_p = 0.7F, .min_p = 0.2F, .seed = 10, .banned = {0, 9, 36}});
     }
-    // Equal shares that add up to top_p exactly: the token that would follow is not needed.
+    // Equal shares that add up to exactly top_p: the next token must not be kept.
     for (const float top_p : {0.25F, 0.5F, 0.75F}) {
         expect_filter(kernels, "exact top_p", std::vector<float>(8, 1.0F), {.top_p = top_p, .seed = 11});
     }
@@ -314,7 +314,7 @@ std::vector<Draw> varied_draws(int count, int num_rows, int vocab_size) {
         draw.frequency = random.below(2) == 0 ? 0.0F : random.number(-1.0F, 1.0F);
         draw.presence = random.below(2) == 0 ? 0.0F : random.number(-1.0F, 1.0F);
         draw.num_logprobs = random.below(kTopStride + 2) - 1;
-        if (!draw.mask.empty() && random.below(2) == 0) {  // nothing but the mask: other ways lead there
+        if (!draw.mask.empty() && random.below(2) == 0) {  // only the mask, which has its own code path
             draw.allowed = draw.banned = draw.biased = draw.seen = draw.counts = {};
             draw.biases = {};
         }
@@ -322,7 +322,7 @@ std::vector<Draw> varied_draws(int count, int num_rows, int vocab_size) {
     return draws;
 }
 
-// Rules change logits one after another; what they give is put before the filters' oracle as plain logits.
+// Rules change logits one after another; the oracle of the filters gets the result as plain logits.
 void test_rules(const Kernels& kernels) {
     constexpr int kNumDraws = 500;
     Random random(12);
@@ -394,13 +394,13 @@ void test_chi_square(const Kernels& kernels) {
             const double expected = kNumDraws * std::exp(static_cast<double>(logits[token])) / total;
             chi_square += (counts[token] - expected) * (counts[token] - expected) / expected;
         }
-        // Seven degrees of freedom: above 24.3 once in a thousand.
+        // Seven degrees of freedom: exceeds 24.3 once in a thousand.
         expect(chi_square < 24.3, "%s: chi square by %s is %g", kernels.name, by_seed ? "seed" : "position",
                chi_square);
     }
 }
 
-// The same choices with any team, in any order and any company.
+// Draws have the same choices with any team, in any order and in any batch.
 void test_determinism(const Kernels& kernels) {
     constexpr int kVocabSize = 203, kNumRows = 9, kNumDraws = 120;
     Random random(4);
@@ -436,7 +436,7 @@ void test_determinism(const Kernels& kernels) {
     }
 }
 
-// Log probabilities are those of the model: before temperature, filters and bans.
+// Log probabilities are the model's own, before temperature, filters and bans.
 void test_reports(const Kernels& kernels) {
     constexpr int kVocabSize = 61;
     Random random(5);
@@ -471,7 +471,7 @@ void test_reports(const Kernels& kernels) {
     }
 }
 
-// What is said of given tokens is what is said of the same tokens when they are drawn.
+// Given tokens have the same report as the same tokens when drawn.
 void test_reports_of_given_tokens(const Kernels& kernels) {
     constexpr int kVocabSize = 61, kNumRows = 7;
     Random random(6);
@@ -519,7 +519,7 @@ void test_uniform_values() {
     }
 }
 
-// The mean over a square of neighbouring seeds and positions, and how each number goes with its
+// Checks the mean over a square of neighbouring seeds and positions, and the correlation of each number with its
 // neighbours: next seed, next position, both, and one up and one down.
 void test_uniform_statistics() {
     constexpr int kSize = 400;
@@ -547,7 +547,7 @@ void test_uniform_statistics() {
         }
     }
     constexpr double kCount = kSize * kSize;
-    // Four standard deviations of each.
+    // Within four standard deviations.
     expect(std::fabs(mean / kCount) < 4 * std::sqrt(1.0 / 12 / kCount), "the mean is off by %g", mean / kCount);
     expect(std::fabs(square / kCount - 1.0 / 12) < 4 * std::sqrt(1.0 / 180 / kCount), "the variance is %g",
            square / kCount);

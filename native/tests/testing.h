@@ -1,4 +1,4 @@
-// What the test programs share: counting failures, seeded numbers, the kernels that this machine runs.
+// Shared by the test programs: counting failures, seeded numbers, the kernels that this machine can run.
 #pragma once
 
 #include <cmath>
@@ -16,7 +16,7 @@
 #include "quire/kernels.h"
 
 #if defined(__x86_64__)
-// The kernels of amx over tiles in plain C++; see emulated_tiles.h.
+// The AMX kernels over tiles in plain C++; see emulated_tiles.h.
 namespace quire::amx_emulated {
 const Kernels& kernels();
 }
@@ -26,7 +26,7 @@ namespace quire::testing {
 
 inline int num_failures = 0;
 
-// Prints what failed, as printf does. Only for the main thread.
+// Prints a failure, in the format of printf. Only for the main thread.
 __attribute__((format(printf, 2, 3))) inline void expect(bool condition, const char* what, ...) {
     if (condition) return;
     constexpr int kMostPrinted = 50;  // one bug in a kernel fails thousands of comparisons
@@ -39,13 +39,13 @@ __attribute__((format(printf, 2, 3))) inline void expect(bool condition, const c
     va_end(arguments);
 }
 
-// What main returns.
+// The result of main.
 inline int exit_status() {
     if (num_failures > 0) std::fprintf(stderr, "%d failures\n", num_failures);
     return num_failures == 0 ? 0 : 1;
 }
 
-// Seeded numbers. Not the distributions of the standard library: those differ from one to the next.
+// Seeded numbers. Avoids the distributions of the standard library, which differ between implementations.
 class Random {
   public:
     explicit Random(std::uint64_t seed) : engine_(seed) {}
@@ -69,8 +69,7 @@ class Random {
     std::mt19937_64 engine_;
 };
 
-// Calls test(kernels) for each set of kernels that this machine can run; an emulated one needs of it
-// what it does not emulate.
+// Calls test(kernels) for each set of kernels that this machine can run. The emulated set still needs AVX-512 BF16.
 template <typename Test>
 void for_each_kernels(Test test) {
     for (const Kernels* kernels : usable_kernels()) test(*kernels);
@@ -98,13 +97,13 @@ inline float from_bfloat16(std::uint16_t half) {
     return value;
 }
 
-// The nearest bfloat16 of a finite number, found by comparing distances: not the way of the kernels.
+// The nearest bfloat16 of a finite number, found by comparing distances, unlike in the kernels.
 inline std::uint16_t nearest_bfloat16(float value) {
     std::uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
     const auto toward_zero = static_cast<std::uint16_t>(bits >> 16);
     const auto away = static_cast<std::uint16_t>(toward_zero + 1);
-    // Beyond the largest number the next step counts as if there were one more, as IEEE 754 has it.
+    // As in IEEE 754, rounding works as if there were one more number after the largest.
     const double step = (away & 0x7fffU) == 0x7f80U
                             ? static_cast<double>(from_bfloat16(toward_zero)) - from_bfloat16(toward_zero - 1)
                             : static_cast<double>(from_bfloat16(away)) - from_bfloat16(toward_zero);
@@ -113,7 +112,7 @@ inline std::uint16_t nearest_bfloat16(float value) {
     return toward_zero % 2 == 0 ? toward_zero : away;
 }
 
-// Numbers as int8, the plain way: each is near q * scale, q from -127 to 127.
+// Numbers as int8, computed plainly: each is near q * scale, q from -127 to 127.
 struct Quantized {
     explicit Quantized(const std::vector<float>& numbers) {
         float highest = 0.0F;

@@ -1,6 +1,6 @@
-// Sends teams of 1 to 4 threads through thousands of phases. The marks that pieces leave are plain
-// integers: that no two members write one, and that each is read only after its phase, is also for
-// the thread sanitizer to see. Prints each failure and exits with 1 if there was any.
+// Runs teams of 1 to 4 threads through thousands of phases. Pieces leave marks in plain integers, so that the
+// thread sanitizer also sees two members that write one, and a read before the end of its phase. Prints
+// each failure and exits with 1 if there was any.
 #include "quire/thread_team.h"
 
 #include <sys/wait.h>
@@ -21,7 +21,7 @@ using quire::testing::expect;
 
 void pause_for(int microseconds) { std::this_thread::sleep_for(std::chrono::microseconds(microseconds)); }
 
-// How many pieces a phase has: none, one, fewer and more than there are threads.
+// The number of pieces of a phase: none, one, fewer and more than the threads.
 int pieces_of_phase(int phase) {
     constexpr int kPieces[] = {0, 1, 2, 3, 4, 5, 0, 0, 17, 100};
     return kPieces[phase % 10];
@@ -39,7 +39,7 @@ void test_every_piece_once(int num_threads) {
                 std::vector<int>& marks = done[phase];
                 const int num_pieces = pieces_of_phase(phase);
                 member.for_pieces(num_pieces, [&](int piece) { ++marks[piece]; });
-                // Every member sees all that the others have done.
+                // Every member sees all marks of the others.
                 int wrong = 0;
                 for (int piece = 0; piece < kMostPieces; ++piece) wrong += marks[piece] != (piece < num_pieces);
                 num_wrong += wrong;
@@ -77,7 +77,7 @@ void test_once(int num_threads) {
            kNumPhases);
 }
 
-// A member that stands still in a piece holds the others up, and loses nothing.
+// A member that stops in a piece holds the others up, and no mark is lost.
 void test_slow_pieces(int num_threads) {
     constexpr int kNumPhases = 12, kNumPieces = 20;
     ThreadTeam team(num_threads);
@@ -96,8 +96,8 @@ void test_slow_pieces(int num_threads) {
     }
 }
 
-// A member that stands still between pieces holds nobody up: here it stands until all runs are over.
-// Then it passes over what it missed, and takes part again.
+// A member that stops between pieces holds no other up. Here it stops until all runs are over. Then it skips the
+// phases that it missed, and takes part again.
 void test_absent_member(int num_threads) {
     constexpr int kNumRuns = 30, kNumPhases = 20;
     ThreadTeam team(num_threads);
@@ -123,7 +123,7 @@ void test_absent_member(int num_threads) {
     }
 }
 
-// Between runs the members fall asleep, and the next run wakes them: two pieces that wait for each other need two.
+// Members sleep between runs, and the next run wakes them: two pieces that wait for each other need two members.
 void test_sleep_between_runs(int num_threads) {
     ThreadTeam team(num_threads);
     for (int run = 0; run < 15; ++run) {
@@ -149,7 +149,7 @@ void test_destruction(int num_threads) {
     }
 }
 
-// Two teams side by side, as two engines of one process have them, share nothing.
+// Two teams share nothing, like those of two engines in one process.
 void test_two_teams() {
     ThreadTeam one(2), other(2);
     int count = 0, other_count = 0;
@@ -167,7 +167,7 @@ void test_two_teams() {
     expect(count == 200 && other_count == 200, "two teams side by side: %d and %d runs", count, other_count);
 }
 
-// A process that is forked while a member is in the work of a run has no such member, and waits for none.
+// A process that is forked during a run has none of the other members, and waits for none.
 void test_fork(int num_threads) {
     constexpr int kPatienceS = 60;
     std::atomic<bool> may_leave{false};

@@ -1,6 +1,5 @@
-// Tries the emulated tiles by themselves: what an instruction computes, worked out by hand, and that each
-// misuse that the processor answers with a fault ends the program. Prints each failure and exits with 1 if
-// there was any.
+// Tests the emulated tiles alone: an instruction gives results worked out by hand, and each misuse on which the
+// processor faults ends the program. Prints each failure and exits with 1 if there was any.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -79,7 +78,7 @@ void test_rows_and_columns() {
 }
 
 void test_order() {
-    constexpr float kHalfStep = 0x1.0p-24;  // added to 1 by itself, it is rounded away
+    constexpr float kHalfStep = 0x1.0p-24;  // adding it alone to 1 changes nothing
     const float ones[4] = {1.0F, 1.0F, 1.0F, 1.0F};
     expect(product(0.0F, {1.0F, kHalfStep, 0.0F, kHalfStep}, ones) == 1.0F + 0x1.0p-23F, "second ones go together");
     expect(product(0.0F, {1.0F, 0.0F, kHalfStep, kHalfStep}, ones) == 1.0F, "first ones go together");
@@ -98,7 +97,7 @@ void test_small_numbers_are_zero() {
     expect(product(0.0F, {kLeast, 0.0F, 0.0F, 0.0F}, ones) == kLeast, "the least normal number");
 }
 
-// In a process of its own, so that this one goes on.
+// Runs in its own process, so that this one survives.
 template <typename Misuse>
 void expect_fault(const char* what, Misuse misuse) {
     const pid_t child = fork();

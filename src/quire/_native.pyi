@@ -15,7 +15,7 @@ def instruction_set() -> Literal["portable", "avx2", "avx512", "avx512_bf16", "a
     """The best form of the kernels here: portable, avx2, avx512, avx512_bf16 or amx."""
 
 def kernel_names() -> list[str]:
-    """The instruction sets that this machine has kernels for, best last."""
+    """The instruction sets that this machine has kernels for, the fastest last."""
 
 class Kernels:
     """The kernels of one instruction set."""
@@ -27,14 +27,14 @@ def kernels(name: str) -> Kernels:
     """The kernels of an instruction set that this machine has."""
 
 class ThreadTeam:
-    """Threads that go through a step together."""
+    """Threads that compute a step together."""
 
     def __init__(self, num_threads: int) -> None: ...
     @property
     def size(self) -> int: ...
 
 def activation_bytes(shape: Mapping[str, object], num_tokens: int, num_logits: int, num_threads: int) -> int:
-    """Bytes of activations that a decoder allocates for steps of so many tokens and logits."""
+    """The bytes of activations that Decoder.reserve allocates."""
 
 class Decoder:
     """A decoder-only model; see native/include/quire/decoder.h."""

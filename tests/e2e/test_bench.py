@@ -186,7 +186,7 @@ def test_latency(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all(run["bound_s"] > 0 for run in one)
     assert 2.5 < three[0]["num_operations"] / one[0]["num_operations"] < 4
     assert list(samples["Prefill"]) == ["40 tokens"]
-    for run in samples["Chats beside a prompt"]["runs"]:
+    for run in samples["Chats during a prompt"]["runs"]:
         assert len(run["quiet_s"]) == 2 * 4  # two chats, four steps
         assert len(run["disturbed_s"]) >= 2
 
@@ -202,7 +202,7 @@ def test_latency_says_where_sequences_do_not_fit(capsys: pytest.CaptureFixture[s
     small = ["--kv-memory", "256KiB", "--num-threads", "1", "--read-size", "1MiB", "--repeat", "1"]
     sizes = ["--contexts", "120", "--sequences", "8", "--prompts", "8", "--steps", "2"]
     assert cli.main(["bench", "latency", "guide", *small, *sizes]) == cli.MISUSED
-    assert "for 8 sequences that decode side by side at a context of 120" in capsys.readouterr().err.splitlines()[-1]
+    assert "for 8 sequences that decode together at a context of 120" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_memory(workload: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,7 +222,7 @@ def test_startup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     samples = bench("startup", "guide", *SMALL, "--repeat", "1", "--read-size", "1MiB", folder=tmp_path)
     printed = capsys.readouterr().out
     assert "process start to the first token, s" in printed
-    assert "installed beside numpy, MB" in printed
+    assert "installed without numpy, MB" in printed
     guide, (load,) = samples["The guide"], samples["Loading"]["runs"]
     assert 0 < guide["first_token_s"][0] <= guide["end_s"][0]
     assert 0 < load["load_s"] < load["ready_s"]

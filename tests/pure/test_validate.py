@@ -422,7 +422,7 @@ def test_a_search_ranks_and_ends_texts_by_itself(field: str, value: object, allo
 def test_a_grammar_stands_alone(field: str, value: object) -> None:
     sampling = replace(SamplingParams(temperature=0.0), **{field: value})  # type: ignore[arg-type]
     validate(Request("r", [1], sampling), LIMITS)
-    expect_refusal(Request("r", [1], replace(sampling, grammar=HELD)), "grammar", HELD, f"none beside {field}")
+    expect_refusal(Request("r", [1], replace(sampling, grammar=HELD)), "grammar", HELD, f"none together with {field}")
 
 
 @pytest.mark.parametrize(

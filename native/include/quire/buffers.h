@@ -1,4 +1,4 @@
-// Memory of the engine: aligned to cache lines, allocated once, and allowed to fail in one place.
+// Memory of the engine: aligned to cache lines and allocated once, so that allocation can fail in one place only.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +8,7 @@
 
 namespace quire {
 
-// Uninitialised memory for `T`, on a cache line; large ones ask for huge pages.
+// Uninitialised memory for `T`, aligned to a cache line. A large buffer asks for huge pages.
 template <typename T>
 class Buffer {
   public:
@@ -21,7 +21,7 @@ class Buffer {
     }
     ~Buffer() { std::free(data_); }
 
-    // Throws std::bad_alloc. What was stored is lost.
+    // Throws std::bad_alloc. The old contents are lost.
     void allocate(std::size_t count);
     T* data() const { return data_; }
     std::size_t size() const { return count_; }
@@ -36,8 +36,8 @@ class Buffer {
     std::size_t count_ = 0;
 };
 
-// Returns memory on a boundary of 64 bytes, or of 2 MiB and advised to use huge pages where it is
-// that large. Throws std::bad_alloc. Freed by std::free.
+// Returns memory aligned to 64 bytes. Memory of 2 MiB or more is aligned to 2 MiB and asks for huge pages.
+// Throws std::bad_alloc. Free it with std::free.
 void* allocate_aligned(std::size_t num_bytes);
 
 template <typename T>

@@ -1,16 +1,15 @@
-// What this processor, and the operating system on it, let a kernel use.
+// The processor features that a kernel may use on this processor and operating system.
 //
-// A feature counts as present only where the processor has the instructions (cpuid) and the
-// operating system saves the registers that they use (XCR0, read by xgetbv). A processor's own
-// word is not enough: under a kernel or a hypervisor that does not save the wide registers, the
-// instructions fault, or worse, lose what another process left there.
+// A feature counts as present only if the processor has the instructions (cpuid) and the operating
+// system saves the registers that they use (XCR0, read by xgetbv). Cpuid alone is not enough: under a
+// kernel or a hypervisor that does not save the wide registers, the instructions fault, or worse,
+// destroy another process's register contents.
 //
 //     cpuid leaves ─┐
 //     XCR0 ─────────┼─> decode_cpu_features ─> CpuFeatures ─> best_instruction_set
 //     tile grant ───┘        (pure)                                 (pure)
 //
-// Reading the machine and deciding what it means are two functions, so that the tests can put any
-// machine before the second one.
+// One function reads the machine and another decodes what was read, so that tests can decode any machine.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +31,7 @@ struct CpuFeatures {
     bool amx_int8 = false;
 };
 
-// The kernels come in these five forms; each needs all of the one before it.
+// The kernels are compiled for these five sets. Each needs all features of the one before.
 enum class InstructionSet {
     kPortable,    // plain C++
     kAvx2,        // avx2, fma, f16c
@@ -41,24 +40,24 @@ enum class InstructionSet {
     kAmx,         // and amx tile, bf16, int8
 };
 
-// The raw words that decide. All zero on a machine that is not x86-64.
+// The raw words that the features are decoded from. All zero on a machine that is not x86-64.
 struct CpuidWords {
     std::uint32_t leaf1_ecx = 0;
     std::uint32_t leaf7_ebx = 0;
     std::uint32_t leaf7_ecx = 0;
     std::uint32_t leaf7_edx = 0;
     std::uint32_t leaf7_1_eax = 0;
-    std::uint64_t xcr0 = 0;      // 0 where the operating system does not use xsave
-    bool tiles_granted = false;  // the operating system gives this process AMX tile registers
+    std::uint64_t xcr0 = 0;      // 0 if the operating system does not use xsave
+    bool tiles_granted = false;  // the operating system lets this process use the AMX tile registers
 };
 
-// Reads the machine. Where it has tile registers, Linux is asked for them, for the whole process: it
-// keeps them until then, and only its answer says whether they may be used.
+// Reads the machine. If it has tile registers, also asks Linux for them, for the whole process: a process may
+// use them only after Linux has granted them.
 CpuidWords read_cpuid_words();
 
 CpuFeatures decode_cpu_features(const CpuidWords& words);
 
-// Of this machine, decided once. No tile instruction runs before.
+// The features of this machine, read once. Call it before any tile instruction.
 const CpuFeatures& cpu_features();
 
 InstructionSet best_instruction_set(const CpuFeatures& features);

@@ -1,14 +1,14 @@
 // A decoder-only model, run by a team of threads: one call computes a step from token ids to logits.
 //
-// The model is data (`DecoderShape`, the C++ form of the DecoderSpec in Python), its weights are set
-// part by part, packed, and then only read. The decoder owns its weights and activations; the KV
-// memory is the caller's. A step is a row of phases with a barrier behind each:
+// The model is data (`DecoderShape`, the C++ form of the DecoderSpec in Python). Its weights are set
+// and packed one by one, and only read afterwards. The decoder owns its weights and activations; the
+// caller owns the KV memory. A step is a sequence of phases with a barrier after each:
 //
 //     embed ─► per layer: norm ─► q, k, v ─► heads, write KV ─► attention ─► output ─► norm ─► MLP
-//           ─► norm of the rows that are wanted ─► head
+//           ─► norm of the rows that need logits ─► head
 //
-// The keys and values of all tokens of the step are written before any is read. Which member of the
-// team computes which piece, and how tokens lie beside each other, changes no bit of a row.
+// The keys and values of all tokens of the step are written before any is read. A row has the same bits
+// whichever thread computes it and whichever tokens are in the step with it.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +32,8 @@ struct LayerShape {
     std::int64_t window = 0;  // 0: all positions
     int rope = -1;            // index into DecoderShape::ropes; -1: none
     bool sparse = false;
-    int kv_group = 0;  // whose block tables lead to its keys and values
-    int kv_place = 0;  // which array of the KV memory holds them
+    int kv_group = 0;  // the KV group whose block tables it uses
+    int kv_place = 0;  // the array of the KV memory with its keys and values
 };
 
 struct RopeShape {
@@ -45,7 +45,7 @@ struct RopeShape {
 struct DecoderShape {
     int vocab_size = 0;
     int hidden_size = 0;
-    int embedding_size = 0;  // as hidden_size where nothing is projected
+    int embedding_size = 0;  // hidden_size unless embeddings are projected
     int num_heads = 0;
     int num_kv_heads = 0;
     int head_dim = 0;
@@ -72,7 +72,7 @@ struct DecoderShape {
 // A matrix in panels, with its bias.
 class PackedMatrix {
   public:
-    // `type` is that of the rows, or int8. Throws std::bad_alloc.
+    // `type` is the type of the rows, or int8. Throws std::bad_alloc.
     void pack(const Kernels& kernels, ThreadTeam& team, const MatrixRows& rows, NumberType type);
     void set_bias(const float* bias, int count);
     bool empty() const { return panels_.size() == 0; }
@@ -105,7 +105,7 @@ struct LayerWeights {
 
 struct DecoderWeights {
     PackedMatrix embedding_in, embedding_out, head;
-    // Rows are looked up, so it lies as in the checkpoint, borrowed; none where the head is tied.
+    // Row by row as in the checkpoint, because rows are looked up; borrowed. Null if the head is tied.
     const void* embedding = nullptr;
     NumberType embedding_type = NumberType::kFloat32;
     std::vector<float> positions;  // [rows, hidden_size]
@@ -113,7 +113,7 @@ struct DecoderWeights {
     std::vector<LayerWeights> layers;
 };
 
-// The tokens of a step, those of each sequence one after another; see StepInputs in Python.
+// The tokens of a step, sequence by sequence; see StepInputs in Python.
 struct StepView {
     int num_sequences = 0;
     int num_tokens = 0;
@@ -129,9 +129,9 @@ struct StepView {
 
 // Where the results go.
 struct StepResultView {
-    Rows logits;          // [num_logits], rows of vocab_size up to a multiple of 16
+    Rows logits;          // [num_logits], rows of vocab_size, rounded up to a multiple of 16
     bool* finite_logits;  // [num_logits]
-    bool* finite_tokens;  // [num_tokens]: the hidden state of the token is finite
+    bool* finite_tokens;  // [num_tokens]: the token's hidden state is finite
 };
 
 class Decoder {
@@ -145,15 +145,15 @@ class Decoder {
 
     DecoderWeights weights;
 
-    // The KV memory, per place; it must outlive the decoder's steps.
+    // Sets the KV memory of each place. It must outlive the decoder's steps.
     void set_cache(std::vector<PagedKv> places);
 
     std::size_t weight_bytes() const;
 
-    // Allocates activations for steps of so many tokens and logits. Throws std::bad_alloc.
+    // Allocates activations for steps of up to `num_tokens` tokens and `num_logits` logits. Throws std::bad_alloc.
     void reserve(int num_tokens, int num_logits);
 
-    // Computes one step; it must fit into what was reserved. Throws std::bad_alloc.
+    // Computes one step, no larger than `reserve` allowed. Throws std::bad_alloc.
     void run(const StepView& step, const StepResultView& results);
 
   private:
@@ -167,14 +167,14 @@ class Decoder {
     std::unique_ptr<Activations> activations_;
 };
 
-// Bytes of activations that a decoder allocates for steps of so many tokens and logits.
+// The bytes that Decoder::reserve allocates.
 std::size_t activation_bytes(const DecoderShape& shape, int num_tokens, int num_logits, int num_threads);
 
-// The kernels compiled for an instruction set. They run where cpu_features() has found it: the tile registers of
-// AMX are asked for there.
+// The kernels compiled for an instruction set. Run them only after cpu_features() has found that set: it also asks
+// for the tile registers of AMX.
 const Kernels& kernels_for(InstructionSet instruction_set);
 
-// The kernels that this machine can run, best last.
+// The kernels that this machine can run, the fastest last.
 std::vector<const Kernels*> usable_kernels();
 
 }  // namespace quire

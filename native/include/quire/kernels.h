@@ -1,18 +1,22 @@
-// The kernels: what the inner loops of a decoder do, as one table of functions per instruction set.
+// The kernels: the inner loops of a decoder, as one table of functions per instruction set.
 //
-// A kernel works on raw pointers and one piece of the work (some rows, some columns, one head); it
-// knows no threads and no models. Who calls it hands out the pieces. Whatever the pieces are, a
-// number comes out with the same bits: the order of each sum depends on the row alone.
+// A kernel works on raw pointers and on one piece of the work (some rows, some columns, one head). It
+// knows no threads and no models: its caller cuts the work into pieces. Every cut gives the same bits,
+// because the order of each sum depends only on the row.
 //
-//     layout of a matrix [out, in]     panels of 16 outputs, the last one padded, and four panels beside each
-//                                      other: [out / 64][in][4][16]; where a set of kernels multiplies
-//                                      bfloat16 in pairs of inputs: [out / 64][in / 2][4][16][2]; and of
-//                                      int8: [out / 64][in / n][4][16][n], then the scales of the outputs, [out]
-//     layout of keys, one head         groups of 16 tokens:  [block_size / 16][steps][16][inputs of a step]
-//     layout of values, one head       [block_size][value_stride], value_stride = head_dim up to a
-//                                      multiple of 16; where a set multiplies pairs of tokens, and of
-//                                      int8: [block_size / 2][value_stride][2]
-//     of int8 both end with the scales of the tokens, [block_size] floats: number = scale * q
+//     a matrix [out, in]     panels of 16 outputs, the last one padded, in groups of four panels:
+//                                float32, bfloat16    [out / 64][in][4][16]
+//                                bfloat16 in pairs    [out / 64][in / 2][4][16][2]
+//                                int8                 [out / 64][in / n][4][16][n], then the scales of the
+//                                                     outputs, [out]
+//     keys of one head       groups of 16 tokens: [block_size / 16][steps][16][inputs of a step]
+//     values of one head     with value_stride = head_dim rounded up to a multiple of 16:
+//                                in general           [block_size][value_stride]
+//                                pairs of tokens, and int8
+//                                                     [block_size / 2][value_stride][2]
+//     int8 keys and values   end with the scales of the tokens, [block_size] floats: number = scale * q
+//
+// "In pairs": some instruction sets multiply pairs of bfloat16.
 #pragma once
 
 #include <cstddef>
@@ -20,12 +24,12 @@
 
 namespace quire {
 
-// Kernel files are compiled once per instruction set, and the linker keeps one copy of a function
-// that stands in a header: such a function must not be left standing alone in any of them.
+// Kernel files are compiled once per instruction set, and the linker keeps only one copy of an inline function in
+// a header. So such a function must be inlined everywhere: the one copy could use instructions that are missing.
 #define QUIRE_INLINE __attribute__((always_inline)) inline
 
 constexpr int kPanelWidth = 16;
-// The softmax runs over tiles of so many absolute positions, whatever the block size.
+// The softmax runs over tiles of this many absolute positions, whatever the block size.
 constexpr int kAttentionTile = 64;
 
 QUIRE_INLINE constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
@@ -36,13 +40,12 @@ QUIRE_INLINE constexpr std::size_t bytes_of(NumberType type) {
     return type == NumberType::kFloat32 ? 4 : type == NumberType::kBfloat16 ? 2 : 1;
 }
 
-// A product with weights of int8 takes the inputs of a row in so many at a time: each such group is
-// rounded to int8 by a scale of its own.
+// A product with int8 weights rounds each group of this many inputs of a row to int8, with its own scale.
 constexpr int kInt8Group = 128;
 
 enum class Activation { kSilu, kGeluTanh, kGelu, kRelu };
 
-// A matrix [num_outputs, num_inputs] as a checkpoint holds it, row by row, of float32 or bfloat16; borrowed.
+// A matrix [num_outputs, num_inputs] as in a checkpoint: row by row, float32 or bfloat16; borrowed.
 struct MatrixRows {
     const void* data = nullptr;
     NumberType type = NumberType::kFloat32;
@@ -53,7 +56,7 @@ struct MatrixRows {
 // A matrix in panels, borrowed.
 struct MatrixView {
     const void* panels = nullptr;
-    const float* bias = nullptr;  // [out up to a multiple of 16], or none
+    const float* bias = nullptr;  // [out rounded up to a multiple of 16], or null
     NumberType type = NumberType::kFloat32;
     int num_outputs = 0;
     int num_inputs = 0;
@@ -77,7 +80,7 @@ struct LinearTile {
     int num_panels = 0;
 };
 
-// One norm. With `center` the mean is taken off first; with `unit_offset` the scale is 1 + weight.
+// One norm. With `center` the mean is subtracted first; with `unit_offset` the scale is 1 + weight.
 struct NormView {
     const float* weight = nullptr;
     const float* bias = nullptr;
@@ -97,7 +100,7 @@ struct PagedKv {
     int head_dim = 0;
 
     QUIRE_INLINE int value_stride() const { return round_up(head_dim, kPanelWidth); }
-    // In numbers; of int8, a scale is as large as four.
+    // In numbers: with int8, the scale of a token takes the place of four.
     QUIRE_INLINE std::size_t head_size() const {
         return static_cast<std::size_t>(block_size) * (value_stride() + (type == NumberType::kInt8 ? 4 : 0));
     }
@@ -106,23 +109,23 @@ struct PagedKv {
     }
 };
 
-// One of several sequences that attend together, with one token.
+// One of several sequences that attend together, with one token each.
 struct AttentionMember {
     const std::int64_t* block_table = nullptr;
     int token = 0;  // index of its row
     std::int64_t position = 0;
 };
 
-// Attention of consecutive tokens of one sequence, or of several sequences with a token each, over some
-// key-value heads and the `group` query heads that read each. Heads of a tile follow one another, because
-// their keys and values lie one behind the other in a block.
+// Attention of consecutive tokens of one sequence, or of several sequences with one token each, over some
+// key-value heads and the `group` query heads that read each of them. The key-value heads follow one another,
+// because their keys and values are adjacent in a block.
 struct AttentionTask {
     PagedKv kv;
-    const std::int64_t* block_table = nullptr;  // of the sequence; of several, of any of them
+    const std::int64_t* block_table = nullptr;  // of the sequence, or of any one of several
     Rows query;                                 // row: [num_heads * head_dim]
     Rows output;                                // row: [num_heads * head_dim]
-    // Several sequences see all of their first `shared` positions, whole tiles that lie in the same
-    // blocks.
+    // Several sequences share the blocks of their first `shared` positions, which are whole tiles. Each token
+    // sees all of those.
     const AttentionMember* members = nullptr;
     int num_members = 0;  // 0: one sequence
     std::int64_t shared = 0;
@@ -130,14 +133,14 @@ struct AttentionTask {
     int num_tokens = 0;
     std::int64_t first_position = 0;  // of the first row in its sequence
     int kv_head = 0;
-    int num_kv_heads = 1;  // several only where all queries, tokens * heads * group, fit into kAttentionQueries
+    int num_kv_heads = 1;  // several only if all queries, tokens * heads * group, fit into kAttentionQueries
     int group = 1;
     float scale = 1.0F;
-    std::int64_t window = 0;  // positions seen back, the own one counted; 0: all
+    std::int64_t window = 0;  // positions that a token sees, including its own; 0: all
     float soft_cap = 0.0F;    // 0: none
 };
 
-// At most so many tokens go into one AttentionTask.
+// The most tokens of an AttentionTask.
 constexpr int kAttentionTokens = 16;
 
 struct Kernels {
@@ -145,23 +148,23 @@ struct Kernels {
 
     // Bytes of a matrix in panels.
     std::size_t (*packed_bytes)(const MatrixView& matrix);
-    // Rows -> panels first_panel … of the matrix, which has the shape of the rows, and their type or int8.
+    // Packs rows into panels first_panel … of the matrix, which has the shape of the rows and their type, or int8.
     void (*pack_panels)(const MatrixRows& rows, const MatrixView& matrix, void* panels, int first_panel,
                         int num_panels);
-    // One row of a packed matrix as floats: what an embedding needs.
+    // Reads one row of a packed matrix as floats, for embeddings.
     void (*unpack_row)(const MatrixView& matrix, int row, float* output);
 
     // output = input * matrix^T + bias, or output += … with `accumulate`.
     void (*linear)(const MatrixView& matrix, const Rows& input, const Rows& output, const LinearTile& tile,
                    bool accumulate);
-    // output = activation(gate(input)) * up(input); both matrices hold numbers of one type.
+    // output = activation(gate(input)) * up(input); both matrices have the same type.
     void (*gated_linear)(const MatrixView& gate, const MatrixView& up, const Rows& input, const Rows& output,
                          const LinearTile& tile, Activation activation);
     void (*activate)(float* values, int count, Activation activation);
 
     // May work in place.
     void (*normalize)(const float* input, float* output, int size, const NormView& norm);
-    // Turns the pairs (i, i + half) of one head.
+    // Rotates the pairs (i, i + half) of one head.
     void (*rotate)(float* head, const float* cosines, const float* sines, int half);
     void (*soft_cap)(float* values, int count, float cap);
     void (*add)(float* values, const float* others, int count);
@@ -174,11 +177,11 @@ struct Kernels {
 
     // weights[i] = e^((logits[i] - shift) * factor); returns their sum.
     double (*exponentials)(const float* logits, int count, float shift, float factor, float* weights);
-    // The highest of the numbers, and the lowest index that has it.
+    // The highest number, and the lowest index that has it.
     void (*arg_max)(const float* values, int count, float* value, int* index);
 };
 
-// So many queries of a task go through a tile side by side.
+// The most queries that go through a tile together.
 constexpr int kAttentionQueries = 64;
 
 // Floats of scratch that `attention` needs.

@@ -4,9 +4,9 @@
 //     rows   │ 0 │ 2 │ 4 │
 //       ▼    │ 1 │ 3 │ 5 │    in this order, so that threads work on neighbouring panels
 //
-// A piece takes all rows, up to hundreds, so that its weights come from memory once, and many panels,
-// so that rounding the rows for them is little work and a stream of weights is long. Where that would
-// leave too few pieces for the team, they get smaller. No cut shapes a sum.
+// A piece has as many rows as possible, so that its weights are read from memory once. It has many panels, so that
+// rounding the rows costs little compared with the products, and a stream of weights is long. If that gives
+// too few pieces for the team, they get smaller. No cut changes the order of a sum.
 #pragma once
 
 #include <algorithm>
@@ -27,7 +27,7 @@ class LinearPieces {
         panels_per_piece_ = std::clamp(num_panels_ / wanted / kLeastPanels * kLeastPanels, kLeastPanels, kMostPanels);
     }
 
-    // Panels are cut into so many pieces at most, whatever the team.
+    // The most pieces that panels are cut into, for any team.
     static int most_panel_pieces(int num_panels) { return pieces_of(num_panels, kLeastPanels); }
 
     int count() const { return row_pieces_ * pieces_of(num_panels_, panels_per_piece_); }
@@ -43,7 +43,7 @@ class LinearPieces {
 
   private:
     static int pieces_of(int count, int per_piece) { return (count + per_piece - 1) / per_piece; }
-    // Rows are shared out evenly.
+    // Splits the rows evenly.
     int start_of(int row_piece) const { return static_cast<int>(std::int64_t{num_rows_} * row_piece / row_pieces_); }
 
     int num_panels_, num_rows_, row_pieces_, panels_per_piece_;

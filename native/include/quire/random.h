@@ -5,7 +5,7 @@
 
 namespace quire {
 
-// Uniform in [0, 1), a multiple of 2^-53. Neighbouring seeds and positions give unrelated numbers.
+// Returns a multiple of 2^-53 in [0, 1). Neighbouring seeds and positions give unrelated numbers.
 double uniform(std::uint64_t seed, std::uint64_t position);
 
 }  // namespace quire

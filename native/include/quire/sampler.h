@@ -1,13 +1,14 @@
-// Choosing tokens from logits: greedy or drawn, with filters, free of the batch.
+// Chooses tokens from logits, greedily or at random, with filters. A choice does not depend on the batch.
 //
-// A draw is a row of logits with its own settings. Its rules change the logits first: tokens are allowed,
-// masked or banned, biases added, then come the penalties of repetition, frequency and presence, each number
-// rounded to float. Tokens get the weight e^(logit / temperature);
-// the filters take tokens away in this order: min_p (below that share of the highest weight), top_k
-// (all but the k likeliest), top_p (the likeliest that make up that share of what is left; the rest
-// goes). Tokens of equal weight are in the order of their ids. What is left is drawn by one uniform
-// number, a function of (seed, position) alone: so a token depends neither on its neighbours in
-// the batch, nor on how the request came to this position.
+// A draw is a row of logits with its own settings:
+//  1. Its rules change the logits: allowed, masked and banned tokens, then biases, then the repetition,
+//     frequency and presence penalties. Each number is rounded to float.
+//  2. Each token gets the weight e^(logit / temperature).
+//  3. The filters remove tokens, in this order: min_p (those below that share of the highest weight), top_k (all but
+//     the k likeliest), top_p (all but the likeliest that together have that share of the remaining weight). Tokens
+//     of equal weight are in the order of their ids.
+//  4. One uniform number chooses among the rest. It depends on (seed, position) only: so a token depends neither
+//     on its neighbours in the batch nor on how the request reached this position.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +21,7 @@
 
 namespace quire {
 
-// A list of token ids per draw: those of draw i are ids[starts[i]] up to ids[starts[i + 1]].
+// A list of token ids per draw: draw i has ids[starts[i]] … ids[starts[i + 1] - 1].
 struct TokenLists {
     const std::int64_t* starts = nullptr;  // [num_draws + 1]
     const std::int64_t* ids = nullptr;
@@ -28,8 +29,8 @@ struct TokenLists {
     bool has_any(int draw) const { return starts[draw] < starts[draw + 1]; }
 };
 
-// The tokens that may be chosen, as bits of words, the lowest bit the lowest id. Most draws have no mask; several
-// may have the same one.
+// The tokens that may be chosen, one bit each; the lowest bit of a word is the lowest id. Most draws have no mask, and
+// several may share one.
 struct TokenMasks {
     const std::int64_t* rows = nullptr;    // [num_draws]; -1: every token
     const std::uint32_t* words = nullptr;  // [num_masks, num_words]
@@ -38,8 +39,8 @@ struct TokenMasks {
     const std::uint32_t* of(int draw) const { return rows[draw] < 0 ? nullptr : words + rows[draw] * num_words; }
 };
 
-// The tokens whose logits change, by draw. Biases and counts have an entry per id of `biased` and `seen`;
-// counts say how often a token stands in the output.
+// The tokens whose logits change, by draw. There is one bias per id of `biased`, and one count per id of `seen`: how
+// often the token occurs in the output.
 struct RulesView {
     TokenLists allowed;  // an empty list: every token
     TokenLists banned;
@@ -50,7 +51,7 @@ struct RulesView {
     TokenMasks masks;
 };
 
-// The names of the numbers that a draw has, in the order of the rows of DrawsView::parameters.
+// The names of the parameters of a draw, in the order of the rows of DrawsView::parameters.
 std::span<const char* const> draw_parameters();
 
 // Columns of equal length, one entry per draw.
@@ -60,7 +61,7 @@ struct DrawsView {
     const float* parameters = nullptr;  // [num_parameters, num_draws]; temperature 0: greedy, top_k 0 or -1: off
     const std::int64_t* seeds = nullptr;
     const std::int64_t* positions = nullptr;
-    const std::int64_t* num_logprobs = nullptr;  // how many of the likeliest are reported; -1: nothing is
+    const std::int64_t* num_logprobs = nullptr;  // how many of the likeliest tokens to report; -1: report nothing
     RulesView rules;
 };
 
@@ -86,7 +87,7 @@ class Sampler {
 
     int vocab_size() const { return vocab_size_; }
 
-    // What `sample` would report if it had chosen the tokens that stand in `choices`.
+    // Reports what `sample` would if it had chosen the tokens in `choices`.
     void report(const Rows& logits, int count, const std::int64_t* logit_rows, const std::int64_t* num_logprobs,
                 const ChoicesView& choices);
 
@@ -95,15 +96,14 @@ class Sampler {
         float weight;
         std::int32_t token;
     };
-    // What one member of the team works with.
+    // The memory of one member of the team.
     struct Scratch {
         std::vector<float> logits;
         std::vector<float> weights;
         std::vector<Candidate> candidates;
         std::vector<std::int32_t> ids;
     };
-    // The logits to choose from, in the order of ids; `ids` null: those of all tokens. Where there is a mask, it has
-    // not been applied yet.
+    // The logits to choose from, in the order of ids; `ids` null: of all tokens. A mask has not been applied yet.
     struct Field {
         const float* logits;
         int count;

@@ -1,17 +1,16 @@
 // Sixteen numbers at a time, the same way on every instruction set.
 //
-// Kernels are written once, over `Floats`: 16 lanes, held in one 512-bit, two 256-bit or four
-// 128-bit registers, whichever the file is compiled for. Every kernel file is compiled once per
-// instruction set, with QUIRE_ISA naming the namespace, and nothing inline is shared between the
-// copies: a function that the linker took from the wrong copy would fault on an older processor.
+// Kernels are written once, over `Floats`: 16 lanes in one 512-bit, two 256-bit or four 128-bit
+// registers. Every kernel file is compiled once per instruction set, in the namespace QUIRE_ISA. The
+// copies share no inline function: one that the linker took from the wrong copy would fault on an older
+// processor.
 //
-// A lane is an output, never a share of a sum: sums run over time, one step after another, so the
-// order of a sum is the order of the loop. The two horizontal operations (`sum`, `highest`) have
-// one fixed order.
+// A lane is an output, never a part of a sum: the loop adds one step after another, so it alone sets
+// the order of a sum. The two horizontal operations (`sum`, `highest`) have one fixed order.
 //
-// `fma` is one rounding where the instruction set has it and two elsewhere. Within one instruction
-// set it is always the same, which is what the promise of equal bits asks for; the compiler may not
-// fuse by itself (-ffp-contract=off), because it would do so in one place and not in another.
+// `fma` rounds once if the instruction set has it, else twice. Equal bits need only that it is always the
+// same within one instruction set. The compiler may not fuse by itself (-ffp-contract=off), because it
+// would do so in one place and not in another.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +52,7 @@ struct Ints {
 
 #define QUIRE_FOR_PARTS(i) _Pragma("GCC unroll 4") for (int i = 0; i < kParts; ++i)
 
-// Before a loop over an array of registers, which gcc else puts into memory.
+// For loops over an array of registers: gcc keeps the array in memory unless the loop is unrolled.
 #define QUIRE_UNROLLED _Pragma("GCC unroll 32")
 
 inline Floats broadcast(float value) {
@@ -75,7 +74,7 @@ inline Floats load(const std::uint16_t* from) {
     Floats result;
 #if defined(__AVX512F__)
     const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-    // The masked form, all lanes on: gcc 12 warns of the plain one's undefined start value.
+    // The masked form, with all lanes on: gcc 12 warns that the plain one starts from an undefined value.
     result.part[0] = (FloatPart)((IntPart)_mm512_maskz_cvtepu16_epi32(0xffff, halves) << 16);
 #elif defined(__AVX2__)
     QUIRE_FOR_PARTS(i) {
@@ -198,7 +197,7 @@ inline Mask lanes_between(int first, int end) {
 
 inline Floats max(const Floats& a, const Floats& b) { return select(a < b, b, a); }
 
-// The upper half of the lanes onto the lower one, until one is left.
+// Joins the upper half of the lanes with the lower one, until one lane is left.
 template <typename Lanes, typename Join>
 auto fold(const Lanes& value, Join join) {
     auto part = value.part[0];
@@ -228,13 +227,13 @@ inline float highest(const Floats& value) {
     return fold(value, [](FloatPart a, FloatPart b) { return a < b ? b : a; });
 }
 
-// value * 2^n for a whole n from -127 to 128; else it is anything.
+// value * 2^n for a whole n from -127 to 128; undefined for other n.
 inline Floats times_power_of_two(const Floats& value, const Floats& n) {
     Floats result;
 #if defined(__AVX512F__)
     result.part[0] = _mm512_maskz_scalef_ps(0xffff, value.part[0], n.part[0]);
 #else
-    // In two factors, because 2^128 is no float. What cannot be turned into an integer must not be.
+    // In two factors, because 2^128 is no float. Clamped, because converting a float that is no int is undefined.
     const Floats below = broadcast(-127.0F), above = broadcast(128.0F);
     const Floats inside = select(n < below, below, select(above < n, above, n));
     QUIRE_FOR_PARTS(i) {
@@ -291,8 +290,8 @@ inline Floats exp(const Floats& x) {
     return select(largest < x, broadcast(std::numeric_limits<float>::infinity()), result);
 }
 
-// tanh by e^2x: 1 - 2 / (e^2x + 1), odd by construction. Near 0 that would cancel, and an odd polynomial
-// (Cephes) stands in.
+// tanh as 1 - 2 / (e^2|x| + 1), with the sign of x. Near 0 that would lose precision, so an odd polynomial (Cephes)
+// is used there.
 inline Floats tanh(const Floats& x) {
     const Floats zero = broadcast(0.0F), one = broadcast(1.0F), two = broadcast(2.0F);
     const Mask negative = x < zero;

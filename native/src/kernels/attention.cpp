@@ -1,24 +1,23 @@
 // Paged attention: a query reads its sequence's keys and values through the block table.
 //
-// The softmax runs over fixed tiles of 64 absolute positions, in order, and keeps per query the
-// running maximum, the sum of weights and the weighted sum of values:
+// The softmax runs over fixed tiles of 64 absolute positions, in order. Each query keeps the running
+// maximum, the sum of weights and the weighted sum of values:
 //
 //     positions    0 … 63 | 64 … 127 | 128 … 191          query at position 130
-//                  tile 0 | tile 1   | tile 2             of tile 2 it sees 128, 129, 130
+//                  tile 0 | tile 1   | tile 2             sees 128, 129, 130 of tile 2
 //
-// A tile begins at a multiple of 64 whatever the block size is, so which numbers are added to which
-// depends on the query's own position and window: not on blocks, chunks, neighbours or threads.
-// Scores have a token in each lane, hence their sums run over the head's dimensions in order;
-// outputs have a dimension in each lane, and their sums run over the tokens in order, so many of
-// them in a step as steps.h says. Several queries go through a tile side by side, each as if it
-// were alone.
+// A tile begins at a multiple of 64, whatever the block size. So the order of every sum depends on the
+// query's own position and window, not on blocks, chunks, neighbours or threads.
+// A score lane is a token: its sum runs over the head's dimensions in order. An output lane is a dimension:
+// its sum runs over the tokens in order, one step (see steps.h) after another. Several queries go through
+// a tile together, each as if it were alone.
 //
-// Nothing that the sequence did not write is used: scores of unwritten tokens are replaced before
-// they count, values of unwritten tokens are not read, or as zeros where they share a step.
+// Memory that the sequence did not write is never used. Scores of unwritten tokens are replaced before
+// they count. Values of unwritten tokens are not read, or read as zeros if a step also has written ones.
 //
-// Keys and values of int8 are not unpacked. A query is rounded to 16 bits, with a scale of its own, and
-// so are its weights of a tile, times the scales of the values: sums of products are integers then, exact
-// in any order, and become floats once for each tile. A weight of zero keeps out what was not written.
+// Int8 keys and values are not unpacked. Instead a query is rounded to 16 bits, with its own scale, and so
+// are its weights in a tile, multiplied by the scales of the values. Sums of products are then exact
+// integers, in any order, and become floats once per tile. Unwritten values get a weight of zero.
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -34,40 +33,40 @@ namespace {
 constexpr int kGroups = kAttentionTile / kLanes;  // of 16 tokens, in a tile
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
-// What a query and weights are rounded to beside int8: so much that a sum over 1024 dimensions, or over
-// the 64 tokens of a tile, fits into 32 bits.
+// The largest number that a query or a weight is rounded to for int8 keys and values: a sum over 1024
+// dimensions, or over the 64 tokens of a tile, then fits into 32 bits.
 constexpr float kMostInput = 16383.0F;
 
-// One query head of one token, with its running softmax. `first` and `end` bound what it sees of
-// the tile at hand, as places in the tile.
+// One query head of one token, with its running softmax. It sees the places first … end - 1 of the current
+// tile.
 struct Query {
-    const void* vector;  // [head_dim], as steps want it
-    float* scores;       // [64], then weights, as steps want them
+    const void* vector;  // [head_dim], in the form that steps need
+    float* scores;       // [64], then weights, in the form that steps need
     float* sums;         // [value_stride]
     float* output;       // [head_dim]
     std::int64_t position;
     float score_scale;
-    float weight_scale;  // of int8, in the tile at hand
+    float weight_scale;  // for int8, in the current tile
     float highest;
     float total;
     int first;
     int end;
 };
 
-// Where the tokens of a tile lie: the keys and the values of each group of 16. Only groups that have
-// a token between first and end are looked up. They are read one after another, and while one is read,
-// the one two places on is fetched:
+// The memory of a tile: the keys and the values of each group of 16 tokens. Only groups that have a token
+// between first and end are set. They are read in this order, and while one is read, the one two places
+// later is prefetched:
 //
 //     keys 0, 1, 2, 3, values 0, 1, 2, 3, keys of the next head's or the next tile 0, 1, …
 //
-// So little is on its way that it stays in the nearest cache until it is needed.
+// That is little enough to stay in the nearest cache until it is needed.
 template <typename Number>
 struct Tile {
     const Number* keys[kGroups];
     const Number* values[kGroups];
     const Number* after_keys[kGroups];
     const Number* after_values[kGroups];
-    const float* key_scales[kGroups];  // of int8
+    const float* key_scales[kGroups];  // for int8
     const float* value_scales[kGroups];
 };
 
@@ -90,12 +89,12 @@ void locate(const AttentionTask& task, int kv_head, std::int64_t tile_start, int
     }
 }
 
-// A cache line that will be read soon.
+// Prefetches a cache line.
 inline void fetch(const void* place) { __builtin_prefetch(place, 0, 3); }
 
-constexpr int kAhead = 2;  // groups that are on their way
+constexpr int kAhead = 2;  // groups to prefetch
 
-// Sets what is fetched while each group of a tile is read: where nothing comes, the group itself.
+// Sets what to prefetch while each group of a tile is read; the group itself if nothing follows.
 template <typename Number>
 void look_ahead(int first, int end, const Tile<Number>& coming, int first_coming, int end_coming, Tile<Number>* tile) {
     for (int group = first; group < end; ++group) {
@@ -105,7 +104,7 @@ void look_ahead(int first, int end, const Tile<Number>& coming, int first_coming
                                     : first_coming + after < end_coming ? coming.keys[first_coming + after]
                                                                         : tile->values[group];
     }
-    if constexpr (kIsInt8<Number>) {  // a line of each group
+    if constexpr (kIsInt8<Number>) {  // one line per group
         for (int group = first_coming; group < end_coming; ++group) {
             fetch(coming.key_scales[group]);
             fetch(coming.value_scales[group]);
@@ -115,7 +114,7 @@ void look_ahead(int first, int end, const Tile<Number>& coming, int first_coming
 
 constexpr int kLineBytes = 64;
 
-// Scores of kCount queries with the tokens of kAtOnce groups of 16.
+// Computes the scores of kCount queries with the tokens of kAtOnce groups of 16.
 template <int kCount, int kAtOnce, typename Number>
 void score_groups(Query* queries, const Tile<Number>& tile, int head_dim, int group) {
     using Each = Step<Number>;
@@ -127,7 +126,7 @@ void score_groups(Query* queries, const Tile<Number>& tile, int head_dim, int gr
     }
     constexpr int kStepNumbers = kLanes * Each::kInputs;
     const int steps = num_steps<Number>(head_dim);
-    for (int part = 0; part < kAtOnce; ++part) {  // in each of which one of the groups is fetched, from end to end
+    for (int part = 0; part < kAtOnce; ++part) {  // each part prefetches one group
         const char* next = reinterpret_cast<const char*>(tile.after_keys[group + part]);
         for (int i = steps * part / kAtOnce, end = steps * (part + 1) / kAtOnce; i < end; ++i) {
             typename Each::Vector keys[kAtOnce];
@@ -153,14 +152,14 @@ void score_groups(Query* queries, const Tile<Number>& tile, int head_dim, int gr
     }
 }
 
-// As many sums side by side as there are registers for: enough to hide how long one addition takes.
+// As many sums at a time as there are registers for: enough to hide the latency of an addition.
 #if defined(__AVX512F__)
 constexpr int kSums = 16;
 #else
 constexpr int kSums = 4;
 #endif
 
-// Scores of kCount queries with the tokens of some groups.
+// Computes the scores of kCount queries with the tokens of some groups.
 template <int kCount, typename Number>
 void score(Query* queries, const Tile<Number>& tile, int head_dim, int group, int end_group) {
     constexpr int kAtOnce = kCount < 4 ? least(kSums / kCount, 2) : least(kSums / kCount, kGroups);
@@ -170,8 +169,8 @@ void score(Query* queries, const Tile<Number>& tile, int head_dim, int group, in
     for (; group < end_group; ++group) score_groups<kCount, 1>(queries, tile, head_dim, group);
 }
 
-// Rounds the weights of some groups of a tile to 16 bits, each times the scale of its value. Those of
-// unseen tokens are zero, whatever their scales are.
+// Multiplies the weights of some groups of a tile by the scales of their values, and rounds them to 16 bits.
+// Weights of unseen tokens become zero, whatever their scales are.
 void round_weights(Query* query, const Tile<CachedInt8>& tile, int group, int end_group) {
     for (int g = group; g < end_group; ++g) {
         float* weights = query->scores + g * kLanes;
@@ -185,7 +184,7 @@ void round_weights(Query* query, const Tile<CachedInt8>& tile, int group, int en
     quantize(weights, count, quantizer.factor, reinterpret_cast<std::int16_t*>(query->scores) + group * kLanes);
 }
 
-// Turns the scores of some groups of a tile into weights and rescales what the query has summed up.
+// Turns the scores of some groups of a tile into weights, and rescales the sums of the query.
 template <typename Number>
 void weigh(Query* query, const Tile<Number>& tile, float soft_cap, int value_stride, int group, int end_group) {
     using Each = Step<Number>;
@@ -224,8 +223,8 @@ void weigh(Query* query, const Tile<Number>& tile, float soft_cap, int value_str
     }
 }
 
-// Adds kWide vectors of the values of some steps of tokens, weighted, to the sums of kCount queries. Of
-// steps that a query sees only partly it is alone to be added to.
+// Adds the weighted values of some steps of tokens to the sums of kCount queries, kWide vectors of them.
+// For steps that a query sees only in part, kCount must be 1, except with int8.
 template <int kCount, int kWide, typename Number>
 void add_wide(Query* queries, const Tile<Number>& tile, int first_step, int end_step, int value_stride, int d) {
     using Each = Step<Number>;
@@ -274,7 +273,7 @@ void add_wide(Query* queries, const Tile<Number>& tile, int first_step, int end_
     }
 }
 
-// Adds the values of some steps of tokens, weighted, to the sums of kCount queries.
+// Adds the weighted values of some steps of tokens to the sums of kCount queries.
 template <int kCount, typename Number>
 void add_values(Query* queries, const Tile<Number>& tile, int first_step, int end_step, int value_stride) {
     if (first_step >= end_step) return;
@@ -288,10 +287,10 @@ void add_values(Query* queries, const Tile<Number>& tile, int first_step, int en
     }
 }
 
-// One tile for kCount queries that all see some of it. They stand in the order of their positions,
-// so what they see begins and ends in that order: the steps that all of them see whole go together, the
-// ones before and after one query at a time. Of int8 all go together, whose sums must become floats at
-// once, and to which a weight of zero adds nothing.
+// Computes one tile for kCount queries that all see a part. The queries are in the order of their positions,
+// and so are the first and last tokens that they see. Steps that all queries see in full are computed together,
+// those before and after for one query at a time. With int8 all steps go together: their sums must become
+// floats once, and a weight of zero adds nothing to them.
 template <int kCount, typename Number>
 void attend_tile(const AttentionTask& task, Query* queries, const Tile<Number>& tile) {
     constexpr int kInputs = Step<Number>::kInputs;
@@ -330,7 +329,7 @@ void attend_some(const AttentionTask& task, Query* queries, int count, const Til
     if (q < count) attend_tile<1>(task, queries + q, tile);
 }
 
-// Sets what the queries see of a tile; returns the first of those that see some of it, and the end of them.
+// Sets which places of a tile the queries see; returns the range of the queries that see any.
 std::pair<int, int> look(const AttentionTask& task, Query* queries, int count, std::int64_t start) {
     int low = count, high = 0;
     for (int q = 0; q < count; ++q) {
@@ -348,8 +347,8 @@ std::pair<int, int> look(const AttentionTask& task, Query* queries, int count, s
     return {low, high};
 }
 
-// The tiles of positions `begin` … `limit` - 1; begin is that of a tile. Each head has `count` queries, of
-// the same positions, and those of the next head stand `stride` on.
+// Computes the tiles of positions `begin` … `limit` - 1, where a tile begins at `begin`. Each head has `count`
+// queries, at the same positions; the queries of the next head follow `stride` later.
 template <typename Number>
 void attend(const AttentionTask& task, Query* queries, int count, int stride, std::int64_t begin, std::int64_t limit) {
     std::int64_t start = first_seen(task, queries[0].position) / kAttentionTile * kAttentionTile;
@@ -379,13 +378,13 @@ void attend(const AttentionTask& task, Query* queries, int count, int stride, st
     }
 }
 
-// The queries of a task, as they are when they have seen nothing yet.
+// The queries of a task, before they have seen any token.
 template <typename Number>
 class Queries {
   public:
     Queries(const AttentionTask& task, float* scratch) : task_(task), scratch_(scratch) {}
 
-    // Some query heads of one token and key-value head.
+    // Adds some query heads of one token and key-value head.
     void add(int kv_head, int token, std::int64_t position, int first_head, int num_heads) {
         const int head_dim = task_.kv.head_dim, value_stride = task_.kv.value_stride();
         for (int head = first_head; head < first_head + num_heads; ++head, ++count_) {
@@ -422,7 +421,7 @@ class Queries {
   private:
     using Input = typename Step<Number>::Input;
 
-    // A query as steps want it; what it is to be multiplied with goes into the scale.
+    // Returns a query in the form that steps need; multiplies `scale` by the scale of its rounded numbers.
     static const Input* rounded_vector(const float* row, int head_dim, Input* scratch, float* scale) {
         if constexpr (kIsInt8<Number>) {
             const Quantizer quantizer = quantizer_of(highest_size(row, head_dim), kMostInput);
@@ -440,7 +439,8 @@ class Queries {
     int count_ = 0;
 };
 
-// Whole tokens at a time, as many as fit into the room for queries; heads of a wide group in parts.
+// Goes through as many whole tokens at a time as fit into kAttentionQueries, and through the heads of a wide group in
+// parts.
 template <typename Number>
 void attend_sequence(const AttentionTask& task, float* scratch) {
     Queries<Number> queries(task, scratch);
@@ -461,7 +461,7 @@ void attend_sequence(const AttentionTask& task, float* scratch) {
     }
 }
 
-// What the sequences share goes first, for all of them; then each goes on by itself where it was.
+// Computes the shared positions first, for all sequences together; then each sequence goes on alone.
 template <typename Number>
 void attend_members(const AttentionTask& task, float* scratch) {
     Queries<Number> queries(task, scratch);

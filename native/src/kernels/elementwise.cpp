@@ -26,7 +26,7 @@ Floats gelu(const Floats& x) {
 // Zero for negative numbers, NaN for NaN.
 Floats relu(const Floats& x) { return select(x < broadcast(0.0F), broadcast(0.0F), x); }
 
-// Applies `operation` to 16 numbers at a time; the last ones go through a padded copy.
+// Applies `operation` to 16 numbers at a time, and to the last ones in a padded copy.
 template <typename Operation>
 void for_lanes(float* values, int count, Operation operation) {
     int i = 0;
@@ -38,7 +38,7 @@ void for_lanes(float* values, int count, Operation operation) {
     for (int j = i; j < count; ++j) values[j] = lane[j - i];
 }
 
-// The sum of (x - shift)^power over the row, 16 sums side by side; power is 1 or 2.
+// The sum of (x - shift)^power over the row, as 16 parallel sums; power is 1 or 2.
 template <int kPower>
 float sum_of(const float* values, int count, float shift) {
     Floats total = broadcast(0.0F);
@@ -100,7 +100,7 @@ void add(float* values, const float* others, int count) {
 }
 
 bool all_finite(const float* values, int count) {
-    // x * 0 is 0 for a finite number and NaN for every other.
+    // x * 0 is 0 if x is finite, else NaN.
     const Floats zero = broadcast(0.0F);
     Floats total = zero;
     int i = 0;

@@ -1,6 +1,6 @@
-// Steps whose sums stay in registers, and what becomes of the sums behind them.
+// Groups: the steps whose sums stay in registers, and how a group's sum joins the sums before it.
 //
-//     float32, bfloat16    one group: the sums go on where they stood
+//     float32, bfloat16    one group: the sums continue
 //     int8                 128 inputs, rounded by one scale: the integers are added up, then fma(sum, scale, before)
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace quire::QUIRE_ISA {
 
-// What is added in registers before it goes back to memory: of floats all steps that there are, …
+// With float32 and bfloat16, all steps are one group …
 template <typename Number>
 struct Group {
     using Input = typename Step<Number>::Input;
@@ -22,7 +22,7 @@ struct Group {
     static Floats end(const Input*, const Floats& sum, const Floats&) { return sum; }
 };
 
-// … of int8 the integers of a group. Behind its numbers stand its scale and the integer that sums start from.
+// … and with int8, 128 inputs. After its numbers, a group holds its scale and the integer that sums start from.
 template <>
 struct Group<std::int8_t> {
     using Input = typename Step<std::int8_t>::Input;

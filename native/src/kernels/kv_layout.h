@@ -1,4 +1,4 @@
-// Where the numbers of keys and values lie within a head of a block; see kernels.h.
+// The layout of the keys and values of one head in a block; see kernels.h.
 #pragma once
 
 #include <type_traits>
@@ -10,13 +10,13 @@ namespace quire::QUIRE_ISA {
 template <typename Number>
 constexpr bool kIsInt8 = std::is_same_v<Number, CachedInt8>;
 
-// Numbers of a key, a last half step included.
+// The numbers of a key, rounded up to whole steps.
 template <typename Number>
 int key_stride(int head_dim) {
     return num_steps<Number>(head_dim) * Step<Number>::kInputs;
 }
 
-// The scales of the tokens of a block, behind the numbers of a head.
+// The scales of the tokens of a block, after the numbers of a head.
 template <typename Number>
 auto scales_of(const PagedKv& kv, Number* head) {
     using Scale = std::conditional_t<std::is_const_v<Number>, const float, float>;

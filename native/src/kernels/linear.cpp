@@ -1,24 +1,24 @@
 // Products of rows with a matrix in panels.
 //
-// A panel holds 16 outputs, and for each step of the sum the weights of all 16 beside each other (see
-// panels.h). So a lane is an output, and its sum runs over the inputs in order: one chain of additions
-// per (row, output), whatever the number of rows, and however rows and panels are cut. What is cut,
-// from the outside in, is only about which memory the numbers come from:
+// A panel holds 16 outputs: for each step of the sum, the weights of all 16 (see panels.h). So a lane is an
+// output, and its sum runs over the inputs in order: one chain of additions per (row, output), however
+// many rows there are and however rows and panels are cut. The cuts, from the outside in, only change which
+// memory the numbers come from:
 //
-//     block    up to 64 rows and 16 panels; their sums stand in scratch memory
-//     span     so many inputs of a block that its rows, as a step wants them, fit into scratch memory
+//     block    up to 64 rows and 16 panels; their sums are in scratch memory
+//     span     as many inputs of a block as fit into scratch memory, in the form that steps need
 //     chunk    256 inputs of a span, of up to four panels
-//     tile     some rows and panels of a chunk: sums in registers, each weight is loaded once for all rows
+//     tile     some rows and panels of a chunk: sums are in registers, and each weight is loaded once for all rows
 //
-// The weights of a chunk stay in the nearest cache while all rows of the block go over them, and
-// meanwhile those of the next chunk are fetched, spread evenly over that time. So weights come from
-// memory once for up to 64 rows, and neither memory nor arithmetic waits for the other.
+// The weights of a chunk stay in the nearest cache while all rows of the block use them. Meanwhile
+// those of the next chunk are prefetched, spread evenly over that time. So weights come from memory
+// once for up to 64 rows, and neither memory nor arithmetic waits for the other.
 //
-// With weights of int8 a row is rounded to int8 too, 128 inputs at a time. The products of such a group are added as
-// integers, exactly; then the groups are added as floats, in their order: sum = fma(integers, scale of the group, sum).
-// The scale of an output comes last.
+// With int8 weights, rows are rounded to int8 too, 128 inputs at a time. The products of such a group are added as
+// integers, exactly. Then the groups are added as floats, in order: sum = fma(integers, scale of the group, sum).
+// The sum is multiplied by the scale of its output last.
 //
-// Where there is a matrix unit, the tiles of bfloat16 are its own: see tile_product.h.
+// With a matrix unit, bfloat16 uses the tiles of that unit: see tile_product.h.
 #include <cstring>
 
 #include "groups.h"
@@ -31,12 +31,12 @@ namespace quire::QUIRE_ISA {
 namespace {
 
 constexpr int kBlockRows = 64, kBlockPanels = 16;
-// The panels of a block stand in so many groups at most, of one matrix or two.
+// The most groups that the panels of a block are in, of one matrix or two.
 constexpr int kBlockGroups = kBlockPanels / kGroupPanels + 2;
 constexpr int kChunkInputs = 256;
 constexpr int kSpanNumbers = kBlockRows * kChunkInputs;
-// The sums of a tile, rows * panels, each of kParts registers of 32 (AVX-512) or 16; the rows of most
-// tiles, and how many rows at most go through a chunk in a single tile.
+// kTileSums: rows * panels of a tile. Each sum takes kParts of the 32 (AVX-512) or 16 registers. kTileRows: the rows
+// of most tiles. kMostTileRows: up to this many rows go through a chunk as one tile.
 #if defined(__AVX512F__)
 constexpr int kTileSums = 24, kTileRows = 6, kMostTileRows = 8;
 #elif defined(__AVX2__)
@@ -47,7 +47,7 @@ constexpr int kTileSums = 3, kTileRows = 3, kMostTileRows = 3;
 
 typedef Floats BlockSums[kBlockRows][kBlockPanels];
 
-// What is fetched while a tile is computed: places in 1/256 bytes.
+// What to prefetch while a tile is computed. `offset` and `pace` are in 1/256 bytes.
 struct Fetch {
     const char* from;
     std::size_t offset;
@@ -110,11 +110,11 @@ void multiply_tile(const Tile<Number>& tile, int num_rows, int num_panels) {
     }
 }
 
-// The rows of a span as a step wants them: floats as they are …
+// The rows of a span in the form that steps need: floats unchanged …
 template <typename Number>
 class SpanRows {
   public:
-    // How many inputs go into a span.
+    // The number of inputs of a span.
     static int num_inputs(const MatrixView& matrix, int) { return matrix.num_inputs; }
 
     void take(const Rows& input, int first_input, int, int) {
@@ -130,7 +130,7 @@ class SpanRows {
 };
 
 #if defined(__AVX512BF16__)
-// … or rounded to bfloat16, to the nearest even, an odd last one beside a zero …
+// … or rounded to bfloat16, to the nearest even, with a zero after an odd last input …
 template <>
 class SpanRows<std::uint16_t> {
   public:
@@ -223,8 +223,7 @@ class BlockProduct {
             const Panels<Number>& group = panels_.groups[g];
             for (int input = start; input < end; input += kChunkInputs) {
                 const int steps = num_steps<Number>(least(kChunkInputs, end - input));
-                // The chunk that comes next: of this group, of the next one, of the next span; or none, and what
-                // is here already is fetched.
+                // The next chunk: of this group, the next group or the next span. Without one, prefetch this one again.
                 const char* next = bytes_at(group, input);
                 if (input + kChunkInputs < end) {
                     next = bytes_at(group, input + kChunkInputs);
@@ -275,7 +274,7 @@ class BlockProduct {
 };
 
 #if QUIRE_HAS_TILES
-// Whatever the number of rows: this unit adds in an order of its own.
+// For any number of rows, because this unit adds in its own order.
 template <>
 void BlockProduct<std::uint16_t>::add_chunk(const Panels<std::uint16_t>& group, int panel, int input, int input_of_span,
                                             int steps, const char* next) {
@@ -291,7 +290,7 @@ void BlockProduct<std::uint16_t>::add_chunk(const Panels<std::uint16_t>& group, 
 }
 #endif
 
-// Calls work(row, num_rows, panel, num_panels) for the blocks of a tile, rows shared out evenly.
+// Calls work(row, num_rows, panel, num_panels) for the blocks of a tile, with rows split evenly.
 template <typename Work>
 void for_blocks(const LinearTile& tile, int block_panels, Work work) {
     const int row_blocks = pieces_of(tile.num_rows, kBlockRows);
@@ -304,7 +303,7 @@ void for_blocks(const LinearTile& tile, int block_panels, Work work) {
     }
 }
 
-// An output: its sum, by the scale where it has one, and its bias.
+// An output: its sum, times its scale if there is one, plus its bias.
 template <typename Number>
 Floats output_of(const Floats& sum, const MatrixView& matrix, int column) {
     Floats value = sum;
@@ -331,7 +330,7 @@ void linear_of(const MatrixView& matrix, const Rows& input, const Rows& output, 
     });
 }
 
-// The panels of the gate and those of the other matrix go through a block together.
+// A block has panels of both matrices, gate and up.
 template <typename Number>
 void gated_of(const MatrixView& gate, const MatrixView& up, const Rows& input, const Rows& output,
               const LinearTile& tile, Activation activation) {

@@ -1,4 +1,4 @@
-// Matrices into panels, and rows out of them.
+// Packs matrices into panels, and reads rows back.
 #include <cstring>
 
 #include "kernels_of_set.h"
@@ -9,10 +9,10 @@
 namespace quire::QUIRE_ISA {
 namespace {
 
-// Inputs of all 16 rows that are packed before the next ones, so that what is written stays close.
+// Inputs to pack for all 16 rows before the next ones, so that writes stay in the cache.
 constexpr int kInputsAtOnce = 256;
 
-// Rows of numbers for the lanes of a panel, from an input on; lanes that have no row are zero.
+// The rows of the lanes of a panel, from an input on; lanes without a row are zero.
 template <typename Number>
 struct Lanes {
     const Number* first;
@@ -21,7 +21,7 @@ struct Lanes {
     Number zero;
 };
 
-// Inputs `start` to `end` - 1 of a panel; `start` is the first of a step. A step of a lane is moved as one word.
+// Packs inputs `start` … `end` - 1 of a panel; `start` is the first of a step. A lane's step is copied as one word.
 template <typename Number>
 void fill_panel(const Panels<Number>& place, const Lanes<Number>& lanes, int start, int end) {
     constexpr int kInputs = Step<Number>::kInputs;
@@ -57,7 +57,7 @@ void pack_of(const Number* rows, const MatrixView& matrix, int first_panel, int 
     }
 }
 
-// Each row of a panel is gone through twice, for its scale and for its numbers; it stays in a near cache.
+// Reads each row of a panel twice, for its scale and for its numbers; meanwhile it stays in a near cache.
 template <typename Number>
 void pack_int8_of(const Number* rows, const MatrixView& matrix, int first_panel, int num_panels) {
     constexpr auto kFlip = static_cast<std::int8_t>(Step<std::int8_t>::kFlip);

@@ -1,12 +1,11 @@
-// How the numbers of a matrix lie in panels.
+// The layout of a matrix in panels.
 //
 //     matrix [out, in]    [out / 64][steps][4 panels][16 outputs][inputs of a step]
 //
-// The panels of a group of four go through the steps together, so that a product reads one stream of
-// memory. The last group has as many panels as are left; an odd number of inputs is filled up to whole
-// steps with zeros.
+// The four panels of a group are interleaved step by step, so that a product reads one stream of memory.
+// The last group has the remaining panels. Zeros fill the last step if inputs are missing.
 //
-// A matrix of int8 has a scale for each output, and weight = scale * q.
+// An int8 matrix has a scale for each output: weight = scale * q.
 #pragma once
 
 #include "steps.h"
@@ -15,7 +14,7 @@ namespace quire::QUIRE_ISA {
 
 constexpr int kGroupPanels = 4;
 
-// One panel, or some beside each other in a group.
+// One panel, or several adjacent ones of a group.
 template <typename Number>
 struct Panels {
     const Number* first;
@@ -25,7 +24,7 @@ struct Panels {
     const Number* at(int step_index) const { return first + step * step_index; }
 };
 
-// From a panel on, at most so many of its group.
+// Returns up to `most` panels of a group, from `panel` on.
 template <typename Number>
 Panels<Number> panels_from(const MatrixView& matrix, int panel, int most) {
     constexpr int kNumbers = kPanelWidth * Step<Number>::kInputs;
@@ -42,13 +41,13 @@ std::size_t panel_bytes(const MatrixView& matrix) {
            Step<Number>::kInputs * sizeof(Number);
 }
 
-// The scales of the outputs of a matrix of int8, behind its panels; those of padding are 0.
+// The scales of the outputs of an int8 matrix, after its panels; those of padding are 0.
 inline const float* scales_of(const MatrixView& matrix) {
     const auto* panels = static_cast<const std::byte*>(matrix.panels);
     return reinterpret_cast<const float*>(panels + panel_bytes<std::int8_t>(matrix));
 }
 
-// The weight of an input and an output in the first of the panels.
+// The weight of an input and an output of the first panel.
 template <typename Number>
 const Number* weight_at(const Panels<Number>& panels, int input, int lane) {
     constexpr int kInputs = Step<Number>::kInputs;

@@ -1,8 +1,8 @@
 // Numbers as int8: x = scale * q with q from -127 to 127, rounded to the nearest, ties to even.
 //
-// The scale is 1/127 of the highest size among the numbers that share it, so the highest comes out as it
-// was. Where all are zero, or too small for 127 over the highest to be a float, the scale is 0. Where one
-// is not finite the scale is NaN, and so is every product with them: what is broken is seen.
+// The scale is 1/127 of the largest absolute value among the numbers that share it, so that value is
+// exact. If all are zero, or so small that 127 / largest is no float, the scale is 0. If one is not finite,
+// the scale is NaN, and so is every product with these numbers: the fault is visible.
 #pragma once
 
 #include <limits>
@@ -22,7 +22,7 @@ inline Quantizer quantizer_of(float highest, float most = 127.0F) {
     return {highest / most, most / highest};
 }
 
-// Calls work(place, 16 numbers as floats); behind the last one stand zeros.
+// Calls work(place, 16 numbers as floats), with zeros after the last number.
 template <typename Number, typename Work>
 inline void for_sixteens(const Number* numbers, int count, Work work) {
     int i = 0;
@@ -33,8 +33,8 @@ inline void for_sixteens(const Number* numbers, int count, Work work) {
     work(i, load(rest));
 }
 
-// The highest size, infinite or NaN where one of the numbers is. Sizes are compared as the integers that
-// their bits are: NaN goes above infinity.
+// The largest absolute value; infinity or NaN if one of the numbers is. The bits are compared as integers, where NaN
+// is above infinity.
 template <typename Number>
 inline float highest_size(const Number* numbers, int count) {
     Ints highest = broadcast_int(0);
@@ -54,13 +54,13 @@ inline float highest_size(const Number* numbers, int count) {
 template <typename Stored, typename Number>
 inline std::int32_t quantize(const Number* numbers, int count, float factor, Stored* to) {
     typedef Stored StoredPart __attribute__((vector_size(kPartLanes * sizeof(Stored))));
-    constexpr float kRounding = 12582912.0F;  // 1.5 * 2^23: adding it leaves the rounded number in the lowest bits
+    constexpr float kRounding = 12582912.0F;  // 1.5 * 2^23: adding it puts the rounded number into the lowest bits
     const Floats scale = broadcast(factor), rounding = broadcast(kRounding);
     Ints total = broadcast_int(0);
     for_sixteens(numbers, count, [&](int place, const Floats& x) {
         const Floats shifted = x * scale + rounding;
         QUIRE_FOR_PARTS(i) {
-            const IntPart q = (IntPart)shifted.part[i] << 16 >> 16;  // something, where x is not finite
+            const IntPart q = (IntPart)shifted.part[i] << 16 >> 16;  // arbitrary if x is not finite
             const StoredPart narrow = __builtin_convertvector(q, StoredPart);
             std::memcpy(to + place + i * kPartLanes, &narrow, sizeof narrow);
             total.part[i] += q;

@@ -1,12 +1,11 @@
-// What a step of a sum of products does on one instruction set.
+// One step of a sum of products, on one instruction set.
 //
 //     float32, and bfloat16 in general    a step: one input, multiplied and added
-//     bfloat16 with AVX-512 BF16          a step: two inputs beside each other, of a row that has been
-//                                         rounded to bfloat16
-//     int8                                a step: an input of a row that has been rounded to int8, with AVX2 or
-//                                         AVX-512 two, with AVX-512 VNNI four; sums are integers, exact
+//     bfloat16 with AVX-512 BF16          a step: two adjacent inputs of a row that was rounded to bfloat16
+//     int8                                a step: one input of a row that was rounded to int8; two with AVX2 or
+//                                         AVX-512, four with AVX-512 VNNI. Sums are exact integers
 //
-// Sixteen sums go side by side, and the weights of a step lie as [16][inputs of a step].
+// A step adds to sixteen sums at once, and its weights have the layout [16][inputs of a step].
 #pragma once
 
 #include "quire/kernels.h"
@@ -26,11 +25,11 @@ struct Step {
 
     static Vector weights(const Number* from) { return load(from); }
     static Vector input(const Input* from) { return broadcast(*from); }
-    // The inputs of a row as steps want them: where they are, or in `scratch`.
+    // The inputs of a row in the form that steps need: in place, or converted in `scratch`.
     static const Input* inputs(const float* row, int, Input*) { return row; }
-    // What inputs make of numbers, as floats.
+    // The numbers as `inputs` rounds them, as floats.
     static Floats rounded(const Floats& values) { return values; }
-    // The weights of the inputs first … end - 1 of a step, zeros for others.
+    // The weights of the inputs first … end - 1 of a step, and zeros for the others.
     static Vector between(const Vector& weights, int, int) { return weights; }
     static Floats add(const Floats& sum, const Vector& input, const Vector& weights) {
         return fma(input, weights, sum);
@@ -46,8 +45,8 @@ struct Step<std::uint16_t> {
     static constexpr int kInputs = 2;
 
     static Vector weights(const std::uint16_t* from) { return _mm512_loadu_si512(from); }
-    // Rounded to the nearest, ties to even, an odd last one beside a zero; whole vectors are written, and
-    // may be written over what has been read.
+    // Rounds to the nearest, ties to even, and pairs an odd last input with a zero. Writes whole vectors;
+    // `scratch` may be the memory of the row itself.
     static const Input* inputs(const float* row, int count, Input* scratch) {
         constexpr int kAtOnce = 2 * kLanes;
         const auto first_lanes = [](int left) {
@@ -81,8 +80,8 @@ struct Step<std::uint16_t> {
 };
 #endif
 
-// In general weights are widened to 16 bits, as the numbers of a row are; two products and their sum are
-// one instruction where there is one.
+// In general, weights and the numbers of a row are widened to 16 bits. One instruction, if there is one, computes two
+// products and their sum.
 struct WidenedInt8 {
     using Input = std::uint32_t;  // two numbers of 16 bits, the first one in the lower half
     using Stored = std::int16_t;
@@ -140,10 +139,10 @@ struct WidenedInt8 {
 #endif
 };
 
-// Of int8: `Stored` is what a number of a row is kept as; a weight q is kept as q ^ kFlip; sums begin with
+// For int8, `Stored` is the stored type of a row's numbers. A weight q is stored as q ^ kFlip, and sums start from
 // -kFlip times the sum of the row's numbers.
 #if defined(__AVX512VNNI__)
-// The instruction takes weights without a sign, q + 128.
+// The instruction takes unsigned weights, q + 128.
 template <>
 struct Step<std::int8_t> {
     using Input = std::uint32_t;  // four numbers, the first one in the lowest byte
@@ -181,7 +180,7 @@ struct Step<std::int8_t> {
 };
 #endif
 
-// A number of a key or a value that is stored as int8. What it is multiplied with has 16 bits everywhere.
+// A number of a key or a value, stored as int8. The other factor has 16 bits on every instruction set.
 enum class CachedInt8 : std::int8_t {};
 
 template <>

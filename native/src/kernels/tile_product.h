@@ -1,18 +1,18 @@
 // Products of bfloat16 by a matrix unit: the rows of a block go through a chunk in tiles.
 //
-//     tile of sums       rows x 16 outputs      One instruction multiplies 32 inputs of up to 16 rows with those of
-//     tile of rows       rows x 16 pairs        16 outputs. Weights lie in panels as the tile wants them: a row of
-//     tile of weights    16 pairs x 16 outputs  it is a pair of inputs of 16 outputs.
+//     tile of sums       rows x 16 outputs      One instruction multiplies 32 inputs of up to 16 rows with the
+//     tile of rows       rows x 16 pairs        weights of 16 outputs. A panel has the layout of a tile of weights:
+//     tile of weights    16 pairs x 16 outputs  each row is a pair of inputs of 16 outputs.
 //
 //     up to 16 rows      1 x 4 tiles of sums: the rows are loaded once for four panels
 //     more               2 x 2 tiles of sums: two loads of rows and two of weights for four products
 //
-// In a tile the first inputs of the pairs are added up in order, so are the second ones, and both together are
-// added to the sum of the row. That is another order than the one of AVX-512, so every number of rows goes this
-// way. Tiles begin at multiples of 32 inputs, wherever chunks and spans begin.
+// In a tile, the first inputs of all pairs are added up in order, then the second ones, and both together are
+// added to the sum of the row. AVX-512 adds in another order, so tiles are used for every number of rows.
+// Tiles begin at multiples of 32 inputs, wherever chunks and spans begin.
 //
-// Rows are shared out over tiles of one size, so that a block needs one configuration: 17 rows are two tiles of 9,
-// and one row of the second is nobody's. Whatever stands there, it reaches no sum but its own, which nobody reads.
+// Rows are spread over tiles of one size, so that a block needs one configuration: 17 rows are two tiles of 9.
+// The last row of the second tile is then unused: its contents reach only its own sum, which is never read.
 #pragma once
 
 #include <cstring>
@@ -23,12 +23,12 @@
 
 namespace quire::QUIRE_ISA {
 
-// What a block of rows needs besides ordinary registers: for most numbers nothing.
+// The tile registers of a block of rows; for most types of numbers there are none.
 template <typename Number>
 class BlockTiles {
   public:
     explicit BlockTiles(int) {}
-    // Rows of scratch memory that so many rows take.
+    // The rows of scratch memory for `num_rows` rows.
     static int rows_taken(int num_rows) { return num_rows; }
 };
 
@@ -36,18 +36,18 @@ class BlockTiles {
 
 // The rows of a block and some panels, in a chunk.
 struct TileChunk {
-    const std::uint32_t* rows;  // pairs, zeros behind the last one up to whole tiles
+    const std::uint32_t* rows;  // pairs, filled up to whole tiles with zeros
     std::size_t row_stride;
     Panels<std::uint16_t> weights;
     int num_steps;
     float* sums;  // [rows][sums_stride]
     std::size_t sums_stride;
-    const char* next;  // what is fetched meanwhile
+    const char* next;  // prefetched meanwhile
 };
 
 // The registers: sums in 0 … 3, rows in 4 and 5, weights in 6 and 7.
 constexpr int kTileOfRows = 4, kTileOfWeights = 6;
-// A tile of weights has so many steps. In one, a panel has so many numbers: a line of memory.
+// A tile of weights has kTileSteps steps. In each, a panel has kLineNumbers numbers: one cache line.
 constexpr int kTileSteps = tiles::kMostRows, kLineNumbers = kPanelWidth * Step<std::uint16_t>::kInputs;
 static_assert(kLineNumbers * sizeof(std::uint16_t) == tiles::kRowBytes);
 
@@ -55,7 +55,7 @@ static_assert(kLineNumbers * sizeof(std::uint16_t) == tiles::kRowBytes);
 template <int kRowTiles, int kPanels>
 class TileProduct {
   public:
-    // Fetches `lines` of what comes next for each product of tiles; returns where that ends.
+    // Prefetches `lines` cache lines for each product of tiles; returns where the next call goes on.
     static const char* add(const TileChunk& chunk, int tile_rows, int lines) {
         constexpr auto kAllPanels = std::make_integer_sequence<int, kPanels>();
         constexpr auto kAllSums = std::make_integer_sequence<int, kRowTiles * kPanels>();
@@ -70,7 +70,7 @@ class TileProduct {
             next = add_panels(kAllPanels, weights, step, next, lines);
         }
         if (left > 0) {
-            // The last steps of a matrix, beside zeros: behind them lies what must not be read.
+            // The last steps of a matrix, filled up with zeros: the memory after them must not be read.
             alignas(tiles::kRowBytes) std::uint16_t filled[kTileSteps][kPanels * kLineNumbers] = {};
             for (int i = 0; i < left; ++i) std::memcpy(filled[i], weights + i * step, sizeof filled[i]);
             load_rows(rows, row_stride, rows_apart);
@@ -108,7 +108,7 @@ class TileProduct {
         return next;
     }
 
-    // A tile of weights, times those of the rows.
+    // Multiplies a tile of weights by the tiles of rows.
     template <int kPanel>
     QUIRE_INLINE static const char* add_panel(const std::uint16_t* weights, std::size_t step, const char* next,
                                               int lines) {

@@ -1,15 +1,15 @@
-// The tile registers of a matrix unit (AMX), and what can be done with them.
+// The tile registers of a matrix unit (AMX), and their instructions.
 //
 //     configuration    rows and bytes of a row, for each of 8 tiles; held by a `Configured` in scope
 //     load, store      a tile from memory and back, rows `stride` bytes apart
 //     multiply         sums [rows][outputs] += rows [rows][pairs] * weights [pairs][outputs], pairs of bfloat16
 //
-// The instructions are written out, because the compiler's own forms take a tile only as a literal, so that
-// no template can name one, and because those of gcc 12 do not say what memory they read: it may drop or
-// move the stores that fill it.
+// The instructions are inline assembly for two reasons. The compiler's intrinsics take a tile only as a literal,
+// so a template could not name one. And those of gcc 12 do not declare what memory they read, so it may drop
+// or move the stores that fill it.
 //
-// A machine without the unit runs the same kernels over an emulation, in the native tests alone:
-// native/tests/emulated_tiles.h has the same names.
+// The native tests of a machine without the unit run the same kernels over an emulation, which has the same
+// names: native/tests/emulated_tiles.h.
 #pragma once
 
 #if defined(__AMX_BF16__) || defined(QUIRE_EMULATE_TILES)
@@ -29,7 +29,7 @@ namespace quire::QUIRE_ISA::tiles {
 
 constexpr int kNumTiles = 8, kMostRows = 16, kRowBytes = 64;
 
-// As the instruction reads it.
+// The format that the instruction reads.
 struct alignas(64) Configuration {
     std::uint8_t palette = 1;
     std::uint8_t start_row = 0;
@@ -75,8 +75,8 @@ QUIRE_INLINE void multiply() {
 
 namespace quire::QUIRE_ISA::tiles {
 
-// The tiles of this thread, from here to the end of the scope. They are given back then, because a thread
-// that holds some takes longer to switch to and from, and keeps its core from sleeping deeply.
+// Configures the tiles of this thread, and releases them at the end of the scope: a thread that holds tiles
+// takes longer to switch to and from, and keeps its core from sleeping deeply.
 class Configured {
   public:
     explicit Configured(const Configuration& configuration) { configure(configuration); }

@@ -1,4 +1,4 @@
-// Keys and values into their blocks, rounded to what is stored.
+// Writes keys and values to their blocks, rounded to the stored type.
 #include <cstring>
 
 #include "kernels_of_set.h"
@@ -9,7 +9,7 @@
 namespace quire::QUIRE_ISA {
 namespace {
 
-// Numbers of a key or a value as they are stored, 16 at a time.
+// Rounds the numbers of a key or a value to the stored type, 16 at a time.
 template <typename Number>
 class Stored;
 
@@ -49,7 +49,7 @@ class Stored<CachedInt8> {
     const Quantizer quantizer_;
 };
 
-// Stores a row of a token: always kTogether numbers beside each other, and the next ones `stride` on.
+// Stores a row of a token: kTogether adjacent numbers, then the next ones `stride` later.
 template <int kTogether, typename Number>
 void write_row(const float* row, int count, int padded, Number* to, std::size_t stride, float* scale) {
     const Stored<Number> stored(row, count, scale);

@@ -1,8 +1,8 @@
-"""What every page of quire has in common: uPlot, which draws plots, and the colours (`theme.css`).
+"""The files that all pages of quire share: uPlot, which draws plots, and the colours (`theme.css`).
 
-The dashboard serves these files beside its own; the pages of the simulator hold them. They are `dist/uPlot.iife.min.js`
-and `dist/uPlot.min.css` of uPlot 1.6.32, unchanged, from its package in the npm registry, with its licence, and a sheet
-of ours.
+The dashboard serves these files with its own; the pages of the simulator contain them. They are
+`dist/uPlot.iife.min.js` and `dist/uPlot.min.css` of uPlot 1.6.32, unchanged, from its package in the npm registry, with
+its licence, and quire's own style sheet.
 
 >>> sorted(file.name for file in ASSETS_FOLDER.iterdir() if file.suffix in (".css", ".js"))
 ['theme.css', 'uplot.css', 'uplot.js']

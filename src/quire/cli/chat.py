@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from quire.engine.outputs import RequestOutput
     from quire.engine.text.prompts import Message
 
-HELP = """/clear          begin anew
+HELP = """/clear          start over
 /system TEXT    start over with new instructions; without TEXT, with none
 /help           this list
 /exit           leave (or Ctrl-D); Ctrl-C stops an answer"""

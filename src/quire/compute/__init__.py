@@ -1,5 +1,5 @@
 """The compute plane: arrays and kernels.
 
-It meets the control plane in two values only, `quire.core.step.StepPlan` and `StepResult`, and
-imports nothing of it but `quire.core`.
+It exchanges only two types of values with the control plane, `quire.core.step.StepPlan` and `StepResult`, and
+imports only `quire.core` from it.
 """

@@ -1,4 +1,4 @@
-"""Names for the array types that cross module borders inside the compute plane."""
+"""Names for the array types that modules of the compute plane pass to each other."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ HalfArray: TypeAlias = NDArray[np.uint16]
 """bfloat16, for which numpy has no type: its 16 bits."""
 IntArray: TypeAlias = NDArray[np.int64]
 Logits: TypeAlias = Any
-"""Rows of logits where their runner left them: a `FloatArray`, or a tensor on a device. The sampler knows which."""
+"""Rows of logits in the memory of their runner: a `FloatArray`, or a tensor on a device. The sampler knows which."""
 BoolArray: TypeAlias = NDArray[np.bool_]
 ByteArray: TypeAlias = NDArray[np.uint8]
 MaskArray: TypeAlias = NDArray[np.uint32]
 """A bit for each token."""
 WeightArray: TypeAlias = NDArray[Any]
-"""A weight as it was loaded: a `FloatArray`, or a `HalfArray` where matrices are bfloat16."""
+"""A loaded weight: a `FloatArray`, or a `HalfArray` if matrices are bfloat16."""

@@ -1,11 +1,12 @@
-"""Backend: one way to compute a model. Each engine has a room of its own, and its backend is the door to it.
+"""Backend: one way to compute a model. Each engine has its own folder, and its backend is the entry to it.
 
     EngineConfig, ModelDescription ──► Backend ──► needs ──► number of blocks ──► load ──► WorkerParts ──► Worker
                                        native, torch, reference                            ▲
                                                               grammars, failpoints, watches ┘
 
-A backend is made from settings alone: it reads no weights and takes no memory until it is asked to. What changes how an
-engine computes (grammars, faults to order, a benchmark's watch) changes the *parts*, before there is a `Worker`.
+A backend is made from settings only: it reads no weights and takes no memory until a method asks for that. Anything
+that changes how an engine computes (grammars, failpoints, a benchmark's watch) changes the *parts* before the `Worker`
+is made.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BackendFacts:
-    """What is known of an engine before it is loaded."""
+    """The facts about an engine that are known before it is loaded."""
 
     name: str
     device: str
@@ -44,7 +45,7 @@ class BackendFacts:
 
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
-    """What a worker is made of. `launcher`: the runner, where it can start steps ahead. `masks`: of grammars."""
+    """The parts of a worker. `launcher`: the runner, if it can launch steps ahead. `masks`: for grammars."""
 
     runner: ModelRunner[Any]
     cache: KVMemory
@@ -54,7 +55,7 @@ class WorkerParts:
     masks: MaskService | None = None
 
     def with_runner(self, runner: ModelRunner[Any]) -> WorkerParts:
-        """Return the parts with another runner, which sees every step: none is launched past it."""
+        """Return the parts with another runner, which sees every step: the launcher is dropped."""
         return replace(self, runner=runner, launcher=None)
 
 
@@ -63,25 +64,25 @@ class Backend(Protocol):
 
     @property
     def facts(self) -> BackendFacts:
-        """What is known before it is loaded."""
+        """The facts that are known before it is loaded."""
         ...
 
     def needs(self) -> MemoryNeeds:
-        """Return what the engine is expected to take, and what is free where it computes. Does not mutate."""
+        """Return the memory that the engine is expected to take, and the free memory of its device. Does not mutate."""
         ...
 
     def measured(self, note_loaded: NoteLoaded | None = None) -> MemoryNeeds | None:
-        """Load the weights, and return what they and the largest steps really take; None where nothing is measured.
+        """Load the weights, and return the memory that they and the largest steps really take; None: not measured.
 
-        What is loaded is kept for `load`. Raises `InvalidConfigError` for what does not fit. Mutates.
+        Keeps the weights for `load`. Raises `InvalidConfigError` if they do not fit. Mutates.
         """
         ...
 
     def load(self, num_blocks: int, num_host_blocks: int, note_loaded: NoteLoaded | None = None) -> WorkerParts:
-        """Load the weights, unless that is done, and return a worker's parts, over this many blocks of KV memory."""
+        """Load the weights, unless loaded, and return a worker's parts, with this many blocks of KV memory."""
         ...
 
 
 def needs_on_host(facts: BackendFacts) -> MemoryNeeds:
-    """Return the needs of an engine that computes in the memory of this machine. Does not mutate."""
+    """Return the needs of an engine that computes in the main memory of this machine. Does not mutate."""
     return MemoryNeeds(facts.weight_bytes, facts.activation_bytes, resident_bytes() or 0, free_memory())

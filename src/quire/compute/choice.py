@@ -1,4 +1,4 @@
-"""Which backend computes: the GPU if one is usable, otherwise the compiled core, otherwise the reference."""
+"""Chooses a backend: the GPU if one is usable, otherwise the compiled core, otherwise the reference."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from quire.core.errors import InvalidConfigError
 
 
 def choose_backend(config: EngineConfig, model: ModelDescription) -> tuple[Backend, str]:
-    """Return what computes a model that was read, and a notice of why it is not the GPU, if there is one to give.
+    """Return the backend for a model, and a notice of why it is not the GPU, or an empty one.
 
-    Looks at the GPU where one may be used. Reads nothing: weights are looked for when the backend loads.
+    Checks the GPU if it may be used. Reads no files: the backend looks for the weights when it loads them.
     Raises `InvalidConfigError` for settings that do not fit the model or this machine.
     """
     if config.device == "cpu" or config.backend in ("native", "reference"):
@@ -24,7 +24,7 @@ def choose_backend(config: EngineConfig, model: ModelDescription) -> tuple[Backe
 
 
 def backend_on(device: str, config: ResolvedConfig, model: ModelDescription) -> Backend:
-    """Return what computes on cpu or cuda, whether that is here or not; raises for settings that do not fit."""
+    """Return the backend for cpu or cuda, even if this machine lacks it; raises for settings that do not fit."""
     if device == "cuda" or config.backend == "torch":
         from quire.compute.torch.backend import TorchBackend
 

@@ -3,8 +3,8 @@
 Each constructor takes its own narrow config and nothing else. Flags, environment names and reference pages are
 made from the fields (name, default, help), so there is one place to add a setting. Every config checks itself.
 
-What depends on where an engine computes may be left open. `EngineConfig.resolved` chooses all of it, once that is
-known; every part of an engine takes the `ResolvedConfig`, so the types make sure of this step.
+Settings that depend on the device may be left open. `EngineConfig.resolved` chooses them once the device is known.
+Every part of an engine takes the `ResolvedConfig`, so the types enforce this step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BACKENDS = ("auto", "native", "reference", "torch")
 DEVICES = ("auto", "cpu", "cuda")
 ATTENTION_BACKENDS = ("auto", "triton", "flashinfer", "plain")
 LARGE_GPU_BYTES: Final = 64 << 30
-"""A GPU of so much memory is so fast that steps of 2,048 tokens of a small model would wait for their launches."""
+"""A GPU with this much memory is so fast that steps of 2,048 tokens of a small model would wait for their launches."""
 
 
 def setting(default: Any, text: str, *, secret: bool = False) -> Any:
@@ -99,7 +99,7 @@ class SchedulerConfig:
 class EngineConfig:
     """All settings of an engine, in one value; the door and the command line derive from it.
 
-    Names are those of vLLM where the meaning is the same. Sizes of memory are bytes, or texts such as "4GiB".
+    Settings have vLLM's names if they mean the same. Sizes of memory are bytes, or texts such as "4GiB".
 
     >>> EngineConfig(model="guide", kv_memory="1GiB").kv_memory
     1073741824
@@ -182,10 +182,10 @@ class EngineConfig:
         SchedulerConfig(**{"max_num_seqs": 1, "max_num_batched_tokens": 1 << 30} | self._shared(SchedulerConfig))
 
     def resolved(self, gpu_bytes: int | None = None) -> ResolvedConfig:
-        """Return the settings for a GPU of so much memory, or for a CPU, with numbers for what was left open. Pure.
+        """Return the settings for a GPU with this much memory, or for a CPU, with numbers for open settings. Pure.
 
-        A step has a token for each of its sequences at least: where one of the two was given, the other one follows.
-        torch starts a step while another is computed, on a CPU too.
+        A step has at least one token for each of its sequences: if only one of the two settings is given, the other
+        follows from it. torch starts a step while another runs, also on a CPU.
 
         >>> def limits(config: ResolvedConfig) -> tuple[int, int, int]:
         ...     return config.max_num_seqs, config.max_num_batched_tokens, config.max_steps_under_way
@@ -208,13 +208,13 @@ class EngineConfig:
         return MemoryConfig(**self._shared(MemoryConfig) | sizes | {"prefix_index": index, "hash_key": hash_key})
 
     def _shared(self, kind: type[MemoryConfig | SchedulerConfig]) -> dict[str, Any]:
-        """Return the settings that a narrower config has too, but for what was left open."""
+        """Return the settings that a narrower config also has, without open ones."""
         names = {field.name for field in dataclasses.fields(kind)}
         shared = {field: getattr(self, field.name) for field in dataclasses.fields(self) if field.name in names}
         return {field.name: value for field, value in shared.items() if value is not None or field.default is not None}
 
     def _take_path(self, name: str) -> None:
-        """A path is kept as text."""
+        """Store a path as text."""
         value = getattr(self, name)
         if isinstance(value, os.PathLike):
             value = os.fspath(value)
@@ -227,7 +227,7 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedConfig(EngineConfig):
-    """The settings of an engine once it is known what computes: the sizes of its steps are numbers."""
+    """The settings of an engine on a known device: the sizes of its steps are numbers."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -239,7 +239,7 @@ class ResolvedConfig(EngineConfig):
 
 
 class EngineSettings(TypedDict, total=False):
-    """The settings of `EngineConfig` but the model, as keywords."""
+    """The settings of `EngineConfig` except the model, as keywords."""
 
     tokenizer: str | os.PathLike[str] | None
     skip_tokenizer_init: bool

@@ -1,20 +1,20 @@
 """The seam between deciding and computing.
 
 `EngineCore` hands an `Executor` one `StepPlan` after another and collects one `StepResult` for each, in the same
-order. Several plans may be under way at once. Behind the protocol stands the reference decoder, the native engine, a
-GPU, or the simulator; the scheduler cannot tell.
+order. Several plans may be in flight. An executor may be the reference decoder, the native engine, a GPU, or the
+simulator; the scheduler cannot tell them apart.
 
 Contract, relied on by the memory manager:
 
-- plans take effect **in the order submitted**: whatever a later plan writes, an earlier plan has read before. A block
-  may therefore be given to another request while a step that still reads it is under way;
+- plans take effect **in the order submitted**: an earlier plan reads before a later plan writes. So a block may be
+  given to another request while a step in flight still reads it;
 - within a plan: moves out to the host, then copies, then moves in from the host, then the tokens' computation;
 - a failure of one request is a failure entry in the result; only a failure of the whole step raises `ExecutionError`
-  from `collect`. Then no token of that step, nor of the plans behind it, is known; but their differences, copies and
+  from `collect`. Then no token of that step, nor of the plans after it, is known; but their differences, copies and
   moves have taken effect, because requests that were not in the step rely on them. A request in one of these plans is
-  described again before it is recomputed, so what a failed step leaves half done on its rows is never read;
-- a step that fails for lack of memory raises `OutOfMemoryError`: a smaller one may do. An executor of which nothing can
-  be relied on any more raises `ExecutorLostError`.
+  described again before it is recomputed, so half-done results of a failed step are never read;
+- a step that fails for lack of memory raises `OutOfMemoryError`: a smaller one may succeed. An executor that has lost
+  its state raises `ExecutorLostError`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Protocol
 from quire.core.step import StepPlan, StepResult
 
 NoteLoaded = Callable[[int, int, str], None]
-"""Told how far loading is, again and again: how many of how many, bytes of "weights" or recorded "graphs"."""
+"""Called with the progress of loading: done and total, in bytes of "weights" or recorded "graphs"."""
 
 
 class Executor(Protocol):
@@ -40,9 +40,9 @@ class Executor(Protocol):
         ...
 
     def collect(self) -> StepResult:
-        """Wait for the oldest plan under way and return its result, or raise as the contract says. Mutates."""
+        """Wait for the oldest plan in flight and return its result, or raise as the contract says. Mutates."""
         ...
 
     def shutdown(self) -> None:
-        """Let go of everything; plans under way are dropped. May be called twice."""
+        """Free everything, and drop plans in flight. May be called twice."""
         ...

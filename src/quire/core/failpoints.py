@@ -1,14 +1,14 @@
-"""Failpoints: faults to order, for tests and for `quire torture`.
+"""Failpoints: faults on demand, for tests and for `quire torture`.
 
     error:token=17      the computation raises whenever token 17 is computed: a request that no step survives
     nan:token=17        the sequence that computes token 17 gets numbers that are not finite
-    memory:tokens=64    memory falls short whenever a step computes 64 tokens or more
-    error:step=3        the third computation raises, and no other: a fault that does not come again
+    memory:tokens=64    memory runs out whenever a step computes 64 tokens or more
+    error:step=3        only the third computation raises: a fault that does not return
     sleep9:token=17     the computation takes nine seconds longer whenever token 17 is computed
 
-Every effect goes with every trigger; several failpoints are separated by commas. A request is told by its tokens: its
-id is given by the engine, and nobody outside could name it. Nothing is armed by itself: a failpoint comes from the code
-that builds an engine, or from the environment variable QUIRE_FAILPOINTS, and the start-up table says so.
+Every effect works with every trigger; commas separate several failpoints. A trigger names tokens and not a request id,
+because the engine chooses the ids. By default there are none: a failpoint comes from the code that builds an engine, or
+from the environment variable QUIRE_FAILPOINTS, and the start-up table says so.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FAILPOINTS_VARIABLE: Final = "QUIRE_FAILPOINTS"
 
 @dataclass(frozen=True, slots=True)
 class Failpoint:
-    """What goes wrong, and when.
+    """A fault and its trigger.
 
     >>> str(Failpoint("memory", "tokens", 64))
     'memory:tokens=64'
@@ -35,12 +35,12 @@ class Failpoint:
     number: int
 
     def __str__(self) -> str:
-        """Return it as it is written."""
+        """Return the failpoint as text."""
         return f"{self.effect}:{self.trigger}={self.number}"
 
 
 def parse_failpoints(text: str) -> tuple[Failpoint, ...]:
-    """Return the failpoints of a text; raises `InvalidConfigError` for what is none. Does not mutate.
+    """Return the failpoints in a text; raises `InvalidConfigError` for an invalid one. Does not mutate.
 
     >>> [str(failpoint) for failpoint in parse_failpoints("error:token=17, memory:tokens=64")]
     ['error:token=17', 'memory:tokens=64']

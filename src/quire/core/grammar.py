@@ -1,15 +1,15 @@
 """Grammar: the form that an output must have.
 
-A plain value, as it travels: in the parameters of a request, in messages, in the step log. What it says is known to
-`quire.compute.grammar` alone, which compiles it over the tokens of a model; here it is a kind and a text. So nothing
-is checked here but that there is a text at all: `quire.core.validate` checks what can be checked without a tokenizer,
-and every door has the rest checked, by a `GrammarChecker`, before it enqueues anything.
+A plain value, for the parameters of a request, messages and the step log: a kind and a text. Only
+`quire.compute.grammar` understands the text, and compiles it over the tokens of a model. So this module checks only
+that there is a text. `quire.core.validate` checks what it can without a tokenizer, and every door asks a
+`GrammarChecker` to check the rest before it enqueues anything.
 
     json_schema   a JSON Schema: one JSON value, its properties in the order of the schema
     regex         a regular expression that the whole text matches, in the syntax of Rust's regex crate
     lark          a context-free grammar: Lark, as llguidance reads it, with %json {…} and special tokens <name> inside
 
-A list of choices is written as a regular expression: of 5,000 texts, that compiles as fast as alternatives of Lark, and
+A list of choices is written as a regular expression: with 5,000 texts, it compiles as fast as alternatives in Lark, and
 answers a hundred times as fast.
 """
 
@@ -24,20 +24,20 @@ from quire.core.errors import InvalidRequestError
 
 GrammarKind = Literal["json_schema", "regex", "lark"]
 ESCAPES: Final = str.maketrans({letter: f"\\{letter}" for letter in r"\.+*?()|[]{}^$/&~#-"})
-"""How letters are written that a regular expression does not read as themselves."""
+"""The escapes of characters that are special in a regular expression."""
 
 GRAMMAR_KINDS: Final[tuple[GrammarKind, ...]] = ("json_schema", "regex", "lark")
 
 CANNOT_HOLD: Final = "the text cannot be held to its grammar"
-"""How the error of a text begins whose grammar takes more than it may: its client's doing, not the engine's."""
+"""The start of the error of a text whose grammar exceeds its limits: the client's fault, not the engine's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What a text is held to.
+    """The form that a text must have.
 
     Its text belongs to a client, so `repr` does not show it: it must not get into a log. The `owner` is the tenant who
-    sent it, as the door says: whatever is remembered of grammars is remembered for each owner apart.
+    sent it, set by the door: everything cached about grammars is separate for each owner.
 
     >>> Grammar.json_schema({"type": "integer"})
     Grammar(kind='json_schema')
@@ -51,7 +51,7 @@ class Grammar:
 
     @classmethod
     def json_object(cls) -> Grammar:
-        """Return the grammar of JSON objects, whatever is in them."""
+        """Return the grammar of JSON objects with any content."""
         return cls("json_schema", '{"type":"object"}')
 
     @classmethod
@@ -78,12 +78,12 @@ class Grammar:
 
 
 class GrammarChecker(Protocol):
-    """Knows which grammars an engine can hold texts to."""
+    """Decides which grammars an engine can enforce."""
 
     def check(self, grammar: Grammar) -> None:
-        """Raise `InvalidRequestError` with the reason, unless texts can be held to it; from any thread.
+        """Raise `InvalidRequestError` with the reason unless texts can follow the grammar; from any thread.
 
-        What takes long is kept: asking twice costs once.
+        Keeps the result, so a second call is cheap.
         """
         ...
 
@@ -92,11 +92,11 @@ class GrammarChecker(Protocol):
         ...
 
     def condemn(self, grammar: Grammar, reason: str) -> None:
-        """Refuse a grammar from now on, because a text could not be held to it; from any thread."""
+        """Refuse a grammar from now on, because a text could not follow it; from any thread."""
         ...
 
     def close(self) -> None:
-        """Let go what checking has started. May be called twice."""
+        """End what checking has started. May be called twice."""
         ...
 
 

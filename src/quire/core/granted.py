@@ -1,7 +1,7 @@
-"""The cores and the memory that this process may use, which in a container are less than the machine's.
+"""The cores and the memory that this process may use; in a container, less than the machine has.
 
-Cores: the affinity mask, and the quota of the control groups of the process. Memory: the machine's, and the limit of
-those groups. A group is bound by its parents, so the least of all counts. Files that are not there say nothing.
+Cores: the affinity mask, and the quota of the process's control groups. Memory: the machine's, and the limit of those
+groups. A group is limited by its parents too, so the least limit counts. Missing files mean no limit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ROOT = Path("/")
 
 
 def granted_cores() -> int:
-    """Return how many cores the scheduler of the system may put this process on."""
+    """Return the number of cores that the system may run this process on."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
@@ -27,7 +27,7 @@ def usable_cores() -> int:
 
 
 def core_quota(root: Path = ROOT) -> float | None:
-    """Return how many cores' worth of time the control groups grant; None: as much as there is."""
+    """Return the processor time that the control groups grant, in cores; None: no limit."""
     quotas = []
     for folder in _groups(root, "cpu"):
         words = _read(folder / "cpu.max").split()
@@ -39,7 +39,7 @@ def core_quota(root: Path = ROOT) -> float | None:
 
 
 def memory_limit(root: Path = ROOT) -> int | None:
-    """Return how many bytes the control groups grant; None: as much as there is."""
+    """Return how many bytes the control groups grant; None: no limit."""
     limits = []
     for folder in _groups(root, "memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
@@ -50,7 +50,7 @@ def memory_limit(root: Path = ROOT) -> int | None:
 
 
 def memory_bytes(field: str, root: Path = ROOT) -> int | None:
-    """Return a field of /proc/meminfo in bytes; None where there is none."""
+    """Return a field of /proc/meminfo in bytes; None if it is missing."""
     for text in _read(root / "proc/meminfo").splitlines():
         name, _, value = text.partition(":")
         words = value.split()
@@ -60,10 +60,10 @@ def memory_bytes(field: str, root: Path = ROOT) -> int | None:
 
 
 def free_memory(root: Path = ROOT) -> int | None:
-    """Return how many bytes this process may still take; None where the system does not say.
+    """Return how many bytes this process may still take; None if the system does not say.
 
-    That is what the machine has available, and no more than what each control group leaves below its limit. Files that
-    the system keeps in memory and can drop count as free.
+    That is the machine's available memory, but no more than each control group has left. Files that the system keeps in
+    memory and can drop count as free.
     """
     free = [available] if (available := memory_bytes("MemAvailable", root)) is not None else []
     for folder in _groups(root, "memory"):
@@ -79,13 +79,13 @@ def free_memory(root: Path = ROOT) -> int | None:
 
 
 def resident_bytes(root: Path = ROOT) -> int | None:
-    """Return how many bytes this process has in memory now; None where the system does not say."""
+    """Return how many bytes this process has in memory now; None if the system does not say."""
     words = _read(root / "proc/self/statm").split()
     return int(words[1]) * os.sysconf("SC_PAGE_SIZE") if len(words) > 1 and words[1].isdigit() else None
 
 
 def _field(path: Path, name: str) -> int:
-    """Return a number from a file of names and numbers; 0 where it is not there."""
+    """Return a number from a file of names and numbers; 0 if it is missing."""
     for text in _read(path).splitlines():
         words = text.split()
         if len(words) == 2 and words[0] == name and words[1].isdigit():

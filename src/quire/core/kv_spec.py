@@ -1,15 +1,15 @@
-"""What one block of KV memory holds: from a model's layers to bytes per block.
+"""The content of one block of KV memory: from a model's layers to bytes per block.
 
 A model may mix layers with full attention and layers with a sliding window (Gemma 3 has 22 and 4 in its 1B form). A
-window layer can give its old blocks back, a full layer cannot, so they need separate block tables. We split the layers
-into **groups of equal size**, each with one kind of attention and a block table of its own. Because all groups have
-the same number of layers, a block has the same number of bytes whichever group holds it, and **one** pool serves them
-all: no memory is set aside for a kind of layer that does not need it.
+window layer can free its old blocks and a full layer cannot, so they need separate block tables. The layers are split
+into **groups of equal size**, each with one kind of attention and its own block table. Because all groups have the same
+number of layers, a block has the same number of bytes in any group, and **one** pool serves all groups: no memory is
+reserved for a kind of layer that does not need it.
 
     26 layers: F = full, w = window                 3 of the 7 groups, 4 layers each
     w w w w w F w w w w w F …   ──────►   group 0: F F F F    group 1: w w w w    group 2: w w w w …
 
-Where the counts do not divide, the last group of a kind is padded; `padding_fraction` says how much that wastes and
+If the counts do not divide, the last group of a kind is padded; `padding_fraction` is the wasted share, and
 `from_layers` keeps it at 10 % or less.
 """
 
@@ -92,12 +92,12 @@ class KVCacheSpec:
 
     @property
     def layers_per_group(self) -> int:
-        """How many layers a block has room for."""
+        """The number of layers that a block has room for."""
         return max(len(group.layers) for group in self.groups)
 
     @property
     def numbers_per_head(self) -> int:
-        """Numbers that a head of a key or a value takes; of int8 and fp8 its scale is as large as four."""
+        """Numbers that a head of a key or a value takes; for int8 and fp8, its scale counts as four."""
         return self.head_dim + (SCALE_BYTES if DTYPE_BYTES[self.dtype] == 1 else 0)
 
     @property
@@ -112,17 +112,17 @@ class KVCacheSpec:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of one token in all layers, without padding."""
+        """Bytes of one token in every layer, without padding."""
         return sum(len(group.layers) for group in self.groups) * self.bytes_per_layer_token
 
     @property
     def padding_fraction(self) -> float:
-        """Share of the memory of blocks that padded groups leave unused."""
+        """The share of block memory that padded groups waste."""
         room = self.layers_per_group * len(self.groups)
         return 1.0 - sum(len(group.layers) for group in self.groups) / room
 
     def num_blocks_for(self, num_tokens: int, *, longest_chunk: int = 1) -> int:
-        """Return how many blocks a sequence of `num_tokens` computed tokens holds at most, all groups together.
+        """Return the most blocks of a sequence of `num_tokens` computed tokens, over all groups.
 
         A window group holds the window of the first token of the step plus the step's own tokens, at most
         `longest_chunk`.
@@ -135,7 +135,7 @@ class KVCacheSpec:
         return sum(self.most_blocks(group, num_tokens, longest_chunk=longest_chunk) for group in self.groups)
 
     def most_blocks(self, group: KVGroup, num_tokens: int, *, longest_chunk: int = 1) -> int:
-        """Return how many blocks one group of such a sequence holds at most."""
+        """Return the most blocks of one group of such a sequence."""
         blocks = -(-num_tokens // self.block_size)
         if group.window is None:
             return blocks

@@ -1,4 +1,4 @@
-"""MemoryNeeds: the memory that an engine takes besides its KV memory, and the free memory."""
+"""MemoryNeeds: the memory that an engine takes in addition to its KV memory, and the free memory."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from typing import Final
 
 KV_SHARE: Final = 0.5
-"""Of the free memory that weights and activations leave, where no `kv_memory` is given."""
+"""The share of the remaining free memory for KV blocks, unless `kv_memory` is given."""
 
 UNKNOWN_FREE_BYTES: Final = 2 << 30
-"""Taken to be free where the system does not say."""
+"""The assumed free memory if the system does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeeds:
-    """What an engine takes besides its KV memory. `rest_bytes`: what the process has taken already.
+    """The memory that an engine takes without its KV memory. `rest_bytes`: already taken by the process.
 
-    `free_bytes` is what it may still take; None where the system does not say. `kv_share` of what is left is for KV
-    blocks. `host_bytes`: what is free where blocks are swapped to, where that is another memory.
+    `free_bytes` is the memory that it may still take; None if the system does not say. `kv_share`: the share of the
+    rest for KV blocks. `host_bytes`: free memory for swapped blocks, if that is another memory.
     """
 
     weight_bytes: int
@@ -30,11 +30,11 @@ class MemoryNeeds:
 
     @property
     def left_bytes(self) -> int:
-        """What weights, activations and graphs leave; negative where they do not fit."""
+        """The memory left by weights, activations and graphs; negative if they do not fit."""
         free = self.free_bytes
         taken = self.weight_bytes + self.activation_bytes + self.graph_bytes
         return UNKNOWN_FREE_BYTES if free is None else free - taken
 
     def left_beside(self, swap_bytes: int) -> int:
-        """Return what weights, activations and swap leave."""
+        """Return the memory left by weights, activations and swap."""
         return self.left_bytes - (swap_bytes if self.host_bytes is None else 0)

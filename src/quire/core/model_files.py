@@ -1,12 +1,11 @@
 """The files of a model folder, opened and read in one place.
 
-A folder may come from a stranger. So every file in it is opened here, and only plain files are opened: a pipe would
-block forever, and merely opening a device can do things. Links are followed, since the cache of the hub is made of
-them. What is read has a size and a number of values that bound time and memory, and every failure is one
-`CheckpointError`.
+A folder may come from a stranger. So every file in it is opened here, and only if it is a plain file: a pipe would
+block forever, and merely opening a device can have effects. Links are followed, because the hub's cache consists of
+them. Limits on the size and the number of values bound time and memory, and every failure is a `CheckpointError`.
 
-JSON is strict. The standard parser keeps the last of two equal keys, so that two readers of one file may see two
-different models. Here equal keys are an error, as is any value other than an object.
+JSON is strict. The standard parser keeps the last of two equal keys, so two readers of one file could see different
+models. Here equal keys are an error, and so is any value other than an object.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from typing import BinaryIO, Final, Protocol
 from quire.core.errors import CheckpointError
 
 MAX_SETTINGS_BYTES: Final = 16 << 20
-"""Of a JSON file: the largest of published models, tokenizer settings with thousands of added tokens, have 1 MiB."""
+"""For a JSON file: the largest of published models, tokenizer settings with thousands of added tokens, have 1 MiB."""
 
 MAX_TENSOR_NAMES_BYTES: Final = 32 << 20
-"""Of the header of a safetensors file, or of an index: names of 250,000 tensors."""
+"""For the header of a safetensors file, or for an index: names of 250,000 tensors."""
 
 MAX_JSON_VALUES: Final = 2_000_000
 LFS_POINTER: Final = b"version https://git-lfs"
@@ -36,15 +35,15 @@ _KINDS: Final = (
 
 
 class ModelFiles(Protocol):
-    """The named files of a model: its settings, its tokenizer. Whoever reads them need not know how they are stored."""
+    """The named files of a model: its settings, its tokenizer. Readers need not know how they are stored."""
 
     @property
     def name(self) -> str:
-        """What errors call the model."""
+        """The name of the model in errors."""
         ...
 
     def where(self, file: str) -> str:
-        """Return what errors call a file. Does not mutate."""
+        """Return the name of a file in errors. Does not mutate."""
         ...
 
     def has(self, file: str) -> bool:
@@ -52,11 +51,11 @@ class ModelFiles(Protocol):
         ...
 
     def text(self, file: str, max_bytes: int = MAX_SETTINGS_BYTES) -> str:
-        """Return the text of a file; raises `CheckpointError` where there is none. Does not mutate."""
+        """Return the text of a file; raises `CheckpointError` if there is none. Does not mutate."""
         ...
 
     def json_object(self, file: str, max_bytes: int = MAX_SETTINGS_BYTES) -> dict[str, object]:
-        """Return the JSON object in a file; raises `CheckpointError` where there is none. Does not mutate."""
+        """Return the JSON object in a file; raises `CheckpointError` if there is none. Does not mutate."""
         ...
 
 
@@ -104,7 +103,7 @@ def read_json_object(path: Path, max_bytes: int = MAX_SETTINGS_BYTES) -> dict[st
 
 
 def is_there(path: Path) -> bool:
-    """Return whether anything has this name, be it a link that leads nowhere: what is there and broken is an error."""
+    """Return whether anything has this name, even a broken link, which is then an error."""
     return os.path.lexists(path)
 
 
@@ -148,12 +147,12 @@ def require_few_values(data: bytes, where: str, most: int = MAX_JSON_VALUES) -> 
 
 
 def lfs_pointer(where: str) -> CheckpointError:
-    """Return the error for a file that stands for another, which git-lfs did not fetch."""
+    """Return the error for a git-lfs pointer to a file that was not fetched."""
     return CheckpointError(where, "a git-lfs pointer", "the file itself; fetch it with `git lfs pull`")
 
 
 def unreadable(path: Path, error: OSError) -> CheckpointError:
-    """Return the error for a file that the system does not let us read."""
+    """Return the error for a file that the system refuses to read."""
     if isinstance(error, FileNotFoundError) and path.is_symlink():
         return CheckpointError(str(path), "a broken link", "a file that can be read")
     return CheckpointError(str(path), error.strerror or str(error), "a file that can be read")

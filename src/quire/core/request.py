@@ -1,24 +1,22 @@
-"""Request: one sequence of tokens on its way from prompt to end.
+"""Request: one sequence of tokens, from prompt to end.
 
-A request has **tokens known** (the prompt, then what was generated) and **tokens computed** (their keys and values
-are in the cache). Every step computes some known tokens; when the last known one is computed, a new one is sampled.
-There are no phases.
+A request has **known tokens** (the prompt, then the generated ones) and **computed tokens** (their keys and values are
+in the cache). Every step computes some known tokens; when the last known one is computed, a new one is sampled. There
+are no phases.
 
-Positions, for a request in the middle of its life with one step under way:
+Positions of a running request with one step in flight:
 
     0              num_computed      num_planned     len(tokens)      max_total_tokens
-    ├── committed ──────┼── under way ───┼── backlog ────┼─ ─ ─ to come ─ ─ ─┤
+    ├── committed ──────┼── in flight ───┼── backlog ────┼─ ─ ─ to come ─ ─ ─┤
 
-`backlog` counts the tokens known, or on their way, that no plan has taken up. A running decode always has a backlog of
-exactly one: each plan takes one token up and brings one new token on its way. So `backlog` may be 1 while
-num_planned == len(tokens): the token at that position is still being sampled by the step under way. Where the next
-plan depends on a result (drafts to be verified, beams to be chosen, a prompt about to open into several sequences),
-the backlog is 0 until that result is in.
+`backlog` counts the tokens, known or being sampled, that no plan has. A running decode always has a backlog of exactly
+one: each plan takes one token and causes a new one. So `backlog` may be 1 while num_planned == len(tokens): the step in
+flight still samples the token at that position. If the next plan depends on a result (drafts to verify, beams to
+choose, a prompt about to open into several sequences), the backlog is 0 until the result arrives.
 
-Who writes what: the scheduler (or code that uses the memory alone) owns the status and the progress, and the memory
-manager reads them. `num_slots` is raised by the manager when it makes room; the scheduler lowers it where it wants to
-be asked again before the next token. Requests that were opened from one prompt (n, best_of, beams) know each other
-through a `RequestGroup`.
+The scheduler (or code that uses the memory alone) writes the status and the progress, and the memory manager reads
+them. The manager raises `num_slots` when it makes room; the scheduler lowers it to be asked again before the next
+token. Requests that were opened from one prompt (n, best_of, beams) share a `RequestGroup`.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from quire.core.sampling_params import SamplingParams
 
 
 class RequestStatus(Enum):
-    """Where a request stands; `TRANSITIONS` says what may follow what."""
+    """The status of a request; `TRANSITIONS` has the allowed changes."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -63,7 +61,7 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class CacheScope:
-    """Whose cached blocks a request may hit: those of the same salt and extra keys. `tenant` is charged for them."""
+    """The cached blocks that a request may hit: those of the same salt and extra keys. `tenant` is charged for them."""
 
     tenant: str = ""
     salt: str = ""
@@ -74,7 +72,7 @@ DEFAULT_SCOPE = CacheScope()
 
 
 class RequestGroup:
-    """The sequences opened from one prompt. Beams move as one; parallel samples go their own ways once opened."""
+    """The sequences opened from one prompt. Beams stay together; parallel samples are independent once opened."""
 
     __slots__ = ("members", "num_sequences", "beam_search", "opened")
 
@@ -155,16 +153,16 @@ class Request:
         self.backlog = self.num_prompt_tokens
         self.num_slots = 0  # positions below it may be planned without asking the memory manager
         self.next_event = 0  # computed tokens at which update() has more to do than append a token
-        self.num_late_results = 0  # of steps that were under way when it was preempted; awaited before it resumes
-        self.generation = 0  # counts the times that progress was thrown away, so that late results are told apart
-        self.num_cached_tokens = 0  # of the first admission: what the caller is told
+        self.num_late_results = 0  # of steps in flight when it was preempted; awaited before it resumes
+        self.generation = 0  # counts how often progress was thrown away, to recognise late results
+        self.num_cached_tokens = 0  # at the first admission, for the caller
         self.num_preemptions = 0
-        self.logprobs: list[TokenLogprobs] = []  # of the tokens generated, where they were asked for
+        self.logprobs: list[TokenLogprobs] = []  # of the generated tokens, if requested
         self.prompt_logprobs: list[TokenLogprobs] = []  # of the prompt's tokens but the first; one list for a group
-        self.cumulative_logprob: float | None = None  # of what a beam search has found, once it is over
+        self.cumulative_logprob: float | None = None  # of a beam search's text, once it is over
 
     def open_branch(self, branch: int) -> Request:
-        """Return a sibling at the same point of progress, with tokens of its own. Its memory is forked elsewhere."""
+        """Return a sibling with the same progress and its own tokens. Its memory is forked elsewhere."""
         sibling = Request.__new__(Request)
         for name in Request.__slots__:
             setattr(sibling, name, getattr(self, name))
@@ -178,7 +176,7 @@ class Request:
 
     @property
     def num_output_tokens(self) -> int:
-        """How many tokens were generated."""
+        """The number of generated tokens."""
         return len(self.tokens) - self.num_prompt_tokens
 
     @property
@@ -193,9 +191,9 @@ class Request:
 
     @property
     def num_prompt_logits_wanted(self) -> int:
-        """Of how many leading positions the logits are wanted, because `prompt_logprobs` are and are not there yet.
+        """The number of leading positions whose logits are needed for `prompt_logprobs` that are not complete yet.
 
-        As long as there are any, every position must be computed: nothing may come from the cache.
+        While there are any, every position must be computed, without cache hits.
         """
         most = self.num_prompt_tokens - 1
         return most if self.sampling.prompt_logprobs is not None and len(self.prompt_logprobs) < most else 0
@@ -209,7 +207,7 @@ class Request:
         self.status = status
 
     def forget_progress(self) -> None:
-        """Nothing is computed any more: all known tokens are to be computed again. Mutates the request."""
+        """Reset the progress: all known tokens must be computed again. Mutates the request."""
         self.num_computed = 0
         self.num_planned = 0
         self.backlog = len(self.tokens)

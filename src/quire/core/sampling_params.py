@@ -1,10 +1,9 @@
-"""How a request wants its tokens chosen, and when it wants to stop.
+"""The sampling and stopping parameters of a request.
 
-A plain value: lists become tuples, and nothing is checked here. `quire.core.validate` checks every field of every
-request, and nothing else does.
+A plain value: lists become tuples, without checks. Only `quire.core.validate` checks every field of every request.
 
-A parameter is declared here and nowhere else. Its check, its wire form, its flag, its field of HTTP bodies, its column
-in the draws of a step and its line in the documents are made from the declaration.
+A parameter is declared only here. Its check, wire form, flag, field of HTTP bodies, column in the draws of a step and
+line in the documents are made from the declaration.
 """
 
 from __future__ import annotations
@@ -44,28 +43,27 @@ DRAW, TEXT, CHOICES, OWN = Place.DRAW, Place.TEXT, Place.CHOICES, Place.OWN
 class SamplingParams:
     """The sampling and stopping parameters of one request.
 
-    `n` sequences are returned out of `best_of` (default: `n`) that are generated. With `beam_search` the
-    `best_of` sequences are the beams of one search: the likeliest texts, by the sum of their log-probabilities over
+    `best_of` sequences (default: `n`) are generated, and the best `n` are returned. With `beam_search` the `best_of`
+    sequences are the beams of one search: the likeliest texts, by the sum of their log-probabilities over
     length ^ `length_penalty`. `early_stopping` True ends it as soon as `best_of` texts have ended, "never" only when no
     better one can come. `max_tokens` None means: as many as fit.
 
-    Tokens are drawn from the softmax of logits / temperature, 0 meaning the likeliest token, after the filters in the
-    order min_p, top_k (0 or -1: off), top_p. Sequence i of a request draws with seed + i, so that n sequences of one
-    request are those of n requests with their own seeds.
+    Tokens are drawn from the softmax of logits / temperature (0: the likeliest token), after the filters in the order
+    min_p, top_k (0 or -1: off), top_p. Sequence i of a request draws with seed + i, so n sequences of one request are
+    those of n requests with their own seeds.
 
-    Before that, logits are changed by rules, in this order. Only `allowed_token_ids` may be chosen, where they are
-    given. `bad_words` are not written: their strings become `bad_words_ids` at the door, and a sequence of tokens bans
-    its last one where the others stand before it. `logit_bias` is added to the logits of tokens, by id. Tokens that
-    stand in the text, prompt and output, have their logit divided by `repetition_penalty` if it is positive, else
-    multiplied by it. From tokens of the output, `presence_penalty` is taken once and `frequency_penalty` as often as
-    they stand there.
+    Before that, rules change the logits, in this order. If `allowed_token_ids` are given, only these may be chosen.
+    `bad_words` are not written: the door turns their strings into `bad_words_ids`, and a sequence of tokens bans its
+    last one after the others. `logit_bias` is added to the logits of tokens, by id. If a token occurs in the prompt or
+    the output, its logit is divided by `repetition_penalty` if it is positive, else multiplied by it. If it occurs in
+    the output, `presence_penalty` is subtracted once, and `frequency_penalty` once per occurrence.
 
-    A `grammar` holds the text to what it allows: at every place only those tokens may be chosen that can still become a
-    text of the grammar, and the text may end only where it is one. Then comes everything else.
+    With a `grammar`, only tokens may be chosen that can still lead to a text of the grammar, and the text may end only
+    where it is one. All other rules still apply.
 
-    The text ends before the first of the `stop` strings, or with it where `include_stop_str_in_output`. `logprobs`
-    asks for the log-probabilities of each token and of so many of the likeliest, `prompt_logprobs` for those of the
-    tokens of the prompt.
+    The text ends before the first of the `stop` strings, or after it with `include_stop_str_in_output`. `logprobs` asks
+    for the log-probabilities of each token and of this many of the likeliest, `prompt_logprobs` for those of the tokens
+    of the prompt.
 
     >>> SamplingParams(n=2, best_of=4, stop="END").num_sequences
     4
@@ -157,22 +155,22 @@ class SamplingParams:
 
     @property
     def num_sequences(self) -> int:
-        """How many sequences are generated side by side."""
+        """The number of sequences that are generated."""
         return self.n if self.best_of is None else self.best_of
 
     @property
     def num_beams(self) -> int:
-        """How many beams move together; 1 where nothing is searched. A search of one beam is greedy decoding."""
+        """The number of beams; 1 without a beam search. A search of one beam is greedy decoding."""
         return self.num_sequences if self.beam_search else 1
 
     def ending_tokens(self, eos_token_ids: frozenset[int]) -> frozenset[int]:
-        """Return the tokens that end a text, as soon as `min_tokens` are there."""
+        """Return the tokens that end a text once it has `min_tokens`."""
         ends = frozenset(self.stop_token_ids)
         return ends if self.ignore_eos else ends | eos_token_ids
 
     @property
     def biases(self) -> tuple[tuple[int, float], ...]:
-        """`logit_bias` as it is kept: pairs of a token and what is added to its logit."""
+        """`logit_bias` as pairs of a token and the number added to its logit."""
         return _sorted_pairs(self.logit_bias) if isinstance(self.logit_bias, Mapping) else self.logit_bias
 
     @property
@@ -183,15 +181,15 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether it counts which tokens stand in the text."""
+        """Whether a penalty needs counts of the tokens in the text."""
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 
 
 PARAMETERS: Final[Mapping[str, Parameter]] = parameters_of(SamplingParams)
-"""What is declared above, by name."""
+"""The parameters declared above, by name."""
 
 DRAW_PARAMETERS: Final = tuple(name for name, declared in PARAMETERS.items() if declared.place is DRAW)
-"""The numbers that each draw has, in the order of their columns."""
+"""The parameters of each draw, in the order of their columns."""
 
 
 def _sorted_pairs(biases: Mapping[int, float]) -> tuple[tuple[int, float], ...]:

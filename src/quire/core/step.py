@@ -1,18 +1,19 @@
 """StepPlan and StepResult: the two values that pass between the planes.
 
 A plan says what one step computes. It is **columnar** (a column per fact, an entry per request of the step) and
-carries **differences only**: a request is described in full once, when it takes a row; after that the worker knows
-its tokens (it sampled them itself) and its block tables, and the plan carries just the changes.
+has **only differences**: a request is described in full once, when it takes a row. After that the worker knows
+its tokens (it sampled them itself) and its block tables, and the plan has only the changes.
 
-    row         a small stable number that a request holds while it is running; the worker keeps, per row, the
+    row         a small stable number that a request holds while it is running; the worker keeps for each row the
                 tokens, the sampling parameters and one block table per KV group
     starts[i]   the position of the first token that row rows[i] computes in this step
     counts[i]   how many tokens it computes: the token at starts[i], the next one, …
     samples[i]  how many tokens are sampled from the logits of the last position: 0 while tokens of the request are
-                still to be computed, 1 as a rule, k when the request opens into k sequences
-    drafts      guessed tokens, appended by the plan to those known; the result says how many were accepted
+                still to be computed, usually 1, k when the request opens into k sequences
+    drafts      guessed tokens, appended by the plan to the known ones; the result says how many were accepted
 
-No phases: prefill, a chunk of it, decode, the rest after a prefix hit and speculation differ in starts and counts only.
+There are no phases: prefill, chunked prefill, decode, the rest after a prefix hit and speculation differ only in starts
+and counts.
 
 Order within a step: released rows, rows changed, moves out, copies, moves in, then the computation. The first
 `num_decodes` entries are plain decodes (one token computed, one sampled): executors may take a shorter way for them.
@@ -33,10 +34,10 @@ from quire.core.sampling_wire import read_sampling, write_sampling
 from quire.core.wire import WireReader, WireWriter
 
 NO_BLOCK = -1
-"""Replaces in a block table a block that was freed behind a sliding window."""
+"""Replaces a block in a block table after it was freed behind a sliding window."""
 
 MAX_PROMPT_LOGITS: Final = 128
-"""Positions of prompts whose logits one step computes, for those who asked for `prompt_logprobs`."""
+"""The most prompt positions whose logits one step computes, for `prompt_logprobs`."""
 
 
 class BlockCopy(NamedTuple):
@@ -57,8 +58,8 @@ class BlockMove(NamedTuple):
 class RowStart:
     """A request takes a row: everything that the worker needs to know, except its block tables.
 
-    `max_total_tokens` is how long it may grow, prompt and output together. Where `num_prompt_logits` is not 0, the
-    result reports the log-probability of the token after each of this many leading positions.
+    `max_total_tokens` is its maximum length, prompt and output together. If `num_prompt_logits` is not 0, the result
+    reports the log-probability of the token after each of this many leading positions.
     """
 
     row: int
@@ -122,11 +123,11 @@ class StepPlan:
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens the step computes."""
+        """The number of tokens that the step computes."""
         return sum(self.counts)
 
     def check(self) -> None:
-        """Raise `InvariantError` unless copies and moves can be carried out in the stated order."""
+        """Raise `InvariantError` unless copies and moves can be done in the stated order."""
         if not len(self.rows) == len(self.starts) == len(self.counts) == len(self.samples):
             raise InvariantError("the columns of a plan differ in length")
         if len(set(self.rows)) != len(self.rows):
@@ -164,7 +165,7 @@ class StepPlan:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> StepPlan:
-        """Read the compact binary form back; raises `StepLogError` where it is torn."""
+        """Read the compact binary form back; raises `StepLogError` if it is torn."""
         reader = WireReader(data)
         step_id, num_decodes = reader.integer(), reader.integer()
         rows, starts, counts, samples, released = (reader.column() for _ in range(5))
@@ -192,19 +193,18 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one step computed.
+    """The results of one step.
 
-    `num_tokens[i]` tokens came back for entry i of the plan, `tokens` holds them one after another: none while the
-    request still has tokens to compute, one as a rule, more where drafts were accepted or where the request opened
-    into several sequences. None where the plan asks for a sample means **postponed**: what the row may draw is not
-    known yet. Only its last token then counts as not computed, and the next plan has it again.
+    Entry i of the plan got `num_tokens[i]` tokens, and `tokens` has those of all entries, one after another: none while
+    the request still has tokens to compute, usually one, more if drafts were accepted or if the request opened into
+    several sequences. No token although the plan asks for a sample means **postponed**: the row's mask is not known
+    yet. Only its last token then counts as not computed, and the next plan has it again.
 
     `parents[i]` names the row whose sequence entry i continues (beam search picks survivors and their parents;
-    everywhere else, and where the column is empty, a row continues itself). `searches` maps the row of the first beam
-    to what a search that is over has found, best first: as many texts as it has beams, none of which brings a token in
-    that step. `failures` maps a row to what went wrong with that request alone, `logprobs` a row that asked for them to
-    one entry per token, and `prompt_logprobs` a row that asked for them to one entry per token of the prompt that
-    follows one computed in this step.
+    otherwise, and if the column is empty, a row continues itself). `searches` maps the row of the first beam to the
+    texts of a search that is over, best first: one per beam, and none of the beams gets a token in that step.
+    `failures` maps a row to the error of its request. `logprobs` maps a row that asked for them to one entry per token,
+    and `prompt_logprobs` to one entry per prompt token that follows one computed in this step.
     """
 
     step_id: int
@@ -243,7 +243,7 @@ class StepResult:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> StepResult:
-        """Read the compact binary form back; raises `StepLogError` where it is torn."""
+        """Read the compact binary form back; raises `StepLogError` if it is torn."""
         reader = WireReader(data)
         step_id = reader.integer()
         num_tokens, tokens, parents = (reader.column() for _ in range(3))

@@ -1,8 +1,8 @@
-"""The one check of what comes from outside.
+"""The one check of values from outside.
 
 `validate(request, limits)` is pure: it reads, and raises a typed error that names the field, the value and what is
 allowed. Every door calls it before it enqueues anything, and the scheduler calls it again, so that no door can be
-weaker than another. The range of each sampling parameter is the declared one; what relates several of them stands here.
+weaker than another. The range of each sampling parameter is the declared one; this module checks how they combine.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ NOT_BESIDE_A_GRAMMAR: Final = (
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """What the engine at hand can take.
+    """The limits of an engine.
 
     `max_model_len` counts prompt and output together. `max_sequence_tokens` is the number of tokens of one sequence
     that the KV memory can hold when it holds nothing else. `eos_token_ids` end a text.
@@ -195,7 +195,7 @@ def _require_grammar(name: str, grammar: Any, kind: HeldText) -> None:
 def _require_alone(grammar: Grammar, sampling: SamplingParams) -> None:
     for field in NOT_BESIDE_A_GRAMMAR:
         if getattr(sampling, field) != PARAMETERS[field].default:
-            raise InvalidRequestError("grammar", grammar, f"none beside {field}")
+            raise InvalidRequestError("grammar", grammar, f"none together with {field}")
 
 
 def _validate_search(sampling: SamplingParams, limits: RequestLimits) -> None:

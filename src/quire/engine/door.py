@@ -158,7 +158,7 @@ class Door:
         return PreparedRequest(request, ticket.request_id or request_id, prompt.text, wanted)
 
     def close(self) -> None:
-        """Let go of the threads and of what grammars have started. May be called twice."""
+        """End the threads, and the processes that grammars have started. May be called twice."""
         self.text_pool.close()
         self._turns.close()
 

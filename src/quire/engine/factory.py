@@ -1,12 +1,12 @@
 """The factory: the only file that joins the control plane and the compute plane.
 
-    EngineConfig ──► ModelSource ──► ModelDescription  ──► Backend ──► MemoryPlan        plan_engine: nothing is taken
+    EngineConfig ──► ModelSource ──► ModelDescription  ──► Backend ──► MemoryPlan        plan_engine: takes no memory
                                                               │            │
     WorkerParts: weights, KV arrays ──► Worker (an Executor) ─┤            │
     KVCacheManager ──► Scheduler ─────────────────────────────┴► EngineCore ◄            EngineBlueprint.build
 
-What can be refused from settings alone is refused by `plan_engine`. On a GPU `EngineBlueprint.measured` then loads the
-weights and plans the memory again, by what steps really take of it.
+`plan_engine` refuses everything that settings alone can show. On a GPU, `EngineBlueprint.measured` then loads the
+weights and plans the memory again, from the memory that steps really take.
 """
 
 from __future__ import annotations
@@ -51,31 +51,31 @@ GUIDE: Final = "guide"
 
 @dataclass(frozen=True, slots=True)
 class EngineBlueprint:
-    """An engine that was found possible, and not built yet."""
+    """An engine that is possible, but not built yet."""
 
     config: ResolvedConfig
     model: ModelDescription
     backend: Backend
     report: EngineReport
     grammars: GrammarVerdicts | None
-    """Which grammars there can be; None where there is no tokenizer. It loads nothing before the first of them."""
+    """Checks grammars; None without a tokenizer. Loads nothing before the first grammar."""
     masks: MaskService | None
-    """What holds texts to grammars; None where there is no tokenizer."""
+    """Makes the masks for grammars; None without a tokenizer."""
     failpoints: tuple[Failpoint, ...] = ()
 
     @property
     def vocab_size(self) -> int:
-        """How many token ids the model knows."""
+        """The number of token ids of the model."""
         return self.model.spec.vocab_size
 
     @property
     def tokenizer_files(self) -> ModelFiles:
-        """Where the tokenizer is."""
+        """The files of the tokenizer."""
         return _tokenizer_files(self.config, self.model)
 
     @property
     def default_sampling(self) -> SamplingParams:
-        """How the makers of the model want it sampled, for requests that do not say."""
+        """The model's own sampling defaults, for requests that set none."""
         defaults = self.model.generation
         said = {
             name: getattr(defaults, name) for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -83,9 +83,9 @@ class EngineBlueprint:
         return SamplingParams(**{name: value for name, value in said.items() if value is not None})
 
     def measured(self, note_loaded: NoteLoaded | None = None) -> EngineBlueprint:
-        """Return it with the memory planned from the free memory found; on a CPU, which does not report it, unchanged.
+        """Return the blueprint with a plan from the measured free memory; on a CPU, which does not measure, unchanged.
 
-        The weights are loaded for it, and kept for `build`. Raises `InvalidConfigError` for what does not fit.
+        Loads the weights, and keeps them for `build`. Raises `InvalidConfigError` if they do not fit.
         """
         needs = self.backend.measured(note_loaded)
         if needs is None:
@@ -94,9 +94,9 @@ class EngineBlueprint:
         return replace(self, report=replace(self.report, plan=plan))
 
     def check_weights(self) -> int:
-        """Return how many tensors the model has; raises `CheckpointError` for all that loading would refuse them for.
+        """Return how many tensors the model has; raises `CheckpointError` if loading would refuse them.
 
-        Reads what the files say of their tensors, and none of the tensors. Does not mutate.
+        Reads only the headers of the files. Does not mutate.
         """
         checkpoint = self.model.source.tensors()
         WeightReader(self.model.spec, checkpoint, "float32", self.config.weights)
@@ -110,8 +110,8 @@ class EngineBlueprint:
     ) -> EngineCore:
         """Load the weights, allocate the memory, and return the engine. Does not mutate the blueprint.
 
-        `note_loaded` is told how far the weights are, where the backend says so: the native one does. `make_executor`:
-        for instruments, which change the parts or watch the worker that is made of them.
+        Calls `note_loaded` with the progress of the weights, if the backend reports it, as the native one does.
+        `make_executor`: for instruments, which change the parts or watch the worker made from them.
         """
         plan = self.report.plan
         memory = self.config.memory_config(plan.num_blocks, plan.num_host_blocks, secrets.token_bytes(32))
@@ -122,13 +122,13 @@ class EngineBlueprint:
         if self.failpoints:
             parts = parts.with_runner(FailingRunner(parts.runner, self.failpoints))
         executor = make_executor(parts)
-        # The log is opened last: an engine that cannot be loaded leaves none behind.
+        # The log is opened last, so that an engine that cannot be loaded leaves none.
         log = None if path is None else StepLogFile(path, clock)
         return EngineCore(control, executor, clock, log=log)
 
 
 def plan_engine(config: EngineConfig) -> EngineBlueprint:
-    """Find out what an engine of these settings would be; reads settings, no weights, and takes no memory.
+    """Plan an engine with these settings; reads settings but no weights, and takes no memory.
 
     Raises `CheckpointError` for a model that cannot be run, `InvalidConfigError` for settings that do not fit it or
     this machine.
@@ -158,7 +158,7 @@ def _tokenizer_files(config: EngineConfig, model: ModelDescription) -> ModelFile
 
 
 def _vocabulary(config: EngineConfig, model: ModelDescription) -> Vocabulary | None:
-    """Return the model's tokens, for grammars over them; nothing is read before there is one."""
+    """Return the model's tokens, for grammars; reads nothing before the first grammar."""
     if config.skip_tokenizer_init:
         return None
 
@@ -228,9 +228,9 @@ def create_reference_engine(
     scheduler: SchedulerConfig | None = None,
     log: BinaryIO | None = None,
 ) -> EngineCore:
-    """Return an engine of token ids over the reference decoder, with blocks counted rather than planned.
+    """Return an engine of token ids over the reference decoder, with a given number of blocks.
 
-    Raises `CheckpointError` for a model that cannot be run; nothing is allocated then.
+    Raises `CheckpointError` for a model that cannot be run, before it allocates memory.
     """
     memory, scheduler = memory or MemoryConfig(), scheduler or SchedulerConfig()
     if not memory.hash_key:

@@ -1,14 +1,14 @@
 """The memory plan, decided before any memory is taken.
 
     free ──┬── weights           known from the settings of the model
-           ├── activations       the scratch of the largest step ├── graphs            of a GPU: what recorded steps
-           take, once that was measured ├── swap              blocks on the host, as many as requested; with a GPU they
-           are not part of this └── what is left ──── KV blocks: kv_memory, or a share of what is left, and never more
-           than could be used
+           ├── activations       the scratch of the largest step
+           ├── graphs            on a GPU: recorded steps, once measured
+           ├── swap              blocks on the host, as many as requested; with a GPU they are not part of this
+           └── the rest ──────── KV blocks: kv_memory, or a share of the rest, and never more than could be used
 
 All this is memory of the device that computes: of the machine, or of its GPU. There is one budget and no hidden pool.
-What does not fit is refused here, before weights are read; a context longer than the blocks hold is cut to what they
-hold, unless it was asked for.
+Settings that do not fit are refused here, before weights are read. A context longer than the blocks hold is cut to
+their size, unless the user asked for it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from quire.core.memory_needs import MemoryNeeds
 from quire.memory.sizing import max_sequence_tokens, size_pool
 
 USEFUL_TOKENS = 64
-"""A context shorter than that, for lack of KV memory, is a mistake."""
+"""If KV memory allows only a shorter context than this, the settings are a mistake."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """How many blocks there are, and how long a sequence may become."""
+    """The number of blocks, and the maximum length of a sequence."""
 
     needs: MemoryNeeds
     bytes_per_block: int
@@ -40,7 +40,7 @@ class MemoryPlan:
 
     @property
     def parts(self) -> tuple[tuple[str, int], ...]:
-        """The memory of the process by what it is for; but for swap elsewhere they add up to `total_bytes`."""
+        """The memory of the process by purpose; without swap on another device it adds up to `total_bytes`."""
         return (
             ("weights", self.needs.weight_bytes),
             ("KV blocks", self.num_blocks * self.bytes_per_block),
@@ -52,17 +52,17 @@ class MemoryPlan:
 
     @property
     def swap_bytes(self) -> int:
-        """What swapped blocks take."""
+        """The bytes of swapped blocks."""
         return self.num_host_blocks * self.bytes_per_block
 
     @property
     def total_bytes(self) -> int:
-        """What the process takes of this memory when everything is in use."""
+        """The bytes of this memory that the process takes when everything is in use."""
         return sum(size for _, size in self.parts) - (0 if self.needs.host_bytes is None else self.swap_bytes)
 
 
 def plan_memory(config: ResolvedConfig, spec: KVCacheSpec, context_length: int, needs: MemoryNeeds) -> MemoryPlan:
-    """Return the plan; raises `InvalidConfigError` for what does not fit. Pure.
+    """Return the plan; raises `InvalidConfigError` for settings that do not fit. Pure.
 
     >>> spec = KVCacheSpec.from_layers([None], block_size=16, num_kv_heads=1, head_dim=8, dtype="float32")
     >>> config = EngineConfig(kv_memory="16KiB").resolved()
@@ -108,7 +108,7 @@ def _num_host_blocks(config: EngineConfig, spec: KVCacheSpec) -> int:
 
 
 def _kv_budget(config: EngineConfig, spec: KVCacheSpec, needs: MemoryNeeds, most_blocks: int) -> int:
-    """Return the bytes for KV blocks: those asked for, or a share of what is left."""
+    """Return the bytes for KV blocks: those requested, or a share of the remaining memory."""
     if needs.host_bytes is not None and int(config.swap_space) > needs.host_bytes:
         allowed = f"at most {format_bytes(needs.host_bytes)}, the free memory of the host"
         raise InvalidConfigError("swap_space", format_bytes(int(config.swap_space)), allowed)

@@ -2,10 +2,10 @@
 
     round_robin       one after another
     least_loaded      the one with the fewest requests, running and waiting
-    prefix_affinity   the one that saw the longest beginning before, unless it has far more to do than the others
+    prefix_affinity   the one that saw the longest prefix before, unless it has far more to do than the others
 
-A router sees what a router in front of servers sees: the prompt, and how many requests each replica
-had at the end of its last step.
+A router has the same facts as one in front of servers: the prompt, and the number of requests that each
+replica had at the end of its last step.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ class LeastLoaded:
 
 
 class PrefixAffinity:
-    """The one that was sent the longest of the prompt's beginnings last; the least loaded one where none was.
+    """The replica that got the longest prefix of the prompt last; the least loaded one if none did.
 
-    Beginnings are known by chained hashes of their chunks, so many of them at most, the latest used. Where the replica
-    has more than `slack` requests above the least loaded, that one is chosen: a popular beginning may not drown one.
+    Keeps chained hashes of the chunks of prefixes, up to a maximum, the latest used. If the replica has over `slack`
+    requests more than the least loaded one, chooses that: a popular prefix must not overload a replica.
     """
 
     def __init__(self, *, chunk_tokens: int = 16, max_chunks: int = 64, slack: int = 16) -> None:
@@ -70,7 +70,7 @@ class PrefixAffinity:
         self._sent: OrderedDict[bytes, int] = OrderedDict()
 
     def choose(self, prompt: array[int], loads: Sequence[int]) -> int:
-        """Return the replica of the longest beginning that is known, or the least loaded one. Mutates."""
+        """Return the replica of the longest known prefix, or the least loaded one. Mutates."""
         beginnings = self._beginnings(prompt)
         known = next((self._sent[digest] for digest in reversed(beginnings) if digest in self._sent), None)
         least = min(loads)
@@ -93,7 +93,7 @@ class PrefixAffinity:
 
 
 def create_router(name: str) -> Router:
-    """Return a new router of a name; raises `InvalidConfigError` for one that there is not."""
+    """Return a new router by its name; raises `InvalidConfigError` for an unknown one."""
     if name == ROUND_ROBIN:
         return RoundRobin()
     if name == LEAST_LOADED:

@@ -1,14 +1,14 @@
 """Block: the unit of KV memory.
 
-A block has room for the keys and values of `block_size` consecutive tokens, in all layers of one KV group. It is always
-in one of three states, which partition the pool:
+A block has room for the keys and values of `block_size` consecutive tokens, in every layer of one KV group. It is
+always in one of three states, which partition the pool:
 
     in use   ref_count > 0                      at least one block table holds it
-    cached   ref_count = 0, published           nobody holds it, but its content may be hit; evicted when room is needed
+    cached   ref_count = 0, published           no table holds it, but its content may be hit; evicted to make room
     free     ref_count = 0, not published       nothing in it is worth keeping
 
-A block in use may be published as well: then other requests can join in. What it is published under is its
-`entry`, the node of the prefix index that stands for its tokens and everything before them.
+A block in use may also be published: then other requests can share it. Its `entry` is the node of the prefix index
+for its tokens and everything before them.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Prefix hashes: a block is known by its tokens *and everything before them*.
+"""Prefix hashes: a block is identified by its tokens *and everything before them*.
 
     hash(root)    = H(salt, extra keys)
     hash(block i) = H(hash(block i - 1), tokens of block i)
 
-The same tokens after another beginning have other keys and values, so they must have another hash; chaining sees to
-that. H is keyed blake2b over the packed 32-bit token ids: unambiguous ([1, 23] and [12, 3] differ), and nobody without
-the key can make collisions on purpose. Even so a hash is only a way to *find* a block: the index compares the tokens
-on every hit, and the tests run with a hash of 4 bits.
+The same tokens after another prefix have other keys and values, so chaining gives them another hash. H is keyed blake2b
+over the packed 32-bit token ids: unambiguous ([1, 23] and [12, 3] differ), and without the key a client cannot make
+collisions on purpose. Even so, a hash is only a way to *find* a block: the index compares the tokens on every hit, and
+the tests run with a hash of 4 bits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quire.core.wire import WireWriter
 
 
 def root_key(scope: CacheScope) -> bytes:
-    """Return what a request's prefix hangs from: equal only for equal salts and extra keys.
+    """Return the key of a request's root: equal only for equal salts and extra keys.
 
     >>> root_key(CacheScope(salt="a", extra_keys=("b",))) == root_key(CacheScope(salt="ab"))
     False

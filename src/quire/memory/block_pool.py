@@ -1,15 +1,15 @@
-"""The block pool: the allocator. It alone changes the state and the reference count of a `Block`; it owns them all.
+"""The block pool: the allocator. It owns all blocks, and only it changes their states and reference counts.
 
     allocate ──► in use ──── free, published ────► cached ──── share (a hit) ────► in use
        ▲            │                                 │
        │            └── free, not published ──► free  └── evicted for an allocation, or over a quota
        └────────────────────────────────────────┘
 
-Free blocks are taken before any cached one is evicted, the block freed last first: its bytes are the likeliest to be
-in a processor's cache. Which cached block is evicted is the eviction policy's choice. A freed block keeps its content
-and its entry in the prefix index until it is allocated again; only then does the entry lose it.
+Free blocks are taken before a cached one is evicted. The block freed last is taken first, because its bytes are the
+likeliest to be in a processor cache. The eviction policy chooses the cached block to evict. A freed published block
+keeps its content and its entry in the prefix index until it is allocated again.
 
-Running out is the value None, and it changes nothing.
+If blocks run out, the result is None, and nothing changes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class BlockJournal(Protocol):
 
 
 class BlockPool:
-    """A fixed number of blocks; `on_evict` is told of each entry that lost its block to an eviction.
+    """A fixed number of blocks; calls `on_evict` with each entry that lost its block to an eviction.
 
     >>> from quire.memory.eviction.lru import LRUEviction
     >>> pool = BlockPool(4, LRUEviction(), on_evict=print)
@@ -80,7 +80,7 @@ class BlockPool:
 
     @property
     def num_cached(self) -> int:
-        """Blocks that nobody holds and whose content may be hit."""
+        """Blocks that no table holds and whose content may be hit."""
         return len(self._cached)
 
     @property
@@ -94,11 +94,11 @@ class BlockPool:
         return len(self.blocks) - self.num_available
 
     def cached_blocks(self) -> Iterator[Block]:
-        """Walk the blocks that nobody holds and whose content may be hit, in no particular order."""
+        """Walk the blocks that no table holds and whose content may be hit, in no particular order."""
         return iter(self._cached)
 
     def allocate(self, num_blocks: int) -> list[int] | None:
-        """Take blocks, evicting cached ones where free ones do not suffice; None, and no change, if there are too few.
+        """Take blocks, evicting cached ones if free ones do not suffice; None, without changes, if there are too few.
 
         Mutates; O(num_blocks).
         """
@@ -116,7 +116,7 @@ class BlockPool:
         return taken
 
     def share(self, block_id: int) -> None:
-        """Add a holder; a cached block comes back into use. Mutates; O(1)."""
+        """Add a holder; a cached block becomes used again. Mutates; O(1)."""
         block = self.blocks[block_id]
         if block.ref_count:
             self.num_extra_holders += 1
@@ -131,7 +131,7 @@ class BlockPool:
             self.journal.touched.add(block_id)
 
     def free(self, block_id: int) -> None:
-        """Take a holder away; the last one leaves the block cached if it is published, else free. Mutates; O(1)."""
+        """Remove a holder; without holders the block is cached if published, else free. Mutates; O(1)."""
         block = self.blocks[block_id]
         if block.ref_count > 1:
             block.ref_count -= 1
@@ -194,7 +194,7 @@ class BlockPool:
                 self._give_up(over)
 
     def _give_up(self, block: Block) -> None:
-        """Drop the content of a cached block that the policy has let go of; it becomes free."""
+        """Drop the content of a cached block that the policy gave up; it becomes free."""
         if self._quota is not None:
             self._quota.remove(block)
         entry = block.entry

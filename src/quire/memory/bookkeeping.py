@@ -1,6 +1,6 @@
 """MemoryBooks: the counters behind the ledger, the reasons of misses, and the audit of all books.
 
-It changes nothing but its own counters; `KVCacheManager` tells it what happened.
+It changes only its own counters; `KVCacheManager` reports events to it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_OTHER_ROOTS = 8
 
 
 class MemoryBooks:
-    """Counts what happened, and says where the memory is."""
+    """Counts events, and makes the ledger."""
 
     def __init__(self, hasher: BlockHasher) -> None:
         self._hasher = hasher

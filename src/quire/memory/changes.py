@@ -64,7 +64,7 @@ class MemoryChanges:
         return sources
 
     def take(self) -> MemoryChanges:
-        """Return what was collected, and begin anew. Mutates."""
+        """Return the collected changes, and start an empty collection. Mutates."""
         taken = MemoryChanges(self.table_entries, self.moves_out, self.copies, self.moves_in)
         self.table_entries, self.moves_out, self.copies, self.moves_in = [], [], [], []
         return taken

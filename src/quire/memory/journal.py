@@ -4,17 +4,17 @@
     MemoryChanges ── holders ──┼──► stamp(now) ──► take() ──► a BlockChange for each block that changed
     BlockPool ──── evicted ────┘
 
-While no client watches there is no journal, and the pool and the tables test one attribute. While one does, they put a
-number into a set; what the change *was* is read from the blocks themselves when it is taken, so a block that changed
-ten times is told once, as it is then. Both cost O(changes), whatever the size of the pool.
+Without a reader there is no journal, and the pool and the tables only test one attribute. With one, they add a number
+to a set. The change itself is read from the blocks when the journal is taken, so a block that changed ten times is
+reported once, in its last state. Both cost O(changes), whatever the size of the pool.
 
-Two things of a block stand elsewhere. Its **owner** is one of those whose tables hold it: takers are noted as they put
-it into a table, and looked up there again before they are believed, so nobody needs to note who lets go. Its **parent**
-is the block of the entry before its own, as last taken; when that changes, those after it are told as well.
+Two facts about a block are not in the block. Its **owner** is a request whose table holds it: requests are noted when
+they put it into a table, and checked there again before they are reported, so releases need no note. Its **parent** is
+the block of the entry before its own, as last reported; when that changes, the blocks after it are reported too.
 
-What was there before the journal is told by a survey, a few thousand blocks at a time, so that an engine with a million
-blocks is not held up. Rejected: a scan for each picture (a million blocks, eight times a second), and a log of all
-events (it grows with what happens, not with what there is, and a late reader must read them all).
+A survey reports the state before the journal, a few thousand blocks at a time, so that it does not delay an engine with
+a million blocks. Rejected: a scan for each frame (a million blocks, eight times a second), and a log of all events (it
+grows with the events and not with the blocks, and a late reader must read them all).
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from quire.memory.prefix.base import PrefixEntry
 from quire.memory.sequence import SequenceMemory
 
 NOT_PUBLISHED: Final = -2
-"""The parent of a block that nobody can hit."""
+"""The parent of a block that cannot be hit."""
 
 SURVEYED_AT_ONCE: Final = 4096
 """Blocks, or entries of tables, that a survey goes through before it lets the engine go on."""
 
 MOST_TAKEN: Final = 8192
-"""Blocks that are told at once."""
+"""The most blocks to report at once."""
 
 INDEX_BITS: Final = 32
 GROUP_BITS: Final = 16
 
 Place: TypeAlias = tuple[PrefixEntry, int]
-"""An entry of the index, and a group: that of the block meant."""
+"""An entry of the index, and the group of the block."""
 
 Key = TypeVar("Key")
 
@@ -161,7 +161,7 @@ class MemoryJournal:
         self._holders.add(block_id, (number << GROUP_BITS | group) << INDEX_BITS | index)
 
     def note_gone(self, request: Request) -> None:
-        """A request has let go of everything. Mutates; O(1)."""
+        """Note that a request has freed everything. Mutates; O(1)."""
         number = self._numbers.pop(request, None)
         if number is not None:
             del self._requests[number]

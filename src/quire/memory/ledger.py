@@ -1,12 +1,12 @@
-"""The ledger: where the KV memory is, in numbers that add up.
+"""The ledger: the use of the KV memory, in numbers that add up.
 
     blocks    used + cached + free                              = num_blocks
     slots     stored + reserved + fragmented                    = used × block_size
     sharing   blocks that would be used if nothing were shared  = used + saved by sharing
 
-`stored` slots hold keys and values of a token; `reserved` ones were allocated for tokens that a plan under way
-computes, or for drafts; `fragmented` ones are the rest of blocks that are not full. Everything here is a frozen value,
-made when asked for, so that nothing is added to the step.
+`stored` slots hold keys and values of a token; `reserved` ones are allocated for tokens of a plan in flight, or for
+drafts; `fragmented` ones are the rest of blocks that are not full. All values here are frozen and made on request, so
+that steps cost nothing more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from quire.memory.sequence import MissReason
 
 @dataclass(frozen=True, slots=True)
 class RequestLedger:
-    """What one request holds. `miss_reason` as the tenant may see it: never that another holds its prompt."""
+    """The memory of one request. `miss_reason` is what its tenant may see: never that another has its prompt."""
 
     request_id: str
     branch: int
@@ -33,7 +33,7 @@ class RequestLedger:
 
 @dataclass(frozen=True, slots=True)
 class MemoryLedger:
-    """Where the KV memory is at one moment; see the module for what adds up to what."""
+    """The use of the KV memory at one moment; see the module for the sums."""
 
     block_size: int
     bytes_per_block: int

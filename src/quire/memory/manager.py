@@ -1,17 +1,17 @@
-"""KVCacheManager: the one door to the paged memory.
+"""KVCacheManager: the only interface to the paged memory.
 
-    match_prefix      what of these tokens is cached?                                  does not mutate
+    match_prefix      which of these tokens are cached?                                does not mutate
     allocate_slots    room for the next tokens: hits, new blocks, copy-on-write        all or nothing: True or False
     commit            these tokens are computed: publish full blocks, merge duplicates
     fork              a second sequence on the same blocks
     swap_out, swap_in all blocks of a sequence to the host tier and back               all or nothing: True or False
-    free, drop        the sequence lets go of everything; full blocks stay cached, or do not
-    take_changes      what the plan must tell the workers of all this
-    ledger, check     where the memory is; whether the books are right
+    free, drop        the sequence frees all its blocks; full blocks stay cached, or do not
+    take_changes      the changes that the plan must send to the workers
+    ledger, check     the use of the memory; whether the books are right
 
-A block that others may see is never written: the block that the next token goes into is copied first if it has another
-holder (copy-on-write, the partial tail included). If a prompt is cached whole, its last token is computed all the same,
-because something must yield a logit; its block is then taken over if no other request holds it, and copied otherwise.
+A block that others may see is never written: if the block for the next token has another holder, it is copied first
+(copy-on-write, also for a partial tail). If a whole prompt is cached, its last token is still computed, because
+sampling needs its logits; its block is then taken over if no other request holds it, and copied otherwise.
 
 Parts: block_pool (whose block), prefix/ (what is in it), publisher (who may see it), copy_on_write, swap (tiers),
 bookkeeping (audit).
@@ -352,7 +352,7 @@ class KVCacheManager:
         parent.num_slots = child.num_slots = parent.num_computed
 
     def free(self, request: Request) -> None:
-        """Let go of everything that the request holds. Full blocks stay cached, the tail goes first. Mutates."""
+        """Free all blocks of the request, the tail first. Full blocks stay cached. Mutates."""
         memory = self.memories.pop(request)
         if self._changes.journal is not None:
             self._changes.journal.note_gone(request)
@@ -367,9 +367,9 @@ class KVCacheManager:
         request.num_slots = 0
 
     def drop(self, request: Request) -> None:
-        """Let go of everything, and cache nothing that the request has computed, now or earlier: it is in doubt.
+        """Free all blocks of the request, and drop its cached ones, also earlier ones: their content is in doubt.
 
-        Blocks that others computed stay, and so do those that others hold. Mutates; O(cached blocks).
+        Blocks that others computed or hold stay. Mutates; O(cached blocks).
         """
         if request in self.memories:
             self.free(request)

@@ -1,11 +1,11 @@
 """Publisher: computed blocks become visible to others.
 
-A block is published when it is full and committed, never before its keys and values exist. If the index knows a block
-of the same content already (two sequences computed it side by side), the second one drops its own and takes the first:
-duplicates are merged.
+A block is published when it is full and committed, never before its keys and values exist. If the index already has a
+block with the same content (two sequences computed it at the same time), the second sequence drops its own block and
+takes the first: duplicates are merged.
 
 The first full block that a running sequence is about to compute is announced as its *frontier*. A request that needs
-that very block can wait for the commit instead of computing it again.
+the same block can wait for the commit instead of computing it again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quire.memory.sequence import Frontier, SequenceMemory
 
 
 class Publisher:
-    """Publishes blocks and knows which ones are on their way."""
+    """Publishes blocks, and knows which ones are being computed."""
 
     def __init__(
         self, block_size: int, index: PrefixIndex, pool: BlockPool, changes: MemoryChanges, books: MemoryBooks

@@ -1,7 +1,7 @@
 """TenantQuota: how many cached blocks one tenant may keep.
 
-It bounds what a tenant leaves *behind*, never what its running requests hold: a noisy tenant cannot push everybody
-else's prefixes out of the cache. Over the limit, the tenant's own block that was let go of longest ago goes.
+It limits the cached blocks of a tenant, never those that its running requests hold: a noisy tenant cannot push the
+prefixes of others out of the cache. Over the limit, the tenant's own block that was freed longest ago is evicted.
 """
 
 from __future__ import annotations

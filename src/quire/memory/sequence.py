@@ -1,12 +1,12 @@
-"""SequenceMemory: what the memory manager knows of one sequence.
+"""SequenceMemory: the memory manager's state of one sequence.
 
     positions   0 ────────────────────────────────────────────────────────────► tokens
     table       [ given back │ published, maybe shared │ own, not full yet │ own, room ahead ]
                 0        num_given_back           num_published        num_computed      num_slots
                          (window groups only)     (in blocks)
 
-Blocks left of `num_published` may be in the tables of others and are never written. The block that the next token goes
-into is written only while this sequence is its one holder; otherwise it is copied first.
+Blocks left of `num_published` may be in the tables of others and are never written. The block for the next token is
+written only while this sequence is its only holder; otherwise it is copied first.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from quire.memory.block_table import BlockTable
 from quire.memory.prefix.base import PrefixEntry
 
 Frontier = tuple[PrefixEntry | bytes, bytes]
-"""A full block of tokens and what it comes after: an entry, or the key of a root."""
+"""A full block of tokens and its predecessor: an entry, or the key of a root."""
 
 
 class MissReason(Enum):
-    """Why the cache did not serve the first block that it did not serve."""
+    """Why the first block without a cache hit was not hit."""
 
     NONE = "none"  # everything that may come from the cache did
     NEVER_CACHED = "never cached"
@@ -32,7 +32,7 @@ class MissReason(Enum):
 
 
 class PrefixMatch:
-    """What of a request's tokens the cache holds. A value of the moment: it ages with the next change of the memory."""
+    """The tokens of a request that are cached. Valid only until the next change of the memory."""
 
     __slots__ = ("entries", "num_tokens", "num_known_blocks", "frontier")
 
@@ -83,6 +83,6 @@ class SequenceMemory:
     @property
     def num_slots(self) -> int:
         """Positions that its tables cover in every group."""
-        if len(self.tables) == 1:  # as a rule; asked at every border of a block
+        if len(self.tables) == 1:  # the usual case; called at every block border
             return self.tables[0].num_slots
         return min(table.num_slots for table in self.tables)

@@ -2,8 +2,8 @@
 
     num_blocks = budget // bytes_per_block
 
-There is one budget and no hidden pool: what the blocks do not take is returned as a remainder, so that a start-up
-table can add up.
+There is one budget and no hidden pool: the bytes left over by the blocks are returned as a remainder, so that the
+start-up table adds up.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """StepCommitter: the second half of a step. Results become tokens, published blocks and ends.
 
-A step under way is remembered as a `StepRecord`. Results come in the order of the plans. As a rule an entry is a plain
-decode: one token computed, one sampled, nothing else; `_commit_decodes` does just that. What is left is looked at one
-by one: chunks, drafts, openings, beams, failures, and entries whose request was preempted or ended while the step was
-under way (the step is *disturbed* then).
+A step in flight is kept as a `StepRecord`. Results come in the order of the plans. Most entries are plain decodes, one
+token computed and one sampled, which `_commit_decodes` handles together. The others are handled one by one: chunks,
+drafts, openings, beams, failures, and entries whose request was preempted or ended while the step was in flight (the
+step is *disturbed* then).
 
     request at commit            computed tokens count    sampled token counts
     running, or swapped out      yes                      yes

@@ -1,15 +1,15 @@
 """Groups: sequences that share a prompt.
 
-**Opening.** The prompt of a group is computed once, by its leader. The logits of its last token yield one token for
-each sequence; then the others are forked from the leader: they share all its blocks, the partial tail included, and the
-first to write into that tail copies it. Samples go their own ways from there.
+**Opening.** The leader of a group computes the prompt once. The logits of its last token give one token for each
+sequence. Then the others are forked from the leader: they share all its blocks, including the partial tail, and the
+first to write into that tail copies it. From there on, samples are independent.
 
-**Beams** move together: a step computes the last token of every beam, and its result says, for each row, which beam it
-continues (its parent) and with which token. A beam that continues itself just grows; any other is replaced by a fork
-of its parent. The blocks of beams that nobody continues go back to the pool. Beams share one fate in everything else
-too: if one of them fails, the search has failed; if they must yield, the search **closes** and begins again from the
-prompt. Beams resumed one by one would each need the blocks that they shared; a search that begins again shares them as
-before, fits wherever it fitted, and finds the same beams.
+**Beams** stay together: a step computes the last token of every beam, and its result says for each row which beam it
+continues (its parent) and with which token. A beam that continues itself just grows; any other is replaced by a fork of
+its parent. The blocks of beams without continuation go back to the pool. If one beam fails, the search fails; if beams
+are preempted, the search **closes** and begins again from the prompt. Beams that resume one by one would each need the
+blocks that they shared; a search that begins again shares them as before, fits where it fitted before, and finds the
+same beams.
 """
 
 from __future__ import annotations

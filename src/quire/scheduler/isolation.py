@@ -1,29 +1,29 @@
-"""Isolation: who is to blame when a step fails?
+"""Isolation: finds the request at fault when a step fails.
 
-A step computes many requests at once, so its failure does not say which one is at fault. All of its requests become
-*suspects* and wait again. They lose nothing but time: what was committed stays cached, and what they compute again
-brings the same tokens. Then they are tried in subsets, one subset alone at a time, while everybody else waits:
+A step computes many requests at once, so its failure does not show which one is at fault. All of its requests become
+*suspects* and wait again. They lose only time: committed blocks stay cached, and computing again gives the same tokens.
+Then they are tried in subsets, one at a time, while all other requests wait:
 
     step of A B C D fails      subsets  [A B] [C D]
     A B   fails                         [C D] [A] [B]         halved, and put behind those not tried yet
     C D   both get past the failure     [A] [B]
-    A     fails, alone                  A ends with an error; nobody else does
+    A     fails, alone                  A ends with an error; no other does
     B     gets past the failure         all go on
 
-A suspect has passed once it has computed what it had planned in the step that failed, or has ended; it makes place at
-once. Only a request that fails *alone*, after it has failed in company, is at fault, so a failure that does not come
-again costs nobody anything: a lone request is tried once more, too. Its sequences stand and fall together.
+A suspect has passed once it has computed the tokens that it had in the failed step, or has ended; then it makes room at
+once. Only a request that fails *alone*, after it has failed together with others, is at fault. So a failure that does
+not return ends no request: a lone request is tried once more too. Its sequences are tried together.
 
-**Memory.** A step that ran out of memory is halved in the same way, and besides, steps may compute half its tokens from
-then on (and run that many sequences). If a request is found that fails even at the smallest size, it was the request,
-and the size is forgiven; otherwise it stays for the life of the engine.
+**Memory.** A step that ran out of memory is halved in the same way. In addition, later steps may compute at most half
+its tokens (and run that many sequences). If a request fails even at the smallest size, the request was at fault, and
+the limit is removed; otherwise it stays for the life of the engine.
 
-**Requests that fail only together** are all found innocent, and would meet again at once. So each round that finds
-nobody lets the next one run its subsets further past the failure, twice as far each time, until they end one after the
-other. Every step that succeeds outside of a round takes one token off again.
+**Requests that fail only together** all pass alone, and would meet again at once. So after each round without a
+culprit, the next round runs its subsets further past the failure, twice as far each time, until they end one after the
+other. Every successful step outside of a round takes one token off that distance.
 
-**An executor that fails for everybody** is nobody's fault: once several requests in a row have failed alone, and no
-step of the round has succeeded, `is_hopeless` says so, and the engine gives up.
+**If an executor always fails**, no request is at fault: once several requests in a row have failed alone, and no step
+of the round has succeeded, `is_hopeless` is true, and the engine gives up.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from quire.core.errors import InvariantError
 from quire.core.request import Request
 
 MAX_CULPRITS_IN_A_ROW: Final = 8
-"""Requests that may fail alone, one after the other, before the executor is to blame."""
+"""Requests that may fail alone, one after another, before the executor is at fault."""
 
 MAX_FURTHER: Final = 4095
-"""Tokens past a failure that suspects must get at the most."""
+"""The most tokens past a failure that suspects must compute."""
 
 
 class FailedStep(NamedTuple):
@@ -50,7 +50,7 @@ class FailedStep(NamedTuple):
 
 
 class Isolation:
-    """Remembers the suspects, and says who may be planned. `max_step_tokens` is what a step may compute.
+    """Keeps the suspects, and decides which may be planned. `max_step_tokens`: the most tokens of a step.
 
     >>> isolation = Isolation(512)
     >>> a, b = Request("a", [1, 2]), Request("b", [3, 4])

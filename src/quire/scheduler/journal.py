@@ -1,8 +1,8 @@
 """RequestJournal: events of requests, while a client watches.
 
-The scheduler tells it when a request came, began to run, yielded or ended: a few calls for each request, none for a
-step. Progress of running requests is read on demand. Nothing here has a time: the reader of the events
-(`quire.engine.records.live`) stamps them, because the control plane reads no clock.
+The scheduler notes when a request arrives, begins to run, is preempted or ends: a few calls per request, none per step.
+Progress of running requests is read on demand. Events have no time: their reader (`quire.engine.records.live`) adds it,
+because the control plane reads no clock.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""PlanBuilder: collects what a step does, and turns it into a `StepPlan` and the scheduler's own record.
+"""PlanBuilder: collects the work of a step, and turns it into a `StepPlan` and the scheduler's own record.
 
-Plain decodes (one token computed, one sampled) are a list of requests and of positions and nothing more: there are many
-of them in every step, and nothing to decide about them. Everything else is a `Chunk`.
+Plain decodes (one token computed, one sampled) are only a list of requests and one of positions, because every step has
+many and they need no decision. Everything else is a `Chunk`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Preemption: how a running request goes back to the waiting.
+"""Preemption: a running request goes back to the queue.
 
 By **recompute**: the blocks are freed, and the tokens known so far are computed again when it resumes; full blocks stay
-cached, so many tokens are often hit. By **swap**: the blocks move to the host and back. Which is cheaper is a matter of
-two rates, and a full host tier falls back to recompute, which always works. Beams go back together, by recompute, and
+cached, and are often hit again. By **swap**: the blocks move to the host and back. Two rates decide which is
+cheaper, and a full host tier falls back to recompute, which always works. Beams go back together, by recompute, and
 their search begins again from the prompt.
 """
 
@@ -21,7 +21,7 @@ from quire.scheduler.running import RunningSet
 
 
 class Preemption:
-    """Takes rows and memory away."""
+    """Takes rows and memory from requests."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Preemption:
 
     def preempt(self, victim: Request) -> None:
         """Preempt a running request in favour of those ahead of it. Mutates."""
-        num_computed = victim.num_planned  # steps under way compute theirs in vain
+        num_computed = victim.num_planned  # steps in flight compute its tokens for nothing
         waiting = self._go_back(victim, self._give_up_memory)
         if self.journal is not None:
             self.journal.note_preempted(waiting, num_computed)

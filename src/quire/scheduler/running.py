@@ -1,7 +1,7 @@
 """RunningSet: the requests that hold a row, in the order of the policy, and the rows themselves.
 
-A row is the worker's name for a running request. It is free again as soon as its request leaves: plans take effect in
-order, so the next request can have it in the very next plan.
+A row is the worker's name for a running request. It is free as soon as its request leaves: plans take effect in order,
+so another request can take it in the next plan.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from quire.scheduler.queue import OrderedQueue
 
 
 class RunningSet:
-    """Who holds which row."""
+    """The rows and their requests."""
 
     def __init__(self, max_num_seqs: int, policy: SchedulingPolicy) -> None:
         self._queue = OrderedQueue(policy.order_key)
@@ -30,9 +30,9 @@ class RunningSet:
         return self._queue.requests
 
     def num_rows_short(self, request: Request, most: int) -> int:
-        """Return how many rows are lacking for the request and all that it will open, if at most `most` may run.
+        """Return how many rows are missing for the request and all that it will open, if at most `most` may run.
 
-        It does not mutate. Where nobody runs, it may be more than `most`.
+        Does not mutate. If no request runs, it may be more than `most`.
         """
         wanted, taken = num_rows_of(request), len(self.requests) + self._promised_rows
         free = len(self._free_rows) - self._promised_rows

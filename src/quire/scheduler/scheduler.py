@@ -2,21 +2,22 @@
 
 Requests join and leave the batch between any two steps. Each step gives every running request a number of tokens to
 compute: its backlog, as far as the token budget goes. A chunk of a long prompt, the rest of a prompt after a prefix
-hit, a decode and the verification of drafts differ in that number alone.
+hit, a decode and the verification of drafts differ only in that number.
 
     add ──► waiting ──admit──► running ──schedule──► plan ──► executor ──► result ──update──► tokens, or the end
                ▲                  │
-               └──── preempt ─────┘  when the blocks run out: the last in order yields, the first never does
+               └──── preempt ─────┘  when the blocks run out: the last in order, never the first
 
-`schedule` reserves and plans; `update` (its other half, in commit.py) commits: tokens are appended, full blocks
-published, ends found. Several steps may be under way. A chunk of a prompt leaves one token of the budget to each of the
-others that run, so that a long prompt never stalls them.
+`schedule` reserves and plans; `update` (its other half, in commit.py) commits: it appends tokens, publishes full blocks
+and finds ends. Several steps may be in flight. A chunk of a prompt leaves one token of the budget to each other running
+request, so that a long prompt never stalls them.
 
-Progress: running requests are kept in the order of the policy, room is made by those behind for those in front, and
-requests that could never fit were refused. So the first in order always gets room, finishes, and the next is first. A
-policy may take rows for a newcomer too, but never that of the first.
+Progress: running requests are in the order of the policy, those behind make room for those in front, and requests that
+could never fit were refused. So the first in order always gets room and finishes, and then the next is first. A policy
+may also take rows for a newcomer, but never that of the first.
 
-Asked, not built in: the order (policy/), admission, preemption, stopping, drafts, isolation after a failed step.
+Not built in, but separate parts: the order (policy/), admission, preemption, stopping, drafts, isolation after a failed
+step.
 """
 
 from __future__ import annotations
@@ -327,7 +328,7 @@ class Scheduler:
             for beam in beams:
                 self._take_up(step, beam, 1)
         for beam in beams:
-            beam.num_slots = 0  # every step is decided anew
+            beam.num_slots = 0  # decided again in every step
         return request.row >= 0
 
     def _make_place_on_trial(self) -> None:

@@ -1,4 +1,4 @@
-"""Capacity: how many requests a pool of blocks holds at once, and how much of it holds tokens.
+"""Capacity: how many requests a pool of blocks holds at once, and which share holds tokens.
 
     grown      all requests at their full length: what can never fail
     on average requests at every stage of their lives, long ones for longer: what a busy server has, whose admission

@@ -1,7 +1,7 @@
 """What paging was expected to bring, computed from first principles, and what the source document expected.
 
 That document (001, "PagedAttention Analysis") has two tables: memory saved against reserving the longest context for
-each request, and a 16 GB card (RTX 4070 Ti SUPER) with an 8B model. Both are computed anew here. Its slips:
+each request, and a 16 GB card (RTX 4070 Ti SUPER) with an 8B model. Both are computed again here. Its slips:
 
     a block of Llama-3.1-8B takes 4 MB         16 × 32 × 2 × 128 × 8 × 2 = 2,097,152 bytes: 2 MiB
     requests take exactly their tokens         they take whole blocks, and save what that leaves

@@ -77,7 +77,7 @@ class Meter:
         self._tracks[request.request_id, 0] = _Track(due_s)
 
     def note(self, plan: StepPlan, outcome: StepOutcome, began_s: float, now_s: float) -> None:
-        """A step has ended. Mutates; O(sequences in the step), most of it in C."""
+        """Note that a step has ended. Mutates; O(sequences in the step), mostly in C."""
         self.num_steps += 1
         self.num_computed_tokens += plan.num_tokens
         self.busy_s += now_s - began_s

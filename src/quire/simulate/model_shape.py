@@ -1,4 +1,4 @@
-"""ModelShape: how large a model is, what a step of it reads and what it multiplies, as a plain value.
+"""ModelShape: the size of a model, and what its steps read and multiply, as a plain value.
 
     head     its matrix, which the last token of a prompt and every decode are multiplied with
     layers   everything else that stands once: matrices, tables that rows are looked up in, norms and biases

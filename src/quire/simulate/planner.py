@@ -4,7 +4,7 @@
     sequences,    every pair in steps of powers of two, each with the pool that it leaves: the most tokens a second
     tokens        within the objective; of nearly equal ones the smallest product of the two times, then fewest tokens
 
-Larger steps take memory from the pool (activations, logits), so every choice is sized anew by the engine's own plan of
+Larger steps take memory from the pool (activations, logits), so every choice is sized again by the engine's own plan of
 its memory, which the caller hands in: `PoolOf`. Nothing is searched that a simulation would have to decide; for
 queues, shared prefixes and preemptions there is `quire simulate`.
 """

@@ -2,7 +2,7 @@
 
      0 ABC×3  3    A   4        7
     ████████ ██▌░░░░░ ········ ▒▒▒▒▒▒▒▒      id, holders, reference count where it is over 1
-      B joins     new            cached      fill: a character for every eighth of the slots, ▌ for half of it
+      B joins     new            cached      fill: a character for every eighth of the slots, ▌ for a sixteenth
                                              what just happened
 
 Pure: a function from a snapshot to lines, which says everything in characters already; colour only adds to it.

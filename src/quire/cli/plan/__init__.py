@@ -51,7 +51,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     group = parser.add_argument_group("what to plan")
     group.add_argument(
-        "--memory", metavar="SIZE", help="memory of each machine; default: all of it, or what is free on this machine"
+        "--memory",
+        metavar="SIZE",
+        help="memory of each machine; default: its whole memory, or what is free on this one",
     )
     group.add_argument(
         "--hardware",

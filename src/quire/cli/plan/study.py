@@ -54,7 +54,7 @@ class Study:
 
 
 class Planner:
-    """Studies machines for one model and one kind of requests. Immutable but for what it remembers."""
+    """Studies machines for one model and one kind of requests. Immutable except for its caches."""
 
     def __init__(self, sizer: EngineSizer, lengths: RequestLengths, choices: Choices, objective: Objective) -> None:
         self._sizer = sizer

@@ -115,7 +115,7 @@ class Finding:
 
     @property
     def is_told(self) -> bool:
-        """Whether a report has it: always, but for one with a caveat that brings nothing."""
+        """Whether a report has it: always, except advice with a caveat and no gain."""
         return self.verdict != NO_GAIN or not self.caveat
 
 

@@ -84,7 +84,7 @@ def _markdown(figures: Sequence[Figure], laboratory: Laboratory) -> str:
     command, table = shlex.join(["quire", *sys.argv[1:]]), glance(figures)
     head = (
         f"Written by `{command}` on {datetime.now(UTC).isoformat(timespec='minutes')}, seed {laboratory.seed}, "
-        f"{laboratory.num_requests:,} requests a run. Simulated, so the same on every machine. `make paper` makes a "
-        "document of it: every figure, its plots, and why it differs from what was published."
+        f"{laboratory.num_requests:,} requests per run. Simulated, so the same on every machine. `make paper` makes a "
+        "page with every figure, its plots, and why it differs from the published one."
     )
     return "\n\n".join(["# The paper, again", head, render_table(table.header, table.rows)])

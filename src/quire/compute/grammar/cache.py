@@ -17,16 +17,17 @@ Known = TypeVar("Known")
 
 @dataclass(slots=True)
 class Weight:
-    """The bytes that a grammar is counted for, and at most may be."""
+    """The bytes that a grammar counts for now, and the most that it may."""
 
     num_bytes: int
     most: int
 
 
 class GrammarCache(Generic[Known]):
-    """What is known of grammars, the one used longest ago first. Threads may share it.
+    """Values by grammar, the least recently used first. Threads may share it.
 
-    `weigh` returns how many bytes something is counted for, and at most may be; what is being found out weighs nothing.
+    `weigh` returns how many bytes a value counts for, and the most that it may. A value that is being found weighs
+    nothing.
     """
 
     def __init__(self, max_bytes: int, weigh: Callable[[Grammar, Known], tuple[int, int]]) -> None:
@@ -38,7 +39,7 @@ class GrammarCache(Generic[Known]):
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """Return the number of grammars that are kept or under way."""
+        """Return the number of grammars that are kept or being found."""
         return len(self._entries)
 
     def __contains__(self, grammar: Grammar) -> bool:
@@ -50,7 +51,7 @@ class GrammarCache(Generic[Known]):
         return found is not None and found.done()
 
     def get(self, grammar: Grammar, find_out: Callable[[Grammar], Known]) -> Known:
-        """Return what is known of a grammar. Of those who ask at once one finds out, the others wait. Mutates."""
+        """Return the value of a grammar. If several threads ask at once, one finds it and the others wait. Mutates."""
         mine: Future[Known] = Future()
         with self._lock:
             found = self._entries.setdefault(grammar, mine)
@@ -67,7 +68,7 @@ class GrammarCache(Generic[Known]):
         return found.result()
 
     def put(self, grammar: Grammar, known: Known) -> None:
-        """Keep something in place of what was known of a grammar. Mutates."""
+        """Replace the value of a grammar. Mutates."""
         told: Future[Known] = Future()
         told.set_result(known)
         self.drop(grammar)
@@ -76,13 +77,13 @@ class GrammarCache(Generic[Known]):
         self._settle(grammar, *self._weigh(grammar, known))
 
     def grow(self, grammar: Grammar, num_bytes: int) -> None:
-        """Count what a grammar has grown by, up to what it may weigh at most. Mutates."""
+        """Add to the weight of a grammar, up to its most. Mutates."""
         with self._lock:
             if grammar in self._weights:
                 self._grow(grammar, num_bytes)
 
     def drop(self, grammar: Grammar) -> None:
-        """Forget a grammar; who holds it keeps it. Mutates."""
+        """Forget a grammar; callers that hold its value keep it. Mutates."""
         with self._lock:
             if grammar in self._entries:
                 self._remove(grammar)
@@ -99,7 +100,7 @@ class GrammarCache(Generic[Known]):
                 raise InvariantError("what is known of grammars takes more than its limit")
 
     def _settle(self, grammar: Grammar, weight: int, most: int) -> None:
-        """Count what is known now; those used longest ago go until there is room."""
+        """Count a new value, and evict the least recently used until there is room."""
         with self._lock:
             if grammar in self._entries:
                 self._weights[grammar] = Weight(0, most)

@@ -14,18 +14,18 @@ from quire.core.grammar import Grammar
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-# Where JSON may have space, there may be one: models write it so, and none can write space forever.
+# Where JSON allows white space, allow at most one space: models write it so, and none can write spaces forever.
 JSON_SPACE: Final = " ?"
 EXCERPT: Final = re.compile(r"\n *[0-9]+ \| ")
-# Where only one text can follow, llguidance would tokenize it itself and allow one token of it alone. Any token that
-# fits is as right, the model knows best which; it is cheaper, and for some tokenizers that way ends in a panic.
+# If only one text can follow, llguidance would tokenize it and allow only the first token. Any token that fits is as
+# right, and the model knows best which. This is cheaper too, and for some tokenizers the other way ends in a panic.
 NO_FORCING: Final = '\n%llguidance {"no_forcing": true}\n'
 
 
 def compile_grammar(tokenizer: LLTokenizer, grammar: Grammar, limits: GrammarLimits) -> LLMatcher:
-    """Return a matcher of an empty text; raises `InvalidRequestError` with the reason where there is none.
+    """Return a matcher of an empty text; raises `InvalidRequestError` with the reason if that fails.
 
-    The first mask is part of it: it shows whether the grammar has any text. Lets other threads run.
+    Also makes the first mask, which shows whether the grammar has any text. Lets other threads run.
     """
     from llguidance import LLMatcher
 
@@ -41,7 +41,7 @@ def compile_grammar(tokenizer: LLTokenizer, grammar: Grammar, limits: GrammarLim
 
 
 def _source(grammar: Grammar) -> str:
-    """Return the grammar in Lark, as llguidance reads it; raises `ValueError` for what is no JSON."""
+    """Return the grammar in llguidance's Lark; raises `ValueError` for a text that is not JSON."""
     from llguidance import LLMatcher
 
     if grammar.kind == "lark":
@@ -56,9 +56,9 @@ def _source(grammar: Grammar) -> str:
 
 
 def _refusal(grammar: Grammar, message: str) -> InvalidRequestError:
-    """Return the error of what llguidance says, without its excerpts: most of them are of what we have written."""
+    """Return the error for a message of llguidance, without its excerpts: most are from text that quire wrote."""
     reason = (
         one_line(EXCERPT.split(message)[0]).removeprefix("at 1(8): ").removeprefix("failed to compile JSON schema: ")
     )
-    reason = reason.replace("no token can follow", "there is no text of it")
+    reason = reason.replace("no token can follow", "no text matches it")
     return InvalidRequestError("grammar", grammar.text, f"a {grammar.kind} that can be compiled: {reason}")

@@ -1,9 +1,9 @@
-"""GrammarCompiler: grammars in, matchers out; compiled grammars are kept, up to a limit of bytes.
+"""GrammarCompiler: compiles grammars to matchers, and keeps compiled grammars up to a limit of bytes.
 
-How much a compiled grammar weighs llguidance does not say, and it grows with use: its lexer makes states as texts take
-new ways. Measured (docs/design/structured-output.md), a fresh one weighs 60 bytes for each byte of its text, and half a
-kilobyte more for each token that its texts have advanced, up to a kilobyte for each state that its limits allow. Each
-is counted for about twice that.
+llguidance does not say how much memory a compiled grammar takes, and it grows with use: its lexer makes states as texts
+reach them. As measured (docs/design/structured-output.md), a fresh one takes 60 bytes per byte of its text, plus half a
+kilobyte per token that its texts have advanced, up to a kilobyte per state that its limits allow. The cache counts
+about twice that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 MAX_CACHE_BYTES: Final = 64 << 20
-"""Of each process that makes masks: there are at most two for a tenant."""
+"""Per process that makes masks: a tenant has at most two."""
 BYTES_PER_STATE: Final = 1 << 10
 BYTES_PER_TOKEN: Final = 1 << 10
 BYTES_PER_TEXT_BYTE: Final = 120
@@ -29,7 +29,7 @@ BYTES_PER_GRAMMAR: Final = 64 << 10
 
 
 class GrammarCompiler:
-    """Compiles grammars over one vocabulary. Belongs to one thread, in a process that may end: see `mask_child`."""
+    """Compiles grammars over one vocabulary, for one thread, in a process that may die: see `mask_child`."""
 
     def __init__(
         self,
@@ -44,13 +44,13 @@ class GrammarCompiler:
         self._tokenizer: LLTokenizer | None = None
 
     def open(self) -> LLTokenizer:
-        """Read the vocabulary, unless that is done; raises `InvalidRequestError` where it is of no use. Mutates."""
+        """Read the vocabulary, unless read; raises `InvalidRequestError` if grammars cannot use it. Mutates."""
         if self._tokenizer is None:
             self._tokenizer = self.vocabulary.build()
         return self._tokenizer
 
     def matcher(self, grammar: Grammar) -> TextMatcher:
-        """Return a matcher of an empty text, for a grammar that was checked somewhere. Mutates the cache."""
+        """Return a matcher of an empty text, for a grammar that was checked before. Mutates the cache."""
         compiled = self.cache.get(grammar, self._compile)
         return TextMatcher(
             compiled.deep_copy(),
@@ -60,7 +60,7 @@ class GrammarCompiler:
         )
 
     def _renewed(self, grammar: Grammar) -> LLMatcher:
-        """Compile anew, and let who comes later have a lexer without the states of the past, too."""
+        """Compile again, so that later matchers also get a lexer without old states."""
         self.cache.drop(grammar)
         return self._compile(grammar)
 
@@ -68,6 +68,6 @@ class GrammarCompiler:
         return compile_grammar(self.open(), grammar, self.limits)
 
     def _weights(self, grammar: Grammar, compiled: LLMatcher) -> tuple[int, int]:
-        """Return how many bytes a compiled grammar is counted for now, and at most."""
+        """Return how many bytes a compiled grammar counts for now, and at most."""
         weight = BYTES_PER_GRAMMAR + BYTES_PER_TEXT_BYTE * len(grammar.text)
         return weight, weight + BYTES_PER_STATE * self.limits.max_states

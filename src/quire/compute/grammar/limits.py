@@ -1,12 +1,12 @@
-"""GrammarLimits: what a grammar may cost, in counts of work where they exist, and in seconds for the rest.
+"""GrammarLimits: limits on the cost of a grammar, as counts of work if possible, else in seconds.
 
-A client writes the grammar, so whatever it costs must have an end, and the same grammar must be refused on every
-machine and on every day. So the limits count what llguidance counts: fuel (nodes of regular expressions made and
-derived), items of its parser, states of its lexer. The defaults leave room for schemas of a thousand properties, and
-for texts of 10,000 characters in a string that has a greatest length.
+Clients write grammars, so their cost must have a limit, and a grammar must be refused on every machine and every day or
+on none. So the limits count what llguidance counts: fuel (nodes of regular expressions made and derived), items of its
+parser, states of its lexer. The defaults leave room for schemas of a thousand properties, and for texts of 10,000
+characters in a string with a maximum length.
 
-What no count ends, time does: `trial` where a grammar is compiled, `mask_service` where a text is followed. Counts are
-no measure of that: with 50,000 items of an ambiguous grammar, one mask takes from 0.01 to 14 seconds.
+Some work has no count. There a time limit applies: `trial` limits compiling, and `mask_service` following a text.
+Counts do not measure that work: with 50,000 items of an ambiguous grammar, one mask takes from 0.01 to 14 seconds.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GrammarLimits:
-    """What one grammar may cost to compile, and one mask to make.
+    """The most that compiling one grammar and making one mask may cost.
 
-    `compile_fuel` and `max_symbols` bound the compilation, `mask_fuel`, `mask_items` and `max_row_items` one mask, and
-    `max_states` the memory of a grammar: its lexer makes states as texts reach them, and all its rows share them. All
-    masks of one text may take `text_s` seconds of a processor, and `token_s` more for each of its tokens.
+    `compile_fuel` and `max_symbols` limit the compilation; `mask_fuel`, `mask_items` and `max_row_items` one mask; and
+    `max_states` the memory of a grammar, whose lexer makes states as texts reach them and shares them among rows. All
+    masks of one text may take `text_s` seconds of processor time, plus `token_s` for each of its tokens.
     """
 
     compile_fuel: int = 500_000
@@ -37,7 +37,7 @@ class GrammarLimits:
     token_s: float = 0.01
 
     def for_library(self) -> LLParserLimits:
-        """Return them as llguidance takes them. Its messages are kept short: they may name no text of a client."""
+        """Return the limits for llguidance. Its messages are kept short: they must not quote a client's text."""
         from llguidance import LLParserLimits
 
         return LLParserLimits(

@@ -1,12 +1,12 @@
-"""The processes in which masks are made: one that has read the vocabulary, and workers that it forks.
+"""The processes that make masks: a parent that has read the vocabulary, and workers that it forks.
 
     engine ── settings, then a connection for each worker ──► parent: the vocabulary, nothing else
                                                                  └── fork ──► worker: texts of one tenant
     engine ◄── jobs and answers, over that connection ──────────────────────────┘
 
-A fork takes a few milliseconds and shares the vocabulary's memory, so a worker may be lost at any time. It ends by
-itself, or rather the system ends it: by a timer of processor time (`SIGPROF`) in a job that takes too much, by its
-limit of memory, or by the end of its connection. When the engine's process ends, so does the parent, and all workers.
+A fork takes a few milliseconds and shares the vocabulary's memory, so a lost worker costs little. The system ends a
+worker: by a timer of processor time (`SIGPROF`) in a job that takes too long, by its memory limit, or by the end of its
+connection. When the engine's process ends, the parent and all workers end too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from quire.core.errors import InvalidRequestError
 
 CHUNK_BYTES = 1 << 16
 COMPILE_S = 2 * BUDGET_S
-"""For what a trial has compiled within `BUDGET_S`, over fewer tokens."""
+"""For a grammar that a trial compiled within `BUDGET_S`, over fewer tokens."""
 
 
 class MaskMaker:
@@ -42,7 +42,7 @@ class MaskMaker:
         self._matchers: dict[int, TextMatcher] = {}
 
     def answer(self, job: MaskJob) -> MaskAnswer:
-        """Do a job. Mutates what is known of its text."""
+        """Do a job. Mutates the state of its text."""
         signal.setitimer(signal.ITIMER_PROF, COMPILE_S)
         try:
             if job.grammar is not None:
@@ -58,7 +58,7 @@ class MaskMaker:
         return MaskAnswer(job.job, time.process_time() - began_s, matcher.failure, b"".join(masks))
 
     def forget(self, text: int) -> None:
-        """Let a text go. Mutates."""
+        """Forget a text. Mutates."""
         self._matchers.pop(text, None)
 
 
@@ -91,7 +91,7 @@ def _jobs(connection: socket.socket) -> Iterator[MaskJob]:
 
 
 def serve(control: socket.socket) -> None:
-    """Read the vocabulary, then fork a worker for every connection that comes, until no more can."""
+    """Read the vocabulary, then fork a worker for every connection received, until the engine closes its end."""
     with control.makefile("rb") as lines:
         compiler, failure = _open(lines.readline())
     gc.freeze()
@@ -107,7 +107,7 @@ def serve(control: socket.socket) -> None:
 
 
 def _open(settings: bytes) -> tuple[GrammarCompiler, str]:
-    """Return what compiles, its vocabulary read, and why it cannot."""
+    """Return a compiler that has read its vocabulary, and why it cannot work, if so."""
     told = json.loads(settings)
     vocabulary = Vocabulary(
         lambda: told["tokenizer"], vocab_size=told["vocab_size"], eos_token_ids=frozenset(told["eos_token_ids"])
@@ -122,7 +122,7 @@ def _open(settings: bytes) -> tuple[GrammarCompiler, str]:
 
 
 def _become_worker(connection: socket.socket, compiler: GrammarCompiler, failure: str, niceness: int) -> None:
-    """Work, and never return into the parent's loop."""
+    """Work, and never return to the parent's loop."""
     status = 1
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
@@ -137,12 +137,12 @@ def _become_worker(connection: socket.socket, compiler: GrammarCompiler, failure
 def main(descriptor: int) -> None:
     """Serve the engine at the other end of a connection; at its end, end all workers."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):  # a worker that ends is nobody's business
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):  # SIGCHLD ignored: no zombies
         signal.signal(ignored, signal.SIG_IGN)
     try:
         serve(socket.socket(fileno=descriptor))
     finally:
-        os.killpg(0, signal.SIGKILL)  # a session of its own: see `mask_service`
+        os.killpg(0, signal.SIGKILL)  # it leads its own session: see `mask_service`
 
 
 if __name__ == "__main__":

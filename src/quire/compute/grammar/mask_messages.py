@@ -12,17 +12,17 @@ from quire.core.grammar import GRAMMAR_KINDS, Grammar
 from quire.core.wire import WireReader, WireWriter
 
 BEGUN: Final = -1
-"""The job of a worker's first frame; its failure says why there can be no masks at all."""
+"""The job of a worker's first frame; its failure says why the worker can make no masks."""
 
 _LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
 class MaskJob:
-    """Follow a text by some tokens, then make the mask that comes next and those behind drafts.
+    """Advance a text by some tokens, then make the next mask and those after drafts.
 
-    `grammar` comes where the worker does not know the text. A job that takes more than `limit_s` of processor time,
-    compiling aside, ends the worker.
+    `grammar` is sent if the worker does not know the text. A job that takes more than `limit_s` of processor time,
+    without compiling, ends the worker.
     """
 
     job: int
@@ -57,7 +57,7 @@ class MaskJob:
 
 @dataclass(frozen=True, slots=True)
 class MaskAnswer:
-    """What came of a job: its masks, one after another, or why the text cannot be held; and the processor time."""
+    """The result of a job: its masks, one after another, or why the text cannot go on; and the processor time."""
 
     job: int
     spent_s: float
@@ -81,12 +81,12 @@ class MaskAnswer:
 
 
 def forget_frame(text: int) -> bytes:
-    """Return the frame that makes a worker forget a text: a job of it that does nothing."""
+    """Return the frame that makes a worker forget a text: a job that does nothing."""
     return MaskJob(BEGUN, text, 0.0, None, (), ()).to_bytes()
 
 
 def take_frames(received: bytearray) -> Iterator[bytes]:
-    """Yield the whole frames at the front of what was received, and take them away. Mutates."""
+    """Remove the complete frames at the front of `received`, and yield them. Mutates."""
     while len(received) >= _LENGTH.size:
         end = _LENGTH.size + _LENGTH.unpack_from(received)[0]
         if len(received) < end:

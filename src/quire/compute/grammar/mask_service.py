@@ -1,17 +1,17 @@
-"""MaskService: which tokens may come next, computed by other processes while the steps go on.
+"""MaskService: computes in other processes which tokens may come next, while steps run.
 
-    ask ──► job ──► quick worker of the tenant ──► masks                         wait: for so long, not longer
+    ask ──► job ──► quick worker of the tenant ──► masks                         wait: with a time limit
                        └── took more than QUICK_JOB_S, or the grammar has
-                           been taking long: ──► dear worker of the tenant
+                           been slow: ──► dear worker of the tenant
 
-A mask cannot be interrupted: under all limits of llguidance, one of them has taken 14 seconds. So none is made in the
-process that computes steps. A process can be ended, and a text can be followed anew by another one, because its state
-is a function of its tokens. Every tenant has workers of its own, so that nobody waits for another tenant's grammar, and
-within a tenant those that are cheap do not wait for the dear ones, which run at the lowest priority.
+A mask cannot be interrupted: even under all limits of llguidance, one has taken 14 seconds. So the process of the steps
+makes none. A process can be ended, and another one can follow the text again, because its state depends only on
+its tokens. Every tenant has its own workers, so that none waits for another tenant's grammar. Within a tenant, cheap
+grammars do not wait for dear (expensive) ones, which run at the lowest priority.
 
-A job has a limit of processor time. A worker that exceeds it dies, and the texts that were with it are followed by
-others. A text that takes more than `GrammarLimits` grant it in total has failed, and so has one in whose job a dear
-worker has died. Time decides only when a mask comes, or that none will: never what is in it.
+A job has a limit of processor time. A worker that exceeds it dies, and other workers follow its texts. A text fails if
+it takes more than `GrammarLimits` allow in total, or if a dear worker dies in its job. Time decides only when a mask
+comes, or that none will: never its content.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from quire.core.python_process import start_python
 TOO_DEAR: Final = "it is too expensive to follow; make it smaller or less ambiguous"
 NO_WORKER: Final = "the process that makes masks could not be started"
 QUICK_JOB_S: Final = 0.1
-"""Of processor time, for a job of a quick worker."""
+"""The processor time of a quick worker's job."""
 QUICK_GRAMMAR_S: Final = 0.05
 QUICK_ANSWER_S: Final = 0.0005
-"""What the texts of a grammar may take, in total and for each answer, before it counts as dear."""
+"""The time that the texts of a grammar may take, in total and per answer, before it counts as dear."""
 DEAR_NICENESS: Final = 19
 SILENCE_S: Final = 60.0
-"""Of any clock: a worker from which no answer comes for so long is given up."""
+"""In real time: the service gives up a worker that sends no answer for this long."""
 START_S: Final = 120.0
 MAX_IDLE_WORKERS: Final = 4
 MAX_KNOWN_COSTS: Final = 512
@@ -55,14 +55,14 @@ MAX_FALSE_STARTS: Final = 2
 
 @dataclass(slots=True)
 class Cost:
-    """What the texts of a grammar have taken so far."""
+    """The time that the texts of a grammar have taken so far."""
 
     spent_s: float = 0.0
     num_answers: int = 0
 
     @property
     def is_dear(self) -> bool:
-        """Whether it is more than what goes to quick workers may take."""
+        """Whether it is too much for quick workers."""
         return self.spent_s > self._allowed_s
 
     @property
@@ -71,7 +71,7 @@ class Cost:
         return self.num_answers > 0 and self.spent_s <= QUICK_ANSWER_S * self.num_answers
 
     def note_death(self) -> None:
-        """A worker has died in a job: it is dear, until many answers have cost little. Mutates."""
+        """Note that a worker has died in a job: the grammar is dear until many answers have cost little. Mutates."""
         self.spent_s = max(self.spent_s, self._allowed_s) + QUICK_JOB_S
 
     @property
@@ -80,7 +80,7 @@ class Cost:
 
 
 class MaskService:
-    """Makes masks over one vocabulary in processes of its own. Belongs to one thread, `open` and `close` aside."""
+    """Makes masks over one vocabulary in its own processes. Belongs to one thread, except for `open` and `close`."""
 
     def __init__(
         self, vocabulary: Vocabulary, *, limits: GrammarLimits | None = None, clock: Clock | None = None
@@ -96,18 +96,18 @@ class MaskService:
         self._num_false_starts = 0
 
     def open(self) -> None:
-        """Have the vocabulary read, which the first mask would wait for. From any thread."""
+        """Start to read the vocabulary, so that the first mask need not wait for it. From any thread."""
         self._parent.open()
 
     def follow(self, grammar: Grammar) -> HeldText:
-        """Return a text without tokens that is to be held to a grammar. Mutates."""
+        """Return an empty text that must follow a grammar. Mutates."""
         self._num_texts += 1
         return HeldText(grammar, self._num_texts)
 
     def ask(self, text: HeldText, drafts: Sequence[int] = ()) -> None:
-        """Have the masks made of a text as its tokens are now, unless that was asked already. Mutates the text.
+        """Ask for the masks of a text with its present tokens, unless already asked. Mutates the text.
 
-        The job goes out with the next `flush`, together with others.
+        The next `flush` sends the job, together with others.
         """
         wanted = len(text.tokens), tuple(drafts)
         if text.failure or text.asked == wanted:
@@ -133,7 +133,7 @@ class MaskService:
         worker.send(MaskJob(text.job, text.number, limit_s, grammar, new, text.drafts).to_bytes())
 
     def flush(self) -> None:
-        """Send what was asked. Mutates."""
+        """Send the jobs. Mutates."""
         for worker in self._workers.values():
             worker.flush()
 
@@ -143,12 +143,12 @@ class MaskService:
         return cost is not None and cost.is_dear
 
     def is_cheap(self, text: HeldText) -> bool:
-        """Return whether a text's masks are known to take little. Does not mutate."""
+        """Return whether a text's masks are known to be fast. Does not mutate."""
         cost = self._costs.get(text.grammar)
         return cost is not None and cost.is_cheap
 
     def wait(self, texts: Iterable[HeldText], seconds: float, enough: Callable[[list[bool]], bool] = all) -> None:
-        """Take answers in until texts have theirs, all or any, and for so long at most. Mutates the texts."""
+        """Receive answers until enough texts (all or any) have theirs, for at most `seconds`. Mutates the texts."""
         awaited, end_s = list(texts), self._clock.now() + seconds
         self.flush()
         self._take_answers(0.0)
@@ -159,9 +159,9 @@ class MaskService:
             self._take_answers(left_s)
 
     def drop(self, text: HeldText) -> None:
-        """Let a text go. Mutates."""
+        """Forget a text. Mutates."""
         self._leave_worker(text)
-        text.failure = text.failure or "it was let go"
+        text.failure = text.failure or "it was dropped"
 
     def close(self) -> None:
         """End all processes. May be called twice."""
@@ -220,13 +220,13 @@ class MaskService:
         cost = self._cost(text.grammar)
         cost.spent_s += answer.spent_s
         cost.num_answers += 1
-        if text.job == answer.job and text.worker is worker:  # nothing else was asked meanwhile
+        if text.job == answer.job and text.worker is worker:  # the text has asked for nothing else since
             size = 4 * self.vocabulary.num_words
             text.masks = [answer.masks[at : at + size] for at in range(0, len(answer.masks), size)]
             text.failure = text.failure or answer.failure
 
     def _bury(self, worker: MaskWorker) -> None:
-        """A worker is gone: its texts are followed by another one, but for one that was too much for a dear worker."""
+        """Move the texts of a dead worker to another one, except a text that was too much for a dear worker."""
         self._workers = {key: each for key, each in self._workers.items() if each is not worker}
         worker.close()
         texts, culprit = list(worker.texts), next(iter(worker.jobs.values()), None)
@@ -256,7 +256,7 @@ class MaskService:
 class WorkerParent:
     """The process that has read the vocabulary and forks workers; see `mask_child`.
 
-    It is started, and spoken to, in a thread of its own: that waits for the vocabulary, and nobody waits for it.
+    A thread starts it and talks to it: only that thread waits for the vocabulary.
     """
 
     def __init__(self, vocabulary: Vocabulary, limits: GrammarLimits) -> None:
@@ -268,14 +268,14 @@ class WorkerParent:
         self._thread = ThreadPoolExecutor(1, "quire-mask-workers")  # it starts with the first job
 
     def open(self) -> None:
-        """Have the process started. From any thread."""
+        """Start the process in the background. From any thread."""
         self._thread.submit(self._start)
 
     def fork(self, niceness: int) -> socket.socket:
-        """Return the connection to a worker that is to be; at its end if there is none. Does not wait."""
+        """Return the connection to a future worker; it closes if there will be none. Does not wait."""
         ours, theirs = socket.socketpair()
         forking = self._thread.submit(self._fork, theirs, niceness)
-        forking.add_done_callback(lambda _: theirs.close())  # and where it was cancelled
+        forking.add_done_callback(lambda _: theirs.close())  # also if it was cancelled
         return ours
 
     def close(self) -> None:
@@ -287,7 +287,7 @@ class WorkerParent:
     def _fork(self, theirs: socket.socket, niceness: int) -> None:
         try:
             if self._control is not None:
-                with suppress(OSError):  # it was ended from outside: start another one
+                with suppress(OSError):  # something else ended it: start another one
                     socket.send_fds(self._control, [bytes([niceness])], [theirs.fileno()])
                     return
             socket.send_fds(self._start(), [bytes([niceness])], [theirs.fileno()])
@@ -320,7 +320,7 @@ class WorkerParent:
 
 
 def _end(process: subprocess.Popen[bytes], control: socket.socket) -> None:
-    control.close()  # at which it ends its workers, and itself
+    control.close()  # it then ends its workers and itself
     try:
         process.wait(1.0)
     except subprocess.TimeoutExpired:

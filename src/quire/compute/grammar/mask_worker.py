@@ -14,10 +14,9 @@ CHUNK_BYTES = 1 << 16
 
 @dataclass(slots=True, eq=False)
 class HeldText:
-    """A text that is held to a grammar: `tokens` of it, before its end, and the masks asked for last.
+    """A text that must follow a grammar: its `tokens`, without the end, and the masks asked for last.
 
-    `masks` are what comes next and what comes behind drafts; None while they are awaited. `failure`: why there will
-    be none any more.
+    `masks`: for the next token and after drafts; None while they are awaited. `failure`: why there will be no more.
     """
 
     grammar: Grammar
@@ -26,22 +25,22 @@ class HeldText:
     drafts: Sequence[int] = ()
     masks: list[bytes] | None = None
     failure: str = ""
-    spent_s: float = 0.0  # of processor time, by the worker that it is with
-    asked: tuple[int, tuple[int, ...]] | None = None  # for how many tokens, and behind which drafts
+    spent_s: float = 0.0  # processor time of its present worker
+    asked: tuple[int, tuple[int, ...]] | None = None  # the number of tokens, and the drafts
     job: int = BEGUN
     worker: MaskWorker | None = None
     num_sent: int = 0  # tokens that the worker knows
 
     @property
     def is_awaited(self) -> bool:
-        """Whether an answer is to come."""
+        """Whether an answer will come."""
         return self.asked is not None and self.masks is None and not self.failure
 
 
 class MaskWorker:
-    """Jobs go out, answers come back in the same order. `now` of methods is a clock's seconds.
+    """Sends jobs, and receives answers in the same order. `now` of methods: the time in seconds.
 
-    `is_dear`: for texts whose masks take long. `since_s`: when the job in front of all others became so.
+    `is_dear`: for texts whose masks take long. `since_s`: when the oldest job became the oldest.
     """
 
     def __init__(self, connection: socket.socket, *, is_dear: bool, now: float) -> None:
@@ -61,20 +60,20 @@ class MaskWorker:
 
     @property
     def is_busy(self) -> bool:
-        """Whether an answer from it is pending."""
+        """Whether it owes an answer."""
         return bool(self.jobs) or not self.has_begun
 
     @property
     def has_outgoing(self) -> bool:
-        """Whether the connection could not take all that was sent."""
+        """Whether some frames are not sent yet."""
         return bool(self._outgoing)
 
     def send(self, frame: bytes) -> None:
-        """Have a frame sent by the next `flush`. Mutates."""
+        """Queue a frame for the next `flush`. Mutates."""
         self._outgoing += frame
 
     def flush(self) -> None:
-        """Send what the connection takes now. A process that is gone is found out by `receive`. Mutates."""
+        """Send what the connection takes now. If the process is gone, `receive` finds out. Mutates."""
         try:
             while self._outgoing:
                 del self._outgoing[: self._connection.send(self._outgoing)]
@@ -82,7 +81,7 @@ class MaskWorker:
             return
 
     def receive(self) -> tuple[list[MaskAnswer], bool]:
-        """Return the answers that have come, and whether the process is still there. Mutates."""
+        """Return the answers received, and whether the process is still alive. Mutates."""
         is_alive = True
         try:
             while piece := self._connection.recv(CHUNK_BYTES):
@@ -98,5 +97,5 @@ class MaskWorker:
         return [MaskAnswer.from_bytes(frame) for frame in take_frames(self._received)], is_alive
 
     def close(self) -> None:
-        """Let the process go: it ends when it has done the job that it is at. May be called twice."""
+        """Close the connection: the process ends after its current job. May be called twice."""
         self._connection.close()

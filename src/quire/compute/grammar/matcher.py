@@ -2,11 +2,11 @@
 
     tokens of the text ──► advance ──► state ──► mask: a bit for each token
 
-The state is a function of the tokens, so it is never saved: who needs it again makes a new matcher and replays them.
-All matchers of a grammar share its lexer, whose states are made as texts reach them: what one row has paid for the
-others have for nothing. That also means that the limit on states is reached by all texts of a grammar together. So a
-matcher that fails tries once more by itself, with a lexer of its own, before it says so: whether a text can go on is
-then a question of that text alone.
+The state depends only on the tokens, so it is never saved: a new matcher can replay them.
+All matchers of a grammar share its lexer, which makes states as texts reach them: a state that one row has paid for is
+free for the others. So all texts of a grammar together count towards the limit on states. A matcher that fails
+therefore tries once more with its own lexer before it reports the failure: whether a text can go on then depends only
+on that text.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class TextMatcher:
     """The place of one text in its grammar. Belongs to one thread.
 
-    A mask is `num_bytes` bytes, a bit for each token. `renew` compiles the grammar anew, `note_advance` is told the
-    number of tokens that the text has advanced. Tokens that end a text are not advanced over.
+    A mask is `num_bytes` bytes, a bit for each token. `renew` compiles the grammar again; `note_advance` gets the
+    number of tokens that the text has advanced. Tokens that end a text do not advance it.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class TextMatcher:
 
     @property
     def failure(self) -> str:
-        """Why the text cannot go on; empty while it can. A matcher that has failed stays so."""
+        """Why the text cannot go on; empty while it can. A failed matcher stays failed."""
         return one_line(self._matcher.get_error()) if self._matcher.is_error() else ""
 
     def advance(self, tokens: Sequence[int]) -> None:
@@ -59,9 +59,9 @@ class TextMatcher:
         return found
 
     def masks_behind(self, drafts: Sequence[int]) -> list[bytes]:
-        """Return which tokens may come behind each of some drafts. The text stays where it is.
+        """Return which tokens may come after each draft. The text does not advance.
 
-        Behind a draft that may not stand there, no mask is made.
+        Makes no mask after a draft that the grammar does not allow.
         """
         found: list[bytes] = []
         for draft in drafts:
@@ -81,7 +81,7 @@ class TextMatcher:
         return self._matcher.compute_bitmask()[: self._num_bytes]
 
     def _retry(self) -> bool:
-        """Replay the text with a lexer of its own, unless it has one; return whether that brought it further."""
+        """Replay the text with its own lexer, unless it has one; return whether that helped."""
         if self._renew is None:
             return False
         self._matcher, self._renew = self._renew(), None
@@ -89,7 +89,7 @@ class TextMatcher:
 
 
 def one_line(message: str) -> str:
-    """Return what llguidance says as one line.
+    """Return a message of llguidance as one line.
 
     >>> one_line("LexerTooComplex: too big <non-verbose/>")
     'LexerTooComplex: too big'

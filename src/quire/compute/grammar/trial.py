@@ -1,23 +1,23 @@
-"""GrammarTrial: a grammar from outside is compiled in a process of its own first, which it may take down.
+"""GrammarTrial: compiles a client's grammar first in a separate process, which the grammar may crash.
 
     check ──► trial: a child with little stack, little memory and little processor time ──► dies, or answers
                   │
-                  └─► only what it could compile is compiled where the model is
+                  └─► only a grammar that it could compile is compiled in the model's process
 
-llguidance counts its work nearly everywhere. Nearly: thirty patterns that must hold at once keep it busy for hours, and
-a chain of 3,000 references ends the whole process for want of stack (version 1.9.1; both are among our tests). No
-counter can be put there from outside, and a thread that does not return cannot be ended. A process can. The child
-knows the special tokens of the model by their ids and else only single bytes, so it starts in a moment, where the
-whole vocabulary would take seconds and 100 MB; what does harm is the making of a grammar, not its first mask.
+llguidance counts its work nearly everywhere, but not quite: thirty patterns that must all hold keep it busy for hours,
+and a chain of 3,000 references overflows the stack and ends the process (version 1.9.1; tests cover both). quire cannot
+add a counter there, and a thread that does not return cannot be ended, but a process can. The child knows the special
+tokens of the model by id and otherwise only single bytes, so it starts at once; the whole vocabulary would take seconds
+and 100 MB. That is enough, because compiling a grammar does the harm, not its first mask.
 
-The time is that of the processor, so a busy machine refuses nothing that an idle one takes. One grammar is tried at a
-time, and `verdicts` keeps the reasons, so the same one is not tried twice.
+The limit is on processor time, so a busy machine refuses no grammar that an idle one accepts. One grammar is tried at a
+time, and `verdicts` keeps the reasons, so that none is tried twice.
 
-A child that dies says little: the system may have ended it for want of memory, or an operator. So it says when a trial
-begins, and a grammar is refused for a death only where that was of its own doing: the timer of processor time, or two
-deaths in the middle of its trial, the second in a fresh child. After two deaths outside the trial there is no verdict:
-nothing is kept, and the caller may try again. An answer that does not come within `ANSWER_S` seconds counts
-as no verdict.
+The death of a child does not prove that the grammar is to blame: an operator, or lack of memory, may have ended it. So
+the child reports the start of each trial, and a death refuses a grammar only in two cases: the timer of processor time,
+or two deaths during its trial, the second in a fresh child. After two deaths outside the trial there is no verdict:
+nothing is kept, and the caller may try again. If no answer comes within `ANSWER_S` seconds of real time, there is no
+verdict either.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from quire.core.python_process import start_python
 BUDGET_S: Final = 0.4
 ANSWER_S: Final = 20.0
 STACK_BYTES: Final = 1 << 20
-"""Of the thread that compiles in the child; threads of the server have 8 MiB as a rule."""
+"""The stack of the thread that compiles in the child; threads of the server usually have 8 MiB."""
 MEMORY_BYTES: Final = 1 << 30
-"""Beside what the child has when it starts."""
+"""In addition to what the child has when it starts."""
 MAX_DEATHS: Final = 2
-"""Of children, in the trial of a grammar; and as many outside it."""
+"""Deaths of children during the trial of a grammar; the same number counts outside of trials."""
 TOO_MUCH: Final = "it takes too much to compile; make it smaller, or nest and combine less"
 
 
 @dataclass(frozen=True, slots=True)
 class TrialSettings:
-    """What the child is told once: the tokens that are not text, by id, and what it may use."""
+    """The settings of the child: the tokens that are not text, by id, and its limits."""
 
     vocab_size: int
     special_tokens: Mapping[int, str]
@@ -61,7 +61,7 @@ class TrialSettings:
 
 
 class _Death(Exception):
-    """A child has died, or was too slow and ended; `in_trial`: after it had begun a trial."""
+    """A child has died, or was ended because it was too slow; `in_trial`: after it had begun a trial."""
 
     def __init__(self, status: int, *, in_trial: bool, was_slow: bool) -> None:
         super().__init__(f"status {status}")
@@ -70,7 +70,7 @@ class _Death(Exception):
 
 
 class GrammarTrial:
-    """Tries grammars in a child, which is started when the first one comes. Threads may share it."""
+    """Tries grammars in a child, which the first grammar starts. Threads may share it."""
 
     def __init__(self, settings: TrialSettings) -> None:
         self._settings = settings
@@ -79,9 +79,9 @@ class GrammarTrial:
         self._finalizer: weakref.finalize[..., GrammarTrial] | None = None
 
     def reason(self, grammar: Grammar) -> str:
-        """Return why a grammar is not to be compiled; empty where it may be. Mutates the child.
+        """Return why a grammar must not be compiled; empty if it may be. Mutates the child.
 
-        Raises `ExecutionError` where no child lived long enough to tell.
+        Raises `ExecutionError` if no child lived long enough to decide.
         """
         num_in_trial = num_outside = 0
         with self._lock:
@@ -104,7 +104,7 @@ class GrammarTrial:
             self._end()
 
     def _try(self, grammar: Grammar) -> str:
-        """Return what the child says of a grammar; raises `_Death`, and the next trial is in a fresh one."""
+        """Return the child's verdict; raises `_Death`, and then the next trial starts a fresh child."""
         child = self._child or self._start()
         has_begun = False
         patience = _Patience(child, self._settings.answer_s)
@@ -163,7 +163,7 @@ def _write(child: subprocess.Popen[str], question: Mapping[str, Any]) -> None:
 
 
 def _read(child: subprocess.Popen[str]) -> object:
-    """Return a line of a child; raises `OSError` or `ValueError` where it is gone."""
+    """Return a line of a child; raises `OSError` or `ValueError` if it is gone."""
     _, from_child = _pipes(child)
     return json.loads(from_child.readline())
 
@@ -178,5 +178,5 @@ def _end(child: subprocess.Popen[str]) -> None:
     child.kill()
     child.wait()
     for pipe in _pipes(child):
-        with contextlib.suppress(OSError):  # what was not written yet has no reader any more
+        with contextlib.suppress(OSError):  # unwritten bytes have no reader any more
             pipe.close()

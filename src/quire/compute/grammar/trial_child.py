@@ -1,7 +1,7 @@
-"""The process in which grammars are tried: a line of JSON in, two lines of JSON out; see `trial`.
+"""The process that tries grammars: a line of JSON in, two lines of JSON out; see `trial`.
 
-It is ended by the system, not by itself: by a timer of processor time (`SIGPROF`), by the end of its stack, by its
-limit of memory, or by the end of its input.
+The system ends it: by a timer of processor time (`SIGPROF`), by a stack overflow, by its memory limit, or by the end of
+its input.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from quire.core.grammar import Grammar
 
 
 class ByteTokens:
-    """A vocabulary of single bytes beside the special tokens of a model, in the form that llguidance takes."""
+    """A vocabulary of single bytes and the special tokens of a model, in the form that llguidance takes."""
 
     is_tokenizer_wrapper = True
 
@@ -68,7 +68,7 @@ def serve() -> None:
 
 
 def main() -> None:
-    """Serve in a thread of little stack: what fits there fits everywhere."""
+    """Serve in a thread with a small stack: a grammar that fits there fits everywhere."""
     with open("/proc/self/statm", encoding="ascii") as file:
         num_bytes = int(file.read().split()[0]) * resource.getpagesize() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))

@@ -1,13 +1,13 @@
-"""GrammarVerdicts: which grammars can be enforced; kept, up to a limit of bytes.
+"""GrammarVerdicts: decides which grammars can be enforced, and keeps verdicts up to a limit of bytes.
 
     check ──► known? ──► its verdict
-                └──────► tried in a process of its own (`trial`) ──► it may be compiled, or the reason why not
-    condemn ──► a verdict from the engine: it was let in, and a text of it took too much
+                └──────► tried in a separate process (`trial`) ──► it may be compiled, or the reason why not
+    condemn ──► a verdict from the engine: the grammar was accepted, but one of its texts took too long
 
-So a door in another process than the model never reads the vocabulary. Threads may ask at once: of those who ask for
-the same grammar one finds out, the others wait for it. Refusals are kept like the rest, or repeating a bad request
-would cost us a trial each time. A grammar carries its owner, so tenants share no verdict: nobody learns from an answer,
-or from the time it takes, what another tenant has asked.
+So a server in another process than the model never reads the vocabulary. Threads may ask at once: if several ask for
+the same grammar, one tries it and the others wait. Refusals are kept too, or repeating a bad request would cost a trial
+each time. A grammar names its owner, so tenants share no verdicts: neither an answer nor its timing reveals what
+another tenant has asked.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class GrammarVerdicts:
         self._starting = threading.Lock()
 
     def check(self, grammar: Grammar) -> None:
-        """Raise `InvalidRequestError` with the reason, unless texts can be held to it. Mutates what is kept.
+        """Raise `InvalidRequestError` with the reason unless texts can follow the grammar. Mutates the cache.
 
-        Raises `ExecutionError`, and keeps nothing, where no trial could be made.
+        Raises `ExecutionError`, and keeps nothing, if no trial could be made.
         """
         reason = self._verdicts.get(grammar, lambda tried: self._start_trial().reason(tried))
         if reason:
@@ -49,11 +49,11 @@ class GrammarVerdicts:
         return self._verdicts.knows(grammar)
 
     def condemn(self, grammar: Grammar, reason: str) -> None:
-        """Refuse a grammar from now on. Mutates what is kept."""
+        """Refuse a grammar from now on. Mutates the cache."""
         self._verdicts.put(grammar, reason)
 
     def close(self) -> None:
-        """End the process in which grammars are tried. May be called twice."""
+        """End the process that tries grammars. May be called twice."""
         with self._starting:
             if self._trial is not None:
                 self._trial.close()
@@ -68,6 +68,6 @@ class GrammarVerdicts:
 
 
 def _weights(grammar: Grammar, reason: str) -> tuple[int, int]:
-    """Return how many bytes a verdict is counted for: the texts, and what Python needs to keep them."""
+    """Return how many bytes a verdict counts for: the texts, and Python's overhead."""
     weight = 2 * len(grammar.text) + len(reason) + 1024
     return weight, weight

@@ -15,9 +15,9 @@ NO_END: Final = "none: this model has no token that ends a text, so no text coul
 
 
 class Vocabulary:
-    """The tokens of one model, for whatever compiles grammars over them.
+    """The tokens of one model, for compiling grammars.
 
-    `read` returns what is in its tokenizer.json, which may take a second.
+    `read` returns the content of its tokenizer.json, which may take a second.
     """
 
     def __init__(
@@ -33,13 +33,13 @@ class Vocabulary:
         return -(-self.vocab_size // 32)
 
     def ends(self) -> Sequence[int]:
-        """Return the tokens that end a text; raises `InvalidRequestError` where there is none."""
+        """Return the tokens that end a text; raises `InvalidRequestError` if there is none."""
         if not self.eos_token_ids:
             raise InvalidRequestError("grammar", "a grammar", NO_END)
         return sorted(self.eos_token_ids)
 
     def special_tokens(self) -> dict[int, str]:
-        """Return the tokens that are no text, by id: those that say so, and all in angle brackets. Reads the file."""
+        """Return the tokens that are not text, by id: those marked so, and all in angle brackets. Reads the file."""
         return {
             token["id"]: token["content"]
             for token in self.read()["added_tokens"]
@@ -47,7 +47,7 @@ class Vocabulary:
         }
 
     def build(self) -> LLTokenizer:
-        """Return the trie; raises `InvalidRequestError` where grammars cannot be had with this tokenizer.
+        """Return the trie; raises `InvalidRequestError` if grammars cannot work with this tokenizer.
 
         Takes a second or two for 150,000 tokens, and 130 MB. Does not mutate.
         """
@@ -58,6 +58,6 @@ class Vocabulary:
             return LLTokenizer(json.dumps(self.read()), n_vocab=self.vocab_size, eos_token=ends)
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
-        except BaseException as error:  # a panic of the library, which is no Exception, says the same
+        except BaseException as error:  # also a panic of the library, which is no Exception
             reason = " ".join(str(error).split())
             raise InvalidRequestError("grammar", "a grammar", f"none with this model's tokenizer: {reason}") from error

@@ -1,9 +1,9 @@
-"""Model families: the architecture of a model, read from its settings alone.
+"""Model families: the architecture of a model, read from its settings only.
 
-`read_model` answers what must be known before any memory is allocated: the spec, from it the shape
-of the KV cache, the vocabulary, the context length, which tokens end a text, and how the makers
-want it sampled. A family is one module with a function `decoder_spec(config, max_length)`, imported
-only when a model asks for it.
+`read_model` returns what must be known before memory is allocated: the spec (and from it the shape of the
+KV cache), the vocabulary, the context length, the tokens that end a text, and the makers' sampling
+defaults. A family is one module with a function `decoder_spec(config, max_length)`, imported only when a
+model needs it.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ DTYPES: Final = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """What a model's settings say; `spec` knows vocabulary, context length, KV cache.
+    """The settings of a model; `spec` has the vocabulary, context length and KV cache.
 
-    `source` is where they were read, and where its tensors are. `dtype` is that of the checkpoint. `notices` are facts
-    a user should see at start, one line each.
+    `source` has its files and tensors. `dtype` is the checkpoint's. `notices` are facts that a user should see at the
+    start, one line each.
     """
 
     source: ModelSource
@@ -61,7 +61,7 @@ class ModelDescription:
 def read_model(source: ModelSource, max_length: int | None = None) -> ModelDescription:
     """Read the settings of a model; touches no weights.
 
-    `max_length` is the longest text that will be run, where the caller limits or stretches it: rope
+    `max_length` is the longest text that will be run, if the caller limits or stretches it: rope
     scalings that depend on the current length are frozen for it.
     """
     config = ConfigFile.read(source, CONFIG_FILE)
@@ -83,7 +83,7 @@ def read_model(source: ModelSource, max_length: int | None = None) -> ModelDescr
 
 
 def _architecture(config: ConfigFile) -> str:
-    """Return the family's name; refuses what is written in a way that no engine here reads."""
+    """Return the family's name; refuses formats that no engine of quire can read."""
     architectures = config.texts("architectures")
     if not architectures or architectures[0] not in FAMILIES:
         named = f"of the family {architectures[0]!r:.80}" if architectures else "that names no family"
@@ -105,7 +105,7 @@ def _dtype(config: ConfigFile) -> str:
 
 
 def _eos_token_ids(generation: ConfigFile, config: ConfigFile, vocab_size: int) -> tuple[int, ...]:
-    """Return the tokens that end a text; the settings for generation go first, those of a model within last."""
+    """Return the tokens that end a text: from the generation settings first, from a nested model's settings last."""
     for settings in (generation, config, config.section("text_config")):
         if chosen := settings.token_ids("eos_token_id", vocab_size):
             return chosen

@@ -1,16 +1,16 @@
 """DecoderSpec: a model as data.
 
 Every decoder here is the same loop: embed, then per layer attend and transform, each added to the
-residual stream, then norm and head. Families differ in a few facts: which norms, where they stand,
-how positions enter, how far a layer sees, which activation. A `DecoderSpec` states these facts, and
-the engines (reference, native, torch) interpret them, so that a family is written once and a kernel
-never asks which family it serves.
+residual stream, then norm and head. Families differ in a few facts: which norms and where, how positions
+enter, how far a layer sees, which activation. A `DecoderSpec` states these facts, and the engines
+(reference, native, torch) interpret them. So a family is written once, and a kernel never asks which
+family it serves.
 
-A `Part` is one weight-bearing piece: a matrix or a norm, each with an optional bias. The spec knows
-which parts a model has, their shapes, and where a checkpoint keeps them (`WeightSource`: also as
-rows of a fused tensor, also transposed); hence a checkpoint can be checked whole before it is used.
+A `Part` is one piece with weights: a matrix or a norm, each with an optional bias. The spec knows which
+parts a model has, their shapes, and where a checkpoint keeps them (`WeightSource`; also as rows of a
+fused tensor, also transposed). So a whole checkpoint can be checked before it is used.
 
-One layer, where `norm_before`, `norm_after` and `norm_joined` say which norms there are:
+One layer; `norm_before`, `norm_after` and `norm_joined` say which norms it has:
 
     x ─┬─ ATTENTION_NORM ─ attention ─ AFTER_ATTENTION_NORM ─ + ─ JOINED_ATTENTION_NORM ─┐
        └──────────────────────────────────────────────────────┘                           │
@@ -18,8 +18,8 @@ One layer, where `norm_before`, `norm_after` and `norm_joined` say which norms t
     └┬─ MLP_NORM ─ MLP or experts ─ AFTER_MLP_NORM ─ + ─ JOINED_MLP_NORM ─► next layer
      └───────────────────────────────────────────────┘
 
-Only what the reference decoder interprets is declared; a new family adds the field and its
-interpretation together.
+The spec declares only what the reference decoder interprets; a new family adds a field together with its
+interpretation.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from quire.core.errors import CheckpointError
 from quire.core.kv_spec import KVCacheSpec
 
 MAX_EXPERTS: Final = 1 << 16
-"""Of all layers: three times what any model has. Each has tensors that are looked for one by one."""
+"""For all layers together: three times what any model has. The tensors of each are checked one by one."""
 
 
 class NormKind(Enum):
-    """By root mean square, or by mean and variance; the latter has a bias."""
+    """Root mean square, or mean and variance; the latter has a bias."""
 
     RMS = "rms"
     LAYER = "layer"
@@ -94,9 +94,9 @@ class PartShape:
 class WeightSource:
     """Where a checkpoint keeps a part: in the tensors `stem`.weight and, with a bias, `stem`.bias.
 
-    The stem is a template of `{layer}` and, for experts, `{expert}`. Parts with one stem are fused:
-    each is the rows from `first_row` on, and together they must fill the tensor. `transposed` says
-    that the file holds `[in, out]`; rows are counted along `out` there too.
+    The stem is a template of `{layer}` and, for experts, `{expert}`. Parts with the same stem are fused:
+    each has the rows from `first_row` on, and together they must fill the tensor. `transposed`: the file
+    has `[in, out]`; `first_row` still counts along `out`.
     """
 
     stem: str
@@ -127,10 +127,10 @@ class NormSpec:
 
 @dataclass(frozen=True, slots=True)
 class RopeSpec:
-    """The first `rotary_dim` dimensions of a head turn, in pairs (i, i + rotary_dim / 2).
+    """The first `rotary_dim` dimensions of a head rotate, in pairs (i, i + rotary_dim / 2).
 
-    At position p pair i turns by p × inverse_frequencies[i]; cosine and sine are multiplied by
-    `scale`. Whatever stretches a context has gone into these numbers, which are float32 values.
+    At position p pair i rotates by p × inverse_frequencies[i]; cosine and sine are multiplied by
+    `scale`. These numbers include any stretching of the context, and are float32 values.
     """
 
     rotary_dim: int
@@ -140,10 +140,10 @@ class RopeSpec:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """What all attention layers share.
+    """The settings of all attention layers.
 
-    Query head h reads key-value head h // (num_heads / num_kv_heads). `bias` is that of query, key
-    and value; `qk_norm` norms every head of queries and keys by itself, before it turns.
+    Query head h reads key-value head h // (num_heads / num_kv_heads). `bias`: query, key and value have
+    one; `qk_norm` normalises every head of queries and keys separately, before it rotates.
     """
 
     num_heads: int
@@ -158,9 +158,9 @@ class AttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class LayerSpec:
-    """What differs from layer to layer.
+    """The settings that differ between layers.
 
-    `window` None: full attention; `rope` None: no rotary positions; `sparse`: experts, no MLP.
+    `window` None: full attention; `rope` None: no rotary positions; `sparse`: experts instead of an MLP.
     """
 
     window: int | None
@@ -170,7 +170,7 @@ class LayerSpec:
 
 @dataclass(frozen=True, slots=True)
 class MLPSpec:
-    """down(activation(gate(x)) * up(x)), or down(activation(up(x))) where not gated."""
+    """down(activation(gate(x)) * up(x)), or down(activation(up(x))) if not gated."""
 
     intermediate_size: int
     activation: Activation
@@ -180,11 +180,11 @@ class MLPSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec:
-    """Experts of sparse layers: MLPs like the dense one but for their size, without biases.
+    """Experts of sparse layers: MLPs like the dense one except for their size, without biases.
 
-    The router's softmax over all experts gives the weights. A token goes to the
-    `experts_per_token` of the highest weights, of equal ones to the lowest ids; these weights are
-    divided by their sum where `normalize_weights`. Outputs are added in the order of expert ids.
+    The router's softmax over all experts gives the weights. A token goes to the `experts_per_token` with
+    the highest weights; among equal ones, to the lowest ids. With `normalize_weights`, these weights are
+    divided by their sum. Outputs are added in the order of expert ids.
     """
 
     num_experts: int
@@ -198,16 +198,16 @@ class DecoderSpec:
     """A decoder-only model.
 
     - `norm_before`, `norm_after`, `norm_joined`: norms before each sublayer, after it (before it
-      joins the residual stream), on the residual stream after it joined; any of them together.
-    - `final_norm`: whether a norm stands before the head.
-    - `embedding_size`: where it is not None, rows of that size are projected to the hidden size
-      after the embedding (Part.EMBEDDING_IN) and back before the head (Part.EMBEDDING_OUT).
-    - `embedding_scale` multiplies the rows of the embedding, positions not yet added.
-    - `learned_positions`: the offset of learned positions in their table; None: there are none.
-    - `tied_head`: the embedding is the head too.
-    - `experts`: those of the layers that are `sparse`.
-    - `sources`: where a checkpoint keeps each part. `ignored_tensors` may be there without being
-      used. Checkpoints of the bare decoder lack `optional_prefix` before their names.
+      joins the residual stream), and on the residual stream after that; in any combination.
+    - `final_norm`: whether there is a norm before the head.
+    - `embedding_size`: unless None, rows of this size are projected to the hidden size after the
+      embedding (Part.EMBEDDING_IN) and back before the head (Part.EMBEDDING_OUT).
+    - `embedding_scale` multiplies the rows of the embedding, before positions are added.
+    - `learned_positions`: the offset of learned positions in their table; None: no learned positions.
+    - `tied_head`: the embedding is also the head.
+    - `experts`: of the `sparse` layers.
+    - `sources`: where a checkpoint keeps each part. It may have `ignored_tensors`, which are not used.
+      Checkpoints of the bare decoder lack `optional_prefix` in their names.
     """
 
     vocab_size: int
@@ -244,7 +244,7 @@ class DecoderSpec:
                 raise CheckpointError("layers", "sparse without experts", "a spec of experts for sparse layers")
 
     def model_parts(self) -> dict[Part, PartShape]:
-        """Return the parts that stand once in the model."""
+        """Return the parts of the model outside of layers."""
         row = self.embedding_size or self.hidden_size
         parts = {Part.EMBEDDING: PartShape((self.vocab_size, row))}
         if self.embedding_size is not None:
@@ -260,7 +260,7 @@ class DecoderSpec:
         return parts
 
     def layer_parts(self, layer: LayerSpec) -> dict[Part, PartShape]:
-        """Return the parts that stand once in a layer: all but those of its experts."""
+        """Return the parts of a layer, without those of its experts."""
         mlp = self._router_parts() if layer.sparse else self._mlp_parts()
         return self._attention_parts() | mlp | self._norm_parts()
 
@@ -310,7 +310,7 @@ class DecoderSpec:
         return dict.fromkeys(before + after + joined, self.norm.shape(self.hidden_size))
 
     def kv_cache_spec(self, block_size: int, dtype: str = "float32") -> KVCacheSpec:
-        """Return what a block of KV memory holds for this model."""
+        """Return the content of a block of KV memory for this model."""
         return KVCacheSpec.from_layers(
             [layer.window for layer in self.layers],
             block_size=block_size,

@@ -1,7 +1,7 @@
-"""What most families share: Llama's layers, how its descendants name their weights, settings they all have.
+"""Shared by most families: Llama's layers, weight names and common settings.
 
-Llama's modules are called the same in Mistral, Qwen, Gemma and others, and so are the settings of
-their sizes. A family starts from `llama_like` and replaces what differs.
+Llama's modules have the same names in Mistral, Qwen, Gemma and others, and so do the settings of their
+sizes. A family starts from `llama_like` and replaces what differs.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ ACTIVATIONS: Final = MappingProxyType(
 
 
 def stem_sources(stems: Mapping[Part, str]) -> Mapping[Part, WeightSource]:
-    """Return the sources of parts that each have a tensor of their own."""
+    """Return the sources of parts that each have their own tensor."""
     return MappingProxyType({part: WeightSource(stem) for part, stem in stems.items()})
 
 
 def llama_like(config: ConfigFile, max_length: int | None, layers: Sequence[LayerSpec]) -> DecoderSpec:
-    """Return what Llama's descendants begin with: RMS norms before the sublayers, a gated MLP, an untied head."""
+    """Return the spec that Llama's descendants start from: RMS norms before sublayers, a gated MLP, an untied head."""
     tied = config.flag("tie_word_embeddings", False)
     return DecoderSpec(
         vocab_size=config.size("vocab_size"),
@@ -96,7 +96,7 @@ def _attention(config: ConfigFile) -> AttentionSpec:
 
 
 def with_stems(spec: DecoderSpec, stems: Mapping[Part, str]) -> DecoderSpec:
-    """Return the spec with more parts, or parts elsewhere."""
+    """Return the spec with more parts, or with other names for parts."""
     return replace(spec, sources=MappingProxyType({**spec.sources, **stem_sources(stems)}))
 
 
@@ -113,16 +113,16 @@ def rotary_layers(
     *,
     partial: bool = False,
 ) -> tuple[LayerSpec, ...]:
-    """Return layers with the same rotary positions, of a part of each head if `partial`.
+    """Return layers with the same rotary positions, on a part of each head if `partial`.
 
-    Without `windows` they see everything.
+    Without `windows` they see all positions.
     """
     rope = rope_spec(config, head_dim(config), max_length, partial=partial)
     return tuple(LayerSpec(window, rope) for window in windows or [None] * num_layers(config))
 
 
 def same_windows(config: ConfigFile, window: int | None) -> list[int | None]:
-    """Return one window for all layers, where the family has layers of one kind only."""
+    """Return one window for all layers of a family whose layers are all alike."""
     kind = FULL if window is None else SLIDING
     if config.is_set("layer_types") and set(config.texts("layer_types")) != {kind}:
         raise config.error("layer_types", f"null, or {kind} for all layers")
@@ -130,7 +130,7 @@ def same_windows(config: ConfigFile, window: int | None) -> list[int | None]:
 
 
 def mixed_windows(config: ConfigFile, window: int | None, is_sliding: Callable[[int], bool]) -> list[int | None]:
-    """Return the window of each layer, by `layer_types`, or by its index where that is not said."""
+    """Return the window of each layer, by `layer_types`, or by its index if that is missing."""
     count = num_layers(config)
     if not config.is_set("layer_types"):
         return [window if is_sliding(layer) else None for layer in range(count)]
@@ -143,12 +143,12 @@ def mixed_windows(config: ConfigFile, window: int | None, is_sliding: Callable[[
 
 
 def optional_window(config: ConfigFile) -> int | None:
-    """Return `sliding_window`, None where it is null."""
+    """Return `sliding_window`, None if it is null."""
     return config.size("sliding_window", high=MAX_LENGTH) if config.is_set("sliding_window") else None
 
 
 def activation(config: ConfigFile, field: str, default: str) -> Activation:
-    """Return the activation of the MLP; the default stands in for a missing field or null."""
+    """Return the activation of the MLP; the default replaces a missing field or null."""
     name = config.fields[field] if config.is_set(field) else default
     if not isinstance(name, str) or name not in ACTIVATIONS:
         raise config.error(field, f"one of {', '.join(ACTIVATIONS)}")
@@ -156,19 +156,19 @@ def activation(config: ConfigFile, field: str, default: str) -> Activation:
 
 
 def num_layers(config: ConfigFile, field: str = "num_hidden_layers") -> int:
-    """Return the number of layers: as many as anyone has, so that no list of them fills the memory."""
+    """Return the number of layers, with a limit so that a list of layers cannot fill the memory."""
     return config.size(field, high=MAX_LAYERS)
 
 
 def head_dim(config: ConfigFile) -> int:
-    """Return the size of a head: its own setting, else the hidden size divided among the heads."""
+    """Return the size of a head: its own setting, or the hidden size divided by the number of heads."""
     if config.is_set("head_dim"):
         return config.size("head_dim", high=MAX_HEAD_DIM)
     return divided_head_dim(config, "hidden_size", "num_attention_heads")
 
 
 def divided_head_dim(config: ConfigFile, hidden_field: str, heads_field: str) -> int:
-    """Return the hidden size divided among the heads."""
+    """Return the hidden size divided by the number of heads."""
     hidden, heads = config.size(hidden_field), config.size(heads_field, high=MAX_HEADS)
     if hidden % heads or hidden // heads > MAX_HEAD_DIM:
         raise config.error(hidden_field, f"a multiple of the {heads} heads, at most {MAX_HEAD_DIM} for each")
@@ -176,6 +176,6 @@ def divided_head_dim(config: ConfigFile, hidden_field: str, heads_field: str) ->
 
 
 def unused_tensors(num_layers: int, *, tied_head: bool) -> frozenset[str]:
-    """Return what a checkpoint may hold that is not used: a tied head, frequencies of the first Llamas."""
+    """Return the unused tensors that a checkpoint may have: a tied head, frequencies of the first Llamas."""
     frequencies = {f"model.layers.{layer}.self_attn.rotary_emb.inv_freq" for layer in range(num_layers)}
     return frozenset(frequencies | ({HEAD_TENSOR} if tied_head else set()))

@@ -1,8 +1,8 @@
 """A model folder's JSON settings, read with a type and a range for every field.
 
 A field is never trusted: a wrong type, a value out of range or an unknown variant is a
-`CheckpointError` that names the file and the field, and a setting that we would have to ignore is
-refused (`require`), because a model that runs with a setting left out gives plausible nonsense.
+`CheckpointError` that names the file and the field. A setting that quire would have to ignore is
+refused (`require`), because a model without one of its settings gives plausible nonsense.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from quire.core.model_files import ModelFiles
 CONFIG_FILE: Final = "config.json"
 GENERATION_CONFIG_FILE: Final = "generation_config.json"
 MAX_SIZE: Final = (1 << 24) - 1  # of a vector, a vocabulary, a context: ten times what any model has
-MAX_LENGTH: Final = (1 << 31) - 1  # of a window, or a context where there are no more positions
+MAX_LENGTH: Final = (1 << 31) - 1  # of a window, or of a context without learned positions
 MAX_NUMBER: Final = 1e30
 
 
 class ConfigFile:
-    """One JSON object of settings; `where` names it in errors. Immutable."""
+    """A JSON object of settings; `where` names it in errors. Immutable."""
 
     def __init__(self, where: str, fields: dict[str, object]) -> None:
         self.where = where
@@ -33,7 +33,7 @@ class ConfigFile:
         return cls(files.where(file), files.json_object(file))
 
     def over(self, defaults: Mapping[str, object]) -> ConfigFile:
-        """Return these settings over defaults, which stand in for what is missing, not for null.
+        """Return these settings with defaults for missing fields, not for null.
 
         >>> ConfigFile("config.json", {"window": None}).over({"window": 8, "size": 2}).fields
         {'window': None, 'size': 2}
@@ -49,7 +49,7 @@ class ConfigFile:
         return self.fields.get(field) is not None
 
     def size(self, field: str, default: int | None = None, *, low: int = 1, high: int = MAX_SIZE) -> int:
-        """Return an integer from `low` to `high`; the default stands in for a missing field or null."""
+        """Return an integer from `low` to `high`; the default replaces a missing field or null."""
         value = self.fields[field] if self.is_set(field) else default
         if type(value) is not int or not low <= value <= high:
             raise self.error(field, f"an integer from {low} to {high}")
@@ -73,7 +73,7 @@ class ConfigFile:
         return tuple(map(float, items))
 
     def optional_number(self, field: str, *, low: float, high: float = MAX_NUMBER) -> float | None:
-        """Return a number from `low` to `high`; None where the field is missing or null."""
+        """Return a number from `low` to `high`; None if the field is missing or null."""
         value = self.fields.get(field)
         if value is None:
             return None
@@ -89,7 +89,7 @@ class ConfigFile:
         return value
 
     def refuse(self, *fields: str) -> None:
-        """Raise where one of these truth values, which nothing interprets, is true."""
+        """Raise if one of these truth values is true: no code interprets them."""
         for field in fields:
             if self.flag(field, False):
                 raise self.error(field, "false")
@@ -102,14 +102,14 @@ class ConfigFile:
         return tuple(value)
 
     def section(self, field: str) -> ConfigFile:
-        """Return the settings in an object of its own; none where the field is missing or null."""
+        """Return the settings in a nested object; empty if the field is missing or null."""
         value = self.fields[field] if self.is_set(field) else {}
         if not isinstance(value, dict):
             raise self.error(field, "an object")
         return ConfigFile(f"{self.where}: {field}", value)
 
     def token_ids(self, field: str, vocab_size: int) -> tuple[int, ...]:
-        """Return one token id or a list of them; none where the field is missing or null."""
+        """Return one token id or a list of them; none if the field is missing or null."""
         value = self.fields.get(field)
         ids = value if isinstance(value, list) else [] if value is None else [value]
         if not all(type(token) is int and 0 <= token < vocab_size for token in ids):
@@ -117,7 +117,7 @@ class ConfigFile:
         return tuple(ids)
 
     def indices(self, field: str, count: int) -> frozenset[int]:
-        """Return a list of places among `count`; none where the field is missing or null."""
+        """Return a list of indices below `count`; none if the field is missing or null."""
         value = self.fields.get(field) or []
         if not isinstance(value, list) or not all(type(item) is int and 0 <= item < count for item in value):
             raise self.error(field, f"a list of integers from 0 to {count - 1}")

@@ -1,8 +1,8 @@
 """Gemma 2: norms on both sides of each sublayer, a window in every other layer, soft caps.
 
-Norms scale by 1 + w, the rows of the embedding by the root of the hidden size; attention has a scale
-of its own (`query_pre_attn_scalar`). A soft cap that is null is none, one that is missing is the
-published one. Of the two settings for the activation, transformers reads `hidden_activation`.
+Norms scale by 1 + w, and the rows of the embedding by the root of the hidden size; attention has its own
+scale (`query_pre_attn_scalar`). A null soft cap means none, a missing one means the published value. Of the
+two settings for the activation, transformers reads `hidden_activation`.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ STEMS: Final = MappingProxyType(
 
 
 def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSpec:
-    """Return the spec of a Gemma 2 model; settings that nothing interprets are refused."""
+    """Return the spec of a Gemma 2 model; refuses settings that quire does not interpret."""
     config = config.over(DEFAULTS)
     windows = mixed_windows(config, config.size("sliding_window", high=MAX_LENGTH), lambda layer: layer % 2 == 0)
     return gemma_like(config, max_length, rotary_layers(config, max_length, windows))
 
 
 def gemma_like(config: ConfigFile, max_length: int | None, layers: Sequence[LayerSpec]) -> DecoderSpec:
-    """Return what Gemma 2 and 3 have in common."""
+    """Return the spec that Gemma 2 and 3 share."""
     config.refuse("use_bidirectional_attention")
     gelu = activation(config, "hidden_activation", "gelu_pytorch_tanh")
     spec = llama_like(config, max_length, layers)

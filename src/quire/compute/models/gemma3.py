@@ -1,13 +1,13 @@
-"""Gemma 3: Gemma 2 with norms on heads, a window in five of six layers, and other positions there.
+"""Gemma 3: Gemma 2 with norms on heads, and with a window and other positions in five of six layers.
 
-Layers with a window keep the plain positions of a short context; the others have a larger base, and whatever stretches
-it. transformers 5 says both in `rope_parameters`, 4 said the larger base in `rope_theta`, the smaller one in
-`rope_local_base_freq`, and the scaling of the former with them.
+Layers with a window keep the plain positions of a short context; the others have a larger base and any scaling.
+transformers 5 has both in `rope_parameters`. transformers 4 has the larger base in `rope_theta`, the smaller one in
+`rope_local_base_freq`, and the scaling of the larger one next to them.
 
-A soft cap on scores is refused: transformers reads the setting here and does not use it.
+A soft cap on scores is refused: transformers reads this setting but does not use it.
 
-The larger sizes are published with an eye. Its weights are left aside and its text model is served:
-its settings are then in `text_config`, and its weights are named `language_model.…`.
+The larger sizes are published with a vision model. Its weights are ignored and only the text model is served: the
+settings of the text model are then in `text_config`, and its weights are named `language_model.…`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ VISION_LAYER: Final = (
 
 
 def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSpec:
-    """Return the spec of a Gemma 3 model; settings that nothing interprets are refused."""
+    """Return the spec of a Gemma 3 model; refuses settings that quire does not interpret."""
     if config.is_set("text_config"):
         return _with_vision_aside(_text_spec(config.section("text_config"), max_length), config)
     return _text_spec(config, max_length)
@@ -64,7 +64,7 @@ def _text_spec(config: ConfigFile, max_length: int | None) -> DecoderSpec:
 
 
 def _positions(config: ConfigFile, max_length: int | None) -> tuple[RopeSpec, RopeSpec]:
-    """Return the rotary positions of layers that see everything, and of those with a window."""
+    """Return the rotary positions of layers with full attention, and of those with a window."""
     size, nested, plain = head_dim(config), config.section("rope_parameters").fields, config
     if not nested:
         base = config.number("rope_local_base_freq", LOCAL_BASE)
@@ -76,7 +76,7 @@ def _positions(config: ConfigFile, max_length: int | None) -> tuple[RopeSpec, Ro
 
 
 def _with_vision_aside(spec: DecoderSpec, config: ConfigFile) -> DecoderSpec:
-    """Return the spec of the text model within; `config` is that of the whole."""
+    """Return the spec of the text model in a multimodal one; `config` is that of the whole model."""
     sources = {part: replace(source, stem=TEXT + source.stem) for part, source in spec.sources.items()}
     if config.flag("tie_word_embeddings", spec.tied_head) is not spec.tied_head:
         raise config.error("tie_word_embeddings", "null, or the value in text_config")

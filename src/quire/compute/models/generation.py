@@ -1,6 +1,6 @@
-"""How a model's makers want it sampled: generation_config.json, as far as it is about one token.
+"""The sampling defaults of a model's makers: the settings of generation_config.json that are about one token.
 
-Lengths, beams and other settings of that file are the caller's own affair and are not read.
+Lengths, beams and other settings of that file are left to the caller and are not read.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
 
 @dataclass(frozen=True, slots=True)
 class GenerationDefaults:
-    """Defaults for a request that does not say otherwise; None where the folder says nothing.
+    """Defaults for requests; None if the folder has no such setting.
 
-    `do_sample` false is temperature 0. A `top_k` of 0 or -1 is off.
+    `do_sample` false means temperature 0. A `top_k` of 0 or -1 is off.
     """
 
     temperature: float | None = None
@@ -25,7 +25,7 @@ class GenerationDefaults:
 
     @classmethod
     def read(cls, config: ConfigFile) -> GenerationDefaults:
-        """Return the defaults in the settings for generation.
+        """Return the defaults in the generation settings.
 
         >>> GenerationDefaults.read(ConfigFile("generation_config.json", {"do_sample": False, "top_k": 20}))
         GenerationDefaults(temperature=0.0, top_p=None, top_k=20, min_p=None, repetition_penalty=None)

@@ -1,8 +1,8 @@
 """GPT-2: layer norms, biases everywhere, learned positions, matrices stored as [in, out].
 
-The first checkpoints are of the bare model: without `transformer.` before the names, and with the
-causal mask of each layer among the weights. `reorder_and_upcast_attn` is about half precision in
-training and changes no result that is computed in float32, as scores are here.
+The first checkpoints have the bare model: names without `transformer.`, and the causal mask of each layer
+among the weights. `reorder_and_upcast_attn` is about half precision in training. It changes no result in
+float32, and quire computes scores in float32.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LAYER: Final = PREFIX + "h.{layer}."
 
 
 def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSpec:
-    """Return the spec of a GPT-2 model; settings that nothing interprets are refused."""
+    """Return the spec of a GPT-2 model; refuses settings that quire does not interpret."""
     config.refuse("scale_attn_by_inverse_layer_idx", "add_cross_attention")
     hidden, heads = config.size("n_embd"), config.size("n_head")
     head_dim = divided_head_dim(config, "n_embd", "n_head")

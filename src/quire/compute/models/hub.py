@@ -1,8 +1,7 @@
-"""From a user's name for a model to its source: a path, or the id of a repository on the hub.
+"""Finds the source of a model from a user's name for it: a path, or a repository id on the hub.
 
-A folder that is there is taken as it is, so that a machine without a network needs nothing. Only
-a name of the form ORGANISATION/NAME is looked up, through `huggingface_hub` where that is
-installed, with its own cache and its own credentials; and of the repository only settings,
+An existing folder is used as it is, without a network. Only a name of the form ORGANISATION/NAME is looked
+up, through `huggingface_hub` if that is installed, with its own cache and credentials. Only settings,
 tokenizer and safetensors are fetched, never code or pickles.
 """
 
@@ -24,7 +23,7 @@ ADVICE: Final = "Give a model folder, or fetch the model on a machine with netwo
 
 
 def resolve_model(name: str) -> ModelFolder:
-    """Return where a model is; may download it, where `name` is no folder but a hub id."""
+    """Return the folder of a model; may download it if `name` is no folder but a hub id."""
     folder = Path(name).expanduser()
     if name and folder.is_dir():
         return ModelFolder(folder)
@@ -36,7 +35,7 @@ def resolve_model(name: str) -> ModelFolder:
 
 
 def resolve_settings(name: str) -> ModelFolder:
-    """Return where a model is as `resolve_model` does; of a hub id only the settings are fetched, no weights."""
+    """Return the folder of a model as `resolve_model` does; fetches only settings, no weights, for a hub id."""
     if HUB_ID.fullmatch(name) is None or Path(name).expanduser().exists():
         return resolve_model(name)
     return _download(name, SETTINGS)
@@ -50,7 +49,7 @@ def _download(name: str, wanted: tuple[str, ...]) -> ModelFolder:
         raise ModelError(name, f"{name} {reason}. {ADVICE.format(name=name)}") from error
     try:
         folder = snapshot_download(name, allow_patterns=list(wanted), ignore_patterns=list(UNWANTED))
-    # The library raises errors of its own, of its HTTP client and of the system; all mean one thing.
+    # The library raises its own errors, those of its HTTP client and those of the system; all mean the same here.
     except Exception as error:
         reason = f"is not in the local cache, and the hub cannot be reached ({type(error).__name__})"
         raise ModelError(name, f"{name} {reason}. {ADVICE.format(name=name)}") from error

@@ -1,7 +1,7 @@
 """OPT: layer norms, biases, learned positions from the third row of their table on, a plain MLP.
 
-OPT-350m is a kind of its own: norms stand on the residual stream, and small embeddings are projected
-in and out. Norms without weights (`layer_norm_elementwise_affine` false) are refused.
+OPT-350m is special: its norms are on the residual stream, and its small embeddings are projected in and out.
+Norms without weights (`layer_norm_elementwise_affine` false) are refused.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ STEMS: Final = MappingProxyType(
 
 
 def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSpec:
-    """Return the spec of an OPT model; settings that nothing interprets are refused."""
+    """Return the spec of an OPT model; refuses settings that quire does not interpret."""
     if not config.flag("layer_norm_elementwise_affine", True):
         raise config.error("layer_norm_elementwise_affine", "true")
     hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")

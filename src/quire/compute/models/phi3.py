@@ -1,7 +1,7 @@
 """Phi-3, Phi-3.5 and Phi-4: Llama with fused weights, positions stretched by factors, and a window.
 
-Query, key and value are one tensor, gate and up another. The scaling of positions is longrope, which the first configs
-call "su"; the length before stretching is next to it.
+Query, key and value are one tensor, gate and up another. The scaling of positions is longrope, called "su" in the first
+configs; the length before stretching is next to it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DEFAULTS: Final = MappingProxyType({"rms_norm_eps": 1e-5})
 
 
 def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSpec:
-    """Return the spec of a Phi-3 model; settings that nothing interprets are refused."""
+    """Return the spec of a Phi-3 model; refuses settings that quire does not interpret."""
     config = config.over(DEFAULTS)
     for section in map(config.section, SECTIONS):
         for field in ("rope_type", "type"):

@@ -1,8 +1,7 @@
 """Qwen2 and Qwen2.5: Llama with biases on query, key and value, and windows in some layers.
 
-The biases are always there, whatever the settings say, and there is none on the output. Layers from
-`max_window_layers` on see a sliding window, where `use_sliding_window` says so and `layer_types`
-does not say otherwise.
+These three always have biases, whatever the settings say, and the output has none. With `use_sliding_window`,
+layers from `max_window_layers` on have a sliding window, unless `layer_types` says otherwise.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ DEFAULTS: Final = MappingProxyType({"num_key_value_heads": 32, "sliding_window":
 
 
 def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSpec:
-    """Return the spec of a Qwen2 model; settings that nothing interprets are refused."""
+    """Return the spec of a Qwen2 model; refuses settings that quire does not interpret."""
     config = config.over(DEFAULTS)
     config.refuse("use_mrope")
     spec = llama_like(config, max_length, rotary_layers(config, max_length, windows(config)))
@@ -27,11 +26,11 @@ def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSp
 
 
 def windows(config: ConfigFile) -> list[int | None]:
-    """Return the window of each layer, None where it sees everything."""
+    """Return the window of each layer, None for full attention."""
     first = config.size("max_window_layers", 28, low=0)
     return mixed_windows(config, used_window(config), lambda layer: layer >= first)
 
 
 def used_window(config: ConfigFile) -> int | None:
-    """Return the window, where it is in use."""
+    """Return the window if it is in use, else None."""
     return optional_window(config) if config.flag("use_sliding_window", False) else None

@@ -1,8 +1,8 @@
-"""Qwen3-MoE: Qwen3 with experts instead of the MLP, in all layers or in some.
+"""Qwen3-MoE: Qwen3 with experts instead of the MLP, in every layer or in some.
 
-transformers 5 calls `num_experts` `num_local_experts` and stacks the experts in memory, but saves
-them as 4 did: each by itself. A window holds for all layers; versions of transformers differ about
-`max_window_layers` here, so it is refused where a window is in use.
+transformers 5 calls `num_experts` `num_local_experts` and stacks the experts in memory, but saves them
+like transformers 4: each separately. A window applies to every layer; versions of transformers differ about
+`max_window_layers` here, so it is refused if a window is in use.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ STEMS: Final = MappingProxyType(
 
 
 def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSpec:
-    """Return the spec of a Qwen3-MoE model; settings that nothing interprets are refused."""
+    """Return the spec of a Qwen3-MoE model; refuses settings that quire does not interpret."""
     config = config.over(DEFAULTS)
     window = used_window(config)
     if window is not None and config.size("max_window_layers", 0, low=0):
@@ -56,6 +56,6 @@ def _experts(config: ConfigFile) -> ExpertsSpec:
 
 
 def _sparse_layers(config: ConfigFile, count: int) -> set[int]:
-    """Return the layers with experts: every `decoder_sparse_step`-th, but for `mlp_only_layers`."""
+    """Return the layers with experts: every `decoder_sparse_step`-th, except `mlp_only_layers`."""
     step = config.size("decoder_sparse_step", 1)
     return set(range(step - 1, count, step)) - config.indices("mlp_only_layers", count)

@@ -1,4 +1,4 @@
-"""Errors for a folder or file that is not a usable model: what is there instead, and what to do."""
+"""Errors for a folder or file that is not a usable model: they name what is there instead, and what to do."""
 
 from __future__ import annotations
 

@@ -1,22 +1,22 @@
-"""Rotary positions: from the settings of a config to frequencies, which are data.
+"""Rotary positions: turns the settings of a config into frequencies.
 
-The settings stand at the top level in transformers 4 (`rope_theta`, `rope_scaling`), in
-`rope_parameters` in transformers 5, there perhaps once more per type of layer. All scalings end in
-one list of frequencies and one factor of cosine and sine, so that no engine knows any of them:
+transformers 4 has the settings at the top level (`rope_theta`, `rope_scaling`). transformers 5 has them in
+`rope_parameters`, perhaps separately for each type of layer. Every scaling becomes one list of frequencies
+and one factor of cosine and sine, so that engines need not know the scalings:
 
     default        base ** (-2i / rotary_dim)
     linear         … / factor
     proportional   … over head_dim, with the last frequencies 0
     dynamic        a larger base, for the maximum length      ┐ transformers takes the length that
     longrope       … / short or long factors, and a scale     ┘ a text has now
-    yarn           the slow ones / factor, the fast ones as they are, and a scale
+    yarn           the slow ones / factor, the fast ones unchanged, and a scale
     llama3         the slow ones / factor, a ramp by wavelength to the fast ones
 
-Two depend on the current length. A text whose past keys were turned by one set of frequencies and
-whose next keys are turned by another has no defined result, and a cached prefix would depend on
-what followed it. So they are frozen at load, from the maximum length, and `rope_notices` says so.
+Two scalings depend on the current length. If the frequencies changed as a text grows, its keys would not fit
+together, and a cached prefix would depend on what followed it. So both are frozen at load for the maximum
+length, and `rope_notices` says so.
 
-The arithmetic is float32 in the order of transformers: its models were trained with these roundings.
+The arithmetic is float32 in the order of transformers, because models were trained with these roundings.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def rope_spec(
 ) -> RopeSpec:
     """Return the rotary positions of a model, or of its layers of one type.
 
-    `max_length` is the longest text that will be run, where it is not what the config says. Only a family with
-    `partial` may turn a part of each head. For others transformers ignores `partial_rotary_factor` and other engines
-    follow it, so a model that has it would not mean the same everywhere: it is refused.
+    `max_length` is the longest text that will be run, if it differs from the config. Only a family with `partial` may
+    rotate a part of each head. For others, transformers ignores `partial_rotary_factor` while other engines follow it,
+    so a model with this setting is ambiguous, and is refused.
     """
     section = _section(config, layer_type)
     kind = _kind(section)
@@ -74,7 +74,7 @@ def rope_spec(
         trained_length=config.size("max_position_embeddings", high=MAX_LENGTH),
         max_length=_frozen_length(config, max_length),
     )
-    # A base or a factor out of all proportion ends as a number that is not finite.
+    # An extreme base or factor gives numbers that are not finite.
     with np.errstate(all="ignore"):
         frequencies, scale = SCALINGS[kind](rope)
     if not (np.isfinite(frequencies).all() and 0 < scale < math.inf):
@@ -83,10 +83,10 @@ def rope_spec(
 
 
 def context_length(config: ConfigFile, max_length: int | None = None) -> int:
-    """Return how many positions the model can have.
+    """Return the number of positions that the model supports.
 
-    That is `max_position_embeddings`, or what yarn stretches to where that is more. Dynamic scaling
-    goes up to `max_length`, where one is asked for, and at most to its factor times as far.
+    That is `max_position_embeddings`, or the length that yarn stretches to if that is more. Dynamic scaling
+    goes up to a given `max_length`, at most its factor times as far.
     """
     trained = config.size("max_position_embeddings", high=MAX_LENGTH)
     section = _section(config, "full_attention")
@@ -100,7 +100,7 @@ def context_length(config: ConfigFile, max_length: int | None = None) -> int:
 
 
 def rope_notices(config: ConfigFile, max_length: int | None = None) -> tuple[str, ...]:
-    """Return what a user should know: scalings that are frozen at load."""
+    """Return notices for the user: which scalings are frozen at load."""
     section = _section(config, "full_attention")
     kind = _kind(section)
     if kind not in ("dynamic", "longrope"):
@@ -117,7 +117,7 @@ def rope_notices(config: ConfigFile, max_length: int | None = None) -> tuple[str
 
 @dataclass(frozen=True, slots=True)
 class _Rope:
-    """All that frequencies are computed from."""
+    """The inputs of the frequencies."""
 
     section: ConfigFile
     base: float
@@ -130,7 +130,7 @@ class _Rope:
     def powers(self, base: float | None = None, dim: int | None = None) -> FloatArray:
         """Return base ** (2i / dim) for each pair i that rotates."""
         exponents = np.arange(0, self.rotary_dim, 2, dtype=np.float32) / np.float32(dim or self.rotary_dim)
-        # The power is rounded once: numpy's own in float32 is off by one bit here and there.
+        # Rounds the power once: numpy's own float32 power is sometimes off by one bit.
         exact = np.float64(np.float32(self.base if base is None else base)) ** exponents.astype(np.float64)
         return exact.astype(np.float32)
 
@@ -143,7 +143,7 @@ class _Rope:
         return self.section.number("factor")
 
     def stretch(self) -> float:
-        """Return the factor, or the ratio of the lengths where those say it."""
+        """Return the factor, or the ratio of the lengths if they give it."""
         ratio = self.trained_length / self.original_length
         return self.factor() if ratio == 1 else self.section.number("factor", ratio)
 
@@ -193,7 +193,7 @@ def _yarn(rope: _Rope) -> tuple[FloatArray, float]:
 
 
 def _yarn_range(rope: _Rope) -> tuple[float, float]:
-    """Return the pairs between which frequencies go from fast, kept, to slow, divided."""
+    """Return the range of pairs in which frequencies change from fast (kept) to slow (divided)."""
     if rope.base <= 1:
         raise rope.section.error("rope_theta", "a number above 1")
 
@@ -247,7 +247,7 @@ SCALINGS: Final[Mapping[str, Callable[[_Rope], tuple[FloatArray, float]]]] = Map
 
 
 def _section(config: ConfigFile, layer_type: str | None) -> ConfigFile:
-    """Return the settings of the scaling; those of a type of layer, where each has its own."""
+    """Return the settings of the scaling, for a type of layer if each has its own."""
     for field in SECTIONS:
         section = config.section(field)
         if layer_type is not None and isinstance(section.fields.get(layer_type), dict):
@@ -270,7 +270,7 @@ def _kind(section: ConfigFile) -> str:
 
 
 def _original_length(config: ConfigFile, section: ConfigFile) -> int:
-    """Return the length before stretching; Phi-3 says it outside the section."""
+    """Return the length before stretching; Phi-3 has it outside the section."""
     field = "original_max_position_embeddings"
     trained = config.size("max_position_embeddings", high=MAX_LENGTH)
     return (config if config.is_set(field) else section).size(field, trained, high=MAX_LENGTH)

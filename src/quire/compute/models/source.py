@@ -1,10 +1,10 @@
-"""ModelSource: where a model comes from, so that whatever reads one does not know how it is stored.
+"""ModelSource: the origin of a model, so that code that reads a model does not know how it is stored.
 
     "guide", a path, a hub id ──► ModelSource ─┬─► settings ──► read_model ──► ModelDescription
                                                ├─► tokenizer, chat templates ──► Tokenizer
                                                └─► tensors ──► Checkpoint ──► WeightReader
 
-A source has named files, as a model folder does, and tensors. Another way to store models is one more class here.
+A source has named files, like a model folder, and tensors. Another way to store models is another class here.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class ModelSource(ModelFiles, Protocol):
     """The files of a model, and its tensors."""
 
     def tensors(self) -> Checkpoint:
-        """Check what is stored of all tensors, and return them; reads none. Does not mutate."""
+        """Check the headers of all tensors and return the tensors; reads none. Does not mutate."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFolder:
-    """Implements `ModelSource` with a folder of safetensors, as `save_pretrained` leaves it.
+    """Implements `ModelSource` with a folder of safetensors, as `save_pretrained` writes it.
 
-    `config_file`: for settings kept by themselves, under another name than config.json.
+    `config_file`: for settings stored alone, under another name than config.json.
     """
 
     folder: Path
@@ -47,7 +47,7 @@ class ModelFolder:
         return str(self._path(file))
 
     def has(self, file: str) -> bool:
-        """Return whether a file is there, be it a broken link."""
+        """Return whether a file exists, even as a broken link."""
         return is_there(self._path(file))
 
     def text(self, file: str, max_bytes: int = MAX_SETTINGS_BYTES) -> str:
@@ -66,7 +66,7 @@ class ModelFolder:
         return self.folder / (self.config_file if file == CONFIG_FILE else file)
 
     def _found(self, file: str) -> Path:
-        """Return the path of a file; where there is none, the error says what the folder has instead."""
+        """Return the path of a file; if it is missing, the error says what the folder has instead."""
         if not self.has(file):
             raise folder_refusal(self.folder, file)
         return self._path(file)

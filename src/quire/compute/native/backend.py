@@ -25,7 +25,7 @@ class NativeBackend:
 
     @classmethod
     def of(cls, config: ResolvedConfig, model: ModelDescription) -> NativeBackend:
-        """Return the backend for a model; raises `InvalidConfigError` for settings that it does not have."""
+        """Return the backend for a model; raises `InvalidConfigError` for settings that it does not support."""
         dtype = config.dtype
         if dtype == "float16":
             raise InvalidConfigError("dtype", dtype, "bfloat16, float32 or auto: only the torch backend knows float16")
@@ -55,11 +55,11 @@ class NativeBackend:
         return cls(facts, model, settings)
 
     def needs(self) -> MemoryNeeds:
-        """Return what the engine is expected to take of this machine."""
+        """Return the memory that the engine is expected to take."""
         return needs_on_host(self.facts)
 
     def measured(self, note_loaded: NoteLoaded | None = None) -> MemoryNeeds | None:
-        """Return None: what is foreseen here is what is taken."""
+        """Return None: this engine takes exactly the memory that `needs` expects."""
         return None
 
     def load(self, num_blocks: int, num_host_blocks: int, note_loaded: NoteLoaded | None = None) -> WorkerParts:

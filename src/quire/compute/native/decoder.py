@@ -1,4 +1,4 @@
-"""NativeDecoder: the compiled decoder as a `ModelRunner`. One call per step, the GIL released while it computes."""
+"""NativeDecoder: the compiled decoder as a `ModelRunner`. One call per step, which releases the GIL."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ NORMS = frozenset(
 class NativeDecoder:
     """A decoder in the compiled core; implements `ModelRunner`.
 
-    The weights are packed when it is made, a layer at a time, and what they were packed from is let go right after; but
-    for the rows of an embedding that is not the head too: those stay where they are.
+    The constructor packs the weights, layer by layer, and frees each layer's unpacked weights afterwards. Only the
+    rows of an embedding that is not also the head stay unpacked.
     """
 
     def __init__(self, spec: DecoderSpec, decoder: Decoder, weights: WeightReader) -> None:
@@ -50,12 +50,12 @@ class NativeDecoder:
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens the model knows."""
+        """The number of tokens of the model."""
         return self.spec.vocab_size
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the weights as they lie in memory."""
+        """The bytes of the weights in memory."""
         return self._decoder.weight_bytes()
 
     def run(self, inputs: StepInputs, cache: CacheEngine) -> StepOutputs:
@@ -80,7 +80,7 @@ class NativeDecoder:
         return StepOutputs(self._logits[:num_logits], finite, finite_logits)
 
     def _follow(self, cache: CacheEngine) -> None:
-        """Point the decoder at the KV memory, where it is another than before."""
+        """Point the decoder at the KV memory, if that has changed."""
         places = cache.places()
         if places is not self._cache:
             self._decoder.set_cache(places)
@@ -108,7 +108,7 @@ class NativeDecoder:
                     self._decoder.set_bias(part.value, layer, np.ascontiguousarray(piece.bias))
 
     def _set_matrix(self, part: Part, piece: PartWeights, layer: int, expert: int = -1) -> None:
-        # An embedding gets here only where it is the head too.
+        # An embedding gets here only if it is also the head.
         name = (Part.HEAD if part is Part.EMBEDDING else part).value
         rows = np.ascontiguousarray(piece.weight)
         self._decoder.set_matrix(name, layer, expert, rows, as_int8=part in self._int8_parts)

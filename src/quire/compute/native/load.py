@@ -1,4 +1,4 @@
-"""From a model that was read to the parts of a worker that runs it with the compiled core."""
+"""Loads a model for the compiled core: from its description to the parts of a worker."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from quire.core.step import MAX_PROMPT_LOGITS
 BLOCK_SIZES: Final = (16, 32, 64, 128)
 KV_DTYPES: Final = ("float32", "bfloat16", "int8")
 MAX_INT8_HEAD_DIM: Final = 1024
-"""The sum of this many products of a query and a key of int8 fits into 32 bits; see attention.cpp."""
+"""The sum of this many products of a query and an int8 key fits into 32 bits; see attention.cpp."""
 
 
 @dataclass(frozen=True, slots=True)
 class NativeSettings:
-    """How the compiled core runs a model; `instruction_set` None: as QUIRE_ISA says, else the best of the machine."""
+    """How the compiled core runs a model; `instruction_set` None: QUIRE_ISA, else the best of the machine."""
 
     dtype: str = "bfloat16"
     weights: str = "auto"
@@ -44,12 +44,12 @@ class NativeSettings:
 
     @property
     def stored_kv_dtype(self) -> str:
-        """The numbers of keys and values: those of the weights, where nothing else was said."""
+        """The dtype of keys and values: by default that of the weights."""
         return self.dtype if self.kv_dtype == "auto" else self.kv_dtype
 
 
 def kernels_for(instruction_set: str | None) -> Kernels:
-    """Return the kernels of an instruction set; None: as QUIRE_ISA says, else the best that the machine has."""
+    """Return the kernels of an instruction set; None: that of QUIRE_ISA, else the best of the machine."""
     names = kernel_names()
     wanted = instruction_set or os.environ.get("QUIRE_ISA") or names[-1]
     if wanted not in names:
@@ -58,7 +58,7 @@ def kernels_for(instruction_set: str | None) -> Kernels:
 
 
 def kv_cache_spec(spec: DecoderSpec, block_size: int, dtype: str) -> KVCacheSpec:
-    """Return what a block holds natively: heads are stored up to a multiple of 16 numbers."""
+    """Return the native layout of a block: heads are padded to a multiple of 16 numbers."""
     if block_size not in BLOCK_SIZES:
         raise InvalidConfigError("block_size", block_size, f"one of {', '.join(map(str, BLOCK_SIZES))}")
     if dtype not in KV_DTYPES:
@@ -87,7 +87,7 @@ def load_parts(
 ) -> WorkerParts:
     """Return the parts of a worker for a model.
 
-    The checkpoint is checked whole before a weight is read; then `note_loaded` is told how far that is.
+    Checks the whole checkpoint before it reads a weight. Then calls `note_loaded` with the progress.
     """
     kv_spec = kv_cache_spec(model.spec, settings.block_size, settings.stored_kv_dtype)
     checkpoint = model.source.tensors()
@@ -106,7 +106,7 @@ def make_parts(
     eos_token_ids: frozenset[int] = frozenset(),
     note_loaded: NoteLoaded | None = None,
 ) -> WorkerParts:
-    """Return the parts of a worker for a spec and a checkpoint of it, over KV memory of `kv_cache_spec`."""
+    """Return the parts of a worker for a spec and its checkpoint, with KV memory of `kv_cache_spec`."""
     chosen = kernels_for(settings.instruction_set)
     team = _thread_team(settings.num_threads)
     decoder = Decoder(decoder_shape(spec, cache.spec), chosen, team)

@@ -1,4 +1,4 @@
-"""A `DecoderSpec` in the words of the compiled core (`DecoderShape` in native/include/quire/decoder.h)."""
+"""A `DecoderSpec` in the form of the compiled core (`DecoderShape` in native/include/quire/decoder.h)."""
 
 from __future__ import annotations
 

@@ -7,13 +7,13 @@ the running maximum, the sum of weights and the weighted sum of values:
                  tile 0 │ tile 1   │ tile 2 · · ·       tile 2: 128, 129, 130; the rest masked
                     └──► max, sum, output ──► rescale and add ──► … ──► output / sum
 
-A tile is gathered through the table whatever the block size is, and is always 64 wide: places that a query does not
-see have weight zero, which adds nothing. So how a query's sums are ordered depends on its position alone: not on the
-other sequences, on how the sequence was cut into chunks, on blocks, or on what was computed long ago. All queries of a
-chunk go through a tile together, but the sums of each are its own (see `operations`).
+A tile is gathered through the block table and is always 64 wide, whatever the block size. Places that a query does not
+see have weight zero, which adds nothing. So the order of a query's sums depends only on its position: not on other
+sequences, on chunks, on blocks, or on what was computed long ago. All queries of a chunk go through a tile together,
+but each has its own sums (see `operations`).
 
-Nothing outside the sequence's written positions is read: places of a tile before the first query's window and after the
-last token of the step stay zero, so that memory may hold anything there, NaN included.
+Only the sequence's written positions are read. Places of a tile before the first query's window and after the last
+token of the step stay zero, so memory may hold anything there, even NaN.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TILE: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class AttentionRule:
-    """What a layer's attention sees and how scores become weights."""
+    """Which positions a layer's attention sees, and how scores become weights."""
 
     scale: float
     window: int | None
@@ -67,7 +67,7 @@ def _attend(query: FloatArray, first: int, kv: _Sequence, rule: AttentionRule) -
     state = _Softmax(query.shape)
     start = 0 if rule.window is None else max(0, first - rule.window + 1)
     for tile in range(start // TILE * TILE, first + count, TILE):
-        # The queries that see anything of the tile: not before it, no window wholly after it.
+        # Only the queries that see some of the tile: those before it and those whose window is after it see none.
         low = max(0, tile - first)
         high = count if rule.window is None else min(count, tile + TILE - 1 + rule.window - first)
         keys, values = kv.gather(tile, max(tile, start), min(tile + TILE, first + count))
@@ -94,7 +94,7 @@ class _Softmax:
         self._highest = np.full((*shape[:-1], 1), -np.inf, np.float32)
 
     def add(self, rows: slice, scores: FloatArray, values: FloatArray) -> None:
-        """Take a tile's scores `[queries, num_kv_heads, group, TILE]` and its values.
+        """Add a tile's scores `[queries, num_kv_heads, group, TILE]` and its values.
 
         The values are `[TILE, num_kv_heads, head_dim]`. Mutates the state of the queries `rows`.
         """
@@ -108,7 +108,7 @@ class _Softmax:
 
 @dataclass(frozen=True, slots=True)
 class _Sequence:
-    """The keys and values of one sequence, behind its block table `[max_blocks]`."""
+    """The keys and values of one sequence, read through its block table `[max_blocks]`."""
 
     cache: LayerCache
     table: IntArray
@@ -116,7 +116,7 @@ class _Sequence:
     def gather(self, tile: int, start: int, stop: int) -> tuple[FloatArray, FloatArray]:
         """Return a tile of keys and one of values, `[TILE, num_kv_heads, head_dim]`.
 
-        Only the positions from `start` up to `stop` are read; elsewhere the tiles are zero.
+        Reads only the positions from `start` up to `stop`; the rest of the tiles is zero.
         """
         block_size = self.cache.keys.shape[1]
         positions = np.arange(start, stop)

@@ -1,4 +1,4 @@
-"""The reference engine as a backend: a model in numpy, slow and plain, which all others are compared with."""
+"""The reference engine as a backend: a model in numpy, slow and plain. All others are compared with it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ReferenceBackend:
 
     @classmethod
     def of(cls, config: ResolvedConfig, model: ModelDescription) -> ReferenceBackend:
-        """Return the backend for a model; raises `InvalidConfigError` for settings that it does not have."""
+        """Return the backend for a model; raises `InvalidConfigError` for settings that it does not support."""
         if config.dtype not in ("auto", "float32"):
             raise InvalidConfigError("dtype", config.dtype, "float32 or auto: the reference backend knows no other")
         if config.touch_kv_memory:
@@ -49,11 +49,11 @@ class ReferenceBackend:
         return cls(facts, model)
 
     def needs(self) -> MemoryNeeds:
-        """Return what the engine is expected to take of this machine."""
+        """Return the memory that the engine is expected to take."""
         return needs_on_host(self.facts)
 
     def measured(self, note_loaded: NoteLoaded | None = None) -> MemoryNeeds | None:
-        """Return None: what is foreseen here is what is taken."""
+        """Return None: this engine takes exactly the memory that `needs` expects."""
         return None
 
     def load(self, num_blocks: int, num_host_blocks: int, note_loaded: NoteLoaded | None = None) -> WorkerParts:

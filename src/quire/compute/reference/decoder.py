@@ -4,9 +4,9 @@
            └────────────────────────────┘         └──────────────────────┘
            └─────────────────────────── × layers ───────────────────────────┘
 
-Which norms there are, and everything else that differs between families, the spec says. Written to be read: every other
-engine of the project must give what this one gives. All operations work row by row (see `operations` and `attention`),
-so a row's bits are its own, whatever else is computed.
+The spec says which norms there are, and everything else that differs between families. This decoder is written to be
+read, and every other engine must give the same results. All operations work row by row (see `operations` and
+`attention`), so a row's bits do not depend on other rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from quire.compute.worker.model_runner import StepInputs, StepOutputs
 class ReferenceDecoder:
     """A decoder over numpy arrays; implements `ModelRunner`. Immutable.
 
-    With `rounds_kv` keys and values are what int8 makes of them; they are stored as floats all the same.
+    With `rounds_kv`, keys and values are rounded as for int8, but still stored as floats.
     """
 
     def __init__(self, spec: DecoderSpec, weights: DecoderWeights, *, rounds_kv: bool = False) -> None:
@@ -46,12 +46,12 @@ class ReferenceDecoder:
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens the model knows."""
+        """The number of tokens of the model."""
         return self.spec.vocab_size
 
     def run(self, inputs: StepInputs, cache: CacheEngine) -> StepOutputs:
         """Compute one step. Mutates the slots of its tokens in the cache, and nothing else."""
-        # A row that overflows is found in the outputs and fails alone; it is no reason to warn.
+        # A row that overflows is found in the outputs and fails alone, so numpy need not warn.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             hidden = self._embed(inputs)  # [num_tokens, hidden_size]
             angles = self._angles(inputs.positions)
@@ -98,7 +98,7 @@ class ReferenceDecoder:
         return self._norm(hidden, parts, Part.JOINED_MLP_NORM)
 
     def _norm(self, hidden: FloatArray, parts: Parts, part: Part) -> FloatArray:
-        """Return the rows normed, or as they are where the model has no norm in this place."""
+        """Return the normalised rows, or the rows themselves if the model has no norm here."""
         return normalize(hidden, parts[part], self.spec.norm) if part in parts else hidden
 
     def _logits(self, hidden: FloatArray) -> FloatArray:
@@ -126,7 +126,7 @@ class _Attention:
         self._rule = AttentionRule(self._shape.scale, layer.window, self._shape.score_soft_cap)
 
     def attend(self, hidden: FloatArray, cache: LayerCache, inputs: StepInputs) -> FloatArray:
-        """Store the step's keys and values, attend: `[num_tokens, hidden_size]`. Mutates."""
+        """Store the step's keys and values and return the attention: `[num_tokens, hidden_size]`. Mutates."""
         query = self._heads(hidden, Part.QUERY, Part.QUERY_NORM)
         keys = self._heads(hidden, Part.KEY, Part.KEY_NORM)
         values = linear(hidden, self.parts[Part.VALUE]).reshape(keys.shape)
@@ -137,7 +137,7 @@ class _Attention:
         return linear(output.reshape(len(hidden), -1), self.parts[Part.OUTPUT])
 
     def _heads(self, hidden: FloatArray, part: Part, norm: Part) -> FloatArray:
-        """Return queries or keys, normed and rotated: `[num_tokens, heads, head_dim]`."""
+        """Return queries or keys, normalised and rotated: `[num_tokens, heads, head_dim]`."""
         heads = linear(hidden, self.parts[part]).reshape(len(hidden), -1, self._shape.head_dim)
         if self._shape.qk_norm is not None:
             heads = normalize(heads, self.parts[norm], self._shape.qk_norm)

@@ -1,4 +1,4 @@
-"""From a model that was read to the parts of a worker that runs it with the reference decoder."""
+"""Loads a model for the reference decoder: from its description to the parts of a worker."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def load_parts(
 ) -> WorkerParts:
     """Return the parts of a worker for a model.
 
-    Its checkpoint is checked here: a `CheckpointError` says what is wrong with it. Weights, keys
-    and values are float32, or int8.
+    Checks the checkpoint, and raises `CheckpointError` if something is wrong with it. Weights, keys and
+    values are float32 or int8.
     """
     spec = model.spec
     loaded = DecoderWeights.load(spec, model.source.tensors(), weights=weights)

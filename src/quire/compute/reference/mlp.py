@@ -1,8 +1,8 @@
 """The second sublayer: an MLP, or the experts that a router picks for each token.
 
-With experts, every row's sum has an order of its own: softmax over the router's row, the best
-experts by weight and then by id, their outputs added in the order of ids. Rows that picked one
-expert go through it together, each computed by itself as everywhere.
+With experts, every row has its own order of sums: softmax over the router's row, choose the best experts
+by weight and then by id, add their outputs in the order of ids. Rows that picked the same expert go
+through it together, but each is computed alone, as everywhere.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quire.compute.weights.decoder_weights import Parts, PartWeights
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """What the parts of an MLP are called."""
+    """The names of the parts of an MLP."""
 
     gate: Part
     up: Part
@@ -56,10 +56,10 @@ def experts_output(rows: FloatArray, spec: DecoderSpec, router: PartWeights, exp
 
 
 def routing_weights(scores: FloatArray, spec: ExpertsSpec) -> FloatArray:
-    """Return the weight of each expert for each row, 0 where it is not picked: `[num_rows, num_experts]`."""
+    """Return the weight of each expert for each row, 0 if it is not picked: `[num_rows, num_experts]`."""
     exponents = exponential(scores - scores.max(axis=-1, keepdims=True))
     weights = exponents / exponents.sum(axis=-1, keepdims=True)
-    # A stable sort: of equal weights the lowest id goes first.
+    # A stable sort: among equal weights the lowest id comes first.
     order = np.argsort(-weights, axis=-1, kind="stable")[:, : spec.experts_per_token]
     best = np.take_along_axis(weights, order, axis=-1)
     if spec.normalize_weights:

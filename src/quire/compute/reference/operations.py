@@ -1,15 +1,15 @@
 """The operations of a decoder on rows of numbers.
 
-Every function maps each row (a token) by itself: no sum runs over more than one row, and the order
-of every sum depends on the length of a row alone. That is why the bits of a row cannot depend on
-its neighbours in a batch. The trap is the matrix product: BLAS picks its kernel by the number of
-rows and by the processor, and another kernel adds in another order. Products here are therefore
-`np.einsum` without `optimize`: numpy's own loops, which are the same on every processor.
+Every function maps each row (a token) alone: no sum runs over more than one row, and the order of every
+sum depends only on the length of a row. So the bits of a row cannot depend on its neighbours in a batch.
+The trap is the matrix product: BLAS picks its kernel by the number of rows and by the processor, and
+another kernel adds in another order. Products here therefore use `np.einsum` without `optimize`: numpy's
+own loops, which are the same on every processor.
 
-Elementary functions have the same trap: numpy has an `exp` of its own for each generation of vector
-instructions. They are computed in float64 and rounded, so that the last bit of one does not show.
+Elementary functions have the same trap: numpy has a different `exp` for each generation of vector
+instructions. They are computed in float64 and rounded, which hides a different last bit.
 
-numpy's vector loops are also chosen by memory layout; inputs here are contiguous, always.
+numpy also chooses its vector loops by memory layout, so inputs here are always contiguous.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def linear(rows: FloatArray, part: PartWeights) -> FloatArray:
 
 
 def _int8_product(rows: FloatArray, weight: NDArray[np.int8]) -> FloatArray:
-    """Return weight @ row with each group of a row as int8, the groups added in their order.
+    """Return weight @ row with each group of a row rounded to int8; groups are added in order.
 
-    The products within a group are added as floats, exactly: every sum of 128 of them is an integer below 2^24.
+    Adding the products of a group as floats is exact: every sum of 128 of them is an integer below 2^24.
     """
     total = np.zeros((len(rows), len(weight)), np.float32)
     for start in range(0, rows.shape[1], GROUP):
@@ -98,20 +98,20 @@ def activate(rows: FloatArray, activation: Activation) -> FloatArray:
 
 
 def soft_cap(rows: FloatArray, cap: float | None) -> FloatArray:
-    """Return cap × tanh(rows / cap), which stays within ±cap; no cap: the rows themselves."""
+    """Return cap × tanh(rows / cap), which stays within ±cap; without a cap, the rows themselves."""
     return rows if cap is None else np.float32(cap) * _tanh(rows / np.float32(cap))
 
 
 def rope_angles(positions: IntArray, rope: RopeSpec) -> tuple[FloatArray, FloatArray]:
     """Return cosine and sine for each position and pair: `[num_tokens, rotary_dim / 2]`."""
-    # Models are trained with angles rounded to float32, so the oracle rounds them as well.
+    # Models are trained with angles rounded to float32, so the oracle rounds them too.
     angles = positions.astype(np.float32)[:, None] * np.array(rope.inverse_frequencies, np.float32)
     exact, scale = angles.astype(np.float64), np.float32(rope.scale)
     return np.cos(exact).astype(np.float32) * scale, np.sin(exact).astype(np.float32) * scale
 
 
 def rotate(heads: FloatArray, angles: tuple[FloatArray, FloatArray]) -> FloatArray:
-    """Turn the pairs (i, i + half) of each head, `[num_tokens, num_heads, head_dim]`."""
+    """Rotate the pairs (i, i + half) of each head, `[num_tokens, num_heads, head_dim]`."""
     cosine, sine = (table[:, None, :] for table in angles)  # [num_tokens, 1, half]
     half = cosine.shape[-1]
     first, second = heads[..., :half], heads[..., half : 2 * half]

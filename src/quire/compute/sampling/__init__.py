@@ -1,1 +1,1 @@
-"""Choosing tokens from logits: one definition (`draws`), a reference in numpy and a native form."""
+"""Choosing tokens from logits: one definition (`draws`), a reference in numpy and a native sampler."""

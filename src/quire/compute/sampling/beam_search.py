@@ -1,16 +1,16 @@
 """BeamSearch: the width likeliest continuations of a prompt, by the sums of their log-probabilities.
 
-    running   width texts that go on, best first; each step extends them all and keeps the best extensions
+    running   width texts that continue, best first; each step extends them all and keeps the best extensions
     finished  at most width texts that have ended, by score: sum of log-probabilities / length ^ length_penalty
 
-One step looks at the best extensions of all running texts together. Those that end (an end token, or the longest
-length) finish if they are among the first `width`; the best `width` of the others go on. There are always enough of
-them, because each text brings as many candidates as there are end tokens, and one more, for each beam.
+One step compares the extensions of all running texts. Those that end (with an end token, or at the maximum length)
+finish if they are among the best `width`; the best `width` of the others continue. There are always enough, because
+each text has at least (number of end tokens + 1) × `width` candidates.
 
-The search is over when nothing can go on, or when nothing better can be expected. What may be expected of the best
-running text is its score at its present length; with `early_stopping` "never" and a positive penalty, at the longest
-length. `early_stopping` True ends the search as soon as `width` texts have finished. The rules are those of
-transformers, whose texts and scores these are.
+The search is over when no text can continue, or when none can get better. The best score to expect is that of the best
+running text at its present length; with `early_stopping` "never" and a positive penalty, at the maximum length.
+`early_stopping` True ends the search as soon as `width` texts have finished. These are the rules of transformers, and
+texts and scores are the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from quire.core.hypothesis import Hypothesis
 
 @dataclass(frozen=True, slots=True)
 class SearchRules:
-    """What a search is asked for. Lengths count generated tokens; none ends by a token before `min_length`."""
+    """The settings of a search. Lengths count generated tokens; no end token counts before `min_length`."""
 
     width: int
     max_length: int
@@ -36,20 +36,20 @@ class SearchRules:
 
     @property
     def num_candidates(self) -> int:
-        """How many extensions of each running text a step must see, if there are so many."""
+        """The number of extensions of each running text that a step needs, if there are that many."""
         num_ends = len(self.eos_token_ids)
         return self.width * (1 + max(1, num_ends)) + (num_ends if self.min_length else 0)
 
 
 class Extension(NamedTuple):
-    """A running text goes on: which one, by its place, and with which token."""
+    """The next token of a running text: the place of that text, and the token."""
 
     parent: int
     token: int
 
 
 class RunningText(NamedTuple):
-    """A text that goes on: its generated tokens, and the sum of their log-probabilities."""
+    """A text that continues: its generated tokens, and the sum of their log-probabilities."""
 
     token_ids: tuple[int, ...]
     total: float
@@ -79,9 +79,9 @@ class BeamSearch:
         self._may_improve = True
 
     def advance(self, candidates: Sequence[Candidates]) -> list[Extension]:
-        """Take the candidates of every running text, in their order; return what goes on, best first. Mutates.
+        """Take the candidates of every running text, in order; return the texts that continue, best first. Mutates.
 
-        Empty once the search is over: `finished` is what it found.
+        Returns none once the search is over: `finished` has its texts.
         """
         width = self.rules.width
         best = self._best_extensions(candidates)
@@ -126,7 +126,7 @@ class BeamSearch:
         return len(self.finished) == self.rules.width
 
     def _is_worth_going_on(self) -> bool:
-        """Whether a running text may still get among the finished ones; once it may not, it never may. Mutates."""
+        """Whether a running text may still join the finished ones; once False, always False. Mutates."""
         rules = self.rules
         if self._is_full and rules.early_stopping is True:
             return False

@@ -1,31 +1,31 @@
 """Draws and choices: the input and the output of a sampler.
 
-A draw chooses one token from one row of logits, by settings of its own:
+A draw chooses one token from one row of logits, with its own settings:
 
-1. Rules change the logits, in this order. **Allowed**: where a draw has such a list, all other tokens are taken away.
-   **Masked**: where a draw has a mask, the tokens whose bit is not set are taken away: what no grammar allows here.
-   **Banned** tokens are taken away too: those that would end the text before `min_tokens`, and those that would end a
-   bad word. **Biases** are added. **Repetition**: the logit of a token in the text is divided by the penalty if it is
-   positive, else multiplied. **Frequency**, then **presence**: from the logit of a token that stands c > 0 times in the
-   output, c × frequency and then presence are taken.
-2. Temperature 0 (also for top_k 1): the token of the highest logit, of equal ones the lowest id.
-3. Else every token has the weight e^(logit / temperature), and filters take tokens away, in this order:
+1. Rules change the logits, in this order. **Allowed**: if a draw has such a list, all other tokens are removed.
+   **Masked**: if a draw has a mask, the tokens whose bit is not set are removed: the grammar does not allow them here.
+   **Banned** tokens are removed: those that would end the text before `min_tokens`, and those that would end a bad
+   word. **Biases** are added. **Repetition**: the logit of a token in the text is divided by the penalty if it is
+   positive, else multiplied. **Frequency**, then **presence**: from the logit of a token that occurs c > 0 times in the
+   output, c × frequency and then presence are subtracted.
+2. Temperature 0 (also for top_k 1): the token with the highest logit; among equal ones, the lowest id.
+3. Else every token has the weight e^(logit / temperature), and filters remove tokens, in this order:
    **top_n_sigma**, those whose logit is more than n standard deviations below the highest; **min_p**, those below that
-   share of the highest weight; **top_k**, all but the k likeliest; **top_p**, all but the likeliest that together make
-   up that share of what is left, at least one. Of equal weights the lowest ids count as likelier.
-4. What is left, in the order of ids, is drawn by one uniform number, a function of (seed, position) alone.
+   share of the highest weight; **top_k**, all but the k likeliest; **top_p**, all but the likeliest that together have
+   that share of the remaining weight, at least one. Among equal weights, lower ids count as likelier.
+4. One uniform number chooses among the rest, in the order of ids. It depends only on (seed, position).
 
 Each number of step 1 is rounded to float32, so that all samplers have the same logits, to the bit.
 
-The standard deviation is that of the logits that step 1 leaves, those of -inf left out, divided by their count. It is
-made of whole numbers, whose sums are exact in any order: how far each logit is below the highest, in steps of 2^-20 of
-the distance to the lowest, rounded to the nearest step (halves up). The rest is float64, each operation rounded by
-itself: mean = sum / count, variance = sum of squares / count - mean x mean, at least 0. A token stays unless its logit
+The standard deviation is that of the logits after step 1, without those of -inf, with their count as the divisor. It
+comes from whole numbers, whose sums are exact in any order: the distance of each logit from the highest, in steps of
+2^-20 of the distance to the lowest, rounded to the nearest step (halves up). The rest is float64, and each operation
+rounds: mean = sum / count, variance = sum of squares / count - mean x mean, at least 0. A token stays unless its logit
 is below highest - n x (sqrt(variance) x step). So all samplers keep the same tokens. Temperature would scale logits and
 deviation alike, so it makes no difference.
 
-So a sampled token depends on the request's own logits, text, seed and position: not on the batch, on chunks, or on what
-was preempted. Log-probabilities are those of the model itself: of the logits before step 1.
+So a sampled token depends only on the request's own logits, text, seed and position: not on the batch, chunks or
+preemptions. Log-probabilities are the model's own: from the logits before step 1.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _ROWS: Final = {name: row for row, name in enumerate(DRAW_PARAMETERS)}
 
 @dataclass(frozen=True, slots=True)
 class TokenLists:
-    """A list of token ids per draw, none of them twice: those of draw i are ids[starts[i]] up to ids[starts[i + 1]]."""
+    """A list of distinct token ids per draw: draw i has ids[starts[i]] up to ids[starts[i + 1]]."""
 
     starts: IntArray  # [num_draws + 1]
     ids: IntArray
 
     @classmethod
     def of(cls, lists: Sequence[IntArray]) -> TokenLists:
-        """Return the lists one after another.
+        """Return the lists, joined.
 
         >>> TokenLists.of([np.array([5, 7]), np.array([7])]).starts.tolist()
         [0, 2, 3]
@@ -62,13 +62,13 @@ class TokenLists:
         return cls(np.cumsum([0, *map(len, lists)], dtype=np.int64), joined(lists, np.int64))
 
     def span(self, index: int) -> slice:
-        """Return where the list of a draw lies."""
+        """Return the slice of a draw's list."""
         return slice(int(self.starts[index]), int(self.starts[index + 1]))
 
 
 @dataclass(frozen=True, slots=True)
 class TokenMasks:
-    """The tokens that draws may choose, as bits of words; several draws may have the same mask, most have none.
+    """The tokens that draws may choose, one bit each; several draws may share a mask, and most have none.
 
     >>> masks = TokenMasks(np.array([0, -1]), np.array([[0b101]], np.uint32))
     >>> masks.allowed(0, 3), masks.allowed(1, 3)
@@ -84,7 +84,7 @@ class TokenMasks:
         return cls(np.full(num_draws, NO_MASK, np.int64), np.zeros((0, 0), np.uint32))
 
     def allowed(self, index: int, vocab_size: int) -> BoolArray | None:
-        """Return for each token whether a draw may choose it; None where it has no mask. Does not mutate."""
+        """Return for each token whether a draw may choose it; None without a mask. Does not mutate."""
         if self.rows[index] == NO_MASK:
             return None
         words = self.words[self.rows[index]].astype("<u4").view(np.uint8)
@@ -127,7 +127,7 @@ class TokenRules:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """Columns of equal length, an entry per draw.
+    """Columns of equal length, with an entry per draw.
 
     `parameters` has a row for each of `DRAW_PARAMETERS`, in that order. All are float32: whole numbers are exact up to
     2^24, which is more than any vocabulary has tokens.
@@ -142,7 +142,7 @@ class Draws:
     parameters: FloatArray  # [num_parameters, num_draws]
     seeds: IntArray
     positions: IntArray
-    num_logprobs: IntArray  # of the likeliest tokens to report; -1: no log-probabilities at all
+    num_logprobs: IntArray  # how many of the likeliest tokens to report; -1: no log-probabilities
     rules: TokenRules
 
     def __len__(self) -> int:
@@ -157,7 +157,7 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The chosen tokens. The other columns are set only where a draw asks for log-probabilities."""
+    """The chosen tokens. The other columns are set only if a draw asks for log-probabilities."""
 
     tokens: IntArray
     logprobs: NDArray[np.float64]
@@ -167,7 +167,7 @@ class Choices:
 
     @classmethod
     def of(cls, tokens: IntArray, num_logprobs: IntArray) -> Choices:
-        """Return this many tokens, with arrays of the right size for a sampler to fill; shares `tokens`."""
+        """Return choices with these tokens, and arrays for a sampler to fill; shares `tokens`."""
         count, most = len(tokens), max(0, int(num_logprobs.max(initial=0)))
         return cls(
             tokens=tokens,
@@ -186,12 +186,12 @@ class Sampler(Protocol):
         ...
 
     def report(self, logits: Logits, logit_rows: IntArray, tokens: IntArray, num_logprobs: IntArray) -> Choices:
-        """Return the log-probabilities of given tokens, one a row, as if they had been drawn. Does not mutate."""
+        """Return the log-probabilities of given tokens, one per row, as if drawn. Does not mutate."""
         ...
 
 
 def parameter_columns(num_draws: int, **values: float) -> FloatArray:
-    """Return the parameters of draws that have these in common; the others have their neutral values.
+    """Return the parameters of draws that all have these values; other parameters are neutral.
 
     >>> parameter_columns(2, temperature=0.5)[0].tolist()
     [0.5, 0.5]
@@ -203,5 +203,5 @@ def parameter_columns(num_draws: int, **values: float) -> FloatArray:
 
 
 def joined(parts: Sequence[NDArray[Any]], dtype: type[np.generic]) -> NDArray[Any]:
-    """Return arrays one after another; of no arrays, an empty one."""
+    """Return the arrays, joined; without arrays, an empty one."""
     return np.concatenate(parts).astype(dtype, copy=False) if parts else np.zeros(0, dtype)

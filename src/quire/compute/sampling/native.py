@@ -1,4 +1,4 @@
-"""NativeSampler: the definition in `draws`, compiled; all draws of a step in one call, over a team of threads."""
+"""NativeSampler: the definition in `draws`, compiled. One call makes all draws of a step, on a team of threads."""
 
 from __future__ import annotations
 

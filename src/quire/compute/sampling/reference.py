@@ -15,7 +15,7 @@ Weights = NDArray[np.float64]
 
 WORD: Final = (1 << 64) - 1
 STEPS: Final = float(1 << 20)
-"""From the highest logit to the lowest: the sum of the squares of 2^23 tokens is still an int64."""
+"""From the highest logit to the lowest: the sum of the squares of 2^23 tokens still fits into an int64."""
 
 
 def uniform(seed: int, position: int) -> float:
@@ -56,7 +56,7 @@ class ReferenceSampler:
 
 
 def changed(row: FloatArray, draws: Draws, index: int) -> FloatArray:
-    """Return the logits of a draw as its rules leave them. Does not mutate."""
+    """Return the logits of a draw after its rules. Does not mutate."""
     logits, rules = row.copy(), draws.rules
     allowed, seen = rules.allowed.ids[rules.allowed.span(index)], rules.seen.ids[rules.seen.span(index)]
     if len(allowed):
@@ -83,7 +83,7 @@ def _choose(row: FloatArray, draws: Draws, index: int) -> int:
 
 
 def token_weights(row: FloatArray, draws: Draws, index: int) -> Weights | None:
-    """Return the weight of every token, 0 where a filter took it away; None for a greedy draw."""
+    """Return the weight of every token, 0 if a filter removed it; None for a greedy draw."""
     temperature, top_p = (float(draws.parameter(name)[index]) for name in ("temperature", "top_p"))
     top_k = int(draws.parameter("top_k")[index])
     highest = row.max()

@@ -1,1 +1,1 @@
-"""The engine for GPUs, over torch: the same `DecoderSpec`, paged memory on the device. Alone in importing torch."""
+"""The engine for GPUs, over torch: the same `DecoderSpec`, paged memory on the device. Only this folder uses torch."""

@@ -1,8 +1,8 @@
-"""Attention by itself, to be measured: many layers of random keys and values, one step over all of them.
+"""Measures attention alone: one step over many layers of random keys and values.
 
-Layers go by in turn and are more than the caches hold, so every one is read from memory, as in a step. On a GPU they
-are captured as a graph, whose replays are timed: what is measured is what kernels take, not what launches them.
-Before that the step is computed twice into poisoned memory and compared, bit by bit and with a plain softmax.
+The layers take turns and together exceed the caches, so each is read from memory, as in a step. On a GPU they are
+captured as a graph, whose replays are timed: that measures the kernels, not their launches. Before that, the step is
+computed twice into poisoned memory and compared, bit by bit and with a plain softmax.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from quire.core.errors import InvariantError
 from quire.core.kv_spec import KVCacheSpec
 
 MAX_ERROR: Final = 0.02
-"""Of the output's length: bfloat16 weights and outputs leave less than a hundredth."""
+"""As a share of the output's length: bfloat16 weights and outputs cause less than a hundredth."""
 MAX_LAYERS: Final = 64
 MOST_CHECKED: Final = 64
-"""Queries of a sequence, its last ones."""
+"""The last queries of a sequence, to compare."""
 SCALE: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionStep:
-    """What a step attends with and to. The last `num_queries` tokens of each context are its queries.
+    """The queries and contexts of a step. The last `num_queries` tokens of each context are its queries.
 
-    The first `shared_tokens` of all contexts lie in the same blocks. `contiguous`: blocks lie in order, and no table is
-    read; else they are dealt out at random.
+    All contexts share the blocks of their first `shared_tokens` tokens. `contiguous`: blocks are in order, and no table
+    is read; else they are placed at random.
     """
 
     contexts: tuple[int, ...]
@@ -72,25 +72,25 @@ class AttentionStep:
 
     @property
     def num_tokens(self) -> int:
-        """How many queries there are."""
+        """The number of queries."""
         return self.num_queries * len(self.contexts)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of one layer: keys and values once, shared ones as often as they are in a context; queries, outputs."""
+        """Bytes of one layer: keys and values, counting shared ones once per context; queries, outputs."""
         rows = 2 * 2 * self.num_tokens * self.num_heads * self.head_dim
         return sum(self.contexts) * self.spec(1).bytes_per_layer_token + rows
 
     @property
     def num_operations(self) -> int:
         """Multiplications and additions of one layer."""
-        first = self.num_queries * (self.num_queries - 1) // 2  # what the first queries do not see yet
+        first = self.num_queries * (self.num_queries - 1) // 2  # pairs that the earlier queries do not see
         seen = sum(self.num_queries * context - first for context in self.contexts)
         return 4 * seen * self.num_heads * self.head_dim
 
 
 class AttentionRun:
-    """A step in as many layers as take `num_bytes`, computed and timed."""
+    """Computes and times a step over as many layers as take `num_bytes`."""
 
     def __init__(self, step: AttentionStep, device: str, num_bytes: int) -> None:
         self.step = step
@@ -109,7 +109,7 @@ class AttentionRun:
         self._pass: Callable[[], None] | None = None
 
     def check(self) -> None:
-        """Raise `InvariantError` where two runs differ, or a sequence is far from what a plain softmax gives."""
+        """Raise `InvariantError` if two runs differ, or a sequence is far from a plain softmax."""
         first, second = (self._attend(self._pairs[0]).clone() for _ in range(2))
         if not torch.equal(first, second):
             raise InvariantError(f"attention differs between two runs of {self.step}")
@@ -138,7 +138,7 @@ class AttentionRun:
         return float(start.elapsed_time(end)) / 1e3 / self.num_layers
 
     def _captured(self) -> Callable[[], None]:
-        """Return what computes all layers once: a graph's replay on a GPU."""
+        """Return a function that computes all layers once: a graph's replay on a GPU."""
         self._all_layers()
         if self._device.type != "cuda":
             return self._all_layers
@@ -159,7 +159,7 @@ class AttentionRun:
             self._attention.run(self._queries, pair, self._planned, self._rule)
 
     def _attend(self, pair: KVPair) -> torch.Tensor:
-        """Return one layer's outputs; where they are not written is poison, because that memory was the last freed."""
+        """Return one layer's outputs; unwritten places have poison, because that memory was freed last."""
         poison = torch.full_like(self._queries, torch.nan)
         del poison
         outputs: torch.Tensor = self._attention.run(self._queries, pair, self._planned, self._rule)
@@ -191,7 +191,7 @@ class AttentionRun:
         return replace(planned, launches=(in_place,))
 
     def _plain(self, sequence: int, queries: torch.Tensor) -> torch.Tensor:
-        """Return what one softmax over all of a sequence gives, in float32."""
+        """Return the result of one softmax over the whole sequence, in float32."""
         length, pair = self.step.contexts[sequence], self._pairs[0]
         blocks = torch.from_numpy(self._tables[sequence, : -(-length // self.step.block_size)]).to(self._device)
         keys, values = (
@@ -205,7 +205,7 @@ class AttentionRun:
 
 
 def _attention(step: AttentionStep, spec: KVCacheSpec, device: torch.device) -> AttentionBackend[Any]:
-    """Return what computes the step; raises `ExecutionError` where FlashInfer is to, and is not installed."""
+    """Return the backend of the step; raises `ExecutionError` if that is FlashInfer and it is not installed."""
     if step.backend == "flashinfer":
         return flashinfer.FlashInferAttention(flashinfer.load_package(), spec, device, num_heads=step.num_heads)
     return TritonAttention(spec, device, num_heads=step.num_heads, batch_invariant=step.batch_invariant)
@@ -219,7 +219,7 @@ def _gathered(numbers: torch.Tensor, scales: torch.Tensor | None, blocks: torch.
 
 
 def block_tables(step: AttentionStep) -> IntArray:
-    """Return where the blocks of each sequence lie, `[num_sequences, max_blocks]`."""
+    """Return the block tables of the sequences, `[num_sequences, max_blocks]`."""
     num_blocks = -(-max(step.contexts) // step.block_size)
     ids = np.arange(len(step.contexts) * num_blocks)
     if not step.contiguous:

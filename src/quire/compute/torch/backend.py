@@ -1,9 +1,9 @@
-"""The torch engine as a backend: on a GPU, or on a CPU to be tested.
+"""The torch engine as a backend: on a GPU, or on a CPU for tests.
 
-    measured ──► weights on the device, Footprint          the caller then decides how many blocks there are
-    load     ──► parts of a worker over this many blocks     loads the weights, where that was not done
+    measured ──► weights on the device, Footprint          the caller then chooses the number of blocks
+    load     ──► parts of a worker with this many blocks     loads the weights, unless loaded
 
-It is made where an engine is planned, which may be a process that computes nothing: torch is imported when it loads.
+A process that only plans an engine makes a backend too, so torch is imported only when the model is loaded.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from quire.compute.torch.load import LoadedModel
 
 GPU_KV_SHARE: Final = 0.9
-"""Of the free memory of a GPU, which nobody else is expected to want; what is left is for its allocator."""
+"""The share of a GPU's free memory to use: no other process should need it, and the rest is for the allocator."""
 
 
 class TorchBackend:
-    """Implements `Backend` with torch. `gpu`: that on which it computes; None on a CPU, or a GPU not looked at."""
+    """Implements `Backend` with torch. `gpu`: the GPU that computes; None on a CPU, or if no GPU was checked."""
 
     def __init__(
         self,
@@ -46,13 +46,13 @@ class TorchBackend:
         self.gpu = gpu
         self._model = model
         self._settings = settings
-        self._loaded: LoadedModel | None = None  # measured, and waiting for its blocks
+        self._loaded: LoadedModel | None = None  # measured, without blocks yet
 
     @classmethod
     def of(cls, device: str, config: ResolvedConfig, model: ModelDescription) -> TorchBackend:
-        """Return the backend for a model on cpu or cuda, whether that is here or not.
+        """Return the backend for a model on cpu or cuda, even if this machine lacks it.
 
-        Raises `InvalidConfigError` for settings that it does not have.
+        Raises `InvalidConfigError` for settings that it does not support.
         """
         if device == "cpu" and find_spec("torch") is None:
             raise InvalidConfigError("backend", "torch", "native or reference: torch is not installed")
@@ -89,9 +89,9 @@ class TorchBackend:
 
     @classmethod
     def on_gpu(cls, config: EngineConfig, model: ModelDescription) -> tuple[TorchBackend | None, str]:
-        """Return the backend for the GPU of this machine; None, and why, where another device has to do.
+        """Return the backend for the GPU of this machine; None, and why, if another device must compute.
 
-        Raises `InvalidConfigError` where a GPU was asked for and there is none that can be used.
+        Raises `InvalidConfigError` if the user asked for a GPU and none can be used.
         """
         gpu = look(os.environ)
         if gpu.gpu is None and config.device == "auto":
@@ -105,27 +105,27 @@ class TorchBackend:
         return cls(facts, model, found._settings, gpu), ""
 
     def needs(self) -> MemoryNeeds:
-        """Return what the engine is expected to take of its device."""
+        """Return the memory that the engine is expected to take on its device."""
         if self.gpu is None:
             return needs_on_host(self.facts)
         free = self.gpu.free_bytes
         return _needs_on_gpu(Footprint.foreseen(self.facts.weight_bytes, self.facts.activation_bytes, free), free)
 
     def measured(self, note_loaded: NoteLoaded | None = None) -> MemoryNeeds | None:
-        """Load the weights, compute the largest steps, and return what that takes; None on a CPU. Mutates."""
+        """Load the weights, compute the largest steps, and return the memory of both; None on a CPU. Mutates."""
         if self.gpu is None:
             return None
         return _needs_on_gpu(self.footprint(note_loaded), self.gpu.free_bytes)
 
     def footprint(self, note_loaded: NoteLoaded | None = None) -> Footprint:
-        """Load the weights, compute the largest steps, and return what they take. Mutates: keeps what is loaded."""
+        """Load the weights, compute the largest steps, and return their memory. Mutates: keeps the loaded model."""
         from quire.compute.torch.cuda_memory import CudaMemory
 
         self._loaded = self._load(note_loaded)
         return self._loaded.measured(CudaMemory(self._settings.device), note_loaded)
 
     def load(self, num_blocks: int, num_host_blocks: int, note_loaded: NoteLoaded | None = None) -> WorkerParts:
-        """Return the parts of a worker. Mutates: what was loaded to be measured is handed out, once."""
+        """Return the parts of a worker. Mutates: a model that was loaded for measuring is handed over, once."""
         loaded, self._loaded = self._loaded or self._load(note_loaded), None
         return loaded.parts(num_blocks, num_host_blocks, note_loaded)
 
@@ -136,7 +136,7 @@ class TorchBackend:
 
 
 def _needs_on_gpu(footprint: Footprint, free_bytes: int) -> MemoryNeeds:
-    """Return the needs of an engine on a GPU that has so much free before anything is opened."""
+    """Return the needs of an engine on a GPU with this much free memory before anything is opened."""
     return MemoryNeeds(
         footprint.weight_bytes,
         footprint.activation_bytes,

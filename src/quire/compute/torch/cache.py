@@ -1,11 +1,11 @@
 """TorchCache: the KV memory of a device, its host tier, and the copies and moves of blocks between them.
 
-    device   KVPool as the attention backend lays it out: a place's blocks lie together
-    host     the same pool the other way round, page-locked: a block's places lie together
+    device   KVPool in the layout of the attention backend: the blocks of a place are adjacent
+    host     the same pool transposed, page-locked: the places of a block are adjacent
 
-So a move is one piece of the host's memory, read or written by the device's own copy engine, and nobody waits for it:
-on CUDA moves run on a stream of their own. The stream waits for the steps before it, which may still read the blocks
-or write them; steps wait for the stream when they first ask for the memory, and their inputs are uploaded meanwhile.
+So a move is one piece of host memory, which the device's copy engine reads or writes without making the host wait: on
+CUDA, moves run on their own stream. That stream waits for the steps before it, which may still use the blocks. Steps
+wait for the stream when they first need the memory, and upload their inputs meanwhile.
 
 With `poison` the memory starts as NaN: reading a slot that was never written shows in the logits.
 """
@@ -54,7 +54,7 @@ class TorchCache:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def resize(self, num_blocks: int, num_host_blocks: int) -> None:
-        """Allocate this many blocks the next time. Mutates."""
+        """Set the number of blocks for the next `allocate`. Mutates."""
         self.num_blocks, self._num_host_blocks = num_blocks, num_host_blocks
 
     def allocate(self) -> None:
@@ -73,25 +73,25 @@ class TorchCache:
         self._pairs = tuple(blocks.pool.pair(*homes[layer]) for layer in sorted(homes))
 
     def release(self) -> None:
-        """Give the memory back, to the device itself. Mutates; may be called twice."""
+        """Give the memory back to the device. Mutates; may be called twice."""
         self._tiers, self._pairs = None, ()
         if self._stream is not None:
-            with suppress(torch.AcceleratorError):  # a device that has failed takes nothing back
+            with suppress(torch.AcceleratorError):  # a failed device takes no memory back
                 torch.cuda.empty_cache()
 
     def rehearse(self) -> None:
-        """Copy a block onto itself: then what copies blocks is compiled. Does not mutate; the memory is allocated."""
+        """Copy a block onto itself, which compiles the copy kernel. Does not mutate; the memory is allocated."""
         if self._tiers is not None:
             self._tiers[0].copy([BlockCopy(0, 0)])
 
     def pairs(self) -> tuple[KVPair, ...]:
-        """Return the memory of each layer; what is launched from now on waits for the moves under way."""
+        """Return the memory of each layer; later launches wait for moves that are still running."""
         if self._stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._stream)
         return self._pairs
 
     def apply(self, plan: StepPlan) -> None:
-        """Carry out the plan's moves out, then copies, then moves in. Mutates the memory, sooner or later."""
+        """Start the plan's moves out, then copies, then moves in. Mutates the memory, perhaps later."""
         if not (plan.moves_out or plan.copies or plan.moves_in):
             return
         if self._tiers is None:
@@ -105,7 +105,7 @@ class TorchCache:
                 blocks.take(block, host, host_block)
 
     def _moving(self) -> AbstractContextManager[Any]:
-        """Return the context in which blocks are moved: behind earlier launches, parallel to the rest."""
+        """Return the context for moves of blocks: after earlier launches, in parallel with later ones."""
         if self._stream is None:
             return nullcontext()
         self._stream.wait_stream(torch.cuda.current_stream(self.device))
@@ -119,7 +119,7 @@ class TorchCache:
             if on_device:
                 return self.attention.allocate_kv(self.spec, num_blocks)
             return _host_pool(self.spec, num_blocks, pinned=self.device.type == "cuda")
-        except RuntimeError as error:  # of which torch.OutOfMemoryError is one; the CPU's allocator raises it bare
+        except RuntimeError as error:  # also torch.OutOfMemoryError; the CPU's allocator raises a plain one
             allowed = f"as many as fit into memory, {self.spec.bytes_per_block} bytes each"
             raise InvalidConfigError(name, num_blocks, allowed) from error
 
@@ -140,7 +140,7 @@ class _Tier:
             written[:, block].copy_(read[:, source_block], non_blocking=True)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
-        """Copy blocks of this tier to others of it: on a GPU with one kernel. Mutates, on the current stream."""
+        """Copy blocks within this tier: on a GPU with one kernel. Mutates, on the current stream."""
         for block in chain.from_iterable(copies):
             self._require(block)
         if copies and self.pool.numbers.is_cuda:
@@ -169,7 +169,7 @@ def _host_pool(spec: KVCacheSpec, num_blocks: int, *, pinned: bool) -> KVPool:
 
 
 def _poison(pool: KVPool) -> None:
-    """Fill a pool with NaN; int8 has none, its scales do. Mutates."""
+    """Fill a pool with NaN; for int8, only its scales. Mutates."""
     if pool.numbers.dtype is torch.float8_e4m3fn:
         pool.numbers.view(torch.uint8).fill_(FP8_NAN)
     else:

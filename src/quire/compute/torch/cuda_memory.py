@@ -15,8 +15,8 @@ class CudaMemory:
         self._device = torch.device(device)
 
     def free(self) -> int:
-        """Give back what nothing holds, and return the bytes that the device has free then. Waits for the device."""
-        gc.collect()  # what only a cycle holds is held as well
+        """Give back unused memory, and return the free bytes of the device. Waits for the device."""
+        gc.collect()  # also frees memory that only reference cycles hold
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
         num_bytes: int = torch.cuda.mem_get_info(self._device)[0]

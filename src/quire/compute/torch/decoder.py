@@ -4,11 +4,11 @@
            └────────────────────────────┘         └──────────────────────┘
            └─────────────────────────── × layers ───────────────────────────┘
 
-A sublayer's output is not added to the residual stream by itself: it waits until the norm that follows, in the same
-layer or in the next one, so that adding and norming are one pass over memory (`Operations.add_norm`). What computes is
-chosen when a decoder is made: attention, operations, products, experts. On a GPU the walk asks for nothing that the
-host must wait for. So for as many tokens it is always the same launches, at most the plan of attention differs, and if
-the plan can stay in one place, `rows` can be recorded once and be replayed (`quire.compute.torch.graphs`):
+A sublayer's output is not added to the residual stream separately: it waits for the next norm, in the same layer or the
+next one, so that one pass over memory adds and normalises (`Operations.add_norm`). Attention, operations, products and
+experts are chosen when a decoder is made. On a GPU the host never waits during the walk. So steps of the same number of
+tokens have the same launches and differ only in the plan of attention. If that plan can stay in one place, `rows` can
+be recorded once and replayed (`quire.compute.torch.graphs`):
 
     plan ─► rows ─► outputs
 """
@@ -31,7 +31,7 @@ from quire.compute.torch.weights import LayerWeights, TorchWeights
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """What a decoder computes with."""
+    """The implementations that a decoder uses."""
 
     attention: AttentionBackend[Any]
     operations: Operations
@@ -41,15 +41,15 @@ class Engines:
 
 @dataclass(frozen=True, slots=True)
 class DecoderOutputs:
-    """What a step brings, on the device."""
+    """The results of a step, on the device."""
 
-    logits: torch.Tensor  # [num_logits, vocab_size], in the dtype of rows, or float32 where they are capped
+    logits: torch.Tensor  # [num_logits, vocab_size], in the dtype of rows, or float32 if they are capped
     finite: torch.Tensor  # bool [num_tokens]: the hidden state of the token
     finite_logits: torch.Tensor  # bool [num_logits]
 
 
 class _Waiting(NamedTuple):
-    """The residual stream, what is to be added to it, and the norm that then stands on it."""
+    """The residual stream, an update that is not added yet, and the norm to apply after that."""
 
     hidden: torch.Tensor
     update: torch.Tensor | None
@@ -57,7 +57,7 @@ class _Waiting(NamedTuple):
 
 
 class TorchDecoder:
-    """A decoder over tensors. Immutable; all that it mutates is the KV memory that it is given."""
+    """A decoder over tensors. Immutable; it mutates only the KV memory passed to it."""
 
     def __init__(self, spec: DecoderSpec, weights: TorchWeights, engines: Engines) -> None:
         self.spec = spec
@@ -77,7 +77,7 @@ class TorchDecoder:
             return self.outputs(self.rows(batch, pairs, self._attention.plan(batch)), batch)
 
     def reserve(self, batch: StepBatch) -> StandingPlan | None:
-        """Return where attention plans steps of up to as many decodes; None: its plans do not stay in one place."""
+        """Return a fixed place for attention's plans of up to as many decodes; None: attention has no such place."""
         return self._attention.reserve(batch, self._weights.dtype)
 
     def rows(self, batch: StepBatch, pairs: Sequence[KVPair], planned: object) -> torch.Tensor:
@@ -98,14 +98,14 @@ class TorchDecoder:
         return self._enter(waiting, self._weights.final_norm)[1]
 
     def outputs(self, rows: torch.Tensor, batch: StepBatch) -> DecoderOutputs:
-        """Return what the last rows of a step say. Does not mutate."""
+        """Return the outputs for the last rows of a step. Does not mutate."""
         logits = self._logits(rows[batch.logit_indices])
         return DecoderOutputs(logits, rows.isfinite().all(dim=-1), logits.isfinite().all(dim=-1))
 
     def _leave_layer(
         self, weights: LayerWeights, hidden: torch.Tensor, attended: torch.Tensor, slots: torch.Tensor
     ) -> _Waiting:
-        """Return what a layer leaves, from its attention on: its output is not added yet."""
+        """Return the state after a layer, from its attention on; its output is not added yet."""
         norms = weights.norms
         update = self._normed(self._product(attended, weights.output), norms.get(Part.AFTER_ATTENTION_NORM))
         waiting = _Waiting(hidden, update, norms.get(Part.JOINED_ATTENTION_NORM))
@@ -124,7 +124,7 @@ class TorchDecoder:
         return hidden
 
     def _enter(self, waiting: _Waiting, before: Norm | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add what waits to the residual stream; return the stream, and the rows that the next sublayer reads."""
+        """Add the waiting update to the residual stream; return the stream, and the input of the next sublayer."""
         hidden, update, joined = waiting
         if update is not None and joined is not None:
             hidden = self._operations.add_norm(hidden, update, joined)[1]
@@ -142,7 +142,7 @@ class TorchDecoder:
         return self._mlps.sparse(rows, slots, router, experts, spec)
 
     def _normed(self, rows: torch.Tensor, norm: Norm | None) -> torch.Tensor:
-        """Return the rows normed, or as they are where the model has no norm in this place."""
+        """Return the normalised rows, or the rows themselves if the model has no norm here."""
         return rows if norm is None else self._operations.norm(rows, norm)
 
     def _logits(self, rows: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,10 @@
-"""Which device computes: facts about the GPU of this machine, and whether an engine can run on it.
+"""Chooses the device: facts about the GPU of this machine, and whether an engine can run on it.
 
     nvidia-smi, files of torch and Triton ──► DeviceFacts ──► refusal ──► choose_device ──► cuda, or cpu and why
 
-Nothing is started for it: neither is torch imported nor CUDA opened. A server plans in one process and computes in
-another; a second CUDA context would take half a gigabyte of the memory that is being planned, and importing torch takes
-seconds that a CPU engine has no use for. What is found out so is what the driver says, before anything is loaded.
+This neither imports torch nor opens CUDA. A server plans in one process and computes in another: a second CUDA context
+would take half a gigabyte of the memory that is being planned, and importing torch would cost a CPU engine seconds for
+nothing. So the facts are those of the driver, before anything is loaded.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from quire.core.errors import InvalidConfigError
 
 OLDEST_CAPABILITY: Final = (8, 0)
 OLDEST_DRIVERS: Final = MappingProxyType({11: 450, 12: 525, 13: 580})
-"""By the version of CUDA that torch was built with: older drivers cannot run it."""
+"""The oldest driver for each version of CUDA that torch was built with."""
 
 CONTEXT_BYTES: Final = 768 << 20
-"""What CUDA, its libraries and compiled kernels take of the device in addition to all allocations."""
+"""Device memory of CUDA, its libraries and compiled kernels, in addition to all allocations."""
 
 QUERY: Final = ("name", "driver_version", "compute_cap", "memory.total", "memory.free")
 ANSWERS_WITHIN_S: Final = 30.0
@@ -38,9 +38,9 @@ INSTALL: Final = "pip install 'quire[torch]'"
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """What is known of the GPU here. `gpu` None: there is none that answers, and `silence` says why.
+    """The facts about this machine's GPU. `gpu` None: no GPU answers, and `silence` says why.
 
-    `torch_cuda` is the version of CUDA that torch was built with; None: it was built for CPUs.
+    `torch_cuda` is the version of CUDA that torch was built with; None: built for CPUs.
     """
 
     torch: str | None = None
@@ -68,7 +68,7 @@ class DeviceFacts:
 
 @dataclass(frozen=True, slots=True)
 class DeviceNeeds:
-    """What an engine asks of a device: its heads and its memory, the KV blocks aside. Empty: any engine."""
+    """The requirements of an engine: for its heads and its memory without KV blocks. Empty: any engine."""
 
     head_dim: int | None = None
     most_head_dim: int = 0
@@ -78,14 +78,14 @@ class DeviceNeeds:
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    """The device that computes. `notice`: why it is not the GPU that is here."""
+    """The chosen device. `notice`: why it is not this machine's GPU."""
 
     device: str
     notice: str = ""
 
 
 def refusal(facts: DeviceFacts, needs: DeviceNeeds = DeviceNeeds()) -> str:
-    """Return why an engine cannot run on the GPU, and what to do; empty where it can. Pure.
+    """Return why an engine cannot run on the GPU, and what to do; empty if it can. Pure.
 
     >>> refusal(DeviceFacts(torch="2.13.0", torch_cuda="13.0", triton="3.6.0", gpu="an old one", driver="580.1",
     ...                     capability=(7, 5), free_bytes=8 << 30))
@@ -115,9 +115,9 @@ def refusal(facts: DeviceFacts, needs: DeviceNeeds = DeviceNeeds()) -> str:
 
 
 def choose_device(facts: DeviceFacts, wanted: str, needs: DeviceNeeds = DeviceNeeds()) -> DeviceChoice:
-    """Return the device for what was asked: cuda, or auto; raises `InvalidConfigError` where cuda cannot be. Pure.
+    """Return the device for `wanted`, cuda or auto; raises `InvalidConfigError` if cuda cannot be used. Pure.
 
-    Auto is the CPU where no GPU is, without a word, and with a notice where there is one that cannot be used.
+    Without a GPU, auto is the CPU without a notice; with a GPU that cannot be used, the CPU with a notice.
     """
     why = refusal(facts, needs)
     if not why:
@@ -131,7 +131,7 @@ def choose_device(facts: DeviceFacts, wanted: str, needs: DeviceNeeds = DeviceNe
 
 
 def look(environ: Mapping[str, str]) -> DeviceFacts:
-    """Find out what is here, of the first GPU that CUDA_VISIBLE_DEVICES leaves. Starts nvidia-smi, where that is."""
+    """Return the facts about the first GPU that CUDA_VISIBLE_DEVICES allows. Runs nvidia-smi, if installed."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     first = None if visible is None else visible.partition(",")[0].strip()
     torch_cuda = _torch_cuda()
@@ -153,7 +153,7 @@ def look(environ: Mapping[str, str]) -> DeviceFacts:
 
 
 def _read(facts: DeviceFacts, line: str) -> DeviceFacts:
-    """Take in what nvidia-smi says of a GPU: the fields of QUERY, sizes in MiB."""
+    """Return the facts with a line of nvidia-smi: the fields of QUERY, sizes in MiB."""
     fields = [field.strip() for field in line.split(",")]
     if len(fields) != len(QUERY):
         return _silent(facts, f"nvidia-smi: {line}")
@@ -183,7 +183,7 @@ def _version(name: str) -> str | None:
 
 
 def _torch_cuda() -> str | None:
-    """Return the version of CUDA that torch was built with, as a file of it says."""
+    """Return the version of CUDA that torch was built with, from one of torch's files."""
     spec = find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -196,7 +196,7 @@ def _torch_cuda() -> str | None:
 
 
 def _number(text: str) -> int:
-    """Return the number that a text begins with; 0 where it does not."""
+    """Return the number at the start of a text, or 0."""
     found = re.match(r"\d+", text)
     return 0 if found is None else int(found[0])
 

@@ -1,13 +1,13 @@
-"""MLPs, and experts: MLPs of which a router picks a few for each token.
+"""MLPs and experts: a router picks a few of many MLPs for each token.
 
     rows ─► router ─► the best experts of each row, by weight, then by id
          ─► pairs (row, expert): up ─► activation ─► down
          ─► back to their rows, added in the order of expert ids
 
-Every row's sum has an order of its own, and no two programs add to one number, so bits do not depend on who else picked
-an expert. `ExpertOperations` is what the layer walk asks for; which form answers is chosen when a decoder is made.
-`PlainExperts` is torch alone, written to be read: it asks which rows each expert has, and multiplies expert by expert.
-On a GPU that would make the host wait in every layer; there `FusedExperts` keeps all of it on the device.
+Every row has its own order of sums, and no two programs add to one number, so bits do not depend on which other rows
+picked an expert. The layer walk uses `ExpertOperations`; its implementation is chosen when a decoder is made.
+`PlainExperts` is readable torch: it looks up the rows of each expert, and multiplies expert by expert. On a GPU that
+would make the host wait in every layer, so `FusedExperts` does everything on the device.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from quire.compute.torch.products import Matrix, Product
 from quire.compute.torch.weights import MLP
 
 Routing = TypeVar("Routing")
-"""Which experts rows go to: whatever a form knows them by."""
+"""Which experts rows go to, in the form of an implementation."""
 
 
 class ExpertOperations(Protocol[Routing]):
-    """What experts compute with. A pair is row × experts_per_token + choice. Nothing passed in is mutated."""
+    """The operations of experts. A pair is row × experts_per_token + choice. Do not mutate their arguments."""
 
     def route(self, scores: torch.Tensor, slots: torch.Tensor, spec: ExpertsSpec) -> Routing:
-        """Return where rows go, of the router's scores, float32 `[num_rows, num_experts]`.
+        """Return the experts of rows from the router's scores, float32 `[num_rows, num_experts]`.
 
-        Rows whose slot is -1 count for nothing: they may go anywhere.
+        Rows with slot -1 do not count: they may go anywhere.
         """
         ...
 
     def product(self, rows: torch.Tensor, experts: Matrix, routing: Routing) -> torch.Tensor:
         """Return the product of each pair with the matrix of its expert: `[num_pairs, out]`.
 
-        `rows` are those that were routed, or a row for each pair; `experts` hold `[num_experts, out, in]`.
+        `rows`: the routed rows, or one row per pair; `experts`: `[num_experts, out, in]`.
         """
         ...
 
@@ -48,7 +48,7 @@ class ExpertOperations(Protocol[Routing]):
 
 
 class MLPs:
-    """Computes the second sublayer; what it computes with is chosen once. Immutable."""
+    """Computes the second sublayer, with implementations chosen once. Immutable."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class MLPs:
     def sparse(
         self, rows: torch.Tensor, slots: torch.Tensor, router: Matrix, experts: MLP, spec: ExpertsSpec
     ) -> torch.Tensor:
-        """Return the weighted sum of each row's experts: `[num_rows, hidden_size]`; where a slot is -1, anything."""
+        """Return the weighted sum of each row's experts: `[num_rows, hidden_size]`; undefined for slots of -1."""
         routing = self._experts.route(self._product(rows.to(torch.float32), router), slots, spec)
         active = self._activate(self._experts.product(rows, experts.up, routing), self._activation)
         return self._experts.combine(self._experts.product(active, experts.down, routing), routing)
@@ -91,7 +91,7 @@ class PlainExperts:
         self._product = product
 
     def route(self, scores: torch.Tensor, slots: torch.Tensor, spec: ExpertsSpec) -> Routed:
-        """Return the experts of the highest weights; of equal ones those of the lowest ids."""
+        """Return the experts with the highest weights; among equal ones, those with the lowest ids."""
         weights, ids = torch.softmax(scores, dim=-1).sort(dim=-1, descending=True, stable=True)
         weights, ids = weights[:, : spec.experts_per_token], ids[:, : spec.experts_per_token]
         if spec.normalize_weights:

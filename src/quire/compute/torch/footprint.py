@@ -1,15 +1,15 @@
 """Footprint: the device memory that a model takes. Estimated before loading, measured afterwards.
 
-    free at the start ──┬── weights         what they hold once they are read
+    free at the start ──┬── weights         held after loading
                         ├── activations     the most that the largest steps held in addition
-                        ├── graphs          what recording took, of torch's memory and of the driver's
-                        ├── rest            the context, libraries, compiled kernels: whatever else is gone by then
+                        ├── graphs          taken by recording, from torch's memory and the driver's
+                        ├── rest            everything else: the context, libraries, compiled kernels
                         └── free            for KV blocks
 
-It is measured over a KV memory of one block: the largest steps store nothing and read the first block alone. Graphs
-hold the addresses of what they read, so those recorded here are thrown away and recorded again over the real blocks;
-rejected was to guess what they take, of which the driver's part is known to nobody. What is held is counted as torch
-reserves it, not as tensors use it: what lies between tensors is not free for blocks either. This module knows no torch.
+It is measured with a KV memory of one block: the largest steps store nothing and read only the first block. Graphs hold
+the addresses of what they read, so the graphs recorded here are thrown away and recorded again with the real blocks.
+Rejected: guessing their memory, because the driver's part is unknown. Memory counts as torch reserves it, not as
+tensors use it: gaps between tensors are not free for blocks either. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from quire.compute.torch.device import CONTEXT_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes by what they are for; `free_bytes` are left after weights and the rest."""
+    """Bytes by purpose; `free_bytes` remain after weights and the rest."""
 
     weight_bytes: int
     activation_bytes: int
@@ -32,15 +32,15 @@ class Footprint:
 
     @classmethod
     def foreseen(cls, weight_bytes: int, activation_bytes: int, free_bytes: int) -> Footprint:
-        """Return what is expected of a device that has so much free before anything is opened."""
+        """Return the expected footprint on a device with this much free memory before anything is opened."""
         return cls(weight_bytes, activation_bytes, 0, free_bytes - CONTEXT_BYTES - weight_bytes)
 
 
 class DeviceMemory(Protocol):
-    """The memory of a device, as torch and its driver know it."""
+    """The memory of a device, from torch and its driver."""
 
     def free(self) -> int:
-        """Give back what nothing holds, and return the bytes that the device has free then."""
+        """Give back unused memory, and return the free bytes of the device."""
         ...
 
     def held(self) -> int:
@@ -55,7 +55,7 @@ class DeviceMemory(Protocol):
 def measure(memory: DeviceMemory, rehearse: Callable[[], object], record: Callable[[], object]) -> Footprint:
     """Return the memory taken in addition to the loaded weights. `record` returns the graphs, which are then freed.
 
-    What steps take again each time is in the footprint of activations, and what the first ones leave is not free.
+    Memory that each step takes again counts as activations; memory that the first steps keep is not free.
     """
     memory.free()
     weight_bytes = memory.held()

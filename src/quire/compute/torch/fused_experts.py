@@ -1,8 +1,8 @@
-"""FusedExperts: `ExpertOperations` in Triton kernels; the host does not learn which token went to which expert.
+"""FusedExperts: `ExpertOperations` in Triton kernels; the host need not know which token went to which expert.
 
 A layer of any number of experts is eight launches: rows in float32, the router's product, `route`, `group`, up,
-activation, down, `combine`. Their shapes follow from the number of rows alone, so steps are launched ahead and recorded
-as those of other models are.
+activation, down, `combine`. Their shapes depend only on the number of rows, so steps can be launched ahead and recorded
+as for other models.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class GroupedRows(NamedTuple):
 
 
 class FusedExperts:
-    """Triton kernels; implements `ExpertOperations`. With `batch_invariant` all products are of one shape."""
+    """Triton kernels; implements `ExpertOperations`. With `batch_invariant` all products have one shape."""
 
     def __init__(self, *, batch_invariant: bool) -> None:
         self._batch_invariant = batch_invariant
 
     def route(self, scores: torch.Tensor, slots: torch.Tensor, spec: ExpertsSpec) -> GroupedRows:
-        """Return the experts of the highest weights; of equal ones those of the lowest ids."""
+        """Return the experts with the highest weights; among equal ones, those with the lowest ids."""
         ids, shares = route(scores, slots, spec.experts_per_token, normalize=spec.normalize_weights)
         shape = MANY if self._batch_invariant else shape_for(ids.numel(), spec.num_experts)
         return GroupedRows(shares, group(ids, spec.num_experts, shape.rows), shape)

@@ -1,8 +1,8 @@
-"""FusedOperations: `Operations` in Triton kernels: one launch where torch needs four to twenty.
+"""FusedOperations: `Operations` in Triton kernels: one launch instead of torch's four to twenty.
 
-A layer of a small model is a few microseconds of reading weights; between its products every launch counts. So a sum
-and its norm are one kernel, gate and up another, and everything between the fused product and attention a third: norms
-of heads, rotation, quantisation and the write to the KV memory.
+A layer of a small model reads its weights in a few microseconds, so every launch between its products counts. One
+kernel computes a sum and its norm, another gate and up, and a third everything between the fused product and attention:
+norms of heads, rotation, quantisation and the write to the KV memory.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class FusedOperations:
         self._plain = PlainOperations(attention)
 
     def norm(self, rows: torch.Tensor, norm: Norm) -> torch.Tensor:
-        """Return the rows normed."""
+        """Return the normalised rows."""
         return norms.norm(rows, norm.weight, norm.bias, epsilon=norm.epsilon, centers=norm.centers)
 
     def add_norm(self, rows: torch.Tensor, update: torch.Tensor, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return rows + update, and that normed."""
+        """Return rows + update, and the norm of that sum."""
         return norms.add_norm(rows, update, norm.weight, norm.bias, epsilon=norm.epsilon, centers=norm.centers)
 
     def gated(self, gate_and_up: torch.Tensor, activation: Activation) -> torch.Tensor:
@@ -40,8 +40,8 @@ class FusedOperations:
     def rotate_and_write(
         self, projected: torch.Tensor, form: HeadForm, angles: Angles | None, pair: KVPair, slots: torch.Tensor
     ) -> torch.Tensor:
-        """Norm and turn queries and keys, store keys and values; return the queries. Mutates the slots of the pair."""
-        # No family norms its heads by mean and variance, so the kernel does not.
+        """Normalise and rotate queries and keys, store keys and values; return the queries. Mutates the pair."""
+        # No family normalises its heads by mean and variance, so the kernel does not either.
         centers = any(norm is not None and norm.centers for norm in (form.query_norm, form.key_norm))
         bring = self._plain.rotate_and_write if centers else rope_cache.rotate_and_write
         return bring(projected, form, angles, pair, slots)

@@ -1,18 +1,18 @@
-"""DecodeGraphs: steps of decodes, recorded once and replayed; the host then launches a step and not its kernels.
+"""DecodeGraphs: records steps of decodes once and replays them, so that the host launches a step and not its kernels.
 
-    sizes 1, 2, 4, 8, …    a step of 5 decodes is replayed in the graph of 8: its rows, and 3 that count for nothing
+    sizes 1, 2, 4, 8, …    a step of 5 decodes is replayed in the graph of 8: its rows, and 3 unused rows
 
     tokens, positions, slots ─► where the recording reads them ─┐
     work of attention, block tables ─► `StandingPlan` ──────────┴─► replay: embed … all layers … rows ─► head
 
-A recording computes what it computed, at the addresses where it did, for as many rows. So all that differs from step to
-step is copied to where it read it, and the rows lie where it left them, until the next replay. Rows that count for
-nothing have slot -1 and no work in attention: they store nothing, and no row reads another. The head is launched by
-itself: every size would keep a place for its logits. A step whose work has no room in the recording is launched as it
-is. Rejected: graphs of what lies between two attentions. They would serve every kind of attention, but the host would
-still launch each layer, and recording them takes as many times longer as there are layers.
+A recording repeats the same computation at the same addresses, for the same number of rows. So everything that differs
+between steps is copied to the addresses that it reads, and the resulting rows stay at their address until the next
+replay. Unused rows have slot -1 and no work in attention: they store nothing, and no row reads another. The head is
+launched separately, because otherwise every size would keep memory for its logits. A step whose work does not fit into
+the recording is launched without it. Rejected: a graph for each piece between two attentions. It would work with every
+attention, but the host would still launch each layer, and recording would take longer by the number of layers.
 
-What records is handed in: on CUDA `CudaRecorder`; without a GPU, tests hand in one that computes anew.
+The recorder is a parameter: `CudaRecorder` on CUDA; without a GPU, tests pass one that computes again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from quire.core.executor import NoteLoaded
 
 SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 MOST_TABLE_IDS: Final = 1 << 22
-"""Of the block tables of a step that is replayed."""
+"""The most bytes of block tables of a replayed step."""
 
 Replay = Callable[[], None]
 
@@ -38,20 +38,20 @@ class Recorder(Protocol):
     """Records work on a device."""
 
     def record(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay]:
-        """Return what the work results in, and how to do it again in the same places."""
+        """Return the result of the work, and a function that does it again in the same places."""
         ...
 
 
 class CudaRecorder:
-    """CUDA graphs that share one pool of memory; implements `Recorder`. What one leaves, the next may overwrite."""
+    """CUDA graphs that share one pool of memory; implements `Recorder`. One may overwrite the results of another."""
 
     def __init__(self) -> None:
         self._pool: Any = torch.cuda.graph_pool_handle()
 
     def record(self, work: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay]:
-        """Return what the work results in, and how to do it again. It has been done before, so all is compiled."""
+        """Return the result of the work, and a function that does it again. Its kernels must be compiled already."""
         graph = torch.cuda.CUDAGraph()
-        # What other threads of this process do on the GPU meanwhile is no part of it, and does not spoil it.
+        # Work of other threads of this process on the GPU is not recorded, and does not break the recording.
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             result = work()
         return result, graph.replay
@@ -61,14 +61,14 @@ class CudaRecorder:
 class Graph:
     """A recorded step of `num_rows` rows."""
 
-    batch: StepBatch  # what the recording reads
+    batch: StepBatch  # read by the recording
     attention: StandingPlan
     rows: torch.Tensor  # [size, hidden_size], before the head
     replay: Replay
 
 
 class DecodeGraphs:
-    """The graphs of a decoder, by size. They are recorded over one KV memory, and good as long as that is there."""
+    """The graphs of a decoder, by size. They belong to one KV memory, and are valid as long as it exists."""
 
     def __init__(
         self, decoder: TorchDecoder, recorder: Recorder, max_size: int, note_loaded: NoteLoaded | None = None
@@ -81,9 +81,9 @@ class DecodeGraphs:
         self._graphs: dict[int, Graph] = {}
 
     def record(self, pairs: Sequence[KVPair], device: torch.device) -> None:
-        """Record all sizes, the largest first: what it takes, the others take again. Mutates.
+        """Record all sizes, the largest first, whose memory the others reuse. Mutates.
 
-        `note_loaded` is told each time how many there are. Attention that cannot be recorded leaves none.
+        Calls `note_loaded` after each with the number of graphs. Attention that cannot be recorded gets none.
         """
         max_blocks = -(-self._decoder.spec.context_length // pairs[0].keys.shape[2])
         num_ids = min(self._sizes[-1] * max_blocks, MOST_TABLE_IDS)
@@ -99,12 +99,12 @@ class DecodeGraphs:
         self._note()
 
     def takes(self, batch: StepBatch) -> bool:
-        """Return whether a step may be replayed: one token of each sequence, and not too many. Does not mutate."""
+        """Return whether a step may be replayed: one token per sequence, and not too many. Does not mutate."""
         num_tokens = batch.shape.num_tokens
         return batch.shape.num_decodes == num_tokens <= self._sizes[-1] and bool(self._graphs)
 
     def run(self, batch: StepBatch, pairs: Sequence[KVPair]) -> DecoderOutputs:
-        """Replay a step, as `TorchDecoder.run` would compute it. Mutates the slots of its tokens."""
+        """Replay a step, with the results of `TorchDecoder.run`. Mutates the slots of its tokens."""
         count = batch.shape.num_tokens
         graph = self._graphs[next(size for size in self._sizes if size >= count)]
         with torch.inference_mode():
@@ -119,7 +119,7 @@ class DecodeGraphs:
             self._note_loaded(len(self._graphs), len(self._sizes), "graphs")
 
     def _graph(self, batch: StepBatch, attention: StandingPlan, pairs: Sequence[KVPair]) -> Graph:
-        """Record a size, after it was computed once. Mutates nothing: no row of it has a slot."""
+        """Record a size, after computing it once. Does not mutate: its rows have no slots."""
 
         def work() -> torch.Tensor:
             return self._decoder.rows(batch, pairs, attention.planned)
@@ -149,7 +149,7 @@ def _blank(size: int, num_ids: int, num_groups: int, device: torch.device) -> St
 
 
 def _first_rows(batch: StepBatch, size: int) -> StepBatch:
-    """Return the first rows of a blank step: views, so that all sizes are filled in the same places."""
+    """Return the first rows of a blank step: views, so that all sizes share the same memory."""
     return replace(
         batch,
         token_ids=batch.token_ids[:size],
@@ -159,7 +159,7 @@ def _first_rows(batch: StepBatch, size: int) -> StepBatch:
 
 
 def _fill(blank: StepBatch, batch: StepBatch, count: int) -> None:
-    """Put a step into the first rows of a recorded one; the others store nothing. Mutates the recorded one."""
+    """Copy a step to the first rows of a recorded one; the other rows store nothing. Mutates the recorded one."""
     blank.token_ids[:count].copy_(batch.token_ids)
     blank.positions[:count].copy_(batch.positions)
     for slots, given in zip(blank.slots, batch.slots, strict=True):

@@ -1,6 +1,6 @@
-"""HostSampler: a sampler of the host for logits that lie on a device; brings over only the rows asked for.
+"""HostSampler: a host sampler for logits on a device; copies only the rows that it needs.
 
-It serves where the sampler of the device does not: on the CPU, where bringing a row over costs nothing.
+Used where the device sampler does not run: on the CPU, where copying a row costs nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from quire.compute.sampling.draws import Choices, Draws, Sampler
 
 
 class HostSampler:
-    """Passes on rows of logits to another sampler; implements `Sampler`."""
+    """Passes rows of logits to another sampler; implements `Sampler`."""
 
     def __init__(self, sampler: Sampler) -> None:
         self._sampler = sampler
@@ -36,7 +36,7 @@ class HostSampler:
 
 
 def _brought(logits: torch.Tensor, logit_rows: IntArray) -> tuple[FloatArray, IntArray]:
-    """Return the rows that are named, each once, and where each of the names is among them."""
+    """Return the named rows, each once, and the index of each name in them."""
     rows, places = np.unique(logit_rows, return_inverse=True)
     brought: FloatArray = logits[torch.from_numpy(rows).to(logits.device)].to("cpu", torch.float32).numpy()
     return brought, places

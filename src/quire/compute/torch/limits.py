@@ -1,8 +1,8 @@
-"""What a device can do at most: read its memory, and multiply. Measured by torch's own operations, on random numbers.
+"""The limits of a device for reading memory and multiplying, measured with torch's own operations on random numbers.
 
-A bound is what was reached once, so it is the best of a few passes. Memory is read by a sum over more than any cache
-holds; where a copy moves more bytes a second, both ways counted, that is the bound. Numbers are random: a GPU that
-multiplies zeros saves power and runs faster than it ever will.
+A limit is the best of a few passes. Memory is read by a sum over more numbers than any cache holds; if a copy moves
+more bytes per second, counting both directions, that is the limit. Numbers are random, because a GPU that multiplies
+zeros saves power and runs faster than it ever will with a model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PRODUCT_SIZES: Final = {"cpu": 512, "cuda": 8192}
 
 
 class TorchLimits:
-    """The limits of a device, for products of a dtype; `read_bytes` is the memory that is read for the bandwidth."""
+    """The limits of a device, for products of a dtype; `read_bytes`: the memory to read for the bandwidth."""
 
     def __init__(self, device: str, dtype: str, read_bytes: int) -> None:
         self.name = f"torch, {device}"
@@ -48,7 +48,7 @@ class TorchLimits:
         return 2 * len(self._matrix) ** 3 / self._fastest(lambda: self._matrix @ self._matrix)
 
     def _fastest(self, compute: Callable[[], object]) -> float:
-        """Return the seconds of the fastest of a few passes, after one that is not counted."""
+        """Return the seconds of the fastest of a few passes, after a first one that does not count."""
         compute()
         seconds = []
         for _ in range(NUM_PASSES):

@@ -1,4 +1,4 @@
-"""From a model folder to the parts of a worker that runs it on a device."""
+"""Loads a model for a device: from its folder to the parts of a worker."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from quire.core.executor import NoteLoaded
 
 
 def create_attention(spec: DecoderSpec, settings: TorchSettings) -> AttentionBackend[Any]:
-    """Return how paged attention is computed, as the settings say: left to itself, by Triton's kernels on a GPU."""
+    """Return the attention backend of the settings: by default, Triton kernels on a GPU."""
     device, stored, num_heads = torch.device(settings.device), kv_cache_spec(spec, settings), spec.attention.num_heads
     if settings.attention == "plain" or device.type != "cuda":
         return PlainAttention(device)
@@ -45,18 +45,18 @@ def create_attention(spec: DecoderSpec, settings: TorchSettings) -> AttentionBac
 
 
 def open_device(name: str) -> torch.device:
-    """Return a device that computes; raises `ExecutionError`, in a line, where torch cannot open it."""
+    """Return a device that works; raises a one-line `ExecutionError` if torch cannot open it."""
     device = torch.device(name)
     try:
         torch.zeros(1, device=device)
-    except (AssertionError, RuntimeError) as error:  # what torch raises, built without CUDA and with it
+    except (AssertionError, RuntimeError) as error:  # from torch without CUDA, and with CUDA
         why = next(iter(str(error).splitlines()), type(error).__name__)
         raise ExecutionError(f"torch cannot open the device {name}: {why}") from error
     return device
 
 
 class LoadedModel:
-    """A model on a device, and a KV memory that is not allocated yet: what a worker is made of."""
+    """A model on a device, and a KV memory that is not allocated yet: enough to make a worker."""
 
     def __init__(
         self, decoder: TorchDecoder, cache: TorchCache, settings: TorchSettings, eos_token_ids: frozenset[int]
@@ -68,7 +68,7 @@ class LoadedModel:
         self._sampler = create_sampler(decoder.spec.vocab_size, cache.device)
 
     def measured(self, memory: DeviceMemory, note_loaded: NoteLoaded | None = None) -> Footprint:
-        """Return what the model takes, its KV blocks aside. Mutates: the KV memory is allocated meanwhile, one block.
+        """Return the model's memory without KV blocks. Mutates: allocates a KV memory of one block meanwhile.
 
         Raises `InvalidConfigError` if the largest steps or their graphs do not fit next to the weights.
         """
@@ -80,7 +80,7 @@ class LoadedModel:
             self._cache.release()
 
     def parts(self, num_blocks: int, num_host_blocks: int = 0, note_loaded: NoteLoaded | None = None) -> WorkerParts:
-        """Return the parts of a worker over this many blocks. Mutates: it has the KV memory."""
+        """Return the parts of a worker with this many blocks. Mutates: the worker gets the KV memory."""
         self._cache.resize(num_blocks, num_host_blocks)
         runner = self._runner(self._new_graphs(note_loaded))
         return WorkerParts(runner, self._cache, self._sampler, self._eos_token_ids, launcher=runner)
@@ -104,7 +104,7 @@ class LoadedModel:
 
 
 def load_model(model: ModelDescription, settings: TorchSettings, note_loaded: NoteLoaded | None = None) -> LoadedModel:
-    """Return a model on its device. Its checkpoint is checked whole before a weight is read, and `note_loaded` is told.
+    """Return a model on its device. Checks the whole checkpoint before it reads a weight; calls `note_loaded`.
 
     Raises `ExecutionError` for a device that cannot be opened, `OutOfMemoryError` for weights that do not fit.
     """
@@ -114,7 +114,7 @@ def load_model(model: ModelDescription, settings: TorchSettings, note_loaded: No
     device = open_device(settings.device)
     kv_spec = kv_cache_spec(model.spec, settings)
     cache = TorchCache(kv_spec, create_attention(model.spec, settings), device, num_blocks=0)
-    # Of half precision there are two kinds, and the reader knows one: the other is made of float32, on the way.
+    # The reader knows bfloat16 and float32; float16 is converted from float32 while loading.
     dtype = "float32" if settings.dtype == "float16" else settings.dtype
     reader = WeightReader(model.spec, checkpoint, dtype, settings.weights, note_loaded)
     decoder = load_decoder(model.spec, reader, settings, cache)
@@ -122,7 +122,7 @@ def load_model(model: ModelDescription, settings: TorchSettings, note_loaded: No
 
 
 def load_decoder(spec: DecoderSpec, reader: PartReader, settings: TorchSettings, cache: TorchCache) -> TorchDecoder:
-    """Return a decoder for a spec and whatever its weights are read from, over KV memory of `kv_cache_spec`."""
+    """Return a decoder for a spec with the weights of any reader, over KV memory of `kv_cache_spec`."""
     try:
         weights = TorchWeights.load(spec, reader, DTYPES[settings.dtype], cache.device)
     except torch.OutOfMemoryError as error:
@@ -134,7 +134,7 @@ def load_decoder(spec: DecoderSpec, reader: PartReader, settings: TorchSettings,
 
 
 def create_operations(attention: AttentionBackend[Any], device: torch.device) -> Operations:
-    """Return what computes between products: kernels on a GPU, operations of torch elsewhere."""
+    """Return the operations between products: kernels on a GPU, torch operations elsewhere."""
     if device.type != "cuda":
         return PlainOperations(attention)
     from quire.compute.torch.fused_operations import FusedOperations  # needs Triton
@@ -143,7 +143,7 @@ def create_operations(attention: AttentionBackend[Any], device: torch.device) ->
 
 
 def create_experts(product: Product, device: torch.device, *, batch_invariant: bool) -> ExpertOperations[Any]:
-    """Return what computes experts: kernels on a GPU, elsewhere the product that the rest has, expert by expert."""
+    """Return the operations of experts: kernels on a GPU, elsewhere the usual product, expert by expert."""
     if device.type != "cuda":
         return PlainExperts(product)
     from quire.compute.torch.fused_experts import FusedExperts  # needs Triton
@@ -152,7 +152,7 @@ def create_experts(product: Product, device: torch.device, *, batch_invariant: b
 
 
 def create_sampler(vocab_size: int, device: torch.device) -> DeviceSampler:
-    """Return what chooses tokens: where the logits are on a GPU, else the definition itself."""
+    """Return the sampler: on a GPU it works where the logits are, elsewhere it is the definition itself."""
     if device.type != "cuda":
         return HostSampler(ReferenceSampler())
     from quire.compute.torch.sampling import TorchSampler  # needs Triton

@@ -1,11 +1,11 @@
-"""What a decoder does to rows of numbers between its products and its attention, in two forms.
+"""The operations of a decoder on rows, between its products and its attention, in two implementations.
 
-`Operations` is what the layer walk asks for; which form answers is chosen once, when a decoder is made.
-`PlainOperations` is torch alone, on any device, written to be read: what the fused Triton forms are compared with. All
-work row by row: no sum runs over more than one row.
+The layer walk uses `Operations`; its implementation is chosen once, when a decoder is made. `PlainOperations` is
+readable torch for any device, and the fused Triton kernels are compared with it. All work row by row: no sum runs over
+more than one row.
 
-Every form computes in float32 and rounds once, to the dtype of the rows. One place has two roundings: `add_norm` rounds
-the sum, and norms what was rounded, so that it is `norm` of the new residual stream to the bit.
+Every operation computes in float32 and rounds once, to the dtype of the rows. Only `add_norm` rounds twice: it rounds
+the sum before the norm, so that its result is `norm` of the new residual stream, to the bit.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from quire.compute.models.base import Activation, RopeSpec
 from quire.compute.torch.attention.base import AttentionBackend, KVPair
 
 RUN: Final = 64
-"""Numbers: a multiple of what any CPU takes at once."""
+"""A multiple of the numbers that any CPU processes at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """A norm: by root mean square, or by mean and variance where it `centers`. An offset of the scale is added in."""
+    """A norm: by root mean square, or by mean and variance with `centers`. `weight` includes any unit offset."""
 
     weight: torch.Tensor  # float32 [size]
     bias: torch.Tensor | None  # float32 [size]
@@ -35,7 +35,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class HeadForm:
-    """How the rows of a fused product are cut: num_heads queries, num_kv_heads keys, as many values; their norms."""
+    """How to cut the rows of a fused product: num_heads queries, num_kv_heads keys, as many values; and their norms."""
 
     num_heads: int
     num_kv_heads: int
@@ -46,21 +46,21 @@ class HeadForm:
 
 @dataclass(frozen=True, slots=True)
 class Angles:
-    """By how much the pairs (i, i + rotary_dim / 2) of each token's heads turn; the scale of the spec is in them."""
+    """The angles of the pairs (i, i + rotary_dim / 2) of each token's heads, multiplied by the spec's scale."""
 
     cosines: torch.Tensor  # float32 [num_tokens, rotary_dim / 2]
     sines: torch.Tensor  # float32 [num_tokens, rotary_dim / 2]
 
     @classmethod
     def at(cls, positions: torch.Tensor, rope: RopeSpec, frequencies: torch.Tensor) -> Angles:
-        """Return the angles of positions; `frequencies` are the rope's inverse ones, float32 on the device."""
-        # Models are trained with angles rounded to float32; the functions of an angle are exact.
+        """Return the angles of positions; `frequencies`: the rope's inverse frequencies, float32 on the device."""
+        # Models are trained with angles rounded to float32, so only the cosines and sines are exact.
         exact = (positions.to(torch.float32)[:, None] * frequencies).to(torch.float64)
         return cls(exact.cos().to(torch.float32) * rope.scale, exact.sin().to(torch.float32) * rope.scale)
 
 
 class Operations(Protocol):
-    """The operations of a decoder on rows, `[num_tokens, size]`. Nothing passed in is mutated but the KV memory."""
+    """The operations of a decoder on rows, `[num_tokens, size]`. Of their arguments they mutate only the KV memory."""
 
     def norm(self, rows: torch.Tensor, norm: Norm) -> torch.Tensor:
         """Return the rows normed."""
@@ -71,7 +71,7 @@ class Operations(Protocol):
         ...
 
     def gated(self, gate_and_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """Return activation(gate) × up for rows that hold both, `[num_tokens, 2 × size]`, the gate first."""
+        """Return activation(gate) × up for rows with both, `[num_tokens, 2 × size]`, the gate first."""
         ...
 
     def activate(self, rows: torch.Tensor, activation: Activation) -> torch.Tensor:
@@ -81,10 +81,10 @@ class Operations(Protocol):
     def rotate_and_write(
         self, projected: torch.Tensor, form: HeadForm, angles: Angles | None, pair: KVPair, slots: torch.Tensor
     ) -> torch.Tensor:
-        """Norm and turn queries and keys, store keys and values; return the queries. Mutates the slots of the pair.
+        """Normalise and rotate queries and keys, store keys and values; return the queries. Mutates the pair's slots.
 
         `projected` is `[num_tokens, (num_heads + 2 × num_kv_heads) × head_dim]`, the result `[num_tokens, num_heads,
-        head_dim]`. Without angles nothing turns; a token whose slot is -1 stores nothing.
+        head_dim]`. Without angles nothing rotates; a token with slot -1 stores nothing.
         """
         ...
 
@@ -121,7 +121,7 @@ class PlainOperations:
     def rotate_and_write(
         self, projected: torch.Tensor, form: HeadForm, angles: Angles | None, pair: KVPair, slots: torch.Tensor
     ) -> torch.Tensor:
-        """Norm and turn queries and keys, store keys and values; return the queries. Mutates the slots of the pair."""
+        """Normalise and rotate queries and keys, store keys and values; return the queries. Mutates the pair."""
         heads = projected.to(torch.float32).unflatten(-1, (-1, form.head_dim))  # [num_tokens, all heads, head_dim]
         queries, keys, values = heads.split((form.num_heads, form.num_kv_heads, form.num_kv_heads), dim=1)
         if form.query_norm is not None and form.key_norm is not None:
@@ -134,7 +134,7 @@ class PlainOperations:
 
 def activated(numbers: torch.Tensor, activation: Activation) -> torch.Tensor:
     """Return the activation of each number, float32."""
-    # On the CPU torch rounds the last few numbers of a run of memory otherwise than the rest: let none of ours be last.
+    # On the CPU torch rounds the last few numbers of a piece of memory differently, so pad to whole runs.
     run = functional.pad(numbers.flatten(), (0, -numbers.numel() % RUN))
     if activation is Activation.RELU:
         run = functional.relu(run)
@@ -146,7 +146,7 @@ def activated(numbers: torch.Tensor, activation: Activation) -> torch.Tensor:
 
 
 def rotated(heads: torch.Tensor, angles: Angles) -> torch.Tensor:
-    """Return heads, float32 `[num_tokens, num_heads, head_dim]`, with their pairs turned."""
+    """Return heads, float32 `[num_tokens, num_heads, head_dim]`, with their pairs rotated."""
     half = angles.cosines.shape[-1]
     cosines, sines = angles.cosines[:, None, :], angles.sines[:, None, :]
     first, second, rest = heads.split((half, half, heads.shape[-1] - 2 * half), dim=-1)

@@ -1,14 +1,14 @@
-"""Rows times matrices, in two forms: `product`, and `TiledProduct`, which gives a row the same bits in any company.
+"""Rows times matrices: `product`, and `TiledProduct`, which gives a row the same bits in any batch.
 
-Libraries pick a kernel by the number of rows, and another kernel adds in another order. So where bits must not depend
-on the batch, rows go through in tiles of one size, padded with zeros: every product with a matrix is the same call.
-What is left is the place of a row within its tile. `choose_tile` tries, before the first step, whether a row has the
-same bits in every place, with every shape of matrix that the model has, and takes the largest tile that passes; a tile
-of one row always does where the library is deterministic. Tiles are small against a batch, and each of them reads the
-matrix anew: that is the price of the mode.
+Libraries pick a kernel by the number of rows, and another kernel adds in another order. So if bits must not depend on
+the batch, rows are multiplied in tiles of one size, padded with zeros: every product with a matrix is the same call.
+Only the place of a row within its tile still varies. Before the first step, `choose_tile` tries whether a row has the
+same bits in every place, with every shape of matrix in the model, and takes the largest tile that passes; a tile of one
+row always passes if the library is deterministic. Tiles are small compared with a batch, and each reads the whole
+matrix again: that is the price of this mode.
 
-int8 matrices hold a scale for each output. They are made numbers of the rows' dtype on the way (exactly: 8 bits fit),
-and the scale is multiplied in at the end, in float32.
+int8 matrices have a scale for each output. They are converted to the rows' dtype (exactly: 8 bits fit), and the scale
+is multiplied in at the end, in float32.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from torch.nn import functional
 from quire.core.errors import InvalidConfigError
 
 TILES: Final = MappingProxyType({"cpu": (16, 1), "cuda": (128, 16)})
-"""Numbers of rows to try, by kind of device."""
+"""The tile sizes to try, in rows, by kind of device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """What rows are multiplied with, or looked up in: `[out, in]`; of experts, one behind the other."""
+    """A matrix to multiply rows by, or to look rows up in: `[out, in]`; experts have one after another."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None = None  # [out], in the dtype of rows
-    scales: torch.Tensor | None = None  # float32 [out], of int8 only
+    scales: torch.Tensor | None = None  # float32 [out], only for int8
 
     def looked_up(self, ids: torch.Tensor) -> torch.Tensor:
         """Return rows of the matrix, int8 as float32. Does not mutate."""
@@ -41,7 +41,7 @@ class Matrix:
         return rows if self.scales is None else rows.to(torch.float32) * self.scales[ids, None]
 
     def of(self, expert: int) -> Matrix:
-        """Return the matrix of an expert, a view of those of all: `[num_experts, out, in]`."""
+        """Return the matrix of an expert, a view of all of them, `[num_experts, out, in]`."""
         return Matrix(self.weight[expert], None, None if self.scales is None else self.scales[expert])
 
 
@@ -63,7 +63,7 @@ class TiledProduct:
     num_rows: int
 
     def __call__(self, rows: torch.Tensor, matrix: Matrix) -> torch.Tensor:
-        """Return weight @ row + bias for each row, each tile a call of its own."""
+        """Return weight @ row + bias for each row, with one call per tile."""
         padded = functional.pad(rows, (0, 0, 0, -len(rows) % self.num_rows))
         return torch.cat([product(tile, matrix) for tile in padded.split(self.num_rows)])[: len(rows)]
 
@@ -71,7 +71,7 @@ class TiledProduct:
 def choose_tile(matrices: Iterable[Matrix], dtype: torch.dtype) -> TiledProduct:
     """Return the product with the largest tile in which a row's bits do not depend on its place. Does not mutate.
 
-    One matrix of each shape is tried. Raises `InvalidConfigError` where no tile passes.
+    Tries one matrix of each shape. Raises `InvalidConfigError` if no tile passes.
     """
     shapes = {(matrix.weight.shape, matrix.weight.dtype, matrix.bias is None): matrix for matrix in matrices}
     kind = next(iter(shapes.values())).weight.device.type
@@ -83,16 +83,16 @@ def choose_tile(matrices: Iterable[Matrix], dtype: torch.dtype) -> TiledProduct:
 
 
 def keep_sums_whole() -> None:
-    """Let no product on CUDA split its sums or round them on the way. Mutates torch's settings of this process."""
-    # Of each pair the second says whether a sum may be split among several programs. torch can ask that of cuBLASLt
-    # only: with cuBLAS, its default, every product in half precision would be an error.
+    """Forbid products on CUDA to split their sums or round them midway. Mutates torch's settings of this process."""
+    # The second of each pair allows to split a sum among several programs. torch can forbid that only for cuBLASLt:
+    # with cuBLAS, its default, every product in half precision would be an error.
     torch.backends.cuda.preferred_blas_library("cublaslt")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = (False, False)
 
 
 def _is_same_in_every_place(matrix: Matrix, num_rows: int, dtype: torch.dtype) -> bool:
-    """Return whether turned rows give turned results, to the bit."""
+    """Return whether rows in another order give the same results in that order, to the bit."""
     device = matrix.weight.device
     random = torch.Generator().manual_seed(0)
     rows = torch.randn((num_rows, matrix.weight.shape[1]), generator=random)

@@ -1,8 +1,8 @@
-"""Rows of numbers with a scale each, on any device: int8 as `quire.compute.weights.quantize` defines it, and fp8.
+"""Rows of numbers with a scale each, on any device: int8 as defined in `quire.compute.weights.quantize`, and fp8.
 
-fp8 is e4m3 and goes the same way, with 448, its largest number, for 127: x is near q × scale, the scale is 1/448 of the
-highest size in the row, and q = x × (448 / highest) is rounded to the nearest, ties to even. Rows all below 1e-30 count
-as zero; where a number is not finite the scale is NaN, and so is all that is made of the row.
+fp8 is e4m3 and works the same way, with its largest number, 448, in place of 127: x is near q × scale, the scale is
+1/448 of the largest absolute value in the row, and q = x × (448 / largest) is rounded to the nearest, ties to even. If
+all numbers of a row are below 1e-30 they count as zero. If one is not finite, the scale is NaN, and so is every result.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def quantized(numbers: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, 
     exact, most = numbers.to(torch.float32), MOST[dtype]
     highest = exact.abs().amax(dim=-1, keepdim=True)
     usable = highest.isfinite() & (highest >= SMALLEST)
-    # Of two tensors, because torch divides a number by a tensor in two roundings: as a product with 1 / tensor.
+    # Divides two tensors, because torch computes number / tensor with two roundings, as number × (1 / tensor).
     factor = torch.where(usable, torch.full_like(highest, most) / highest, 0.0)
     scales = torch.where(usable, highest / most, torch.where(highest < SMALLEST, 0.0, torch.nan))
     products = torch.where(usable, exact, 0.0) * factor
@@ -30,5 +30,5 @@ def quantized(numbers: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, 
 
 
 def restored(numbers: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Return what quantised rows stand for, float32."""
+    """Return the numbers of quantised rows, float32."""
     return numbers.to(torch.float32) * scales[..., None]

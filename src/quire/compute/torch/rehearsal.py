@@ -1,11 +1,11 @@
-"""The largest steps that there will be, to be computed once before the first one.
+"""The largest possible steps, which are computed once before the first real one.
 
-    prompts      as many tokens as a step may have, and all the logits that it may bring
-    decodes      as many sequences as run at once
+    prompts      the most tokens of a step, with the most logits
+    decodes      the most concurrent sequences
     a decode     at the end of 2, 4, 8, … splits, and of the longest context
 
-They store nothing and read whatever lies in the first block, so they need no memory but their own. Kernels are compiled
-on the way, for what is served later: attention merges 2, 4, 8 or more splits at a time by kernels of their own.
+They store nothing and read the first block, whatever its content, so they need only their own memory. They also compile
+the kernels for later steps: attention has separate kernels to merge 2, 4, 8 or more splits at a time.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from quire.core.step import MAX_PROMPT_LOGITS
 
 
 def largest_steps(spec: KVCacheSpec, settings: TorchSettings, context_length: int) -> tuple[StepInputs, ...]:
-    """Return the steps. No token stands beyond the context of the model."""
+    """Return the steps. No token is past the context of the model."""
     num_prompts = -(-settings.max_num_batched_tokens // context_length)
     prompt = np.arange(settings.max_num_batched_tokens // num_prompts)
     num_logits = min(-(-(settings.max_num_seqs + MAX_PROMPT_LOGITS) // num_prompts), len(prompt))
@@ -36,7 +36,7 @@ def largest_steps(spec: KVCacheSpec, settings: TorchSettings, context_length: in
 
 
 def filtered_draws(count: int) -> Draws:
-    """Return draws that take all that a sampler knows, one from each of the first rows of logits."""
+    """Return draws that use every feature of a sampler, one from each of the first rows of logits."""
     integers = np.zeros(count, np.int64)
     return Draws(
         logit_rows=np.arange(count),
@@ -49,7 +49,7 @@ def filtered_draws(count: int) -> Draws:
 
 
 def _step(spec: KVCacheSpec, num_sequences: int, positions: IntArray, num_logits: int) -> StepInputs:
-    """Return sequences that compute the same positions, the last ones of which bring logits."""
+    """Return sequences that compute the same positions, with logits for the last ones."""
     starts, count = np.arange(num_sequences + 1, dtype=np.int64), len(positions)
     num_blocks = int(positions[-1]) // spec.block_size + 1
     return StepInputs(

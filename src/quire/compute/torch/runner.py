@@ -1,14 +1,14 @@
 """TorchRunner: a decoder and a sampler on a device, as a `ModelRunner` and as a `Launcher`.
 
-    run       inputs ─► upload ─► decoder ─► logits, which stay on the device; waits for what is finite
+    run       inputs ─► upload ─► decoder ─► logits, which stay on the device; waits for the `finite` flags
     launch    inputs ─► upload ─► decoder ─► sampler ─► tokens: to the rows' last tokens, on the device,
                              ▲                                  and to the host, which waits when it needs them
                              └── tokens not known yet: the rows' last tokens
 
-A step whose activations do not fit into the memory of the device is split: its sequences are halved and run one half
-after the other, again and again if need be. Nobody else notices, because a sequence's results are its own, and writing
-keys and values twice writes the same. A single sequence that does not fit is a `MemoryError`; the scheduler then makes
-its steps smaller.
+If the activations of a step do not fit into device memory, the step is split: one half of its sequences runs after the
+other, repeatedly if needed. This changes no result, because a sequence's results do not depend on others, and keys and
+values that are written twice are the same. A single sequence that does not fit raises `MemoryError`; the scheduler then
+makes its steps smaller.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from quire.core.errors import ExecutorLostError, InvalidConfigError
 
 @contextmanager
 def lost_if_it_fails() -> Iterator[None]:
-    """Raise `ExecutorLostError` where waiting shows that the device has failed: no step after it can be computed."""
+    """Raise `ExecutorLostError` if waiting shows that the device has failed: it cannot compute later steps."""
     try:
         yield
     except torch.AcceleratorError as error:
@@ -43,10 +43,10 @@ def lost_if_it_fails() -> Iterator[None]:
 
 
 class DeviceSampler(Sampler, Protocol):
-    """A sampler that can leave what it chose on the device of the logits."""
+    """A sampler that can leave the chosen tokens on the device of the logits."""
 
     def choose(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Return the token of each draw, int64, on the device; waits for nothing. Does not mutate the logits."""
+        """Return the token of each draw, int64, on the device; does not wait. Does not mutate the logits."""
         ...
 
 
@@ -67,18 +67,18 @@ class TorchRunner:
         self._device = device
         self._graphs = graphs
         self._rehearsals = rehearsals
-        self._last_tokens = torch.zeros(1, dtype=torch.int32, device=device)  # [num_rows]: what each row drew last
+        self._last_tokens = torch.zeros(1, dtype=torch.int32, device=device)  # [num_rows]: each row's last draw
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens the model knows."""
+        """The number of tokens of the model."""
         return self._decoder.spec.vocab_size
 
     def prepare(self, cache: TorchCache) -> None:
-        """Compute the largest steps once, and draw from them; then record the graphs. Mutates nothing in the cache.
+        """Compute the largest steps once, and draw from them; then record the graphs. Does not mutate the cache.
 
-        Kernels are compiled on the way, and whether such steps fit next to weights and KV blocks is known only
-        afterwards: an `InvalidConfigError` says so if one does not.
+        This compiles kernels, and shows whether such steps fit next to weights and KV blocks: raises
+        `InvalidConfigError` if one does not.
         """
         size = max((len(inputs.token_ids) for inputs in self._rehearsals), default=0)
         try:
@@ -103,7 +103,7 @@ class TorchRunner:
         return StepOutputs(outputs.logits, finite[:num_tokens], finite[num_tokens:])
 
     def launch(self, inputs: StepInputs, draws: Draws, cache: TorchCache) -> TorchStep:
-        """Start a step and what it draws, a draw for each row of logits. Mutates its slots in the cache."""
+        """Start a step and its draws, one for each row of logits. Mutates its slots in the cache."""
         outputs = self._compute(inputs, cache)
         try:
             chosen = self._sampler.choose(outputs.logits, draws).to(torch.int32)
@@ -114,7 +114,7 @@ class TorchRunner:
         return TorchStep(torch.cat((chosen, outputs.finite, outputs.finite_logits)), len(inputs.token_ids))
 
     def _compute(self, inputs: StepInputs, cache: TorchCache) -> DecoderOutputs:
-        """Start a step, in halves where it does not fit."""
+        """Start a step, in halves if it does not fit."""
         self._make_room(int(inputs.rows.max()) + 1)
         try:
             batch, rows = uploaded(inputs, cache.spec.block_size, self._device)
@@ -126,7 +126,7 @@ class TorchRunner:
         except torch.OutOfMemoryError as error:
             if len(inputs.entries) == 1:
                 raise MemoryError(str(error)) from error
-        # Only here, where the error and what its traceback held are gone, can their memory be used again.
+        # The memory can be reused only here, after the error and its traceback have been freed.
         torch.cuda.empty_cache()
         half = len(inputs.entries) // 2
         first, second = part_of(inputs, 0, half), part_of(inputs, half, len(inputs.entries))
@@ -138,8 +138,8 @@ class TorchRunner:
         )
 
     def _fill_in(self, batch: StepBatch, rows: torch.Tensor) -> None:
-        """Put what rows drew last in the place of tokens that are not known. Mutates the batch."""
-        # Only the last token of a sequence can be one. Where logits were not finite, anything may have been drawn.
+        """Replace unknown tokens by the last tokens that their rows drew. Mutates the batch."""
+        # Only the last token of a sequence can be unknown. If logits were not finite, the draw may be any number.
         ends = batch.query_starts[1:] - 1
         drawn = self._last_tokens[rows].clamp(0, self.vocab_size - 1)
         given = batch.token_ids[ends]
@@ -154,7 +154,7 @@ class TorchRunner:
 
 
 class TorchStep:
-    """A step under way; implements `StepUnderWay`. Its numbers are on their way to the host."""
+    """A running step; implements `StepUnderWay`. Its results are being copied to the host."""
 
     def __init__(self, numbers: torch.Tensor, num_tokens: int) -> None:
         self._num_tokens = num_tokens
@@ -166,7 +166,7 @@ class TorchStep:
             self._arrived = torch.cuda.current_stream(numbers.device).record_event()
 
     def wait(self) -> Drawn:
-        """Wait until the numbers are there, and return them."""
+        """Wait for the results, and return them."""
         if self._arrived is not None:
             with lost_if_it_fails():
                 self._arrived.synchronize()

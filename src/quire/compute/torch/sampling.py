@@ -1,13 +1,12 @@
 """TorchSampler: the definition in `quire.compute.sampling.draws`, on logits that stay on the device.
 
-    logits ─┬─► rules: torch operations, each rounded by itself, on copies of rows ─┐     where any draw has rules
-            ├───────────────────────────────────────────────────────────────────────┴─► `choose_tokens`: three kernels
-            └─► reports: log-probabilities and the likeliest, in slabs of rows                where any draw wants them
+    logits ─┬─► rules: torch operations, each rounded separately, on copies of rows ─┐    if any draw has rules
+            ├────────────────────────────────────────────────────────────────────────┴─► `choose_tokens`: three kernels
+            └─► reports: log-probabilities and the likeliest, in slabs of rows               if any draw asks for them
 
-Rules and reports are torch operations: only who asks pays for them, and a sum or product of torch rounds as the
-definition says, where a compiler would fuse them. The uniform numbers are made on the host, from seeds and positions
-that it knows before the step has run: so `choose` waits for nothing, and only who needs numbers (`sample`, `report`)
-waits for the device.
+Rules and reports are torch operations: only draws that use them pay for them, and torch rounds each sum and product as
+the definition requires, while a compiler would fuse them. The host makes the uniform numbers from seeds and positions,
+which it knows before the step has run. So `choose` does not wait, and only `sample` and `report` wait for the device.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from quire.compute.torch.upload import on_device
 from quire.core.errors import InvalidConfigError
 
 SLAB: Final = 16
-"""Rows of logits that are reported at once: what bounds the float64 numbers and keys of all their tokens."""
+"""Rows of logits to report at a time, to limit the memory for float64 numbers and keys of all their tokens."""
 
 WORD_BITS: Final = 32
 
@@ -48,7 +47,7 @@ class TorchSampler:
         return choices
 
     def choose(self, logits: torch.Tensor, draws: Draws) -> torch.Tensor:
-        """Return the token of each draw, int64, on the device; waits for nothing. Does not mutate the logits."""
+        """Return the token of each draw, int64, on the device; does not wait. Does not mutate the logits."""
         with torch.inference_mode():
             rows, own = logits[:, : self._vocab_size], draws.logit_rows
             if _has_any(draws.rules) or (draws.parameter("top_n_sigma") > 0).any():
@@ -84,13 +83,13 @@ class TorchSampler:
 
 
 def draw_settings(draws: Draws, logit_rows: IntArray) -> NDArray[np.float64]:
-    """Return what `choose_tokens` is told of each draw, its row of logits first."""
+    """Return the settings of each draw for `choose_tokens`, its row of logits first."""
     parameters = [draws.parameter(name) for name in ("temperature", "top_k", "top_p", "min_p")]
     return np.stack([logit_rows, *parameters, uniforms(draws)], axis=1).astype(np.float64)
 
 
 def uniforms(draws: Draws) -> NDArray[np.float64]:
-    """Return the number in [0, 1) of each draw: `quire.compute.sampling.reference.uniform`, all at once."""
+    """Return the uniform number of each draw: `quire.compute.sampling.reference.uniform`, vectorised."""
     words = _mixed(_mixed(_mixed(draws.seeds.astype(np.uint64))) ^ draws.positions.astype(np.uint64))
     return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
@@ -103,7 +102,7 @@ def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def changed(rows: torch.Tensor, draws: Draws) -> torch.Tensor:
-    """Return float32 rows, one a draw, as their rules leave them. Mutates them."""
+    """Return float32 rows, one per draw, after their rules. Mutates them."""
     rules = draws.rules
     given = rows.clone() if len(rules.allowed.ids) else rows
     if len(rules.allowed.ids):
@@ -121,7 +120,7 @@ def changed(rows: torch.Tensor, draws: Draws) -> torch.Tensor:
 
 
 def _cut(rows: torch.Tensor, num_deviations: FloatArray) -> None:
-    """Take the tokens away that top_n_sigma does not keep, in slabs. Each line rounds once, as the definition does."""
+    """Remove the tokens that top_n_sigma does not keep, in slabs. Each line rounds once, as in the definition."""
     wanted = np.flatnonzero(num_deviations > 0)
     for start in range(0, len(wanted), SLAB):
         own = on_device(wanted[start : start + SLAB], rows.device)
@@ -141,7 +140,7 @@ def _cut(rows: torch.Tensor, num_deviations: FloatArray) -> None:
 
 
 def _penalize(rows: torch.Tensor, draws: Draws) -> None:
-    """Apply the penalties of tokens that were seen. Each line rounds once, as the definition does."""
+    """Apply the penalties of seen tokens. Each line rounds once, as in the definition."""
     seen = draws.rules.seen
     places = _places(seen, rows.device)
     entries = np.repeat(np.arange(len(draws)), np.diff(seen.starts))
@@ -156,7 +155,7 @@ def _penalize(rows: torch.Tensor, draws: Draws) -> None:
 
 
 def _forbid(rows: torch.Tensor, masks: TokenMasks) -> None:
-    """Take the tokens away whose bit is not set."""
+    """Remove the tokens whose bit is not set."""
     held = np.flatnonzero(masks.rows != NO_MASK)
     if len(held):
         words = on_device(masks.words[masks.rows[held]].view(np.int32), rows.device)
@@ -185,15 +184,15 @@ def _log_softmax(rows: torch.Tensor) -> torch.Tensor:
 
 
 def _ranks(rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Return the place of each row's token among all, 1 the likeliest; of equal ones lower ids come first."""
+    """Return the rank of each row's token, 1 for the likeliest; among equal ones, lower ids come first."""
     own = rows.gather(1, tokens[:, None])
     is_lower = torch.arange(rows.shape[1], device=rows.device) < tokens[:, None]
     return 1 + ((rows > own) | ((rows == own) & is_lower)).sum(dim=1)
 
 
 def _likeliest(rows: torch.Tensor, count: int) -> torch.Tensor:
-    """Return the ids of the highest numbers of float32 rows, best first; of equal ones lower ids come first."""
-    # As integers, floats have their own order if what is negative is turned round; the id makes all keys distinct.
+    """Return the ids of the highest numbers of float32 rows, best first; among equal ones, lower ids come first."""
+    # Bits of floats compare like the floats if negative ones are inverted; the id makes all keys distinct.
     bits = (rows + 0.0).view(torch.int32).to(torch.int64)  # -0 is 0
     order = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
     ids = torch.arange(rows.shape[1], device=rows.device)

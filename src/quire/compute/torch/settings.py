@@ -16,18 +16,18 @@ DTYPES: Final = ("bfloat16", "float16", "float32")
 KV_DTYPES: Final = ("bfloat16", "float16", "float32", "int8", "fp8")
 MAX_HEAD_DIM: Final = 256
 HEAD_DIM_STEP: Final = 8
-"""Heads of this many numbers, or a multiple, are loaded 16 bytes at a time."""
+"""Heads whose size is a multiple of this are loaded 16 bytes at a time."""
 FLASHINFER_HEAD_DIMS: Final = (64, 128, 256)
 FLASHINFER_SCRATCH_BYTES: Final = 512 << 20
-"""Where FlashInfer keeps the parts of attention that it splits: two tiles for each processor of a GPU, which 0.6 takes
-to be wider by the heads of a group. This is enough for groups of 16."""
+"""FlashInfer's memory for the parts of split attention: two tiles per processor of a GPU, which 0.6 makes wider by the
+heads of a group. This is enough for groups of 16."""
 
 
 @dataclass(frozen=True, slots=True)
 class TorchSettings:
-    """How torch runs a model; `device` is "cpu" or "cuda", `num_threads` those of a CPU, 0: torch's own choice.
+    """How torch runs a model; `device` is "cpu" or "cuda"; `num_threads` is for a CPU, 0: torch's own choice.
 
-    `graphs`: on a GPU, decodes are recorded at the start and replayed. `attention`: "triton", "flashinfer", "plain" or
+    `graphs`: on a GPU, record decodes at the start and replay them. `attention`: "triton", "flashinfer", "plain" or
     "auto", which is triton on a GPU and plain elsewhere.
     """
 
@@ -45,12 +45,12 @@ class TorchSettings:
 
     @property
     def stored_kv_dtype(self) -> str:
-        """The numbers of keys and values: those of the weights, where nothing else was said."""
+        """The dtype of keys and values: by default that of the weights."""
         return self.dtype if self.kv_dtype == "auto" else self.kv_dtype
 
 
 def kv_cache_spec(spec: DecoderSpec, settings: TorchSettings) -> KVCacheSpec:
-    """Return what a block holds; raises `InvalidConfigError` for what is not computed with or not stored."""
+    """Return the content of a block; raises `InvalidConfigError` for settings that are not supported."""
     if settings.dtype not in DTYPES:
         raise InvalidConfigError("dtype", settings.dtype, f"one of {', '.join(DTYPES)}")
     if settings.block_size not in BLOCK_SIZES:
@@ -62,7 +62,7 @@ def kv_cache_spec(spec: DecoderSpec, settings: TorchSettings) -> KVCacheSpec:
 
 
 def _check_attention(spec: DecoderSpec, settings: TorchSettings) -> None:
-    """Raise `InvalidConfigError` for what the attention that was asked for cannot do."""
+    """Raise `InvalidConfigError` for settings that the chosen attention does not support."""
     if settings.attention in ("triton", "flashinfer") and settings.device != "cuda":
         raise InvalidConfigError("attention_backend", settings.attention, "plain or auto: the others need a GPU")
     if settings.attention != "flashinfer":
@@ -82,15 +82,15 @@ def _check_attention(spec: DecoderSpec, settings: TorchSettings) -> None:
 
 
 def device_needs(spec: DecoderSpec, num_bytes: int) -> DeviceNeeds:
-    """Return what a model's engine, which needs this many bytes besides its KV blocks, requires from a GPU."""
+    """Return the GPU requirements of a model's engine that needs this many bytes in addition to its KV blocks."""
     return DeviceNeeds(spec.attention.head_dim, MAX_HEAD_DIM, HEAD_DIM_STEP, num_bytes)
 
 
 def activation_bytes(spec: DecoderSpec, settings: TorchSettings) -> int:
-    """Return the bytes of activations and logits that steps of the settings' size take; by a formula, an upper bound.
+    """Return an upper bound, by formula, for the bytes of activations and logits in steps of the settings' size.
 
-    A layer holds its input, its output and what lies between at once, in float32 where numbers are made exact. Of
-    int8 weights one matrix at a time, the head at the largest, is widened.
+    A layer holds its input, its output and everything between at once, some of that in float32. With int8 weights, one
+    matrix at a time is widened; the head is the largest.
     """
     attention, mlp = spec.attention, spec.mlp
     heads = (attention.num_heads + 2 * attention.num_kv_heads) * attention.head_dim

@@ -1,9 +1,9 @@
-"""The arrays of a step, on their way to the device in one copy.
+"""Uploads the arrays of a step to the device in one copy.
 
-    StepInputs (numpy, int64) ─► one array (int32) ─► page-locked ─► one copy ─► a tensor of which all are views
+    StepInputs (numpy, int64) ─► one array (int32) ─► page-locked ─► one copy ─► a tensor, with views for the arrays
 
-Nobody waits for the copy: torch keeps the page-locked memory until it is over, and gives it out again then. Each view
-begins at a multiple of 16 bytes: Triton compiles kernels for such addresses, and anew for others.
+The host does not wait for the copy: torch keeps the page-locked memory until the copy is done, and then reuses it. Each
+view begins at a multiple of 16 bytes: Triton compiles kernels for such addresses, and would compile again for others.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from quire.compute.worker.model_runner import StepInputs
 Shape: TypeAlias = tuple[int, ...]
 
 ALIGNMENT: Final = 4
-"""Numbers of 4 bytes to which a view is aligned."""
+"""The alignment of a view, in 4-byte numbers."""
 
 
 def on_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
-    """Return an array as a tensor of a device, on the CPU the memory of the array itself. Waits for nothing."""
+    """Return an array as a tensor on a device; on the CPU, a view of the array. Does not wait."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def together(arrays: Sequence[IntArray], device: torch.device) -> list[torch.Tensor]:
-    """Return arrays on a device as int32, after one copy. Waits for nothing."""
+    """Return arrays on a device as int32, with one copy. Does not wait."""
     shapes = [array.shape for array in arrays]
     return apart(on_device(joined(arrays, shapes), device), shapes)
 
 
 def joined(arrays: Sequence[IntArray], shapes: Sequence[Shape]) -> NDArray[np.int32]:
-    """Return arrays as one; each has room for its shape, and zeros behind it."""
+    """Return arrays as one; each has room for its shape, filled up with zeros."""
     sizes = [_room(shape) for shape in shapes]
     whole = np.zeros(sum(sizes), np.int32)
     for array, end, size in zip(arrays, np.cumsum(sizes).tolist(), sizes, strict=True):
@@ -48,7 +48,7 @@ def joined(arrays: Sequence[IntArray], shapes: Sequence[Shape]) -> NDArray[np.in
 
 
 def apart(whole: torch.Tensor, shapes: Sequence[Shape]) -> list[torch.Tensor]:
-    """Return what was joined, as views."""
+    """Return the joined arrays, as views."""
     pieces = whole.split([_room(shape) for shape in shapes])
     return [piece[: math.prod(shape)].view(shape) for piece, shape in zip(pieces, shapes, strict=True)]
 
@@ -79,7 +79,7 @@ def uploaded(inputs: StepInputs, block_size: int, device: torch.device) -> tuple
 
 
 def step_shape(inputs: StepInputs, block_size: int) -> StepShape:
-    """Return what the host knows of a step; tables are cut to the longest context. Does not mutate."""
+    """Return the shape of a step; tables are cut to the longest context. Does not mutate."""
     counts = np.diff(inputs.query_starts)
     lengths = inputs.positions[inputs.query_starts[1:] - 1] + 1
     longest = int(lengths.max())
@@ -94,7 +94,7 @@ def step_shape(inputs: StepInputs, block_size: int) -> StepShape:
 
 
 def part_of(inputs: StepInputs, start: int, stop: int) -> StepInputs:
-    """Return the sequences from `start` up to `stop` as a step of their own. Does not mutate."""
+    """Return the sequences from `start` up to `stop` as a separate step. Does not mutate."""
     tokens = slice(int(inputs.query_starts[start]), int(inputs.query_starts[stop]))
     logits = slice(int(inputs.logit_starts[start]), int(inputs.logit_starts[stop]))
     return StepInputs(

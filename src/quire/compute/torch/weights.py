@@ -1,10 +1,10 @@
-"""The weights of a decoder on a device: read one tensor at a time, fused where one product can do the work of several.
+"""The weights of a decoder on a device: read one tensor at a time, and fused if one product can replace several.
 
-    query, key, value ─► one matrix      gate, up ─► one matrix      an offset of a norm's scale ─► added in
+    query, key, value ─► one matrix      gate, up ─► one matrix      an offset of a norm's scale ─► added to it
 
-Each fused matrix, and the experts of a layer as one, are allocated whole and filled part by part, so the host never
-holds more than the tensor that it is reading. bfloat16 comes as uint16 and becomes a tensor by a view; int8 is made on
-the device, from the very numbers of the checkpoint. Norms and routers are float32 always.
+Each fused matrix, and the experts of a layer together, are allocated whole and filled part by part, so the host never
+holds more than the tensor that it is reading. bfloat16 arrives as uint16 and becomes a tensor by a view; int8 is made
+on the device, directly from the numbers of the checkpoint. Norms and routers are always float32.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ LAYER_NORMS: Final = (
 
 
 class PartReader(Protocol):
-    """Where the parts of a model come from: `quire.compute.weights.decoder_weights.WeightReader`, or made up."""
+    """The source of a model's parts: `quire.compute.weights.decoder_weights.WeightReader`, or made-up weights."""
 
     def model(self) -> Parts:
-        """Return the parts that stand once."""
+        """Return the parts outside of layers."""
         ...
 
     def layer(self, index: int) -> Parts:
-        """Return the parts of a layer, its experts aside."""
+        """Return the parts of a layer, without those of its experts."""
         ...
 
     def experts(self, layer: int) -> Iterator[Parts]:
@@ -51,17 +51,17 @@ class PartReader(Protocol):
         ...
 
     def makes_int8(self, part: Part) -> bool:
-        """Return whether a part is to be made int8."""
+        """Return whether a part will be int8."""
         ...
 
     def release(self) -> None:
-        """Let go of the memory of what was read."""
+        """Free the memory of parts that were read."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MLP:
-    """down(activation(up)), `up` with the gate before it if the model's MLPs are gated; or those of all experts."""
+    """down(activation(up)); `up` has the gate before it if the model's MLPs are gated. For one MLP, or all experts."""
 
     up: Matrix
     down: Matrix
@@ -69,7 +69,7 @@ class MLP:
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """The weights of one layer: an MLP, or a router and its experts, which are one behind the other."""
+    """The weights of one layer: an MLP, or a router and its experts, one after another."""
 
     norms: Mapping[Part, Norm]
     form: HeadForm
@@ -95,7 +95,7 @@ class TorchWeights:
 
     @classmethod
     def load(cls, spec: DecoderSpec, reader: PartReader, dtype: torch.dtype, device: torch.device) -> TorchWeights:
-        """Read everything; rows will be of `dtype`. What the reader holds is released layer by layer."""
+        """Read all weights; rows will have `dtype`. Releases the reader's memory layer by layer."""
         loader = _Loader(spec, reader, dtype, device)
         parts = reader.model()
         embedding = loader.fused((Part.EMBEDDING,), parts)
@@ -113,7 +113,7 @@ class TorchWeights:
         return replace(weights, layers=tuple(loader.layer(index) for index in range(len(spec.layers))))
 
     def matrices(self) -> Iterator[Matrix]:
-        """Yield every matrix that rows are multiplied with; of the experts of a layer the first, as they are alike."""
+        """Yield every matrix that rows are multiplied by; only the first expert of a layer, because all are alike."""
         yield self.head
         yield from filter(None, (self.embedding_in, self.embedding_out))
         for layer in self.layers:
@@ -156,7 +156,7 @@ class _Loader:
         return replace(matrix, bias=self._bias([parts[name] for name in names]))
 
     def _experts(self, layer: int) -> MLP:
-        """Return the experts of a layer, in the place of all of them."""
+        """Return the experts of a layer, each in its place of one large matrix."""
         up_names = (Part.EXPERT_GATE, Part.EXPERT_UP) if self._spec.mlp.gated else (Part.EXPERT_UP,)
         down_names = (Part.EXPERT_DOWN,)
         assert self._spec.experts is not None  # a layer has a router only where there are experts
@@ -171,7 +171,7 @@ class _Loader:
         return experts
 
     def _room(self, names: tuple[Part, ...], parts: Parts, places: tuple[int, ...] = ()) -> Matrix:
-        """Return room for the matrices of some parts as one, or for as many of those as there are places."""
+        """Return room for the fused matrix of some parts, or for as many as `places`."""
         first = parts[names[0]].weight
         size = (*places, sum(len(parts[name].weight) for name in names), *first.shape[1:])
         if not self._reader.makes_int8(names[0]):
@@ -180,7 +180,7 @@ class _Loader:
         return Matrix(torch.empty(size, dtype=torch.int8, device=self._device), None, scales)
 
     def _fill(self, matrix: Matrix, names: tuple[Part, ...], parts: Parts) -> None:
-        """Put the matrices of some parts where there is room for them. Mutates the matrix."""
+        """Copy the matrices of some parts into their room. Mutates the matrix."""
         start = 0
         for name in names:
             numbers = _tensor(parts[name].weight)
@@ -207,7 +207,7 @@ class _Loader:
         return HeadForm(shape.num_heads, shape.num_kv_heads, shape.head_dim, *norms)
 
     def _bias(self, pieces: list[PartWeights]) -> torch.Tensor | None:
-        """Return the biases of parts as one; the parts of a fused matrix have one each, or none has."""
+        """Return the biases of parts as one; either all parts of a fused matrix have a bias, or none."""
         biases = [self._moved(piece.bias, self._dtype) for piece in pieces if piece.bias is not None]
         return torch.cat(biases) if biases else None
 
@@ -217,6 +217,6 @@ class _Loader:
 
 def _tensor(array: WeightArray) -> torch.Tensor:
     """Return a copy of an array as a tensor of the host; uint16 is bfloat16."""
-    # A copy, because a tensor cannot be a view of what may not be written to: the mapped file.
+    # A copy, because a tensor cannot be a view of read-only memory, as a mapped file is.
     copied = np.array(array, order="C")
     return torch.from_numpy(copied).view(torch.bfloat16) if array.dtype == np.uint16 else torch.from_numpy(copied)

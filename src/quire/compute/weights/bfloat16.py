@@ -1,8 +1,7 @@
 """bfloat16 without a library: the upper 16 bits of a float32.
 
-Widening is a shift and exact. Narrowing rounds to the nearest, of two equally near ones to the one
-whose last bit is 0, as every framework does; what is beyond the largest becomes infinite, and NaN
-stays NaN.
+Widening is a shift, and exact. Narrowing rounds to the nearest, ties to even, as every framework does. Numbers
+above the largest become infinite, and NaN stays NaN.
 """
 
 from __future__ import annotations

@@ -1,18 +1,17 @@
 """A model folder's tensors: one safetensors file, or shards with an index, as numpy arrays.
 
-`Checkpoint.open` validates the header of every file, and the index against them, before anything is
-mapped. Afterwards a file is mapped once, and a tensor is asked for in one of two dtypes:
+`Checkpoint.open` validates the header of every file, and the index against them, before it maps
+anything. Later each file is mapped once, and tensors can be read in two dtypes:
 
     in the file    tensor (float32)    bfloat16_bits (uint16)
     F32            view                rounded
     F16            widened             widened, rounded
     BF16           widened             view
 
-A view is of the mapping: nothing is read until it is used. The other two make a copy in memory.
+A view shows the mapping: nothing is read until it is used. The other two make a copy in memory.
 
-A checkpoint may have several files that claim one tensor, or an index that promises what no file
-holds: both are errors here, because the alternative is a model that depends on the order of a
-folder's listing.
+It is an error if several files claim one tensor, or if the index promises a tensor that no file has:
+otherwise the model would depend on the order of a folder's listing.
 """
 
 from __future__ import annotations
@@ -41,14 +40,14 @@ EVERYTHING: Final = slice(None)
 class Checkpoint:
     """The tensors of one model folder, by name.
 
-    Immutable but for the mappings, which are opened when a tensor of their file is first asked for.
+    Immutable except for the mappings, each opened when a tensor of its file is first read.
     """
 
     def __init__(self, folder: Path, entries: Mapping[str, TensorEntry]) -> None:
         self.folder = folder
         self.entries = entries
         self._mappings: dict[Path, mmap.mmap] = {}
-        self._checked_sizes: dict[Path, int] = {}  # of each file: tensors fill it to its end
+        self._checked_sizes: dict[Path, int] = {}  # per file: tensors fill it to its end
         for entry in entries.values():
             self._checked_sizes[entry.file] = max(entry.stop, self._checked_sizes.get(entry.file, 0))
 
@@ -62,14 +61,14 @@ class Checkpoint:
         raise folder_refusal(folder, f"{SINGLE_FILE} or {INDEX_FILE}")
 
     def require_floats(self, name: str) -> None:
-        """Raise unless a tensor is of a dtype that can be asked for."""
+        """Raise unless a tensor has a dtype that can be read."""
         entry = self.entries[name]
         if entry.dtype not in FLOAT_DTYPES:
             where = f"{entry.file}: tensor {name!r}: dtype"
             raise CheckpointError(where, entry.dtype, f"one of {', '.join(FLOAT_DTYPES)}")
 
     def tensor(self, name: str, rows: slice = EVERYTHING) -> FloatArray:
-        """Return rows of a tensor as float32, read-only; O(1) where the file holds float32."""
+        """Return rows of a tensor as float32, read-only; O(1) if the file has float32."""
         data, dtype, shape = self._rows(name, rows)
         if dtype == "F32":
             # Byte ranges need not be aligned; `require` copies only then.
@@ -81,7 +80,7 @@ class Checkpoint:
         return _read_only(found, shape)
 
     def bfloat16_bits(self, name: str, rows: slice = EVERYTHING) -> HalfArray:
-        """Return rows of a tensor as bfloat16, read-only; O(1) where the file holds bfloat16."""
+        """Return rows of a tensor as bfloat16, read-only; O(1) if the file has bfloat16."""
         data, dtype, shape = self._rows(name, rows)
         if dtype == "BF16":
             found = np.require(data.view("<u2"), np.uint16, ["ALIGNED"])
@@ -90,7 +89,7 @@ class Checkpoint:
         return _read_only(found, shape)
 
     def release(self) -> None:
-        """Let go of the memory that the mapped files take up; views stay good, and are read again when used."""
+        """Free the memory of the mapped files; views stay valid, and are read again when used."""
         for mapping in self._mappings.values():
             if hasattr(mmap, "MADV_DONTNEED"):
                 mapping.madvise(mmap.MADV_DONTNEED)
@@ -111,7 +110,7 @@ class Checkpoint:
     def _mapped(self, path: Path) -> mmap.mmap:
         """Return a file of the folder in memory; it must be as long as it was when its header was checked.
 
-        A file that is made shorter later ends this process with SIGBUS when what is gone is read.
+        If a file gets shorter later, reading the missing part ends this process with SIGBUS.
         """
         with open_model_file(path) as file:
             size, checked = os.fstat(file.fileno()).st_size, self._checked_sizes[path]
@@ -146,7 +145,7 @@ def _read_shards(folder: Path) -> dict[str, TensorEntry]:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    """Return tensor name → file name, a plain one: no index reaches out of its folder."""
+    """Return tensor name → file name. Only plain names: an index must not reach out of its folder."""
     weight_map = read_json_object(index, MAX_TENSOR_NAMES_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index}: weight_map", weight_map, "an object: tensor name to file name")

@@ -1,12 +1,12 @@
-"""The weights of a decoder by the part they belong to, checked against its spec before any is used.
+"""The weights of a decoder by part, checked against its spec before any is used.
 
-A checkpoint must hold exactly the tensors of the spec, each of its shape: a missing, an extra or a
-wrong-shaped tensor means that the settings and the weights are of two models, and every one of them
-is found before the first is mapped. Parts that a checkpoint keeps in one fused tensor must fill it.
+A checkpoint must have exactly the tensors of the spec, with their shapes. A missing, extra or wrong-shaped
+tensor means that settings and weights are of two models. All of these are found before the first tensor is
+mapped. Parts that a checkpoint fuses in one tensor must fill it.
 
-Matrices are float32, or bfloat16 as uint16; norms, biases and routers are float32 always. What the file
-holds in the same dtype and not transposed is a view of the mapping, fused or not. With int8 weights,
-matrices that rows are multiplied with are made int8 from the very numbers of the checkpoint.
+Matrices are float32, or bfloat16 as uint16; norms, biases and routers are always float32. A tensor that has this dtype
+in the file and is not transposed becomes a view of the mapping, fused or not. With int8 weights, the matrices that
+rows are multiplied by are rounded to int8 directly from the numbers of the checkpoint.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ PRODUCTS: Final = frozenset(
     {Part.EMBEDDING_IN, Part.QUERY, Part.KEY, Part.VALUE, Part.OUTPUT, Part.GATE, Part.UP, Part.DOWN}
     | {Part.EXPERT_GATE, Part.EXPERT_UP, Part.EXPERT_DOWN, Part.EMBEDDING_OUT, Part.HEAD}
 )
-"""Matrices that rows are multiplied with, but the router; an embedding that is the head too is one more."""
+"""Matrices that rows are multiplied by, except the router; an embedding that is also the head is one more."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartWeights:
-    """The weights of one part: a matrix `[out, in]` or a norm `[size]`, its bias `[out]`; of int8, scales `[out]`."""
+    """The weights of one part: a matrix `[out, in]` or a norm `[size]`, its bias `[out]`; for int8, scales `[out]`."""
 
     weight: WeightArray
     bias: FloatArray | None = None
@@ -51,9 +51,9 @@ Parts = Mapping[Part, PartWeights]
 
 @dataclass(frozen=True, slots=True)
 class DecoderWeights:
-    """The weights of a decoder: the parts that stand once, and those of each layer.
+    """The weights of a decoder: the parts outside of layers, and those of each layer.
 
-    `experts[layer][expert]` are the parts of an expert; a layer that is not sparse has none.
+    `experts[layer][expert]` has the parts of an expert; a layer that is not sparse has none.
     """
 
     parts: Parts
@@ -64,7 +64,7 @@ class DecoderWeights:
     def load(
         cls, spec: DecoderSpec, checkpoint: Checkpoint, dtype: str = "float32", weights: str = "auto"
     ) -> DecoderWeights:
-        """Check the checkpoint against the spec, then take its tensors, matrices in `dtype` or as int8."""
+        """Check the checkpoint against the spec, then read its tensors, matrices in `dtype` or as int8."""
         reader = WeightReader(spec, checkpoint, dtype, weights)
 
         def taken(parts: Parts) -> Parts:
@@ -82,9 +82,9 @@ def _quantized(part: PartWeights) -> PartWeights:
 
 
 def weight_bytes(spec: DecoderSpec, dtype: str = "float32", weights: str = "auto") -> int:
-    """Return how many bytes the weights of a model take in memory; O(parts), each expert's counted once.
+    """Return the bytes of a model's weights in memory; O(parts), with one count for all experts of a layer.
 
-    A checkpoint that holds `dtype` is mapped: these bytes are then pages of its files.
+    If the checkpoint has `dtype` it is mapped, and these bytes are pages of its files.
     """
     _check_numbers(dtype, weights)
     num_bytes = sum(place.num_bytes(dtype, weights) for place in _model_places(spec))
@@ -96,12 +96,12 @@ def weight_bytes(spec: DecoderSpec, dtype: str = "float32", weights: str = "auto
 
 
 def is_made_int8(spec: DecoderSpec, part: Part) -> bool:
-    """Return whether a part is int8 where weights are: a matrix that rows are multiplied with, but the router."""
+    """Return whether a part becomes int8 with int8 weights: a matrix that rows are multiplied by, except the router."""
     return part in PRODUCTS or (part is Part.EMBEDDING and spec.tied_head)
 
 
 def expected_tensors(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
-    """Return name and shape of every tensor that a checkpoint of the spec holds."""
+    """Return the name and shape of every tensor of a checkpoint of the spec."""
     ranges: dict[str, list[tuple[int, int]]] = {}
     tensors: dict[str, tuple[int, ...]] = {}
     for place in _places(spec):
@@ -118,7 +118,7 @@ def expected_tensors(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """One part of one layer or expert, and where it lies."""
+    """One part of one layer or expert, and its place in the checkpoint."""
 
     part: Part
     shape: PartShape
@@ -133,15 +133,15 @@ class _Place:
         return cls(part, shape, source, source.stem_of(layer, expert), is_made_int8(spec, part))
 
     def dtype(self, matrices: str) -> str:
-        """Return the dtype of the weight, where matrices have the one given.
+        """Return the dtype of the weight if matrices have the given one.
 
-        Which experts a token goes to changes by leaps, so the matrix that decides it is not rounded, as no norm is.
+        A small change can send a token to other experts, so the router is not rounded; neither are norms.
         """
         is_matrix = len(self.shape.weight) > 1 and self.part is not Part.ROUTER
         return matrices if is_matrix else "float32"
 
     def num_bytes(self, matrices: str, weights: str) -> int:
-        """Return the bytes of the weight, its bias and, of int8, its scales."""
+        """Return the bytes of the weight, its bias and, for int8, its scales."""
         as_int8 = weights == "int8" and self.is_made_int8
         width = NUMBER_BYTES["int8" if as_int8 else self.dtype(matrices)]
         num_floats = self.shape.weight[0] * (self.shape.bias + as_int8)
@@ -149,7 +149,7 @@ class _Place:
 
     @property
     def rows(self) -> slice:
-        """The rows of the tensor that are this part's."""
+        """The rows of the tensor that belong to this part."""
         return slice(self.source.first_row, self.source.first_row + self.shape.weight[0])
 
 
@@ -163,13 +163,13 @@ def _places(spec: DecoderSpec) -> Iterator[_Place]:
 
 
 def _model_places(spec: DecoderSpec) -> Iterator[_Place]:
-    """Yield the parts that stand outside of layers."""
+    """Yield the parts outside of layers."""
     for part, shape in spec.model_parts().items():
         yield _Place.of(spec, part, shape)
 
 
 def _layer_places(spec: DecoderSpec, layer: int) -> Iterator[_Place]:
-    """Yield the parts of one layer that no expert has."""
+    """Yield the parts of one layer, without those of its experts."""
     for part, shape in spec.layer_parts(spec.layers[layer]).items():
         yield _Place.of(spec, part, shape, layer)
 
@@ -196,10 +196,10 @@ def _check_numbers(dtype: str, weights: str) -> None:
 
 
 class WeightReader:
-    """Takes the parts of a spec out of a checkpoint, which is checked first. Matrices are of `dtype`.
+    """Reads the parts of a spec from a checkpoint, which it checks first. Matrices have `dtype`.
 
-    Those that are made int8 come as the checkpoint holds them, bfloat16 or float32. What was taken counts as loaded
-    when the next parts are asked for, or it is let go of: a view of a file is only read when it is used.
+    Matrices that will be int8 have the dtype of the checkpoint, bfloat16 or float32. Parts count as loaded when the
+    next ones are read, or on `release`: a view of a file is read only when it is used.
     """
 
     def __init__(
@@ -223,24 +223,24 @@ class WeightReader:
         self._check()
 
     def model(self) -> Parts:
-        """Return the parts that stand once."""
+        """Return the parts outside of layers."""
         return self._take_all(self._spec.model_parts())
 
     def layer(self, index: int) -> Parts:
-        """Return the parts of a layer, its experts aside."""
+        """Return the parts of a layer, without those of its experts."""
         return self._take_all(self._spec.layer_parts(self._spec.layers[index]), index)
 
     def experts(self, layer: int) -> Iterator[Parts]:
-        """Yield the parts of each expert of a layer; of one that is not sparse, nothing."""
+        """Yield the parts of each expert of a layer; nothing if the layer is not sparse."""
         for expert in range(_num_experts(self._spec, layer)):
             yield self._take_all(self._spec.expert_parts(), layer, expert)
 
     def makes_int8(self, part: Part) -> bool:
-        """Return whether a part is to be made int8."""
+        """Return whether a part will be int8."""
         return self._weights == "int8" and is_made_int8(self._spec, part)
 
     def release(self) -> None:
-        """Let go of the memory that mapped files take up; what is a view of them is read again when it is used."""
+        """Free the memory of mapped files; views of them are read again when used."""
         self._checkpoint.release()
         self._note()
 
@@ -280,7 +280,7 @@ class WeightReader:
         return name.removeprefix(self._absent_prefix)
 
     def _check(self) -> None:
-        """Raise unless the checkpoint holds the tensors of the spec, all with their shapes."""
+        """Raise unless the checkpoint has exactly the tensors of the spec, with their shapes."""
         found = self._checkpoint.entries
         expected = {self._named(name): shape for name, shape in expected_tensors(self._spec).items()}
         ignored = {self._named(name) for name in self._spec.ignored_tensors}

@@ -1,13 +1,13 @@
-"""Numbers as int8, the plain way: x is near q × scale, with q from -127 to 127.
+"""Numbers as int8, computed plainly: x is near q × scale, with q from -127 to 127.
 
     weights     a scale for each row of a matrix, an output
-    inputs      a scale for each group of 128 numbers of a row, counted from the first: a few large numbers take
-                the precision of their own group only
-    KV memory   a scale for each key and each value of a token and head, made when it is written
+    inputs      a scale for each group of 128 consecutive numbers of a row: a few large numbers cost only their own
+                group precision
+    KV memory   a scale for each key and each value of a token and head, set when it is written
 
-The scale is 1/127 of the highest size among the numbers that share it, and q = x × (127 / highest) is rounded to the
-nearest, ties to even. Numbers all below 1e-30 count as zero. Where one is not finite, the scale is NaN, and so is all
-that is made of it: what is broken is seen.
+The scale is 1/127 of the largest absolute value among the numbers that share it, and q = x × (127 / largest) is rounded
+to the nearest, ties to even. If all numbers are below 1e-30 they count as zero. If one is not finite, the scale is NaN,
+and so is every result from it: the fault is visible.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def quantized(numbers: FloatArray) -> tuple[NDArray[np.int8], FloatArray]:
 
 
 def rounded_to_int8(numbers: FloatArray) -> FloatArray:
-    """Return numbers as int8 makes them, rows of the last dimension each with their scale.
+    """Return numbers rounded as for int8, with a scale for each row of the last dimension.
 
     >>> (rounded_to_int8(np.array([1.0, -0.5], np.float32)) * 127).tolist()
     [127.0, -64.0]

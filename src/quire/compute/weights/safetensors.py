@@ -1,15 +1,14 @@
-"""One safetensors file: its header, believed only after every claim was checked.
+"""Reads the header of one safetensors file, and trusts it only after checking every claim.
 
     0          8                 8 + N                      end of file
     ├── N ─────┼── JSON header ──┼── bytes of the tensors ──┤
                                  ├ a ┼── b ──┼ c ┼ …        no gap, no overlap, nothing left over
 
-The format is small, so we read it ourselves: no dependency, and a hostile file can do no more than
-be refused. The header names, per tensor, a dtype, a shape and a range of bytes. All of it is
-compared with the file before any byte of a tensor is touched: a range that does not match its
-shape, lies beyond the end, overlaps another or leaves a hole is a `CheckpointError` that names the
-file, what was found and what is allowed. Nothing is mapped here; `quire.compute.weights.checkpoint`
-does that with ranges that are known to be good.
+The format is small, so quire reads it without a dependency, and can only refuse a hostile file. The
+header gives a dtype, a shape and a range of bytes for each tensor. All are compared with the file
+before any byte of a tensor is touched. A range that does not match its shape, is past the end, overlaps
+another or leaves a gap is a `CheckpointError` that names the file, what was found and what is allowed.
+Nothing is mapped here; `quire.compute.weights.checkpoint` maps the ranges that passed.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ METADATA_KEY: Final = "__metadata__"
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where a tensor lies: bytes `start` up to `stop` of `file`."""
+    """The place of a tensor: bytes `start` up to `stop` of `file`."""
 
     file: Path
     name: str
@@ -67,7 +66,7 @@ class TensorEntry:
 
 
 def read_header(path: Path) -> dict[str, TensorEntry]:
-    """Return the tensors of the file at `path` by name, every claim of its header checked."""
+    """Return the tensors of the file at `path` by name, after checking every claim of its header."""
     try:
         with open_model_file(path) as file:
             size = os.fstat(file.fileno()).st_size

@@ -1,1 +1,1 @@
-"""The worker: turns step plans into arrays, runs a model over them, owns the KV memory."""
+"""The worker: turns step plans into arrays, runs a model on them, and owns the KV memory."""

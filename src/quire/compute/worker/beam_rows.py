@@ -1,14 +1,14 @@
 """BeamRows: the beam searches of a worker's rows.
 
-A search runs over texts in the order of their scores; the control plane knows its beams by branch, and the worker by
-row. Here the three meet:
+A search orders its texts by score, the control plane knows its beams by branch, and the worker by row. BeamRows maps
+these three:
 
     text 0 (best) ── branch 2 ── row 5        after a step: text i continues text parent(i), on the row of that text
-    text 1        ── branch 0 ── row 3        if nobody better does, else on a row whose own text nobody continues;
-    text 2        ── branch 1 ── row 4        the control plane forks the parent's blocks for it
+    text 1        ── branch 0 ── row 3        unless a better text does, else on a row whose own text has no
+    text 2        ── branch 1 ── row 4        continuation; the control plane forks the parent's blocks for it
 
-A text stays where it is whenever it can, so that as few blocks as possible change hands. A search begins when its
-prompt opens into beams, once more after a preemption, and finds the same again.
+A text keeps its row whenever it can, so that few blocks change owners. A search begins when its prompt opens into
+beams. After a preemption it begins again, and finds the same texts.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from quire.core.step import RowStart, StepPlan
 
 
 class BeamStep(NamedTuple):
-    """What a step brings to a row of a search: the row that it continues, and its tokens.
+    """The result of a step for a row of a search: the row that it continues, and its tokens.
 
-    None where the search is over; several where it opens, one for each beam.
+    No tokens if the search is over; one per beam if it opens.
     """
 
     parent: int
@@ -42,7 +42,7 @@ class _Search:
 
 
 class BeamRows:
-    """The searches under way, by request."""
+    """The running searches, by request."""
 
     def __init__(self, eos_token_ids: frozenset[int]) -> None:
         self._eos_token_ids = eos_token_ids
@@ -54,7 +54,7 @@ class BeamRows:
         return row in self._requests
 
     def apply(self, plan: StepPlan) -> None:
-        """Take note of who leaves a row and who takes one. Mutates."""
+        """Note which requests leave and take rows. Mutates."""
         for row in plan.released_rows:
             if row in self._requests:
                 self._leave(row)
@@ -72,9 +72,9 @@ class BeamRows:
             del self._searches[request_id]
 
     def searches_in(self, opening: list[int], moving: list[int]) -> dict[str, list[int]]:
-        """Return the rows that take a step of a search, by request, those of the best texts first. Does not mutate.
+        """Return the rows that take a step of a search, by request, the best texts first. Does not mutate.
 
-        A search of which a row is missing is left out: it has failed, and with it the search.
+        Leaves out a search if one of its rows is missing: that row has failed, and with it the search.
         """
         found = {self._requests[row][0]: [row] for row in opening}
         moves = set(moving)
@@ -86,15 +86,15 @@ class BeamRows:
         return found
 
     def num_candidates(self, request_id: str, vocab_size: int) -> int:
-        """Return how many of the likeliest tokens a search must see of each of its rows. Does not mutate."""
+        """Return how many of the likeliest tokens a search needs from each of its rows. Does not mutate."""
         return min(vocab_size, self._searches[request_id].rules.num_candidates)
 
     def advance(
         self, request_id: str, rows: list[int], candidates: Sequence[Candidates]
     ) -> tuple[dict[int, BeamStep], tuple[Hypothesis, ...]]:
-        """Do a step of a search; return what it brings to its rows and, once it is over, what it has found. Mutates.
+        """Do a step of a search; return its result per row and, once it is over, the texts that it found. Mutates.
 
-        The candidates are those of `rows`, the rows of the texts, best first.
+        The candidates belong to `rows`, the rows of the texts, best first.
         """
         search = self._searches[request_id]
         if len(rows) == 1:
@@ -115,7 +115,7 @@ class BeamRows:
 
 
 def _owners(extensions: list[Extension]) -> list[int]:
-    """Return on the place of which text each text goes on: its parent's, if no better one continues that.
+    """Return for each text the text whose place it takes: its parent's, unless a better text takes that.
 
     >>> _owners([Extension(1, 7), Extension(1, 8), Extension(2, 7)])
     [1, 0, 2]

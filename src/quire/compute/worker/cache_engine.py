@@ -1,17 +1,16 @@
 """CacheEngine: the KV memory of one rank, and the copies and moves of its blocks.
 
-The layers of a model are split into groups of equal size (see `quire.core.kv_spec`), each with
-block tables of its own, and **one** pool of blocks serves them all. So the memory has an array per
-*place* in a group, not per layer:
+The layers of a model are split into groups of equal size (see `quire.core.kv_spec`). Each group has its own block
+tables, and **one** pool of blocks serves all groups. So the memory has an array per *place* in a group, not per layer:
 
                 place 0                place 1
     block 0   ┌ layer 0 ┬ K, V ┐     ┌ layer 1 ┬ K, V ┐    held by group 0 = layers (0, 1)
     block 1   ├ layer 2 ┼ K, V ┤     ├ layer 3 ┼ K, V ┤    held by group 1 = layers (2, 3)
     block 2   └ …  its holder's layers ──────┘
 
-A block that changes hands needs no conversion, and copying one is copying its rows of every array. Host blocks have the
-same arrays. How keys and values lie within a block is the model runner's own affair; the shape below is that of the
-reference. With `poison` the memory starts as NaN: reading a slot that was never written shows in the logits.
+A block that gets another owner needs no conversion, and copying a block copies its rows of every array. Host blocks
+have the same arrays. Each model runner chooses the layout within a block; the shape below is the reference decoder's.
+With `poison` the memory starts as NaN: reading a slot that was never written shows in the logits.
 """
 
 from __future__ import annotations
@@ -30,15 +29,15 @@ from quire.core.kv_spec import KVCacheSpec
 from quire.core.step import StepPlan
 
 CacheArray: TypeAlias = NDArray[Any]
-"""Keys or values of one place: float32, uint16 that holds bfloat16, or int8 with a scale behind each head."""
+"""Keys or values of one place: float32, bfloat16 as uint16, or int8 with a scale after each head."""
 
 STORED_AS: Final = MappingProxyType({"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8})
-POISON: Final = MappingProxyType({"float32": math.nan, "bfloat16": 0x7FC0, "int8": -1})  # NaN, of int8 as a scale
+POISON: Final = MappingProxyType({"float32": math.nan, "bfloat16": 0x7FC0, "int8": -1})  # NaN, for int8 as a scale
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """Where a layer keeps its keys and values, and the group whose block tables lead there."""
+    """The keys and values of a layer, and the group whose block tables it uses."""
 
     group: int
     keys: FloatArray  # [num_blocks, block_size, num_kv_heads, head_dim]
@@ -46,10 +45,10 @@ class LayerCache:
 
 
 class CacheEngine:
-    """Owns the KV arrays of device and host; moves bytes as the control plane decides.
+    """Owns the KV arrays of device and host; copies and moves blocks as plans say.
 
-    Memory comes from the system as blocks are first written. With `touch_threads` it is all written to at the start, by
-    this many threads, and no step waits for the system later.
+    The system grants memory when a block is first written. With `touch_threads`, this many threads write to all memory
+    at the start, so that no step waits for the system later.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class CacheEngine:
         arrays = self._device.arrays
         self._pairs = list(zip(arrays[::2], arrays[1::2], strict=True))
         if self._touch_threads and not self._poison:
-            from concurrent.futures import ThreadPoolExecutor  # which every other start need not wait for
+            from concurrent.futures import ThreadPoolExecutor  # imported only if needed, for a faster start
 
             with ThreadPoolExecutor(self._touch_threads) as threads:
                 list(threads.map(_touch, self._device.arrays + self._host.arrays))
@@ -99,7 +98,7 @@ class CacheEngine:
         return LayerCache(group, keys, values)
 
     def places(self) -> list[tuple[CacheArray, CacheArray]]:
-        """Return keys and values of each place: the memory itself, and the same list as long as it is allocated."""
+        """Return keys and values of each place: the memory itself, and the same list while it is allocated."""
         return self._pairs
 
     def apply(self, plan: StepPlan) -> None:
@@ -146,7 +145,7 @@ def _touch(array: CacheArray) -> None:
 
 
 def _new_array(shape: tuple[int, ...], dtype: str, poison: bool) -> CacheArray:
-    # Zeros come from the system untouched: memory is taken only as blocks are written.
+    # The system maps zeros without touching memory: blocks take memory only when written.
     array: CacheArray = np.zeros(shape, STORED_AS[dtype])
     if poison:
         array[...] = POISON[dtype]

@@ -1,7 +1,7 @@
-"""CarefulRows: the rows of which a step must look at each token by itself.
+"""CarefulRows: the rows whose tokens need individual care in each step.
 
-A row is careful if what it draws depends on more than its logits (rules, grammars, beams), or if more is wanted than
-the token (log-probabilities). Steps ahead and the short way for decodes are for the others.
+A row is careful if its draw depends on more than its logits (rules, grammars, beams), or if its request asks for more
+than the token (log-probabilities). Steps ahead and the short way for decodes are for the other rows.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from quire.core.step import RowStart, StepPlan
 
 
 class CarefulRows:
-    """Keeps which rows are careful, as requests take rows and leave them."""
+    """Tracks which rows are careful, as requests take and leave rows."""
 
     def __init__(self) -> None:
         self._rows: set[int] = set()
 
     def apply(self, plan: StepPlan) -> None:
-        """Note who leaves a row and who takes one. Mutates."""
+        """Note which requests leave and take rows. Mutates."""
         self._rows.difference_update(plan.released_rows)
         for start in plan.row_starts:
             self._rows.discard(start.row)
@@ -26,7 +26,7 @@ class CarefulRows:
                 self._rows.add(start.row)
 
     def isdisjoint(self, rows: Iterable[int]) -> bool:
-        """Return whether none of some rows is careful. Does not mutate."""
+        """Return whether none of the rows is careful. Does not mutate."""
         return self._rows.isdisjoint(rows)
 
 

@@ -1,12 +1,12 @@
-"""DecodeSteps: the short way for decodes, which most steps are.
+"""DecodeSteps: the short way to build the arrays of a step of decodes, as most steps are.
 
-    a plan of plain decodes only ──► arrays by row, no entry looked at by itself ──► ModelRunner.run
+    a plan of plain decodes only ──► arrays by row, without a loop over entries ──► ModelRunner.run
     any other plan               ──► InputBatch.build
 
-In a plain decode a row computes its last token and draws one, from its logits alone. So every column of the step's
-arrays follows from `rows` and `starts`, and what Python does for a row is to look up one token. Anything that needs a
-closer look takes the long way: rules, grammars, beams, reports, drafts, a row that has failed, a plan that is wrong.
-Both ways build the same arrays.
+In a plain decode a row computes its last token and draws one, from its logits only. So every column of the step's
+arrays follows from `rows` and `starts`, and Python only looks up one token per row. Everything else takes the long
+way: rules, grammars, beams, reports, drafts, a row that has failed, a plan that is wrong. Both ways build the same
+arrays.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from quire.core.step import StepPlan
 
 
 class DecodeSteps:
-    """Builds the arrays of steps that are decodes only."""
+    """Builds the arrays of steps with plain decodes only."""
 
     def __init__(self, careful: CarefulRows) -> None:
         self._careful = careful
         self._counting = np.arange(1, dtype=np.int64)
 
     def build(self, plan: StepPlan, batch: InputBatch) -> StepInputs | None:
-        """Return the arrays of a step, None where it has to take the long way. Mutates nothing that is seen."""
+        """Return the arrays of a step, None if it must take the long way. Mutates only a cache."""
         count = len(plan.rows)
         if plan.num_decodes != count or not count or not self._careful.isdisjoint(plan.rows):
             return None
@@ -52,7 +52,7 @@ class DecodeSteps:
         )
 
     def _count_to(self, count: int) -> IntArray:
-        """Return 0 … count; it is the same array for the same count, which nobody changes."""
+        """Return 0 … count; the array is shared, so callers must not change it."""
         if len(self._counting) != count + 1:
             self._counting = np.arange(count + 1, dtype=np.int64)
         return self._counting

@@ -1,7 +1,7 @@
 """FailingRunner: a model that fails on demand (see `quire.core.failpoints`), to test error handling.
 
-It stands around a real runner, where the faults of a real one arise: behind everything that the worker has applied,
-before everything that it makes of the outputs. Where no failpoint strikes it changes nothing.
+It wraps a real runner, so its faults arise where real ones do: after the worker has applied the plan, and before it
+uses the outputs. Without a failpoint that strikes, it changes nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class FailingRunner:
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens the model knows."""
+        """The number of tokens of the model."""
         return self._runner.vocab_size
 
     def run(self, inputs: StepInputs, cache: KVMemory) -> StepOutputs:
@@ -62,7 +62,7 @@ class FailingRunner:
 
 
 def _spoilt(inputs: StepInputs, outputs: StepOutputs, sequences: Sequence[int]) -> StepOutputs:
-    """Return the outputs with numbers of some sequences that are not finite. Mutates the logits."""
+    """Return the outputs with numbers that are not finite for some sequences. Mutates the logits."""
     finite, finite_logits = outputs.finite.copy(), outputs.finite_logits.copy()
     for sequence in sequences:
         finite[inputs.tokens_of(sequence)] = False

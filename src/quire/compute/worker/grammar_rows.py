@@ -1,18 +1,18 @@
-"""GrammarRows: which tokens the texts of rows may go on with, where a grammar holds them.
+"""GrammarRows: which tokens may come next in the rows that must follow a grammar.
 
-    row starts, token sampled ──► the masks that come next are asked for                  nothing waits
-    step computed             ──► are they there? a little patience ──► draw; else the row is late: no token
+    row starts, token sampled ──► ask for the next masks                                  nothing waits
+    step computed             ──► are they there? wait a little ──► draw; else the row is late: no token
 
-As with `RowRules`, everything is a function of the tokens that stand before the draw: a row that starts anew (after a
-preemption, as a branch of `n`) has its text followed anew, and nothing is saved, moved or forked. A text that has come
-to its end is not followed further: with several steps under way one more draw is made behind it, which nobody reads.
+As with `RowRules`, everything depends only on the tokens before the draw: if a row starts again (after a preemption, or
+as a branch of `n`), its text is followed again, and nothing is saved, moved or forked. After its end, a text is not
+followed further: with several steps in flight there is one more draw after the end, which is never read.
 
-Masks are made by other processes (`MaskService`) while steps go on. A row that is late is left out of the steps until
-its masks are there, and brings no token meanwhile: the scheduler plans its last token again. A step waits a little for
-masks that are known to be cheap, but all steps together no longer than `PATIENCE_SHARE` of the time that they compute.
-Where nothing in a step can go on without masks, it waits for one of them.
+Other processes (`MaskService`) make the masks while steps run. A row whose masks are late is left out of the steps
+until they arrive, and gets no token meanwhile: the scheduler plans its last token again. A step waits a little for
+masks that are known to be cheap, but all steps together at most `PATIENCE_SHARE` of their compute time. If no row of a
+step can go on without masks, the step waits for one.
 
-A row whose masks cannot be made has failed, and no other row has.
+If the masks of a row cannot be made, only that row fails.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 NO_MASKS_MADE = "a grammar needs the tokens of the model, and this worker was made without them"
 PATIENCE_SHARE: Final = 0.25
 MAX_PATIENCE_S: Final = 0.02
-"""What steps that need not wait may save up for one that must."""
+"""The most waiting time that steps without waits can save up for later steps."""
 PATIENCE_ALONE_S: Final = 0.02
-"""How long a step waits in which no row can go on; new requests and aborts wait as long."""
+"""How long a step waits if none of its rows can go on; new requests and aborts wait as long."""
 
 
 @dataclass(slots=True)
 class GrammarRow:
-    """One row that is held to a grammar, and how far its text has been followed."""
+    """One row with a grammar, and how far its text has been followed."""
 
     held: HeldText
     num_followed: int
@@ -62,7 +62,7 @@ class GrammarRow:
 
 
 class GrammarRows:
-    """The rows of a worker that are held to a grammar; `masks` None: none can be."""
+    """The rows of a worker that have a grammar; `masks` None: no row may have one."""
 
     def __init__(self, masks: MaskService | None, eos_token_ids: frozenset[int]) -> None:
         self._masks = masks
@@ -71,7 +71,7 @@ class GrammarRows:
         self._patience_s = MAX_PATIENCE_S
 
     def start(self, start: RowStart) -> None:
-        """Enter the grammar of a request that takes a row, if it has one; raises where it cannot be. Mutates."""
+        """Note the grammar of a request that takes a row, if it has one; raises if it cannot be followed. Mutates."""
         self.release(start.row)
         if start.sampling.grammar is None:
             return
@@ -88,7 +88,7 @@ class GrammarRows:
             self._masks.drop(found.held)
 
     def ask(self, texts: Mapping[int, array[int]]) -> None:
-        """Have the masks made that rows need next, by their texts. Mutates what is known of texts."""
+        """Ask for the masks that rows need next, by their texts. Mutates what is known of texts."""
         for row, text in texts.items():
             if row in self._rows and self._masks is not None:
                 self._rows[row].follow(text, self._eos_token_ids)
@@ -98,11 +98,11 @@ class GrammarRows:
             self._masks.flush()
 
     def __contains__(self, row: int) -> bool:
-        """Whether a row is held to a grammar."""
+        """Whether a row has a grammar."""
         return row in self._rows
 
     def late(self, rows: Collection[int]) -> set[int]:
-        """Return those of the rows of a step that still wait for masks. If all do, it waits for one. Mutates."""
+        """Return the rows of a step that still wait for masks. If all do, waits for one. Mutates."""
         late = {row for row in rows if row in self._rows and self._rows[row].is_late}
         if late and self._masks is not None:
             awaited = [self._rows[row].held for row in late]
@@ -118,9 +118,9 @@ class GrammarRows:
         step_s: float,
         num_entries: int,
     ) -> RowMasks:
-        """Return what the rows that draw may draw, by their texts and drafts. Mutates what is known of texts.
+        """Return the masks of the rows that draw, by their texts and drafts. Mutates what is known of texts.
 
-        `step_s`: how long the step has computed, `num_entries`: for how many rows.
+        `step_s`: the compute time of the step; `num_entries`: its number of rows.
         """
         held = [row for row in texts if row in self._rows]
         if self._masks is None or not held:
@@ -140,7 +140,7 @@ class GrammarRows:
         return self._collected(held, drafts)
 
     def close(self) -> None:
-        """End what makes masks. May be called twice."""
+        """End the processes that make masks. May be called twice."""
         if self._masks is not None:
             self._masks.close()
 
@@ -172,13 +172,13 @@ class _Collected:
     late: set[int] = field(default_factory=set)
 
     def add(self, row: int, made: Sequence[bytes], num_draws: int) -> None:
-        """Take in the masks of a row, which are those of its first draws. Mutates."""
+        """Add the masks of a row's first draws. Mutates."""
         at = np.arange(len(self.masks), len(self.masks) + num_draws)
         self.places[row] = np.where(at < len(self.masks) + len(made), at, NO_MASK)
         self.masks += made
 
     def joined(self) -> RowMasks:
-        """Return all of it. Does not mutate."""
+        """Return the masks of all rows. Does not mutate."""
         words = np.frombuffer(b"".join(self.masks), "<u4").astype(np.uint32)
         shape = (len(self.masks), -1) if self.masks else (0, 0)
         return RowMasks(words.reshape(shape), self.places, self.failures, frozenset(self.late))
@@ -186,15 +186,15 @@ class _Collected:
 
 @dataclass(frozen=True, slots=True)
 class RowMasks:
-    """The masks of a step, where those of each row stand, which rows cannot go on, and which are late."""
+    """The masks of a step, their places by row, the rows that have failed, and the rows that are late."""
 
     words: MaskArray  # [num_masks, num_words]
-    places: Mapping[int, IntArray]  # by row: for its draw, and for those behind its drafts; NO_MASK: none
+    places: Mapping[int, IntArray]  # by row: for its draw, and for those after its drafts; NO_MASK: none
     failures: Mapping[int, str]
     late: frozenset[int] = frozenset()
 
     def of_draws(self, rows: IntArray, num_draws: IntArray, drafted: IntArray) -> TokenMasks:
-        """Return the masks of draws: an entry's draws stand behind its drafts, or are all made in one place."""
+        """Return the masks of draws: each draw of an entry follows a draft, or all follow the same token."""
         if not self.places:
             return TokenMasks.none(int(num_draws.sum()))
         parts = [
@@ -211,7 +211,7 @@ NO_MASKS = RowMasks(np.zeros((0, 0), np.uint32), {}, {})
 
 
 def before_end(tokens: Sequence[int], eos_token_ids: frozenset[int]) -> list[int]:
-    """Return the tokens that stand before the first that ends a text. Does not mutate.
+    """Return the tokens before the first one that ends a text. Does not mutate.
 
     >>> before_end([5, 6, 0, 7], frozenset([0]))
     [5, 6]

@@ -1,18 +1,16 @@
-"""InputBatch: what a worker remembers between steps, and the arrays of one step.
+"""InputBatch: the state that a worker keeps between steps, and the arrays of one step.
 
-A plan carries differences only. So the batch keeps, per row, the tokens known and one block table
-per KV group, applies the differences in the contract's order (rows released, rows taken, table
-entries changed), and then builds the flat arrays of the step from what it knows. Building does not
-mutate: a sampled token is known only once the worker says so with `append`, and drafts only ever
-live inside one step.
+A plan has only differences. So the batch keeps the known tokens of each row and one block table per KV
+group. It applies the differences in the contract's order (rows released, rows taken, table entries
+changed), and then builds the flat arrays of the step. Building does not mutate: a sampled token becomes
+known only when the worker calls `append`, and drafts exist only within one step.
 
     tables[group]   [num_rows, max_blocks]   NO_BLOCK where a row holds none; grows by doubling
 
-Each step is checked before it runs: a row may compute only tokens that it knows, and every position
-that it reads or writes must lie in a block that its tables hold. A plan that breaks this would read
-another request's memory, so it fails as a whole. A row that has failed by itself (bad sampling
-settings, logits that are not finite) stays failed until it is released, and takes no part in the
-steps that were planned before the scheduler heard of it.
+Each step is checked before it runs: a row may compute only known tokens, and every position that it reads
+or writes must be in a block of its tables. A plan that breaks this would read another request's memory, so
+it fails as a whole. A row that has failed alone (bad sampling settings, logits that are not finite) stays
+failed until it is released, and takes no part in steps that were planned before the scheduler knew.
 """
 
 from __future__ import annotations
@@ -33,9 +31,9 @@ from quire.core.step import NO_BLOCK, RowStart, StepPlan, TableChanges
 
 @dataclass(slots=True)
 class RowState:
-    """What is known of a row. `failure` says what went wrong with it, and stays.
+    """The state of a row. `failure`, once set, says what went wrong and stays.
 
-    Of its first `num_prompt_logits` positions the logits are wanted whenever they are computed.
+    The first `num_prompt_logits` positions need logits whenever they are computed.
     """
 
     tokens: array[int]
@@ -62,20 +60,20 @@ class InputBatch:
         self._change_tables(plan.tables)
 
     def tokens(self, row: int) -> array[int]:
-        """Return the tokens known of a row; not to be changed."""
+        """Return the known tokens of a row; callers must not change them."""
         return self._row(row).tokens
 
     def state(self, row: int) -> RowState:
-        """Return what is known of a row: the state itself, which the row keeps until it is released."""
+        """Return the state of a row: the object itself, which the row keeps until it is released."""
         return self._row(row)
 
     def num_prompt_logits(self, plan: StepPlan, entry: int) -> int:
-        """Return of how many of an entry's tokens, the first ones, the logits are wanted. Does not mutate."""
+        """Return how many of an entry's first tokens need logits for the prompt. Does not mutate."""
         start, stop = plan.starts[entry], plan.starts[entry] + plan.counts[entry]
         return max(0, min(stop, self._row(plan.rows[entry]).num_prompt_logits) - start)
 
     def knows(self, plan: StepPlan, entry: int) -> bool:
-        """Return whether the tokens are known that an entry computes. Does not mutate."""
+        """Return whether the tokens that an entry computes are known. Does not mutate."""
         num_drafts = len(_drafts(plan, entry))
         return plan.starts[entry] + plan.counts[entry] - num_drafts <= len(self._row(plan.rows[entry]).tokens)
 
@@ -93,11 +91,11 @@ class InputBatch:
         self._rows[row].failure = message
 
     def failure(self, row: int) -> str | None:
-        """Return what went wrong with a row, None while nothing has."""
+        """Return what went wrong with a row, or None."""
         return self._row(row).failure
 
     def build(self, plan: StepPlan, left_out: Collection[int] = ()) -> StepInputs:
-        """Return the arrays of the step, without failed rows and those named. Does not mutate; O(tokens)."""
+        """Return the arrays of the step, without failed rows and `left_out`. Does not mutate; O(tokens)."""
         entries = [entry for entry, row in enumerate(plan.rows) if self.failure(row) is None and row not in left_out]
         for entry in entries:
             self._check_entry(plan, entry)
@@ -120,7 +118,7 @@ class InputBatch:
         )
 
     def last_tokens(self, plan: StepPlan) -> IntArray | None:
-        """Return the last token of each row of a plan; None unless that is what each computes. Does not mutate."""
+        """Return the last token of each row of a plan; None unless each computes just that. Does not mutate."""
         rows = self._rows
         try:
             states = [rows[row] for row in plan.rows]
@@ -134,7 +132,7 @@ class InputBatch:
     def decode_tables(
         self, rows: IntArray, positions: IntArray
     ) -> tuple[tuple[IntArray, ...], tuple[IntArray, ...]] | None:
-        """Return the slots of decodes and their block tables, by KV group; None where a block is not held.
+        """Return the slots of decodes and their block tables, by KV group; None if a block is missing.
 
         Does not mutate.
         """
@@ -167,7 +165,7 @@ class InputBatch:
             table[start.row] = NO_BLOCK
 
     def _refusal(self, start: RowStart) -> str | None:
-        """Return why this worker cannot serve the request, None where it can."""
+        """Return why this worker cannot serve the request, or None."""
         if start.tokens and not 0 <= min(start.tokens) <= max(start.tokens) < self._vocab_size:
             return f"a token is out of range; allowed: a token id from 0 to {self._vocab_size - 1}"
         if any(not 0 <= token < self._vocab_size for token in _named_tokens(start.sampling)):
@@ -188,11 +186,11 @@ class InputBatch:
                 self._tables[group] = grown
 
     def _num_logits(self, plan: StepPlan, entry: int) -> int:
-        """Of how many of an entry's tokens, the last ones, the logits are computed."""
+        """Return how many of an entry's last tokens need logits."""
         return plan.counts[entry] if self.num_prompt_logits(plan, entry) else num_sampled_logits(plan, entry)
 
     def _token_ids(self, plan: StepPlan, entries: Sequence[int]) -> IntArray:
-        """Return the tokens that entries compute; a slice may end before the drafts that follow what is known."""
+        """Return the tokens that entries compute; a slice may end before the drafts that follow the known tokens."""
         found = array("i")
         for entry in entries:
             start = plan.starts[entry]
@@ -221,7 +219,7 @@ class InputBatch:
             raise ExecutionError(f"row {row} has a draft that is no token id")
 
     def _check_tables(self, rows: IntArray, starts: IntArray, stops: IntArray) -> None:
-        """Raise unless the tables hold each position that computing starts … stops - 1 touches."""
+        """Raise unless the tables hold each position that computing starts … stops - 1 reads or writes."""
         size = self._spec.block_size
         for group, table in zip(self._spec.groups, self._tables, strict=True):
             first = np.array([group.first_needed(start) for start in starts.tolist()], np.int64) // size
@@ -240,7 +238,7 @@ def _drafts(plan: StepPlan, entry: int) -> Sequence[int]:
 
 
 def _named_tokens(sampling: SamplingParams) -> Iterator[int]:
-    """Yield the tokens that sampling parameters name, wherever they would be looked up."""
+    """Yield the tokens that sampling parameters name."""
     yield from sampling.stop_token_ids
     yield from sampling.allowed_token_ids or ()
     yield from (token for token, _ in sampling.biases)
@@ -248,12 +246,12 @@ def _named_tokens(sampling: SamplingParams) -> Iterator[int]:
 
 
 def num_sampled_logits(plan: StepPlan, entry: int) -> int:
-    """Return of how many of an entry's tokens, the last ones, the logits are sampled from."""
+    """Return how many of an entry's last tokens have logits to sample from."""
     return 1 + len(_drafts(plan, entry)) if plan.samples[entry] else 0
 
 
 def _grown(table: IntArray, num_rows: int, num_blocks: int) -> IntArray:
-    """Return the table with room for this many rows and entries: itself, or a larger copy."""
+    """Return a table with room for this many rows and entries: the same one, or a larger copy."""
     rows, blocks = table.shape
     if num_rows <= rows and num_blocks <= blocks:
         return table

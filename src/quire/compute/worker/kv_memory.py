@@ -1,4 +1,4 @@
-"""KVMemory: what a worker asks of the memory that its runner computes over, wherever and however that lies."""
+"""KVMemory: what a worker needs from the KV memory of its runner, on any device and with any layout."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quire.core.step import StepPlan
 
 
 class KVMemory(Protocol):
-    """The KV memory of one rank. How a runner reads it is between the two: they are made for one another."""
+    """The KV memory of one rank. A runner reads it in its own way: the two are made for each other."""
 
     spec: KVCacheSpec
     num_blocks: int

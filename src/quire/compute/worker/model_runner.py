@@ -2,9 +2,9 @@
 
     plan ─► InputBatch.build ─► StepInputs ─► ModelRunner.run ─► StepOutputs ─► Sampler ─► result
 
-The tokens of all sequences of a step lie one after another; nothing is padded. A runner writes the
-keys and values of exactly these tokens to their slots, and reads nothing but slots of the same
-sequences, through their block tables.
+The tokens of all sequences of a step follow one another, without padding. A runner writes the keys and
+values of exactly these tokens to their slots, and reads only slots of the same sequences, through their
+block tables.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Memory_contra = TypeVar("Memory_contra", contravariant=True)
 class StepInputs:
     """The tokens that one step computes.
 
-    Sequence s has the tokens query_starts[s] up to query_starts[s + 1], at consecutive positions,
-    and wants the logits logit_starts[s] up to logit_starts[s + 1]: those of its last tokens.
-    `entries[s]` is its entry in the plan, and `rows[s]` the row that it holds.
+    Sequence s has the tokens query_starts[s] up to query_starts[s + 1], at consecutive positions, and
+    gets the logits logit_starts[s] up to logit_starts[s + 1], for its last tokens. `entries[s]` is its
+    entry in the plan, and `rows[s]` its row.
     """
 
     entries: tuple[int, ...]
@@ -37,19 +37,19 @@ class StepInputs:
     rows: IntArray  # [num_sequences]
 
     def tokens_of(self, sequence: int) -> slice:
-        """Return where the tokens of a sequence lie."""
+        """Return the slice of a sequence's tokens."""
         return slice(int(self.query_starts[sequence]), int(self.query_starts[sequence + 1]))
 
     def logits_of(self, sequence: int) -> slice:
-        """Return where the logits of a sequence lie."""
+        """Return the slice of a sequence's logits."""
         return slice(int(self.logit_starts[sequence]), int(self.logit_starts[sequence + 1]))
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutputs:
-    """What a model computed: the logits that were wanted, and what came through finite.
+    """The outputs of a model: the logits, and which of its outputs are finite.
 
-    Rows of logits may be padded beyond the vocabulary, with anything.
+    Rows of logits may have padding of any content after the vocabulary.
     """
 
     logits: Logits  # [num_logits, vocab_size or more]
@@ -62,7 +62,7 @@ class ModelRunner(Protocol[Memory_contra]):
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens the model knows."""
+        """The number of tokens of the model."""
         ...
 
     def run(self, inputs: StepInputs, cache: Memory_contra) -> StepOutputs:

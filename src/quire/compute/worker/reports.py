@@ -1,4 +1,4 @@
-"""What a sampler says of tokens, as the result of a step carries it."""
+"""Log-probabilities of tokens, from the sampler's columns to the form of a step result."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""RowRules: what changes the logits of one row, as its text grows. Only rows that ask for something have any.
+"""RowRules: the rules that change the logits of one row, as its text grows. Only rows that ask for rules have them.
 
     known tokens ──► TokenCounts ──► seen, counts      penalties
-                 └─► BadWords    ──► banned            the last token of a bad word whose others have just been written
+                 └─► BadWords    ──► banned            the last token of a bad word whose others were just written
     allowed, biases                                    the same at every place
 
-Everything is a function of the tokens that stand before the draw, never of the steps that brought them: `at` is given
-the text and catches up with it. So it is right after a preemption, in a branch that inherits its prompt, and behind
-drafts, where a draw sees those that stand before it.
+Everything depends only on the tokens before the draw, never on the steps that made them: `at` gets the text and
+catches up with it. So it is right after a preemption, in a branch that inherits its prompt, and after drafts, where a
+draw sees the drafts before it.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class RowRules:
         self._ends = sampling.ending_tokens(eos_token_ids) if sampling.min_tokens else frozenset[int]()
 
     def at(self, text: array[int], drafts: Sequence[int] = ()) -> list[DrawRules]:
-        """Return the rules of the draw behind a row's known tokens, and behind each of the drafts. Mutates.
+        """Return the rules of the draw after a row's known tokens, and after each of the drafts. Mutates.
 
-        O(new tokens), besides what is returned.
+        O(new tokens), in addition to the size of the result.
         """
         counts = self._counts
         if counts is not None:
@@ -87,7 +87,7 @@ class BadWords:
 
     def __init__(self, words: Iterable[tuple[int, ...]]) -> None:
         self._always = {word[0] for word in words if len(word) == 1}
-        self._after: dict[int, list[tuple[array[int], int]]] = {}  # by the token before the last one
+        self._after: dict[int, list[tuple[array[int], int]]] = {}  # by the second last token
         for word in words:
             if len(word) > 1:
                 self._after.setdefault(word[-2], []).append((array("i", word[:-1]), word[-1]))
@@ -102,7 +102,7 @@ class BadWords:
 
 
 class TokenCounts:
-    """Which tokens are in a text, and how often in its output; without its prompt: in the output alone.
+    """Which tokens are in a text, and how often in its output; without its prompt: only those of the output.
 
     >>> counts = TokenCounts(2, with_prompt=True)
     >>> counts.follow(array("i", [7, 8, 9, 7, 9]))
@@ -114,7 +114,7 @@ class TokenCounts:
         self._num_prompt_tokens = num_prompt_tokens
         self._num_counted = 0 if with_prompt else num_prompt_tokens
         self._places: dict[int, int] = {}
-        self._ids = np.zeros(16, np.int64)  # in the order in which they came
+        self._ids = np.zeros(16, np.int64)  # in the order of their first occurrence
         self._counts = np.zeros(16, np.int64)
 
     def follow(self, text: array[int]) -> None:
@@ -131,7 +131,7 @@ class TokenCounts:
         return self._ids[: len(self._places)].copy(), self._counts[: len(self._places)].copy()
 
     def copy(self) -> TokenCounts:
-        """Return counts that go on by themselves. Does not mutate."""
+        """Return an independent copy. Does not mutate."""
         other = TokenCounts(self._num_prompt_tokens, with_prompt=True)
         other._num_counted, other._places = self._num_counted, self._places.copy()
         other._ids, other._counts = self._ids.copy(), self._counts.copy()

@@ -1,11 +1,11 @@
 """SamplingColumns: how each row chooses its tokens, and the draws of one step.
 
-The settings of a row are entered once, when a request takes it, into one column per setting; a step gathers them by
-row. The numbers that draws have are the parameters declared so in `quire.core.sampling_params`.
-A row makes one draw as a rule. A row that opens into k sequences makes k, all from the same logits, each with the seed
-of its sequence. A row with d drafts makes 1 + d, from the logits behind each of them: it will accept as many drafts as
-it would have drawn itself, so drafts change the number of steps and never the text. What changes logits by what stands
-in the text is in `row_rules`; rows without such rules pay nothing for those of others.
+The settings of a row are stored once, when a request takes it, in one column per setting; a step gathers them by row.
+`quire.core.sampling_params` declares which parameters draws have.
+Usually a row makes one draw. A row that opens into k sequences makes k, all from the same logits, each with the seed
+of its sequence. A row with d drafts makes 1 + d, from the logits after each of them: it accepts only drafts that it
+would have drawn itself, so drafts change the number of steps and never the text. `row_rules` changes logits according
+to the text; rows without such rules pay nothing for those of others.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ TEMPERATURE: Final = DRAW_PARAMETERS.index("temperature")
 class Sampling:
     """The rows that sample in a step, one entry each.
 
-    `next_positions` is where the first token drawn will stand; `num_draws` counts an entry's draws, and `drafted` tells
-    those that follow drafts from those that open sequences. `texts` are the known tokens of each row, `masks` what the
-    grammars of rows allow.
+    `next_positions` is the position of the first token drawn. `num_draws` counts an entry's draws, and `drafted` tells
+    draws that follow drafts from draws that open sequences. `texts` are the known tokens of each row, and `masks` the
+    tokens that grammars allow.
     """
 
     rows: IntArray
@@ -58,7 +58,7 @@ class SamplingColumns:
         self._rules: dict[int, RowRules] = {}
 
     def start(self, start: RowStart) -> None:
-        """Enter the settings of a request that takes a row. Mutates."""
+        """Store the settings of a request that takes a row. Mutates."""
         row, sampling = start.row, start.sampling
         missing = row + 1 - self._parameters.shape[1]
         if missing > 0:
@@ -67,7 +67,7 @@ class SamplingColumns:
             self._integers = np.pad(self._integers, width)
         self._parameters[:, row] = [getattr(sampling, name) for name in DRAW_PARAMETERS]
         if sampling.top_k == 1:
-            # The likeliest token alone is the greedy choice, which no temperature rounds to the weight of another one.
+            # top_k 1 is the greedy choice. Temperature 0 avoids that rounding makes two weights equal.
             self._parameters[TEMPERATURE, row] = 0.0
         logprobs = [NO_LOGPROBS if k is None else k for k in (sampling.logprobs, sampling.prompt_logprobs)]
         self._integers[:, row] = seed_of(start), *logprobs
@@ -76,7 +76,7 @@ class SamplingColumns:
             self._rules[row] = RowRules(start, self._eos_token_ids)
 
     def num_prompt_logprobs(self, row: int) -> int:
-        """Return how many of the likeliest tokens are reported at each place of a row's prompt. Does not mutate."""
+        """Return how many of the likeliest tokens to report at each place of a row's prompt. Does not mutate."""
         return int(self._integers[2, row])
 
     def release(self, row: int) -> None:
@@ -84,7 +84,7 @@ class SamplingColumns:
         self._rules.pop(row, None)
 
     def draws(self, sampling: Sampling) -> Draws:
-        """Return the draws of a step, those of each entry one after another. Mutates only what is known of texts."""
+        """Return the draws of a step, entry by entry. Mutates only what is known of texts."""
         counts = sampling.num_draws
         entry = np.repeat(np.arange(len(counts)), counts)
         index = np.arange(len(entry)) - np.repeat(np.cumsum(counts) - counts, counts)  # within the entry
@@ -126,7 +126,7 @@ class SamplingColumns:
 
 
 def seed_of(start: RowStart) -> int:
-    """Return the seed of a row: the request's, moved on by its branch; without one, drawn from the request's id."""
+    """Return the seed of a row: the request's seed, or one drawn from the request's id, plus its branch."""
     seed = start.sampling.seed
     if seed is None:
         digest = blake2b(start.request_id.encode("utf-8", "surrogatepass"), digest_size=8).digest()

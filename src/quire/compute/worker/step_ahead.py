@@ -1,17 +1,17 @@
-"""Steps ahead: a step is launched while the one before it is computed, and what it samples is made known later.
+"""Steps ahead: launches a step while the step before it runs; its sampled tokens become known later.
 
     host     build 1, launch │ build 2, launch │ wait 1, result │ build 3, launch │ wait 2, result │ …
     device                   └── step 1 ───────┴── step 2 ──────┴── step 3 ───────┴── …
 
-A device that had to wait until the host has read its tokens, scheduled the next step and built its inputs would stand
-still for a good part of every step. Nothing forces it to wait: a token that was just sampled lies on the device
-already. So the text of its row goes on with `UNKNOWN`, the runner takes the row's last token from where it was left,
-and the text is completed when the result is collected.
+A device that waits until the host has read its tokens, scheduled the next step and built its inputs is idle for a large
+part of every step. It need not wait, because a sampled token is already on the device. So the row's text goes on with
+`UNKNOWN`, the runner takes the row's last token from device memory, and the text is completed when the result is
+collected.
 
-What cannot be so is a choice that depends on the text or on its log-probabilities: penalties, banned words, grammars,
-beams, reports, drafts. A plan with such a row is computed when all before it is known, as is every plan where there is
-no `Launcher`. Whether a row's numbers are finite is known late as well: by then the next step of the row may be under
-way, and its token is thrown away.
+This does not work for choices that depend on the text or on log-probabilities: penalties, banned words, grammars,
+beams, reports, drafts. A plan with such a row is computed when all tokens before it are known, and so is every plan
+without a `Launcher`. Whether a row's numbers are finite is also known late: by then the row's next step may be running,
+and its token is thrown away.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from quire.compute.worker.sampling_columns import Sampling, SamplingColumns
 from quire.core.step import StepPlan, StepResult
 
 UNKNOWN: Final = -1
-"""A token that a step under way samples."""
+"""A token that a running step samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What a launched step brings."""
+    """The results of a launched step."""
 
     tokens: IntArray  # [num_draws]
     finite: BoolArray  # [num_tokens]: the hidden state of the token
@@ -46,40 +46,40 @@ class Drawn:
 
 
 class StepUnderWay(Protocol):
-    """A step that was launched."""
+    """A launched step."""
 
     def wait(self) -> Drawn:
-        """Wait for the step and return what it brings."""
+        """Wait for the step and return its results."""
         ...
 
 
 class Launcher(Protocol[Memory_contra]):
-    """A runner that samples as well, and waits for neither."""
+    """A runner that also samples, and returns before either is done."""
 
     def prepare(self, cache: Memory_contra) -> None:
-        """Do what had better be done before the first step; the memory is allocated. Mutates the launcher only."""
+        """Do slow work before the first step; the memory is allocated. Mutates the launcher only."""
         ...
 
     def launch(self, inputs: StepInputs, draws: Draws, cache: Memory_contra) -> StepUnderWay:
         """Start a step of at least one token, a draw for each row of logits. Mutates its slots in the cache.
 
-        A token of the inputs that is `UNKNOWN` is what its row drew in the step launched last.
+        An `UNKNOWN` token of the inputs is the one that its row drew in the step launched last.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """A step under way, and the rows that it will tell its tokens: those that had the places when it was launched."""
+    """A running step, and the rows that get its tokens: those that held the places when it was launched."""
 
     plan: StepPlan
     inputs: StepInputs
-    states: tuple[RowState, ...]  # of the plan's entries
+    states: tuple[RowState, ...]  # one per entry of the plan
     sampling: tuple[int, ...]  # entries that draw
     step: StepUnderWay | None  # None: every row had failed before
 
     def result(self) -> StepResult:
-        """Wait for the step and return its result. Mutates the rows: their tokens are known from now on."""
+        """Wait for the step and return its result. Mutates the rows: their tokens become known."""
         sampled: dict[int, int] = {}
         if self.step is not None:
             drawn = self.step.wait()
@@ -100,7 +100,7 @@ class Launched:
 
 
 class StepsAhead:
-    """Launches the steps that need not wait, and knows which those are."""
+    """Decides which steps need not wait, and launches them."""
 
     def __init__(self, launcher: Launcher[Any], columns: SamplingColumns, careful: CarefulRows) -> None:
         self._launcher = launcher
@@ -108,11 +108,11 @@ class StepsAhead:
         self._careful = careful
 
     def prepare(self, cache: KVMemory) -> None:
-        """Let the launcher do what had better be done before the first step. Mutates it."""
+        """Let the launcher do its slow work before the first step. Mutates it."""
         self._launcher.prepare(cache)
 
     def takes(self, plan: StepPlan) -> bool:
-        """Return whether a plan may be launched while the steps before it are under way. Does not mutate."""
+        """Return whether a plan may be launched while the steps before it run. Does not mutate."""
         is_plain = not plan.drafts and max(plan.samples, default=0) <= 1
         return is_plain and self._careful.isdisjoint(plan.rows)
 
@@ -129,7 +129,7 @@ class StepsAhead:
         return Launched(plan, inputs, states, sampling, step)
 
     def _draws(self, plan: StepPlan, inputs: StepInputs, sampling: tuple[int, ...]) -> Draws:
-        """Return a draw for each entry that samples: each has one row of logits, and no other has any."""
+        """Return a draw for each entry that samples: each has one row of logits, and no other entry has any."""
         rows, starts, counts = (np.array(column, np.int64) for column in (plan.rows, plan.starts, plan.counts))
         entries, count = np.array(sampling, np.int64), len(sampling)
         return self._columns.draws(
@@ -146,7 +146,7 @@ class StepsAhead:
 
 
 def broken(inputs: StepInputs, finite: BoolArray, finite_logits: BoolArray) -> Iterator[tuple[int, str]]:
-    """Yield the entries of which something is not finite, and what. Chunks count: their keys and values may be shared.
+    """Yield the entries with numbers that are not finite, and which. Chunks count: their keys and values may be shared.
 
     Does not mutate.
     """

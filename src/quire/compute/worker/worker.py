@@ -1,16 +1,15 @@
 """Worker: an Executor in this process, one model over one KV memory.
 
-A step is carried out when it is submitted; `collect` hands over the queued result. That keeps the
-contract with several plans under way: plans take effect in the order of submission, and a row finds
-the token that an earlier step sampled in its own state, whether or not the scheduler has collected
-it. Where there is a `Launcher`, a step is only started when it is submitted, if its plan allows that
-(see `step_ahead`), and `collect` waits for it.
+A step runs when it is submitted; `collect` returns the queued result. That keeps the contract with several
+plans in flight: plans take effect in the order of submission, and a row has the token of an earlier step in
+its own state, whether or not the scheduler has collected it. With a `Launcher`, a submitted step is only
+started if its plan allows that (see `step_ahead`), and `collect` waits for it.
 
-What goes wrong with one request is an entry of `failures` and touches no other row: settings that
-this worker does not serve, hidden states or logits that are not finite. Everything else fails the
-step: `collect` raises `ExecutionError`, no token of the step is known afterwards, the differences,
-copies and moves that its plan carried stay applied, and the plans behind it are lost with it. Where
-even those could not be applied, later plans have nothing to rely on: that is an `ExecutorLostError`.
+An error of one request becomes an entry of `failures` and affects no other row: settings that this worker
+does not support, hidden states or logits that are not finite. Every other error fails the step: `collect`
+raises `ExecutionError`, no token of the step becomes known, the differences, copies and moves of its plan
+stay applied, and the plans after it fail too. If even those could not be applied, later plans have nothing
+to rely on: that is an `ExecutorLostError`.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class Worker:
         self._decodes = DecodeSteps(self._careful)
         self._ahead = None if parts.launcher is None else StepsAhead(parts.launcher, self._columns, self._careful)
         self._batch: InputBatch | None = None
-        self._step_s = 0.0  # how long the last step has computed
+        self._step_s = 0.0  # compute time of the last step
         self._results: deque[StepResult | Launched | ExecutionError] = deque()
 
     def start(self) -> None:
@@ -66,7 +65,7 @@ class Worker:
             self._ahead.prepare(self.cache)
 
     def submit(self, plan: StepPlan) -> None:
-        """Compute a plan and queue its result, or start it and queue what is to come. Mutates."""
+        """Compute a plan and queue its result, or start it and queue the running step. Mutates."""
         if self._batch is None:
             raise ExecutionError("the worker is not started, or was shut down")
         try:
@@ -78,15 +77,15 @@ class Worker:
         if ahead is not None and ahead.takes(plan):
             self._results.append(_outcome(plan, lambda: ahead.launch(plan, batch, self.cache)))
         else:
-            # What is chosen may depend on the tokens of the steps before.
+            # A choice may depend on the tokens of the steps before.
             if self._results:
                 self._results = deque(_finished(each) for each in self._results)
             self._results.append(_outcome(plan, lambda: self._compute(plan, batch)))
 
     def collect(self) -> StepResult:
-        """Return the result of the oldest plan under way. Mutates the queue.
+        """Return the result of the oldest plan in flight. Mutates the queue.
 
-        A step that failed takes the plans behind it along: what they compute may follow from what it did not.
+        If the step failed, the plans after it fail too: they may depend on what it did not compute.
         """
         if not self._results:
             raise ExecutionError("no plan is under way")
@@ -98,14 +97,14 @@ class Worker:
         return result
 
     def shutdown(self) -> None:
-        """Give the memory back and drop what is under way. Mutates; may be called twice."""
+        """Give the memory back and drop steps in flight. Mutates; may be called twice."""
         self._batch = None
         self._results.clear()
         self._grammars.close()
         self.cache.release()
 
     def _apply(self, plan: StepPlan, batch: InputBatch) -> None:
-        """Carry out the differences, copies and moves, on which later plans rely whether the rest succeeds or not."""
+        """Apply the differences, copies and moves: later plans rely on them even if the step fails."""
         plan.check()
         batch.apply(plan)
         for row in plan.released_rows:
@@ -118,7 +117,7 @@ class Worker:
         self.cache.apply(plan)
 
     def _enter(self, start: RowStart, batch: InputBatch) -> None:
-        """Enter how a row is sampled; if that cannot be done, that row has failed, and no other."""
+        """Store how to sample a row; if that fails, only this row fails."""
         try:
             self._columns.start(start)
             self._grammars.start(start)
@@ -155,7 +154,7 @@ class Worker:
         )
 
     def _draw(self, plan: StepPlan, inputs: StepInputs, outputs: StepOutputs, batch: InputBatch) -> StepResult:
-        """Return the token of each row of a step that took the short way, and make it known."""
+        """Return the tokens of a step that took the short way, and make them known."""
         count = len(inputs.rows)
         draws = self._columns.draws(
             Sampling(
@@ -173,7 +172,7 @@ class Worker:
         return StepResult(plan.step_id, num_tokens=plan.samples[:], tokens=array("i", tokens))
 
     def _postponed(self, plan: StepPlan, batch: InputBatch) -> set[int]:
-        """Return the rows that take no part in a step: those still without a mask, and steps planned behind theirs."""
+        """Return the rows to leave out of a step: those still without a mask, also in later steps planned for them."""
         late = self._grammars.late(plan.rows)
         return {
             row
@@ -185,7 +184,7 @@ class Worker:
     def _report_prompts(
         self, plan: StepPlan, inputs: StepInputs, outputs: StepOutputs, batch: InputBatch
     ) -> dict[int, tuple[TokenLogprobs, ...]]:
-        """Return, by row, how likely the tokens of prompts were that follow those computed. Does not mutate."""
+        """Return, by row, the log-probabilities of the prompt tokens after those computed. Does not mutate."""
         found: dict[int, tuple[TokenLogprobs, ...]] = {}
         for sequence, entry in enumerate(inputs.entries):
             row, count = plan.rows[entry], batch.num_prompt_logits(plan, entry)
@@ -203,7 +202,7 @@ class Worker:
     def _choose(
         self, plan: StepPlan, inputs: StepInputs, outputs: StepOutputs, batch: InputBatch
     ) -> tuple[dict[int, _Sampled], dict[int, tuple[Hypothesis, ...]]]:
-        """Return what comes next in each entry that samples, and what the searches that are over have found."""
+        """Return the next tokens of each entry that samples, and the texts of searches that are over."""
         sequences: list[int] = []
         searching: list[int] = []
         for sequence, entry in enumerate(inputs.entries):
@@ -229,7 +228,7 @@ class Worker:
         num_draws = [
             1 + len(guesses) if guesses else plan.samples[entry] for entry, guesses in zip(entries, drafts, strict=True)
         ]
-        # What is sampled from stands last in the logits of an entry, behind those of its prompt that were wanted.
+        # The logits to sample from are the last ones of an entry, after those of its prompt.
         logit_ends = inputs.logit_starts[np.array(sequences) + 1]
         draws = self._columns.draws(
             Sampling(
@@ -254,14 +253,14 @@ class Worker:
                 tokens = accepted(tokens, guesses)
             logprobs = reports(choices, first, len(tokens), int(draws.num_logprobs[first]))
             sampled[entry] = _Sampled(tokens, logprobs)
-            # A row that opens into several sequences goes on as the first of them.
+            # A row that opens into several sequences continues as the first one.
             batch.append(plan.rows[entry], tokens if guesses else tokens[:1])
             first += count
         self._grammars.ask({plan.rows[entry]: batch.tokens(plan.rows[entry]) for entry in entries})
         return sampled
 
     def _mask(self, plan: StepPlan, inputs: StepInputs, rows: list[int], batch: InputBatch) -> RowMasks:
-        """Return what the grammars of rows allow next; a row that cannot go on has failed."""
+        """Return the tokens that the grammars of rows allow next; a row that cannot go on fails."""
         texts = {row: batch.tokens(row) for row in rows}
         masks = self._grammars.mask(texts, plan.drafts, step_s=self._step_s, num_entries=len(inputs.entries))
         for row, message in masks.failures.items():
@@ -271,7 +270,7 @@ class Worker:
     def _search(
         self, plan: StepPlan, inputs: StepInputs, outputs: StepOutputs, batch: InputBatch, sequences: list[int]
     ) -> tuple[dict[int, _Sampled], dict[int, tuple[Hypothesis, ...]]]:
-        """Return what the searches of some entries bring, and what those that are over have found; make it known."""
+        """Return the next tokens of searches, and the texts of those that are over; make the tokens known."""
         places = {plan.rows[inputs.entries[sequence]]: sequence for sequence in sequences}
         opening = [row for row, sequence in places.items() if plan.samples[inputs.entries[sequence]] > 1]
         moving = [row for row in places if row not in opening]
@@ -292,7 +291,7 @@ class Worker:
                 searches[rows[0]] = found
             for row, step in steps.items():
                 sampled[inputs.entries[places[row]]] = _Sampled(step.token_ids, parent=step.parent)
-                if step.parent == row:  # another row is started anew, with the text that it continues
+                if step.parent == row:  # any other row starts again, with the text that it continues
                     batch.append(row, step.token_ids[:1])
         return sampled, searches
 
@@ -307,7 +306,7 @@ _NOTHING = _Sampled([])
 
 
 def accepted(drawn: Sequence[int], drafts: Sequence[int]) -> list[int]:
-    """Return the drafts that agree with what was drawn in their place, and the next token drawn.
+    """Return the drafts that equal the tokens drawn in their place, and the next token drawn.
 
     >>> accepted([2, 3, 0], [2, 1]), accepted([2, 3, 0], [2, 3])
     ([2, 3], [2, 3, 0])
@@ -319,7 +318,7 @@ def accepted(drawn: Sequence[int], drafts: Sequence[int]) -> list[int]:
 
 
 def _outcome(plan: StepPlan, work: Callable[[], StepResult | Launched]) -> StepResult | Launched | ExecutionError:
-    """Return what some work on a plan brings, or the error that `collect` will raise in its place."""
+    """Return the outcome of some work on a plan, or the error that `collect` will raise instead."""
     try:
         return work()
     except ExecutionError as error:
@@ -331,23 +330,23 @@ def _outcome(plan: StepPlan, work: Callable[[], StepResult | Launched]) -> StepR
 
 
 def _finished(outcome: StepResult | Launched | ExecutionError) -> StepResult | ExecutionError:
-    """Return what a step has brought; waits for one that is under way, whose rows then know their tokens."""
+    """Return the result of a step; waits for one that is running, and makes its tokens known."""
     if not isinstance(outcome, Launched):
         return outcome
     result = _outcome(outcome.plan, outcome.result)
-    assert not isinstance(result, Launched)  # a step under way ends in a result
+    assert not isinstance(result, Launched)  # a running step ends in a result
     return result
 
 
 def _failure(kind: type[ExecutionError], plan: StepPlan, error: Exception) -> ExecutionError:
-    """Return what `collect` will raise."""
+    """Return the error that `collect` will raise."""
     failure = kind(f"step {plan.step_id} failed: {type(error).__name__}: {error}")
     failure.__cause__ = error
     return failure
 
 
 def _parents(plan: StepPlan, sampled: dict[int, _Sampled]) -> array[int]:
-    """Return the row that each entry continues; nothing where each continues itself."""
+    """Return the row that each entry continues; empty if each continues itself."""
     parents = plan.rows[:]
     for entry, one in sampled.items():
         if one.parent >= 0:

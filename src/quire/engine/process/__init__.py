@@ -1,1 +1,1 @@
-"""Where an engine runs: in a thread of its own, or in a process of its own that is watched and restarted."""
+"""Where an engine runs: in its own thread, or in a separate process that is watched and restarted."""

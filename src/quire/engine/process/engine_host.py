@@ -1,12 +1,12 @@
 """The engine's own process: `python -m quire.engine.process.engine_host DESCRIPTOR`.
 
     main thread: reads messages ──► EngineThread: commands, then one step ──► writer thread: messages to the socket
-    heart: a Beat once a second; sees whether steps go on and the server is there ──► writer thread
+    heart: a Beat once a second; checks that steps go on and the server is alive ──► writer thread
 
-The engine's thread never waits for the server: what it has to say is queued, and the writer sends it. When the
-connection ends, for whatever reason, nobody is left to compute for: the process gives its memory back and ends, by
-force if the engine does not come to the end of its step. Signals that reach a whole group of processes (Ctrl-C in a
-terminal, a service manager that stops a service) are meant for the server, which lets requests finish first.
+The engine's thread never waits for the server: its messages are queued, and the writer sends them. When the connection
+ends, for any reason, the engine has no more clients: the process frees its memory and ends, by force if the engine does
+not finish its step. Signals to a whole group of processes (Ctrl-C in a terminal, a service manager that stops a
+service) are meant for the server, which lets requests finish first.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ logger = logging.getLogger("quire.engine")
 LOADED_EVERY_S: Final = 0.1
 CLOSING_S: Final = 10.0
 FAILED, ORPHANED = 1, 3
-"""Exit statuses: of an engine that failed, and of one that was ended by force because its server was gone."""
+"""Exit statuses: of an engine that failed, and of one that ended by force because its server was gone."""
 
 
 class MessageSocket:
@@ -68,7 +68,7 @@ class MessageSocket:
         self._writer.start()
 
     def send(self, message: Message) -> None:
-        """Have a message sent; from any thread."""
+        """Queue a message; from any thread."""
         self._outgoing.put(encode_message(message))
 
     def receive(self) -> ToEngine | None:
@@ -79,7 +79,7 @@ class MessageSocket:
         return None if body is None else message_to_engine(body)
 
     def close(self) -> None:
-        """Send what is left, and close."""
+        """Send the queued messages, and close."""
         self._outgoing.put(None)
         self._writer.join(CLOSING_S)
         self._socket.close()
@@ -101,7 +101,7 @@ class MessageSocket:
             try:
                 self._socket.sendall(data)
             except OSError:
-                return  # nobody listens any more: the reader finds out, too
+                return  # the connection is gone, as the reader will also find
 
 
 class EngineHost:
@@ -133,12 +133,12 @@ class EngineHost:
         client = InProcessClient(core)
         thread = EngineThread(client, self._deliver, self._die, self._tell, self._show, self._clock)
         self._thread = thread
-        gc.freeze()  # what stands now stays: a search for garbage need not walk every block of the pool
+        gc.freeze()  # these objects stay, so garbage collection need not scan every block of the pool
         self._connection.send(ready)
         self._obey(thread)
         _exit_after(CLOSING_S)
         heart.stop()
-        self._thread = None  # at its end the interpreter must find nothing of the native engine in use
+        self._thread = None  # when the interpreter ends, no native object may be in use
         thread.close()
         return 0
 
@@ -147,7 +147,7 @@ class EngineHost:
 
         blueprint = plan_engine(configure.config)
         if blueprint.masks is not None:
-            blueprint.masks.open()  # the first grammar need not wait for the vocabulary
+            blueprint.masks.open()  # so that the first grammar need not wait for the vocabulary
         blueprint = blueprint.measured(self._note_loaded)
         core = blueprint.build(self._clock, self._note_loaded)
         return core, Ready(core.scheduler.limits, blueprint.report)
@@ -164,10 +164,10 @@ class EngineHost:
                     return
 
     def _beat(self) -> None:
-        """Say that this process is there, and end it where the server is not, or a step does not end."""
+        """Send a beat; end this process if the server is gone, or if a step does not end."""
         self._connection.send(Beat())
         was_orphan, self._is_orphan = self._is_orphan, os.getppid() != self._parent
-        if was_orphan:  # and the connection has not ended: another process holds the other end
+        if was_orphan:  # but the connection is open: another process holds the other end
             self._leave("the server has ended")
         if self._thread is None:
             return
@@ -182,14 +182,14 @@ class EngineHost:
         self._connection.send(Updates.of(updates))
 
     def _die(self, message: str) -> None:
-        """The engine has failed, and the log says why: the server is told, and the process ends."""
+        """End the process because the engine has failed: log the reason and tell the server."""
         self._connection.send(Failed(_in_one_line(message)))
         self._connection.close()
         drain_output()
         os._exit(FAILED)
 
     def _leave(self, why: str) -> None:
-        """End the process by force: nobody listens."""
+        """End the process by force, without a server to tell."""
         logger.error("stopping the engine: %s", why)
         drain_output()
         os._exit(ORPHANED)
@@ -212,7 +212,7 @@ def _in_one_line(message: str) -> str:
 
 
 def _exit_after(seconds: float) -> None:
-    """End the process by force if it is still there then."""
+    """End the process by force if it still runs then."""
     timer = threading.Timer(seconds, os._exit, (ORPHANED,))
     timer.daemon = True
     timer.start()
@@ -226,7 +226,7 @@ def main(descriptor: int) -> int:
     connection = MessageSocket(socket.socket(fileno=descriptor))
     try:
         return EngineHost(connection, SystemClock()).run()
-    except ExecutionError as error:  # what came is no message: the connection cannot be trusted any more
+    except ExecutionError as error:  # an invalid message: the connection cannot be trusted any more
         print(f"quire: error: {error}", file=sys.stderr)
         return FAILED
     finally:

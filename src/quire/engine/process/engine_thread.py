@@ -1,10 +1,10 @@
-"""EngineThread: an engine client at work in a thread of its own.
+"""EngineThread: runs an engine client in its own thread.
 
     any thread ── send ──► queue ──► engine thread: commands, then one step ──► deliver(updates)
 
-With nothing under way the thread sleeps on the queue, so a request wakes it at once and an idle engine costs nothing.
-Commands are carried out between steps: what is aborted has given its blocks back before the next step is planned. An
-exception out of the engine ends the thread, and `fail` is told why: nobody is left waiting.
+Without requests the thread sleeps on the queue, so a request wakes it at once and an idle engine costs nothing.
+Commands take effect between steps: an aborted request frees its blocks before the next step is planned. An exception
+from the engine ends the thread and calls `fail` with the reason, so that no caller waits forever.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ STATS_EVERY_S: Final = 0.1
 class EngineThread:
     """Owns a client; `deliver`, `fail`, `tell` and `show` are called from its thread.
 
-    `tell` gets the counters of the engine: before the thread sleeps, and otherwise ten times a second. `show` gets what
-    happens in the memory, while a `Watch` asks for it.
+    `tell` gets the counters of the engine: before the thread sleeps, and otherwise ten times a second. `show` gets the
+    events in the memory, while a `Watch` asks for them.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class EngineThread:
         self._show = show
         self._clock = clock
         self._next_stats_s = 0.0
-        self._turn: int | None = None  # the step at hand, with the commands before it
+        self._turn: int | None = None  # the present step, with the commands before it
         self._num_turns = 0
-        self._every_s: float | None = None  # seconds between frames; None: nobody watches
+        self._every_s: float | None = None  # seconds between frames; None: no reader
         self._next_frame_s = 0.0
         self._commands: queue.SimpleQueue[AnyCommand | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
@@ -62,7 +62,7 @@ class EngineThread:
 
     @property
     def turn(self) -> int | None:
-        """A number that is another one with each step; None while there is nothing to do. Read from any thread."""
+        """A number that changes with each step; None while there is nothing to do. Read from any thread."""
         return self._turn
 
     @property
@@ -72,11 +72,11 @@ class EngineThread:
         return "".join(traceback.format_stack(found)) if found else "its thread has ended"
 
     def send(self, command: AnyCommand) -> None:
-        """Have a command carried out before the next step; from any thread."""
+        """Queue a command, to take effect before the next step; from any thread."""
         self._commands.put(command)
 
     def close(self) -> None:
-        """End the thread after the step that it is in, and close the client. May be called twice."""
+        """End the thread after its present step, and close the client. May be called twice."""
         self._commands.put(None)
         self._thread.join()
 
@@ -98,7 +98,7 @@ class EngineThread:
             self._client.close()
 
     def _obey(self) -> bool:
-        """Carry out the commands that have come, waiting for one while nothing is under way; False: it is over."""
+        """Carry out the queued commands, and wait for one if there are no requests; False: the thread must end."""
         while True:
             if self._client.is_idle and self._commands.empty():
                 self._tell_stats()
@@ -134,7 +134,7 @@ class EngineThread:
             self._deliver(refused(command, str(error)))
 
     def _seconds_to_frame(self) -> float | None:
-        """How long it is until something is to be shown; None: there is nothing that could be."""
+        """Return the seconds until the next frame is due; None: no frame."""
         if self._every_s is None or not self._client.has_news:
             return None
         return max(self._next_frame_s - self._clock.now(), 0.0)

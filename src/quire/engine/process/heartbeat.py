@@ -1,15 +1,15 @@
-"""Heartbeats: how the server and the engine's process know that the other one is there, and that steps go on.
+"""Heartbeats: show the server and the engine's process that the other one is alive, and that steps go on.
 
     server ── Beat, once a second ──► engine process      silent for max_silence_s: the engine ends itself
     server ◄── Beat, once a second ── engine process      silent for 5 s: not ready; for max_silence_s: killed
                                       a step of max_step_s: the engine says so and ends itself
 
-A heart beats in a thread of its own, so neither an idle engine nor a long step is silence: an engine without traffic
-beats, and a step computes without the lock of the interpreter. What is silent is stopped, or stuck in native code that
-holds that lock. An engine that is silent is not ready at once, but killed late: it may only be held by a debugger.
+A heart beats in its own thread, so neither an idle engine nor a long step is silent: an engine without traffic beats,
+and a step computes without the interpreter's lock. A silent process is stopped, or stuck in native code that holds that
+lock. A silent engine becomes not ready soon, but is killed late: it may only be held by a debugger.
 
-Time is counted by looks, one a second, and a look counts for two seconds at most. So nobody is accused after a time in
-which the one who looks did not run either: a machine that slept, a container that was frozen, Ctrl-Z.
+Time is counted by checks, one per second, and a check counts for two seconds at most. So time in which the checker did
+not run either does not count: a machine that slept, a frozen container, Ctrl-Z.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from quire.core.clock import Clock
 
 BEAT_S: Final = 1.0
 QUIET_S: Final = 5.0
-"""An engine that has been silent for so long is not ready."""
+"""An engine that has been silent for this long is not ready."""
 MAX_STEP_S: Final = 300.0
 MAX_SILENCE_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long a step may take, and how long the server and the engine's process may be silent; None: forever."""
+    """The longest time of a step, and the longest silence of the server and the engine; None: no limit."""
 
     max_step_s: float | None = MAX_STEP_S
     max_silence_s: float | None = MAX_SILENCE_S
@@ -40,7 +40,7 @@ PATIENCE: Final = Patience()
 
 
 class Standstill:
-    """For how long a number that should change has not, as seen by one who looks once a beat.
+    """Counts how long a number that should change has stayed the same, with one check per beat.
 
     >>> from quire.core.clock import ManualClock
     >>> clock = ManualClock()
@@ -62,7 +62,7 @@ class Standstill:
         self._seconds = 0.0
 
     def look(self, mark: int | None) -> float:
-        """Return for how many seconds `mark` has been the same; None: nothing that should move. Mutates."""
+        """Return for how many seconds `mark` has been the same; None: it need not change. Mutates."""
         now = self._clock.now()
         passed_s = min(now - self._looked_s, 2 * BEAT_S)
         self._seconds = 0.0 if mark is None or mark != self._mark else self._seconds + passed_s
@@ -71,7 +71,7 @@ class Standstill:
 
 
 class Heart:
-    """Calls `beat` once a second, in a thread of its own, until it is stopped."""
+    """Calls `beat` once a second, in its own thread, until it is stopped."""
 
     def __init__(self, beat: Callable[[], None]) -> None:
         self._beat = beat
@@ -80,7 +80,7 @@ class Heart:
         self._thread.start()
 
     def stop(self) -> None:
-        """Beat no more. May be called twice."""
+        """Stop beating. May be called twice."""
         self._stopped.set()
         self._thread.join()
 

@@ -1,4 +1,4 @@
-"""What the server and the engine's own process say to each other: typed messages over a pair of Unix sockets.
+"""The messages between the server and the engine's process: typed, over a pair of Unix sockets.
 
     server                                       engine process
       Configure ───────────────────────────────►            once: the settings
@@ -6,12 +6,12 @@
       a command (`commands`) ──────────────────►
       ◄──────────────────── Updates, Stats, Live            after a step
       ◄──────────────────── Failed                          why it ends: it could not be built, or cannot go on
-      Beat ────────────────►◄─────────────── Beat           once a second: the sender is there
+      Beat ────────────────►◄─────────────── Beat           once a second: the sender is alive
       Close, or the end of the connection ─────►            it ends
 
 A message is its length in four bytes and its fields in MessagePack. Lengths are capped, types are checked, and there is
-no pickle: what arrives can be refused, and never run. Columns of numbers cross as bytes: token ids as 32-bit integers,
-log-probabilities as 64-bit floats, in the order of bytes of the machine, which both sides share.
+no pickle: a message can be refused, but never run code. Columns of numbers are sent as bytes: token ids as 32-bit
+integers, log-probabilities as 64-bit floats, in the machine's byte order, which both sides share.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
 
 class Configure(Message, frozen=True):
-    """Build the engine of these settings, and end it where it takes too long."""
+    """Build the engine with these settings, and end it if it takes too long."""
 
     config: EngineConfig
     patience: Patience = PATIENCE
 
 
 class Asked(Message, frozen=True):
-    """Carry out a command, which is here in its wire form."""
+    """Carry out a command, given in its wire form."""
 
     command: bytes
 
 
 class Beat(Message, frozen=True):
-    """The sender is there."""
+    """The sender is alive."""
 
 
 class Close(Message, frozen=True):
@@ -64,7 +64,7 @@ class Close(Message, frozen=True):
 
 
 class Loaded(Message, frozen=True):
-    """The engine is loaded so far, as a `NoteLoaded` is told it."""
+    """The progress of loading, with the arguments of a `NoteLoaded`."""
 
     count: int
     total: int
@@ -72,7 +72,7 @@ class Loaded(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """The engine takes requests, of these limits."""
+    """The engine takes requests, with these limits."""
 
     limits: RequestLimits
     report: EngineReport
@@ -85,7 +85,7 @@ class Failed(Message, frozen=True):
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """`TokenLogprobs` on its way."""
+    """`TokenLogprobs` in a message."""
 
     logprob: float
     rank: int
@@ -94,7 +94,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Update(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
-    """`SequenceUpdate` on its way."""
+    """`SequenceUpdate` in a message."""
 
     request_id: str
     branch: int
@@ -108,7 +108,7 @@ class Update(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
 
 
 class Updates(Message, frozen=True):
-    """What sequences have got."""
+    """The updates of sequences."""
 
     entries: list[Update]
 
@@ -152,13 +152,13 @@ class Updates(Message, frozen=True):
 
 
 class Stats(Message, frozen=True):
-    """What the engine has done so far."""
+    """The counters of the engine."""
 
     stats: EngineStats
 
 
 class Live(Message, frozen=True):
-    """What has happened in the memory."""
+    """The events in the memory."""
 
     frame: LiveFrame
 
@@ -170,7 +170,7 @@ Received = TypeVar("Received")
 
 
 def encode_message(message: Message | Command) -> bytes:
-    """Return a message as it is sent; raises `ExecutionError` for one that is too long. Does not mutate."""
+    """Return the bytes of a message; raises `ExecutionError` if it is too long. Does not mutate."""
     body = _ENCODER.encode(Asked(command_bytes(message)) if isinstance(message, Command) else message)
     if len(body) > MAX_MESSAGE_BYTES:
         raise ExecutionError(f"a message of {len(body)} bytes is too long for the engine's connection")
@@ -178,7 +178,7 @@ def encode_message(message: Message | Command) -> bytes:
 
 
 def message_to_engine(body: bytes) -> ToEngine:
-    """Return what the engine received; raises `ExecutionError` for what is no message. Does not mutate."""
+    """Return the message that the engine received; raises `ExecutionError` if it is invalid. Does not mutate."""
     message = _decoded(_TO_ENGINE, body)
     if not isinstance(message, Asked):
         return message
@@ -189,12 +189,12 @@ def message_to_engine(body: bytes) -> ToEngine:
 
 
 def message_from_engine(body: bytes) -> FromEngine:
-    """Return what the engine sent; raises `ExecutionError` for what is no message. Does not mutate."""
+    """Return the message that the engine sent; raises `ExecutionError` if it is invalid. Does not mutate."""
     return _decoded(_FROM_ENGINE, body)
 
 
 def body_length(head: bytes) -> int:
-    """Return how long the body is that follows; raises `ExecutionError` for more than is allowed. Does not mutate.
+    """Return the length of the body that follows; raises `ExecutionError` if it is over the limit. Does not mutate.
 
     >>> body_length((5).to_bytes(4, "little"))
     5

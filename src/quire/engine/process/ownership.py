@@ -1,10 +1,10 @@
-"""Who may use an engine: the process that opened it, and there one thread at a time.
+"""Who may use an engine: the process that opened it, and one thread at a time.
 
-    with turn: …        another thread is in there, or this process was forked: RequestStateError, at once
+    with turn: …        raises RequestStateError at once if another thread is inside, or this process was forked
 
-Two threads in one scheduler gave texts that were silently wrong. A queue would hide that: the second thread would wait
-for a whole batch of the first, and a caller who wants both at once has `AsyncLLM`. So it is refused. A forked process
-has a copy of the books, but not the threads that compute, and its pipes and sockets are those of its parent.
+Two threads in one scheduler gave texts that were silently wrong. A queue would make the second thread wait for a whole
+batch of the first, and `AsyncLLM` is there for callers who want both at once. So a second thread is refused. A forked
+process has a copy of the books, but not the compute threads, and its pipes and sockets are those of its parent.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from quire.core.errors import RequestStateError
 
 
 class Home:
-    """The process in which this was made."""
+    """The process that created this object."""
 
     def __init__(self) -> None:
         self._process_id = os.getpid()
 
     @property
     def is_here(self) -> bool:
-        """Whether this is still that process, and not one that was forked from it."""
+        """Whether this is still that process, and not a fork."""
         return os.getpid() == self._process_id
 
     def require(self) -> None:
-        """Raise `RequestStateError` in a process that was forked."""
+        """Raise `RequestStateError` in a forked process."""
         if not self.is_here:
             raise RequestStateError(
                 f"this engine belongs to process {self._process_id}, from which this one was forked; "
@@ -37,18 +37,18 @@ class Home:
 
 
 class Turn:
-    """A lock that does not wait: its `with` raises `RequestStateError` where another thread is in, or after a fork."""
+    """A lock that does not wait: `with` raises `RequestStateError` if another thread is inside, or after a fork."""
 
     def __init__(self) -> None:
         self.home = Home()
         self._lock = threading.Lock()
 
     def take(self) -> bool:
-        """Return whether the turn is ours now; then `give` must follow. Never waits. Mutates."""
+        """Return whether the caller now has the turn; then `give` must follow. Never waits. Mutates."""
         return self.home.is_here and self._lock.acquire(blocking=False)
 
     def give(self) -> None:
-        """Let the next one in. Mutates."""
+        """Release the turn. Mutates."""
         self._lock.release()
 
     def __enter__(self) -> None:

@@ -1,13 +1,13 @@
-"""SupervisedLLM: a model in a process of its own, which is started again when it dies.
+"""SupervisedLLM: a model in a separate process, which is restarted when it dies.
 
     event loop: Door, RequestStreams ──── messages ────► engine process: scheduler, memory, model
                       ▲                                       │
                       └──────── updates, stats ◄──────────────┘
 
-A server must answer while the model computes, and outlive it. So everything about text stays here, and what may run out
-of memory or crash runs there. When the process ends, or is silent for too long (`heartbeat`), the requests that it had
-end with `ExecutionError`, and a new process is started: at once at first, then ever later while it does not stay up.
-`state` tells the truth meanwhile. Settings are checked here before any process is started.
+A server must answer while the model computes, and survive its crash. So everything about text stays here, and code that
+may run out of memory or crash runs there. When the process ends, or is silent for too long (`heartbeat`), its requests
+end with `ExecutionError`, and a new process starts: at once at first, then with growing delays while it does not stay
+up. Meanwhile `state` shows that. Settings are checked here before any process is started.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ logger = logging.getLogger("quire.engine")
 FIRST_RESTART_S: Final = 0.1
 LONGEST_RESTART_S: Final = 30.0
 STAYS_UP_S: Final = 60.0
-"""An engine that was up for so long is started again at once."""
+"""An engine that was up for this long is restarted at once."""
 MOST_FAILED_STARTS: Final = 5
 CLOSING_S: Final = 10.0
 LOOK_S: Final = 0.01
@@ -105,8 +105,8 @@ class EngineProcess:
         return self._process.pid
 
     def send(self, message: Message | Command) -> None:
-        """Have a message sent; what an engine that is gone is told is lost."""
-        self._home.require()  # the connection of a process that was forked is that of its parent
+        """Send a message; if the engine is gone, the message is lost."""
+        self._home.require()  # a forked process has its parent's connection
         self._writer.write(encode_message(message))
 
     async def receive(self) -> FromEngine | None:
@@ -118,7 +118,7 @@ class EngineProcess:
             return None
 
     async def end(self, patience_s: float) -> int:
-        """Wait so long for the process to end, then kill it; returns its exit status. Nothing happens after a fork."""
+        """Wait this long for the process to end, then kill it; return its exit status. Does nothing after a fork."""
         if not self._home.is_here:
             return 0
         self._writer.close()
@@ -130,7 +130,7 @@ class EngineProcess:
             return await self._ended()
 
     async def _ended(self) -> int:
-        """Wait for the exit status by looking now and then: a thread to wait in might be taken when it matters."""
+        """Poll for the exit status: a thread to wait in might be busy when it matters."""
         while (status := self._process.poll()) is None:
             await asyncio.sleep(LOOK_S)
         return status
@@ -141,24 +141,23 @@ class EngineProcess:
 
 
 class EngineMessages:
-    """The `EngineLink` of a supervised engine: calls become messages to the process that is there."""
+    """The `EngineLink` of a supervised engine: calls become messages to the present process."""
 
     def __init__(self) -> None:
         self.process: EngineProcess | None = None
 
     def send(self, command: AnyCommand) -> None:
-        """Have a command carried out; raises `ExecutionError` for a request where no engine is there."""
+        """Send a command; raises `ExecutionError` for a request if there is no engine."""
         if self.process is not None:
             self.process.send(command)
-        elif isinstance(command, Add):  # of an engine that is gone, all that was there has ended
+        elif isinstance(command, Add):  # other commands concern requests that ended with the engine
             raise ExecutionError("the engine is not running")
 
 
 class SupervisedLLM(OpenModel, OperatorVerbs):
-    """A model in a process of its own, for the tasks of one event loop. Implements `quire.serve.model.ServedModel`.
+    """A model in a separate process, for the tasks of one event loop. Implements `quire.serve.model.ServedModel`.
 
-    Settings that cannot be raise at once. `start` starts the engine and returns; `wait_ready` waits until it takes
-    requests.
+    Bad settings raise at once. `start` starts the engine and returns; `wait_ready` waits until it takes requests.
     """
 
     def __init__(
@@ -169,7 +168,7 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
         clock: Clock | None = None,
         note_loaded: NoteLoaded | None = None,
     ) -> None:
-        from quire.engine.factory import plan_engine  # it brings in arrays, which a mere import must not
+        from quire.engine.factory import plan_engine  # imported late, because it imports numpy
 
         super().__init__(Door(plan_engine(config), max_waiting_texts=MAX_WAITING_TEXTS))
         self._report = self._door.report
@@ -182,36 +181,36 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
         self._stats = EngineStats()
         self._state = ModelState.STARTING
         self._failure = ""  # why the engine is not running
-        self._reason = ""  # why the process at hand is about to end, where that is known
+        self._reason = ""  # why the present process is about to end, if known
         self._settled = asyncio.Event()  # ready for the first time, or failed for good
         self._num_heard = 0
         self._patience = patience
         self._num_restarts = 0
         self._supervisor: asyncio.Task[None] | None = None
-        self._watched: tuple[float, ShowLive] | None = None  # how often, and who is shown it
+        self._watched: tuple[float, ShowLive] | None = None  # how often, and the receiver of frames
 
-    # ---- what is asked of it ----------------------------------------------------------------------------------------
+    # ---- for callers ------------------------------------------------------------------------------------------------
 
     @property
     def state(self) -> ModelState:
-        """Where the engine stands; it takes requests only while it is ready."""
+        """The state of the engine; it takes requests only while it is ready."""
         return self._state
 
     @property
     def report(self) -> EngineReport:
-        """The start-up table: as planned here, and once the engine is there, as that has planned its memory."""
+        """The start-up table: as planned here, and once the engine is ready, with its own memory plan."""
         return self._report
 
     @property
     def limits(self) -> RequestLimits:
-        """What the engine can take; known as soon as it was ready once."""
+        """The limits of requests; known once the engine has been ready."""
         if self._limits is None:
             raise ExecutionError(self._failure or "the model is still being loaded")
         return self._limits
 
     @property
     def stats(self) -> EngineStats:
-        """What the engine last said of itself, and how often it was started again."""
+        """The engine's last counters, and the number of restarts."""
         return replace(self._stats, restarts_total=self._num_restarts)
 
     @property
@@ -232,11 +231,11 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
         *,
         chat: ChatOptions | None = None,
     ) -> PreparedRequest:
-        """Return a request that the engine can serve; raises `InvalidRequestError` for what it cannot."""
+        """Return a request that the engine can serve; raises `InvalidRequestError` if it cannot."""
         return await self._door.prepare_beside(prompt, self.limits, sampling, ticket, chat)
 
     def deltas(self, prepared: PreparedRequest) -> AsyncGenerator[RequestDelta, None]:
-        """Run a request; yield what is new each time it got further. Closing the iterator ends the request."""
+        """Run a request; yield its new parts after each step. Closing the iterator ends the request."""
         if self._state is not ModelState.READY:
             raise ExecutionError(self._failure or "the model is still being loaded")
         return self._streams.deltas(prepared)
@@ -244,18 +243,18 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
     def watch(self, every_s: float, show: ShowLive) -> None:
         """Call `show` with memory events, at most once per `every_s` seconds.
 
-        The first frames tell what is there already; so do those after the engine was started again. Mutates.
+        The first frames describe the present state, also after a restart of the engine. Mutates.
         """
         self._watched = (every_s, show)
         self._link.send(Watch(every_s))
 
     def unwatch(self) -> None:
-        """Have nothing shown any more. Mutates."""
+        """Stop showing memory events. Mutates."""
         self._watched = None
         self._link.send(Watch(None))
 
     def send(self, command: AnyCommand) -> None:
-        """Have a command carried out before the next step; an engine that is gone has nothing to do. Mutates."""
+        """Send a command, which takes effect before the next step; without an engine, drop it. Mutates."""
         self._link.send(command)
 
     # ---- the process ------------------------------------------------------------------------------------------------
@@ -273,9 +272,9 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
             raise ExecutionError(self._failure)
 
     async def close(self) -> None:
-        """End all requests and the process. May be called twice; nothing can be asked afterwards.
+        """End all requests and the process. May be called twice; later requests are refused.
 
-        Nothing happens in a process that was forked.
+        Does nothing in a forked process.
         """
         if not self._home.is_here:
             return
@@ -304,10 +303,10 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
             started_s, was_ready = self._clock.now(), False
             try:
                 was_ready = await self._run_once()
-            except (OSError, ExecutionError) as error:  # no process could be started, or it sent what is no message
+            except (OSError, ExecutionError) as error:  # no process could be started, or it sent an invalid message
                 self._lose(ModelState.RESTARTING, f"the engine process: {error}")
             if self._limits is None:
-                break  # it could never be built: what is wrong will be wrong again
+                break  # it was never ready, so it would fail again
             num_failed_starts = 0 if was_ready else num_failed_starts + 1
             delay_s = FIRST_RESTART_S if self._clock.now() - started_s >= STAYS_UP_S else delay_s
             logger.error("%s; restarting it in %g s", self._failure, delay_s)
@@ -325,7 +324,7 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
         status, patience_s = 0, CLOSING_S
         try:
             await self._listen(process)
-            patience_s = 1.0  # the connection has ended, so the process is about to
+            patience_s = 1.0  # the connection has ended, so the process will soon
         except asyncio.CancelledError:
             process.send(Close())
             raise
@@ -339,7 +338,7 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
         return was_ready
 
     async def _listen(self, process: EngineProcess) -> None:
-        """Take in what an engine says until it is gone."""
+        """Receive an engine's messages until it is gone."""
         while (message := await process.receive()) is not None:
             self._num_heard += 1
             if self._state is ModelState.UNRESPONSIVE:
@@ -365,7 +364,7 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
                     self._reason = reason
 
     async def _beat(self, process: EngineProcess) -> None:
-        """Say once a second that the server is there, and see whether the engine is."""
+        """Send a beat once a second, and check that the engine is alive."""
         still = Standstill(self._clock)
         while True:
             await asyncio.sleep(BEAT_S)
@@ -373,7 +372,7 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
             self._judge(process, still.look(self._num_heard))
 
     def _judge(self, process: EngineProcess, silent_s: float) -> None:
-        """Take in for how long an engine has been silent. One that is being built may be: it imports libraries."""
+        """Judge an engine that has been silent for some time. During its start it may be: it imports libraries."""
         if self._link.process is not process:
             return
         if silent_s >= QUIET_S and self._state is ModelState.READY:

@@ -1,1 +1,1 @@
-"""What an engine tells about itself: the report at its start, its counters, its step log, the live stream."""
+"""The records of an engine: the report at its start, its counters, its step log, the live stream."""

@@ -1,14 +1,14 @@
-"""LiveJournal: what happens in an engine, as frames for those who watch it from outside.
+"""LiveJournal: the events in an engine, as frames for readers such as the dashboard.
 
     MemoryJournal ── blocks ────┐
     RequestJournal ─ events ────┼──► stamp(now), twice a step ──► take, a few times a second ──► LiveFrame
     Scheduler ────── progress ──┘
 
-A frame holds what has changed since the frame before, and what is small enough to be told every time. It costs
-O(changes + running), between steps. The first frames are a survey of what was there before, in parts: the picture is
-whole with the first frame that says so. Numbers cross as columns of bytes, as in `messages`.
+A frame has the changes since the frame before, and the small facts that every frame repeats. It costs
+O(changes + running), between steps. The first frames describe the present state, in parts; a frame says when that is
+complete. Numbers are sent as columns of bytes, as in `messages`.
 
-Requests and tenants get short numbers, in the order in which they are first told. The ids that clients chose stay here.
+Requests and tenants get short numbers, in the order of their first report. The ids that clients chose are not sent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from quire.scheduler.scheduler import Scheduler
 
 NOBODY: Final = -1
 UNCHANGED_S: Final = -1.0
-"""The time of a block that has not changed hands: the one that is known of it already."""
+"""The time of a block with the same owner: keep the time sent before."""
 
 BLOCK_COLUMNS: Final = 6
 """Id, state, reference count, owner, parent, tenant."""
@@ -65,14 +65,14 @@ STATUS_NUMBERS: Final = {status: number for number, status in enumerate(STATUSES
 
 @dataclass(frozen=True, slots=True)
 class LiveFrame:
-    """What has changed since the frame before, and what is told every time.
+    """The changes since the frame before, and the facts that every frame repeats.
 
-    Times are seconds since the engine began. `tenants` are new names; their numbers go on from those before.
+    Times are seconds since the engine began. `tenants` are new names; their numbers continue those before.
     """
 
     at_s: float
-    begins: bool  # what was known before is void
-    is_whole: bool  # nothing is still to come of what has happened, or was there before
+    begins: bool  # forget everything from earlier frames
+    is_whole: bool  # the reader now has the complete state
     num_blocks: int
     stats: EngineStats
     tenants: list[str]
@@ -125,29 +125,29 @@ class LiveJournal:
         self._num_tenants_told = 0
         self._numbers: dict[Request, int] = {}
         self._num_requests = 0
-        self._moving: list[Request] = []  # may have got further since they were last told
-        self._told: set[Request] = set()  # that have not been told to have gone
+        self._moving: list[Request] = []  # may have progressed since the last report
+        self._told: set[Request] = set()  # reported, and not yet reported as ended
         self._events: list[tuple[int, ...]] = []
         self._event_times = array("d")
 
     @property
     def has_news(self) -> bool:
-        """Whether there is anything to tell that has not been told."""
+        """Whether there is anything new to report."""
         is_moving = bool(self._survey or self._events or self._scheduler.requests)
         return is_moving or self._memory.has_news or self._requests.has_news
 
     @property
     def is_whole(self) -> bool:
-        """Whether all that was there before has been told."""
+        """Whether the initial state has been reported completely."""
         return self._survey is None
 
     def close(self) -> None:
-        """Watch no longer. Mutates the scheduler and its memory."""
+        """Stop watching. Mutates the scheduler and its memory."""
         self._scheduler.unwatch()
         self._scheduler.memory.unwatch()
 
     def stamp(self, now_s: float) -> None:
-        """What has happened since the last stamp, has happened now. Mutates; O(changes)."""
+        """Give this time to all changes since the last stamp. Mutates; O(changes)."""
         at_s = now_s - self._began_s
         self._memory.stamp(at_s)
         for tenant, num_blocks in self._memory.take_evicted():
@@ -156,7 +156,7 @@ class LiveJournal:
             self._note(at_s, (kind, self._number(request), number, self._tenant(request.scope.tenant)))
 
     def take(self, now_s: float, stats: EngineStats) -> LiveFrame:
-        """Return what is new. Mutates; O(changes + running), while it surveys a few thousand blocks more."""
+        """Return the news. Mutates; O(changes + running), plus a few thousand blocks during the initial report."""
         self.stamp(now_s)
         if self._survey is not None and next(self._survey, self) is self:
             self._survey = None
@@ -180,7 +180,7 @@ class LiveJournal:
             events=packed(self._events),
             event_times=self._event_times.tobytes(),
         )
-        frame.tenants.extend(list(self._tenants)[self._num_tenants_told :])  # all of them have their numbers now
+        frame.tenants.extend(list(self._tenants)[self._num_tenants_told :])  # all have their numbers now
         self._num_tenants_told, self._begins = len(self._tenants), False
         self._events, self._event_times = [], array("d")
         return frame
@@ -204,7 +204,7 @@ class LiveJournal:
             if not request.is_finished:
                 self._told.add(request)
                 rows.append(self._request_row(request))
-                if request.num_late_results:  # it has yielded, and results of it are still to come
+                if request.num_late_results:  # preempted, with results still to come
                     moving.append(request)
                 continue
             number = self._numbers.pop(request, NOBODY)

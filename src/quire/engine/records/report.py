@@ -1,4 +1,4 @@
-"""What an engine is made of, said once at its start: the model, where it runs, and where the memory goes."""
+"""The report at the start of an engine: the model, its device, and the use of memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EngineStats: what an engine has done and is doing, in numbers, for those who watch it from outside."""
+"""EngineStats: the counters of an engine, for monitoring."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class ModelState(Enum):
-    """Where an engine stands, as readiness tells it."""
+    """The state of an engine, as readiness reports it."""
 
     STARTING = "starting"
     READY = "ready"
@@ -18,22 +18,22 @@ class ModelState(Enum):
 
     @property
     def has_engine(self) -> bool:
-        """Whether the engine is there, with all that it holds; it may be silent."""
+        """Whether the engine is running with all its state; it may be silent."""
         return self in (ModelState.READY, ModelState.UNRESPONSIVE)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """One moment of an engine. Names in `…_total` style only grow while the engine lives; the others come and go.
+    """The counters at one moment. Those named `…_total` only grow while the engine lives; the others rise and fall.
 
-    `queried_tokens_total` and `hit_tokens_total` are tokens of prompts that were looked up in the prefix cache, and
-    those found there. `busy_s_total` is the time spent in steps; `steps_total` counts those that brought a result.
+    `queried_tokens_total` are the prompt tokens looked up in the prefix cache, `hit_tokens_total` the cache hits.
+    `busy_s_total` is the time spent in steps; `steps_total` counts the steps with a result.
 
-    Of steps that the executor failed, `failed_steps_total` counts all, `memory_failures_total` those for lack of
-    memory. `culprits_total` are requests that ended because steps failed with them alone in it,
-    `corrupted_requests_total` those whose own numbers went wrong (NaN, for one) while the step went well. Meanwhile
-    `num_suspects` counts the requests that are tried apart from the others, and `max_step_tokens` is what a step may
-    compute: less than the setting once memory has fallen short.
+    `failed_steps_total` counts the steps that the executor failed, `memory_failures_total` those for lack of memory.
+    `culprits_total` are requests that ended because a step with only them failed; `corrupted_requests_total` those
+    whose own numbers went wrong (such as NaN) in a good step. `num_suspects` counts the requests that are now tried
+    apart from the others, and `max_step_tokens` is the most tokens of a step: less than the setting after memory has
+    run out.
     """
 
     num_running: int = 0

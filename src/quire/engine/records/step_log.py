@@ -2,17 +2,17 @@
 
     magic │ record │ record │ …    record = kind (1 byte) │ time (8) │ length (4) │ checksum (4) │ payload
 
-The scheduler is a pure function of what goes in: the settings, the requests, the aborts and stops, the results. So the
-log of a run can be **replayed**: `replay` feeds a new scheduler the same inputs and compares every plan that it makes
-with the one in the log, byte for byte. A bug report is a log; a refactoring that must not change decisions is a replay.
+The scheduler is a pure function of its inputs: the settings, the requests, the aborts and stops, the results. So the
+log of a run can be **replayed**: `replay` feeds the same inputs to a new scheduler and compares each of its plans with
+the one in the log, byte for byte. A log makes a bug report, and a replay shows that a refactoring changes no decision.
 
-A log that ends between two records is the log of a shorter run; one that ends within a record, or in which a byte was
-altered, is refused. The time of a record is the engine's clock when it was written; no decision depends on it, and
-readers of the log know how long everything took. Drafts come from outside; on replay they are taken from the logged
-plans. An eviction policy that was handed in as an object is not in the log, so a run with one cannot be replayed.
+A log that ends between two records is the log of a shorter run. A log that ends within a record, or with an altered
+byte, is refused. The time of a record is the engine's clock when it was written. No decision depends on it; it shows
+readers how long everything took. Drafts come from outside; a replay takes them from the logged plans. An eviction
+policy that was passed as an object is not in the log, so such a run cannot be replayed.
 
-The key of the prefix hash is not written: it is a secret, and no decision depends on it. Nor are cache salts: a digest
-stands in for each, because all that counts is which are equal.
+The key of the prefix hash is not written: it is a secret, and no decision depends on it. Cache salts are written as
+digests, because only their equality matters.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class StepLogWriter:
         self._record(SETTINGS, json.dumps(settings, separators=(",", ":")).encode())
 
     def commanded(self, command: Command) -> None:
-        """Write a command to the engine; a digest stands in for a salt."""
+        """Write a command to the engine, with a digest in place of a salt."""
         if isinstance(command, Add):
             scope = replace(command.scope, salt=_stand_in(command.scope.salt))
             command = replace(command, scope=scope)
@@ -92,12 +92,12 @@ class StepLogWriter:
         self._record(COMPUTED, result.to_bytes())
 
     def lost(self, error: ExecutionError) -> None:
-        """Write that the steps under way were lost, and whether for lack of memory."""
+        """Write that the steps in flight were lost, and whether for lack of memory."""
         kind = OUT_OF_MEMORY if isinstance(error, OutOfMemoryError) else LOST
         self._record(kind, str(error).encode("utf-8", "replace"))
 
     def close(self) -> None:
-        """Flush; the file is the caller's."""
+        """Flush the file, which the caller owns."""
         self._file.flush()
 
 
@@ -106,7 +106,7 @@ def _stand_in(salt: str) -> str:
 
 
 class _LoggedDrafts:
-    """A drafter that guesses what was guessed in the plan that is to be made again."""
+    """A drafter that returns the drafts of the logged plan."""
 
     def __init__(self) -> None:
         self.plan: StepPlan | None = None
@@ -128,7 +128,7 @@ class Record(NamedTuple):
 
 
 def read_records(file: BinaryIO) -> Iterator[Record]:
-    """Read the records of a log. Raises `StepLogError` where it was altered, `TornStepLogError` where it is torn."""
+    """Read the records of a log. Raises `StepLogError` if it was altered, `TornStepLogError` if it is torn."""
     if file.read(len(MAGIC)) != MAGIC:
         raise StepLogError("not a step log, or a log of another version")
     while head := file.read(_HEAD.size):
@@ -144,7 +144,7 @@ def read_records(file: BinaryIO) -> Iterator[Record]:
 
 
 def read_scheduler(payload: bytes, drafter: Drafter) -> Scheduler:
-    """Make a scheduler, with its memory, of the settings in a log; the drafter is used if the run had one."""
+    """Make a scheduler, with its memory, from the settings in a log; uses the drafter if the run had one."""
     try:
         settings = json.loads(payload)
         spec = settings["spec"]
@@ -163,7 +163,7 @@ def read_scheduler(payload: bytes, drafter: Drafter) -> Scheduler:
 
 
 class Replayed(NamedTuple):
-    """A record that has taken effect: what was asked, planned or brought, where it is a record of that."""
+    """A record that has taken effect, with its command, plan or outcome if it has one."""
 
     kind: bytes
     at_s: float

@@ -1,14 +1,14 @@
-"""StepLogFile: the step log of an engine that serves, in a file of its own.
+"""StepLogFile: the step log of a serving engine, in a new file.
 
     --step-log run.steplog     run.steplog │ run.steplog.1 │ run.steplog.2 …     one for each engine that was started
 
-An existing file is never touched: an operator who restarts a server after a crash wants the log of the crash, and an
-engine that its supervisor starts again begins a run of its own. It holds prompts, so nobody but its owner may read it.
+An existing file is never changed: an operator who restarts a server after a crash wants the log of the crash, and a
+restarted engine begins a new run. The file holds prompts, so only its owner may read it.
 
-Every record is one write of the system, with no buffer in this process: an engine that is killed has lost nothing, and
-the file does not end within a record unless the machine itself went down. A write of some hundred bytes costs
-microseconds of a step of milliseconds. When a record cannot be written (the disk is full), the partial record is cut
-off, a line says so once, and the engine goes on without a log.
+Every record is one system write, without a buffer in this process: a killed engine loses no record, and the file ends
+within a record only if the machine itself fails. Writing some hundred bytes costs microseconds of a step of
+milliseconds. If a record cannot be written (the disk is full), the partial record is cut off, a log line says so once,
+and the engine goes on without a step log.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger("quire.engine")
 
 
 class StepLogFile(StepLogWriter):
-    """A step log that owns its file, and ends rather than fail. Raises `InvalidConfigError` where there can be none."""
+    """A step log that owns its file, and ends rather than fails. Raises `InvalidConfigError` if it cannot create it."""
 
     def __init__(self, path: str, clock: Clock) -> None:
         self._raw = _create(path)
@@ -53,7 +53,7 @@ class StepLogFile(StepLogWriter):
 
 
 def step_log_notices(path: str | None) -> tuple[str, ...]:
-    """Return what the start-up table says of a log; raises `InvalidConfigError` for a folder that takes no file."""
+    """Return the start-up notice about a log; raises `InvalidConfigError` if the folder is not writable."""
     if path is None:
         return ()
     if not os.access(os.path.dirname(path) or ".", os.W_OK | os.X_OK):
@@ -62,7 +62,7 @@ def step_log_notices(path: str | None) -> tuple[str, ...]:
 
 
 def _create(path: str) -> io.FileIO:
-    """Create the file, or the first with a number behind its name that nobody has."""
+    """Create the file, or the first one with an unused number after its name."""
     number = 0
     while True:
         try:

@@ -6,7 +6,7 @@ and "<0xE4>" for a byte. So `TokenBytes` reads from the tokenizer's own decoder 
 incremental UTF-8 decoder turns bytes into text: a character goes out with its last byte, in O(1) per token, and the
 pieces add up to the text of all tokens at once, however they are cut. Bytes that are no UTF-8 become U+FFFD by the rule
 of the Unicode standard (one for each longest beginning of a character), which is what the `tokenizers` library does
-too, but for one case: in a run of byte tokens that is not UTF-8 as a whole it replaces *every* byte, the good
+too, except in one case: in a run of byte tokens that is not UTF-8 as a whole it replaces *every* byte, the good
 characters before the bad byte too. No stream can do that, as they have been shown; here only the bad bytes are
 replaced.
 
@@ -35,7 +35,7 @@ _NUM_PROMPT_TOKENS: Final = 4  # as many as a character has bytes
 
 
 class _Stream(Protocol):
-    """Turns the tokens of a text into pieces of it; special tokens that are not shown do not come here."""
+    """Turns the tokens of a text into its pieces; gets no special tokens that are not shown."""
 
     def append(self, token_id: int) -> str: ...
     def finish(self) -> str: ...
@@ -73,7 +73,7 @@ class _ByteStream:
 
 
 class _WindowStream:
-    """Decodes a window of tokens again; new is what the window has more than the part of it that was shown."""
+    """Decodes a window of tokens again; the new piece is the text after the part that was shown before."""
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int]) -> None:
         self._tokenizer = tokenizer

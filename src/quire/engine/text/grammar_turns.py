@@ -34,7 +34,7 @@ class GrammarTurns:
             await self._pool.run(grammar.owner, lambda: self.check(grammar))
 
     def close(self) -> None:
-        """Let go of the thread and of what checking has started. May be called twice."""
+        """End the thread, and the processes that checking has started. May be called twice."""
         self._pool.close()
         if self._grammars is not None:
             self._grammars.close()

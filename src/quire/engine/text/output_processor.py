@@ -289,7 +289,7 @@ class OutputProcessor:
         return request
 
     def process(self, updates: Iterable[SequenceUpdate]) -> None:
-        """Take updates in ; deliver each request that got further. Those that ended are let go. Mutates."""
+        """Process updates; deliver each request that got further, and forget those that ended. Mutates."""
         touched: dict[str, tuple[RequestText, Callable[[RequestText], None]]] = {}
         for update in updates:
             entry = self._requests.get(update.request_id)

@@ -143,7 +143,7 @@ def with_options(sampling: SamplingParams, options: Mapping[str, Any]) -> Sampli
 def with_bad_words(sampling: SamplingParams, tokenizer: Tokenizer | None) -> SamplingParams:
     """Return the sampling parameters with the tokens of their bad words put in. Does not mutate.
 
-    A word is encoded as it begins a text and as it follows a space, because the two have other tokens as a rule.
+    A word is encoded as it begins a text and as it follows a space, because the two usually have other tokens.
     """
     if tokenizer is None:
         allowed = "none, because this engine has no tokenizer, see bad_words_ids"

@@ -66,7 +66,7 @@ class StopStrings:
 
 
 class _Matcher:
-    """One stop string, and how much of it the text ends with."""
+    """One stop string, and the length of its prefix at the end of the text."""
 
     __slots__ = ("text", "length", "_fallback")
 

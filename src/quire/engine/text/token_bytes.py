@@ -74,7 +74,7 @@ def _flat_parts(settings: Mapping[str, object]) -> list[Mapping[str, object]]:
 
 
 def _is_bytewise(parts: Sequence[Mapping[str, object]]) -> bool:
-    """Return whether tokens decode one by one, but for the very beginning of a text."""
+    """Return whether tokens decode one by one, except at the very beginning of a text."""
     kinds = [str(part["type"]) for part in parts]
     if "ByteLevel" in kinds:
         return kinds == ["ByteLevel"]

@@ -47,7 +47,7 @@ NAMED_TOKENS: Final = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_
 
 
 class Tokenizer:
-    """The tokenizer of a model, with its chat templates. Immutable but for caches; threads may share it."""
+    """The tokenizer of a model, with its chat templates. Immutable except for caches; threads may share it."""
 
     def __init__(
         self,

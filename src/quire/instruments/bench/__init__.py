@@ -1,6 +1,6 @@
 """`quire bench`: measurements. Each benchmark is a module with `DESCRIPTION`, `add_options(parser)` and `run(options)`.
 
-A module is imported when its benchmark is named, so that `quire bench --help` answers at once.
+A module is imported only if its benchmark is named, so that `quire bench --help` answers at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from quire.instruments.bench.flags import add_output_options
 
 
 class Benchmark(NamedTuple):
-    """A benchmark, and the module that knows it."""
+    """A benchmark and its module."""
 
     name: str
     module: str
@@ -27,12 +27,12 @@ BENCHMARKS = (
     Benchmark("startup", "startup", "first token, load and installation"),
     Benchmark("memory", "memory_use", "memory use, planned and actual"),
     Benchmark("kernels", "kernels", "matrix products and attention, compared with the machine's limits"),
-    Benchmark("gpu-engine", "gpu_engine", "whole runs on a GPU, compared with their roofline"),
-    Benchmark("gpu-predictions", "gpu_predictions", "what a GPU should reach, estimated from bytes"),
+    Benchmark("gpu-engine", "gpu_engine", "whole runs on a GPU, compared with the roofline"),
+    Benchmark("gpu-predictions", "gpu_predictions", "expected GPU performance, estimated from bytes"),
     Benchmark("quality", "quality", "how narrower number types change a model's output"),
     Benchmark("sharing", "sharing", "blocks saved by sampling several texts from one prompt"),
-    Benchmark("fairness", "fairness", "what fair_share gives tenants with different traffic"),
-    Benchmark("record", "record", "record steps and fit a cost model to them"),
+    Benchmark("fairness", "fairness", "shares that fair_share gives tenants with different traffic"),
+    Benchmark("record", "record", "record steps and fit a cost model"),
     Benchmark("serve", "serve", "a server under load, and the cost of 'HTTP'"),
     Benchmark("structured", "structured", "cost of structured output"),
     Benchmark("simulator", "simulated", "speed and memory of simulations"),
@@ -41,7 +41,7 @@ BENCHMARKS = (
 
 
 class BenchmarkParser(OneLineParser):
-    """Asks the module of its benchmark for the flags, when there is something to parse."""
+    """Gets the flags from the module of its benchmark, but only to parse arguments."""
 
     def __init__(self, *, module: str, **settings: Any) -> None:
         super().__init__(**settings)
@@ -61,7 +61,7 @@ class BenchmarkParser(OneLineParser):
 
 
 def add_parser(subparsers: Any) -> None:
-    """Declare `quire bench` and what can be measured. Mutates `subparsers`."""
+    """Declare `quire bench` and its benchmarks. Mutates `subparsers`."""
     parser = subparsers.add_parser(
         "bench", help="measure quire", description="Measure a part of quire on this machine."
     )

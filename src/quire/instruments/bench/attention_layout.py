@@ -1,10 +1,10 @@
-"""Keys and values of many layers in paged memory, for attention to be timed over them.
+"""Keys and values of many layers in paged memory, to time attention over them.
 
-shuffled     ├ block ┼ block ┼ block ┼ block ┼ …    the blocks of all sequences, dealt out at random
-in order     ├ block ┼ block ┼ block ┼ block ┼ …    those of sequence 0, then those of sequence 1
-contiguous   ├ sequence 0 ───┼ sequence 1 ───┼ …    the same memory, a sequence in one block of its own
+shuffled     ├ block ┼ block ┼ block ┼ block ┼ …    the blocks of all sequences, in random order
+in order     ├ block ┼ block ┼ block ┼ block ┼ …    the blocks of sequence 0, then those of sequence 1
+contiguous   ├ sequence 0 ───┼ sequence 1 ───┼ …    the same memory, each sequence in one block
 
-All are read by the same kernel, and all are the same bytes: where the system has put them decides nothing.
+The same kernel reads the same bytes in each case, so their place in physical memory makes no difference.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 PANEL_WIDTH = 16
 COMMON = {"bfloat16": 0x3C00, "int8": 0x3C}
-"""What stands everywhere: 0.0078 in bfloat16, 60 in int8, whose scales then are 0.0115."""
+"""The content everywhere: 0.0078 in bfloat16; 60 in int8, with scales of 0.0115."""
 SHUFFLED, IN_ORDER, CONTIGUOUS = "shuffled", "in order", "contiguous"
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Keys and values of each layer, [num_blocks, block_size, num_kv_heads, stored_dim], and where sequences lie."""
+    """Keys and values of each layer, [num_blocks, block_size, num_kv_heads, stored_dim], and the block tables."""
 
     layers: list[tuple[CacheArray, CacheArray]]
     tables: IntArray
@@ -39,7 +39,7 @@ class Layout:
 class PagedLayers:
     """Sequences of equal length in as many layers as take `num_bytes` in bfloat16.
 
-    `heads`: those of queries, those of keys, and their size. `dtype`: bfloat16 or int8.
+    `heads`: query heads, key heads, and their size. `dtype`: bfloat16 or int8.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class PagedLayers:
         used = self._head_dim / stored_dim
         self.num_bytes = round(self.num_layers * num_sequences * num_tokens * spec.bytes_per_layer_token * used)
         try:
-            # Written, so that the memory is there.
+            # Written, so that the system maps the memory.
             layers: list[tuple[CacheArray, CacheArray]] = [
                 (np.full(shape, COMMON[dtype], STORED_AS[dtype]), np.full(shape, COMMON[dtype], STORED_AS[dtype]))
                 for _ in range(self.num_layers)

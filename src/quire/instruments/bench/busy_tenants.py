@@ -1,4 +1,4 @@
-"""Tenants who always have more to ask, on the real scheduler over a pretended model: what is computed for each?"""
+"""Tenants with endless requests, on the real scheduler over a simulated model: counts the tokens computed for each."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ENDS = ("length", "stop string", "stop token", "abort", "failure", "samples", "b
 
 @dataclass(frozen=True)
 class Habit:
-    """What a tenant asks, again and again: tokens of the prompt and of the answer, and how the answer ends."""
+    """The requests of a tenant: tokens of the prompt and of the answer, and how the answer ends."""
 
     num_prompt_tokens: int
     num_output_tokens: int
@@ -36,7 +36,7 @@ class Habit:
 
     @property
     def most_tokens(self) -> int:
-        """What one of its requests may cost at the most, unless something is computed again."""
+        """The most tokens that one of its requests may cost, unless some are computed again."""
         return self.num_sequences * (self.num_prompt_tokens + self.num_output_tokens)
 
     @property
@@ -45,7 +45,7 @@ class Habit:
         return 2 if self.end in ("samples", "beams") else 1
 
     def sampling(self) -> SamplingParams:
-        """Return how its requests are sampled. Those that others end ask for more than they get."""
+        """Return the sampling of its requests. Requests that end early ask for more tokens than they get."""
         if self.end in ("stop string", "abort", "failure"):
             return SamplingParams(max_tokens=2 * self.num_output_tokens + 40, ignore_eos=True)
         if self.end == "stop token":  # each token is one of 1,000, so about every tenth ends the text
@@ -70,7 +70,7 @@ class CountingExecutor(SimExecutor):
         self.computed = Counter[str]()
 
     def submit(self, plan: StepPlan) -> None:
-        """Count, then pretend to compute."""
+        """Count the tokens, then simulate the step."""
         self._tenants |= {start.row: start.request_id.split()[0] for start in plan.row_starts}
         for row, count in zip(plan.rows, plan.counts, strict=True):
             self.computed[self._tenants[row]] += count
@@ -78,7 +78,7 @@ class CountingExecutor(SimExecutor):
 
 
 class BusyTenants:
-    """Each tenant has `at_once` requests in the engine, from the beginning to the end."""
+    """Each tenant always has `at_once` requests in the engine."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class BusyTenants:
         self._numbers = itertools.count()
 
     def run(self, num_tokens: int) -> Counter[str]:
-        """Step until this many tokens are computed for all tenants together; return those of each. Mutates."""
+        """Step until this many tokens are computed for all tenants together; return the count of each. Mutates."""
         while self.executor.computed.total() < num_tokens:
             for tenant in self.habits:
                 self._ask(tenant)
@@ -126,7 +126,7 @@ class BusyTenants:
             self.engine.add_request(request)
 
     def _end(self) -> None:
-        """End those who have said enough: their text held a stop string, or nobody wants the rest, or it failed."""
+        """End the requests whose habit says so: by a stop string, an abort or a failure."""
         for tenant, habit in self.habits.items():
             if habit.end not in ("stop string", "abort", "failure"):
                 continue
@@ -149,6 +149,6 @@ class BusyTenants:
 
 
 def worst_miss(computed: Counter[str]) -> float:
-    """Return by which part the share of the tenant that has most or least misses an even one."""
+    """Return the largest relative distance of a tenant's share from an even share."""
     even = computed.total() / len(computed)
     return max(abs(tokens - even) / even for tenant, tokens in computed.items())

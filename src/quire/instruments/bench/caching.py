@@ -1,7 +1,7 @@
-"""What prefix caching costs where it never hits: the same traffic with and without an index.
+"""The cost of prefix caching without hits: the same traffic with and without an index.
 
-Prompts are random, so every lookup misses, and every full block is hashed or compared, published, and evicted in the
-end for nothing. Requests come as others end, so each step mixes decodes with some prefill.
+Prompts are random, so every lookup misses, and every full block is hashed or compared, published, and evicted without
+any use. A request arrives when another ends, so each step mixes decodes with some prefill.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from quire.reporting.samples import summarize
 from quire.scheduler.scheduler import Scheduler
 
 MAX_PERCENT = 1.0
-STEP_US = 20_000.0  # of the model, that the control plane is set against
+STEP_US = 20_000.0  # time of a model's step, to compare the control plane with
 
 NUM_RUNNING = 32
 PROMPT_TOKENS = 512
 OUTPUT_TOKENS = 64
 NUM_WARM_UP = 96  # requests that end before the clock starts: enough to fill the small pool
 NUM_TIMED = 512
-NUM_PROMPTS = NUM_WARM_UP + NUM_TIMED + 2 * NUM_RUNNING  # there is always one more to come
+NUM_PROMPTS = NUM_WARM_UP + NUM_TIMED + 2 * NUM_RUNNING  # there is always another request waiting
 POOLS = {"no eviction": 100_000, "cache full, every block evicted": 2_048}
 INDEXES = ("none", "hash_chain", "radix_tree")
 

@@ -36,7 +36,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--peer-script",
         metavar="FILE",
-        help="script that measures the peer; default: ../shared/bench/bench_control_vllm.py, seen from the root of "
+        help="script that measures the peer; default: ../shared/bench/bench_control_vllm.py, relative to the root of "
         "the repository",
     )
     add_count(parser, "running", 256, "concurrent decode requests")
@@ -48,7 +48,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, print, and write what was asked for; returns the exit status."""
+    """Measure, print, and write the requested files; returns the exit status."""
     return run_benchmark(options, "Control plane", lambda tell: _measure(options, tell))
 
 

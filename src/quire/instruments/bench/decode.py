@@ -1,6 +1,6 @@
-"""A step of many decodes, compared with the peer's.
+"""A step of many decodes in quire, compared with the peer's.
 
-Ours and the peer's runs alternate, and a ratio is taken between neighbours. The peer's script is run as it is for the
+Runs of quire and of the peer alternate, and ratios are between neighbours. The peer's script runs unchanged for the
 numbers that it prints, and through `peer_probe` for those that it does not (means, staggered borders, adding a prompt
 that was drawn before).
 """
@@ -32,7 +32,7 @@ MIN_RATIO = 5.0
 
 @dataclass(frozen=True, slots=True)
 class DecodeOptions:
-    """How many requests run, with how long a prompt, out of how many blocks, for how many steps."""
+    """The number of running requests, tokens per prompt, blocks and steps."""
 
     running: int
     prompt: int
@@ -43,14 +43,14 @@ class DecodeOptions:
 
 @dataclass(slots=True)
 class _Runs:
-    """The same measurement of ours and the peer's, one entry a run; `peer` stays empty where there is no peer."""
+    """The same measurement of quire and of the peer, one entry per run; `peer` is empty without a peer."""
 
     ours: list[float] = field(default_factory=list)
     peer: list[float] = field(default_factory=list)
 
 
 def measure_decode(options: DecodeOptions, peer: Peer | None, tell: Callable[[str], None]) -> Section:
-    """Measure steps with `options.running` decodes, run by run alternating with the peer's."""
+    """Measure steps with `options.running` decodes, in turn with the peer's."""
     runs: list[dict[str, Any]] = []
     for index in range(options.repeat):
         tell(f"decode: run {index + 1} of {options.repeat}")
@@ -78,7 +78,7 @@ def measure_decode(options: DecodeOptions, peer: Peer | None, tell: Callable[[st
 
 
 def _run_ours(options: DecodeOptions, *, staggered: bool) -> dict[str, Any]:
-    """One run in the form of the peer's probe. In lockstep prompts are drawn within `add_s`, as the script does."""
+    """One run, in the form of the peer's probe. In lockstep, `add_s` includes drawing prompts, as in the script."""
     gc.collect()
     scheduler = make_scheduler(Sizes(options.running, options.blocks))
     drawn = draw_prompts(prompt_lengths(options.running, options.prompt, staggered=staggered))
@@ -92,7 +92,7 @@ _Measurement = Callable[[dict[str, Any], DecodeOptions, str], "float | None"]
 
 
 def _of_steps(mode: str, statistic: Callable[[list[float]], float], script_key: str = "") -> _Measurement:
-    """A statistic of the steps of a run, in microseconds; with `script_key`, as the peer's script prints it."""
+    """A statistic of the steps of a run, in microseconds; with `script_key`, the one that the peer's script prints."""
 
     def measure(run: dict[str, Any], options: DecodeOptions, who: str) -> float | None:
         if who == "peer" and script_key:

@@ -1,10 +1,10 @@
-"""How much a long prompt disturbs those who are being answered: the time between their tokens, before and meanwhile.
+"""How much a long prompt disturbs running requests: the time between their tokens, before the prompt and during it.
 
     chats     ├ token ┼ token ┼ token ┼──── token ────┼──── token ────┼ …
     prompt                             ├ chunk ────────┼ chunk ────────┤ first token
 
-A chunk of the prompt takes the budget of a step that the chats leave. So the setting `max_num_batched_tokens` decides
-what is measured here.
+A chunk of the prompt takes the budget of a step that the chats leave. So the result depends mainly on the setting
+`max_num_batched_tokens`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ DrawPrompt = Callable[[int], tuple[int, ...]]
 
 @dataclass(slots=True)
 class DisturbedRun:
-    """Seconds between two tokens of one chat: before the prompt came, and until its first token."""
+    """Seconds between two tokens of one chat: before the prompt arrived, and until its first token."""
 
     quiet_s: list[float] = field(default_factory=list)
     disturbed_s: list[float] = field(default_factory=list)
@@ -38,11 +38,11 @@ class DisturbedRun:
 def measure_disturbance(
     engine: MeasuredEngine, sizes: tuple[int, int, int], repeat: int, draw_prompt: DrawPrompt, tell: Tell
 ) -> Section:
-    """Let chats run, and then add a prompt; `sizes`: chats, tokens of the prompt, steps before it comes."""
+    """Run chats, and then add a prompt; `sizes`: chats, tokens of the prompt, steps before the prompt."""
     num_chats, prompt_tokens, num_steps = sizes
     runs = []
     for index in range(repeat):
-        tell(f"chats beside a prompt: run {index + 1} of {repeat}")
+        tell(f"chats during a prompt: run {index + 1} of {repeat}")
         runs.append(_run(engine, sizes, draw_prompt))
     quiet = [summarize(run.quiet_s).median for run in runs]
     meanwhile = [summarize(run.disturbed_s).median for run in runs]
@@ -56,14 +56,14 @@ def measure_disturbance(
         ("p99 to the median without a prompt", cell(summarize(ratios(slowest, quiet)), "×")),
     ]
     text = (
-        f"{num_chats} chats decode, after {num_steps} steps a prompt of {prompt_tokens:,} tokens comes; a step "
+        f"{num_chats} chats decode; after {num_steps} steps a prompt of {prompt_tokens:,} tokens arrives; a step "
         f"computes at most {engine.blueprint.config.max_num_batched_tokens:,} tokens. Median of {repeat} runs "
         "(min–max)."
     )
-    label = f"{num_chats} chats beside a prompt of {prompt_tokens:,}: p99 to the median meanwhile"
+    label = f"{num_chats} chats during a prompt of {prompt_tokens:,}: p99 to the median meanwhile"
     goals = [Goal(label, to_median.median, MAX_TO_MEDIAN)]
     samples: dict[str, object] = {"runs": [asdict(run) for run in runs]}
-    return Section("Chats beside a prompt", text, ("what", "value"), rows, samples, goals)
+    return Section("Chats during a prompt", text, ("what", "value"), rows, samples, goals)
 
 
 def _run(engine: MeasuredEngine, sizes: tuple[int, int, int], draw_prompt: DrawPrompt) -> DisturbedRun:

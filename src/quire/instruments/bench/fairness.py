@@ -1,7 +1,7 @@
-"""`quire bench fairness`: what fair_share gives tenants with different traffic, and how long a newcomer waits.
+"""`quire bench fairness`: the shares that fair_share gives tenants with different traffic, and a newcomer's wait.
 
-The real scheduler and memory over a model that is only pretended, so everything is counted in tokens and steps, and is
-the same on any machine.
+Uses the real scheduler and memory over a simulated model. So everything is counted in tokens and steps, and is the same
+on any machine.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ FLOODS = (
 
 DESCRIPTION = (
     "Count the tokens that fair share computes for tenants whose requests differ in length and in how they end, and "
-    "the steps that a small request waits for its first token when another tenant has asked for all there is."
+    "the steps that a small request waits for its first token while another tenant's requests fill the engine."
 )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare no flags: what is predicted or counted takes none."""
+    """Declare no flags: counting needs none."""
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, print, and write what was asked for; returns the exit status."""
+    """Measure, print, and write the requested files; returns the exit status."""
     return run_benchmark(
         options, "Fair share", lambda tell: [measure_shares(tell), measure_newcomers(tell)], timed=False
     )
 
 
 def measure_shares(tell: Tell) -> Section:
-    """Let pairs of tenants ask without end; return the share of each of the tokens computed."""
+    """Run pairs of tenants with endless requests; return each tenant's share of the computed tokens."""
     rows, misses = [], {}
     for name, first, second, block_size in PAIRS:
         tell(f"fairness: {name}")
@@ -66,7 +66,7 @@ def measure_shares(tell: Tell) -> Section:
         rows.append((name, *shares, *(f"{busy.ended[tenant]:,}" for tenant in "ab")))
     about = (
         f"Two tenants, each with {4 * NUM_ROWS} requests in an engine of {NUM_ROWS} rows, until {NUM_TOKENS:,} tokens "
-        "are computed. The first asks for what the name says; the second for answers that end by their length."
+        "are computed. The row says what the first asks for; the second asks for answers that end by their length."
     )
     header = ("what the first asks", "its share", "the other's", "its answers", "the other's")
     goals = [Goal(f"{name}: share misses the half by, %", 100 * miss, 100 * FAIR) for name, miss in misses.items()]
@@ -74,7 +74,7 @@ def measure_shares(tell: Tell) -> Section:
 
 
 def measure_newcomers(tell: Tell) -> Section:
-    """Let a tenant take all there is, then another ask something small; return how many steps that waits."""
+    """Let one tenant fill the engine, then another send a small request; return how many steps that waits."""
     rows, waits = [], {}
     for name, count, num_prompt_tokens, sampling in FLOODS:
         tell(f"fairness: {name}")
@@ -82,11 +82,11 @@ def measure_newcomers(tell: Tell) -> Section:
         waits[name] = {policy: _steps_to_first_token(policy, prompts, sampling) for policy in POLICIES}
         rows.append((name, *(f"{waits[name][policy]:,}" for policy in POLICIES)))
     about = (
-        "Steps of 512 tokens until a prompt of 100 tokens has its first token. Another tenant asked for all that the "
-        "name says 20 steps before. There are 64 rows, and memory for all of them."
+        "Steps of 512 tokens until a prompt of 100 tokens has its first token. Another tenant sent the requests of the "
+        "row 20 steps before. There are 64 rows, and memory for all of them."
     )
     header = ("what the other tenant asked", *POLICIES)
-    goals = [Goal(f"beside {name}: steps", wait["fair_share"], 5) for name, wait in waits.items()]
+    goals = [Goal(f"during {name}: steps", wait["fair_share"], 5) for name, wait in waits.items()]
     return Section("Newcomers", about, header, rows, {"steps": waits}, goals)
 
 

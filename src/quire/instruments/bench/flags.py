@@ -1,4 +1,4 @@
-"""The flags that benchmarks share, and what their values may be."""
+"""The flags that benchmarks share, and checks of their values."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SHAPES = ("qwen3-0.6b", "llama-3.2-1b", "tiny")
 
 
 def add_output_options(parser: argparse.ArgumentParser) -> None:
-    """Add where the results are written. Mutates the parser."""
+    """Add the flags for output files. Mutates the parser."""
     parser.add_argument("--json", metavar="FILE", help="write all results as JSON, including every sample")
     parser.add_argument("--markdown", metavar="FILE", help="also write the printed report to a file")
     parser.add_argument(
@@ -21,7 +21,7 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
-    """Add the settings of an engine, and a shape in place of a model. Mutates the parser."""
+    """Add the settings of an engine, and a shape as an alternative to a model. Mutates the parser."""
     add_engine_options(parser)
     parser.add_argument(
         "--shape",
@@ -32,7 +32,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Add the model alone. Mutates the parser."""
+    """Add only the model. Mutates the parser."""
     parser.add_argument("model", nargs="?", default="guide", metavar="MODEL", help="model folder; default: the guide")
 
 

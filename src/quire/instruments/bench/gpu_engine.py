@@ -1,11 +1,11 @@
 """`quire bench gpu-engine`: whole runs on a GPU, compared with the roofline of the same requests.
 
-    requests ──► the engine itself            seconds from all handed over to the last token
-            └──► the simulator, same scheduler, steps as fast as the device's own ceilings: the bound
+    requests ──► the engine itself            seconds from handing over all requests to the last token
+            └──► the simulator, same scheduler, steps at the device's measured ceilings: the bound
 
-The ceilings are measured in the same run. The runs are those that `quire bench gpu-predictions` foretells. What the
-processor does while the device computes costs nothing; what it keeps the device waiting for shows as steps whose
-results were there before they were asked for.
+The ceilings are measured in the same run. The runs are those that `quire bench gpu-predictions` predicts. Work of the
+processor while the device computes costs nothing. If the device has to wait for the processor, the results of a step
+are ready before the engine asks for them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SINGLE_TOKENS: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Requests to a model, all at once, and the share of their roofline that is to be reached."""
+    """Requests to a model, all at once, and the share of their roofline that is the goal."""
 
     name: str
     model: str
@@ -61,7 +61,7 @@ class Case:
 
 
 def cases() -> tuple[Case, ...]:
-    """Return what is measured."""
+    """Return the cases to measure."""
     single = replace(even_requests(1024)[0], num_output_tokens=SINGLE_TOKENS)
     return (
         Case("nano-vllm", "qwen3-0.6b", tuple(nano_requests()), 58.0, MAX_UNHIDDEN_SHARE),
@@ -89,10 +89,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, print, and write what was asked for; returns the exit status."""
+    """Measure, print, and write the requested files; returns the exit status."""
     config = engine_config(options, os.environ)
     if "model" in options:
-        raise InvalidConfigError("model", config.model, f"none: --only says which of {', '.join(options.only)}")
+        raise InvalidConfigError("model", config.model, f"none: --only chooses among {', '.join(options.only)}")
     if config.device == "cuda":
         choose_device(look(os.environ), "cuda")
     wanted = [case for case in cases() if case.model in options.only]
@@ -110,7 +110,7 @@ def run(options: argparse.Namespace) -> int:
 
 @contextmanager
 def checkpoint(model: str, parent: str | None, tell: Tell) -> Iterator[Path]:
-    """Return a folder with random weights of a model; it is kept where its parent was named, and taken from there."""
+    """Return a folder with random weights of a model; with a parent, the folder is kept and reused."""
     with tempfile.TemporaryDirectory(prefix="quire-bench-") as temporary:
         folder = Path(parent or temporary) / model
         if not folder.exists():
@@ -122,7 +122,7 @@ def checkpoint(model: str, parent: str | None, tell: Tell) -> Iterator[Path]:
 
 
 def write_workloads(own: Sequence[Case], folder: Path) -> None:
-    """Write the requests of each case to a file of its name, for the runners of other engines."""
+    """Write the requests of each case to a file with its name, for the runners of other engines."""
     for case in own:
         lines = (
             json.dumps({"id": index, "prompt_token_ids": each.prompt_token_ids, "max_tokens": each.max_tokens, "n": 1})
@@ -134,7 +134,7 @@ def write_workloads(own: Sequence[Case], folder: Path) -> None:
 def measure_model(
     config: EngineConfig, own: Sequence[Case], options: argparse.Namespace, tell: Tell
 ) -> Iterator[Section]:
-    """Run the cases of one model `repeat` times; each run has token ids of its own."""
+    """Run the cases of one model `repeat` times; each run has different token ids."""
     tell(f"loading {config.model}")
     with MeasuredEngine(config) as engine:
         engine.warm_up()

@@ -1,7 +1,7 @@
-"""`quire bench kernels --device cuda`: paged attention on a GPU, against the limits of its memory and matrices.
+"""`quire bench kernels --device cuda`: paged attention on a GPU, compared with the limits of its memory and matrices.
 
-At the points that `quire bench gpu-predictions` foretells. Every step is checked before it is timed. What is compared
-takes turns; a time is that of one layer, in a graph over more layers than the caches hold.
+The points are those that `quire bench gpu-predictions` predicts. Every step is checked before it is timed. Compared
+steps take turns; a time is that of one layer, in a graph over more layers than the caches hold.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from quire.compute.torch.attention_run import AttentionStep
 
 PREFIX, OWN, SHARING = 2048, 128, 64
-"""Tokens that sequences share, tokens of their own, and how many there are."""
+"""Shared tokens, own tokens, and the number of sequences."""
 MIN_PROMPT_SHARE: Final = 55.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A step over another one, by time: what it is to be at most, or at least."""
+    """The time of a step divided by that of another, and its limit."""
 
     name: str
     above: AttentionStep
@@ -39,7 +39,7 @@ class Ratio:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, print, and write what was asked for; returns the exit status."""
+    """Measure, print, and write the requested files; returns the exit status."""
     from quire.compute.torch.device import choose_device, look
 
     choose_device(look(os.environ), "cuda")
@@ -53,13 +53,13 @@ def run(options: argparse.Namespace) -> int:
         yield bench.measure_prompts((4096, 8192, 16384))
         yield bench.measure_ratios(compared())
         if find_spec("flashinfer") is not None:
-            yield replace(bench.measure_ratios(beside_flashinfer()), title="Beside FlashInfer")
+            yield replace(bench.measure_ratios(beside_flashinfer()), title="Compared with FlashInfer")
 
     return run_benchmark(options, "GPU kernels", measure)
 
 
 def compared() -> tuple[Ratio, ...]:
-    """Return what is held to something else."""
+    """Return the comparisons of quire's own steps."""
     from quire.compute.torch.attention_run import AttentionStep
 
     plain, long = AttentionStep((4096,) * 32), AttentionStep((32768,))
@@ -84,7 +84,7 @@ def compared() -> tuple[Ratio, ...]:
 
 
 def beside_flashinfer() -> tuple[Ratio, ...]:
-    """Return steps of ours over the same ones of FlashInfer."""
+    """Return steps of quire's kernels, each compared with the same step of FlashInfer."""
     from quire.compute.torch.attention_run import AttentionStep
 
     steps = {
@@ -101,7 +101,7 @@ def beside_flashinfer() -> tuple[Ratio, ...]:
 
 
 class GpuKernelBench:
-    """Measures attention on a device, with queries of a dtype; `options` are those of the command."""
+    """Measures attention on a device, with queries of a dtype; `options`: those of the command."""
 
     def __init__(
         self, limits: Limits, device: str, options: argparse.Namespace, tell: Tell, *, dtype: str = "bfloat16"
@@ -113,7 +113,7 @@ class GpuKernelBench:
         self._tell = tell
 
     def measure_decodes(self, decodes: Sequence[Point]) -> Section:
-        """Measure steps of decodes against the bandwidth."""
+        """Measure steps of decodes, compared with the bandwidth."""
         from quire.compute.torch.attention_run import AttentionStep
 
         rows: list[tuple[str, ...]] = []
@@ -134,7 +134,7 @@ class GpuKernelBench:
         return Section("Decode attention", self._text(), header, rows, samples)
 
     def measure_prompts(self, lengths: Sequence[int]) -> Section:
-        """Measure whole prompts against the matrix rate."""
+        """Measure whole prompts, compared with the matrix rate."""
         from quire.compute.torch.attention_run import AttentionStep
 
         rows: list[tuple[str, ...]] = []
@@ -153,7 +153,7 @@ class GpuKernelBench:
         return Section("Prompts", self._text(), ("prompt", "µs", "% of the matrix rate"), rows, samples, goals)
 
     def measure_ratios(self, wanted: Sequence[Ratio]) -> Section:
-        """Measure steps against one another."""
+        """Measure steps in turn, compared with each other."""
         rows: list[tuple[str, ...]] = []
         samples: dict[str, object] = {}
         goals: list[Goal] = []
@@ -178,7 +178,7 @@ class GpuKernelBench:
 
     def _text(self) -> str:
         return (
-            f"{self._limits.name}; head_dim 128, blocks of 16 dealt out at random unless said. Median of "
+            f"{self._limits.name}; head_dim 128, blocks of 16 in random order unless stated. Median of "
             f"{self._options.repeat} runs (min–max) of a graph over layers of "
             f"{self._options.working_set / 2**20:,.0f} MiB together, the time of one layer."
         )

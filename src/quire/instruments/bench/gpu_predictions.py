@@ -1,10 +1,10 @@
-"""`quire bench gpu-predictions`: what a GPU that is not here should reach, from bytes and operations.
+"""`quire bench gpu-predictions`: predicts performance on a GPU from bytes and operations, without that GPU.
 
-    bound        bytes / bandwidth, or operations / rate: ceilings that were measured on one such device
-    expected     what is launched, what a stream of loads must warm up to, waves of programs, shares of the ceilings
+    bound        bytes / bandwidth, or operations / rate: ceilings measured on one such device
+    expected     also launches, the warm-up of a stream of loads, waves of programs, shares of the ceilings
 
-All assumptions are in `Assumptions` and in the report. None of it was fitted to this engine: where a measurement
-differs, one of these numbers is wrong, or the engine is, and it can be found out which.
+All assumptions are in `Assumptions` and in the report. None was fitted to this engine: if a measurement differs, either
+one of these numbers is wrong or the engine is, and one can find out which.
 """
 
 from __future__ import annotations
@@ -32,49 +32,49 @@ from quire.simulate.workload.offered import OfferedRequest, OpenLoop
 
 HEAD_DIM: Final = 128
 INVARIANT_ROWS: Final = 128
-"""Of a product, see `quire.compute.torch.products`."""
+"""The rows of a product's tile, see `quire.compute.torch.products`."""
 PROMPT_ROWS: Final = 128
 """Of a tile of scores of a prompt, see `quire.compute.torch.kernels.tile_shape`."""
 NANO_SEQUENCES: Final = 256
 RATIOS: Final = (
-    "Keys and values that rows share are read once, and multiplied with all of them. Two launches cost the same "
-    "whatever is saved, so little work gains less than its bytes. Ids of blocks are loaded a tile ahead, so they cost "
-    "their bytes: four for each block and head, beside all that is in it. In attention of prompts each score is an "
-    "exponent and some float32 operations between two products; the share expected is what remains if none of them "
-    "runs beside a product, the bound what the products leave by themselves. Batch-invariant products go in tiles of "
-    "128 rows, and each of them reads the weights."
+    "Keys and values that rows share are read once, and multiplied with all of these rows. Two launches always cost "
+    "the same, so little work gains less than its bytes. Ids of blocks are loaded a tile ahead, so they cost only "
+    "their bytes: four for each block and head, in addition to the content. In attention of prompts each score needs "
+    "an exponent and some float32 operations between two products. The expected share assumes that none of them "
+    "overlaps with a product; the bound counts only the products. Batch-invariant products have tiles of 128 rows, "
+    "and each tile reads the weights."
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What is taken to be so of an H200 and of an engine on it."""
+    """The assumptions about an H200 and an engine on it."""
 
-    bandwidth: float = 4.3e12  # bytes a second, of a copy, both ways counted: measured once on such a device
-    rate: float = 790e12  # operations a second of bfloat16 on random numbers: likewise
+    bandwidth: float = 4.3e12  # bytes per second of a copy, both directions: measured once on such a device
+    rate: float = 790e12  # bfloat16 operations per second on random numbers: likewise
     num_multiprocessors: int = 132
-    programs_each: int = 2  # as shared memory allows, see what was compiled
-    multiprocessor_bandwidth: float = 100e9  # loads under way / their latency: 80 KB / 0.8 µs
-    full_share: float = 0.93  # of the bandwidth, where all multiprocessors load
+    programs_each: int = 2  # as shared memory allows, see the compiled kernels
+    multiprocessor_bandwidth: float = 100e9  # loads in flight / their latency: 80 KB / 0.8 µs
+    full_share: float = 0.93  # of the bandwidth, if all multiprocessors load
     launch_s: float = 2.5e-6  # of a kernel in a graph, until it loads at full speed
     split_tokens: int = 512
     product_read_share: float = 0.85  # of the bandwidth, in products of few rows
     product_rate_share: float = 0.75  # of the rate, in products of many
     attention_rate_share: float = 0.5  # of the rate, in attention of many rows to the same keys
-    attention_product_share: float = 0.85  # of the rate, in the two products of such attention by themselves
-    clock: float = 1.755e9  # turns a second
+    attention_product_share: float = 0.85  # of the rate, in only the two products of such attention
+    clock: float = 1.755e9  # cycles per second
     exponents_per_turn: int = 16  # of a multiprocessor
     floats_per_turn: int = 128  # operations on float32, likewise
     floats_per_score: int = 4  # the highest, the difference, the sum, the conversion
     kernels_per_layer: int = 10
     graph_gap_s: float = 1.3e-6  # between two kernels of a graph
-    eager_launch_s: float = 24e-6  # of the processor, for each kernel launched by itself: see tests/gpu/host_time.py
+    eager_launch_s: float = 24e-6  # of the processor, for each kernel launched separately: see tests/gpu/host_time.py
     host_s: float = 1.0e-3  # of the processor, a step of decodes: scheduling 0.15, inputs and draws 0.75, a graph 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A step of decodes of one layer: contexts of its sequences, heads, bytes of a number; what is to be reached."""
+    """A step of decodes of one layer: contexts of its sequences, heads, bytes of a number; and the goal."""
 
     name: str
     contexts: tuple[int, ...]
@@ -116,7 +116,7 @@ def points() -> tuple[Point, ...]:
 
 
 def expected_s(point: Point, assumed: Assumptions) -> float:
-    """Return the seconds of attention and its merge: two launches, and waves of programs that load side by side.
+    """Return the seconds of attention and its merge: two launches, and waves of programs that load in parallel.
 
     >>> point = Point("", (1 << 20,) * 64, 32, 8, "")
     >>> round(point.num_bytes / Assumptions().bandwidth / expected_s(point, Assumptions()), 2)
@@ -161,7 +161,7 @@ def paged_over(block_size: int, other: float = math.inf) -> float:
 
 
 def invariant_over_fastest(num_sequences: int, context: int) -> float:
-    """Return the bytes of a batch-invariant step of decodes of 8B, whose tiles each read the weights, over the others.
+    """Return the bytes of a batch-invariant step of decodes of 8B, whose tiles each read the weights, over a usual one.
 
     >>> round(invariant_over_fastest(128, 1024), 2), round(invariant_over_fastest(256, 1024), 2)
     (1.0, 1.3)
@@ -173,7 +173,7 @@ def invariant_over_fastest(num_sequences: int, context: int) -> float:
 
 
 def prompt_share(assumed: Assumptions, context: int) -> float:
-    """Return the share of the rate that causal attention of a prompt reaches, if nothing overlaps with products.
+    """Return the share of the rate in causal attention of a prompt, if no other operation overlaps with products.
 
     >>> round(prompt_share(Assumptions(), 4096), 2), round(prompt_share(Assumptions(), 16384), 2)
     (0.54, 0.55)
@@ -181,7 +181,7 @@ def prompt_share(assumed: Assumptions, context: int) -> float:
     products_s = 4 * HEAD_DIM / assumed.rate
     turns = 1 / assumed.exponents_per_turn + assumed.floats_per_score / assumed.floats_per_turn
     rest_s = turns / (assumed.clock * assumed.num_multiprocessors)
-    # Of the tiles on the diagonal half is computed for nothing.
+    # Half of the work in tiles on the diagonal is wasted.
     needed = context / (context + PROMPT_ROWS)
     return needed * products_s / (products_s / assumed.attention_product_share + rest_s)
 
@@ -226,7 +226,7 @@ def _ratios(assumed: Assumptions) -> Section:
 
 
 class ExpectedCost:
-    """The time of a step: of the device with its gaps between kernels, or of the processor where that is longer."""
+    """The time of a step: of the device with its gaps between kernels, or of the processor if that is longer."""
 
     def __init__(self, roofline: Roofline, assumed: Assumptions, host_s: float) -> None:
         hardware = roofline.hardware
@@ -245,7 +245,7 @@ class ExpectedCost:
 
 
 def nano_requests() -> list[OfferedRequest]:
-    """Return the requests of the nano-vllm benchmark, drawn as it draws them.
+    """Return the requests of the nano-vllm benchmark, drawn in the same way.
 
     >>> requests = nano_requests()
     >>> sum(len(each.prompt) for each in requests), sum(each.num_output_tokens for each in requests)
@@ -265,14 +265,14 @@ def even_requests(num_tokens: int) -> list[OfferedRequest]:
 
 
 def ceilings(bandwidth: float, rate: float) -> Hardware:
-    """Return hardware that does nothing but read and multiply, so fast."""
+    """Return hardware that only reads and multiplies, at these rates."""
     vendor = find_hardware("nvidia-h200")
     rates = {**vendor.matrix_rate, "bfloat16": rate}
     return replace(vendor, read_bandwidth=bandwidth, matrix_rate=rates, step_overhead_s=0.0)
 
 
 def bound_s(requests: list[OfferedRequest], shape: ModelShape, hardware: Hardware) -> float:
-    """Return the seconds of requests by their roofline: the real scheduler, steps as fast as the hardware."""
+    """Return the seconds of requests by their roofline: the real scheduler, with steps as fast as the hardware."""
     return _served_s(requests, shape, RooflineCost(Roofline(hardware, shape, Numbers())))
 
 
@@ -312,15 +312,15 @@ def _engine(assumed: Assumptions, hardware: Hardware, tell: Tell) -> Section:
     text = (
         "Whole runs by the real scheduler on a virtual clock, all requests at once, at most 256 sequences and 16,384 "
         "tokens in a step. The bound is the roofline of the same steps. With graphs and a step ahead the processor "
-        "costs nothing until its share of a step is longer than the device's; launched one by one, every kernel costs "
-        "its launch. What transformers reaches is measured in the same run, not predicted."
+        "costs nothing unless its share of a step is longer than the device's; launched one by one, every kernel costs "
+        "its launch. The performance of transformers is measured in the same run, not predicted."
     )
     header = ("what", "bound", "expected with graphs", "expected, launched one by one", "goal")
     return Section("Whole engine", text, header, rows, {})
 
 
 def _unhidden(hardware: Hardware, assumed: Assumptions) -> tuple[str, ...]:
-    """What of a step of 256 decodes is the processor's alone: nothing with a step ahead, all of it without."""
+    """The share of a step of 256 decodes when only the processor works: none with a step ahead, all without."""
     roofline = Roofline(hardware, find_shape("qwen3-0.6b"), Numbers())
     ones = array("i", [1] * 256)
     plan = StepPlan(0, array("i", range(256)), array("i", [800] * 256), ones, array("b", [1] * 256))
@@ -335,23 +335,23 @@ def _unhidden(hardware: Hardware, assumed: Assumptions) -> tuple[str, ...]:
 
 
 def _hosts(shape: ModelShape, assumed: Assumptions) -> tuple[float, float]:
-    """Return the seconds of the processor in a step: with graphs, and where every kernel is launched."""
+    """Return the seconds of the processor in a step: with graphs, and with separate launches."""
     launches_s = shape.num_layers * assumed.kernels_per_layer * assumed.eager_launch_s
     return assumed.host_s, assumed.host_s + launches_s
 
 
 DESCRIPTION = (
-    "Say what attention and whole engines should reach on an H200, from bytes and operations and what is assumed of "
-    "it; nothing is measured, and no GPU needs to be there."
+    "Predict the performance of attention and whole engines on an H200, from bytes, operations and assumptions. "
+    "Measures nothing, and needs no GPU."
 )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Declare no flags: what is predicted or counted takes none."""
+    """Declare no flags: predicting needs none."""
 
 
 def run(options: argparse.Namespace) -> int:
-    """Predict, print, and write what was asked for; returns the exit status."""
+    """Predict, print, and write the requested files; returns the exit status."""
     assumed = Assumptions()
     hardware = ceilings(assumed.bandwidth, assumed.rate)
 

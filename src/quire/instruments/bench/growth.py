@@ -1,4 +1,4 @@
-"""The cost of a decoded token at growing contexts, and out of growing pools: it should not grow."""
+"""The cost of a decoded token with growing contexts and growing pools: it should not grow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POOLS = (1_000, 10_000, 100_000, 1_000_000)
 NUM_RUNNING = 32
 NUM_STEPS = 21 * BLOCK_SIZE  # the first period is left out
 POOL_PROMPT = 128  # 32 of these and their outputs just fit into the smallest pool
-POOL_FOR_CONTEXTS = NUM_RUNNING * max(CONTEXTS) // BLOCK_SIZE * 17 // 16  # the longest, with room to spare
+POOL_FOR_CONTEXTS = NUM_RUNNING * max(CONTEXTS) // BLOCK_SIZE * 17 // 16  # enough for the longest, with room to spare
 
 
 def measure_growth(repeat: int, tell: Callable[[str], None]) -> Section:

@@ -1,11 +1,10 @@
-"""What HTTP costs: the same requests through the engine alone and through a server, in turn.
+"""The cost of HTTP: the same requests through the engine alone and through a server, in turn.
 
     engine alone     ids ──► scheduler, decoder ──► ids                       in this process
     over HTTP        JSON ──► server ──► engine's process ──► text ──► SSE    in others; this one is the client
 
-The order changes from run to run, and a ratio is taken within each. The client shares the processors with the server,
-which no client of a real server does: a second ratio has its processor time taken off, as if it had been spread over
-all of them.
+The order changes from run to run, and ratios are within each run. Unlike a real client, this one shares the processors
+with the server. So a second ratio subtracts its processor time, as if spread over all processors.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ NUM_FIRST_TOKENS = 5
 
 @dataclass(frozen=True, slots=True)
 class OneWay:
-    """Requests that went one way: seconds until the last token of all, and to the first token of a prompt alone.
+    """The result of one way: seconds to the last token of all requests, and to the first token of a single prompt.
 
-    `client_s` and `front_s` are processor time: that of the client, and that of the process that listens.
+    `client_s` and `front_s` are processor time: of the client, and of the server's front process.
     """
 
     wall_s: float
@@ -43,7 +42,7 @@ class OneWay:
     front_s: float | None = None
 
     def without_client(self, num_processors: int) -> float:
-        """Return the seconds with the client's share of the processors taken off."""
+        """Return the seconds without the client's share of the processors."""
         return self.wall_s - self.client_s / num_processors
 
 
@@ -58,7 +57,7 @@ def measure_http_cost(server: MeasuredServer, options: argparse.Namespace, tell:
         engine.warm_up()
         run_batch(server.target, [next(source)])
         for index in range(options.repeat):
-            tell(f"what HTTP costs: run {index + 1} of {options.repeat}")
+            tell(f"cost of HTTP: run {index + 1} of {options.repeat}")
             mine, others = ([next(source) for _ in range(options.streams)] for _ in range(2))
             if index % 2:
                 over_http = _over_http(server, others)
@@ -86,7 +85,7 @@ def _over_http(server: MeasuredServer, requests: list[WorkloadRequest]) -> OneWa
 
 
 def _first_tokens(requests: Sequence[WorkloadRequest]) -> list[WorkloadRequest]:
-    """Prompts as long, that begin otherwise, of which one token is wanted, one prompt after another."""
+    """Prompts of the same length with other first tokens, for one output token each, to send one after another."""
     return [WorkloadRequest(tuple(reversed(each.prompt_token_ids)), 1) for each in requests[:NUM_FIRST_TOKENS]]
 
 

@@ -9,19 +9,19 @@ from pathlib import Path
 import quire
 
 BESIDE = "numpy"
-"""Counted apart: nearly every Python installation for computing has it."""
+"""Not counted: nearly every Python installation for computing has it."""
 
 NAME = re.compile(r"[A-Za-z0-9._-]+")
 
 
 def installed_bytes() -> dict[str, int]:
-    """Return the bytes of quire, and of every distribution that it needs besides numpy, by name."""
+    """Return the bytes of quire, and of every distribution that it needs except numpy, by name."""
     needed = _requirements("quire", {"quire", BESIDE}) - {"quire", BESIDE}
     return {"quire": _own_bytes()} | {name: _bytes_of(metadata.distribution(name)) for name in sorted(needed)}
 
 
 def _own_bytes() -> int:
-    """The package as it is imported, and the compiled core, which may lie elsewhere where the sources are used."""
+    """The bytes of the imported package and the compiled core, which is elsewhere if sources are used in place."""
     package = Path(quire.__file__).resolve().parent
     files = {path.resolve() for path in package.rglob("*") if path.is_file()}
     core = util.find_spec("quire._native")
@@ -31,7 +31,7 @@ def _own_bytes() -> int:
 
 
 def _requirements(name: str, seen: set[str]) -> set[str]:
-    """Return the names of all that a distribution needs here; extras are not followed. Mutates `seen`."""
+    """Return the names of all distributions that one needs here, without extras. Mutates `seen`."""
     try:
         lines = metadata.requires(name) or []
     except metadata.PackageNotFoundError:  # for other systems or versions of Python

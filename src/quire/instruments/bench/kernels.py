@@ -1,8 +1,8 @@
 """`quire bench kernels`: the loops of a step alone, compared with the limits of the machine.
 
-Memory is read from beyond the caches, as in a step: products go through many copies of a matrix, attention through
-many layers. A time is the median of its calls; bandwidth and arithmetic are measured anew before each measurement that
-is held to them. What is to be compared with each other takes turns.
+As in a step, the data exceeds the caches: products use many copies of a matrix, attention many layers. A time is the
+median of its calls. Bandwidth and arithmetic are measured again before each measurement that is compared with them.
+Measurements that are compared with each other take turns.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ MIN_ATTENTION_SHARE = 80.0
 MAX_PAGED = {16: 1.03, 32: 1.01, 64: 1.01, 128: 1.01}
 INT8_BLOCK, INT8_GOAL_TOKENS, MAX_INT8 = 16, 4096, 0.62
 MAX_HEAD_ROWS = 64
-"""Steps of more rows are those of prompts, and the head sees the last token of a prompt alone."""
+"""Steps of more rows are prompts, and only the last token of a prompt goes through the head."""
 
 STEP = "all of a step"
 GOAL_BYTES = 256 << 20
-"""With less memory in turn, caches serve it, and there are no goals."""
+"""A smaller working set fits into caches, so it has no goals."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProductRun:
-    """Products with one matrix, or those of a step: median seconds, and the machine's limits right before."""
+    """Products with one matrix, or all of a step: median seconds, and the machine's limits measured right before."""
 
     seconds: float
     num_bytes: int
@@ -62,12 +62,12 @@ class ProductRun:
 
     @property
     def bound_share(self) -> float:
-        """Percent of the nearer bound: the shares are of times, so the greater one is what can be done at most."""
+        """Percent of the nearer bound: the greater one of the shares."""
         return max(self.read_share, self.arithmetic_share or 0.0)
 
 
 def together(runs: Sequence[tuple[int, ProductRun]]) -> ProductRun:
-    """Return several products, each repeated, as one: its shares are those of the bounds of all."""
+    """Return several products, each repeated, as one, whose bound is the sum of their bounds."""
     num_bytes = sum(count * run.num_bytes for count, run in runs)
     num_operations = sum(count * run.num_operations for count, run in runs)
     rates = [(count * run.num_operations, run.arithmetic) for count, run in runs if run.arithmetic is not None]
@@ -112,13 +112,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="sequences x tokens in attention; default: 1x8192 8x2048 32x512",
     )
     add_count(parser, "repeat", 5, "repetitions of each measurement")
-    parser.add_argument("--num-threads", metavar="N", type=count, help="default: as many as the system grants cores")
+    parser.add_argument(
+        "--num-threads", metavar="N", type=count, help="default: one per core that this process may use"
+    )
     add_size(parser, "read-size", "1GiB", "amount of memory to read when measuring bandwidth")
     add_size(parser, "working-set", "512MiB", "memory to cycle through; must be larger than the caches")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, print, and write what was asked for; returns the exit status."""
+    """Measure, print, and write the requested files; returns the exit status."""
     if options.device == "cuda":
         from quire.instruments.bench.gpu_kernels import run as run_on_gpu
 
@@ -152,7 +154,7 @@ class KernelBench:
     # ---- limits -----------------------------------------------------------------------------------------------
 
     def measure_limits(self) -> Section:
-        """Measure what the machine can do with one thread and with all."""
+        """Measure the limits of the machine with one thread and with all."""
         options, num_threads = self._options, self._limits.team.size
         found: dict[int, tuple[list[float], list[float]]] = {}
         teams = {1: MachineLimits(1, options.read_size), num_threads: self._limits}
@@ -168,7 +170,7 @@ class KernelBench:
         ]
         text = (
             f"Reading {options.read_size / 2**20:,.0f} MiB, and {self._limits.kernels.name} multiplying and adding on "
-            f"registers. Median of {self._repeat} runs (min–max), of each the best pass."
+            f"registers. Median of {self._repeat} runs (min–max), each with its best pass."
         )
         samples: dict[str, object] = {
             f"{size} threads": {"read_gb_s": bandwidth, "gflop_s": arithmetic}
@@ -211,7 +213,7 @@ class KernelBench:
     def _steps(
         self, shape: KernelShape, runs: dict[tuple[str, int], list[ProductRun]], num_rows: int
     ) -> list[ProductRun]:
-        """Return the products of a whole step, one entry a run."""
+        """Return the products of a whole step, one entry per run."""
         found = [
             (matrix.count, runs[name, num_rows])
             for name, matrix in shape.matrices.items()
@@ -225,7 +227,7 @@ class KernelBench:
         limits, num_outputs, num_inputs = self._limits, matrix.num_outputs, matrix.num_inputs
         num_bytes = 2 * num_outputs * num_inputs
         num_copies = max(1, -(-self._options.working_set // num_bytes))
-        # 0.0078 in bfloat16: what is multiplied does not matter, as long as it is a common number.
+        # 0.0078 in bfloat16: any normal number would do.
         rows = np.full((num_outputs, num_inputs), 0x3C00, np.uint16)
         product = ProductBenchmark(limits.kernels, limits.team, rows, num_copies)
         runs: dict[int, list[ProductRun]] = {num_rows: [] for num_rows in self._options.rows}
@@ -362,7 +364,7 @@ class KernelBench:
 
 @dataclass(frozen=True, slots=True)
 class AttentionRuns:
-    """Seconds of attention over all layers, by the name of the layout, one entry a run."""
+    """Seconds of attention over all layers, by the name of the layout, one entry per run."""
 
     num_layers: int
     num_bytes: int

@@ -1,8 +1,8 @@
-"""`quire bench latency`: single steps, and what a step should take at the least.
+"""`quire bench latency`: single steps, compared with the least time that a step needs.
 
-A step of decodes must read the weights and the keys and values of its sequences. Their bytes, divided by the bandwidth
-that was measured right before, are its bound. A prompt is held to the arithmetic of the instruction set, which bounds
-steps of many decodes, too.
+A step of decodes must read the weights and the keys and values of its sequences. Its bound is their bytes divided by
+the bandwidth, measured right before. A prompt is compared with the arithmetic of the instruction set, which also bounds
+steps of many decodes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from quire.reporting.results import Tell, run_benchmark
 from quire.reporting.samples import percentile, summarize
 
 LARGE_MODEL_BYTES = 256 << 20
-"""A model from here on fits into no cache: the bound of the bandwidth holds, and there are goals."""
+"""A model from this size on fits into no cache: the bandwidth bounds it, and there are goals."""
 
 MIN_DECODE_SHARE = {1: 82.0, 4: 82.0, 16: 82.0, 64: 75.0}
 MIN_DECODE_SHARE_AVX2 = {1: 70.0}
@@ -39,12 +39,12 @@ MAX_ENGINE_SHARE = {32: 3.0}
 MIN_PREFILL_SHARE = 40.0
 
 HEADROOM = 1.03
-"""More blocks than are needed: admission keeps some free."""
+"""More blocks than needed, because admission keeps some free."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeRun:
-    """Steps of decodes: seconds of each, those outside of the executor and those in the decoder; and their bound."""
+    """Steps of decodes: seconds of each, also outside of the executor and in the decoder; and their bound."""
 
     step_s: list[float]
     engine_s: float
@@ -57,7 +57,7 @@ class DecodeRun:
 
     @property
     def outside_share(self) -> float:
-        """What is spent outside of the decoder, in percent: sampling, the arrays of a step, and the engine itself."""
+        """The time outside of the decoder, in percent: sampling, the arrays of a step, and the engine itself."""
         return 100 * (1 - self.decoder_s / sum(self.step_s))
 
     @property
@@ -75,7 +75,7 @@ class DecodeRun:
 
 @dataclass(frozen=True, slots=True)
 class PrefillRun:
-    """A prompt: seconds to its first token, and the arithmetic of the machine at that time."""
+    """A prompt: seconds to its first token, and the machine's arithmetic at that time."""
 
     first_token_s: float
     num_operations: int | None
@@ -83,7 +83,7 @@ class PrefillRun:
 
     @property
     def arithmetic_share(self) -> float | None:
-        """Percent of the machine's arithmetic that was reached."""
+        """Percent of the machine's arithmetic that it reached."""
         if self.num_operations is None or self.arithmetic is None:
             return None
         return 100 * self.num_operations / self.first_token_s / self.arithmetic
@@ -99,7 +99,7 @@ DESCRIPTION = (
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the flags of this benchmark. Mutates the parser."""
     add_counts(parser, "contexts", (256,), "tokens of the context that a step of decodes sees")
-    add_counts(parser, "sequences", (1, 4, 16, 32, 64), "sequences that decode side by side")
+    add_counts(parser, "sequences", (1, 4, 16, 32, 64), "sequences that decode together")
     add_counts(parser, "prompts", (512, 1024, 2048, 4096), "tokens of prompts, for the time to the first token")
     add_count(parser, "chats", 16, "chats that run during the longest of the prompts")
     add_count(parser, "steps", 32, "decode steps in a run")
@@ -109,7 +109,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, print, and write what was asked for; returns the exit status."""
+    """Measure, print, and write the requested files; returns the exit status."""
 
     def measure(tell: Tell) -> Iterator[Section]:
         with measured_config(options) as settings:
@@ -148,7 +148,7 @@ class LatencyBench:
     # ---- decode -----------------------------------------------------------------------------------------------
 
     def measure_decode(self) -> Section:
-        """Measure every context with every number of sequences; the numbers of sequences alternate."""
+        """Measure every context with every number of sequences; these numbers take turns."""
         cases = [
             (context, count)
             for context in self._options.contexts
@@ -167,7 +167,7 @@ class LatencyBench:
             "time to read the weights and the keys and values once, at the bandwidth measured right before."
         )
         header = ("context", "sequences", "step, ms", "p99, ms", "tok/s", "bound, ms", "% of bound", "GB/s read")
-        shares = ("% of the arithmetic", "outside of the decoder, %", "… of it outside of the executor, %")
+        shares = ("% of the arithmetic", "outside of the decoder, %", "… outside of the executor, %")
         rows = [self._decode_row(case, found) for case, found in runs.items()]
         samples: dict[str, object] = {
             f"{c} tokens, {n} sequences": [asdict(r) for r in f] for (c, n), f in runs.items()
@@ -175,7 +175,7 @@ class LatencyBench:
         return Section("Decode", text, (*header, *shares), rows, samples, self._decode_goals(runs))
 
     def _decode(self, context: int, num_sequences: int) -> DecodeRun:
-        """Run prompts until all sequences decode, then time this many steps; the context is reached in their middle."""
+        """Run prompts until all sequences decode, then time steps; in the middle one, the context has its length."""
         engine, num_steps = self._engine, self._options.steps
         bandwidth, arithmetic = self._limits.bandwidth(), self._limits.arithmetic()
         started = set[str]()
@@ -210,10 +210,10 @@ class LatencyBench:
         )
 
     def _check_step(self, num_sequences: int) -> list[int]:
-        """Return how many tokens each of the last step's attended to; raises if it was no step of decodes."""
+        """Return how many tokens each token of the last step attended to; raises unless it was a step of decodes."""
         plan = self._engine.watch.last_plan
         if plan is None or len(plan.rows) != num_sequences or plan.num_tokens != num_sequences:
-            raise ExecutionError(f"{num_sequences} sequences do not decode side by side")
+            raise ExecutionError(f"{num_sequences} sequences do not decode together")
         return [start + count for start, count in zip(plan.starts, plan.counts, strict=True)]
 
     def _decode_row(self, case: tuple[int, int], runs: list[DecodeRun]) -> tuple[str, ...]:
@@ -306,14 +306,14 @@ class LatencyBench:
     # ---- prompts ----------------------------------------------------------------------------------------------
 
     def _prompt(self, length: int) -> tuple[int, ...]:
-        """Return random ids: no two prompts begin alike, so that nothing comes from the cache."""
+        """Return random ids: no two prompts share a prefix, so that there are no cache hits."""
         return tuple(self._random.randrange(self._engine.vocab_size) for _ in range(length))
 
     def _require_room(self, context: int, num_sequences: int) -> None:
-        """Raise unless this many sequences can decode together: a waiting one would not be measured."""
+        """Raise unless this many sequences can decode together: waiting ones would not be measured."""
         report = self._engine.blueprint.report
         plan, spec = report.plan, self._engine.blueprint.backend.facts.kv_spec
-        # Those that are ready first decode while the prompts of the others are computed.
+        # The first ones decode while the prompts of the others are computed.
         waiting = num_sequences * context // report.max_num_batched_tokens + num_sequences
         num_tokens = min(context + self._options.steps + waiting, plan.max_model_len)
         needed = math.ceil(HEADROOM * num_sequences * spec.num_blocks_for(num_tokens)) + 1
@@ -321,7 +321,7 @@ class LatencyBench:
             allowed = (
                 f"{format_bytes(needed * plan.bytes_per_block)} or more, for {num_sequences} sequences that decode "
             )
-            allowed += f"side by side at a context of {context}"
+            allowed += f"together at a context of {context}"
             raise InvalidConfigError("kv_memory", format_bytes(plan.num_blocks * plan.bytes_per_block), allowed)
 
     def _longest_output(self, prompt_length: int) -> int:

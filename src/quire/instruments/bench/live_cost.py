@@ -1,10 +1,10 @@
-"""What watching costs: the same load on a server without a reader of /live, and on one with a reader.
+"""The cost of the dashboard: the same load on a server without a reader of /live, and with one.
 
-    nobody watches     requests ──► server ──► engine
+    no reader          requests ──► server ──► engine
     one reader         requests ──► server ──► engine      and GET /live, read as fast as it comes
 
-Which of the two is first changes from run to run, and a ratio is taken within each. The reader is a thread of this
-process that counts lines and looks at nothing.
+The order of the two changes from run to run, and ratios are within each run. The reader is a thread of this process
+that only counts lines.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PATIENCE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A run: seconds until the last token of all, and what the reader got meanwhile, if there was one."""
+    """A run: seconds to the last token of all requests, and the frames and bytes of a reader, if there was one."""
 
     wall_s: float
     num_frames: int = 0
@@ -42,12 +42,12 @@ class Watched:
 
     @property
     def frames_per_s(self) -> float:
-        """Frames that the reader got in a second."""
+        """Frames per second that the reader got."""
         return self.num_frames / self.wall_s
 
 
 class LiveReading:
-    """Reads `GET /live` of a server within a `with` block, in a thread of its own."""
+    """Reads `GET /live` of a server within a `with` block, in a separate thread."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -56,7 +56,7 @@ class LiveReading:
         self._begun = threading.Event()
 
     def __enter__(self) -> LiveReading:
-        """Begin; the first line has come when this returns. Raises `ExecutionError` where none does."""
+        """Start, and wait for the first line. Raises `ExecutionError` if none comes."""
         host = urlsplit(self._target.url)
         self._connection = http.client.HTTPConnection(host.hostname or "", host.port, timeout=PATIENCE_S)
         headers = {"Authorization": f"Bearer {self._target.api_key}"} if self._target.api_key else {}
@@ -67,7 +67,7 @@ class LiveReading:
         self._thread = threading.Thread(target=self._read, args=(answer,), daemon=True)
         self._thread.start()
         if not self._begun.wait(PATIENCE_S):
-            raise ExecutionError(f"{self._target.url}/live says nothing")
+            raise ExecutionError(f"{self._target.url}/live sends nothing")
         return self
 
     def __exit__(

@@ -1,11 +1,11 @@
 """The figures of a load: rates in its steady middle, percentiles of times, and goodput.
 
     0 ── warm-up ──┬────────── window ──────────┬─ duration ─── the rest ends
-                   rates: what ended in here
-                   times: of requests that were due in here
+                   rates: of requests that ended here
+                   times: of requests that were due here
 
-Rates are counted in the window alone, so neither the filling nor the emptying of the server is taken for its speed.
-A request is good if it came to its end and kept every objective that was given; goodput is good requests a second.
+Rates count only the window, without the times when the server fills or empties. A request is good if it was completed
+and met every given objective; goodput is good requests per second.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FIRST_TOKEN, PER_TOKEN, BETWEEN_TOKENS, WHOLE = (
     "whole request",
 )
 MEASURES = {"ttft": FIRST_TOKEN, "tpot": PER_TOKEN, "itl": BETWEEN_TOKENS, "e2el": WHOLE}
-"""What an objective may be for, by the names that tools like this one have for it."""
+"""The measures of objectives, by the names that similar tools use."""
 
 REJECTION = "rejection"
 
@@ -44,7 +44,7 @@ class Percentiles:
 
 @dataclass(frozen=True, slots=True)
 class LoadFigures:
-    """One level of load, and its results. Rates are per second; `times_ms` has no entry where nothing happened."""
+    """One level of load, and its results. Rates are per second; `times_ms` has no entry for a measure without times."""
 
     name: str
     offered: float
@@ -56,13 +56,13 @@ class LoadFigures:
     num_failed: int
     num_cut_off: int
     times_ms: dict[str, Percentiles]
-    lateness_ms: float  # p99: sent after they were due, which is the fault of this process
-    processor_share: float  # of one processor, of this process
+    lateness_ms: float  # p99 of how late this process sent requests
+    processor_share: float  # of one processor, used by this process
     first_error: str
 
     @property
     def summary(self) -> str:
-        """The level in a line."""
+        """The level in one line."""
         found = self.times_ms.get(FIRST_TOKEN)
         first = "no first token" if found is None else f"first token p99 {found.p99:,.0f} ms"
         return f"{self.name}: {self.completed:.2f} completed/s, {self.output_tokens:,.0f} tok/s, {first}"
@@ -87,14 +87,14 @@ def read_objectives(texts: Iterable[str]) -> dict[str, float]:
 
 
 def is_good(outcome: Outcome, objectives: Mapping[str, float]) -> bool:
-    """Return whether a request came to its end and kept all objectives; gaps are held to theirs one by one."""
+    """Return whether a request was completed and met all objectives; each gap must meet its own."""
     if not outcome.is_done:
         return False
     return all(max(times_of(outcome, name), default=0.0) <= limit for name, limit in objectives.items())
 
 
 def times_of(outcome: Outcome, measure: str) -> list[float]:
-    """Return the times of a measure in milliseconds, none where there are none.
+    """Return the times of a measure in milliseconds, if there are any.
 
     >>> times_of(Outcome(due_s=1.0, events_s=[1.5]), "ttft")
     [500.0]
@@ -148,7 +148,7 @@ def percentiles(times: Sequence[float]) -> Percentiles:
 
 
 def tokens_between(outcome: Outcome, start_s: float, end_s: float) -> float:
-    """Return how many of its output tokens came between two moments; each event brought as many as any other.
+    """Return how many output tokens came between two moments, if each event had the same number.
 
     >>> tokens_between(Outcome(0.0, events_s=[1.0, 2.0, 3.0], num_output_tokens=6), 1.5, 9.0)
     4.0

@@ -1,4 +1,4 @@
-"""A plot of latency and goodput over the load that was offered, as SVG, without a library."""
+"""A plot of latency and goodput over the offered load, as SVG, without a library."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Runs in a process of its own: loads an engine, once, and prints how long that took and what it held.
+"""Runs in a separate process: loads an engine once, and prints the time and the memory that it took.
 
     python -m quire.instruments.bench.load_probe '{"model": "guide", "kv_memory": "8MiB"}'
 
-What a process has loaded before makes the next load look faster and smaller than it is for who starts quire.
+In a process that has loaded before, the next load would look faster and smaller than for a user who starts quire.
 """
 
 from __future__ import annotations

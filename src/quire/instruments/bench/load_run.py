@@ -1,9 +1,9 @@
 """LoadRun: sends requests to a server, in an open or a closed loop, and records each result.
 
     0 ──────────── duration ──────────── duration + patience
-      requests begin       those under way may end    the rest is cut off: its client goes away
+      requests begin       running requests may end   the rest is cut off: its client disconnects
 
-What goes wrong with a request is its outcome, not an exception: overload is what is looked at.
+A request that fails has an outcome, and raises no exception: overload is part of the measurement.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from quire.instruments.bench.workload_file import WorkloadRequest
 from quire.instruments.http.connection import HttpClient, Reply
 
 MAX_PAUSE_S = 1.0
-"""The longest that a client of a closed loop waits before it retries, whatever the server asked for."""
+"""The longest wait of a closed loop's client before it retries, whatever the server asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go."""
+    """The server that requests go to."""
 
     url: str
     model: str
@@ -34,17 +34,17 @@ class Target:
     api_key: str = ""
 
     def client(self) -> HttpClient:
-        """Return a client for it, for the running event loop."""
+        """Return a client for this server, for the running event loop."""
         return HttpClient(self.url, headers={"Authorization": f"Bearer {self.api_key}"} if self.api_key else None)
 
 
 @dataclass(frozen=True, slots=True)
 class LoadResult:
-    """The outcomes of a run, in the order in which they were due, and what it took."""
+    """The outcomes of a run, in the order in which requests were due, and its costs."""
 
     outcomes: list[Outcome]
     duration_s: float
-    processor_s: float  # of this process, which is the load alone
+    processor_s: float  # of this process, which only sends the load
 
     @property
     def wall_s(self) -> float:
@@ -55,7 +55,7 @@ class LoadResult:
 def run_open(
     target: Target, requests: Iterator[WorkloadRequest], arrivals: Sequence[float], duration_s: float, patience_s: float
 ) -> LoadResult:
-    """Send one request at each of the times, whatever the server does meanwhile."""
+    """Send one request at each of the times, whatever the server does."""
     return asyncio.run(LoadRun(target, requests, duration_s).run(arrivals, 0, patience_s))
 
 
@@ -67,12 +67,12 @@ def run_closed(
 
 
 def run_batch(target: Target, requests: Sequence[WorkloadRequest]) -> LoadResult:
-    """Send all of them at once and wait for their ends."""
+    """Send all requests at once and wait for them to end."""
     return run_open(target, iter(requests), [0.0] * len(requests), 0.0, float("inf"))
 
 
 class LoadRun:
-    """One run against one server. Belongs to the event loop that it is used in."""
+    """One run with one server. Belongs to the event loop that uses it."""
 
     def __init__(self, target: Target, requests: Iterator[WorkloadRequest], duration_s: float) -> None:
         self._target = target
@@ -97,7 +97,7 @@ class LoadRun:
         return LoadResult(sorted(self._outcomes, key=lambda found: found.due_s), self._duration_s, processor_s)
 
     async def _wait_for(self, tasks: Sequence[asyncio.Task[Any]], patience_s: float) -> None:
-        """Wait for the ends of all; what has not ended by then is cut off."""
+        """Wait until all have ended; cut off the rest after the patience."""
         if not tasks:
             return
         left_s = self._duration_s + patience_s - self._now()
@@ -116,7 +116,7 @@ class LoadRun:
                 await asyncio.sleep(min(retry_after_s(reply), MAX_PAUSE_S))
 
     async def _send(self, due_s: float, request: bytes) -> Reply | None:
-        """Send a request and read its answer; None where there was none."""
+        """Send a request and read its answer; None if there was none."""
         outcome = Outcome(due_s, self._now())
         self._outcomes.append(outcome)
         reading = StreamReading(outcome)
@@ -146,7 +146,7 @@ class LoadRun:
 
 
 def retry_after_s(reply: Reply) -> float:
-    """Return how long a server that is busy wants to be left alone; 0.1 s where it says nothing.
+    """Return the time after which a busy server wants a retry; 0.1 s if it does not say.
 
     >>> retry_after_s(Reply(503, {"retry-after": "2"})), retry_after_s(Reply(503, {"retry-after-ms": "250"}))
     (2.0, 0.25)
@@ -160,7 +160,7 @@ def retry_after_s(reply: Reply) -> float:
 
 
 def error_message(reply: Reply) -> str:
-    """Return what a reply says is wrong.
+    """Return the error message of a reply.
 
     >>> error_message(Reply(400, {}, bytearray(b'{"error": {"message": "no"}}')))
     '400: no'

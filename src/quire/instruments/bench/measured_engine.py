@@ -1,10 +1,10 @@
-"""MeasuredEngine: an engine as `LLM` runs it, with a watch at its seams.
+"""MeasuredEngine: an engine as in `LLM`, with timers between its parts.
 
     client.receive ── scheduler, memory, commit ──► executor.submit ── batch, sampling ──► runner.run
     └─ wall time                                    └─ in the executor                     └─ in the decoder
 
-What is outside of the executor is the engine's own share of a step. There is no tokenizer, and no text is made: token
-ids go in, token ids come out.
+The time outside of the executor is the engine's own share of a step. There is no tokenizer and no text: token ids go
+in, and token ids come out.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from quire.engine.progress import LoadingLine
 from quire.instruments.bench.workload_file import WorkloadRequest
 
 AWAITED_S: Final = 100e-6
-"""It takes so long to take in a result that is there."""
+"""The time to process a result that is ready."""
 
 
 @dataclass(slots=True)
 class StepWatch:
-    """Seconds in the executor and in the decoder, and the plans that were submitted. All grow until `reset`.
+    """Seconds in the executor and in the decoder, and the submitted plans. All grow until `reset`.
 
-    `unawaited_s`: of an executor that launches ahead, those that led to results for which nobody had to wait.
-    `blocks`, where it is a set, takes every block of KV memory that a plan writes to or reads.
+    `unawaited_s`: if the executor launches ahead, the seconds of steps whose results were ready without waiting.
+    `blocks`, if it is a set, collects every block of KV memory that a plan writes or reads.
     """
 
     executor_s: float = 0.0
@@ -54,13 +54,13 @@ class StepWatch:
     blocks: set[int] | None = None
 
     def reset(self) -> None:
-        """Begin anew. Mutates."""
+        """Reset all counts. Mutates."""
         self.executor_s = self.decoder_s = self.unawaited_s = 0.0
         self.num_steps = 0
 
 
 class WatchedRunner:
-    """A model runner, and how long it runs."""
+    """A model runner with a timer."""
 
     def __init__(self, runner: ModelRunner[Any], watch: StepWatch) -> None:
         self._runner = runner
@@ -68,7 +68,7 @@ class WatchedRunner:
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens the model knows."""
+        """The number of tokens of the model."""
         return self._runner.vocab_size
 
     def run(self, inputs: StepInputs, cache: CacheEngine) -> StepOutputs:
@@ -80,9 +80,9 @@ class WatchedRunner:
 
 
 class WatchedWorker:
-    """A worker, and how long it computes.
+    """A worker with a timer.
 
-    If it launches steps ahead, the decoder runs in parallel with the host: its time is then that for which the host
+    If it launches steps ahead, the decoder runs in parallel with the host: its time is then the time that the host
     waits.
     """
 
@@ -123,13 +123,13 @@ class WatchedWorker:
         return result
 
     def shutdown(self) -> None:
-        """Let go of everything."""
+        """Free all memory."""
         self._executor.shutdown()
 
 
 @dataclass(slots=True)
 class Run:
-    """How the requests of a workload went: all times in seconds, of the run's own clock."""
+    """The results of a workload's requests: all times in seconds, of the run's own clock."""
 
     wall_s: float = 0.0
     executor_s: float = 0.0
@@ -144,7 +144,7 @@ class Run:
 
 
 class MeasuredEngine:
-    """An engine that runs token ids, and says how long what took."""
+    """An engine that runs token ids, and reports the time of each part."""
 
     def __init__(self, config: EngineConfig) -> None:
         self.watch = StepWatch()
@@ -166,16 +166,16 @@ class MeasuredEngine:
 
     @property
     def vocab_size(self) -> int:
-        """How many token ids the model knows."""
+        """The number of token ids of the model."""
         return self.blueprint.vocab_size
 
     def add(self, request_id: str, request: WorkloadRequest, *, seed: int = 0) -> None:
-        """Hand a request over; raises `InvalidRequestError` for what can never be served. Mutates."""
+        """Add a request; raises `InvalidRequestError` if it can never be served. Mutates."""
         sampling = replace(request.sampling, seed=seed)
         self.client.send(Add(request_id, array("i", request.prompt_token_ids), sampling))
 
     def run(self, requests: Sequence[WorkloadRequest], watch_step: Callable[[], None] | None = None) -> Run:
-        """Run requests to their end; `watch_step` is called whenever tokens have come. Mutates the engine."""
+        """Run requests to their end; calls `watch_step` whenever tokens have come. Mutates the engine."""
         run, last_s = Run(), dict[tuple[str, int], float]()
         self.watch.reset()
         preemptions = self.core.scheduler.num_preemptions
@@ -215,7 +215,7 @@ class MeasuredEngine:
 
 
 def _note(run: Run, last_s: dict[tuple[str, int], float], update: SequenceUpdate, now: float) -> None:
-    """Take an update into the run. Mutates both."""
+    """Add an update to the run. Mutates both."""
     if update.error:
         raise ExecutionError(f"request {update.request_id} has failed: {update.error}")
     run.cached_tokens[update.request_id] = update.num_cached_tokens

@@ -1,4 +1,4 @@
-"""MeasuredServer: the server that a load is offered to, one that runs already or one of our own."""
+"""MeasuredServer: the server under load, either a running one or one that the benchmark starts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ASSUMED_VOCAB_SIZE = 32_000
 
 @dataclass(frozen=True, slots=True)
 class MeasuredServer:
-    """Where the load goes. `process` and `config` are those of our own server, None for one that ran already."""
+    """The server under load. `process` and `config` are None for a server that was already running."""
 
     target: Target
     vocab_size: int
@@ -35,7 +35,7 @@ class MeasuredServer:
 
 @contextmanager
 def measured_server(options: argparse.Namespace, tell: Tell) -> Iterator[MeasuredServer]:
-    """Return the server that the options name, by its URL or by a model, which is then served meanwhile."""
+    """Return the server of the options: by its URL, or a new one for their model, stopped at the end."""
     url = getattr(options, "model", "")
     if url.startswith(SCHEMES):
         _refuse_engine_options(options)
@@ -60,14 +60,14 @@ def _target(options: argparse.Namespace, url: str) -> Target:
 
 
 def _api_key(name: str) -> str:
-    """A key on the command line would be visible to others, and be in the report."""
+    """Return the API key from the environment: on the command line, other users and the report would show it."""
     if name and not os.environ.get(name):
         raise InvalidConfigError("api-key-env", name, "a name in the environment that holds the key")
     return os.environ[name] if name else ""
 
 
 def first_model(url: str, api_key: str = "") -> str:
-    """Return the name of the model that a server names first."""
+    """Return the first model name of a server."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     answer = ask(f"{url}/v1/models", headers=headers)
     if answer.status != 200:
@@ -84,7 +84,9 @@ def _refuse_engine_options(options: argparse.Namespace) -> None:
         given.append("shape")
     if "load" not in options.only:
         raise InvalidConfigError(
-            "only", " ".join(options.only), "load: what HTTP and watching cost needs a server of our own"
+            "only",
+            " ".join(options.only),
+            "load: the cost of HTTP and of the dashboard needs a server that the benchmark starts",
         )
     if given:
         raise InvalidConfigError(given[0], getattr(options, given[0]), "none with the URL of a running server")

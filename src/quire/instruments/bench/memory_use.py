@@ -1,9 +1,9 @@
-"""`quire bench memory`: memory use, as planned and as the process really holds it.
+"""`quire bench memory`: memory use, as planned and as held by the process.
 
     start ──plan──► load ─────────────► ready ──workload──► done
                     peak, weights               peak, KV blocks written, waste by the ledger
 
-KV memory is taken from the system when a block is written for the first time, so what the process holds grows with the
+The system grants KV memory when a block is written for the first time. So the memory of the process grows with the
 blocks that were ever used, up to the whole pool of the plan.
 """
 
@@ -44,7 +44,7 @@ class KVWaste:
     hit_rate: float = 0.0
 
     def note(self, ledger: MemoryLedger) -> None:
-        """Take a ledger in. Mutates."""
+        """Add a ledger. Mutates."""
         self.num_steps += 1
         self.used_slots += ledger.used_blocks * ledger.block_size
         self.stored_slots += ledger.stored_slots
@@ -58,7 +58,7 @@ class KVWaste:
 
 @dataclass(slots=True)
 class Stages:
-    """What the process held, stage by stage; None where unknown: the system does not report it."""
+    """The memory of the process, stage by stage; None if the system does not report it."""
 
     start: ProcessMemory | None = None
     ready: ProcessMemory | None = None
@@ -68,7 +68,7 @@ class Stages:
 
 
 DESCRIPTION = (
-    "Compare planned memory with what the process holds, at the peak of loading and in service, and measure how "
+    "Compare planned memory with the memory of the process, at the peak of loading and in service, and measure how "
     "much of the KV memory in use is empty."
 )
 
@@ -81,7 +81,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, print, and write what was asked for; returns the exit status."""
+    """Measure, print, and write the requested files; returns the exit status."""
     read = read_workload(options.workload, options.limit) if options.workload else None
 
     def measure(tell: Tell) -> Iterator[Section]:
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure_memory(engine: MeasuredEngine, read: Workload | None, limit: int, tell: Tell) -> Iterator[Section]:
-    """Load an engine and run a workload, one of its own where none was read. Mutates the engine."""
+    """Load an engine and run a workload, or a default one. Mutates the engine."""
     stages, waste = Stages(), KVWaste()
     stages.start, stages.peaks_are_of_stages = process_memory(), reset_peak()
     engine.watch.blocks = written = set[int]()
@@ -136,7 +136,7 @@ def _memory_section(engine: MeasuredEngine, stages: Stages) -> Section:
     rows = [
         row("before anything is loaded", rest, of(start, lambda memory: memory.resident)),
         row("ready: weights, activations not touched yet", rest + weights, of(ready, lambda memory: memory.resident)),
-        row("… of it mapped files", None, of(ready, lambda memory: memory.of_files)),
+        row("… of which mapped files", None, of(ready, lambda memory: memory.of_files)),
         row("peak until ready", rest + weights, of(ready, lambda memory: memory.peak)),
         row("after the workload", rest + weights + activations + written, of(done, lambda memory: memory.resident)),
         row("peak of the workload", rest + weights + activations + written, of(done, lambda memory: memory.peak)),
@@ -148,11 +148,11 @@ def _memory_section(engine: MeasuredEngine, stages: Stages) -> Section:
         f"{stages.num_written_blocks:,} were written."
     )
     if not stages.peaks_are_of_stages:
-        text += " The system does not let a peak begin anew: peaks are those since the start of the process."
+        text += " The system cannot reset the peak: peaks are since the start of the process."
     goals = []
     if ready is not None and done is not None:
         beside = max(ready.peak - weights, done.peak - weights - written)
-        goals.append(Goal("peak beside weights and written KV blocks, MB", beside / 1e6, MAX_BESIDE_BYTES / 1e6))
+        goals.append(Goal("peak without weights and written KV blocks, MB", beside / 1e6, MAX_BESIDE_BYTES / 1e6))
     samples: dict[str, object] = {"planned": parts, "written_kv_bytes": written, **asdict(stages)}
     return Section("Where the memory goes", text, ("when", "planned", "held"), rows, samples, goals)
 

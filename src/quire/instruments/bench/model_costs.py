@@ -1,10 +1,10 @@
-"""What a step of a model must read and compute at least: the bounds to compare measurements with.
+"""The least that a step of a model must read and compute: the bounds to compare measurements with.
 
     a step of decodes   reads every weight once, and the keys and values of its sequences; multiplies as a prompt does
     a prompt            multiplies every weight with every token, and queries with the keys and values before them
 
-Experts are not counted: which of them a step reads depends on its tokens. There is no bound then. The counts are those
-that plans and simulations are made from (`ModelShape`).
+A model with experts has no bound, because its tokens determine which experts a step reads. Plans and simulations use
+the same counts (`ModelShape`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quire.simulate.model_shape import ModelShape, num_pairs, num_read
 
 @dataclass(frozen=True, slots=True)
 class ModelCosts:
-    """Bytes that every step reads, and what else a step of certain lengths costs."""
+    """Bytes that every step reads, and the costs of steps of certain lengths."""
 
     shape: ModelShape
     step_bytes: int
@@ -38,7 +38,7 @@ class ModelCosts:
         return self._operations(num_tokens, 1, pairs)
 
     def decode_operations(self, lengths: Sequence[int]) -> int:
-        """Return those of one new token of each sequence; `lengths` count it."""
+        """Return the operations of one new token of each sequence; `lengths` include it."""
         pairs = sum(num_pairs(length - 1, 1, window) for length in lengths for window in self.shape.windows)
         return self._operations(len(lengths), len(lengths), pairs)
 
@@ -49,7 +49,7 @@ class ModelCosts:
 
 
 def model_costs(model: ModelDescription, facts: BackendFacts) -> ModelCosts | None:
-    """Return the costs of a model; None where they depend on the tokens."""
+    """Return the costs of a model; None if they depend on the tokens."""
     if model.spec.experts is not None:
         return None
     shape = shape_of(model.architecture, model)

@@ -1,10 +1,10 @@
 """The load for a server: when requests are due, and what they ask for.
 
-    open loop      requests are due at times that do not depend on the server, as those of many users are
-    closed loop    a fixed number is under way, and the next one begins when one ends
+    open loop      requests are due at times that do not depend on the server, like those of many users
+    closed loop    a fixed number of concurrent requests; the next one begins when one ends
 
-An open loop shows what overload does; a closed one never overloads. Everything is drawn from seeds, so the same load
-can be offered again. Token ids are shifted from level to level, so that nothing of one is in the cache for the next.
+An open loop shows the effects of overload; a closed one never overloads. Everything is drawn from seeds, so the same
+load can be offered again. Token ids are shifted from level to level, so that a level has no cache hits from another.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def workload_requests(workload: Workload, vocab_size: int, first_shift: int = 0)
 
 
 def drawn_requests(shape: DrawnShape, vocab_size: int, seed: int) -> Iterator[WorkloadRequest]:
-    """Yield requests of drawn token ids, without an end."""
+    """Yield endless requests of drawn token ids."""
     rng = random.Random(seed)
     most = max(int(vocab_size * MAX_ID_SHARE), 1)
     least = LOWEST_ID if most > 2 * LOWEST_ID else 0
@@ -63,7 +63,7 @@ def drawn_conversation(request: WorkloadRequest) -> str:
 
 
 def request_body(request: WorkloadRequest, endpoint: str, model: str) -> bytes:
-    """Return what is posted for a request: streamed, with usage, and as long as the request says."""
+    """Return the body for a request: streamed, with usage, and with the request's length."""
     fields: dict[str, Any] = {
         "model": model,
         "max_tokens": request.max_tokens,
@@ -84,13 +84,13 @@ def request_body(request: WorkloadRequest, endpoint: str, model: str) -> bytes:
 def request_source(
     workload: Workload | None, shape: DrawnShape, *, vocab_size: int, seed: int
 ) -> Callable[[int], Iterator[WorkloadRequest]]:
-    """Return what makes the requests of a level, by its number; no two levels share token ids."""
+    """Return a generator function for the requests of a level, by its number; no two levels share token ids."""
     if workload is None:
         return lambda level: drawn_requests(shape, vocab_size, seed * 1_000_003 + level)
     return lambda level: workload_requests(workload, vocab_size, 1_000 * level)
 
 
 def require_token_ids(workload: Workload | None, endpoint: str) -> None:
-    """Raise `WorkloadError` for a workload, which is token ids, that is to be sent as chats."""
+    """Raise `WorkloadError` if a workload, which has token ids, would be sent as chats."""
     if workload is not None and endpoint == CHAT:
         raise WorkloadError("endpoint", endpoint, "completions, with a workload: its prompts are token ids")

@@ -1,7 +1,6 @@
-"""The peer, vLLM's scheduler and KV cache manager, measured in a process of its own.
+"""The peer, vLLM's scheduler and KV cache manager, measured in a separate process.
 
-It is given a folder with nothing but the `config.json` of a model of the shape of Qwen3-0.6B: it never loads weights
-or a tokenizer.
+Its model folder has only a `config.json` with the shape of Qwen3-0.6B: it never loads weights or a tokenizer.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ class PeerError(QuireError):
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Runs the peer's script as it is, or through the probe; `arguments` are the script's."""
+    """Runs the peer's script unchanged, or through the probe; `arguments` are the script's."""
 
     python: str
     script: str
     arguments: tuple[str, ...]
 
     def run_script(self) -> dict[str, Any]:
-        """Return what the script prints."""
+        """Return the output of the script."""
         return self._run([self.script, *self.arguments])
 
     def run_probe(self, *, stagger: int = 1) -> dict[str, Any]:
@@ -51,7 +50,7 @@ class Peer:
             raise PeerError(f"the peer did not run: {error}") from error
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
         if done.returncode or not lines:
-            *_, last = ["it said nothing", *done.stderr.splitlines()]
+            *_, last = ["it printed nothing", *done.stderr.splitlines()]
             raise PeerError(f"the peer ended with status {done.returncode}: {last}")
         found: dict[str, Any] = json.loads(lines[-1])
         return found

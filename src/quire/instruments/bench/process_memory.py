@@ -1,4 +1,4 @@
-"""What this process holds in memory, as Linux counts it; None where the system does not say."""
+"""The memory of this process, as Linux counts it; None if the system does not report it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ CLEAR_REFERENCES = Path("/proc/self/clear_refs")
 
 @dataclass(frozen=True, slots=True)
 class ProcessMemory:
-    """Bytes in memory now, of them those of files and those of nobody else, and the most since the last reset."""
+    """Bytes in memory now, in total, of files and private; and the most since the last reset."""
 
     resident: int
     of_files: int
@@ -20,7 +20,7 @@ class ProcessMemory:
 
 
 def process_memory(status: Path = STATUS) -> ProcessMemory | None:
-    """Return what the process holds."""
+    """Return the memory of the process."""
     try:
         lines = status.read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -36,7 +36,7 @@ def process_memory(status: Path = STATUS) -> ProcessMemory | None:
 
 
 def reset_peak() -> bool:
-    """Let the peak begin anew at what is held now; False where the system does not let us."""
+    """Reset the peak to the present memory; return False if the system does not allow that."""
     try:
         CLEAR_REFERENCES.write_text("5", encoding="utf-8")
     except OSError:

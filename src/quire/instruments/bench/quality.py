@@ -3,10 +3,9 @@
     every prompt ──► float32 (the reference) ──► logits of each position ──┐
                  └─► each other setting       ──► logits of each position ─┴─► perplexity, KL divergence, agreement
 
-Texts are token ids, best such that the model was not trained on; they are computed as prompts are in service, and
-nothing is generated. The perplexity says how well the next token of the text was foretold. The divergence, of the
-setting's distribution from that of the reference, says how much is changed, whatever the text. A setting more is a line
-more in SETTINGS.
+Texts are token ids, preferably ones that the model was not trained on. They are computed like prompts, and nothing is
+generated. The perplexity shows how well the model predicts the next token of the text. The divergence of the setting's
+distribution from the reference shows how much changes, whatever the text. Another setting is another line in SETTINGS.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ SETTINGS: Final[dict[tuple[str, str], dict[str, Any]]] = {
     ("bfloat16", "int8"): {"dtype": "bfloat16", "kv_dtype": "int8"},
     ("int8", "int8"): {"dtype": "bfloat16", "weights": "int8", "kv_dtype": "int8"},
 }
-"""Numbers of weights, and of keys and values: the settings that make them. The first one is the reference."""
+"""The number types of weights, and of keys and values, with their settings. The first one is the reference."""
 
 
 class EveryLogit:
@@ -60,11 +59,11 @@ class EveryLogit:
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens the model knows."""
+        """The number of tokens of the model."""
         return self._runner.vocab_size
 
     def run(self, inputs: StepInputs, cache: CacheEngine) -> StepOutputs:
-        """Compute one step; its logits are added to `found`."""
+        """Compute one step, and add its logits to `found`."""
         outputs = self._runner.run(replace(inputs, logit_indices=np.arange(len(inputs.token_ids))), cache)
         logits = outputs.logits[:, : self.vocab_size].astype(np.float64)
         self.found.append(log_probabilities(logits))
@@ -73,7 +72,7 @@ class EveryLogit:
 
 
 class ReadingEngine:
-    """An engine that reads prompts, one at a time, and says what it expected at each position."""
+    """An engine that reads prompts, one at a time, and returns its predictions at each position."""
 
     def __init__(self, config: EngineConfig) -> None:
         blueprint = plan_engine(config).measured()
@@ -81,7 +80,7 @@ class ReadingEngine:
         self._core = blueprint.build(SystemClock(), make_executor=self._make_worker)
 
     def read(self, prompt: Sequence[int]) -> Numbers:
-        """Return the log-probabilities of every token behind each token of the prompt: `[length, vocab_size]`."""
+        """Return the log-probabilities of every token after each token of the prompt: `[length, vocab_size]`."""
         self._watched.found.clear()
         self._core.add_request(Request("text", list(prompt), SamplingParams(temperature=0.0, max_tokens=1)))
         for request in self._core.run():
@@ -104,14 +103,14 @@ class ReadingEngine:
 
 @dataclass(slots=True)
 class Quality:
-    """How a setting did, position by position. Grows with `note`."""
+    """The results of a setting, position by position. Grows with `note`."""
 
     surprises: list[float] = field(default_factory=list)  # -log of the probability of the token that came
     divergences: list[float] = field(default_factory=list)
     agreements: list[bool] = field(default_factory=list)
 
     def note(self, prompt: Sequence[int], expected: Numbers, reference: Numbers) -> None:
-        """Take what was expected behind each token of a prompt. Mutates."""
+        """Add the predictions after each token of a prompt. Mutates."""
         self.surprises += (-expected[np.arange(len(prompt) - 1), prompt[1:]]).tolist()
         self.divergences += divergences(reference, expected).tolist()
         self.agreements += (reference.argmax(axis=1) == expected.argmax(axis=1)).tolist()
@@ -167,7 +166,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, print, and write what was asked for; returns the exit status."""
+    """Measure, print, and write the requested files; returns the exit status."""
     workload = read_workload(options.workload, options.limit)
     prompts = [request.prompt_token_ids for request in workload.requests]
     if all(len(prompt) < 2 for prompt in prompts):
@@ -176,7 +175,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure_quality(model: str, prompts: Sequence[Sequence[int]], tell: Tell) -> Section:
-    """Read every prompt with all settings, which are loaded side by side."""
+    """Read every prompt with all settings, which are all loaded at once."""
     found = {names: Quality() for names in SETTINGS}
     common = EngineConfig(
         model=model,

@@ -1,9 +1,9 @@
-"""RealEngine: a real engine under simulated traffic. Requests come on a virtual clock; steps take the time they take.
+"""RealEngine: a real engine under simulated traffic. Requests arrive on a virtual clock; steps take their real time.
 
     Simulation ── add, step ──► EngineCore ── Worker, the model ──► seconds measured ──► the clock moves by them
 
-Nobody sleeps until a request is due, so an hour of light traffic takes as long as its steps, and every figure is
-counted by the very lines that count those of a simulation. What is left out is what a door adds: tokenizing and text.
+The clock skips idle time, so an hour of light traffic takes only as long as its steps. The same code counts the figures
+of this engine and of a simulation. Tokenizing and text are left out.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quire.simulate.replica import EngineSetup, ScheduledEngine
 
 
 class RealEngine(ScheduledEngine):
-    """A `SimulatedEngine` that computes. Begins with an empty cache; `steps` are what was measured."""
+    """A `SimulatedEngine` that computes. Starts with an empty cache; `steps` has the measurements."""
 
     def __init__(self, measured: MeasuredEngine) -> None:
         super().__init__(measured.core.scheduler)
@@ -35,7 +35,7 @@ class RealEngine(ScheduledEngine):
         self._hits = self._scheduler.memory.ledger()
 
     def setup(self) -> EngineSetup:
-        """Return the same engine for a simulation, but for its cost."""
+        """Return the same engine for a simulation, without its cost model."""
         return EngineSetup(self._scheduler.memory.spec, self._scheduler.memory.config, self._scheduler.config)
 
     @property
@@ -44,14 +44,14 @@ class RealEngine(ScheduledEngine):
         return self._last
 
     def add(self, request: Request) -> None:
-        """Take a request in, its tokens brought into the vocabulary. Mutates."""
+        """Add a request, with its tokens mapped into the vocabulary. Mutates."""
         size = self._measured.vocab_size
         request.tokens = array("i", [token % size for token in request.tokens])
         request.sampling = replace(request.sampling, temperature=0.0, seed=0)
         self._measured.core.add_request(request)
 
     def step(self) -> StepOutcome | None:
-        """Compute a step, and move the clock by the seconds that it took. Mutates."""
+        """Compute a step, and move the clock by its seconds. Mutates."""
         began = time.perf_counter()
         outcome = self._measured.core.step()
         seconds = time.perf_counter() - began
@@ -64,7 +64,7 @@ class RealEngine(ScheduledEngine):
         return outcome
 
     def ledger(self) -> MemoryLedger:
-        """Return where the memory is, with what this run has hit. Does not mutate."""
+        """Return the memory ledger, with the cache hits of this run. Does not mutate."""
         ledger, before = self._scheduler.memory.ledger(), self._hits
         return replace(
             ledger,

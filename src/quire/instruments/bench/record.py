@@ -1,13 +1,13 @@
-"""`quire bench record`: measure the steps of an engine, fit a cost model to them, and see how well it foretells others.
+"""`quire bench record`: measure the steps of an engine, fit a cost model to them, and test its predictions.
 
     fitted on     closed loops of few and of many users, uniform lengths
-    foretold      Poisson arrivals at a share of what the fit says that the engine serves, lengths of another kind
+    predicted     Poisson arrivals at a share of the engine's capacity by the fit, lengths of another kind
 
     ── record ── serve at 40 % ── serve at 70 % ── record ──► fit ──► simulate both
 
-Both engines are driven by the same `Simulation`: the real one with the seconds that its steps took, the other with
-those of the fit. So what differs is the cost model, and what users would notice of it is printed side by side. Steps
-are recorded before and after what is foretold, because a machine is not equally fast all the time.
+The same `Simulation` drives both engines: the real one with the measured seconds of its steps, the other with those of
+the fit. So only the cost model differs, and the report compares the effects that users would notice. Steps are recorded
+before and after the predicted traffic, because the speed of a machine varies over time.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, print, and write what was asked for; returns the exit status."""
+    """Measure, print, and write the requested files; returns the exit status."""
 
     def measure(tell: Tell) -> Iterator[Section]:
         with measured_config(options) as config, MeasuredEngine(config) as engine:
@@ -108,7 +108,7 @@ def record(engine: MeasuredEngine, duration_s: float, seed: int) -> list[Recorde
 
 
 def describe_fit(cost: FittedCost, steps: Sequence[RecordedStep]) -> Section:
-    """Return what the fit says that each part of a step takes, and how far it is off on its own steps."""
+    """Return the fitted time of each part of a step, and the error on the fitted steps."""
     errors = [abs(cost.seconds_of(step.features) / step.seconds - 1) for step in steps]
     units = ("a step", "a token", "a token sampled after", "a token read", "a pair of attention", "a block moved")
     rows = [(name, f"{1e6 * weight:.4g} µs") for name, weight in zip(units, cost.weights, strict=True)]
@@ -120,7 +120,7 @@ def describe_fit(cost: FittedCost, steps: Sequence[RecordedStep]) -> Section:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Traffic that was served for real, and the steps that it took."""
+    """Traffic that was really served, and its steps."""
 
     result: SimulationResult
     steps: Sequence[RecordedStep]
@@ -128,7 +128,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Requests that nothing was fitted to, for a real engine and for a simulated one."""
+    """Requests that the fit has not seen, for a real engine and a simulated one."""
 
     load: float
     rate: float
@@ -139,7 +139,7 @@ class Traffic:
 
     @classmethod
     def at(cls, load: float, engine: MeasuredEngine, cost: FittedCost, duration_s: float, seed: int) -> Traffic:
-        """Return traffic at a share of what the cost model says is served where the queue never ends."""
+        """Return traffic at a share of the engine's capacity, by the cost model with an endless queue."""
         setup = replace(RealEngine(engine).setup(), cost=cost)
         longest = setup.scheduler.max_model_len
         prompts = DrawnPrompts(LognormalLengths("", longest / 12, longest / 16), longest)
@@ -151,16 +151,16 @@ class Traffic:
         return OpenLoop(drawn_requests(Arrivals(self.rate), self.prompts, duration_s=self.duration_s, seed=self.seed))
 
     def measured(self, engine: MeasuredEngine) -> Measured:
-        """Serve the requests for real."""
+        """Serve the requests with the real engine."""
         real = RealEngine(engine)
         return Measured(Simulation([real], self._source()).run(), real.steps)
 
     def simulated(self, cost: StepCost) -> SimulationResult:
-        """Return what comes of the requests with the times of a cost model."""
+        """Return the result of simulating the requests with a cost model."""
         return Simulation([PagedEngine(replace(self.setup, cost=cost))], self._source()).run()
 
     def compared(self, measured: Measured, cost: FittedCost, simulated: SimulationResult) -> Section:
-        """Return what users notice of both, side by side."""
+        """Return a comparison of the figures that users notice."""
         known_s = sum(step.seconds for step in measured.steps)
         fitted_s = sum(cost.seconds_of(step.features) for step in measured.steps)
         rows = [("seconds of the real one's steps", _show(known_s), _show(fitted_s), f"{fitted_s / known_s - 1:+.1%}")]

@@ -1,10 +1,11 @@
 """`quire bench serve`: latency and throughput of a server under growing load.
 
-    --rates auto     closed loop ──► what the server can do ──► open loops at half of it, at all of it, at twice --rates
-    1 2 4    open loops at these rates --concurrency 8  closed loops with N concurrent requests
+    --rates auto       closed loop ──► capacity of the server ──► open loops at half, all and twice that load
+    --rates 1 2 4      open loops at these rates
+    --concurrency 8    a closed loop with 8 concurrent requests
 
-What is due is sent when it is due, however the server does, and times count from then on. Overload is part of the
-measurement: rejections are counted and timed, and what others got meanwhile is the figure.
+Each request is sent when it is due, whatever the state of the server, and its times count from then on. Overload is
+part of the measurement: rejections are counted and timed, and so are the requests that are served meanwhile.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ DEFAULT_STREAMS = 64
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One level of load: an open loop at a rate, or a closed one where `rate` is None."""
+    """One level of load: an open loop at a rate, or a closed one if `rate` is None."""
 
     name: str
     rate: float | None
@@ -53,7 +54,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredLevel:
-    """A level, its results, and the memory that our own server held before and after."""
+    """A level, its results, and the memory of a server that the benchmark started, before and after."""
 
     level: Level
     result: LoadResult
@@ -65,9 +66,8 @@ PARTS = ("load", "http", "live")
 DESCRIPTION = (
     "Put load on a server, at given rates or with a fixed number of concurrent requests, and measure time to first "
     "token, time between tokens, goodput, rejections and errors. MODEL may be the URL of any OpenAI-compatible "
-    "server; otherwise quire serves the model meanwhile. Without --rates and --concurrency it finds out what the "
-    "server can do, "
-    "and offers half of it, all of it, and twice as much."
+    "server; otherwise quire serves the model meanwhile. Without --rates and --concurrency it measures the "
+    "capacity of the server, and offers half, all and twice that load."
 )
 
 
@@ -111,7 +111,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, print, and write what was asked for; returns the exit status."""
+    """Measure, print, and write the requested files; returns the exit status."""
     bench = ServeBench(options)
 
     def measure(tell: Tell) -> Iterator[Section]:
@@ -127,7 +127,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def read_rates(texts: Sequence[str]) -> tuple[float, ...] | None:
-    """Return the rates of `--rates`, requests a second; None for auto.
+    """Return the rates of `--rates`, requests per second; None for auto.
 
     >>> read_rates(["0.5", "2"]), read_rates(["auto"])
     ((0.5, 2.0), None)
@@ -139,12 +139,12 @@ def read_rates(texts: Sequence[str]) -> tuple[float, ...] | None:
     except ValueError:
         rates = (0.0,)
     if not all(0 < rate < float("inf") for rate in rates):
-        raise InvalidValueError("rates", " ".join(texts), "auto, or requests a second, each more than 0")
+        raise InvalidValueError("rates", " ".join(texts), "auto, or requests per second, each more than 0")
     return rates
 
 
 class ServeBench:
-    """Offers loads as the options say; everything that can be refused is refused when it is made."""
+    """Offers the loads of the options; the constructor checks all of them."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
@@ -156,7 +156,7 @@ class ServeBench:
         self._num_levels = 0
 
     def measure_load(self, server: MeasuredServer, tell: Tell) -> Iterator[Section]:
-        """Offer every level, one after another, and return the tables; writes the plot, if one was asked for."""
+        """Offer every level, one after another, and return the tables; write the plot, if requested."""
         self._requests: Callable[[int], Iterator[WorkloadRequest]] = request_source(
             self._workload, self._shape, vocab_size=server.vocab_size, seed=self._options.load_seed
         )
@@ -168,7 +168,7 @@ class ServeBench:
             count = DEFAULT_STREAMS if server.config is None else server.config.max_num_seqs
             levels.append(self._measure(Level(f"{count} at once", None, count), server, tell))
             capacity = request_rate(levels[-1].result, levels[-1].figures)
-            tell(f"the server can do {capacity:.2f} requests a second")
+            tell(f"the server can serve {capacity:.2f} requests per second")
             rates = tuple(share * capacity for share in AUTO_SHARES)
         open_levels = [self._measure(Level(f"{rate:.3g}/s", rate), server, tell) for rate in rates]
         goals = [] if capacity is None else overload_goals(levels, open_levels)
@@ -195,7 +195,7 @@ class ServeBench:
         after = _memory(server)
         figures = summarize_load(level.name, result, self._objectives)
         if figures.num_failed and figures.num_failed + figures.num_rejected == figures.num_requests:
-            raise ExecutionError(f"not one request was served: {figures.first_error}")
+            raise ExecutionError(f"no request was served: {figures.first_error}")
         tell(figures.summary)
         return MeasuredLevel(level, result, figures, None if before is None or after is None else (before, after))
 
@@ -209,9 +209,9 @@ class ServeBench:
         objectives = "".join(f", {MEASURES[name]} ≤ {limit:g} ms" for name, limit in self._objectives.items())
         text = (
             f"{options.endpoint}, {lengths}, {options.duration:g} s a level, {options.arrivals} arrivals; rates are "
-            f"those of the last four fifths. Good: came to its end{objectives}. Cut off: not at its end "
-            f"{options.patience:g} s after the level. The last columns are of this process: how long after it was due "
-            "1 of 100 was sent, and its processor time."
+            f"those of the last four fifths. Good: completed{objectives}. Cut off: not complete "
+            f"{options.patience:g} s after the level. The last columns are of this process: how late 1 of 100 requests "
+            "was sent, and its processor time."
         )
         header = ("level", "offered/s", "completed/s", "good/s", "output tok/s", "requests", "rejected", "failed")
         more = ("cut off", "server's memory, MB", "late, ms", "% of a processor")
@@ -227,15 +227,15 @@ class ServeBench:
 
 
 def request_rate(result: LoadResult, figures: LoadFigures) -> float:
-    """Return the requests a second that a server can do: its tokens, over those that a request has."""
+    """Return the requests per second that a server can serve: its tokens per second over the tokens of a request."""
     lengths = [outcome.num_output_tokens for outcome in result.outcomes if outcome.is_done]
     if not lengths or not sum(lengths) or not figures.output_tokens:
-        raise ExecutionError(f"no request came to its end: {figures.first_error or 'see --duration'}")
+        raise ExecutionError(f"no request was completed: {figures.first_error or 'see --duration'}")
     return figures.output_tokens * len(lengths) / sum(lengths)
 
 
 def overload_goals(closed: Sequence[MeasuredLevel], open_levels: Sequence[MeasuredLevel]) -> list[Goal]:
-    """Return what overload must not do: the last level is the one at twice of what the server can do."""
+    """Return the limits for the effects of overload; the last level is at twice the server's capacity."""
     overload = open_levels[-1].figures
     peak = max(level.figures.good for level in (*closed, *open_levels))
     goals = [Goal("goodput at 2×, to the peak", overload.good / max(peak, 1e-9), MIN_GOODPUT_SHARE, at_least=True)]

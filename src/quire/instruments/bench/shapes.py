@@ -1,8 +1,7 @@
-"""Shapes: what a model multiplies and attends with, without its weights.
+"""Shapes: the matrices and heads of a model, without its weights.
 
-A named shape is a `config.json` and nothing else. Kernels are measured from it alone; for whole steps a checkpoint of
-that shape is written, whose weights are a few random numbers over and over: how long a step takes does not depend on
-them.
+A named shape is only a `config.json`, which is enough to measure kernels. To measure whole steps, a checkpoint of that
+shape is written, whose weights repeat a few random numbers: the time of a step does not depend on them.
 """
 
 from __future__ import annotations
@@ -80,12 +79,12 @@ CONFIGS = {"qwen3-0.6b": QWEN3, "llama-3.2-1b": LLAMA3, "tiny": TINY}
 
 HEAD = "head"
 RANDOM_NUMBERS = 1_000_003
-"""How many random numbers come before they repeat: a prime, so that no two rows of a matrix are alike."""
+"""The period of the random numbers: a prime, so that no two rows of a matrix are equal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A matrix [outputs, inputs], and how often a step multiplies with one of its shape."""
+    """A matrix [outputs, inputs], and how often a step multiplies by one of this shape."""
 
     num_outputs: int
     num_inputs: int
@@ -104,7 +103,7 @@ class KernelShape:
 
     @classmethod
     def of(cls, name: str, spec: DecoderSpec) -> KernelShape:
-        """Return the shape of a model. Matrices that are multiplied with the same input count as one."""
+        """Return the shape of a model. Matrices with the same input count as one."""
         if spec.experts is not None:
             raise InvalidConfigError("shape", name, "a model without experts: which of them are read depends on tokens")
         attention, hidden, mlp = spec.attention, spec.hidden_size, spec.mlp
@@ -122,7 +121,7 @@ class KernelShape:
 
 
 def kernel_shape(name: str) -> KernelShape:
-    """Return a named shape, or that of a model folder, whose settings alone are read."""
+    """Return a named shape, or that of a model folder; reads only its settings."""
     if name not in CONFIGS:
         return KernelShape.of(name, read_model(ModelFolder(Path(name))).spec)
     with tempfile.TemporaryDirectory(prefix="quire-bench-") as folder:
@@ -132,7 +131,7 @@ def kernel_shape(name: str) -> KernelShape:
 
 @contextmanager
 def measured_config(options: argparse.Namespace) -> Iterator[EngineConfig]:
-    """Return the settings of an engine; with `--shape` that of a checkpoint that lasts as long as the context."""
+    """Return the settings of an engine; with `--shape`, for a checkpoint that exists during the context."""
     config = engine_config(options, os.environ)
     if options.shape is None:
         yield config
@@ -146,7 +145,7 @@ def measured_config(options: argparse.Namespace) -> Iterator[EngineConfig]:
 
 
 def write_random_checkpoint(folder: Path, name: str, changes: Mapping[str, object] | None = None) -> None:
-    """Write a model folder of a named shape, some of its settings changed: and random weights in bfloat16."""
+    """Write a model folder of a named shape, with some changed settings and random weights in bfloat16."""
     folder.mkdir()
     _write_config(folder, name, changes)
     write_random_weights(folder)
@@ -174,7 +173,7 @@ def _write_config(folder: Path, name: str, changes: Mapping[str, object] | None 
 
 
 def write_byte_tokenizer(folder: Path, vocab_size: int) -> None:
-    """Write a tokenizer in which every id has a text: the 256 bytes, and words that no text is encoded to."""
+    """Write a tokenizer in which every id has a text: the 256 bytes, and words that encoding never uses."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     vocab = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}

@@ -1,9 +1,9 @@
-"""`quire bench sharing`: how many blocks several texts of one prompt share, and how many they would take apart.
+"""`quire bench sharing`: the blocks that several texts of one prompt save by sharing.
 
-Prompts and lengths are drawn once and are the same for every way of going on. A prompt is a piece of a text that the
-model itself has written, so that it goes on as it does for its users. Shared among requests is nothing: the prefix
-cache is off. In every step the ledger says how many blocks are in use and how many more it would take if each sequence
-had its own; the share saved is taken over all steps, so a long request counts for as long as it runs.
+Prompts and lengths are drawn once, and are the same for samples and beams. A prompt is a piece of a text that the model
+itself has written, so that its continuations are realistic. Requests share no blocks: the prefix cache is off. In every
+step the ledger counts the blocks in use, and those needed if each sequence had its own. The share saved is over all
+steps, so a long request counts for as long as it runs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BLOCK_SIZE = 16
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Lengths like those of a trace, and the paper's ranges of the share saved for two to six sequences of OPT-13B."""
+    """Lengths like those of a trace, and the paper's ranges of the saved share for two to six sequences of OPT-13B."""
 
     lengths: LognormalLengths
     samples: str
@@ -61,7 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, print, and write what was asked for; returns the exit status."""
+    """Measure, print, and write the requested files; returns the exit status."""
     return run_benchmark(
         options, "Sharing", lambda tell: [measure_sharing(options.model, options.requests, tell)], timed=False
     )
@@ -98,7 +98,7 @@ def measure_sharing(model: str, num_requests: int, tell: Tell) -> Section:
 
 
 def _text_of(llm: LLM) -> list[int]:
-    """Return a long text that the model has written."""
+    """Return a long text written by the model."""
     length = llm.engine.scheduler.limits.max_model_len - 1
     sampling = SamplingParams(seed=0, max_tokens=length, ignore_eos=True)
     (output,) = llm.generate([{"prompt_token_ids": [1]}], sampling, use_tqdm=False)

@@ -1,7 +1,7 @@
-"""What a step of decodes costs in Python, by the short way and by the long one, in turn.
+"""The cost of a step of decodes in Python, by the short way and by the long way, in turn.
 
-The model computes nothing, so the time is what Python takes: scheduling, the arrays of the step, the draws, the commit.
-A worker takes the long way when its plans name no decodes.
+The model computes nothing, so the time is Python's: scheduling, the arrays of the step, the draws, the commit. A worker
+takes the long way if its plans name no decodes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from quire.reporting.samples import ratios, summarize
 
 ROWS = (1, 32, 256)
 MAX_CALLS = 60
-PROMPT_TOKENS, NUM_WARM_UP, NUM_TIMED = 20, 4, 160  # whole blocks: the steps that fill one cost more
+PROMPT_TOKENS, NUM_WARM_UP, NUM_TIMED = 20, 4, 160  # whole blocks, because steps that fill a block cost more
 SHORT, LONG = "short", "long"
 
 
@@ -52,7 +52,7 @@ class InstantRunner:
 
 
 class LongWayWorker(Worker):
-    """A worker that is told of no decodes."""
+    """A worker whose plans name no decodes."""
 
     def submit(self, plan: StepPlan) -> None:
         """Compute a plan, the long way."""
@@ -92,7 +92,7 @@ def measure_short_way(repeat: int, tell: Callable[[str], None]) -> Section:
 
 
 def _engine(rows: int, way: str) -> EngineCore:
-    """Return an engine in which so many rows decode."""
+    """Return an engine in which this many rows decode."""
 
     def make_worker(parts: WorkerParts) -> Worker:
         kind = Worker if way == SHORT else LongWayWorker
@@ -118,7 +118,7 @@ def _step_us(engine: EngineCore) -> float:
 
 
 def _num_calls(engine: EngineCore) -> int:
-    """Return how many Python functions a step calls until it is with the model."""
+    """Return how many Python functions a step calls before the model runs."""
     count, is_counting = 0, True
 
     def note(frame: FrameType, event: str, _: Any) -> None:

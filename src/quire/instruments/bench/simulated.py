@@ -1,10 +1,10 @@
 """`quire bench simulator`: how fast a simulation runs, and that its memory does not grow with its trace.
 
-    256 users at once    ShareGPT-like requests in a closed loop; and prompts of one block with long answers, which is
-                         what decodes cost alone
-    an hour              10 requests a second, as `quire simulate` runs it, in a process of its own; and a quarter of it
+    256 users at once    ShareGPT-like requests in a closed loop; and prompts of one block with long answers, to
+                         measure decodes alone
+    an hour              10 requests per second with `quire simulate`, in a separate process; and a quarter of an hour
 
-A simulated token is one that the scheduler planned, the memory took in and a step computed: of a prompt or an answer.
+A simulated token is a token of a prompt or an answer that was scheduled, stored and computed in a step.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ MOST_GROWTH = 1.1
 
 
 DESCRIPTION = (
-    "Measure simulated tokens a second with 256 running requests, and the time and the memory of an hour of traffic. "
-    "Needs a machine where nothing else runs."
+    "Measure simulated tokens per second with 256 running requests, and the time and memory of an hour of traffic. "
+    "Needs an idle machine."
 )
 
 
@@ -57,7 +57,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, print, and write what was asked for; returns the exit status."""
+    """Measure, print, and write the requested files; returns the exit status."""
 
     def measure(tell: Tell) -> Iterator[Section]:
         yield measure_speed(options.repeat, options.duration, tell)
@@ -103,7 +103,7 @@ def _simulate(lengths: Lengths, prefix_index: str, duration_s: float) -> Simulat
 
 
 def measure_hour(repeat: int, hour_s: int, tell: Tell) -> Section:
-    """Measure `quire simulate` as a process: the time and the memory of an hour and of a quarter of it."""
+    """Measure `quire simulate` as a process: the time and the memory of an hour and of a quarter of an hour."""
     wall_s: dict[int, list[float]] = {hour_s // 4: [], hour_s: []}
     peak_bytes: dict[int, list[int]] = {duration_s: [] for duration_s in wall_s}
     for index in range(repeat):
@@ -130,7 +130,7 @@ def measure_hour(repeat: int, hour_s: int, tell: Tell) -> Section:
 
 
 def _process(duration_s: int) -> tuple[float, int]:
-    """Run a simulation in a process of its own; return its seconds and the most bytes that it held."""
+    """Run a simulation in a separate process; return its seconds and its peak bytes."""
     arguments = ("-m", "quire", "simulate", *TRAFFIC, "--duration", str(duration_s))
     began = time.perf_counter()
     process = start_python(*arguments, stdout=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""`quire bench startup`: from nothing to a model that answers, each time in a new process; and what pip installs.
+"""`quire bench startup`: the time from process start to a model that answers; and the size of the installation.
 
 process start ── imports ──► plan ── weights ──► ready ── prompt ──► first token
                              └────── load ─────┘
@@ -33,7 +33,7 @@ MAX_INSTALLED_BYTES = 60_000_000
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
-    """One process that loads a model; `bandwidth` is that of the machine right before."""
+    """One process that loads a model; `bandwidth` was measured right before."""
 
     ready_s: float  # from process start
     load_s: float
@@ -43,13 +43,13 @@ class LoadRun:
 
     @property
     def to_reading(self) -> float:
-        """The time to load, to that of reading the weights once."""
+        """The time to load, divided by the time to read the weights once."""
         return self.load_s * self.bandwidth / self.weight_bytes
 
 
 DESCRIPTION = (
-    "Measure, each time in a process of its own, how long the guide takes to its first token and a model to be ready; "
-    "and add up what an installation brings."
+    "Measure, each time in a new process, the guide's time to its first token and a model's time to ready; and add up "
+    "the size of an installation."
 )
 
 
@@ -61,7 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, print, and write what was asked for; returns the exit status."""
+    """Measure, print, and write the requested files; returns the exit status."""
 
     def measure(tell: Tell) -> Iterator[Section]:
         yield measure_first_token(options.repeat, tell)
@@ -73,13 +73,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure_first_token(repeat: int, tell: Tell) -> Section:
-    """Measure how long the guide takes to print the first of its text."""
+    """Measure the guide's time to its first text."""
     first_s, end_s = [], []
     for index in range(repeat):
         tell(f"the guide: run {index + 1} of {repeat}")
         first, text, end = _run(GUIDE_COMMAND)
         if not text.strip():
-            raise ExecutionError("the guide has printed nothing")
+            raise ExecutionError("the guide printed nothing")
         first_s.append(first)
         end_s.append(end)
     rows = [
@@ -93,7 +93,7 @@ def measure_first_token(repeat: int, tell: Tell) -> Section:
 
 
 def measure_load(config: EngineConfig, repeat: int, read_size: int, tell: Tell) -> Section:
-    """Measure how long a model takes to be ready, and the memory that it takes meanwhile."""
+    """Measure a model's time to ready, and its peak memory until then."""
     limits = MachineLimits(config.num_threads or usable_cores(), read_size)
     runs = []
     for index in range(repeat):
@@ -104,28 +104,28 @@ def measure_load(config: EngineConfig, repeat: int, read_size: int, tell: Tell) 
         ("load to ready, s", cell(summarize([run.load_s for run in runs]))),
         ("process start to ready, s", cell(summarize([run.ready_s for run in runs]))),
         ("load to the time to read the weights once", cell(summarize([run.to_reading for run in runs]), "×")),
-        ("peak beside the weights, MB", cell(summarize(beside) if beside else None)),
+        ("peak without the weights, MB", cell(summarize(beside) if beside else None)),
     ]
     text = (
         f"{config.model}, {runs[0].weight_bytes / 1e6:,.0f} MB of weights. KV memory is not written yet. Median of "
         f"{repeat} processes (min–max)."
     )
-    goals = [Goal("peak beside the weights, MB", summarize(beside).median, MAX_BESIDE_BYTES / 1e6)] if beside else []
+    goals = [Goal("peak without the weights, MB", summarize(beside).median, MAX_BESIDE_BYTES / 1e6)] if beside else []
     samples: dict[str, object] = {"runs": [asdict(run) for run in runs]}
     return Section("Loading", text, ("what", "value"), rows, samples, goals)
 
 
 def measure_installation() -> Section:
-    """Add up what an installation of quire brings, numpy aside."""
+    """Add up the size of an installation of quire, without numpy."""
     found = installed_bytes()
     total = sum(found.values())
     rows = [(name, f"{size / 1e6:.1f}") for name, size in sorted(found.items(), key=lambda each: -each[1])]
     text = (
-        "The files of quire, and those of what it requires besides numpy, as installed in this environment. Where "
+        "The files of quire and of its requirements except numpy, as installed in this environment. Where "
         "quire "
         "is used in place, the files of its sources are counted."
     )
-    goals = [Goal("installed beside numpy, MB", total / 1e6, MAX_INSTALLED_BYTES / 1e6)]
+    goals = [Goal("installed without numpy, MB", total / 1e6, MAX_INSTALLED_BYTES / 1e6)]
     samples: dict[str, object] = {"bytes": found}
     return Section("Installation", text, ("what", "MB"), [*rows, ("total", f"{total / 1e6:.1f}")], samples, goals)
 
@@ -146,6 +146,6 @@ def _run(arguments: Sequence[str]) -> tuple[float, str, float]:
         text = (begin + process.stdout.read()).decode(errors="replace")
         errors = process.stderr.read().decode(errors="replace")
     if process.returncode:
-        last = errors.splitlines()[-1:] or ["it said nothing"]
+        last = errors.splitlines()[-1:] or ["it printed nothing"]
         raise ExecutionError(f"a process ended with status {process.returncode}: {last[0]}")
     return first_s, text, time.perf_counter() - started

@@ -1,9 +1,9 @@
 """StreamReading: one streamed answer as a client sees it, event by event, with the time of each.
 
-The definitions are those that tools for OpenAI-compatible servers share. The time to the first token ends with the
-first event that brings one; the latency between tokens is the time between two events of one text; the time per output
-token is what is left behind the first event, over the tokens that usage counts. What was due and could not be sent in
-time waits on our side, and its time counts from when it was due: a load that is late hides nothing.
+The definitions are those of other tools for OpenAI-compatible servers. The time to first token ends with the first
+event that has a token. The latency between tokens is the time between two events of one text. The time per output token
+is the time after the first event, divided by the remaining tokens of the usage. If a request is sent late, its time
+still counts from when it was due: a late load generator hides nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from quire.instruments.http.events import DONE, EventReader
 
 
 class Delta(msgspec.Struct):
-    """The part of a chat event that brings text."""
+    """The part of a chat event with text."""
 
     role: str | None = None
     content: str | None = None
@@ -32,7 +32,7 @@ class Choice(msgspec.Struct):
 
     @property
     def brings_token(self) -> bool:
-        """Whether it is more than the beginning or the end of a text."""
+        """Whether it has a token, and is not only the beginning or the end of a text."""
         if self.text or (self.delta is not None and self.delta.content):
             return True
         return self.finish_reason is None and (self.delta is None or self.delta.role is None)
@@ -45,7 +45,7 @@ class PromptDetails(msgspec.Struct):
 
 
 class Usage(msgspec.Struct):
-    """What a request has used."""
+    """The usage of a request."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -53,7 +53,7 @@ class Usage(msgspec.Struct):
 
 
 class Chunk(msgspec.Struct):
-    """One event of a stream, completions or chat; other fields are passed over."""
+    """One event of a stream, of completions or chat; other fields are ignored."""
 
     choices: list[Choice] = []
     usage: Usage | None = None
@@ -65,9 +65,9 @@ READER = msgspec.json.Decoder(Chunk)
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of a request. Times are seconds of the clock of the run; `status` 0: there was no reply.
+    """The outcome of a request. Times are seconds of the run's clock; `status` 0: no reply.
 
-    `events_s` are the times of the events that brought tokens, `gaps_s` those between two of one text.
+    `events_s` are the times of the events with tokens, `gaps_s` the times between two events of one text.
     """
 
     due_s: float
@@ -84,12 +84,12 @@ class Outcome:
 
     @property
     def is_done(self) -> bool:
-        """Whether it came to its own end."""
+        """Whether it was completed."""
         return self.status == 200 and not self.error and not self.is_cut_off
 
     @property
     def is_rejected(self) -> bool:
-        """Whether the server was too busy to take it."""
+        """Whether the server rejected it because it was busy."""
         return self.status in (429, 503)
 
     @property
@@ -99,7 +99,7 @@ class Outcome:
 
     @property
     def token_s(self) -> float | None:
-        """Seconds per output token behind the first."""
+        """Seconds per output token after the first."""
         if self.num_output_tokens < 2 or not self.events_s:
             return None
         return (self.events_s[-1] - self.events_s[0]) / (self.num_output_tokens - 1)
@@ -122,7 +122,7 @@ class StreamReading:
         self.is_ended = False
 
     def take(self, piece: bytes, now: float) -> None:
-        """Read a piece that came now. Mutates; never raises for what a server can send."""
+        """Read a piece that came now. Mutates; never raises, whatever a server sends."""
         for data in self._events.feed(piece):
             if data == DONE:
                 self.is_ended = True

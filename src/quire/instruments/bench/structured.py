@@ -1,13 +1,12 @@
 """`quire bench structured`: cost of structured output, over HTTP.
 
-    throughput     many streams at once, free and held to a schema that no text of this length can end, in turn
-    first token    one prompt at a time, free and held to a schema that nobody has sent before, in turn
+    throughput     many streams at once, without and with a schema that no text of this length can complete, in turn
+    first token    one prompt at a time, without and with a schema that is new to the server, in turn
 
-Both kinds draw their tokens alike (temperature 1, seeds), from prompts that nothing of is in the cache, and write the
-same number of tokens; a ratio is taken within each run. The schema is one as programs send them: records with texts,
-numbers, choices and lists. Most of its strings have no bound, as most have none: a mask within a string that has one
-costs several times as much. What the very first schema takes is told apart: only then is the table of the vocabulary
-made.
+Both kinds draw tokens in the same way (temperature 1, seeds), from prompts without cache hits, and write the same
+number of tokens; ratios are within each run. The schema is typical of programs: records with texts, numbers, choices
+and lists. Most of its strings have no maximum length, as usual: a mask within a string that has one costs several times
+as much. The very first schema is reported separately, because only then is the table of the vocabulary made.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ MAX_COST_PERCENT = 5.0
 MAX_MORE_MS = 100.0
 LEAST_VOCABULARY = 512
 LEAST_RECORDS = 1000
-"""More than any text here can hold: none comes to its own end."""
+"""More records than fit into any text here: none is completed."""
 
 Schema = dict[str, Any]
 TEXT: Final[Schema] = {"type": "string"}
@@ -45,7 +44,7 @@ TEXT: Final[Schema] = {"type": "string"}
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """One run: seconds of a batch and of first tokens, free and held."""
+    """One run: seconds of a batch and of first tokens, without and with a schema."""
 
     free_s: float
     held_s: float
@@ -54,7 +53,7 @@ class Pair:
 
 
 def usual_schema(name: str, least_records: int = 1) -> Schema:
-    """Return a schema of the size that programs send; another name makes another schema.
+    """Return a schema of typical size; another name gives another schema.
 
     >>> usual_schema("order")["properties"]["order_list"]["minItems"]
     1
@@ -101,7 +100,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, print, and write what was asked for; returns the exit status."""
+    """Measure, print, and write the requested files; returns the exit status."""
 
     def measure(tell: Tell) -> Iterator[Section]:
         with _serving(options, tell) as (target, vocab_size):
@@ -112,7 +111,7 @@ def run(options: argparse.Namespace) -> int:
 
 @contextmanager
 def _serving(options: argparse.Namespace, tell: Tell) -> Iterator[tuple[Target, int]]:
-    """Serve the model meanwhile; a shape gets a tokenizer as large as it says."""
+    """Serve the model during the context; a shape gets a tokenizer with its number of tokens."""
     with measured_config(options) as config:
         vocab_size = plan_engine(replace(config, skip_tokenizer_init=True)).vocab_size
         if options.shape is not None:
@@ -126,7 +125,7 @@ def _serving(options: argparse.Namespace, tell: Tell) -> Iterator[tuple[Target, 
 
 
 class StructuredBench:
-    """Asks one server, free and held in turn; `options` are those of the command."""
+    """Sends requests to one server, without and with a schema in turn; `options`: those of the command."""
 
     def __init__(self, target: Target, vocab_size: int, options: argparse.Namespace) -> None:
         self._target = target
@@ -162,11 +161,11 @@ class StructuredBench:
         return usual_schema(f"order_{self._num_schemas}")
 
     def _batch_s(self, schema: Schema | None) -> float:
-        """Run all streams at once; return the seconds to the last token of all."""
+        """Run all streams at once; return the seconds to the last token."""
         return self._run([self._request(schema) for _ in range(self._options.streams)])[0]
 
     def _first_token_s(self, schema: Schema | None) -> float:
-        """Run one prompt, of which two tokens are wanted; return the seconds to its first one."""
+        """Run one prompt with two output tokens; return the seconds to the first one."""
         return self._run([replace(self._request(schema), max_tokens=2)])[1]
 
     def _request(self, schema: Schema | None) -> WorkloadRequest:

@@ -1,7 +1,7 @@
-"""`quire bench throughput`: whole workloads, as the runners of the peers run them, with times for every token.
+"""`quire bench throughput`: whole workloads, like the runners of other engines, with times for every token.
 
-All requests are handed over at once. Wall time goes from there to the last token, after loading and a warm-up. The
-time to a first token counts from there too, the wait for a place among the running included.
+All requests are added at once, after loading and a warm-up. Wall time is from there to the last token. The time to
+first token also counts from there, including the wait for a free row.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure, print, and write what was asked for; returns the exit status."""
+    """Measure, print, and write the requested files; returns the exit status."""
     workloads = [read_workload(path, options.limit) for path in options.workload]
 
     def measure(tell: Tell) -> Iterator[Section]:
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
 def measure_workloads(
     engine: MeasuredEngine, workloads: Sequence[Workload], repeat: int, tell: Tell
 ) -> Iterator[Section]:
-    """Run every workload `repeat` times; each run has token ids of its own."""
+    """Run every workload `repeat` times; each run has different token ids."""
     number = 1
     for workload in workloads:
         runs = []
@@ -72,7 +72,7 @@ def measure_workloads(
 
 
 def describe_engine(engine: MeasuredEngine) -> Section:
-    """Return what the engine is, how long it took to load, and what it holds by now."""
+    """Return the engine's settings, its time to load, and its present memory."""
     report = engine.blueprint.report
     plan, memory = report.plan, process_memory()
     rows = [

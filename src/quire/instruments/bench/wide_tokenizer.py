@@ -1,10 +1,9 @@
-"""A tokenizer as large as those of real models, made on the spot: what masks over its tokens cost depends on them.
+"""Makes a tokenizer as large as those of real models, because the cost of masks depends on the tokens.
 
-A vocabulary of bytes and numbered words would flatter: nearly all of its tokens can be told apart by their first
-letters. So this one is trained, on the Python sources that every machine with quire has: a byte-level BPE with the
-pieces into which the tokenizers of Qwen cut texts. What they do not suffice for is filled up with the same words
-written otherwise (Capitals, UPPER CASE, behind a space), as real vocabularies have them. Nothing is drawn: one
-interpreter gives one vocabulary.
+A vocabulary of bytes and numbered words would make masks too cheap: the first letters distinguish nearly all of its
+tokens. So this one is trained on the Python sources that every machine with quire has: a byte-level BPE that splits
+texts like Qwen's tokenizers. If that gives too few tokens, the same words are added in other forms (Capitals, UPPER
+CASE, after a space), as in real vocabularies. Nothing is random: one interpreter always gives the same vocabulary.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ PIECES: Final = (
 
 
 def write_wide_tokenizer(folder: Path, vocab_size: int, *, max_corpus_characters: int = MAX_CORPUS_CHARACTERS) -> None:
-    """Write a tokenizer of exactly this many tokens, the last of which ends a text; it takes some seconds."""
+    """Write a tokenizer of exactly this many tokens, the last of which ends a text; takes some seconds."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -61,7 +60,7 @@ def write_wide_tokenizer(folder: Path, vocab_size: int, *, max_corpus_characters
 
 
 def _corpus(max_characters: int) -> Iterator[str]:
-    """Yield the sources of the standard library, in the order of their names, as many as are wanted."""
+    """Yield sources of the standard library, in the order of their names, up to this many characters."""
     left, root = max_characters, Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(root.rglob("*.py")):
         if left > 0 and "site-packages" not in path.parts:
@@ -71,7 +70,7 @@ def _corpus(max_characters: int) -> Iterator[str]:
 
 
 def _other_words(words: Iterable[str]) -> Iterator[str]:
-    """Yield words that are not there yet, without an end: those that are, written otherwise, then numbered ones."""
+    """Yield endless new words: other forms of the given ones, then numbered ones."""
     known = set(words)
     plain = [word.removeprefix(SPACE) for word in known if word.isascii() or word.startswith(SPACE)]
     letters = sorted({word for word in plain if word.isalpha() and word.isascii()})

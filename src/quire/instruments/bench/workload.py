@@ -1,8 +1,8 @@
 """The load of the control-plane benchmark: schedulers driven without a model.
 
-What is timed is what the peer's script times: `schedule()` and `update()`. The result of the step, which an executor
-would bring, is made between the two and does not count. Every sampled token is the same; prompts are random, so that
-no block is shared unless that is what is measured.
+The time is that of `schedule()` and `update()`, as in the peer's script. The result of the step, which an executor
+would return, is made between the two and does not count. Every sampled token is the same; prompts are random, so that
+blocks are shared only to measure sharing.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ VOCAB_SIZE = 151_936
 SAMPLED_TOKEN = 7
 MAX_DRAWN_TOKEN = 150_000  # as in the peer's script
 
-# The shape of Qwen3-0.6B, as the peer is given it. The control plane does not care.
+# The shape of Qwen3-0.6B, as for the peer. The control plane does not depend on it.
 SPEC = KVCacheSpec.from_layers([None] * 28, block_size=BLOCK_SIZE, num_kv_heads=8, head_dim=128, dtype="bfloat16")
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a scheduler is made for. `batched_tokens` and `model_len` are what the peer's script sets."""
+    """The sizes of a scheduler. `batched_tokens` and `model_len` are those of the peer's script."""
 
     num_running: int = 256
     num_blocks: int = 100_000
@@ -64,7 +64,7 @@ def make_scheduler(sizes: Sizes) -> Scheduler:
 
 
 def prompt_lengths(num_prompts: int, num_tokens: int, *, staggered: bool = False) -> list[int]:
-    """Return the lengths of prompts: all equal, so that all reach the borders of blocks in the same step, or staggered.
+    """Return the lengths of prompts: equal, so that all reach block borders in the same step, or staggered.
 
     >>> prompt_lengths(3, 512), prompt_lengths(3, 512, staggered=True)
     ([512, 512, 512], [512, 513, 514])
@@ -73,7 +73,7 @@ def prompt_lengths(num_prompts: int, num_tokens: int, *, staggered: bool = False
 
 
 def draw_prompts(lengths: Iterable[int]) -> Iterator[list[int]]:
-    """Draw prompts one at a time and as slowly as the peer's script does."""
+    """Draw prompts one at a time, as slowly as the peer's script."""
     rng = random.Random(0)
     for length in lengths:
         yield [rng.randrange(MAX_DRAWN_TOKEN) for _ in range(length)]
@@ -87,7 +87,7 @@ def random_tokens(rng: random.Random, num_tokens: int) -> array[int]:
 def run_decode(scheduler: Scheduler, prompts: Iterable[Sequence[int]], num_steps: int) -> DecodeRun:
     """Add requests, prefill them, then time decode steps. Mutates the scheduler.
 
-    Prompts that are drawn while they are iterated are drawn within `add_s`, as in the peer's script.
+    If iterating over the prompts draws them, `add_s` includes that, as in the peer's script.
     """
     sampling = SamplingParams(max_tokens=4096, ignore_eos=True)
     num_requests = 0
@@ -105,7 +105,7 @@ def run_decode(scheduler: Scheduler, prompts: Iterable[Sequence[int]], num_steps
 
 
 def hash_prompts(prompts: Iterable[Sequence[int]]) -> float:
-    """Return the seconds to hash the full blocks of prompts, as they are hashed for lookup and publication."""
+    """Return the seconds to hash the full blocks of prompts, as for lookup and publication."""
     hasher, size = BlockHasher(), 4 * BLOCK_SIZE
     packed = [array("i", prompt).tobytes() for prompt in prompts]
     started = time.perf_counter()
@@ -117,7 +117,7 @@ def hash_prompts(prompts: Iterable[Sequence[int]]) -> float:
 
 
 def timed_step(scheduler: Scheduler) -> tuple[float, StepOutcome]:
-    """Do one step; returns the seconds of `schedule` and `update`, and what it brought. Mutates the scheduler."""
+    """Do one step; returns the seconds of `schedule` and `update`, and the outcome. Mutates the scheduler."""
     started = time.perf_counter()
     plan = scheduler.schedule()
     planned = time.perf_counter()

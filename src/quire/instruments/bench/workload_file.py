@@ -1,11 +1,11 @@
-"""Workloads in files: one request a line, as JSON. The same lines that the runners of the peers read.
+"""Workloads in files: one request per line, as JSON. The runners of other engines read the same lines.
 
     {"id": 0, "prompt_token_ids": [300, 301, …], "max_tokens": 64, "n": 1}
 
-Prompts are token ids, so that no tokenizer is involved. The end of text is ignored, so that every output is as long as
-its line says. One output is the likeliest text, several are drawn at temperature 1. All requests are handed over at
-once. Ids are shifted from repeat to repeat, so that nothing of one repeat is found in the cache by the next, while
-prompts of one repeat that begin alike go on doing so.
+Prompts are token ids, so that no tokenizer is needed. The end of text is ignored, so that every output has the length
+of its line. A single output is greedy, several are drawn at temperature 1. All requests are added at once. Ids are
+shifted from repeat to repeat, so that a repeat has no cache hits from another, while prompts of one repeat keep their
+shared prefixes.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from quire.core.errors import InvalidValueError
 from quire.core.sampling_params import SamplingParams
 
 LOWEST_ID = 300
-"""Below it there may be special tokens."""
+"""Lower ids may be special tokens."""
 
 ID_STEP = 977
-"""So far are the ids of one repeat from those of the one before."""
+"""The shift of ids from one repeat to the next."""
 
 
 class WorkloadError(InvalidValueError):
-    """A workload file has a line that is no request."""
+    """A workload file has a line that is not a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkloadRequest:
-    """One line of a workload. `fields` are more of what is asked over HTTP; they go before what the rest says."""
+    """One line of a workload. `fields` are further fields of the HTTP request, which override the others."""
 
     prompt_token_ids: tuple[int, ...]
     max_tokens: int
@@ -41,7 +41,7 @@ class WorkloadRequest:
 
     @property
     def sampling(self) -> SamplingParams:
-        """How it is to be sampled."""
+        """The sampling parameters of the request."""
         temperature = 1.0 if self.n > 1 else 0.0
         return SamplingParams(n=self.n, temperature=temperature, max_tokens=self.max_tokens, ignore_eos=True)
 
@@ -64,7 +64,7 @@ class Workload:
         return sum(request.max_tokens * request.n for request in self.requests)
 
     def shifted(self, repeat: int, vocab_size: int) -> Workload:
-        """Return the workload of another repeat; a vocabulary that is too small for the shift is used whole.
+        """Return the workload of another repeat; if a vocabulary is too small for the shift, uses all of its ids.
 
         >>> Workload("", (WorkloadRequest((300, 301), 1),)).shifted(2, 151_936).requests[0].prompt_token_ids
         (2254, 2255)
@@ -88,7 +88,7 @@ class Workload:
 def read_workload(path: str | Path, limit: int = 0) -> Workload:
     """Return the requests of a file, the first `limit` of them if it is not 0.
 
-    Raises `WorkloadError`, with file and line, for what is no request; `OSError` for a file that cannot be read.
+    Raises `WorkloadError`, with file and line, if a line is not a request; `OSError` if the file cannot be read.
     """
     place = Path(path)
     try:

@@ -1,11 +1,11 @@
-"""HttpClient: many exchanges with one server at once, in an event loop, on connections that are used again.
+"""HttpClient: many exchanges with one server at once, in an event loop, on connections that it reuses.
 
     exchange ──► an idle connection, or a new one ──► request bytes, written at once
              ◄── status, headers; pieces of the body as they come; then the connection is idle again
 
-A client on the same machine as the server takes processor time from it, so this is a parser in C between two callbacks
-and nothing else: no library for requests, no task per connection, no copies of bodies that a caller takes as they come.
-An exchange that is cancelled closes its connection, which is how a client goes away.
+A client on the server's machine takes processor time from it, so this is only a parser in C between two callbacks: no
+library for requests, no task per connection, no copies of bodies that a caller takes as they come. Cancelling an
+exchange closes its connection, like a client that disconnects.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HTTP_OK = 200
 
 @dataclass(slots=True)
 class Reply:
-    """A status, headers with names in small letters, and the body, except what a caller took as it came."""
+    """A status, headers with lower-case names, and the body, except the pieces that a caller took."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -35,7 +35,7 @@ class Reply:
 
 
 class HttpConnection(asyncio.Protocol):
-    """One connection: one exchange at a time. The methods `on_…` are those that the parser calls."""
+    """One connection: one exchange at a time. The parser calls the methods `on_…`."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
@@ -51,7 +51,7 @@ class HttpConnection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     async def exchange(self, request: bytes, take: TakePiece | None) -> Reply:
-        """Send a request and return the reply; `take` gets the pieces of its body where the status is 200.
+        """Send a request and return the reply; `take` gets the pieces of its body if the status is 200.
 
         Raises `ConnectionError` if the connection ends before the reply does.
         """
@@ -69,7 +69,7 @@ class HttpConnection(asyncio.Protocol):
                 self.close()
 
     def close(self) -> None:
-        """Close it now; what is still to be written is dropped. Mutates."""
+        """Close the connection now, and drop unsent data. Mutates."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -86,11 +86,11 @@ class HttpConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
-            self._end(ConnectionResetError(f"the reply is no HTTP: {error}"))
+            self._end(ConnectionResetError(f"the reply is not HTTP: {error}"))
             self.close()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """End the exchange, if one is under way."""
+        """End the exchange, if there is one."""
         self._transport = None
         self._end(ConnectionResetError(f"the connection ended before the reply{f': {error}' if error else ''}"))
 
@@ -128,7 +128,7 @@ class HttpConnection(asyncio.Protocol):
 
 
 class HttpClient:
-    """Asks one server; `url` may end with `/v1`, as the base of OpenAI's clients does. Belongs to one event loop."""
+    """A client of one server; `url` may end with `/v1`, as for OpenAI's clients. Belongs to one event loop."""
 
     def __init__(self, url: str, *, headers: Mapping[str, str] | None = None) -> None:
         parts = urlsplit(url)
@@ -148,9 +148,9 @@ class HttpClient:
         return f"{head}Content-Length: {len(body)}\r\n\r\n".encode("latin-1") + body
 
     async def exchange(self, request: bytes, take: TakePiece | None = None) -> Reply:
-        """Send a request and return the reply, as `HttpConnection` does; raises `OSError` where that fails.
+        """Send a request and return the reply, as `HttpConnection` does; raises `OSError` if that fails.
 
-        A connection that the server has closed while it was idle is replaced by a new one.
+        If the server has closed an idle connection, opens a new one.
         """
         connection = self._idle_connection()
         if connection is not None:

@@ -1,4 +1,4 @@
-"""EventReader: the data of server-sent events, out of pieces that were cut anywhere."""
+"""EventReader: reads the data of server-sent events from pieces that were cut anywhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ DONE = b"[DONE]"
 
 
 class EventReader:
-    r"""Reads one stream. Comments and other fields than `data` are left out, as the format asks.
+    r"""Reads one stream. Ignores comments and all fields except `data`, as the format requires.
 
     >>> reader = EventReader()
     >>> reader.feed(b'data: {"a": 1}\n'), reader.feed(b'\n: a comment\n\ndata: [DO'), reader.feed(b'NE]\r\n\r\n')
@@ -22,7 +22,7 @@ class EventReader:
     def feed(self, piece: bytes) -> list[bytes]:
         """Return the data of the events that this piece completes. Mutates."""
         text = self._rest + piece
-        if b"\r" in text:  # one that stands at the end waits there for its line feed
+        if b"\r" in text:  # one at the end waits for its line feed
             text = text.replace(b"\r\n", b"\n")
         *events, self._rest = text.split(b"\n\n")
         return [data for event in events if (data := _data(event)) is not None]

@@ -1,4 +1,4 @@
-"""One question, one answer: a client that blocks, for everything that is not measured."""
+"""A client that blocks, with one request at a time, for everything that is not measured."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from quire.core.errors import ExecutionError
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server said, and how long it took from the first byte sent to the last one received."""
+    """The answer of a server, and the time from the first byte sent to the last one received."""
 
     status: int
-    headers: Mapping[str, str]  # names in small letters
+    headers: Mapping[str, str]  # names in lower case
     body: bytes
     seconds: float
 
     def json(self) -> Any:
-        """Return the body as JSON; raises `ExecutionError` if it is none."""
+        """Return the body as JSON; raises `ExecutionError` if it is not JSON."""
         try:
             return json.loads(self.body)
         except ValueError as error:
-            raise ExecutionError(f"the server answered {self.status} with what is no JSON: {error}") from None
+            raise ExecutionError(f"the server answered {self.status} with a body that is not JSON: {error}") from None
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error object of the body; empty where there is none."""
+        """The error object of the body; empty if there is none."""
         try:
             found = json.loads(self.body)["error"]
         except (ValueError, KeyError, TypeError):
@@ -40,7 +40,7 @@ class Answer:
 
 
 def ask(url: str, body: object = None, *, headers: Mapping[str, str] | None = None, timeout_s: float = 60.0) -> Answer:
-    """Get a URL, or post a body to it: bytes as they are, anything else as JSON. Raises `OSError` where that fails."""
+    """Get a URL, or post a body to it: bytes unchanged, anything else as JSON. Raises `OSError` if that fails."""
     parts = urlsplit(url)
     kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
@@ -53,7 +53,7 @@ def ask(url: str, body: object = None, *, headers: Mapping[str, str] | None = No
         response = connection.getresponse()
         content = response.read()
     except HTTPException as error:
-        raise ConnectionResetError(f"the reply is no HTTP: {error!r}") from error
+        raise ConnectionResetError(f"the reply is not HTTP: {error!r}") from error
     finally:
         connection.close()
     found = {name.lower(): value for name, value in response.getheaders()}

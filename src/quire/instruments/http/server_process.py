@@ -1,11 +1,11 @@
-"""ServerProcess: a `quire serve` of our own, in a process that begins and ends with a `with` block.
+"""ServerProcess: a `quire serve` process that begins and ends with a `with` block.
 
     with ServerProcess(config) as server:         started, listening, ready
         ask(f"{server.url}/v1/models")
                                                   SIGTERM, waited for; killed if it does not end
 
-The port is chosen by the system and read from what the server says, so two of them never want the same one. What it
-says goes to a file, not into a pipe: a pipe that nobody empties would stop the server one day.
+The system chooses the port, and the server prints it, so two servers never want the same one. The output goes to a
+file, not to a pipe: a full pipe would stop the server.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ PROCESSES = Path("/proc")
 
 
 class ServerProcess:
-    """A server for a model. `options` are those of `quire serve`; `environment` is added to ours.
+    """A server for a model. `options` are those of `quire serve`; `environment` is added to that of this process.
 
-    `python` is the interpreter that runs it, ours unless given; another one runs the quire that is installed with it.
-    `folder` is the current one of the server; None: ours.
+    `python`: the interpreter; by default that of this process. Another one runs the quire installed with it.
+    `folder`: the server's working directory; None: that of this process.
     """
 
     def __init__(
@@ -56,10 +56,10 @@ class ServerProcess:
         self._python = python
         self._folder = folder
         self.url = ""
-        self.ready_s = 0.0  # from the start of the process until it was ready
+        self.ready_s = 0.0  # from process start to ready
 
     def start(self) -> ServerProcess:
-        """Start, and wait until the server is ready; raises `ExecutionError` if it never is. Mutates."""
+        """Start the server and wait until it is ready; raises `ExecutionError` if it never is. Mutates."""
         self._log = tempfile.TemporaryFile(prefix="quire-serve-")  # noqa: SIM115 (`stop` closes it)
         started = time.monotonic()
         self._process = start_python(
@@ -79,7 +79,7 @@ class ServerProcess:
         return self
 
     def stop(self, timeout_s: float = 30.0) -> int:
-        """Ask the server to end, kill it if it does not; returns its exit status. May be called twice. Mutates."""
+        """Ask the server to stop, and kill it if it does not; return its exit status. May be called twice. Mutates."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
@@ -96,31 +96,31 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """The process that listens."""
+        """The process id of the server's front."""
         return self._process.pid
 
     @property
     def exit_status(self) -> int | None:
-        """How it ended; None while it runs."""
+        """The exit status; None while the server runs."""
         return self._process.poll()
 
     def said(self) -> str:
-        """Return what the server has printed so far."""
+        """Return the server's output so far."""
         return os.pread(self._log.fileno(), os.fstat(self._log.fileno()).st_size, 0).decode(errors="replace")
 
     def children(self) -> list[int]:
-        """Return the processes that the server has started, and those that they have; empty if Linux does not say."""
+        """Return the server's child processes, and their children; empty if the system does not report them."""
         return list(_descendants(self.pid))
 
     def resident_bytes(self) -> int | None:
-        """Return the memory that the server and its children hold, each its own pages; None if Linux does not say."""
+        """Return the private memory of the server and its children; None if the system does not report it."""
         try:
             return sum(_anonymous_bytes(pid) for pid in [self.pid, *self.children()])
         except (OSError, ValueError):
             return None
 
     def processor_s(self) -> float | None:
-        """Return the processor time of the process that listens, the engine's aside; None if Linux does not say."""
+        """Return the processor time of the front process, without the engine; None if the system does not report it."""
         try:
             ticks = (PROCESSES / str(self.pid) / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[11:13]
         except OSError:
@@ -128,11 +128,11 @@ class ServerProcess:
         return sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK")
 
     def wait_for(self, is_so: Callable[[], bool], what: str, timeout_s: float) -> None:
-        """Wait until something is so; raises `ExecutionError` if the server ends, or it takes too long."""
+        """Wait until `is_so` returns True; raises `ExecutionError` if the server ends, or if it takes too long."""
         end = time.monotonic() + timeout_s
         while not is_so():
             if self._process.poll() is not None:
-                *_, last = ["it said nothing", *self.said().splitlines()]
+                *_, last = ["it printed nothing", *self.said().splitlines()]
                 raise ExecutionError(f"the server has ended with status {self._process.returncode}: {last}")
             if time.monotonic() > end:
                 raise ExecutionError(f"the server is not {what} after {timeout_s:.0f} s")
@@ -159,7 +159,7 @@ class ServerProcess:
 def run_python(
     *arguments: str, folder: Path | None = None, timeout_s: float = COMMAND_S
 ) -> subprocess.CompletedProcess[str]:
-    """Run a Python to its end, in a folder, with nothing to read; returns what it printed."""
+    """Run Python to its end, in a folder, without input; returns its output."""
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with start_python(*arguments, cwd=folder, text=True, **pipes) as process:
         try:
@@ -171,7 +171,7 @@ def run_python(
 
 
 def engine_environment(config: EngineConfig) -> dict[str, str]:
-    """Return the settings of an engine but its model as names of the environment.
+    """Return the settings of an engine, except its model, as environment variables.
 
     >>> engine_environment(EngineConfig(kv_memory="1MiB", touch_kv_memory=True))["QUIRE_KV_MEMORY"]
     '1048576'
@@ -200,4 +200,4 @@ def _anonymous_bytes(pid: int) -> int:
     for line in (PROCESSES / str(pid) / "status").read_text(encoding="utf-8").splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
-    raise ValueError("the system does not say what is held")
+    raise ValueError("the system does not report memory")

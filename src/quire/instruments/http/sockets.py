@@ -17,25 +17,25 @@ Address = tuple[str, int]
 
 
 def head(method: str, path: str, headers: Mapping[str, str] | None = None, host: str = "localhost") -> bytes:
-    """Return the head of a request, nothing checked and nothing escaped."""
+    """Return the head of a request, without checks or escapes."""
     fields = "".join(f"{name}: {value}\r\n" for name, value in {"Host": host, **(headers or {})}.items())
     return f"{method} {path} HTTP/1.1\r\n{fields}\r\n".encode("latin-1")
 
 
 def send_raw(address: Address, data: bytes, *, timeout_s: float = 30.0) -> Answer:
-    """Send bytes and return what is answered; raises `OSError` where nothing is, or no HTTP.
+    """Send bytes and return the answer; raises `OSError` if there is none, or if it is not HTTP.
 
-    A server may answer before it has read everything: what cannot be sent any more is no error.
+    A server may answer before it has read everything, so failing to send the rest is no error.
     """
     started = time.perf_counter()
     with socket.create_connection(address, timeout=timeout_s) as connection:
-        with suppress(BrokenPipeError, ConnectionResetError):  # the answer may be there all the same
+        with suppress(BrokenPipeError, ConnectionResetError):  # there may still be an answer
             connection.sendall(data)
         return read_answer(connection, started)
 
 
 def read_answer(connection: socket.socket, started_s: float) -> Answer:
-    """Return the answer that comes on a connection."""
+    """Return the answer on a connection."""
     response = HTTPResponse(connection)
     try:
         response.begin()
@@ -49,7 +49,7 @@ def read_answer(connection: socket.socket, started_s: float) -> Answer:
 
 
 class Stream:
-    """A request whose answer is read as it comes, or not at all. A context manager: at its end the client leaves."""
+    """A request whose answer is read as it comes, or not at all. A context manager, which disconnects at its end."""
 
     def __init__(
         self,
@@ -74,11 +74,11 @@ class Stream:
 
     @property
     def status(self) -> int:
-        """The status of the answer; 0 while nothing was read."""
+        """The status of the answer; 0 before it was read."""
         return 0 if self._response is None else self._response.status
 
     def read_events(self, count: int) -> list[bytes]:
-        """Wait for this many events, or for the end of the connection; return what came."""
+        """Wait for this many events, or for the end of the connection; return the events."""
         if self._response is None:
             self._response = HTTPResponse(self.connection)
             self._response.begin()
@@ -91,11 +91,11 @@ class Stream:
         return found
 
     def read_answer(self) -> Answer:
-        """Read everything, and return it."""
+        """Read the whole answer, and return it."""
         return read_answer(self.connection, time.perf_counter())
 
     def leave(self) -> None:
-        """Close the connection at once, as a client that is killed does."""
+        """Close the connection at once, like a killed client."""
         if self._response is not None:
             self._response.close()
         self.connection.close()

@@ -1,15 +1,15 @@
-"""`quire torture`: attacks a server of our own in every way known to bring such servers down.
+"""`quire torture`: starts a server and attacks it in every way known to bring such servers down.
 
-    F1 … F21    faults: a forward that fails, a client that leaves, a process that is killed or stands still
-    I1 … I24    inputs that must be refused, with the right answer, at once, and before anything is enqueued
-    I25 … I28   model folders that must be refused, soon and with little memory
-    I30 … I39   bodies that cost more than their sender: what is held meanwhile, and who else is served
+    F1 … F21    faults: a step that fails, a client that disconnects, a process that is killed or frozen
+    I1 … I24    inputs that must be refused, with the right answer, at once, and before they reach the engine
+    I25 … I28   model folders that must be refused, quickly and with little memory
+    I30 … I39   bodies that are cheap to send and expensive to read: the memory held, and the service of others
     I40 … I43   hosts, pages, keys and tenants that must be refused
-    L1 … L9     load: more than can be served, thousands of connections, memory that is too small, dear grammars
-    L10, L11    tenants: large texts of one, and one at its limits, next to small calls of another
+    L1 … L9     load: more than the server can serve, thousands of connections, too little memory, expensive grammars
+    L10, L11    tenants: large texts of one, and one at its limits, while another sends small calls
 
-A set of bystanders asks the same servers throughout, and their tokens must be those of a run in which nothing happened,
-to the bit. A case whose part is not built counts as failed.
+Bystanders send requests to the same servers throughout, and their tokens must be those of an undisturbed run, to the
+bit. A case without an implementation counts as failed.
 """
 
 from __future__ import annotations

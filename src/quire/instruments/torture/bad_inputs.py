@@ -1,4 +1,4 @@
-"""Bad inputs: what must be refused, and with what. Most are tables; the rest needs a server or a socket of its own."""
+"""Bad inputs that must be refused, with the right status. Most are in tables; the rest needs its own server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def table_case(number: str) -> Case:
 
 
 def bodies(stage: Stage) -> str:
-    """I2: bodies that are too large, that never end, or that come too slowly."""
+    """I2: bodies that are too large, never end, or come too slowly."""
     spec = ServerSpec.of({"QUIRE_MAX_BODY": "64KiB", "QUIRE_BODY_TIMEOUT_S": "1"})
     with stage.serving(spec) as server:
         announced = head("POST", COMPLETIONS, {**JSON_TYPE, "Content-Length": str(1 << 40)})
@@ -50,7 +50,7 @@ def bodies(stage: Stage) -> str:
 
 
 def keys(stage: Stage) -> str:
-    """I5: ways around the key, of which none may lead anywhere."""
+    """I5: ways around the key; none may work."""
     paths = (
         *("/v1/models", "//v1/models", "/v1/models/", "/v1%2Fmodels", "/%76%31/models", "/v1/models.", "/v1/./models"),
         *(
@@ -84,7 +84,7 @@ def keys(stage: Stage) -> str:
 
 
 def heads(stage: Stage) -> str:
-    """I6: heads of a megabyte, in one header and in many."""
+    """I6: request heads of a megabyte, in one header and in many."""
     with stage.serving() as server:
         probes = (
             status(431, "one header", headers={"X-Large": "x" * MEGABYTE}, large=True),
@@ -95,7 +95,7 @@ def heads(stage: Stage) -> str:
 
 
 def names(stage: Stage) -> str:
-    """I17: models, methods and paths that are not there, and keys that are wrong; all answers are JSON."""
+    """I17: unknown models, methods and paths, and wrong keys; all answers are JSON."""
     with stage.serving() as server:
         probes = [
             status(404, "a model", body=b'{"model": "no-such", "prompt": "a"}', code="model_not_found", param="model"),
@@ -107,7 +107,7 @@ def names(stage: Stage) -> str:
 
 
 def messages(stage: Stage) -> str:
-    """I19: conversations that are none; and text that looks like a control token stays text."""
+    """I19: invalid conversations; and text that looks like a control token stays text."""
     good = {"role": "user", "content": "Hi"}
     bad_messages: tuple[Any, ...] = (
         *([], "Hi", [5], [{}], [{"role": "user"}], [{"content": "Hi"}], [{"role": 5, "content": "Hi"}]),
@@ -141,7 +141,7 @@ def salts(stage: Stage) -> str:
 
 
 def request_ids(stage: Stage) -> str:
-    """I23: the same id for requests that run at once: each gets its own answer."""
+    """I23: concurrent requests with the same id: each gets its own answer."""
     headers = {"X-Request-Id": "the-same"}
     bodies_of: list[dict[str, Any]] = [
         {"prompt": f"Number {index} is", "seed": index, "temperature": 0.9} for index in range(8)
@@ -170,7 +170,7 @@ def request_ids(stage: Stage) -> str:
 
 
 def collisions(stage: Stage) -> str:
-    """I24: hashes of one bit, so that nearly every prefix collides with others: no wrong hit, no other token."""
+    """I24: hashes of one bit, so that nearly every prefix collides with others: no wrong cache hit, no other token."""
     rng = random.Random(stage.seed)
     shared = [rng.randrange(300, 2000) for _ in range(40)]
     prompts = [[rng.randrange(300, 2000) for _ in range(48)] if index % 2 else [*shared, index] for index in range(24)]

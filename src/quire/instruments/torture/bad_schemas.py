@@ -1,8 +1,8 @@
-"""I20: schemas and expressions that are meant to hurt. Some are refused; some are served, at a price that has an end.
+"""I20: malicious schemas and expressions. Some are refused; some are served, at a limited cost.
 
-refused     what leads nowhere, leads out, fits nothing, or takes more to compile than there is leave to take
-served      what is only heavy: it may be refused as well, but its price is bounded either way, and it is its own
-different   a thousand of them: each is held to, and what is kept of them stops to grow
+refused     schemas with dangling or remote references, without any text, or too expensive to compile
+served      schemas that are only heavy: they may also be refused, but the cost is limited and hurts no one else
+different   a thousand of them: each is enforced, and the memory for them stops growing
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quire.instruments.torture.stage import Stage, TortureServer
 MAX_HEAVY_S: Final = 10.0
 MAX_GROWTH_BYTES: Final = 100e6
 NUM_VALUES: Final = 2_000
-"""Of a different schema. Ten of them are as many as are kept (64 MiB, by their own estimate); more must push out."""
+"""Size of a different schema. The cache keeps ten of them (64 MiB, by its own estimate); more must evict others."""
 
 Form = dict[str, Any]
 
@@ -51,7 +51,7 @@ HEAVY: Final[tuple[Form, ...]] = (
 
 
 def schemas(stage: Stage) -> str:
-    """I20: what cannot be held is refused, what is heavy hurts nobody else, and nothing piles up."""
+    """I20: schemas that cannot be enforced are refused, heavy ones hurt no one else, and memory does not grow."""
     probes = [_probe(form) for form in REFUSED]
     probes += [
         bad_chat({"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}})
@@ -74,7 +74,7 @@ def _probe(form: Form) -> Probe:
 
 
 def _serve(server: TortureServer, form: Form) -> float:
-    """Ask for a text of a heavy form; it is answered in time, one way or the other. Returns the seconds."""
+    """Ask for a text of a heavy form; it must be served or refused in time. Returns the seconds."""
     started = time.perf_counter()
     answer = server.complete(structured_outputs=form, max_tokens=16, temperature=1.0, seed=1)
     seconds = time.perf_counter() - started
@@ -86,7 +86,7 @@ def _serve(server: TortureServer, form: Form) -> float:
 
 
 def _serve_different(server: TortureServer, first: int, end: int) -> None:
-    """Ask for texts of schemas that nobody has sent before."""
+    """Ask for texts of new schemas."""
     for number in range(first, end):
         schema = {"enum": [f"{number} {value}" for value in range(NUM_VALUES)]}
         answer = server.complete(structured_outputs={"json": schema}, max_tokens=16)

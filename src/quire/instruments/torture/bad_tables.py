@@ -1,4 +1,4 @@
-"""Bad inputs in tables: fields and bodies that must be refused, with what they are refused with."""
+"""Bad inputs in tables: fields and bodies that must be refused, with the expected status and error code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BODY = json.dumps({"prompt": "A block is", "max_tokens": 4}).encode()
 
 
 def status(number: int, name: str, **more: Any) -> Probe:
-    """Return a probe of a good completion but for what is said, that must get this status."""
+    """Return a probe of a valid completion with these changes, which must get this status."""
     return Probe(name, frozenset({number}), **{"body": BODY, **more})
 
 

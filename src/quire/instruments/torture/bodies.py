@@ -1,4 +1,4 @@
-"""Bodies that cost more than their sender: their status, what the server holds meanwhile, and who else is served."""
+"""Bodies that are cheap to send and expensive to read: their status, the server's memory, and the service of others."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from quire.instruments.torture.stage import KEY, OTHER_KEY, PLAIN, ServerSpec, S
 
 MAX_GROWTH_BYTES: Final = 64 * MEBIBYTE
 MAX_HELD_S: Final = 2.0
-"""Of the event loop. It takes milliseconds; a machine that computes for others takes longer."""
+"""The longest delay of the event loop. Usually milliseconds, but more on a busy machine."""
 
 MIN_SERVED: Final = 3
-"""Bystanders that must have been served while a case went on."""
+"""Bystanders that must be served during a case."""
 
 LEAST_S, MOST_S = 3.0, 60.0
 NUM_SENDERS: Final = 24
@@ -39,7 +39,7 @@ Act = Callable[[TortureServer], str]
 
 
 def watched(stage: Stage, act: Act, spec: ServerSpec = PLAIN) -> str:
-    """Do something again and again until bystanders were served meanwhile; raises where the server holds too much."""
+    """Repeat an act until bystanders were served meanwhile; raises if the server holds too much memory."""
     with stage.serving(spec) as server:
         assert server.bystanders is not None
         counts, begun = server.bystanders.counts, time.monotonic()
@@ -57,7 +57,7 @@ def watched(stage: Stage, act: Act, spec: ServerSpec = PLAIN) -> str:
 
 
 def flood_case(number: str, name: str, floods: Sequence[Flood]) -> Case:
-    """Return the case that sends floods, each at its full size and at the size that is just allowed."""
+    """Return the case that sends floods, each at its full size and at the largest allowed size."""
 
     def run(stage: Stage) -> str:
         bodies: list[tuple[str, bytes]] = []
@@ -79,7 +79,7 @@ def flood_case(number: str, name: str, floods: Sequence[Flood]) -> Case:
 
 
 def probe_case(number: str, name: str, make_probes: Callable[[], Sequence[Probe]]) -> Case:
-    """Return the case that sends probes, of which each must be refused and little of it shown."""
+    """Return the case that sends probes; each must be refused with an answer that quotes little."""
 
     def run(stage: Stage) -> str:
         probes = make_probes()
@@ -98,7 +98,7 @@ def probe_case(number: str, name: str, make_probes: Callable[[], Sequence[Probe]
 
 
 def slow_senders(stage: Stage) -> str:
-    """I34: many senders hold bytes and send no more: a key fills its own share, others go on, all comes back."""
+    """I34: many senders hold bytes and stop sending: a key fills only its own share, others go on, memory is freed."""
     body = b'{"prompt": "' + b"x" * (400 << 10)
 
     def act(server: TortureServer) -> str:

@@ -1,8 +1,7 @@
 """Bystanders: requests unrelated to a case, which must not notice it.
 
-Each of them is drawn with a seed, so its tokens, text and log-probabilities are known from a run in which nothing
-happened. They are asked for over and over, from threads of their own, by every server that a case is about: whatever
-its memory, its load and its troubles, the same bits must come back.
+Each is drawn with a seed, so its tokens, text and log-probabilities are known from an undisturbed run. Threads send
+them over and over to every server of a case: whatever its memory, load and faults, the same bits must come back.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ PAUSE_S = 0.2
 
 
 def bystander_body(index: int) -> dict[str, Any]:
-    """Return one of the requests: drawn or likeliest, of one text or two, short or less short."""
+    """Return one of the requests: sampled or greedy, with one text or two, of different lengths."""
     return {
         "prompt": PROMPTS[index % len(PROMPTS)],
         "max_tokens": 12 + 6 * (index % 4),
@@ -46,7 +45,7 @@ def bystander_body(index: int) -> dict[str, Any]:
 
 
 class ChoiceOutcome(NamedTuple):
-    """Everything of a text that must not change."""
+    """The parts of a text that must not change."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -58,7 +57,7 @@ Outcome = list[ChoiceOutcome]
 
 
 def outcome_of(answer: Answer) -> Outcome:
-    """Return what must not change of an answer."""
+    """Return the parts of an answer that must not change."""
     return [
         ChoiceOutcome(
             tuple(choice["token_ids"]),
@@ -72,7 +71,7 @@ def outcome_of(answer: Answer) -> Outcome:
 
 @dataclass(slots=True)
 class BystanderCounts:
-    """How bystanders fared. `lost` got no answer, or one that says that the server failed."""
+    """The results of bystanders. `lost` got no answer, or an answer that the server failed."""
 
     num_same: int = 0
     num_turned_away: int = 0
@@ -81,7 +80,7 @@ class BystanderCounts:
 
 
 class Bystanders:
-    """Asks a server again and again, between `start` and `stop`."""
+    """Sends requests to a server, between `start` and `stop`."""
 
     def __init__(
         self, url: str, model: str, expected: Sequence[Outcome], headers: dict[str, str] | None = None
@@ -97,14 +96,14 @@ class Bystanders:
         self.counts = BystanderCounts()
 
     def start(self) -> None:
-        """Begin to ask. Mutates."""
+        """Begin to send requests. Mutates."""
         self._over.clear()
         self._threads = [threading.Thread(target=self._ask_on, daemon=True) for _ in range(NUM_THREADS)]
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """Wait for the answers that are under way; ask no more. Mutates."""
+        """Wait for pending answers; send no more requests. Mutates."""
         self._over.set()
         for thread in self._threads:
             thread.join()
@@ -143,7 +142,7 @@ class Bystanders:
 
 
 def expected_outcomes(url: str, model: str, headers: dict[str, str] | None = None) -> list[Outcome]:
-    """Return what the bystanders get from a server to which nothing happens."""
+    """Return the outcomes of bystanders on an undisturbed server."""
     return [
         outcome_of(ask(f"{url}/v1/completions", {"model": model, **bystander_body(index)}, headers=headers))
         for index in range(NUM_BYSTANDERS)

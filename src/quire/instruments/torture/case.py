@@ -10,7 +10,7 @@ from quire.instruments.torture.stage import Stage
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A case: `run` returns a remark, and raises where the server does not cope; None: its part is not built."""
+    """A case: `run` returns a remark, and raises if the server does not cope; None: not implemented."""
 
     number: str
     name: str
@@ -19,7 +19,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class CaseResult:
-    """What became of a case."""
+    """The result of a case."""
 
     number: str
     name: str
@@ -32,10 +32,10 @@ class CaseResult:
 
     @property
     def verdict(self) -> str:
-        """The result, in a word."""
+        """The result, in one word."""
         return "ok" if self.has_passed else "FAILED" if self.is_built else "not built"
 
     def __str__(self) -> str:
-        """Return the line that is printed."""
+        """Return the line to print."""
         remark = f": {self.remark}" if self.remark else ""
         return f"{self.number:<4} {self.verdict:<9} {self.seconds:6.1f} s  {self.name}{remark}"

@@ -1,4 +1,4 @@
-"""How a case says that the server did not cope."""
+"""The error of a case in which the server did not cope."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from quire.core.errors import QuireError
 
 
 class CaseFailedError(QuireError):
-    """The server did not cope; the message says with what."""
+    """The server did not cope; the message says what went wrong."""
 
 
 def require(is_so: bool, what: str) -> None:
-    """Raise `CaseFailedError` unless something is so."""
+    """Raise `CaseFailedError` with `what`, unless `is_so`."""
     if not is_so:
         raise CaseFailedError(what)

@@ -1,4 +1,4 @@
-"""Faults within a server: forwards that fail, memory that is short, clients that leave or do not read."""
+"""Faults within a server: steps that fail, too little memory, clients that disconnect or do not read."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from quire.instruments.torture.stage import ServerSpec, Stage, TortureServer, wa
 
 STREAM = {"stream": True, "ignore_eos": True}
 GONE_S = 1.0
-"""By then a client that left must be gone; by itself none of its texts would end so soon."""
+"""The time until the requests of a disconnected client must be gone; their texts would take longer."""
 
 MAX_HELD_BYTES = 128e6
-"""A text that nobody takes adds up in the engine's form: as much as the request has asked for, and no more."""
+"""A text that no client reads piles up in the engine's form, up to the length that the request asked for."""
 
 
 def failing_forward(stage: Stage) -> str:
-    """F1: the step that computes one token raises, again and again; the request that asked for it fails alone."""
+    """F1: every step that computes one certain token raises; only the request with that token fails."""
     token = stage.rare_token()
     with stage.serving(ServerSpec.of({"QUIRE_FAILPOINTS": f"error:token={token}"})) as server:
         answers = [_poisoned(server, token) for _ in range(3)]
@@ -55,7 +55,7 @@ def not_finite(stage: Stage) -> str:
 
 
 def pool_exhausted(stage: Stage) -> str:
-    """F3: more sequences decode than the memory holds; they yield, and their tokens are those of a roomy pool."""
+    """F3: more sequences decode than fit into memory; some are preempted, and their tokens stay the same."""
     bodies = [
         {"prompt": f"Page {index} of", "max_tokens": 160, "seed": index, "temperature": 0.8, "ignore_eos": True}
         for index in range(12)
@@ -81,7 +81,7 @@ def larger_than_the_pool(stage: Stage) -> str:
 
 
 def out_of_memory(stage: Stage) -> str:
-    """F5: memory falls short in every step of 64 tokens or more; smaller steps are tried, and remembered."""
+    """F5: every step of 64 tokens or more runs out of memory; the engine tries smaller steps, and remembers that."""
     with stage.serving(ServerSpec.of({"QUIRE_FAILPOINTS": "memory:tokens=64"})) as server:
         answers = _at_once(lambda index: server.complete(prompt=[7 + index] * 100, max_tokens=4), range(4))
         require(all(answer.status == 200 for answer in answers), f"statuses: {[a.status for a in answers]}")
@@ -97,7 +97,7 @@ def out_of_memory(stage: Stage) -> str:
 
 
 def failing_allocation(stage: Stage) -> str:
-    """F6: allocation N fails, for N from the first to the last one, alone and three in a row."""
+    """F6: allocation N fails, for every N, alone and three in a row."""
     rng = random.Random(stage.seed)
     shared = [rng.randrange(300, 2000) for _ in range(20)]
     prompts = [shared + [rng.randrange(300, 2000) for _ in range(10 + 7 * index)] for index in range(6)]
@@ -116,7 +116,7 @@ def failing_allocation(stage: Stage) -> str:
 
 
 def client_leaves(stage: Stage) -> str:
-    """F7: clients leave while they wait, in their prompt, while tokens come, at the end, and without a stream."""
+    """F7: clients disconnect while they wait, in prefill, in decode, at the end, and without a stream."""
     spec = ServerSpec.of(max_num_seqs=4)
     seconds = []
     with stage.serving(spec) as server:
@@ -137,7 +137,7 @@ def client_leaves(stage: Stage) -> str:
 
 
 def children_of_a_client(stage: Stage) -> str:
-    """F8: a client of several texts and several prompts leaves; all of them end."""
+    """F8: a client with several texts and several prompts disconnects; all of its sequences end."""
     with stage.serving() as server:
         bodies = [
             {"prompt": [13] * 8, "n": 8, "max_tokens": 1500, "temperature": 1.0, **STREAM},
@@ -149,7 +149,7 @@ def children_of_a_client(stage: Stage) -> str:
 
 
 def slow_reader(stage: Stage) -> str:
-    """F9: a client asks for megabytes and reads none of them; it is cut off, and others do not feel it."""
+    """F9: a client asks for megabytes and reads nothing; it is cut off, and others do not notice."""
     spec = ServerSpec.of({"QUIRE_WRITE_TIMEOUT_S": "1"}, touch_kv_memory=True)
     body = {"prompt": [29] * 8, "n": 32, "max_tokens": 1900, "logprobs": 20, "temperature": 1.0, **STREAM}
     with stage.serving(spec) as server:
@@ -168,7 +168,7 @@ def _poisoned(server: TortureServer, token: int) -> Answer:
 
 
 def _poisoned_stream(server: TortureServer, token: int) -> tuple[int, list[bytes]]:
-    """Let the token be the first of a text: the step after it fails, whether that one was sent by then or not."""
+    """Make the token the first of a text: the step after it fails, whether or not the token was sent before."""
     body = {"model": server.model, "prompt": [31, 37, 43], "max_tokens": 8, "temperature": 0.0, **STREAM}
     body |= {"allowed_token_ids": [token], "min_tokens": 8}
     with Stream(server.address, "/v1/completions", body) as stream:
@@ -177,7 +177,7 @@ def _poisoned_stream(server: TortureServer, token: int) -> tuple[int, list[bytes
 
 
 def _wait_for_bystanders(server: TortureServer, count: int) -> None:
-    """Wait until this many more bystanders have got their tokens: the server serves."""
+    """Wait until this many more bystanders have been served."""
     assert server.bystanders is not None
     counts = server.bystanders.counts
     wanted = counts.num_same + count
@@ -199,7 +199,7 @@ def _at_once(call: Callable[[int], Answer], indices: Sequence[int]) -> list[Answ
 
 
 def _leave_after(server: TortureServer, bodies: Sequence[dict[str, Any]], num_events: int) -> None:
-    """Send all of them, read this many events of each, and leave."""
+    """Send all bodies, read this many events of each answer, and disconnect."""
     streams = [Stream(server.address, "/v1/completions", {"model": server.model, **body}) for body in bodies]
     wait_until(lambda: server.metric("quire_sequences_admitted") >= len(bodies), "let in", 10.0)
     for stream in streams:
@@ -209,7 +209,7 @@ def _leave_after(server: TortureServer, bodies: Sequence[dict[str, Any]], num_ev
 
 
 def _leave_at_the_end(server: TortureServer) -> None:
-    """Leave with the last token read, and the end of the stream not."""
+    """Disconnect after the last token, before the end of the stream."""
     body = {"model": server.model, "prompt": [47] * 8, "max_tokens": 3, **STREAM}
     for _ in range(20):
         with Stream(server.address, "/v1/completions", body) as stream:
@@ -219,7 +219,7 @@ def _leave_at_the_end(server: TortureServer) -> None:
 
 
 def _only_bystanders(server: TortureServer) -> bool:
-    """Whether nobody is served but they: two at a time, of two texts at most."""
+    """Whether only bystanders are served: two at a time, with at most two texts each."""
     texts = server.metric("quire_requests_running") + server.metric("quire_requests_waiting")
     return server.metric("quire_sequences_admitted") <= NUM_THREADS and texts <= 2 * NUM_THREADS
 

@@ -1,10 +1,10 @@
-"""Runs in a process of its own: many clients send requests as fast as they can, until the input ends.
+"""Runs in a separate process: many clients send requests as fast as they can, until the input ends.
 
     python -m quire.instruments.torture.flood http://127.0.0.1:8000 KEY 400 < BODIES
 
-The first line of the input is a JSON list of bodies; each client takes one of them and asks for it again and again. A
-client that is refused tries again after a quarter of a second, ignoring Retry-After. At the end one line of JSON counts
-the answers by status.
+The first line of the input is a JSON list of bodies; each client takes one and sends it over and over. A client that is
+refused retries after a quarter of a second, and ignores Retry-After. At the end, one line of JSON counts the answers by
+status.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ AGAIN_S = 0.25
 
 
 async def flood(url: str, key: str, num_clients: int, bodies: list[dict[str, object]]) -> Counter[int]:
-    """Ask until the input ends; return the number of answers by status, 0 for connections that broke."""
+    """Send requests until the input ends; return the number of answers by status, 0 for broken connections."""
     client = HttpClient(url, headers={"Authorization": f"Bearer {key}"})
     requests = [client.post_request("/v1/completions", json.dumps(body).encode()) for body in bodies]
     counts: Counter[int] = Counter()

@@ -1,4 +1,4 @@
-"""Floods: bodies that cost a server far more than they cost their sender, and a watch on what they do to it."""
+"""Floods: bodies that cost a server far more than their sender, and measurements of their effects."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LIMIT: Final = re.compile(r"limit of (\d+) bytes")
 
 @dataclass(frozen=True, slots=True)
 class Flood:
-    """A body of any size: one piece again and again between a beginning and an end. `num_bytes`: its full size."""
+    """A body of any size: a piece repeated between a beginning and an end. `num_bytes`: its full size."""
 
     name: str
     path: str
@@ -87,7 +87,7 @@ FLOODS: Final = (
 
 
 def limit_of(address: Address, path: str, headers: dict[str, str]) -> int:
-    """Return how large a body may be there: the answer to one that is announced as larger says it."""
+    """Return the largest allowed body: the answer to the announcement of a larger one names it."""
     announced = head("POST", path, {**JSON_TYPE, **headers, "Content-Length": str(1 << 40)})
     answer = send_raw(address, announced)
     found = _LIMIT.search(str(answer.error.get("message")))
@@ -104,7 +104,7 @@ def send_flood(address: Address, path: str, body: bytes, headers: dict[str, str]
 
 @dataclass(slots=True)
 class Watched:
-    """What a process did while it was watched."""
+    """The effects on a process while it was watched."""
 
     growth_bytes: int = 0
     slowest_s: float = 0.0
@@ -113,15 +113,15 @@ class Watched:
 
 @contextmanager
 def watching(pid: int, url: str) -> Iterator[Watched]:
-    """Watch the process that listens: by how much it grew at its peak, and how slowly it answered /livez."""
+    """Watch the front process: how much its memory grew at the peak, and how slowly it answered /livez."""
     process, found = Path("/proc") / str(pid), Watched()
     prober = start_prober(f"{url}/livez")
     try:
-        time.sleep(1.0)  # until it asks
-        (process / "clear_refs").write_text("5")  # the peak is from now on
+        time.sleep(1.0)  # until the prober asks
+        (process / "clear_refs").write_text("5")  # resets the peak
         before = _memory(process, "VmRSS")
         yield found
-        time.sleep(0.2)  # in which it asks once more
+        time.sleep(0.2)  # enough for one more probe
         found.growth_bytes = _memory(process, "VmHWM") - before
         seconds = json.loads(prober.communicate(timeout=30.0)[0])
         found.slowest_s, found.num_answers = max(seconds, default=0.0), len(seconds)
@@ -134,4 +134,4 @@ def _memory(process: Path, name: str) -> int:
     for line in (process / "status").read_text(encoding="utf-8").splitlines():
         if line.startswith(name):
             return int(line.split()[1]) * 1024
-    raise CaseFailedError("the system does not say what a process holds")
+    raise CaseFailedError("the system does not report the memory of a process")

@@ -1,7 +1,7 @@
 """L9: grammars that are expensive to follow, while another tenant's texts keep their rate.
 
-alone     the other tenant asks for texts, free ones and ones held to a schema, in a closed loop
-beside    a tenant sends grammars of which single masks take seconds, each a new one, some of them many times over
+alone     the other tenant asks for texts, with and without a schema, in a closed loop
+together  at the same time a tenant sends grammars whose masks take seconds, each of them new
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from quire.instruments.torture.failure import require
 from quire.instruments.torture.stage import KEY, KEYED, OTHER_KEY, Stage, TortureServer
 
 LEAST_SHARE: Final = 0.2
-"""Of the rate without those grammars, which keep a core busy themselves. It was 0.005 when steps waited for masks."""
+"""Share of the rate without those grammars, which keep a core busy. It was 0.005 when steps waited for masks."""
 NUM_HOSTILE: Final = 4
 TURNED_AWAY: Final = (429, 503)
 GIVEN_UP: Final = 0
@@ -44,7 +44,7 @@ DEAR: Final[tuple[tuple[str, str], ...]] = (
 
 
 def dear_grammars(stage: Stage) -> str:
-    """L9: another tenant's texts keep their rate and bits, and the sender of the grammars learns the reason."""
+    """L9: another tenant's texts keep their rate and bits, and the sender of the grammars gets the reason."""
     seconds = 3.0 if stage.is_quick else 15.0
     with stage.serving(KEYED) as server:
         expected = [_text(server, form) for form in TEXTS]
@@ -54,7 +54,7 @@ def dear_grammars(stage: Stage) -> str:
             beside = _rates(server, expected, 2 * seconds)
         after = _rates(server, expected, seconds)
         require(set(statuses) <= {GIVEN_UP, 200, 400, *TURNED_AWAY}, f"the grammars got {sorted(set(statuses))}")
-        for _ in range(2):  # the second time it is known
+        for _ in range(2):  # the second time from the cache
             status = _ask(server, KEY, _dear_body(server, 999_999)).status
             require(status == 400, f"a grammar that is too dear got {status}")
         alone = [(first + last) / 2 for first, last in zip(before, after, strict=True)]
@@ -66,7 +66,7 @@ def dear_grammars(stage: Stage) -> str:
 
 
 def _text(server: TortureServer, form: Form) -> str:
-    """Return a text of the tenant next door."""
+    """Return a text of the other tenant."""
     body = {"model": server.model, "temperature": 0.7, "seed": 5, **form}
     answer = _ask(server, OTHER_KEY, body)
     require(answer.status == 200, f"another tenant got {answer.status}: {answer.body[:120]!r}")
@@ -74,7 +74,7 @@ def _text(server: TortureServer, form: Form) -> str:
 
 
 def _rates(server: TortureServer, expected: Sequence[str], seconds: float) -> list[float]:
-    """Return the texts in a second of each kind, all kinds asked for at once."""
+    """Return the texts per second of each kind, with all kinds requested at once."""
     counts = [0] * len(TEXTS)
     failures: list[str] = []
     end_s = time.monotonic() + seconds
@@ -84,7 +84,7 @@ def _rates(server: TortureServer, expected: Sequence[str], seconds: float) -> li
             while time.monotonic() < end_s:
                 require(_text(server, TEXTS[kind]) == expected[kind], "another tenant's text has changed")
                 counts[kind] += 1
-        except Exception as error:  # told by the thread that waits
+        except Exception as error:  # raised by the waiting thread
             failures.append(str(error))
 
     threads = [threading.Thread(target=ask_on, args=(kind,)) for kind in range(len(TEXTS))]
@@ -98,7 +98,7 @@ def _rates(server: TortureServer, expected: Sequence[str], seconds: float) -> li
 
 @contextmanager
 def _dear_texts(server: TortureServer, statuses: list[int]) -> Iterator[None]:
-    """Have texts of dear grammars asked for meanwhile; no grammar comes twice, or it would be refused at once."""
+    """Send requests with dear grammars meanwhile; no grammar twice, because the second would be refused at once."""
     over, numbers = threading.Event(), itertools.count()
 
     def ask_on() -> None:
@@ -120,7 +120,7 @@ def _dear_texts(server: TortureServer, statuses: list[int]) -> Iterator[None]:
 
 
 def _dear_body(server: TortureServer, number: int) -> Form:
-    """Return a request for texts of a grammar that no other number has."""
+    """Return a request with a grammar that no other number has."""
     kind, text = DEAR[number % len(DEAR)]
     body = {"model": server.model, "prompt": "A block", "max_tokens": 400, "temperature": 1.0, "seed": number}
     return body | {"n": 1 + number % 3, "structured_outputs": {kind: text.replace("{}", str(number))}}

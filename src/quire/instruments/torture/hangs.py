@@ -26,11 +26,11 @@ SLEEP_S, MAX_SILENCE_S, MAX_STEP_S = 6, 5, 9
 MODULES = ("queue", "json", "numpy", "quire", "socket", "logging", "msgspec", "sitecustomize")
 MAX_CONNECTIONS = 64
 NUM_CALLS = 1000
-"""Each is a line of more than a hundred bytes in the log, and a pipe holds 64 KiB."""
+"""Each writes a line of more than a hundred bytes to the log, and a pipe holds 64 KiB."""
 
 
 def engine_stopped(stage: Stage) -> str:
-    """F17: the engine stands still, and nobody asks; readiness says so, and it goes on or is started again."""
+    """F17: the engine freezes while idle; readiness reports it, and the engine goes on or is restarted."""
     with stage.serving(ServerSpec.of({"QUIRE_MAX_SILENCE_S": "8"}, max_num_seqs=28)) as server:
         server.may_lose_bystanders = True
         engine = engine_process(server.process)
@@ -48,7 +48,7 @@ def engine_stopped(stage: Stage) -> str:
 
 
 def idle_then_busy(stage: Stage) -> str:
-    """F18: nothing is asked for longer than an engine may be silent, then a step takes as long; then one never ends."""
+    """F18: the engine is idle for longer than it may be silent, then a step takes as long; then one never ends."""
     token, endless = 1999, 1998
     variables = {
         "QUIRE_MAX_SILENCE_S": str(MAX_SILENCE_S),
@@ -70,7 +70,7 @@ def idle_then_busy(stage: Stage) -> str:
 
 
 def modules_in_the_folder(stage: Stage) -> str:
-    """F19: the model folder, in which we are, has a queue.py, a json.py …: none of them is run."""
+    """F19: the model folder, the current folder, has a queue.py, a json.py …: none of them may run."""
     from quire.guide import GUIDE_FOLDER
 
     folder, marks = stage.folder / "modules", stage.folder / "imported"
@@ -88,12 +88,12 @@ def modules_in_the_folder(stage: Stage) -> str:
 
 
 def no_more_files(stage: Stage) -> str:
-    """F20: as many connections as may be, then no file can be opened: probes get in, and the log stays short."""
+    """F20: the most connections, then no file can be opened: probes are still answered, and the log stays short."""
     with stage.serving(ServerSpec.of({"QUIRE_MAX_CONNECTIONS": str(MAX_CONNECTIONS)})) as server, ExitStack() as stack:
         server.may_lose_bystanders = True
         for _ in range(4 * MAX_CONNECTIONS):
             stack.enter_context(socket.create_connection(server.address, timeout=30.0))
-        waited = wait_until(server.is_ready, "ready beside idle connections", NOT_READY_S)
+        waited = wait_until(server.is_ready, "ready with idle connections", NOT_READY_S)
         num_lines = server.process.said().count("\n")
         soft, hard = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (3, hard))
@@ -106,11 +106,11 @@ def no_more_files(stage: Stage) -> str:
         require("out of system resource" in told, "the log does not tell that no file can be opened")
         require(told.count("out of system resource") == 1, "the log tells it over and over")
         num_lines = told.count("\n") - num_lines
-    return f"ready beside {4 * MAX_CONNECTIONS} idle connections after {waited:.1f} s; {num_lines} lines of log"
+    return f"ready with {4 * MAX_CONNECTIONS} idle connections after {waited:.1f} s; {num_lines} lines of log"
 
 
 def unread_log(stage: Stage) -> str:
-    """F21: nobody reads what the server writes to stdout and stderr: it goes on, and ends when it is told to."""
+    """F21: the server's stdout and stderr are not read: it goes on, and stops when asked."""
     with closing(socket.create_server(("127.0.0.1", 0))) as free:
         port = free.getsockname()[1]
     url, arguments = f"http://127.0.0.1:{port}", ("--port", str(port), "--kv-memory", "8MiB", "--num-threads", "1")

@@ -1,4 +1,4 @@
-"""Model folders of strangers: a server started with one ends with one line, soon, and takes little memory."""
+"""Hostile model folders: a server started with one ends with one line, quickly and with little memory."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from quire.instruments.torture.failure import require
 from quire.instruments.torture.stage import ServerSpec, Stage
 
 MAX_SECONDS: Final = 20.0
-MAX_BYTES: Final = 4 << 30  # of addresses, of which threads and libraries take most
+MAX_BYTES: Final = 4 << 30  # of address space; threads and libraries take most of that
 Damage = Callable[[Path], None]
 
 
 def hostile(name: str, damages: Mapping[str, Damage]) -> Callable[[Stage], str]:
-    """Return a case: a server is started with each damaged folder, and must end with one line."""
+    """Return a case that starts a server with each damaged folder; it must end with one line."""
 
     def run(stage: Stage) -> str:
         slowest = 0.0
@@ -46,7 +46,7 @@ def hostile(name: str, damages: Mapping[str, Damage]) -> Callable[[Stage], str]:
 
 
 def templates(stage: Stage) -> str:
-    """I28: chat templates that loop or grow: the conversation is refused in one line, and the server goes on."""
+    """I28: chat templates that loop or grow: the chat is refused in one line, and the server goes on."""
     slowest = 0.0
     for index, (what, source) in enumerate(TEMPLATES.items()):
         folder = guide_copy(stage.folder / f"template-{index}")
@@ -93,7 +93,7 @@ LIMITED: Final = (
 MAX_HELD_BYTES: Final = 500_000_000
 
 
-# ---- what is done to folders ----------------------------------------------------------------------------------------
+# ---- damages of folders ---------------------------------------------------------------------------------------------
 
 
 def _instead(name: str, make: Damage) -> Damage:

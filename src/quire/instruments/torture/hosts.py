@@ -1,4 +1,4 @@
-"""Who is answered: pages of other sites, servers without the keys that were meant, tenants that look at each other."""
+"""Access: pages of other sites, servers with empty keys, tenants that spy on each other."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ EVIL = "evil.example"
 
 
 def pages(stage: Stage) -> str:
-    """I40: names that were bound to this machine, and pages of other sites, in every form that a browser can send."""
+    """I40: foreign host names that resolve to this machine, and pages of other sites, in every form of a browser."""
     hosts = (EVIL, f"{EVIL}:80", f"localhost.{EVIL}", f"127.0.0.1.{EVIL}", f"localhost@{EVIL}", f"[::1].{EVIL}")
     probes = [
         Probe(f"Host {host} for {path}", frozenset({421}), path, method="GET", host=host, code="unknown_host")
@@ -49,7 +49,7 @@ def pages(stage: Stage) -> str:
 
 
 def empty_keys(stage: Stage) -> str:
-    """I41: keys that were left empty: a server that does not start is better than one that is open."""
+    """I41: empty keys: the server must refuse to start rather than be open."""
     empty_file, blank_file, config = (stage.folder / name for name in ("empty.yaml", "blank.yaml", "config.yaml"))
     empty_file.write_text("\n\n", encoding="utf-8")
     blank_file.write_text("- {name: ada, key: ' '}\n", encoding="utf-8")
@@ -73,7 +73,7 @@ def _require_no_start(what: str, **options: Any) -> None:
 
 
 def neighbours(stage: Stage) -> str:
-    """I42: a tenant asks for what is told of others, for a place before them, and with two keys at once."""
+    """I42: a tenant asks for facts about others, for a higher priority, and with two keys at once."""
     other = {"Authorization": f"Bearer {OTHER_KEY}"}
     two = b"".join(f"Authorization: Bearer {key}\r\n".encode() for key in (KEY, OTHER_KEY))
     probes = [
@@ -105,7 +105,7 @@ def neighbours(stage: Stage) -> str:
 
 
 def places(stage: Stage) -> str:
-    """I43: a tenant watches as often as it can: another one and an operator find places."""
+    """I43: a tenant opens as many /live streams as it can: another tenant and an operator still get places."""
     with stage.serving(_spec(stage)) as server, ExitStack() as stack:
         statuses = [stack.enter_context(_watching(server, OTHER_KEY)).status for _ in range(3 * NUM_PLACES)]
         taken = statuses.count(200)
@@ -118,7 +118,7 @@ def places(stage: Stage) -> str:
 
 
 def _spec(stage: Stage) -> ServerSpec:
-    """Return a server of an operator, whose key bystanders have, and two tenants."""
+    """Return a server with two tenants and an operator, whose key the bystanders use."""
     path = stage.folder / "keys.yaml"
     tenants: list[dict[str, Any]] = [
         {"name": "owner", "key": KEY, "operator": True},
@@ -135,7 +135,7 @@ def _body(server: TortureServer, priority: int | None) -> dict[str, Any]:
 
 @contextmanager
 def _watching(server: TortureServer, key: str) -> Iterator[HTTPResponse]:
-    """Yield the answer to one who watches; its body is read line by line."""
+    """Yield the answer to a reader of /live; its body is read line by line."""
     with socket.create_connection(server.address, timeout=10.0) as connection:
         connection.sendall(head("GET", "/live", {"Authorization": f"Bearer {key}"}))
         answer = HTTPResponse(connection)
@@ -150,5 +150,5 @@ HOSTS = (
     Case("I40", "pages of other sites", pages),
     Case("I41", "keys left empty", empty_keys),
     Case("I42", "tenants that look at each other", neighbours),
-    Case("I43", "one tenant in all places of /live", places),
+    Case("I43", "one tenant in every place of /live", places),
 )

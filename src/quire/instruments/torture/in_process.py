@@ -24,7 +24,7 @@ MAX_STEPS = 2000
 
 @dataclass(slots=True)
 class FailingAllocations:
-    """Makes a pool whose allocations `first` to `first + count - 1` find no block, though there are some."""
+    """Makes a pool whose allocations `first` to `first + count - 1` fail, though there are free blocks."""
 
     first: int
     count: int
@@ -32,7 +32,7 @@ class FailingAllocations:
 
     @property
     def has_struck(self) -> bool:
-        """Whether there were allocations enough for one to fail."""
+        """Whether an allocation has failed."""
         return self.num_allocations > self.first
 
     def make_pool(self, *arguments: Any, **options: Any) -> BlockPool:
@@ -55,9 +55,9 @@ def run_prompts(
     memory: Mapping[str, Any],
     make_pool: Callable[..., BlockPool] = BlockPool,
 ) -> tuple[list[list[int]], int]:
-    """Run prompts on the guide; returns the tokens of each, and the blocks that are held afterwards.
+    """Run prompts on the guide; returns the tokens of each, and the blocks that are still held afterwards.
 
-    `memory` are settings of `MemoryConfig`. Raises `InvariantError` where the books do not agree at the end.
+    `memory`: settings of `MemoryConfig`. Raises `InvariantError` if the books do not agree at the end.
     """
     settings = EngineConfig(model="guide", kv_memory="4MiB", num_threads=1, max_num_seqs=8, skip_tokenizer_init=True)
     blueprint = plan_engine(settings)

@@ -1,4 +1,4 @@
-"""Load: more than can be served, thousands of connections, long prompts, memory that is too small, restarts."""
+"""Load: more than the server can serve, thousands of connections, long prompts, too little memory, restarts."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ SLOW_MODEL: dict[str, object] = {
     "num_key_value_heads": 4,
     "vocab_size": VOCAB_SIZE,
 }
-"""A model whose steps take as long as those of models that are served: by the guide the server itself would be full."""
+"""A model with realistic step times: with the guide, the server itself would be the bottleneck."""
 
 WARM_UP_CYCLES = 1000
 NUM_FLOODS = 24
-"""Enough clients that another first request always waits."""
+"""Enough clients that there is always another request waiting in front."""
 
 
 def overload(stage: Stage) -> str:
-    """L1: twice of what can be done, in an open loop: goodput holds, the rest is told to come again, at once."""
+    """L1: twice the capacity, in an open loop: goodput holds, and the rest is rejected at once with Retry-After."""
     seconds = 20.0 if stage.is_quick else 600.0
     model = _random_model(stage, "slow", SLOW_MODEL)
     spec = ServerSpec.of(model=model, kv_memory="64MiB", max_num_seqs=16, touch_kv_memory=True)
@@ -81,7 +81,7 @@ def overload(stage: Stage) -> str:
 
 
 def many_connections(stage: Stage) -> str:
-    """L2: a thousand idle connections and 200 streams: every stream is served, and probes answer at once."""
+    """L2: a thousand idle connections and 200 streams: every stream is served, and probes are answered at once."""
     num_idle = 200 if stage.is_quick else 1000
     _allow_files(num_idle + 600)
     spec = ServerSpec.of(model=_random_model(stage, "slow", SLOW_MODEL), kv_memory="192MiB", max_num_seqs=64)
@@ -99,11 +99,11 @@ def many_connections(stage: Stage) -> str:
         require(len(probes) > 20, f"{len(probes)} probes were answered")
         slowest = 1e3 * percentile(probes, 0.99)
         require(slowest < MAX_PROBE_MS, f"the p99 of /livez is {slowest:.0f} ms")
-    return f"200 streams beside {num_idle} connections, /livez {slowest:.0f} ms at p99"
+    return f"200 streams and {num_idle} idle connections, /livez {slowest:.0f} ms at p99"
 
 
 def long_prompt(stage: Stage) -> str:
-    """L3: a prompt of 32,000 tokens comes among 50 chats; the time between their tokens stays bounded."""
+    """L3: a prompt of 32,000 tokens arrives during 50 chats; the time between their tokens stays bounded."""
     folder = _random_model(stage, "long", LONG_MODEL)
     spec = ServerSpec.of(model=folder, kv_memory="64MiB", max_num_seqs=64, max_num_batched_tokens=128)
     length = 8_000 if stage.is_quick else 32_000
@@ -125,11 +125,11 @@ def long_prompt(stage: Stage) -> str:
 
 
 def connect_and_leave(stage: Stage) -> str:
-    """L4: clients come and leave, ten thousand times: memory, blocks and files are as before."""
+    """L4: clients connect and disconnect ten thousand times: memory, blocks and files are as before."""
     num_cycles = 400 if stage.is_quick else 10_000
     with stage.serving(ServerSpec.of(touch_kv_memory=True)) as server:
         body = {"model": server.model, "prompt": [9] * 24, "max_tokens": 200, "stream": True, "ignore_eos": True}
-        asyncio.run(_come_and_leave(server, body, WARM_UP_CYCLES))  # what is made once is made here
+        asyncio.run(_come_and_leave(server, body, WARM_UP_CYCLES))  # for memory that is allocated only once
         before = server.process.resident_bytes() or 0
         asyncio.run(_come_and_leave(server, body, num_cycles))
         server.wait_idle()
@@ -139,10 +139,10 @@ def connect_and_leave(stage: Stage) -> str:
 
 
 def soak(stage: Stage) -> str:
-    """L5: an hour of everything: requests, bad ones, clients that leave, forwards that fail."""
+    """L5: an hour of everything: requests, bad ones, clients that disconnect, steps that fail."""
     seconds = 20.0 if stage.is_quick else 3600.0
     token, rng = stage.rare_token(), random.Random(stage.seed)
-    never = {str(token): -100.0}  # who did not bring the trouble must not draw it
+    never = {str(token): -100.0}  # other requests must not draw the failing token
     with stage.serving(ServerSpec.of({"QUIRE_FAILPOINTS": f"error:token={token}"}, kv_memory="4MiB")) as server:
         acts: tuple[Callable[[], None], ...] = (
             lambda: _expect(server, {200}, prompt=[rng.randrange(300, 1900)] * rng.randrange(1, 200), max_tokens=32),
@@ -159,7 +159,7 @@ def soak(stage: Stage) -> str:
 
 
 def cache_thrash(stage: Stage) -> str:
-    """L6: prompts that together need three times the memory, over and over: right tokens, and no end of progress."""
+    """L6: prompts that together need three times the memory, over and over: the right tokens, and always progress."""
     rounds = 2 if stage.is_quick else 10
     rng = random.Random(stage.seed)
     prompts = [[rng.randrange(300, 1900) for _ in range(120)] for _ in range(32)]
@@ -176,7 +176,7 @@ def cache_thrash(stage: Stage) -> str:
 
 
 def priorities(stage: Stage) -> str:
-    """L7: those who come first in order never end; who comes last is served even so, because waiting counts."""
+    """L7: requests of higher priority never stop; the lowest one is served even so, because waiting counts."""
     spec = ServerSpec.of({"QUIRE_MAX_QUEUED_SEQUENCES": "64"}, policy="priority", max_num_seqs=2)
     with stage.serving(spec) as server:
         over = threading.Event()
@@ -195,7 +195,7 @@ def priorities(stage: Stage) -> str:
 
 
 def rolling_restart(stage: Stage) -> str:
-    """L8: two servers are restarted in turn under load; clients that try again, as OpenAI's do, see no failure."""
+    """L8: two servers are restarted in turn under load; clients that retry, like OpenAI's, see no failure."""
     config = EngineConfig(model="guide", kv_memory="8MiB", num_threads=1)
     num_restarts = 2 if stage.is_quick else 6
     with stage.serving(), ExitStack() as stack:
@@ -225,7 +225,7 @@ def rolling_restart(stage: Stage) -> str:
 
 
 def _allow_files(count: int) -> None:
-    """Let this process, and the servers that it starts from now on, have so many files."""
+    """Let this process, and the servers that it starts from now on, open this many files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < count:
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard), hard))
@@ -236,7 +236,7 @@ def _idle_connection(server: TortureServer) -> socket.socket:
 
 
 def _random_model(stage: Stage, name: str, settings: dict[str, object]) -> str:
-    """Return a folder with a model of random weights, made once."""
+    """Return a folder with a model of random weights; makes it only once."""
     folder = stage.folder / name
     if not folder.exists():
         write_random_checkpoint(folder, "tiny", settings)
@@ -252,7 +252,7 @@ def _prefill(target: Target, length: int) -> float:
 
 
 async def _come_and_leave(server: TortureServer, body: dict[str, Any], count: int) -> None:
-    """Leave at once, or with one, two or three pieces of the answer; eight clients at a time."""
+    """Disconnect at once, or after one, two or three pieces of the answer; eight clients at a time."""
     client = HttpClient(server.url)
     request = client.post_request("/v1/completions", json.dumps(body).encode())
     numbers = iter(range(count))
@@ -268,7 +268,7 @@ async def _come_and_leave(server: TortureServer, body: dict[str, Any], count: in
                     piece.cancel()
                     status = task.result().status if task.done() else 0
                     require(status == 200, f"client {number} got {status or 'nothing'}")
-                    break  # the whole answer came in fewer pieces
+                    break  # the whole answer had fewer pieces
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 

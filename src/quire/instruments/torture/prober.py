@@ -1,8 +1,8 @@
-"""Runs in a process of its own: gets a URL again and again until its input ends, and prints how long each answer took.
+"""Runs in a separate process: gets a URL over and over until its input ends, and prints the time of each answer.
 
     python -m quire.instruments.torture.prober http://127.0.0.1:8000/livez
 
-A thread next to the one that offers the load would measure that one, too.
+A thread in the process that offers the load would measure that process too.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ EVERY_S = 0.05
 
 
 def start_prober(url: str) -> subprocess.Popen[str]:
-    """Start a process that asks for a URL until its input is closed."""
+    """Start a process that gets a URL until its input is closed."""
     pipe = subprocess.PIPE
     return start_python("-m", "quire.instruments.torture.prober", url, stdin=pipe, stdout=pipe, text=True)
 
 
 def main(url: str) -> None:
-    """Ask until the input ends; print one line of JSON."""
+    """Get the URL until the input ends; print one line of JSON."""
     seconds = []
     while not select.select([sys.stdin], [], [], EVERY_S)[0]:
         answer = ask(url)

@@ -1,4 +1,4 @@
-"""Faults of processes and files: processes that are killed, stopped or frozen, and model folders that are broken."""
+"""Faults of processes and files: killed, stopped or frozen processes, and broken model folders."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TRUTH_S = 1.0
 
 
 def engine_killed(stage: Stage) -> str:
-    """F10: the engine's process is killed; readiness says so, streams end with an error, it comes back by itself."""
+    """F10: the engine's process is killed; readiness reports it, streams end with an error, and it restarts."""
     with stage.serving(ServerSpec.of(max_num_seqs=32)) as server:
         server.may_lose_bystanders = True
         engine = engine_process(server.process)
@@ -40,7 +40,7 @@ def engine_killed(stage: Stage) -> str:
 
 
 def front_killed(stage: Stage) -> str:
-    """F11: the process that listens is killed; the engine's process notices, and ends."""
+    """F11: the front process is killed; the engine's process notices, and ends."""
     with stage.serving(ServerSpec.of(max_num_seqs=31)) as server:
         server.is_spoiled = True
         children = server.process.children()
@@ -53,7 +53,7 @@ def front_killed(stage: Stage) -> str:
 
 
 def stopped_under_load(stage: Stage) -> str:
-    """F12: SIGTERM: those under way finish, others are told to come again, exit 0; a second one ends it at once."""
+    """F12: SIGTERM: running requests finish, new ones are rejected, exit 0; a second signal ends it at once."""
     with stage.serving(ServerSpec.of(max_num_seqs=30)) as server:
         server.is_spoiled = True
         body = {"model": server.model, **LONG, "max_tokens": 800}
@@ -80,7 +80,7 @@ def stopped_under_load(stage: Stage) -> str:
 
 
 def broken_folders(stage: Stage) -> str:
-    """F15: model folders that are torn in ten ways: one line that says how, in less than five seconds."""
+    """F15: model folders broken in ten ways: one line names the fault, in less than five seconds."""
     from quire.guide import GUIDE_FOLDER
 
     slowest = 0.0
@@ -100,7 +100,7 @@ def broken_folders(stage: Stage) -> str:
 
 
 def frozen(stage: Stage) -> str:
-    """F16: the process that listens stands still for 2 s, then the engine's does; a prompt takes long to be encoded."""
+    """F16: the front process freezes for 2 s, then the engine's does; and a prompt takes long to encode."""
     with stage.serving() as server:
         for pid in (server.process.pid, engine_process(server.process)):
             with Stream(
@@ -122,7 +122,7 @@ def frozen(stage: Stage) -> str:
 
 
 def engine_process(server: ServerProcess) -> int:
-    """Return the process of the engine: the child that has the most memory."""
+    """Return the engine's process: the child with the most memory."""
     children = server.children()
     require(bool(children), "the engine has no process of its own")
     return max(children, key=_resident_pages)
@@ -136,7 +136,7 @@ def _resident_pages(pid: int) -> int:
 
 
 def _is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and was not waited for does not."""
+    """Whether a process runs; a zombie does not."""
     try:
         return (Path("/proc") / str(pid) / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -144,7 +144,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _rewrite_header(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
-    """Return what changes the header of the weights, their data left as it is."""
+    """Return a function that changes the header of the weights, but not their data."""
 
     def damage(folder: Path) -> None:
         path = folder / "model.safetensors"

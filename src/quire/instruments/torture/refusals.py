@@ -1,4 +1,4 @@
-"""Probes: single bad requests, each with the answer that it must get, and the check of that answer."""
+"""Probes: single bad requests with their required answers, and the check of those."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ JSON_TYPE = {"Content-Type": "application/json"}
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A request, and its answer: one of these statuses, and where they are not empty this code and this parameter.
+    """A request and its required answer: one of these statuses, and this code and this parameter unless empty.
 
-    `data` are its bytes; where there are none they are made of the rest. One that is `large` may take its time.
+    `data` are its bytes; if empty, they are made from the other fields. A `large` one may take longer.
     """
 
     name: str
@@ -41,14 +41,14 @@ class Probe:
 
 
 def bad(fields: Mapping[str, Any] | bytes, *, param: str = "", code: str = "", **more: Any) -> Probe:
-    """Return a probe of a completion with these fields, or this body, that must be refused with 400."""
+    """Return a probe of a completion with these fields, or this body, which must be refused with 400."""
     return _probe(
         fields, {"prompt": "A block is", "max_tokens": 4}, COMPLETIONS, {"param": param, "code": code, **more}
     )
 
 
 def bad_chat(fields: Mapping[str, Any], *, param: str = "", code: str = "", **more: Any) -> Probe:
-    """Return a probe of a chat with these fields that must be refused with 400."""
+    """Return a probe of a chat with these fields, which must be refused with 400."""
     messages = [{"role": "user", "content": "Hi"}]
     return _probe(fields, {"messages": messages, "max_tokens": 4}, CHAT, {"param": param, "code": code, **more})
 
@@ -76,7 +76,7 @@ def refuse_all(server: TortureServer, probes: Sequence[Probe]) -> str:
 
 
 def send(server: TortureServer, probe: Probe) -> Answer:
-    """Send a probe and return what is answered."""
+    """Send a probe and return the answer."""
     if probe.data:
         return send_raw(server.address, probe.data)
     fields = dict(JSON_TYPE if probe.body is not None else {}) | (server.headers if probe.with_key else {})
@@ -87,9 +87,9 @@ def send(server: TortureServer, probe: Probe) -> Answer:
 
 
 def _check(server: TortureServer, probe: Probe) -> float:
-    """Raise unless a probe is refused as it must be; returns the seconds that it took, 0 for a large one."""
+    """Raise unless a probe is refused as required; returns the seconds that it took, 0 for a large one."""
     fastest = math.inf
-    for _ in range(NUM_TRIES):  # a machine that computes for others may be late once
+    for _ in range(NUM_TRIES):  # a busy machine may be late once
         answer = _sent(server, probe)
         check_answer(probe, answer)
         fastest = min(fastest, answer.seconds)
@@ -106,7 +106,7 @@ def _sent(server: TortureServer, probe: Probe) -> Answer:
 
 
 def check_answer(probe: Probe, answer: Answer) -> None:
-    """Raise `CaseFailedError` unless an answer refuses a probe as it must."""
+    """Raise `CaseFailedError` unless an answer refuses a probe as required."""
     what = f"{probe.name} got {answer.status}"
     require(answer.status in probe.statuses, f"{what}, not {sorted(probe.statuses)}: {answer.body[:120]!r}")
     error = answer.error

@@ -1,4 +1,4 @@
-"""RetryingClient: calls servers in turn, and tries again as OpenAI's client for Python does."""
+"""RetryingClient: calls servers in turn, and retries like OpenAI's Python client."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIRST_PAUSE_S, MAX_PAUSE_S = 0.5, 8.0
 
 
 class RetryingClient:
-    """Used by several threads. `urls` are the servers at the moment: a call goes to one, its next try to another."""
+    """A client for several threads. `urls` are the present servers: a call goes to one, its retry to another."""
 
     def __init__(self, urls: Callable[[], Sequence[str]], *, seed: int) -> None:
         self._urls = urls
@@ -27,7 +27,7 @@ class RetryingClient:
         self.failures: list[str] = []
 
     def call_on(self, over: threading.Event) -> None:
-        """Call until it is over. Mutates."""
+        """Call until `over` is set. Mutates."""
         while not over.is_set():
             why = self._call()
             with self._lock:
@@ -37,7 +37,7 @@ class RetryingClient:
                     self.num_served += 1
 
     def _call(self) -> str:
-        """Make one call with its tries; returns why it failed, or nothing."""
+        """Make one call with its retries; return why it failed, or an empty text."""
         why, pause = "", threading.Event()
         with self._lock:
             self._turn += 1
@@ -68,13 +68,13 @@ class RetryingClient:
 
 
 def should_retry(answer: Answer) -> bool:
-    """Return whether that client would try again after an answer."""
+    """Return whether OpenAI's client would retry after an answer."""
     said = answer.headers.get("x-should-retry")
     return said == "true" if said in ("true", "false") else answer.status in RETRIED or answer.status >= 500
 
 
 def retry_after_s(answer: Answer) -> float | None:
-    """Return how long the server told it to wait; None: not told.
+    """Return the wait that the server asked for; None: it did not say.
 
     >>> retry_after_s(Answer(503, {"retry-after": "2"}, b"", 0.0)), retry_after_s(Answer(503, {}, b"", 0.0))
     (2.0, None)

@@ -1,4 +1,4 @@
-"""Runs the cases one after another, prints a line for each, and the figure at the end."""
+"""Runs the cases one after another, prints a line for each, and the score at the end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ PARTS = (("F", "faults"), ("I", "refused"), ("L", "load"))
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run what was asked for; returns 0 if every case that ran has passed, else 1."""
+    """Run the chosen cases; returns 0 if every one has passed, else 1."""
     cases, facts, others = chosen(options.only), start_facts(timed=False), OthersMeter()
     print(f"quire torture: {len(cases)} cases", file=sys.stderr, flush=True)
     results = []
@@ -66,7 +66,7 @@ def _section(line: str, results: Sequence[CaseResult]) -> Section:
 
 
 def chosen(only: Sequence[str]) -> list[Case]:
-    """Return the cases of `--only`: by number, or all that begin with a letter; all cases without the flag.
+    """Return the cases of `--only`: by number, or by first letter; all cases without the flag.
 
     >>> [case.number for case in chosen(["L4", "f1"])]
     ['F1', 'L4']
@@ -79,7 +79,7 @@ def chosen(only: Sequence[str]) -> list[Case]:
 
 
 def run_case(stage: Stage, case: Case) -> CaseResult:
-    """Run one case; whatever it raises is its failure."""
+    """Run one case; any exception is a failure."""
     stage.begin_case()
     started = time.monotonic()
     has_passed, remark = False, ""
@@ -87,7 +87,7 @@ def run_case(stage: Stage, case: Case) -> CaseResult:
         try:
             remark = case.run(stage)
             has_passed = True
-        except Exception as error:  # an error of the case itself is no pass either
+        except Exception as error:  # an error in the case itself also counts as failed
             remark = f"{error or type(error).__name__}"
     books = stage.books
     return CaseResult(
@@ -103,7 +103,7 @@ def run_case(stage: Stage, case: Case) -> CaseResult:
 
 
 def figure(results: Sequence[CaseResult], *, is_quick: bool) -> str:
-    """Return the one line that it all comes to; every case of a part counts, whether it ran or not.
+    """Return the score in one line; every case of a part counts, whether it ran or not.
 
     >>> figure([CaseResult("F1", "a fault", True, True, "", 0.1, 0, 2)], is_quick=True)
     'faults 1/... · refused 0/... · load 0/... · blocks leaked 0 · bystanders changed 2 (quick; 1 of ... cases ran)'

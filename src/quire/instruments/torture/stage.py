@@ -1,11 +1,11 @@
-"""Stage: the servers of the cases, with bystanders on each, and the final checks of the books.
+"""Stage: the servers of the cases, with bystanders on each, and the final checks.
 
     with stage.serving(spec) as server:        a server for these settings; bystanders begin
         …                                      the case
                                                bystanders stop; all blocks must be back, files and threads as before
 
-Cases that want the same settings get the same server, as long as it is sound: what one of them does must not show in
-the next one. A case that spoils its server says so, and it is started anew.
+Cases with the same settings share a server as long as it is healthy: a case must have no effect on the next one. A case
+that spoils its server says so, and the server is restarted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KEY, OTHER_KEY = "torture-key-one", "torture-key-two"
 
 @dataclass(frozen=True, slots=True)
 class ServerSpec:
-    """What a server is made with: settings of the engine, and names of the environment for everything else."""
+    """The settings of a server: those of the engine, and environment variables for everything else."""
 
     engine: tuple[tuple[str, Any], ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
@@ -45,12 +45,12 @@ class ServerSpec:
 
     @property
     def config(self) -> EngineConfig:
-        """The settings of the engine; the memory is small, so that a lost block is felt."""
+        """The settings of the engine, with little memory, so that a lost block matters."""
         return EngineConfig(**{"model": "guide", "kv_memory": "16MiB", "num_threads": 1, **dict(self.engine)})
 
     @property
     def has_keys(self) -> bool:
-        """Whether the server wants a key."""
+        """Whether the server requires a key."""
         return not {"QUIRE_API_KEY", "QUIRE_API_KEYS_FILE"}.isdisjoint(dict(self.environment))
 
 
@@ -60,32 +60,32 @@ VOCAB_SIZE = 2048
 PLAIN = ServerSpec.of()
 KEYED = ServerSpec.of({"QUIRE_API_KEY": f"{KEY},{OTHER_KEY}", "QUIRE_OPEN_METRICS": "yes"})
 KEPT = (PLAIN, KEYED)
-"""Cases have these servers one after another; any other one is for one case alone."""
+"""Cases share these servers, one after another; any other server is for one case only."""
 
 
 @dataclass(slots=True)
 class Resources:
-    """What a server holds."""
+    """The resources of a server."""
 
     num_files: int
     num_threads: int
 
     @classmethod
     def of(cls, server: ServerProcess) -> Resources:
-        """Count them, for the process that listens."""
+        """Count the resources of the front process."""
         process = Path("/proc") / str(server.pid)
         return cls(len(list((process / "fd").iterdir())), len(list((process / "task").iterdir())))
 
 
 class TortureServer:
-    """A server under attack: what cases send to it, and what they learn about it."""
+    """A server under attack, with the requests and measurements of cases."""
 
     def __init__(self, spec: ServerSpec, process: ServerProcess, model: str) -> None:
         self.spec = spec
         self.process = process
         self.model = model
         self.headers = {"Authorization": f"Bearer {KEY}"} if spec.has_keys else {}
-        self.expected: Sequence[Outcome] = ()  # what its bystanders get
+        self.expected: Sequence[Outcome] = ()  # the outcomes of its bystanders
         self.is_spoiled = False
         self.may_lose_bystanders = False
         self.bystanders: Bystanders | None = None
@@ -93,12 +93,12 @@ class TortureServer:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL of the server."""
         return self.process.url
 
     @property
     def address(self) -> tuple[str, int]:
-        """Where it listens, for sockets."""
+        """The address of the server, for sockets."""
         host, _, port = self.url.removeprefix("http://").rpartition(":")
         return host, int(port)
 
@@ -107,34 +107,34 @@ class TortureServer:
         return ask(self.url + path, headers=self.headers, timeout_s=timeout_s)
 
     def complete(self, *, path: str = "/v1/completions", timeout_s: float = 120.0, **fields: Any) -> Answer:
-        """Ask for a completion; what is not said is short and likeliest."""
+        """Ask for a completion, by default a short greedy one."""
         asked = {"model": self.model, "prompt": "A block is", "max_tokens": 8, "temperature": 0.0, **fields}
         body = {name: value for name, value in asked.items() if value is not None}
         return ask(self.url + path, body, headers=self.headers, timeout_s=timeout_s)
 
     def metric(self, name: str) -> float:
-        """Return a number of /metrics, all its labels added up."""
+        """Return a number of /metrics, summed over its labels."""
         lines = self.get("/metrics").body.decode().splitlines()
         found = [line for line in lines if line.partition("{")[0].split(" ")[0] == name]
         require(bool(found), f"/metrics has no {name}")
         return sum(float(line.rpartition(" ")[2]) for line in found)
 
     def wait_for_metric(self, name: str, least: float) -> float:
-        """Wait until a number of /metrics is so large, for what the engine says of itself is old; returns it."""
+        """Wait until a number of /metrics is at least this, because the engine reports with a delay; returns it."""
         wait_until(lambda: self.metric(name) >= least, f"at {name} {least:g}", 2.0, quietly=True)
         return self.metric(name)
 
     def is_ready(self) -> bool:
-        """Whether /readyz says so."""
+        """Whether /readyz reports ready."""
         try:
             return self.get("/readyz", timeout_s=5.0).status == 200
         except OSError:
             return False
 
     def wait_idle(self, timeout_s: float = IDLE_S) -> int:
-        """Wait until nobody is served; returns how many blocks are held even so."""
+        """Wait until no request is served; returns how many blocks are still held."""
         wait_until(lambda: not self._num_busy(), "idle", timeout_s, quietly=True)
-        time.sleep(STATS_S)  # what the engine says of itself may be as old
+        time.sleep(STATS_S)  # the engine's report may be this old
         return int(self.metric("quire_kv_blocks_used"))
 
     def _num_busy(self) -> float:
@@ -143,7 +143,7 @@ class TortureServer:
 
 @dataclass(slots=True)
 class Books:
-    """What is counted over a case."""
+    """The counts of a case."""
 
     num_leaked_blocks: int = 0
     num_changed: int = 0
@@ -151,7 +151,7 @@ class Books:
 
 
 class Stage:
-    """Starts servers and keeps the books. A context manager: at its end all servers are stopped."""
+    """Starts servers and keeps the counts. A context manager, which stops all servers at its end."""
 
     def __init__(self, *, seed: int, is_quick: bool) -> None:
         self.seed = seed
@@ -168,16 +168,16 @@ class Stage:
         return Path(self._folder.name)
 
     def rare_token(self) -> int:
-        """Return a token that no bystander has in its texts, so that it can stand for trouble."""
+        """Return a token that no bystander's text has, so that it can trigger a fault."""
         return next(token for token in range(VOCAB_SIZE - 1, 0, -1) if token not in self._tokens)
 
     def begin_case(self) -> None:
-        """Open new books. Mutates."""
+        """Start new counts. Mutates."""
         self.books = Books()
 
     @contextmanager
     def serving(self, spec: ServerSpec = PLAIN) -> Iterator[TortureServer]:
-        """Yield a server with bystanders on it; afterwards everything must be as before, or the case has failed."""
+        """Yield a server with bystanders; afterwards everything must be as before, or the case has failed."""
         server = self._server(spec)
         headers = dict(server.headers)
         bystanders = server.bystanders = Bystanders(server.url, server.model, server.expected, headers)
@@ -230,7 +230,7 @@ class Stage:
         server.process.stop(5.0)
 
     def _settle(self, server: TortureServer, bystanders: Bystanders) -> None:
-        """Raise unless the server is as it was; count what it has not given back."""
+        """Raise unless the server is as before; count the blocks that it has not freed."""
         try:
             self.books.num_leaked_blocks += server.wait_idle()
             require(self.books.num_leaked_blocks == 0, f"{self.books.num_leaked_blocks} blocks are still held")
@@ -249,7 +249,7 @@ class Stage:
 
 
 def wait_until(is_so: Callable[[], bool], what: str, timeout_s: float = 10.0, *, quietly: bool = False) -> float:
-    """Wait until something is so and return the seconds; raises `CaseFailedError` after the time, unless `quietly`."""
+    """Wait until `is_so` and return the seconds; raises `CaseFailedError` on timeout, unless `quietly`."""
     started = time.monotonic()
     while True:
         with suppress(OSError, ExecutionError):

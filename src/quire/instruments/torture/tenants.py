@@ -1,4 +1,4 @@
-"""Tenants: what one of them may do to another by large texts, by leaving, and by asking for all that it may have."""
+"""Tenants: the effects of one on another by large texts, by disconnecting, and by using all of its limits."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ OTHER: dict[str, str] = {"Authorization": f"Bearer {OTHER_KEY}"}
 NUM_LARGE = 12
 LARGE_TEXT = "A very long prompt. " * ((4 << 20) // 20)
 MAX_CALL_S, MAX_RESTART_S, MAX_STOP_S = 5.0, 10.0, 8.0
-"""How long a small call, a restart of the engine and the end of the server may take during large texts."""
+"""The longest time of a small call, of an engine restart and of a server stop during large texts."""
 
 MAX_FIRST_TOKEN_S = 2.0
-"""The bar for a small call of one tenant while another one is at its limits."""
+"""The limit for a small call of one tenant while another is at its limits."""
 
 CONTEXT, LONG_CONTEXT = 2048, 300_000
 NUM_RUNNING = 12
-"""Sequences of the other tenant that are under way when its load is there."""
+"""Running sequences of the other tenant once its load has started."""
 
 
 def large_texts(stage: Stage) -> str:
-    """L10: clients send 4 MiB and leave: another tenant's call, a restart and a stop do not wait for their texts."""
+    """L10: clients send 4 MiB and disconnect: another tenant's call, a restart and a stop do not wait for them."""
     environment = {**TWO_KEYS, "QUIRE_MAX_BODY": "32MiB", "QUIRE_DRAIN_TIMEOUT_S": "1"}
     spec = ServerSpec.of(environment, model=_long_guide(stage), kv_memory="512MiB", policy="fair_share")
     with stage.serving(spec) as server:
@@ -60,7 +60,7 @@ def large_texts(stage: Stage) -> str:
 
 
 def tenant_at_its_limits(stage: Stage) -> str:
-    """L11: one tenant asks for all that it can get; small calls of another one soon have their first token."""
+    """L11: one tenant uses all of its limits; small calls of another still get their first token quickly."""
     num_clients, seconds = (200, 4.0) if stage.is_quick else (400, 30.0)
     with stage.serving(ServerSpec.of(TWO_KEYS, policy="fair_share", kv_memory="64MiB")) as server:
         kinds = _all_it_can_get(server.model, stage.seed)
@@ -68,7 +68,7 @@ def tenant_at_its_limits(stage: Stage) -> str:
         waits = {name: _waits_beside(server, num_clients, bodies, seconds) for name, bodies in kinds.items()}
     p95 = {name: percentile(each, 0.95) for name, each in waits.items()}
     figures = ", ".join(f"{name} {p95[name]:.2f} (at most {max(each):.2f})" for name, each in waits.items())
-    remark = f"p95 of the first token in s beside {num_clients} clients: {figures}"
+    remark = f"p95 of the first token in s with {num_clients} clients: {figures}"
     require(max(p95.values()) < MAX_FIRST_TOKEN_S, f"{remark}; the bar is {MAX_FIRST_TOKEN_S:g}")
     return remark
 
@@ -77,7 +77,7 @@ def tenant_at_its_limits(stage: Stage) -> str:
 
 
 def _send_large_and_leave(server: TortureServer) -> None:
-    """Send large texts for all that tokenizes, and close the connections; returns when the first is worked on."""
+    """Send large texts to everything that tokenizes, and disconnect; returns when work on the first has begun."""
     message = [{"role": "user", "content": LARGE_TEXT}]
     calls: tuple[tuple[str, dict[str, Any]], ...] = (
         ("/v1/completions", {"prompt": LARGE_TEXT}),
@@ -91,7 +91,7 @@ def _send_large_and_leave(server: TortureServer) -> None:
 
 
 def _long_guide(stage: Stage) -> str:
-    """Return a folder with the guide, told that its context holds large texts: nobody refuses them unread."""
+    """Return a folder with the guide and a context length for large texts, so that they are not refused unread."""
     folder = stage.folder / "long-guide"
     if not folder.exists():
         shutil.copytree(GUIDE_FOLDER, folder)
@@ -102,14 +102,14 @@ def _long_guide(stage: Stage) -> str:
 
 
 def _small_chat(server: TortureServer) -> Answer:
-    """Ask what has a template rendered and tokenized apart from the engine, and then a few tokens of it."""
+    """Send a chat, whose template is rendered and tokenized outside of the engine, for a few tokens."""
     message = {"role": "user", "content": "What is a block?"}
     body = {"model": server.model, "messages": [message], "max_tokens": 4, "truncate_prompt_tokens": 256}
     return ask(f"{server.url}/v1/chat/completions", body, headers=server.headers, timeout_s=120.0)
 
 
 def _all_it_can_get(model: str, seed: int) -> dict[str, list[dict[str, Any]]]:
-    """Return bodies of every kind that takes much, by name."""
+    """Return bodies of every expensive kind, by name."""
     rng = random.Random(seed)
 
     def tokens(count: int) -> list[int]:
@@ -125,7 +125,7 @@ def _all_it_can_get(model: str, seed: int) -> dict[str, list[dict[str, Any]]]:
 
 
 def _waits_beside(server: TortureServer, num_clients: int, bodies: list[dict[str, Any]], seconds: float) -> list[float]:
-    """Return how long small calls waited for their first token while the other tenant asked for everything."""
+    """Return how long small calls waited for their first token while the other tenant used all of its limits."""
     arguments, pipe = (
         ("-m", "quire.instruments.torture.flood", server.url, OTHER_KEY, str(num_clients)),
         subprocess.PIPE,
@@ -150,7 +150,7 @@ def _waits_beside(server: TortureServer, num_clients: int, bodies: list[dict[str
 
 
 def _first_token_s(server: TortureServer, index: int) -> float:
-    """Ask a little, and return how long the first token took."""
+    """Send a small call, and return the time to its first token."""
     body = {"model": server.model, "prompt": [300 + index % 1500, 7, 9, 11], "max_tokens": 4, "stream": True}
     started = time.monotonic()
     with Stream(server.address, "/v1/completions", body, headers=server.headers, timeout_s=120.0) as stream:

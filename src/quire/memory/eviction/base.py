@@ -1,7 +1,7 @@
-"""EvictionPolicy: in which order cached blocks are given up.
+"""EvictionPolicy: the order in which cached blocks are evicted.
 
-A policy holds exactly the cached blocks of the pool: nobody uses them, their content may still be hit. The pool asks it
-for one when it has no free block left. To write your own, see `examples/eviction_policy.py`.
+A policy holds exactly the cached blocks of the pool: no request uses them, but their content may still be hit. The pool
+asks it for one when no free block is left. To write your own, see `examples/eviction_policy.py`.
 """
 
 from __future__ import annotations

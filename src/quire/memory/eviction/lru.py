@@ -1,7 +1,7 @@
-"""LRU: the block that was let go of longest ago goes first.
+"""LRU: the block that was freed longest ago is evicted first.
 
-A sequence lets go of its blocks from the tail to the head, so within one sequence the tail, which fewest others can
-share, goes first.
+A sequence frees its blocks from the tail to the head, so within one sequence the tail, which fewest others can share,
+is evicted first.
 """
 
 from __future__ import annotations
@@ -20,5 +20,5 @@ class LRUEviction(EvictionOrder):
         self.append(block)
 
     def pop(self) -> Block:
-        """Give up the block that was let go of longest ago. Mutates; O(1)."""
+        """Give up the block that was freed longest ago. Mutates; O(1)."""
         return self.popleft()

@@ -1,17 +1,17 @@
-"""PrefixIndex: which blocks hold the beginning of a sequence.
+"""PrefixIndex: which blocks hold the prefix of a sequence.
 
-An index is a set of **entries**. An entry stands for one block's worth of tokens *after* everything on the path from
-its root; it names the blocks that hold their keys and values, one per KV group (`NO_BLOCK` where a group has none).
+An index is a set of **entries**. An entry is one block's worth of tokens *after* everything on the path from its root.
+It names the blocks with their keys and values, one per KV group (`NO_BLOCK` if a group has none).
 
     root("salt") ── [5 6 7 8] ── [9 9 9 9]          block_ids: one number per KV group
                         └─────── [1 2 3 4]
 
-Two ways to walk the same set: `HashChainIndex` finds the next entry by the chained hash of its tokens, `RadixTreeIndex`
-compares whole spans of a compressed tree. Both name the parent **entry**, not only its hash, and compare the tokens, so
-by induction from the root a match is exact: a wrong hit is impossible, not improbable.
+There are two ways to walk the same set: `HashChainIndex` finds the next entry by the chained hash of its tokens, and
+`RadixTreeIndex` compares whole spans of a compressed tree. Both check the parent **entry**, not only its hash, and
+compare the tokens. So by induction from the root a match is exact: a wrong hit is impossible, not only improbable.
 
-An entry lives while it has a block in some group or entries after it. The index knows nothing of reference counts or
-of who holds what: that is the pool's.
+An entry exists while it has a block in some group or entries after it. The index does not know reference counts or
+holders: the pool does.
 """
 
 from __future__ import annotations

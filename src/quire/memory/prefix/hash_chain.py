@@ -1,8 +1,8 @@
 """HashChainIndex: a dictionary from chained hash to entry.
 
-The common way (vLLM, nano-vllm), with two things that they leave out: the candidate must name the very parent entry
-that was matched before it, and its tokens are compared. So two entries may share a hash (they are chained in
-`same_hash`), and the width of the hash is a matter of speed, not of truth.
+This is the common way (vLLM, nano-vllm), with two additions: the candidate's parent must be the entry that was matched
+before it, and its tokens are compared. So two entries may share a hash (they are chained in `same_hash`), and the width
+of the hash affects only speed, not correctness.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """RadixTreeIndex: a compressed tree over the tokens themselves.
 
-The way of SGLang, at block granularity: a node holds a **span** of consecutive entries, so a long prefix that nobody
-leaves is one comparison of bytes, without a single hash. Where two sequences part inside a span, it is split.
+This is SGLang's way, at block granularity: a node holds a **span** of consecutive entries, so a long prefix without
+branches is one comparison of bytes, without any hash. If two sequences diverge inside a span, it is split.
 
     before                      after extend(entry of "bb", "xx")
     ┌ aa bb cc dd ┐             ┌ aa bb ┐ ──┬── ┌ cc dd ┐
                                             └── ┌ xx ┐
 
 Children are found by the tokens of their first block. A span grows in place while its last entry has no other
-successor. Splits move the lower part into a new node and leave entries as they are, so that the places which
-sequences and blocks remember stay good.
+successor. A split moves the lower part into a new node and keeps the entries, so that references from sequences and
+blocks stay valid.
 """
 
 from __future__ import annotations

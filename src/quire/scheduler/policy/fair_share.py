@@ -7,7 +7,7 @@ the prefix cache are not computed, so they are free. Nothing else is charged, so
 many ways in which requests end. (Charging at the end of a request was rejected: each way to end must remember it.)
 
 Who computes again pays again, even where another tenant's need for memory was the cause: the share is one of the
-machine's time, the tenant served most is the one that yields, and free work could be had by holding more than fits.
+machine's time, the tenant served most is preempted, and otherwise a tenant could get free work by holding too much.
 
 A tenant with nothing waiting earns no credit: when it comes back, it is behind those that wait by no more than it was
 when its last request left the queue. When a request must be preempted, it is the latest request of the tenant served

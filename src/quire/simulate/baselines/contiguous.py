@@ -4,8 +4,8 @@
                pow2     its prompt, and the next power of two of its output  Orca (Pow2)
                oracle   its prompt and its output, known by a miracle        Orca (Oracle)
 
-    batches    iteration   who has ended leaves, and who waits comes in, between two steps      Orca
-               static      a batch is filled once, and ends, with all its answers, when the last of it has ended
+    batches    iteration   between two steps, requests that have ended leave and waiting ones enter     Orca
+               static      a batch is filled once, and returns all its answers when the last one has ended
 
     a run      [ stored │ reserved for its own tokens to come │ never used: guessed too long, and rounded up ]
 

@@ -77,7 +77,7 @@ class FittedCost:
         return cls(tuple(mean * weight for weight in least.weights))
 
     def ratios(self, steps: Iterable[RecordedStep]) -> array[float]:
-        """Return how many times as long as fitted each step took, but for those that the fit says take no time at all.
+        """Return the ratio of measured to fitted time of each step, without steps whose fitted time is 0.
 
         Does not mutate.
         """

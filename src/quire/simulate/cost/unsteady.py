@@ -1,7 +1,7 @@
 """UnsteadyCost: another cost model, on a machine that is now faster and now slower.
 
     recorded steps   1.0 0.9 1.0 1.1 │ 1.0 4.8 1.3 1.2 │ 1.0 …      times as long as fitted, in the order of the record
-    simulated steps  └─ stretch 2 ─┘   └─ stretch 0 ─┘   …          stretches of it, drawn
+    simulated steps  └─ stretch 2 ─┘   └─ stretch 0 ─┘   …          stretches of the record, drawn
 
 A fit foretells what steps take on average, so it foretells throughput. The slowest of a hundred first tokens is late
 because a step was held up, and steps are held up in company: a neighbour runs, the clock is lowered. So the recorded

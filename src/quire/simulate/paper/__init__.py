@@ -1,6 +1,6 @@
 """The figures of the PagedAttention paper (Kwon et al. 2023), reproduced, each with the published one.
 
-    OPT-13B on an A100 of 40 GB, 12 GiB of it for keys and values (table 1): 15,728 slots of one token
+    OPT-13B on an A100 of 40 GB, with 12 GiB for keys and values (table 1): 15,728 slots of one token
     quire · vllm · orca_oracle · orca_pow2 · orca_max · static        the same requests, cost model and measures
 
 Policies are simulated, not kernels: concurrency, memory and sharing follow from who holds what, and are comparable;

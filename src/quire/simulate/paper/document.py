@@ -40,5 +40,5 @@ def glance(figures: Sequence[Figure]) -> Table:
 
 
 def _section(figure: Figure) -> Section:
-    compared = (comparison_table(figure.comparisons, "Beside what was published"),) if figure.comparisons else ()
+    compared = (comparison_table(figure.comparisons, "Compared with the paper"),) if figure.comparisons else ()
     return Section(figure.title, (*compared, *figure.charts, figure.note, *figure.tables))

@@ -25,7 +25,7 @@ NUMBERS = (
 
 
 def expectations(laboratory: Laboratory) -> Figure:
-    """Return the two tables of the document, computed anew, and what is wrong in it."""
+    """Return the two tables of the document, computed again, and its mistakes."""
     site = laboratory.sites[LLAMA_8B]
     rows, found = [], {}
     for row in memory_savings():
@@ -51,7 +51,7 @@ def _card(site: Site) -> tuple[Table, dict[str, float]]:
         found[f"{name}: contexts at once"] = held.num_contexts
         found[f"{name}: longest context"] = held.num_tokens / 1024
         found[f"{name}: tok/s of one stream"], found[f"{name}: tok/s of all"] = speeds
-    header = ("numbers", "tokens in all", "contexts of 1,024", "each reserving 4,096", "tok/s of one", "tok/s of all")
+    header = ("numbers", "tokens, total", "contexts of 1,024", "each reserving 4,096", "tok/s of one", "tok/s of all")
     return Table(header, tuple(rows), f"{site.shape.name} on {site.hardware.name}"), found
 
 

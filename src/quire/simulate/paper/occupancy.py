@@ -1,4 +1,4 @@
-"""What is in the KV memory: what the paper's machines hold, how much of it tokens fill, and how many run at once."""
+"""The KV memory on the paper's machines: its size, the share that tokens fill, and the number of running requests."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ PATTERNS = (FIXED, POISSON, GAMMA, BURSTS)
 class Arrivals:
     """A pattern of arrivals at a mean of `rate` a second.
 
-    `variation` is the coefficient of variation of gamma gaps. Bursts begin every `period_s`, take `burst_share` of it,
-    and come at `peak` times the rate.
+    `variation` is the coefficient of variation of gamma gaps. Bursts begin every `period_s`, last for `burst_share` of
+    that time, and have `peak` times the rate.
     """
 
     rate: float

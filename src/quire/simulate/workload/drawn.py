@@ -40,7 +40,7 @@ class SharedPrefixes:
         require_number("share of requests with a prefix", self.share, 0.0, 1.0)
 
     def of(self, number: int, seed: int) -> array[int]:
-        """Return one of the prefixes; made anew each time, so that a million of them take no room."""
+        """Return one of the prefixes, made again each time, so that a million of them take no room."""
         return draw_tokens(random.Random(f"prefix {seed} {number}"), self.num_tokens)
 
 

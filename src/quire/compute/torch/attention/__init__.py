@@ -1,1 +1,1 @@
-"""Paged attention on the device: one protocol (`base`), and a file for each way to compute it."""
+"""Paged attention on the device: one protocol (`base`), and one file for each implementation."""

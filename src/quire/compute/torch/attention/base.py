@@ -4,16 +4,16 @@
     once a step      StepInputs (numpy) ─► StepBatch (tensors) ─► plan ─► planned
     once a layer     write_kv(pair, slots, keys, values), then run(queries, pair, planned, rule)
 
-A step's keys and values are written before it attends, so cached tokens and new ones are read the same way: from
-blocks. A pool is one tensor, so that a block is copied or moved in one operation whatever the number of layers, and
-within a block each head's tokens lie together (HND), which makes a head of a block one contiguous piece:
+A step's keys and values are written before it attends, so cached and new tokens are read the same way: from blocks. A
+pool is one tensor, so that one operation copies or moves a block for any number of layers. The tokens of a head are
+adjacent within a block (HND), so a head of a block is one contiguous piece:
 
     numbers   [2 × num_places, num_blocks, num_kv_heads, block_size, head_dim]   keys of place p at 2p, values at 2p + 1
-    scales    [2 × num_places, num_blocks, num_kv_heads, block_size]             of int8 and fp8 only
+    scales    [2 × num_places, num_blocks, num_kv_heads, block_size]             only for int8 and fp8
 
-Kernels take strides as data and must not rely on more than the last dimension being contiguous. A place is shared by
-one layer of each KV group (see `quire.compute.worker.cache_engine`); a pair names the group whose block tables lead to
-its layer's tokens. Block tables hold -1 for what no query reads; slot -1 stands for a row that writes nothing.
+Kernels take strides as data; only the last dimension must be contiguous. One layer of each KV group shares a place (see
+`quire.compute.worker.cache_engine`); a pair names the group whose block tables its layer uses. Block tables hold -1 for
+blocks that no query reads; a row with slot -1 writes nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Planned = TypeVar("Planned")
 
 @dataclass(frozen=True, slots=True)
 class KVPair:
-    """Where a layer keeps its keys and values, and the group whose block tables lead there. Views of a pool."""
+    """The keys and values of a layer, as views of a pool, and the group whose block tables it uses."""
 
     keys: torch.Tensor  # [num_blocks, num_kv_heads, block_size, head_dim]
     values: torch.Tensor  # [num_blocks, num_kv_heads, block_size, head_dim]
@@ -62,7 +62,7 @@ class KVPool:
 
     @classmethod
     def allocate(cls, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> KVPool:
-        """Return new blocks, their content undefined."""
+        """Return new blocks with undefined content."""
         shape = (2 * spec.layers_per_group, num_blocks, spec.num_kv_heads, spec.block_size)
         dtype = STORED_AS[spec.dtype]
         numbers = torch.empty((*shape, spec.head_dim), dtype=dtype, device=device)
@@ -76,7 +76,7 @@ class KVPool:
         return (self.numbers,) if self.scales is None else (self.numbers, self.scales)
 
     def pair(self, place: int, group: int) -> KVPair:
-        """Return what a layer at a place sees of the pool. Does not mutate."""
+        """Return the part of the pool that belongs to a layer at a place. Does not mutate."""
         keys, values = self.numbers[2 * place], self.numbers[2 * place + 1]
         if self.scales is None:
             return KVPair(keys, values, group=group)
@@ -85,7 +85,7 @@ class KVPool:
 
 @dataclass(frozen=True, slots=True)
 class AttentionRule:
-    """What a layer's attention sees and how scores become weights.
+    """Which positions a layer's attention sees, and how scores become weights.
 
     A query at position p sees the positions from p - window + 1 to p, or all up to p. With a soft cap c a score s,
     already scaled, becomes c × tanh(s / c).
@@ -98,10 +98,10 @@ class AttentionRule:
 
 @dataclass(frozen=True, slots=True)
 class StepShape:
-    """What the host knows of a step: all that a launch is shaped by, so that nobody waits for the device to ask it.
+    """The facts about a step that set the shape of its launches, kept on the host so that it need not ask the device.
 
     The first `num_decodes` sequences compute one token each. `longest_query` and `longest_context` are bounds: a step
-    that is captured as a graph states the largest that it will be replayed with.
+    captured as a graph has the largest values of its replays.
     """
 
     num_decodes: int
@@ -113,21 +113,21 @@ class StepShape:
 
     @property
     def num_sequences(self) -> int:
-        """How many sequences compute tokens."""
+        """The number of sequences that compute tokens."""
         return len(self.lengths)
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens are computed."""
+        """The number of computed tokens."""
         return int(self.query_starts[-1])
 
 
 @dataclass(frozen=True, slots=True)
 class StepBatch:
-    """The tokens that one step computes, as int32 tensors on the device, and what the host knows of them.
+    """The tokens that one step computes, as int32 tensors on the device, and their shape on the host.
 
-    Sequence s has the tokens query_starts[s] up to query_starts[s + 1], at the last positions of its `lengths[s]`
-    tokens: those known, the step's own among them.
+    Sequence s has the tokens query_starts[s] up to query_starts[s + 1], at the last positions of its `lengths[s]` known
+    tokens, which include those of this step.
     """
 
     token_ids: torch.Tensor  # [num_tokens]
@@ -141,38 +141,38 @@ class StepBatch:
 
 
 class StandingPlan(Protocol):
-    """Where steps of up to this many decodes are planned, each in the place of the last: what was recorded reads it."""
+    """A fixed place for the plans of steps of up to a number of decodes: recorded work reads the plan from there."""
 
     @property
     def planned(self) -> object:
-        """What `AttentionBackend.run` takes; always the same."""
+        """The plan for `AttentionBackend.run`; always the same object."""
         ...
 
     def plan(self, batch: StepBatch) -> bool:
-        """Plan a step and return True; False, and nothing is done, where it needs more room. Waits for nothing."""
+        """Plan a step and return True; if it needs more room, return False and do nothing. Does not wait."""
         ...
 
 
 class AttentionBackend(Protocol[Planned]):
-    """A way to compute paged attention on one device."""
+    """An implementation of paged attention for one device."""
 
     def allocate_kv(self, spec: KVCacheSpec, num_blocks: int) -> KVPool:
-        """Return this many blocks on the device, their content undefined. Does not mutate."""
+        """Return this many blocks on the device, with undefined content. Does not mutate."""
         ...
 
     def plan(self, batch: StepBatch) -> Planned:
-        """Return what all layers of a step share: work lists, scratch. Waits for nothing. May reuse its own scratch."""
+        """Return the plan that all layers of a step share: work lists, scratch. Does not wait. May reuse scratch."""
         ...
 
     def reserve(self, batch: StepBatch, dtype: torch.dtype) -> StandingPlan | None:
-        """Return room for plans of steps of up to as many decodes, over the positions and tables of the batch.
+        """Return room for plans of steps of up to as many decodes, with the positions and tables of the batch.
 
-        Queries will be of `dtype`. None where a step is more than arrays that can be filled anew. Does not mutate.
+        Queries will have `dtype`. None if a plan is more than arrays that can be refilled. Does not mutate.
         """
         ...
 
     def write_kv(self, pair: KVPair, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Store keys and values, `[num_tokens, num_kv_heads, head_dim]`, quantised where the pair is. Mutates."""
+        """Store keys and values, `[num_tokens, num_kv_heads, head_dim]`, quantised if the pair is. Mutates."""
         ...
 
     def run(self, queries: torch.Tensor, pair: KVPair, planned: Planned, rule: AttentionRule) -> torch.Tensor:

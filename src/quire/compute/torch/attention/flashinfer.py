@@ -4,15 +4,15 @@
     its layers    run           decodes ─► decode wrapper ──┐   each planned when the first layer of its
                                 the rest ─► prefill wrapper ┴►  group and rule runs; for all others it is
 
-A wrapper plans into page-locked memory of its own and copies that to the device, without telling torch. It must not
-plan again before the copy is over, and steps are planned while earlier ones are computed. So there are two of each, for
-steps in turn, and an event says when the copies of a turn are over: with two steps under way, nobody waits for it.
+A wrapper plans in its own page-locked memory and copies that to the device, unknown to torch. It must not plan again
+before the copy is done, and steps are planned while earlier ones run. So there are two of each wrapper, which steps use
+in turn, and an event marks the end of a turn's copies: with two steps in flight, none has to wait for it.
 
-All wrappers share one scratch: kernels follow one another on one stream. FlashInfer chooses how contexts are split by
-what else is in the step: a row's bits depend on its company, and batch invariance is refused where settings are checked
-(`settings.kv_cache_spec`), as is all else that it cannot do. Of its kernels we ask for those called fa2: they run from
-sm_80 on and know windows and soft caps; decodes take them too, because those without matrix units know few head groups.
-They multiply by 0 the slots of the oldest block before a window: finite numbers, as blocks are filled from the front.
+All wrappers share one scratch memory, because kernels follow one another on one stream. FlashInfer splits contexts
+according to the whole step, so a row's bits depend on the batch: `settings.kv_cache_spec` refuses batch invariance, and
+everything else that FlashInfer cannot do. This class uses its fa2 kernels: they run from sm_80 on and support windows
+and soft caps. Decodes use them too, because the kernels without matrix units support few head groups. They multiply the
+slots of the oldest block before a window by 0: those are finite, because blocks are filled from the front.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ KERNELS: Final = "fa2"
 
 @dataclass(frozen=True, slots=True)
 class Purpose:
-    """What a wrapper is planned for."""
+    """The purpose of a wrapper's plan."""
 
     decodes: bool
     group: int
@@ -53,7 +53,7 @@ class Purpose:
 
 @dataclass(slots=True)
 class Turn:
-    """The wrappers of every other step, and what says that their last copies to a GPU are over."""
+    """The wrappers of every other step, and the event that marks the end of their last copies to a GPU."""
 
     wrappers: dict[Purpose, Any] = field(default_factory=dict)
     copied: torch.cuda.Event | None = None
@@ -61,7 +61,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """A step, the wrappers that it may use, and those of them that are planned for it."""
+    """A step, the wrappers that it may use, and those already planned for it."""
 
     batch: StepBatch
     turn: Turn
@@ -81,22 +81,22 @@ class FlashInferAttention:
         self._turns = itertools.cycle((Turn(), Turn()))
 
     def allocate_kv(self, spec: KVCacheSpec, num_blocks: int) -> KVPool:
-        """Return this many blocks on the device, their content undefined."""
+        """Return this many blocks on the device, with undefined content."""
         return KVPool.allocate(spec, num_blocks, self._device)
 
     def write_kv(self, pair: KVPair, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Store keys and values, `[num_tokens, num_kv_heads, head_dim]`, where the slot is not -1. Mutates."""
+        """Store keys and values, `[num_tokens, num_kv_heads, head_dim]`, except for slots of -1. Mutates."""
         self._plain.write_kv(pair, slots, keys, values)
 
     def plan(self, batch: StepBatch) -> PlannedStep:
-        """Return the step and its wrappers; good until the next step but one is planned. Mutates whose turn it is."""
+        """Return the step and its wrappers; valid until the next step but one is planned. Mutates the turn."""
         turn = next(self._turns)
         if turn.copied is not None:
             turn.copied.synchronize()
         return PlannedStep(batch, turn)
 
     def reserve(self, batch: StepBatch, dtype: torch.dtype) -> None:
-        """Return None: wrappers plan into memory of their own."""
+        """Return None: wrappers plan in their own memory."""
 
     def run(self, queries: torch.Tensor, pair: KVPair, planned: PlannedStep, rule: AttentionRule) -> torch.Tensor:
         """Return the attention of each query, `[num_tokens, num_heads, head_dim]`, in their dtype."""
@@ -110,7 +110,7 @@ class FlashInferAttention:
         return outputs
 
     def _wrapper(self, planned: PlannedStep, purpose: Purpose) -> Any:
-        """Return a wrapper that is planned for the step: by this call, where none was before. Mutates its turn."""
+        """Return a wrapper that is planned for the step; plans one if there is none. Mutates its turn."""
         turn, wrappers = planned.turn, planned.turn.wrappers
         if purpose not in wrappers:
             wrappers[purpose] = self._new_wrapper(purpose)
@@ -119,7 +119,7 @@ class FlashInferAttention:
                 self._plan_wrapper(wrappers[purpose], planned.batch, purpose)
             except torch.OutOfMemoryError:
                 raise
-            except (OSError, RuntimeError) as error:  # at the start, mostly: there is no nvcc, or it fails
+            except (OSError, RuntimeError) as error:  # usually at the start: nvcc is missing, or fails
                 raise ExecutionError(f"FlashInfer cannot attend: {_first_line(error)}") from error
             if self._device.type == "cuda":
                 turn.copied = torch.cuda.current_stream(self._device).record_event()
@@ -137,7 +137,7 @@ class FlashInferAttention:
         step, rule, spec = batch.shape, purpose.rule, self._spec
         sequences = slice(step.num_decodes) if purpose.decodes else slice(step.num_decodes, None)
         pages = Pages.of(step, sequences, purpose.group, rule.window, spec.block_size)
-        # What is short it wants on the host too, and copies itself; ids are many, and read on the device only.
+        # FlashInfer wants the short arrays on the host and copies them itself; the many ids only on the device.
         host = (pages.query_starts, pages.indptr, pages.last_lengths)
         starts, indptr, last_lengths = (torch.from_numpy(each.astype(np.int32)) for each in host)
         [indices] = together([pages.indices], self._device)
@@ -158,7 +158,7 @@ class FlashInferAttention:
 
 
 def load_package() -> Any:
-    """Return the package; raises `ExecutionError`, in a line, where it is not there, unknown, or cannot be imported."""
+    """Return the package; raises a one-line `ExecutionError` if it is missing, unknown, or cannot be imported."""
     remedy = f"attention_backend flashinfer needs {PACKAGE} {' or '.join(KNOWN)}: pip install 'quire[flashinfer]'"
     try:
         found = version(PACKAGE)

@@ -4,8 +4,8 @@
                      sequence 1   · 4 2 ·      13 tokens, the first 8          indices   7 3 9 4 2
                                                lie before the window           last      1     5
 
-Blocks before the oldest token that a query sees are left out: their entries may be -1, and a kernel that loads whole
-tiles could follow them. Nothing else moves: masks are made of the distance to the end of the list.
+Blocks before the oldest token that a query sees are left out: their entries may be -1, which a kernel that loads whole
+tiles would read. Nothing else changes, because masks depend on the distance to the end of the list.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Pages:
 
     @classmethod
     def of(cls, step: StepShape, sequences: slice, group: int, window: int | None, block_size: int) -> Pages:
-        """Return what some sequences of a step read of one KV group. Does not mutate."""
+        """Return the pages of one KV group that some sequences of a step read. Does not mutate."""
         starts, ends = step.query_starts[:-1][sequences], step.query_starts[1:][sequences]
         lengths, table = step.lengths[sequences], step.block_tables[group][sequences]
         oldest = np.zeros_like(lengths) if window is None else np.maximum(0, lengths - (ends - starts) - window + 1)

@@ -1,15 +1,15 @@
-"""PlainAttention: paged attention in torch operations, on any device, written to be read; the oracle of the Triton one.
+"""PlainAttention: paged attention in readable torch operations, on any device; the oracle for the Triton kernels.
 
-Queries go through it in tiles of 16 absolute positions, keys and values in tiles of 64, in order, keeping per query and
-head the running maximum, the sum of weights and the weighted sum of values. Tiles are always whole, padded with zeros:
+Queries are processed in tiles of 16 absolute positions, keys and values in tiles of 64, in order. Each query and head
+keeps the running maximum, the sum of weights and the weighted sum of values. Tiles are always whole, padded with zeros:
 
     positions    0 … 63 │ 64 … 127 │ 128 … 191         queries 128 … 143 hold the step's queries 130 … 133,
-                 tile 0 │ tile 1   │ tile 2 · · ·       each at its own place; nobody sees beyond itself
+                 tile 0 │ tile 1   │ tile 2 · · ·       each at its own place; none sees later positions
                     └──► max, sum, output ──► rescale and add ──► … ──► output / sum
 
-So every product has one shape, and a query is at the same place of its tile whatever else is computed: its bits depend
-on its own position alone, not on the batch, on chunks, on blocks, or on what was computed long ago. Memory that no
-query of the sequence sees is not read: it may hold anything, NaN included. All sums are float32.
+So every product has one shape, and a query is always at the same place of its tile: its bits depend only on its own
+position, not on the batch, on chunks, on blocks, or on what was computed long ago. Memory that no query of the sequence
+sees is not read: it may hold anything, even NaN. All sums are float32.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ class PlainAttention:
         self._device = device
 
     def allocate_kv(self, spec: KVCacheSpec, num_blocks: int) -> KVPool:
-        """Return this many blocks on the device, their content undefined."""
+        """Return this many blocks on the device, with undefined content."""
         return KVPool.allocate(spec, num_blocks, self._device)
 
     def plan(self, batch: StepBatch) -> StepBatch:
-        """Return the step itself: there is nothing to prepare."""
+        """Return the step itself, which needs no plan."""
         return batch
 
     def reserve(self, batch: StepBatch, dtype: torch.dtype) -> None:
-        """Return None: the host goes from sequence to sequence."""
+        """Return None: the host loops over sequences, which cannot be recorded."""
 
     def write_kv(self, pair: KVPair, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Store keys and values, `[num_tokens, num_kv_heads, head_dim]`, where the slot is not -1. Mutates."""
+        """Store keys and values, `[num_tokens, num_kv_heads, head_dim]`, except for slots of -1. Mutates."""
         tokens = (slots >= 0).nonzero().squeeze(-1)
         kept, block_size = slots[tokens].long(), pair.keys.shape[2]
         where = (kept // block_size, kept % block_size)
@@ -122,9 +122,9 @@ class _Softmax:
         self._highest = torch.full_like(self.total, -math.inf)
 
     def add(self, scores: torch.Tensor, values: torch.Tensor) -> None:
-        """Take a tile's scores, `[…, rows, TILE]`, and its values, `[…, TILE, head_dim]`. Mutates."""
+        """Add a tile's scores, `[…, rows, TILE]`, and its values, `[…, TILE, head_dim]`. Mutates."""
         highest = torch.maximum(self._highest, scores.amax(dim=-1, keepdim=True))
-        # A row that has seen nothing yet has weights of 0, and not of NaN.
+        # A row that has seen no token yet gets weights of 0, not NaN.
         level = torch.where(highest == -math.inf, 0.0, highest)
         rescale, weights = torch.exp(self._highest - level), torch.exp(scores - level)
         self.total = self.total * rescale + weights.sum(dim=-1, keepdim=True)
@@ -134,7 +134,7 @@ class _Softmax:
 
 @dataclass(frozen=True, slots=True)
 class _Sequence:
-    """The keys and values of one sequence, behind its block table `[max_blocks]`."""
+    """The keys and values of one sequence, read through its block table `[max_blocks]`."""
 
     pair: KVPair
     table: torch.Tensor
@@ -142,7 +142,7 @@ class _Sequence:
     def gather(self, place: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return a tile of keys and one of values from position `place` on, `[num_kv_heads, TILE, head_dim]`.
 
-        Only the positions from `start` up to `stop` are read; elsewhere the tiles are zero.
+        Reads only the positions from `start` up to `stop`; the rest of the tiles is zero.
         """
         positions = torch.arange(start, stop, device=self.table.device)
         block_size = self.pair.keys.shape[2]
@@ -157,7 +157,7 @@ class _Sequence:
 def _tile(
     numbers: torch.Tensor, scales: torch.Tensor | None, where: tuple[torch.Tensor, torch.Tensor], filled: slice
 ) -> torch.Tensor:
-    """Return a tile that holds the rows of some blocks and offsets in the places `filled`, and zeros elsewhere."""
+    """Return a tile with the rows of some blocks and offsets at the places `filled`, and zeros elsewhere."""
     blocks, offsets = where
     if numbers.dtype is torch.float8_e4m3fn:
         rows = numbers.view(torch.uint8)[blocks, :, offsets].view(torch.float8_e4m3fn)

@@ -1,13 +1,13 @@
-"""Which decodes begin with the same blocks, so that the keys and values in them need be read once for all.
+"""Finds decodes that begin with the same blocks, so that the keys and values there are read once for all of them.
 
-    sequence 0   7  3  9  4 │ 11        the first 4 blocks are the same memory: a prompt that was cached, or forked.
-    sequence 1   7  3  9  4 │ 12        Tasks of its splits take the tokens of all three sequences as their rows, and
-    sequence 2   7  3  9  4 │ 20 21     each sequence does the rest by itself.
+    sequence 0   7  3  9  4 │ 11        the first 4 blocks are the same memory: a cached or forked prompt. The tasks
+    sequence 1   7  3  9  4 │ 12        of its splits have the tokens of all three sequences as rows, and each
+    sequence 2   7  3  9  4 │ 20 21     sequence computes the rest alone.
 
-Only whole splits are shared. So a row's splits, and their order, are those that it has alone, and sharing changes no
-bit (a part of a row does not depend on the other rows of its product). Found anew in every step from the block tables,
-which are the truth about what is shared: no engine has to say so, and one prefix among others is found as well.
-Rejected: prefixes of prefixes (a level for each would be one more part for each row).
+Only whole splits are shared. So a row has the same splits, in the same order, as alone, and sharing changes no bit (a
+part of a row does not depend on the other rows of its product). Prefixes are found again in every step from the block
+tables, which always show what is shared. So no engine has to declare it, and several prefixes can be found.
+Rejected: prefixes of prefixes (each level would add a part to each row).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MIN_TILES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class SharedPrefix:
-    """Tiles that begin with the same splits: by index, and how many splits."""
+    """Tiles, by index, that begin with the same splits, and the number of those splits."""
 
     tiles: IntArray
     num_splits: int
@@ -33,7 +33,7 @@ class SharedPrefix:
 def shared_prefixes(tables: IntArray, lengths: IntArray, block_size: int, split: int) -> list[SharedPrefix]:
     """Return the prefixes of at least a split that four or more decodes share. Does not mutate.
 
-    `tables` and `lengths` are those of the decodes. Where nothing is shared it looks at first blocks only.
+    `tables` and `lengths` belong to the decodes. If nothing is shared, only the first blocks are compared.
 
     >>> tables = np.array([[7, 3, 9], [7, 3, 8], [5, 3, 1], [7, 3, 4], [7, 3, 2]])
     >>> [found] = shared_prefixes(tables, np.array([40, 48, 48, 33, 35]), block_size=16, split=16)

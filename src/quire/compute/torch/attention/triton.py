@@ -1,17 +1,17 @@
-"""TritonAttention: paged attention by Triton kernels; the work list of a step is made on the host, without waiting.
+"""TritonAttention: paged attention by Triton kernels; the host makes the work list of a step without waiting.
 
     plan    lengths, tables (numpy) ─► work lists ─► one page-locked array ─► one copy ─► views on the device
     run     attend_kernel: decodes        ─┐
             attend_kernel: longer queries ─┴► outputs, parts ─► merge_kernel ─► outputs
-    reserve a plan with room for any step of this many decodes, to be recorded; each step is copied into it
+    reserve a plan with room for any step of this many decodes, for recording; each step is copied into it
 
-A decode fills few rows of a matrix product, so decodes and longer queries take kernels of different tile shapes, and
-the same position may come out with other bits if it was computed by the other one. Within each of them a row's bits are
-its own (`kernels.paged_attention`). With `batch_invariant` all go through one tile shape: then a row's bits are also
-the same whether it was decoded or prefilled, in one chunk or in several.
+A decode fills few rows of a matrix product, so decodes and longer queries use kernels of different tile shapes, and
+these may give the same position different bits. Within each kernel, a row's bits do not depend on other rows
+(`kernels.paged_attention`). With `batch_invariant` all rows use one tile shape: a row's bits are then the same for
+decode and prefill, in one chunk or several.
 
-All that a launch of decodes is shaped by is the number of its programs, and one without a task returns at once. So a
-launch for more tasks than there are does what the smaller one does: that is what is recorded.
+A launch of decodes differs only in its number of programs, and a program without a task returns at once. So a launch
+with too many programs gives the same results: recordings use that.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ SPARE_TASKS: Final = 128
 SPARE_ENTRIES: Final = 512
 """Additional entries, for contexts that are cut."""
 LONGEST_SHARE: Final = 0.75
-"""Of what each multiprocessor has to do in a step: longer tasks are cut, so that none keeps all others waiting."""
+"""Share of a multiprocessor's work in a step: longer tasks are cut, so that the others need not wait for one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A work list on the device, and the shape of the kernel that does it."""
+    """A work list on the device, and the shape of its kernel."""
 
     shape: TileShape
     work: Work
@@ -63,9 +63,9 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """What all layers of a step share. `launches` are per KV group.
+    """The plan that all layers of a step share. `launches` are per KV group.
 
-    `outputs`, where they are given, are those of every layer in turn: rows without work stay what they were there.
+    `outputs`, if given, are reused by every layer: rows without work keep their old content.
     """
 
     batch: StepBatch
@@ -104,15 +104,15 @@ class TritonAttention:
         }
 
     def allocate_kv(self, spec: KVCacheSpec, num_blocks: int) -> KVPool:
-        """Return this many blocks on the device, their content undefined."""
+        """Return this many blocks on the device, with undefined content."""
         return KVPool.allocate(spec, num_blocks, self._device)
 
     def write_kv(self, pair: KVPair, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
-        """Store keys and values, `[num_tokens, num_kv_heads, head_dim]`, where the slot is not -1. Mutates."""
+        """Store keys and values, `[num_tokens, num_kv_heads, head_dim]`, except for slots of -1. Mutates."""
         self._plain.write_kv(pair, slots, keys, values)
 
     def plan(self, batch: StepBatch) -> PlannedStep:
-        """Return the work lists of a step, on their way to the device. Waits for nothing."""
+        """Return the work lists of a step, whose copy to the device has started. Does not wait."""
         groups = self.work(batch)
         pieces = iter(together([array for works in groups for _, work in works for array in work.arrays], self._device))
         launches = (
@@ -143,16 +143,16 @@ class TritonAttention:
         return outputs
 
     def work(self, batch: StepBatch) -> list[list[tuple[TileShape, WorkList]]]:
-        """Return the kernels of a step and what each has to do, per KV group; tasks name where their tables begin."""
+        """Return the kernels of a step and the work of each, per KV group; tasks have the offsets of their tables."""
         groups = []
         for group, tables in enumerate(batch.block_tables):
-            to_tables = np.array((1, 1, tables.stride(0), 1, 1))  # from a sequence to where its table begins
+            to_tables = np.array((1, 1, tables.stride(0), 1, 1))  # from a sequence to the offset of its table
             works = self._work(batch.shape, group)
             groups.append([(shape, replace(work, tasks=work.tasks * to_tables)) for shape, work in works])
         return groups
 
     def _work(self, step: StepShape, group: int) -> Iterator[tuple[TileShape, WorkList]]:
-        """Yield the kernels of a step and what each has to do, for one KV group."""
+        """Yield the kernels of a step and the work of each, for one KV group."""
         sequences, decodes = range(step.num_sequences), range(step.num_decodes)
         if self._batch_invariant:
             yield self._decode_work(step, sequences, group, self._shapes[Use.ANY])
@@ -168,7 +168,7 @@ class TritonAttention:
     def _decode_work(
         self, step: StepShape, sequences: range, index: int, shape: TileShape
     ) -> tuple[TileShape, WorkList]:
-        """Return the work of a kernel that folds splits: cut where it pays, with prefixes that decodes share."""
+        """Return the work of a kernel that folds splits: cut if that pays, with prefixes that decodes share."""
         group = self._spec.groups[index]
         tiles = Tiles.of(step.query_starts, step.lengths, sequences, shape.tokens_per_task)
         prefixes = []
@@ -184,16 +184,16 @@ class TritonAttention:
         )
 
     def _longest_task(self, tiles: Tiles, group: KVGroup) -> int:
-        """Return how many positions one task may have in a step."""
+        """Return the most positions of a task in a step."""
         seen = tiles.stops if group.window is None else np.minimum(tiles.stops, group.window)
         return int(LONGEST_SHARE * int(seen.sum()) * self._spec.num_kv_heads / self._num_processors)
 
 
 class StandingWork:
-    """Room for the work of decodes, filled anew for each step; implements `StandingPlan`.
+    """Room for the work of decodes, refilled for each step; implements `StandingPlan`.
 
-    There is room for all that common steps need. A step that needs more, of very long contexts or prefixes that very
-    many share, takes so long that its launches are hidden.
+    It has room for common steps. A step that needs more, for very long contexts or widely shared prefixes, takes so
+    long that the time of its launches is hidden.
     """
 
     def __init__(self, attention: TritonAttention, batch: StepBatch, outputs: torch.Tensor, shape: TileShape) -> None:
@@ -209,7 +209,7 @@ class StandingWork:
         self.planned = PlannedStep(batch, launches, outputs)
 
     def plan(self, batch: StepBatch) -> bool:
-        """Put the work and the tables of a step where they are read; return False where there is no room for them."""
+        """Copy the work and the tables of a step into the room; return False if they do not fit."""
         arrays = [array for works in self._attention.work(batch) for _, work in works for array in work.arrays]
         rooms = self.planned.batch.block_tables
         if any(len(array) > shape[0] for array, shape in zip(arrays, self._shapes, strict=True)):
@@ -223,11 +223,11 @@ class StandingWork:
 
 
 def _num_processors(device: torch.device) -> int:
-    """Return how many programs run at once; the interpreter runs one."""
+    """Return the number of programs that run at once; the interpreter runs one."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
 
 
 def _capability(device: torch.device) -> int:
-    """Return what a GPU can do, 90 for 9.0; the interpreter can do what any of them can."""
+    """Return the compute capability, 90 for 9.0; the interpreter supports all of them."""
     major, minor = torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
     return 10 * major + minor

@@ -1,17 +1,17 @@
-"""Work lists: which program attends with which tokens, to which positions. Made on the host, once a step.
+"""Work lists: which program attends with which tokens, to which positions. Made on the host, once per step.
 
     tile        consecutive tokens of a sequence that fit into the rows of a program
-    split       512 positions, fixed; what a row's sums are made of
+    split       512 positions, fixed; a row's sums are made of splits
     task        a tile and a span of positions, wholly: all splits of the tile; or cut: one of them
-    part        what one task leaves of one token; merged in ascending order
+    part        the result of one task for one token; merged in ascending order
 
     sequence 0, 300 tokens    wholly   ├────────┤                          no parts, no merge
     sequence 1, 1,900 tokens  cut      ├──────┤ ├──────┤ ├──────┤ ├───┤    parts 0, 1, 2, 3, merged
     sequence 2, 700 tokens    wholly   ├──────┤─┤                          folded as it goes
 
-Cutting gives a long sequence to many processors; not cutting saves writing parts and merging them. Both give the same
-bits (`kernels.merge`), so which it is can depend on the whole batch: a tile is cut where it is more than its share of
-what all processors have to do. Long tasks stand first, so that the short ones fill the gaps at the end.
+Cutting spreads a long sequence over many processors; not cutting saves writing and merging parts. Both give the same
+bits (`kernels.merge`), so the choice may depend on the whole batch: a tile is cut if it is more than its share of the
+work of all processors. Long tasks come first, so that the short ones fill the gaps at the end.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from quire.compute.torch.kernels.tile_shape import SPLIT
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """Consecutive tokens of a sequence, at consecutive positions: a column for each fact, `[num_tiles]`."""
+    """Consecutive tokens of a sequence, at consecutive positions: columns of `[num_tiles]`."""
 
     sequences: IntArray
-    tokens: IntArray  # the first
+    tokens: IntArray  # the first one
     counts: IntArray
-    positions: IntArray  # of the first
+    positions: IntArray  # of the first token
 
     @classmethod
     def of(cls, query_starts: IntArray, lengths: IntArray, sequences: range, tokens_per_tile: int) -> Tiles:
-        """Return the tokens of some sequences of a step, as few tiles as may be.
+        """Return the tokens of some sequences of a step, in as few tiles as possible.
 
         Sequence s has the tokens query_starts[s] up to query_starts[s + 1], the last ones of lengths[s].
 
@@ -62,7 +62,7 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class WorkList:
-    """Tasks, entries and merges as the kernels take them, but that tasks name sequences and not their tables."""
+    """Tasks, entries and merges as the kernels take them, except that tasks name sequences and not their tables."""
 
     tasks: IntArray  # [num_tasks, 5]
     tokens: IntArray  # [num_entries]
@@ -72,12 +72,12 @@ class WorkList:
 
     @property
     def arrays(self) -> tuple[IntArray, ...]:
-        """What the kernels take."""
+        """The arrays for the kernels."""
         return self.tasks, self.tokens, self.parts, self.merges
 
     @property
     def most_parts(self) -> int:
-        """Parts of the token that has the most of them."""
+        """The number of parts of the token with the most parts."""
         return int(self.merges[:, 2].max(initial=0))
 
 
@@ -91,8 +91,8 @@ def work_list(
 ) -> WorkList:
     """Return the tasks of some tiles. Does not mutate.
 
-    Tiles of several splits and more than `longest_task` positions are cut; None: none is. So are those of `prefixes`,
-    tiles of one token each: the splits that they share are done together, for `tokens_per_task` tokens in a task.
+    Tiles of several splits and more than `longest_task` positions are cut (None: no tiles), and so are the tiles of
+    `prefixes`, which have one token each: a task computes a shared split for `tokens_per_task` tokens.
     """
     cuts = _Cuts.of(tiles, window, longest_task, prefixes)
     pieces = [cuts.own_tasks(), *(cuts.shared_tasks(prefix, tokens_per_task) for prefix in prefixes)]
@@ -105,12 +105,12 @@ def work_list(
 
 @dataclass(frozen=True, slots=True)
 class _Cuts:
-    """Which tiles are cut, where they begin, and where the parts of their tokens lie: a token's one after another."""
+    """Which tiles are cut, where they begin, and the places of their tokens' parts, token by token."""
 
     tiles: Tiles
     starts: IntArray
     num_splits: IntArray
-    num_shared: IntArray  # of the splits, those that are done for several tiles together
+    num_shared: IntArray  # splits that are computed for several tiles together
     is_cut: BoolArray
     first_parts: IntArray
     num_parts: int
@@ -144,7 +144,7 @@ class _Cuts:
         return columns, tiles.tokens[owner] + place, np.where(self.is_cut[owner], parts, -1)
 
     def shared_tasks(self, prefix: SharedPrefix, tokens_per_task: int) -> tuple[IntArray, IntArray, IntArray]:
-        """Return the same of tasks that do what several tiles begin with, through the table of one of them."""
+        """Return the same for tasks of a shared prefix, through the table of one of its tiles."""
         firsts = np.arange(0, len(prefix.tiles), tokens_per_task)
         first = np.repeat(firsts, prefix.num_splits)
         split = np.tile(np.arange(prefix.num_splits), len(firsts))
@@ -173,7 +173,7 @@ def before(counts: IntArray) -> IntArray:
 
 
 def counted(counts: IntArray) -> IntArray:
-    """Return 0 up to each count, one after another.
+    """Return 0 up to each count, joined.
 
     >>> counted(np.array([2, 0, 3])).tolist()
     [0, 1, 0, 1, 2]

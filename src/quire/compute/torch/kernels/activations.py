@@ -1,4 +1,4 @@
-"""The non-linearity of an MLP, times what it gates where there are gates: numbers by themselves, no sums."""
+"""The non-linearity of an MLP, times `up` if the MLP is gated: number by number, without sums."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SQRT_HALF: Final = tl.constexpr(0.7071067811865476)
 def activated(numbers, ACTIVATION: tl.constexpr):
     """Return the activation of float32 numbers."""
     if ACTIVATION == "relu":
-        return tl.where(numbers < 0, 0.0, numbers)  # what is no number stays that
+        return tl.where(numbers < 0, 0.0, numbers)  # NaN stays NaN
     elif ACTIVATION == "silu":
         return numbers * tl.sigmoid(numbers)
     elif ACTIVATION == "gelu":
@@ -33,7 +33,7 @@ def activated(numbers, ACTIVATION: tl.constexpr):
 def activation_kernel(
     rows, active, row_stride, size, ACTIVATION: tl.constexpr, GATED: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Activate a piece of a row; where gated, multiply it by the numbers that stand `size` behind it."""
+    """Activate a piece of a row; if gated, multiply it by the numbers that follow `size` later."""
     row = tl.program_id(0).to(tl.int64)
     places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = places < size
@@ -45,9 +45,9 @@ def activation_kernel(
 
 
 def activate(rows: torch.Tensor, *, activation: str, gated: bool) -> torch.Tensor:
-    """Return activation(rows), or activation(gate) × up of rows that hold both, the gate first. Does not mutate.
+    """Return activation(rows), or activation(gate) × up for rows with both, the gate first. Does not mutate.
 
-    `activation` is "relu", "silu", "gelu" or "gelu_tanh"; rows may lie apart, but each is contiguous.
+    `activation` is "relu", "silu", "gelu" or "gelu_tanh"; each row is contiguous, but there may be gaps between rows.
     """
     num_rows, width = rows.shape
     size = width // 2 if gated else width
@@ -76,4 +76,4 @@ VARIANTS = tuple(
         ("gelu", False, "bf16"),
     )
 )
-"""What the compile gate compiles; see `variants`."""
+"""The forms that the compile gate compiles; see `variants`."""

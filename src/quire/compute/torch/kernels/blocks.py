@@ -1,8 +1,8 @@
-"""Copies of whole blocks, within a pool of KV memory or from one to another, all its places in one launch.
+"""Copies whole blocks, within a pool of KV memory or between two, with all places in one launch.
 
     pool [arrays, num_blocks, …]     (from, to) pairs on the device: one program for a piece of a block of an array
 
-What a block holds is of no concern: it is moved as words. The pairs of a call may not overlap: no block is written
+The content of a block does not matter: it is copied as words. The pairs of a call must not overlap: no block is written
 twice, or written and read (a plan promises that).
 """
 
@@ -55,7 +55,7 @@ def copy_blocks(source: torch.Tensor, target: torch.Tensor, pairs: torch.Tensor)
 
 
 def _as_words(pool: torch.Tensor) -> torch.Tensor:
-    """Return a view of a pool as 4-byte words, or as bytes where blocks are no multiple of that."""
+    """Return a view of a pool as 4-byte words, or as bytes if the size of blocks is no multiple of 4."""
     flat = pool.flatten(2)
     word = torch.int32 if flat.shape[-1] * flat.element_size() % 4 == 0 else torch.int8
     return flat.view(word)
@@ -73,4 +73,4 @@ VARIANTS = tuple(
     )
     for word, share in (("i32", 0.75), ("i8", 0.0))
 )
-"""What the compile gate compiles; see `variants`."""
+"""The forms that the compile gate compiles; see `variants`."""

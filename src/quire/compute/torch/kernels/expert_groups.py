@@ -1,22 +1,22 @@
-"""Routing of tokens to experts: chosen, sorted and restored on the device, so that the host need not know.
+"""Routing of tokens to experts: choosing, sorting and restoring happen on the device, so that the host need not wait.
 
     scores ─► `route`     the best experts of a row, in the order of ids, and their shares     a program for each row
            ─► `group`     pairs (row, choice) by expert, cut into tiles                        a program for each expert
     outputs ─► `combine`  the sum of a row's pairs, weighted, in the order of expert ids       a program for each row
 
-A row that counts for nothing, as recorded steps have them, goes where the first row goes: no matrix is read for its
-sake. A pair is a number, row × experts_per_token + choice. `group` sorts them by counting: the program of an expert
-counts the pairs of all, so it knows where its own begin, and puts them there in their order. Tiles have at most
-`tile_rows` pairs of one expert:
+An unused row of a recorded step goes where the first row goes, so that no extra matrix is read for it. A pair is a
+number, row × experts_per_token + choice. `group` sorts pairs by counting: the program of an expert counts the pairs of
+all experts, so it knows where its own begin, and puts them there in order. Tiles have at most `tile_rows` pairs of one
+expert:
 
     pairs   5 of expert 0 │ 4 of expert 2 │ 1 of expert 7         tile_rows 4: (0, 0, 4) (0, 4, 1) (2, 5, 4) (7, 9, 1)
 
-n pairs of one expert are n // tile_rows tiles and perhaps one more. So of all pairs there are at most num_pairs //
-tile_rows, and one more for each expert that can have some: the host knows this bound, and launches for as many. Those
-that are left over are tiles without pairs.
+n pairs of one expert take n // tile_rows tiles and perhaps one more. So there are at most num_pairs // tile_rows tiles,
+and one more for each expert that can have pairs. The host knows this bound and launches that many; tiles left over have
+no pairs.
 
-Sums are of integers, or of one row: bits do not depend on who else picked an expert. Rejected: torch's
-operations, 17 for the first and the last of these where a row has 8 experts, and `bincount`, which the host waits for.
+Sums are of integers, or of one row: bits do not depend on which other rows picked an expert. Rejected: torch's
+operations, 17 for `route` and `combine` if a row has 8 experts, and `bincount`, for which the host must wait.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ import triton.language as tl
 from quire.compute.torch.kernels.variants import KernelVariant
 
 CHUNK: Final = 1024
-"""Pairs that are looked at together."""
+"""Pairs to process at a time."""
 BLOCK: Final = 1024
 """Numbers of a row that a program sums up."""
 TILE_COLUMNS: Final = tl.constexpr(3)
-"""Of a tile: expert, first place in the order of pairs, number of pairs."""
+"""The columns of a tile: expert, first place in the order of pairs, number of pairs."""
 
 
 class Groups(NamedTuple):
@@ -52,11 +52,11 @@ def route_kernel(
     row = tl.program_id(0).to(tl.int64)
     experts = tl.arange(0, EXPERTS)
     there = experts < num_experts
-    source = tl.where(tl.load(slots + row) < 0, 0, row)  # the first row, for rows that count for nothing
+    source = tl.where(tl.load(slots + row) < 0, 0, row)  # the first row, for unused rows
     found = tl.load(scores + source * num_experts + experts, mask=there, other=float("-inf"))
     powers = tl.exp(found - tl.max(found))
     weights = powers / tl.sum(powers)
-    # What is no number is chosen as if it were 0: whatever a row holds, it goes to experts that there are.
+    # NaN counts as 0, so that every row goes to existing experts, whatever its scores.
     rest = tl.where(there, tl.where(weights >= 0, weights, 0.0), -1.0)
     chosen = experts < 0
     for _ in tl.static_range(CHOICES):
@@ -74,7 +74,7 @@ def route_kernel(
 def group_kernel(
     ids, order, tiles, num_pairs, num_tiles, ROWS: tl.constexpr, CHUNK: tl.constexpr, EXPERTS: tl.constexpr
 ):
-    """Put the pairs of an expert in their places and write its tiles; the last program writes what is left over."""
+    """Put the pairs of an expert in their places and write its tiles; the last program writes the tiles left over."""
     expert = tl.program_id(0)
     experts = tl.arange(0, EXPERTS)
     counts = tl.zeros([EXPERTS], tl.int32)
@@ -85,7 +85,7 @@ def group_kernel(
     first = tl.sum(tl.where(experts < expert, counts, 0))
     count = tl.sum(tl.where(experts == expert, counts, 0))
     first_tile = tl.sum(tl.where(experts < expert, tl.cdiv(counts, ROWS), 0))
-    is_last = expert == tl.num_programs(0) - 1  # of which there are no pairs
+    is_last = expert == tl.num_programs(0) - 1  # it has no pairs
     end_tile = tl.where(is_last, num_tiles, first_tile + tl.cdiv(count, ROWS))
     for start in range(first_tile, end_tile, CHUNK):
         places = start + tl.arange(0, CHUNK)
@@ -105,7 +105,7 @@ def group_kernel(
 
 @triton.jit
 def combine_kernel(outputs, shares, totals, size, CHOICES: tl.constexpr, BLOCK: tl.constexpr):
-    """Add what the experts of a row give, each times its share: a piece of the row."""
+    """Add the outputs of a row's experts, each times its share, for a piece of the row."""
     row = tl.program_id(0).to(tl.int64)
     places = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = places < size
@@ -122,9 +122,9 @@ def route(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the experts of each row, int32 in the order of ids, and their shares: `[num_rows, experts_per_token]`.
 
-    `scores` are float32 `[num_rows, num_experts]`, contiguous. Those of the highest softmax, of equal ones the lowest
-    ids; shares are divided by their sum if they are to be normalised. A row whose slot is -1 goes where the first
-    row goes. Does not mutate.
+    `scores` are float32 `[num_rows, num_experts]`, contiguous. Chooses the experts with the highest softmax; among
+    equal ones, those with the lowest ids. Normalising divides shares by their sum. A row whose slot is -1 goes where
+    the first row goes. Does not mutate.
     """
     num_rows, num_experts = scores.shape
     shares = scores.new_empty((num_rows, experts_per_token))
@@ -188,4 +188,4 @@ def _variants() -> list[KernelVariant]:
 
 
 VARIANTS = tuple(_variants())
-"""What the compile gate compiles; see `variants`."""
+"""The forms that the compile gate compiles; see `variants`."""

@@ -3,19 +3,19 @@
     tile     (expert, first place, number of pairs)
     program  a tile × 64 or 128 outs:   rows[pair // choices]  ·  matrix[expert, outs]  ─► results[pair, outs]
 
-How many pairs an expert has is data: the launch is for as many tiles as there may be, and programs without one return
-at once. So the host waits for nothing, and a recording of a step serves any choice of experts. Rows are gathered and
-results scattered by the pair's own number, so what stands between two such products needs no order.
+The number of pairs of an expert is data: the launch is for the most tiles possible, and programs without a tile return
+at once. So the host need not wait, and a recording of a step works for any choice of experts. Rows are gathered and
+results scattered by the pair's number, so the operations between two such products need no order.
 
-A number of a result is one sum over the row, in turns of `depth`, by one program, and rows of a tile do not meet. So a
-row's bits depend on the `ProductShape` alone: neither on its place in a tile, nor on who else picked its expert. Sums
-are not split, which for a single row leaves some programs of a GPU without work where matrices are small.
+One program computes a number of a result as one sum over the row, in turns of `depth`, and rows of a tile do not mix.
+So a row's bits depend only on the `ProductShape`: neither on its place in a tile, nor on which other rows picked its
+expert. Sums are not split, so with a single row and small matrices some programs of a GPU have no work.
 
-int8 matrices are read as int8 and become numbers of the rows' dtype on the way to the product, which is exact; the
-scale of an output is multiplied in at the end, in float32.
+int8 matrices are read as int8 and converted to the rows' dtype for the product, which is exact; the scale of an output
+is multiplied in at the end, in float32.
 
-Rejected: rows copied into the order of experts first (a launch more, and all bytes twice); shapes chosen by how many
-rows each expert has (a row's bits would depend on who else picked it).
+Rejected: copying rows into the order of experts first (one launch more, and all bytes twice); choosing shapes by the
+number of rows of each expert (a row's bits would depend on which other rows picked it).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from quire.compute.torch.kernels.variants import KernelVariant
 
 
 class ProductShape(NamedTuple):
-    """What the kernel is compiled for, but for types. `depth_bytes` are those of a row that a turn takes. Immutable."""
+    """The kernel's shape, without types. `depth_bytes`: the bytes of a row in a turn. Immutable."""
 
     rows: int
     outs: int
@@ -41,14 +41,14 @@ class ProductShape(NamedTuple):
 
 
 FEW: Final = ProductShape(rows=16, outs=64, depth_bytes=256, num_warps=4)
-"""For decodes: matrices are read once, and what counts is how much of them is under way."""
+"""For decodes: matrices are read once, so the bytes in flight matter most."""
 MANY: Final = ProductShape(rows=64, outs=128, depth_bytes=128, num_warps=8)
-"""For prompts: as many rows as the fastest matrix instructions take."""
+"""For prompts: the number of rows of the fastest matrix instructions."""
 NUM_STAGES: Final = 4
 
 
 def shape_for(num_pairs: int, num_experts: int) -> ProductShape:
-    """Return the shape that suits this many pairs: `MANY` where experts have more than a tile of `FEW`, on average.
+    """Return the shape that suits this many pairs: `MANY` if experts have more than a tile of `FEW`, on average.
 
     >>> shape_for(8 * 256, num_experts=128).rows, shape_for(8 * 2048, num_experts=128).rows
     (16, 64)
@@ -70,7 +70,7 @@ def product_kernel(
     OUTS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """Compute some outs of the pairs of a tile."""
+    """Compute some outputs of the pairs of a tile."""
     fields = groups.tiles + tl.program_id(1) * TILE_COLUMNS
     expert, first, count = tl.load(fields).to(tl.int64), tl.load(fields + 1), tl.load(fields + 2)
     if count == 0:
@@ -99,8 +99,8 @@ def grouped_product(
 ) -> torch.Tensor:
     """Return the product of each pair's row with the matrix of its expert: `[num_pairs, out]`, in the dtype of rows.
 
-    `rows` are `[num_rows, in]`, of which each has as many pairs, `weights` `[num_experts, out, in]`, all contiguous;
-    `scales` float32 `[num_experts, out]` where they are int8. The groups have tiles of `shape.rows`. Does not mutate.
+    `rows` are `[num_rows, in]`, each with the same number of pairs; `weights` `[num_experts, out, in]`, all contiguous;
+    `scales` float32 `[num_experts, out]` if weights are int8. The groups have tiles of `shape.rows`. Does not mutate.
     """
     num_pairs, (_, out_size, in_size) = len(groups.order), weights.shape
     results = rows.new_empty((num_pairs, out_size))
@@ -148,4 +148,4 @@ VARIANTS: Final = tuple(
     for dtype, stored in (("bf16", "bf16"), ("bf16", "i8"), ("fp32", "fp32"))
     for capabilities in ((80,), (90, 100))
 )
-"""What the compile gate compiles; see `variants`."""
+"""The forms that the compile gate compiles; see `variants`."""

@@ -1,15 +1,15 @@
-"""Putting the parts of a softmax together: always in one order, whichever program does it.
+"""Joins the parts of a softmax, always in the same order, whichever program does it.
 
-Attention is cut into splits of a fixed number of positions. A split leaves three things for a row: the highest score,
-the sum of weights relative to it, and the weighted sum of values. `fold` takes them into those of all earlier splits:
+Attention is cut into splits of a fixed number of positions. A split has three results for a row: the highest score, the
+sum of weights relative to it, and the weighted sum of values. `fold` adds them to those of all earlier splits:
 
     (highest, total, sums)  ◄─ fold ─  split 0  ◄─ fold ─  split 1  ◄─ fold ─  split 2 …      output = sums / total
 
-A program that goes through all splits of a row folds as it goes. Where splits were computed side by side, their parts
-lie in memory and `merge_kernel` folds them, in the same order with the same operations: products and sums that could be
-contracted in one program and not in another are written as `fma`. So the number of programs that share a row's work
-changes no bit, and it can be chosen anew in every step. (A merge as a tree, or by the highest of all parts, would be
-faster for hundreds of splits, and would be a second order.)
+A program that computes all splits of a row folds each at once. If splits were computed in parallel, their parts are in
+memory and `merge_kernel` folds them, in the same order and with the same operations: a product and a sum that the
+compiler could contract in one program and not in another are written as `fma`. So the number of programs that share a
+row's work changes no bit, and each step can choose it. (Merging as a tree, or by the highest of all parts, would be
+faster for hundreds of splits, but in another order.)
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import triton.language as tl
 from quire.compute.torch.kernels.variants import KernelVariant
 
 AT_A_TIME: Final = 16
-"""Parts whose loads are under way together."""
+"""Parts to load at a time."""
 MERGE_COLUMNS: Final = tl.constexpr(3)
-"""Of an entry of a merge list: token, first part, number of parts."""
+"""The columns of a merge list: token, first part, number of parts."""
 
 
 class Results(NamedTuple):
-    """Where attention is written: the outputs, and the parts of those rows that are computed in parts."""
+    """Memory for the results of attention: outputs, and the parts of rows that are computed in parts."""
 
     outputs: torch.Tensor  # [num_tokens, num_heads, head_dim]
     part_sums: torch.Tensor  # float32 [num_parts, num_heads, head_dim]
@@ -49,9 +49,9 @@ class Results(NamedTuple):
 
 @triton.jit
 def fold(whole, part, exponent_scale):
-    """Return what is known of rows with one more split: (highest, total, sums) of `[rows]`, `[rows]`, `[rows, dims]`.
+    """Return (highest, total, sums) of rows with one more split: `[rows]`, `[rows]`, `[rows, dims]`.
 
-    Scores are those before `exponent_scale`. Either may be empty: highest -inf, the rest zero.
+    Scores are not multiplied by `exponent_scale` yet. Either may be empty: highest -inf, the rest zero.
     """
     highest = tl.maximum(whole[0], part[0])
     finite = tl.where(highest == float("-inf"), 0.0, highest)
@@ -93,8 +93,8 @@ def merge_kernel(
 def merge(merges: torch.Tensor, results: Results, exponent_scale: float, most_parts: int) -> None:
     """Write the outputs of rows that were computed in parts, at most `most_parts` each. Mutates the outputs.
 
-    `merges` is int32 `[num_merges, 3]`: a token, its first part and how many there are, one after another; a merge of
-    no parts is none.
+    `merges` is int32 `[num_merges, 3]`: a token, its first part and the number of its consecutive parts; an entry with
+    no parts does nothing.
     """
     head_dim = results.outputs.shape[2]
     merge_kernel[results.num_heads, len(merges)](

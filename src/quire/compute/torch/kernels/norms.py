@@ -1,9 +1,8 @@
-"""Norms of rows, with or without an update that joins them first: one row, one program.
+"""Norms of rows, with or without adding an update first: one row per program.
 
-A program holds its whole row in registers, so a row is read once, and how its sum is ordered depends on its length and
-its alignment, which a model's rows have in common: what else is computed cannot change a bit of it. With an update the
-sum is rounded to the dtype of the rows before it is normed, so that the pair of results is what an addition and a norm
-by themselves would give.
+A program holds its whole row in registers, so a row is read once. The order of its sum depends only on its length and
+alignment, which are the same for all rows of a model, so other rows cannot change its bits. With an update, the sum is
+rounded to the dtype of the rows before the norm, so that both results equal those of a separate addition and norm.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def norm_kernel(
     CENTERS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Norm the row of a program; with an update, store the sum that was normed as well."""
+    """Normalise the row of a program; with an update, also store the sum."""
     row = tl.program_id(0).to(tl.int64)
     places = tl.arange(0, BLOCK)
     inside = places < size
@@ -54,9 +53,9 @@ def norm_kernel(
 def norm(
     rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *, epsilon: float, centers: bool
 ) -> torch.Tensor:
-    """Return rows `[num_rows, size]` normed by root mean square, or by mean and variance where it `centers`.
+    """Return rows `[num_rows, size]` normalised by root mean square, or by mean and variance with `centers`.
 
-    Weight and bias are float32; rows may lie apart, but each is contiguous. Does not mutate.
+    Weight and bias are float32; each row is contiguous, but there may be gaps between rows. Does not mutate.
     """
     normed = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
     _launch((rows, None, None, normed), (weight, bias), epsilon, centers)
@@ -72,7 +71,7 @@ def add_norm(
     epsilon: float,
     centers: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return rows + update, rounded to the dtype of the rows, and that normed. Does not mutate."""
+    """Return rows + update, rounded to the dtype of the rows, and its norm. Does not mutate."""
     total, normed = (torch.empty(rows.shape, dtype=rows.dtype, device=rows.device) for _ in range(2))
     _launch((rows, update, total, normed), (weight, bias), epsilon, centers)
     return total, normed
@@ -105,7 +104,7 @@ def _launch(
 
 
 def num_warps(block: int) -> int:
-    """Return how many warps hold a row of this many numbers, at most 32 of them in a thread up to 16,384.
+    """Return the number of warps for a row of this many numbers: at most 32 numbers per thread, up to 16,384.
 
     >>> num_warps(128), num_warps(4096), num_warps(8192), num_warps(16384)
     (1, 4, 8, 16)
@@ -140,4 +139,4 @@ VARIANTS = (
     _variant(16384, "bf16", update=True),
     _variant(2048, "bf16", update=True, layer=True),
 )
-"""What the compile gate compiles; see `variants`."""
+"""The forms that the compile gate compiles; see `variants`."""

@@ -1,7 +1,7 @@
 """Paged attention: one kernel for decodes, for chunks of prompts, and for a prefix that many rows share.
 
-A program takes a *task*: some tokens, a span of positions of one block table, and one KV head. Rows of its products are
-(token, head of the group), so that keys and values are loaded once for all of them. Tiles of positions go by:
+A program has a *task*: some tokens, a span of positions of one block table, and one KV head. Rows of its products are
+(token, head of the group), so that keys and values are loaded once for all of them. It loops over tiles of positions:
 
     positions    0 … 63 │ 64 … 127 │ 128 … 191 │ 192 … 255 ║ 256 …        tile: 64 positions; ║: a split ends
     ids          carried ──► loaded a tile ahead ──► …
@@ -9,16 +9,16 @@ A program takes a *task*: some tokens, a span of positions of one block table, a
     values       · cp.async ──► tile ──────────────────► sums = sums × keep + weights·v
     masks        the tiles where a window begins, none, … none, the tiles where tokens end
 
-What keeps the pipeline: the ids of the next tile's blocks are loaded one tile ahead and carried through the loop. Where
-ids and keys are loaded in the same turn, Triton 3.6 gives up the overlap without a word.
+To keep the pipeline, the ids of the next tile's blocks are loaded one tile ahead and carried through the loop. If ids
+and keys were loaded in the same turn, Triton 3.6 would silently give up the overlap.
 
-What keeps the bits: tiles are of absolute positions, every row's sums are ordered by its own positions, a place that a
-row does not see adds an exact zero, and at the end of a split what was summed is folded (`merge`) as if it had been
-computed elsewhere. So a row's bits depend neither on the other rows of its tile, nor on whether it was alone, nor on
-how many programs shared its splits. They do depend on `TileShape`: the rows of a tile choose the matrix instruction.
+To keep the bits, tiles begin at absolute positions, the order of a row's sums depends on its own positions, a place
+that a row does not see adds an exact zero, and the sums of each split are folded (`merge`) as if they had been computed
+elsewhere. So a row's bits depend neither on the other rows of its tile, nor on how many programs shared its splits.
+They do depend on `TileShape`: the rows of a tile determine the matrix instruction.
 
-Rejected: a kernel for decodes and one for prompts (they would differ in how a task is made, which is data here); lists
-of tokens as consecutive rows only (a shared prefix has rows from many sequences).
+Rejected: separate kernels for decodes and prompts (they would differ only in how a task is made, which is data here);
+tokens as consecutive rows only (a shared prefix has rows from many sequences).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from quire.compute.torch.kernels.variants import KernelVariant
 LOG2_E: Final = math.log2(math.e)
 TANH_SCALE: Final = tl.constexpr(2 * LOG2_E)
 TASK_COLUMNS: Final = tl.constexpr(5)
-"""Of a task: first entry, number of entries, where its block table begins, first position, end of positions."""
+"""The columns of a task: first entry, number of entries, offset of its block table, first position, end position."""
 
 
 class Queries(NamedTuple):
@@ -51,18 +51,18 @@ class Queries(NamedTuple):
 
     @classmethod
     def of(cls, queries: torch.Tensor, positions: torch.Tensor) -> Queries:
-        """Return queries as kernels take them."""
+        """Return queries in the form that kernels take."""
         return cls(queries, positions, queries.stride(0), queries.stride(1))
 
 
 class Cache(NamedTuple):
-    """A layer's keys and values, `[num_blocks, num_kv_heads, block_size, head_dim]`, and the tables that lead there."""
+    """A layer's keys and values, `[num_blocks, num_kv_heads, block_size, head_dim]`, and its block tables."""
 
     key_data: torch.Tensor
     value_data: torch.Tensor
     key_scales: torch.Tensor | None  # float32 [num_blocks, num_kv_heads, block_size]
     value_scales: torch.Tensor | None
-    tables: torch.Tensor  # int32, each of consecutive blocks
+    tables: torch.Tensor  # int32, one table after another
     block_stride: int
     head_stride: int
     token_stride: int
@@ -76,14 +76,14 @@ class Cache(NamedTuple):
         scales: tuple[torch.Tensor, torch.Tensor] | None,
         tables: torch.Tensor,
     ) -> Cache:
-        """Return keys and values, and the scales of both where they are quantised, as kernels take them."""
+        """Return keys and values, and the scales of both if quantised, in the form that kernels take."""
         (keys, values), (key_scales, value_scales) = numbers, scales or (None, None)
         strides = (0, 0) if key_scales is None else key_scales.stride()[:2]
         return cls(keys, values, key_scales, value_scales, tables, *keys.stride()[:3], *strides)
 
 
 class Work(NamedTuple):
-    """A work list: tasks, and the entries that they name: a token each, and where its part goes, -1: to the output."""
+    """A work list: tasks, and their entries: a token each, and the place of its part; -1: the output itself."""
 
     tasks: torch.Tensor  # int32 [num_tasks, TASK_COLUMNS]
     tokens: torch.Tensor  # int32 [num_entries]
@@ -91,7 +91,7 @@ class Work(NamedTuple):
 
 
 class Weighting(NamedTuple):
-    """How products become weights: 2^(exponent_scale × s), of s = product, or tanh(cap_scale × product)."""
+    """How products become weights: 2^(exponent_scale × s), where s = product, or tanh(cap_scale × product)."""
 
     exponent_scale: float
     cap_scale: float | None
@@ -99,7 +99,7 @@ class Weighting(NamedTuple):
 
     @classmethod
     def of(cls, scale: float, window: int | None, soft_cap: float | None) -> Weighting:
-        """Return what a scale, a window and a soft cap amount to.
+        """Return the weighting for a scale, a window and a soft cap.
 
         >>> round(Weighting.of(0.5, None, None).exponent_scale, 4), Weighting.of(0.5, 8, 2.0).cap_scale
         (0.7213, 0.25)
@@ -110,7 +110,7 @@ class Weighting(NamedTuple):
 
 
 class Span(NamedTuple):
-    """Positions of a task, within kernels: those that some row sees, and the tiles that every row sees wholly."""
+    """Positions of a task, within kernels: those that some row sees, and the tiles that every row sees in full."""
 
     first: tl.tensor
     stop: tl.tensor
@@ -120,7 +120,7 @@ class Span(NamedTuple):
 
 
 class Task(NamedTuple):
-    """What a program attends with and to, within kernels."""
+    """The queries and positions of a program, within kernels."""
 
     query: tl.tensor  # [rows, padded_dim]
     positions: tl.tensor  # [rows]
@@ -133,7 +133,7 @@ class Task(NamedTuple):
 
 @triton.jit
 def span_of(start, stop, positions, real, window, SHAPE: tl.constexpr):
-    """Return the span of a task of which rows that are `real` have these positions."""
+    """Return the span of a task whose `real` rows have these positions."""
     highest = tl.max(positions)
     lowest = tl.min(tl.where(real, positions, highest))
     stop = tl.minimum(stop, highest + 1)
@@ -150,7 +150,7 @@ def span_of(start, stop, positions, real, window, SHAPE: tl.constexpr):
 
 @triton.jit
 def block_ids(task: Task, start, SHAPE: tl.constexpr):
-    """Return the block of each position of a tile; beyond the last position, the block of that."""
+    """Return the block of each position of a tile; after the last position, the block of the last one."""
     blocks = (start + tl.arange(0, SHAPE.tokens)) // SHAPE.block_size
     if SHAPE.paged:
         ids = tl.load(task.table + tl.minimum(blocks, (task.span.stop - 1) // SHAPE.block_size))
@@ -181,15 +181,15 @@ def load_scales(data, places, readable, MASKED: tl.constexpr):
 
 @triton.jit
 def weigh(part, scores, rule: Weighting, MASKED: tl.constexpr):
-    """Return the weights of a tile's scores, then highest, total and sums rescaled to them; its values are yet to come.
+    """Return the weights of a tile's scores, and highest, total and sums rescaled to them, without its values.
 
-    Scores that are masked are -inf. Where all of a row's are, its weights are zero.
+    Masked scores are -inf. If all of a row's scores are, its weights are zero.
     """
     highest = tl.maximum(part[0], tl.max(scores, 1))
     finite = highest
     if MASKED:
         finite = tl.where(highest == float("-inf"), 0.0, highest)
-    # fma, not a product and a sum: those could be contracted in tiles without masks and not in those with them.
+    # fma, not a product and a sum: the compiler could contract those only in tiles without masks.
     shift = -(finite * rule.exponent_scale)
     weights = tl.exp2(tl.fma(scores, rule.exponent_scale, shift[:, None]))
     keep = tl.exp2((part[0] - finite) * rule.exponent_scale)
@@ -198,7 +198,7 @@ def weigh(part, scores, rule: Weighting, MASKED: tl.constexpr):
 
 @triton.jit
 def empty_part(SHAPE: tl.constexpr):
-    """Return (highest, total, sums) of rows that have seen nothing."""
+    """Return (highest, total, sums) of rows that have seen no token."""
     highest = tl.full([SHAPE.rows], float("-inf"), tl.float32)
     total = tl.full([SHAPE.rows], 0.0, tl.float32)
     return highest, total, tl.full([SHAPE.rows, SHAPE.padded_dim], 0.0, tl.float32)
@@ -234,7 +234,7 @@ def attend_tile(task: Task, part, blocks, start, SHAPE: tl.constexpr, MASKED: tl
 
 @triton.jit
 def attend_tiles(task: Task, state, start, end, SHAPE: tl.constexpr, MASKED: tl.constexpr):
-    """Return the state, (what earlier splits gave, what the split under way gave), with tiles from `start` to `end`."""
+    """Return the state, (results of earlier splits, of the current split), with tiles from `start` to `end`."""
     whole, part = state
     ahead = block_ids(task, start, SHAPE)
     for tile in tl.range(start, end, SHAPE.tokens):
@@ -267,7 +267,7 @@ def store(results: Results, entries, rows, part, SHAPE: tl.constexpr):
 
 @triton.jit
 def attend_kernel(queries: Queries, cache: Cache, work: Work, results: Results, rule: Weighting, SHAPE: tl.constexpr):
-    """Do one task for one KV head."""
+    """Compute one task for one KV head."""
     head = tl.program_id(0)
     fields = work.tasks + tl.program_id(1) * TASK_COLUMNS
     first_entry, num_entries = tl.load(fields), tl.load(fields + 1)
@@ -297,14 +297,14 @@ def attend_kernel(queries: Queries, cache: Cache, work: Work, results: Results, 
 
 
 def attend(shape: TileShape, queries: Queries, cache: Cache, work: Work, results: Results, rule: Weighting) -> None:
-    """Do the tasks of a work list. Mutates the outputs and parts of their tokens, and nothing else."""
+    """Compute the tasks of a work list. Mutates only the outputs and parts of their tokens."""
     attend_kernel[results.num_heads // shape.group, len(work.tasks)](
         queries, cache, work, results, rule, SHAPE=shape, num_warps=shape.num_warps, num_stages=NUM_STAGES
     )
 
 
 class _Form(NamedTuple):
-    """What a variant is of: types, the size of heads, with a window and a soft cap or without."""
+    """The form of a variant: types, the size of heads, with or without a window and a soft cap."""
 
     dtype: str
     head_dim: int
@@ -334,7 +334,7 @@ def _variant(use: Use, form: _Form, capabilities: tuple[int, ...]) -> KernelVari
         constants={"SHAPE": replace(shape, paged=paged)},
         num_warps=shape.num_warps,
         num_stages=NUM_STAGES,
-        # A product that reads a tile from shared memory while it runs keeps it there for one turn more.
+        # A product that reads a tile from shared memory while it runs keeps it there for one more turn.
         num_buffers=NUM_STAGES if from_shared else NUM_STAGES - 1,
         min_wide_share=0.2 if quantised else 0.6,
         capabilities=capabilities,
@@ -342,7 +342,7 @@ def _variant(use: Use, form: _Form, capabilities: tuple[int, ...]) -> KernelVari
 
 
 WARP_GROUP_ROWS: Final = 64
-"""Rows from which on products of sm_90 and later read both factors from shared memory."""
+"""From this number of rows on, products of sm_90 and later read both factors from shared memory."""
 FP8: Final = "fp8e4nv"
 VARIANTS: Final = tuple(
     _variant(use, form, capabilities)
@@ -354,5 +354,5 @@ VARIANTS: Final = tuple(
         *(_Form("bf16", head_dim, kv, narrowed=True) for head_dim, kv in ((128, "i8"), (128, FP8), (256, "i8"))),
     )
     for capabilities in ((80,), (90, 100))
-    if (form.kv_dtype, capabilities) != (FP8, (80,))  # has no such numbers
+    if (form.kv_dtype, capabilities) != (FP8, (80,))  # sm_80 has no fp8
 )

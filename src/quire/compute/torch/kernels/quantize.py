@@ -1,11 +1,11 @@
-"""One number format for a row with a scale of its own, in kernels: what `quire.compute.torch.quantize` says in torch.
+"""Quantisation of rows with a scale each, in kernels: the same numbers as `quire.compute.torch.quantize`.
 
-    highest size in the row ─► factor = most / highest ─► row × factor ─► rounded, ties to even ─► int8, or e4m3
+    largest absolute value ──► factor = most / highest ─► row × factor ─► rounded, ties to even ─► int8, or e4m3
                             └► scale = highest / most                      read again as q × scale
 
-Divisions are rounded to the nearest, and kernels that call these functions are compiled without fused multiply and add
-(`EXACT`), so the bits are those of the definition. Rounding is done in float32 before the conversion, which then is
-exact: so it does not depend on how a GPU, or the interpreter, converts.
+Divisions round to the nearest, and kernels that call these functions are compiled without fused multiply-add (`EXACT`),
+so the bits are those of the definition. Numbers are rounded in float32 before the conversion, which is then exact and
+does not depend on how a GPU, or the interpreter, converts.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ import triton
 import triton.language as tl
 
 EXACT: Final[MappingProxyType[str, Any]] = MappingProxyType({"enable_fp_fusion": False})
-"""Options of a launch that keep every product and sum rounded by itself."""
+"""Options of a launch that make every product and every sum round separately."""
 
 SMALLEST: Final = tl.constexpr(1e-30)
 INT8_MOST: Final = tl.constexpr(127.0)
 FP8_MOST: Final = tl.constexpr(448.0)
-TO_INTEGERS: Final = tl.constexpr(12582912.0)  # 1.5 × 2^23: what is added to it is rounded to a multiple of 1
-TO_SMALLEST_FP8: Final = tl.constexpr(24576.0)  # 1.5 × 2^14: … to a multiple of 2^-9, the distance below 2^-6
+TO_INTEGERS: Final = tl.constexpr(12582912.0)  # 1.5 × 2^23: adding it rounds to a multiple of 1
+TO_SMALLEST_FP8: Final = tl.constexpr(24576.0)  # 1.5 × 2^14: … to a multiple of 2^-9, the step below 2^-6
 
 
 @triton.jit
 def size_of(numbers):
-    """Return the size of float32 numbers; of what is no number, infinity, so that a highest one shows it."""
+    """Return the absolute value of float32 numbers, and infinity for NaN, so that a maximum shows it."""
     sizes = tl.abs(numbers)
     return tl.where(sizes <= float("inf"), sizes, float("inf"))
 
 
 @triton.jit
 def scale_and_factor(highest, MOST: tl.constexpr):
-    """Return the scale of a row whose highest size is given, and what its numbers are multiplied by.
+    """Return the scale of a row with this largest absolute value, and the factor for its numbers.
 
-    Both are 0 where all sizes are near 0; where one is not finite the scale is NaN and the factor 0.
+    Both are 0 if all numbers are near 0; if one is not finite, the scale is NaN and the factor 0.
     """
     is_usable = (highest >= SMALLEST) & (highest < float("inf"))
     divisor = tl.where(is_usable, highest, 1.0)
@@ -55,6 +55,6 @@ def quantized(numbers, factor, IS_INT8: tl.constexpr):
     else:
         bits = products.to(tl.int32, bitcast=True)
         even = (bits >> 20) & 1
-        normal = ((bits + 0x7FFFF + even) & -0x100000).to(tl.float32, bitcast=True)  # to 3 bits behind the first
+        normal = ((bits + 0x7FFFF + even) & -0x100000).to(tl.float32, bitcast=True)  # to 3 bits after the first
         small = (products + TO_SMALLEST_FP8) - TO_SMALLEST_FP8
         return tl.where(tl.abs(products) < 0.015625, small, normal).to(tl.float8e4nv)

@@ -1,15 +1,15 @@
-"""From the fused product of a layer to what attention reads, in one launch: norm, turn, quantise, store.
+"""From the fused product of a layer to the inputs of attention, in one launch: norm, rotate, quantise, store.
 
-    projected row of a token        q q q q q q q q │ k k │ v v          eight heads a program
-    queries ─► norm ─► turn ──────────────────────────────────────────► queries
-    keys    ─► norm ─► turn ─► its scale, int8 or e4m3 where asked ───► their slots in the KV memory
-    values  ─────────────────► its scale, int8 or e4m3 where asked ───► their slots
+    projected row of a token        q q q q q q q q │ k k │ v v          eight heads per program
+    queries ─► norm ─► rotate ────────────────────────────────────────► queries
+    keys    ─► norm ─► rotate ─► scale, int8 or e4m3 if configured ───► their slots in the KV memory
+    values  ───────────────────► scale, int8 or e4m3 if configured ───► their slots
 
-A head is held in three parts: the first of each pair, the second of each pair, and the rest that does not turn. Where
-sums are taken over a head (norms, the highest size), they are taken over the parts and then added, in one order.
-Everything between the load and the store is float32 and rounded once. A program may hold heads of all three kinds: each
-is computed as all, and what does not belong to its kind is not taken. That costs less than programs of one head, of
-which a long prefill would launch a hundred thousand.
+A head is held in three parts: the first of each pair, the second of each pair, and the rest that does not rotate. A sum
+or maximum over a head is computed over each part, and the results are joined in one order. Everything between the load
+and the store is float32 and rounds once. A program may hold heads of all three kinds: it computes all three results for
+each head and keeps the one of its kind. That costs less than a program per head: a long prefill would launch a hundred
+thousand.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NUM_WARPS: Final = 4
 
 @triton.jit
 def load_parts(start, held, HALF: tl.constexpr, REST: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr):
-    """Return the three parts of rows that start there, as float32; places beyond them are 0."""
+    """Return the three parts of rows that start at `start`, as float32, padded with 0."""
     pairs, others = tl.arange(0, HALF_BLOCK)[None, :], tl.arange(0, REST_BLOCK)[None, :]
     are_pairs, are_others = held & (pairs < HALF), held & (others < REST)
     first = tl.load(start + pairs, mask=are_pairs, other=0.0).to(tl.float32)
@@ -51,7 +51,7 @@ def load_parts(start, held, HALF: tl.constexpr, REST: tl.constexpr, HALF_BLOCK: 
 def store_parts(
     start, held, parts, HALF: tl.constexpr, REST: tl.constexpr, HALF_BLOCK: tl.constexpr, REST_BLOCK: tl.constexpr
 ):
-    """Store the three parts of rows, in the type of where they go."""
+    """Store the three parts of rows, in the type of the target."""
     pairs, others = tl.arange(0, HALF_BLOCK)[None, :], tl.arange(0, REST_BLOCK)[None, :]
     are_pairs, are_others = held & (pairs < HALF), held & (others < REST)
     dtype: tl.constexpr = start.dtype.element_ty
@@ -68,7 +68,7 @@ def over_head(first, second, rest):
 
 @triton.jit
 def turned_pairs(first, second, cosines, sines, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr):
-    """Return the firsts and the seconds of pairs, turned by the angles of a token."""
+    """Return the firsts and the seconds of pairs, rotated by the angles of a token."""
     pairs = tl.arange(0, HALF_BLOCK)[None, :]
     cosine = tl.load(cosines + pairs, mask=pairs < HALF, other=0.0)
     sine = tl.load(sines + pairs, mask=pairs < HALF, other=0.0)
@@ -83,7 +83,7 @@ def quantized_parts(first, second, rest, factor, IS_INT8: tl.constexpr):
 
 @triton.jit
 def highest_size(first, second, rest):
-    """Return the highest size in each head of three parts."""
+    """Return the largest absolute value in each head of three parts."""
     highest = tl.maximum(tl.max(size_of(first), axis=1), tl.max(size_of(second), axis=1))
     return tl.maximum(highest, tl.max(size_of(rest), axis=1))[:, None]
 
@@ -122,7 +122,7 @@ def rotate_and_write_kernel(
     REST_BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
 ):
-    """Bring some heads of one token where they belong."""
+    """Compute and store some heads of one token."""
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS + tl.arange(0, HEADS)[:, None]
     head_dim: tl.constexpr = 2 * HALF + REST
@@ -163,9 +163,9 @@ def rotate_and_write_kernel(
 def rotate_and_write(
     projected: torch.Tensor, form: HeadForm, angles: Angles | None, pair: KVPair, slots: torch.Tensor
 ) -> torch.Tensor:
-    """Norm and turn queries and keys, store keys and values; return the queries. Mutates the slots of the pair.
+    """Normalise and rotate queries and keys, store keys and values; return the queries. Mutates the slots of the pair.
 
-    As `Operations.rotate_and_write`, for norms by root mean square without a bias. Rows of `projected` may lie apart.
+    Like `Operations.rotate_and_write`, for RMS norms without a bias. There may be gaps between rows of `projected`.
     """
     num_tokens = len(projected)
     queries = projected.new_empty((num_tokens, form.num_heads, form.head_dim))
@@ -260,4 +260,4 @@ VARIANTS = (
     _variant(64, 0, "fp16", "fp16"),
     _variant(64, 64, "bf16", "bf16"),
 )
-"""What the compile gate compiles; see `variants`."""
+"""The forms that the compile gate compiles; see `variants`."""

@@ -1,26 +1,26 @@
-"""Draws on the device: every token's weight as an integer, and a walk to the one that a uniform number hits.
+"""Draws on the device: every token's weight as an integer, and a walk to the token that a uniform number hits.
 
     logits ─► highest_kernel ─► weigh_kernel ─────────────► choose_kernel ─► token
-              of each tile      keys; how many of a tile    one draw a program: the least key that the filters
-                                are how heavy               keep, then the walk in the order of ids
+              of each tile      keys; count and weight      one draw per program: the least key that the filters
+                                of each class in a tile     keep, then the walk in the order of ids
 
-A weight, e^((logit − highest) / temperature) in float64, becomes an integer: 2^43 is the highest, what is below 2^-44
-of it is 0. Sums of integers are exact in any order, so no tile, split or neighbour can move the border between two
-tokens. Weight and id together are a **key**, distinct for each token, in the order of likelihood:
+A weight, e^((logit − highest) / temperature) in float64, becomes an integer: the highest is 2^43, and a weight below
+2^-44 times the highest is 0. Sums of integers are exact in any order, so no tile, split or neighbour can move the
+border between two tokens. Weight and id together are a **key**, distinct for each token, in the order of likelihood:
 
-    key = weight × 2^19 + (2^19 − 1 − id)        of equal weights the lower id has the larger key
+    key = weight × 2^19 + (2^19 − 1 − id)        among equal weights the lower id has the larger key
 
-So a filter is one number, the least key that is kept: the keys from it on are top_k, or just make up top_p of the
-total. It is sought among few: keys are counted and weighed in four classes, by their size, and those of the heaviest
-classes that suffice are moved side by side first.
+So a filter is one number, the least key that it keeps: the keys from there on are top_k, or just make up top_p of the
+total. To search among few keys, keys are counted and weighed in four classes, by size, and only the heaviest classes
+that suffice are gathered.
 
-What is promised: a greedy choice is that of `quire.compute.sampling.draws` always. A drawn token is that of the
-definition unless its uniform number, or the share of top_p, comes to within 2^-24 of a border between two tokens
-(2^19 weights, each rounded by half of 2^-43), or the border of a filter runs between two tokens whose weights differ by
-less than 2^-43 of the highest: here the lower id is the likelier of them. And always it depends on the draw alone.
+Guarantees: a greedy choice is always that of `quire.compute.sampling.draws`. A drawn token is that of the definition,
+with two exceptions: its uniform number, or the share of top_p, comes within 2^-24 of a border between two tokens
+(2^19 weights, each rounded by half of 2^-43); or the border of a filter is between two tokens whose weights differ by
+less than 2^-43 of the highest, where the lower id counts as likelier. A token always depends only on its draw.
 
-Rejected: sorting each row (all of it is moved some twenty times), float sums (their order would be part of the
-definition), and Gumbel noise (a number for each token, where the definition has one for each draw).
+Rejected: sorting each row (it would move the row some twenty times), float sums (their order would be part of the
+definition), and Gumbel noise (one number per token, but the definition has one per draw).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TILE: Final = 2048
 LIST_TILE: Final = 1024
 NUM_WARPS: Final = 8
 MAX_DRAWS: Final = 128
-"""Of one launch: what bounds the keys that are kept at once, 8 bytes a token of the vocabulary for each draw."""
+"""Of one launch, to limit the memory for keys: 8 bytes per token of the vocabulary and draw."""
 
 ID_BITS: Final = tl.constexpr(19)
 MAX_ID: Final = tl.constexpr((1 << 19) - 1)
@@ -65,7 +65,7 @@ def setting(settings, index: tl.constexpr, draw):
 
 @triton.jit
 def least_of_class(kind):
-    """Return the least key of a class: those of at least 2^-8, 2^-16, 2^-24 of the highest weight, and all others."""
+    """Return the least key of a class: at least 2^-8, 2^-16, 2^-24 of the highest weight, and all others."""
     weight_bits = tl.where(kind == NUM_CLASSES - 1, 0, 35 - 8 * kind)
     return tl.full((), 1, tl.int64) << (weight_bits + ID_BITS)
 
@@ -96,7 +96,7 @@ def weigh_kernel(
     TILE: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """Store the keys of a tile, 0 for what has no weight or not min_p of it, and what each class of them amounts to."""
+    """Store the keys of a tile, 0 without weight or below min_p, and the count and weight of each class."""
     draw, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     tiles = tl.arange(0, TILES)
     top = tl.max(tl.load(highest + draw * num_tiles + tiles, mask=tiles < num_tiles, other=float("-inf")))
@@ -107,7 +107,7 @@ def weigh_kernel(
         inside = ids < vocab_size
         numbers = tl.load(logits + row * row_stride + ids, mask=inside, other=float("-inf")).to(tl.float64)
         weights = tl.exp((numbers - top.to(tl.float64)) / temperature)
-        weights = tl.where(weights >= setting(settings, MIN_P, draw), weights, 0.0)  # 0 where it is no number
+        weights = tl.where(weights >= setting(settings, MIN_P, draw), weights, 0.0)  # NaN becomes 0
         whole = (weights * WEIGHT_OF_HIGHEST + 0.5).to(tl.int64)
         found = tl.where(whole > 0, (whole << ID_BITS) + (MAX_ID - ids), 0)
         tl.store(keys + draw * vocab_size + ids, found, mask=inside)
@@ -126,7 +126,7 @@ def is_drawn(temperature, top):
 
 @triton.jit
 def amounts_from(keys, num_keys, leasts, LIST_TILE: tl.constexpr):
-    """Return for each of some keys, none of them 0, how many of a list are at least that, and how much they weigh."""
+    """Return for each of some keys, none 0, how many keys of a list are at least that, and their weight."""
     counts, masses = tl.zeros_like(leasts), tl.zeros_like(leasts)
     start = tl.zeros((), tl.int64)
     while start < num_keys:
@@ -141,14 +141,14 @@ def amounts_from(keys, num_keys, leasts, LIST_TILE: tl.constexpr):
 
 @triton.jit
 def least_kept(keys, num_keys, goal, BY_MASS: tl.constexpr, LIST_TILE: tl.constexpr):
-    """Return a key such that the keys from it on are just enough, `goal` many or so heavy; and how much they weigh.
+    """Return the key from which on the keys just reach `goal`, in number or in weight; and their weight.
 
-    Three bits are found at a time, until one key alone lies where the border is sought.
+    Finds three bits at a time, until only one key can be the border.
     """
     digits = tl.arange(0, 8).to(tl.int64)
     least = tl.full((), 1, tl.int64)
     total = tl.zeros((), tl.int64)
-    beyond = tl.zeros((), tl.int64)  # how many keys lie above where the border is sought
+    beyond = tl.zeros((), tl.int64)  # number of keys above the searched range
     is_alone = tl.zeros((), tl.int1)
     shift = tl.full((), KEY_BITS - 3, tl.int64)
     while (shift >= 0) & (is_alone == 0):
@@ -164,7 +164,7 @@ def least_kept(keys, num_keys, goal, BY_MASS: tl.constexpr, LIST_TILE: tl.conste
 
 @triton.jit
 def gathered(keys, counts, least, vocab_size, num_tiles, TILE: tl.constexpr):
-    """Move the keys of a draw that are at least that to the front, in the order of ids; return how many."""
+    """Move the keys of a draw that are at least `least` to the front, in the order of ids; return their number."""
     filled = tl.zeros((), tl.int64)
     tile = tl.zeros((), tl.int32)
     while tile < num_tiles:
@@ -173,18 +173,18 @@ def gathered(keys, counts, least, vocab_size, num_tiles, TILE: tl.constexpr):
             places = tile * TILE + tl.arange(0, TILE)
             found = tl.load(keys + places, mask=places < vocab_size, other=0)
             belongs = found >= least
-            tl.debug_barrier()  # all of the tile is read before anything is written where it stood
+            tl.debug_barrier()  # the whole tile must be read before it is overwritten
             target = filled + tl.cumsum(belongs.to(tl.int64), 0) - 1
             tl.store(keys + target, found, mask=belongs)
             filled += count
         tile += 1
-    tl.debug_barrier()  # what some threads wrote, all read from here on
+    tl.debug_barrier()  # from here on all threads read what some wrote
     return filled
 
 
 @triton.jit
 def walked(keys, num_keys, least, hit, LIST_TILE: tl.constexpr):
-    """Return the first token of a list, kept ones only, up to and with which they weigh more than `hit`."""
+    """Return the first kept token of a list at which the sum of weights exceeds `hit`."""
     token = tl.zeros((), tl.int64)
     is_found = tl.zeros((), tl.int1)
     passed = tl.zeros((), tl.int64)
@@ -195,7 +195,7 @@ def walked(keys, num_keys, least, hit, LIST_TILE: tl.constexpr):
         weights = tl.where((found >= least) & (found > 0), found >> ID_BITS, 0)
         sums = passed + tl.cumsum(weights, 0)
         passed += tl.sum(weights)
-        # The first place whose sum is beyond the hit: its key says which token that is.
+        # The first place whose sum is above the hit: its key gives the token.
         place = tl.sum((sums <= hit).to(tl.int32))
         here = MAX_ID - (tl.sum(tl.where(tl.arange(0, LIST_TILE) == place, found, 0)) & MAX_ID)
         token = tl.where(is_found | (passed <= hit), token, here)
@@ -206,7 +206,7 @@ def walked(keys, num_keys, least, hit, LIST_TILE: tl.constexpr):
 
 @triton.jit
 def hit_of(total, uniform):
-    """Return where in a total weight a uniform number of [0, 1) falls."""
+    """Return the point in a total weight that a uniform number of [0, 1) hits."""
     return tl.minimum((total.to(tl.float64) * uniform).to(tl.int64), total - 1)
 
 
@@ -256,7 +256,7 @@ def filtered_draw(
 def plain_draw(
     keys, masses, vocab_size, num_tiles, uniform, TILE: tl.constexpr, TILES: tl.constexpr, LIST_TILE: tl.constexpr
 ):
-    """Return the token of a draw without filters: the tile is found by the sums of tiles, and read alone."""
+    """Return the token of a draw without filters: finds the tile by the sums of tiles, and reads only that."""
     tiles = tl.arange(0, TILES)
     mass = tl.load(masses + (NUM_CLASSES - 1) * num_tiles + tiles, mask=tiles < num_tiles, other=0)
     hit = hit_of(tl.sum(mass), uniform)
@@ -306,11 +306,11 @@ def choose_kernel(
 def choose_tokens(
     logits: torch.Tensor, settings: torch.Tensor, *, tile: int = TILE, list_tile: int = LIST_TILE
 ) -> torch.Tensor:
-    """Return the token of each draw, int64, on the device; waits for nothing. Does not mutate.
+    """Return the token of each draw, int64, on the device; does not wait. Does not mutate.
 
-    `logits` are `[num_rows, vocab_size]`, at most 2^19 tokens, in rows that may lie apart; `settings` those of the
-    draws, float64 `[num_draws, 6]`: row of logits, temperature, top_k (0: off), top_p, min_p, uniform number. Tiles
-    change no token; they are there for tests with few.
+    `logits` are `[num_rows, vocab_size]`, at most 2^19 tokens, perhaps with gaps between rows; `settings` of the draws
+    are float64 `[num_draws, 6]`: row of logits, temperature, top_k (0: off), top_p, min_p, uniform number. Tile sizes
+    change no token; they are parameters for tests with few tokens.
     """
     return torch.cat([_choose(logits, part, tile, list_tile) for part in settings.split(MAX_DRAWS)])
 
@@ -362,4 +362,4 @@ def _variants() -> list[KernelVariant]:
 
 
 VARIANTS = tuple(_variants())
-"""What the compile gate compiles; see `variants`."""
+"""The forms that the compile gate compiles; see `variants`."""

@@ -1,12 +1,12 @@
-"""TileShape: what the attention kernel is compiled for. Pure Python, so that work can be planned where no GPU is.
+"""TileShape: the shape that the attention kernel is compiled for. Pure Python, to plan work without a GPU.
 
-    rows      of the matrix products: (token, head of the group). 16 choose an instruction that wastes little on one
+    rows      of the matrix products: (token, head of the group). 16 select an instruction that wastes little on one
               token, 64 and more the fastest one
     tokens    of a tile of keys and values
-    split     positions after which sums are folded; the unit in which work is cut
+    split     positions after which sums are folded; the unit for cutting work
 
-All of it follows from the model and the GPU, so it is the same for every row of every step. Nothing is tuned while
-serving: a kernel that is chosen by what the batch looks like gives a row other bits in other company.
+The shape depends only on the model and the GPU, so it is the same for every row of every step. Nothing is tuned while
+serving: a kernel chosen by the batch would make a row's bits depend on the batch.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from types import MappingProxyType
 from typing import Final
 
 SPLIT: Final = 512
-"""Positions of a split. Fixed: it orders the sums of every row of more tokens."""
+"""Positions of a split. Fixed, because it sets the order of sums in longer rows."""
 NUM_STAGES: Final = 3
 
 
 class Use(Enum):
-    """What a kernel is for.
+    """The use of a kernel.
 
-    `DECODE`: a token or a few of each sequence. `PROMPT`: many. `ANY`: either, and with the same bits.
+    `DECODE`: one or a few tokens per sequence. `PROMPT`: many. `ANY`: both, with the same bits.
     """
 
     DECODE = "decode"
@@ -51,15 +51,15 @@ FORMS: Final = MappingProxyType(
         (Use.ANY, True, True): (32, 32, 8),
     }
 )
-"""The largest that compile without spilling; see benchmarks/RESULTS.md. Not yet chosen by speed."""
+"""The largest shapes that compile without spilling; see benchmarks/RESULTS.md. Not yet chosen by speed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TileShape:
-    """What the kernel is compiled for, but for types and stages. Immutable; a constant within kernels.
+    """The kernel's shape, without types and stages. Immutable; a constant within kernels.
 
-    `rows` are of the matrix products, `tokens` those of a tile of keys. `split` 0: nothing is folded. Not `paged`:
-    a table that would begin at t is the blocks from t on, in order, and none is read.
+    `rows`: of the matrix products; `tokens`: of a tile of keys. `split` 0: nothing is folded. Not `paged`: no table is
+    read, and a table at offset t stands for the blocks from t on, in order.
     """
 
     rows: int
@@ -75,9 +75,9 @@ class TileShape:
     def of(
         cls, use: Use, *, head_dim: int, group: int, block_size: int, kv_bytes: int = 2, capability: int = 90
     ) -> TileShape:
-        """Return the shape that is launched for a use. It depends on model and GPU, never on what is computed.
+        """Return the shape for a use. It depends on the model and the GPU, never on the step.
 
-        `kv_bytes` are those of a number in the KV memory.
+        `kv_bytes`: the bytes of a number in the KV memory.
 
         >>> shape = TileShape.of(Use.DECODE, head_dim=80, group=4, block_size=16)
         >>> shape.rows, shape.tokens_per_task, shape.padded_dim
@@ -86,13 +86,13 @@ class TileShape:
         is_decode = use is Use.DECODE
         rows, tokens, num_warps = FORMS[use, head_dim > WIDE, kv_bytes == 1 or (capability < 90 and not is_decode)]
         if is_decode and head_dim <= NARROW and capability >= 90:
-            tokens *= 2  # as many bytes under way as of other heads
+            tokens *= 2  # as many bytes in flight as with other heads
         split = 0 if use is Use.PROMPT else SPLIT
         return cls(max(rows, power_of_two(group)), tokens, num_warps, split, head_dim, group, block_size)
 
     @property
     def padded_dim(self) -> int:
-        """Numbers of a head, with those that make it what matrix units take: a power of two, 16 at least."""
+        """Numbers of a head, padded for matrix units to a power of two, at least 16."""
         return max(16, power_of_two(self.head_dim))
 
     @property
@@ -102,7 +102,7 @@ class TileShape:
 
 
 def power_of_two(number: int) -> int:
-    """Return the least power of two that is no less.
+    """Return the least power of two that is at least `number`.
 
     >>> [power_of_two(number) for number in (1, 7, 8, 80)]
     [1, 8, 8, 128]

@@ -1,10 +1,10 @@
-"""KernelVariant: one form in which a kernel ships, and what its machine code must be like.
+"""KernelVariant: one compiled form of a kernel, and requirements for its machine code.
 
-A Triton kernel is a template: types, constants, warps and stages make machine code of it. Beside its kernels each
-module of this folder keeps a table `VARIANTS` of the forms that its launchers choose from. The compile gate
-(`tests/gpu/compile_gate.py`) compiles them all for GPUs that need not be there, and holds them to this: a pipeline that
-the compiler has quietly given up, a spilled register or a narrow load costs half the speed, and no result shows it.
-What is launched is named `…_kernel`.
+A Triton kernel is a template: types, constants, warps and stages turn it into machine code. Next to its kernels, each
+module of this folder has a table `VARIANTS` of the forms that its launchers choose from. The compile gate
+(`tests/gpu/compile_gate.py`) compiles them all for GPUs that the machine need not have, and checks the requirements: a
+pipeline that the compiler has silently given up, a spilled register or a narrow load costs half the speed, and no
+result shows it. Kernels that are launched are named `…_kernel`.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from dataclasses import dataclass
 from typing import Any
 
 CAPABILITIES = (80, 90, 100)
-"""Of the GPUs that variants are compiled for: A100, H100 and H200, B200."""
+"""The GPUs that variants are compiled for: A100, H100 and H200, B200."""
 
 
 @dataclass(frozen=True, slots=True)
 class KernelVariant:
     """A kernel with everything that shapes its code.
 
-    - `arguments`: Triton's type of each parameter that is no constant, as "*bf16", "i32" or "fp32"; with ":16" where it
-      is known to be a multiple of 16 when it is launched (addresses from torch are, strides mostly). A parameter that
-      is a NamedTuple has one of types, where None or a number stands for a member that is this constant.
-    - `constants`: the others.
-    - `num_buffers`: tiles that are in shared memory at once for each tensor that the loop reads ahead; None: it reads
-      nothing ahead. The compiler's number must be this one, and loads must be under way while it computes.
-    - `min_wide_share`: of the bytes that it loads, how many at least by 16 at a time; 0: not asked for.
+    - `arguments`: Triton's type of each parameter that is no constant, such as "*bf16", "i32" or "fp32"; with ":16" if
+      its value at launch is a known multiple of 16 (addresses from torch are, and most strides). A NamedTuple parameter
+      has a tuple of types, with None or a number for a member that is this constant.
+    - `constants`: the other parameters.
+    - `num_buffers`: tiles in shared memory at once for each tensor that the loop reads ahead; None: it reads nothing
+      ahead. The compiler must use this number, and loads must run while it computes.
+    - `min_wide_share`: the least share of loaded bytes to load 16 at a time; 0: no requirement.
     """
 
     name: str
