@@ -21,7 +21,6 @@ from quire.core.config import (
     SchedulerConfig,
 )
 from quire.core.errors import InvalidConfigError
-from quire.core.granted import free_memory, resident_bytes, usable_cores
 from quire.core.kv_spec import KVCacheSpec
 from quire.core.memory_needs import MemoryNeeds
 from quire.engine.memory_plan import USEFUL_TOKENS, MemoryPlan, plan_memory
@@ -297,42 +296,3 @@ def test_a_context_is_cut_to_what_the_blocks_hold_unless_it_was_asked_for() -> N
 def test_what_does_not_fit_is_refused_with_numbers(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidConfigError, match=message):
         plan(**settings)
-
-
-# ---- what the system grants ------------------------------------------------------------------------------------------
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-
-
-def test_free_memory_is_the_least_of_the_machine_and_of_every_group(tmp_path: Path) -> None:
-    assert free_memory(tmp_path) is None
-    write(tmp_path / "proc/meminfo", "MemAvailable:   4096 kB\n")
-    assert free_memory(tmp_path) == 4 * MIB
-    write(tmp_path / "proc/self/cgroup", "0::/outer/inner\n")
-    groups = tmp_path / "sys/fs/cgroup"
-    write(groups / "outer/memory.max", str(3 * MIB))
-    write(groups / "outer/memory.current", str(2 * MIB))
-    assert free_memory(tmp_path) == MIB
-    write(groups / "outer/memory.stat", f"anon 5\ninactive_file {MIB}\n")  # files that can be dropped
-    assert free_memory(tmp_path) == 2 * MIB
-    write(groups / "outer/inner/memory.max", "max")
-    write(groups / "outer/inner/memory.current", str(MIB))
-    assert free_memory(tmp_path) == 2 * MIB
-
-
-def test_free_memory_in_groups_of_version_1(tmp_path: Path) -> None:
-    write(tmp_path / "proc/self/cgroup", "3:memory:/job\n")
-    folder = tmp_path / "sys/fs/cgroup/memory/job"
-    write(folder / "memory.limit_in_bytes", str(8 * MIB))
-    write(folder / "memory.usage_in_bytes", str(9 * MIB))
-    assert free_memory(tmp_path) == 0
-    write(folder / "memory.stat", f"total_inactive_file {4 * MIB}\n")
-    assert free_memory(tmp_path) == 3 * MIB
-
-
-def test_this_process_has_cores_and_memory() -> None:
-    assert usable_cores() >= 1
-    assert (resident_bytes() or MIB) >= MIB

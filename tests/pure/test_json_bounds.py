@@ -110,8 +110,8 @@ def test_the_bounds_are_those_that_stand_here_to_the_value() -> None:
         require_bounded(json.dumps(most).encode(), DEFAULT_BOUNDS)
         with pytest.raises(InvalidRequestError) as caught:
             require_bounded(json.dumps([*most, most[0]]).encode(), DEFAULT_BOUNDS)
-        what = "32768 texts, lists and objects" if most is texts else "65536 numbers"
-        assert str(caught.value) == f"body is 'over {what}'; allowed: at most {what.split()[0]} in one request"
+        limit, what = (32_768, "texts, lists and objects") if most is texts else (65_536, "numbers")
+        assert str(caught.value) == f"body is 'over {limit} {what}'; allowed: at most {limit} in one request"
 
 
 @pytest.mark.parametrize("begin", [b"[", b'{"a":'])

@@ -1,4 +1,4 @@
-"""Figures of reports: which sample a percentile is, what a median stands for, which goals are met, and what is claimed."""
+"""Figures of reports: which sample a percentile is, which goals are met, and what is claimed on a busy machine."""
 
 from __future__ import annotations
 
