@@ -320,6 +320,13 @@ def test_a_row_that_is_taken_again_knows_nothing_of_who_had_it() -> None:
         batch.build(plan_of(0, 1))
 
 
+def test_tokens_are_known_up_to_the_drafts_and_no_further() -> None:
+    batch = batch_of_one()
+    assert [batch.knows(plan_of(start, 2), 0) for start in (7, 8, 9, 10)] == [True, True, False, False]
+    assert batch.knows(plan_of(9, 3, 1, (1, 2)), 0)
+    assert not batch.knows(plan_of(9, 4, 1, (1, 2)), 0)
+
+
 # ---- the short way of decodes --------------------------------------------------------------------------------------
 
 
@@ -338,8 +345,19 @@ def short_way(batch: InputBatch, plan: StepPlan, *careful: RowStart) -> StepInpu
 
 def test_plain_decodes_take_the_short_way_to_the_same_arrays() -> None:
     batch = batch_of_one()
-    short, long = short_way(batch, decodes(0)), batch.build(decodes(0))
+    starts = (row_start(4, [1, 2]), row_start(2, [3] * 6))
+    tables = [(4, group, 0, 20 + group) for group in (0, 1)]
+    tables += [(2, group, index, 30 + 2 * index + group) for group in (0, 1) for index in (0, 1)]
+    batch.apply(replace(plan_of(0, 1), row_starts=starts, tables=TableChanges.of(tables)))
+    ways, last = DecodeSteps(CarefulRows()), {0: 9, 4: 1, 2: 5}
+    for rows in ((0,), (4, 0, 2), (2,), (0, 2), (4, 2, 0)):
+        plan = decodes(*rows, starts=tuple(last[row] for row in rows))
+        expect_same(ways.build(plan, batch), batch.build(plan))
+
+
+def expect_same(short: StepInputs | None, long: StepInputs) -> None:
     assert short is not None
+    assert short.entries == long.entries
     for name in ("query_starts", "token_ids", "positions", "logit_starts", "logit_indices", "rows"):
         assert np.array_equal(getattr(short, name), getattr(long, name)), name
     assert [each.tolist() for each in (*short.slots, *short.block_tables)] == [
