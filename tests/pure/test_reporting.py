@@ -142,7 +142,7 @@ def test_a_table_has_every_cell_in_its_place_and_columns_in_line(rows: list[list
     [(1.0, False, True), (0.99, False, True), (1.01, False, False), (1.0, True, True), (0.99, True, False)],
 )
 def test_a_goal_is_met_at_its_bound(measured: float, at_least: bool, is_met: bool) -> None:
-    goal = Goal("speed", measured, 1.0, at_least)
+    goal = Goal("speed", measured, 1.0, at_least) if at_least else Goal("speed", measured, 1.0)
     assert goal.is_met is is_met
     sign = "≥" if at_least else "≤"
     quiet, busy = (render_goals([goal], is_busy=busy).splitlines()[-1] for busy in (False, True))
