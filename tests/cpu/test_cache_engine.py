@@ -92,8 +92,9 @@ def test_layers_of_one_place_share_an_array_and_those_of_two_do_not() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "numbers"), [("float32", 8), ("bfloat16", 8), ("int8", 12)])
-def test_an_array_has_room_for_every_head_of_every_slot(dtype: str, numbers: int) -> None:
-    engine = CacheEngine(spec_of(dtype), num_blocks=3)
+@pytest.mark.parametrize("touch_threads", [0, 2])
+def test_an_array_has_room_for_every_head_of_every_slot(dtype: str, numbers: int, touch_threads: int) -> None:
+    engine = CacheEngine(spec_of(dtype), num_blocks=3, touch_threads=touch_threads)
     engine.allocate()
     arrays = [array for pair in engine.places() for array in pair]
     assert {(array.shape, array.dtype.type) for array in arrays} == {((3, 4, 2, numbers), STORED_AS[dtype])}
