@@ -145,3 +145,41 @@ def test_every_family_weighs_what_the_compute_plane_says(name: str) -> None:
     shape = shape_of(name, model)
     for dtype, weights in NUMBERS:
         assert shape.weight_bytes(dtype, weights) == weight_bytes(SPECS[name], dtype, weights)
+
+
+def test_each_multiplication_goes_with_an_addition() -> None:
+    layers, head, expert = WeightCount(600, 60), WeightCount(80, 10), WeightCount(50, 5)
+    shape = ModelShape("m", "float32", 8, 2, 1, 4, 10, 64, (None, 16), layers, head, 0, expert, 6, 2)
+    assert shape.operations_per_token == 2 * (600 + 2 * 50)
+    assert shape.operations_per_logits == 2 * 80
+    assert shape.operations_per_pair == 2 * 2 * (2 * 4), "a score, and a part of the sum, for each number of each head"
+    assert shape.num_parameters == 600 + 80 + 6 * 50
+    assert shape.weight_bytes("float32") == 4 * (600 + 80 + 6 * 50)
+    assert shape.weight_bytes("bfloat16", "int8") == 600 + 4 * 60 + 80 + 4 * 10 + 6 * (50 + 4 * 5)
+    assert (shape.num_layers, shape.kv_head_dim) == (2, 4)
+    assert shape.kv_bytes_per_token("bfloat16") == 2 * shape.kv_bytes_per_layer_token("bfloat16") == 2 * 2 * 4 * 2
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 2, 50])
+def test_of_experts_those_are_read_that_some_token_is_expected_to_take(num_tokens: int) -> None:
+    expert = WeightCount(50, 5)
+    shape = ModelShape("m", "float32", 8, 2, 1, 4, 10, 64, (None,), WeightCount(600), WeightCount(80), 0, expert, 4, 1)
+    missed = 0.75**num_tokens  # by each token with three of four
+    assert shape.layer_read_bytes("float32", "auto", num_tokens) == pytest.approx(4 * (600 + 4 * (1 - missed) * 50))
+
+
+def test_weights_add_up_part_by_part() -> None:
+    found = WeightCount(1, 20, 300, 4000) + WeightCount(5, 60, 700, 8000)
+    assert found == WeightCount(6, 80, 1000, 12000)
+    assert found.numbers == 6 + 1000 + 12000
+    assert found.read_bytes("bfloat16") == 2 * 6 + 4 * 12000
+    assert found.read_bytes("bfloat16", "int8") == 6 + 4 * 80 + 4 * 12000
+    assert found.num_bytes("bfloat16", "int8") == found.read_bytes("bfloat16", "int8") + 2 * 1000
+
+
+@pytest.mark.parametrize(("field", "value"), [("dtype", "float64"), ("weights", "int4"), ("kv_dtype", "int4")])
+def test_numbers_are_those_that_an_engine_computes_with(field: str, value: str) -> None:
+    with pytest.raises(InvalidConfigError, match=f"^{field} is '{value}'; allowed: one of "):
+        Numbers(**{field: value})
+    assert Numbers("float32", "auto", "auto").stored_kv_dtype == Numbers("float32").multiplied == "float32"
+    assert (Numbers("float32", "int8", "fp8").stored_kv_dtype, Numbers("float32", "int8").multiplied) == ("fp8", "int8")
