@@ -183,3 +183,22 @@ def test_numbers_are_those_that_an_engine_computes_with(field: str, value: str) 
         Numbers(**{field: value})
     assert Numbers("float32", "auto", "auto").stored_kv_dtype == Numbers("float32").multiplied == "float32"
     assert (Numbers("float32", "int8", "fp8").stored_kv_dtype, Numbers("float32", "int8").multiplied) == ("fp8", "int8")
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), min_size=1, max_size=4), st.integers(0, 4))
+def test_a_machine_that_multiplies_slowly_is_bound_by_its_products(rows: list[tuple[int, int]], logits: int) -> None:
+    """On such a machine each part takes its operations over the rate; reading costs next to nothing."""
+    card = Hardware("slow", 1 << 30, 1e15, {"float32": 1e6})
+    shape = ModelShape("m", "float32", 8, 2, 1, 4, 10, 64, (None, 3, 3), WeightCount(600, 60), WeightCount(80, 10))
+    roofline = Roofline(card, shape, Numbers("float32"))
+    starts, counts = [start for start, _ in rows], [count for _, count in rows]
+    pairs = sum(
+        len(range(0 if window is None else max(0, position - window + 1), position + 1))
+        for window in shape.windows
+        for start, count in rows
+        for position in range(start, start + count)
+    )
+    products_s = (sum(counts) * 2 * 600 + logits * 2 * 80) / 1e6
+    assert roofline.products_s(sum(counts), logits) == pytest.approx(products_s)
+    assert roofline.attention_s(starts, counts) == pytest.approx(pairs * 4 * 2 * 4 / 1e6)
+    assert roofline.step_s(starts, counts, logits) == pytest.approx(products_s + pairs * 32 / 1e6)
