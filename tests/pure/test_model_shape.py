@@ -120,9 +120,10 @@ def test_files_of_machines(tmp_path) -> None:
     path.write_text('{"memory_bytes": 1024, "read_bandwidth": 1e9}')
     with pytest.raises(InvalidConfigError, match=r"box\.json: matrix_rate is None"):
         find_hardware(str(path))
-    path.write_text("[")
-    with pytest.raises(InvalidConfigError, match="YAML or JSON"):
-        find_hardware(str(path))
+    for content in (b"[", b"[" * 5000, b"\xff", b"when: 2026-13-01"):
+        path.write_bytes(content)
+        with pytest.raises(InvalidConfigError, match=r"a file of YAML or JSON in UTF-8$"):
+            find_hardware(str(path))
     path.write_text("3")
     with pytest.raises(InvalidConfigError, match="fields of a machine"):
         find_hardware(str(path))
