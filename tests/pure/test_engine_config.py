@@ -443,6 +443,15 @@ def test_a_plan_fits_and_is_as_large_as_can_be_used(
     assert made.total_bytes == 3000 + 500 + 70 + on_device * block <= needs.free_bytes + 70  # type: ignore[operator]
 
 
+@pytest.mark.parametrize(
+    ("steps", "longest"), [(1, 77), (3, 77), (4, 73), (8, 69)]
+)  # of 22 blocks a window of 6 takes three, or more where several tokens may be under way
+def test_a_window_holds_the_tokens_of_all_steps_under_way(steps: int, longest: int) -> None:
+    config = EngineConfig(kv_memory=22 * GROUPED.bytes_per_block, max_steps_under_way=steps).resolved()
+    made = plan_memory(config, GROUPED, 4096, NEEDS)
+    assert made.max_model_len == longest
+
+
 def test_graphs_are_a_part_of_their_own() -> None:
     made = plan(needs=replace(NEEDS, graph_bytes=3 * MIB))
     assert dict(made.parts)["graphs"] == 3 * MIB
@@ -456,9 +465,12 @@ def test_graphs_are_a_part_of_their_own() -> None:
 
 
 def test_the_largest_swap_that_is_said_to_fit_does() -> None:
-    with pytest.raises(InvalidConfigError, match=r"allowed: at most 88\.0 MiB, to leave room for the KV memory$"):
-        plan(swap_space="88MiB")
     needs = replace(NEEDS, free_bytes=12 * MIB + 4 * SPEC.bytes_per_block)
+    with pytest.raises(InvalidConfigError) as caught:
+        plan(needs=needs, swap_space=4 * SPEC.bytes_per_block)
+    assert str(caught.value) == (
+        "swap_space is '128.0 KiB'; allowed: at most 96.0 KiB, to leave room for the KV memory"
+    )
     assert plan(needs=needs, swap_space=0, max_model_len=32, kv_memory=4 * SPEC.bytes_per_block).num_blocks == 4
     made = plan(needs=needs, swap_space=2 * SPEC.bytes_per_block, max_model_len=16, kv_memory=2 * SPEC.bytes_per_block)
     assert (made.num_blocks, made.num_host_blocks) == (2, 2)
