@@ -76,12 +76,12 @@ def test_a_replica_may_have_sixteen_requests_more_than_another_and_the_beginning
 
 
 def test_no_more_than_the_first_64_chunks_of_16_tokens_count() -> None:
-    router = PrefixAffinity()
-    shared = [7] * 64 * 16
-    assert router.choose(tokens(*shared, *[1] * 16), [0, 1]) == 0
-    assert router.choose(tokens(*shared, *[2] * 16), [1, 0]) == 0
-    assert router.choose(tokens(*shared[:-1], 8, *[2] * 16), [1, 0]) == 0
-    assert router.choose(tokens(8, *shared[1:]), [1, 0]) == 1
+    for num_chunks, goes_where_it_went in ((63, True), (64, False)):
+        router, shared = PrefixAffinity(), [7] * num_chunks * 16
+        first, other = tokens(*shared, *[1] * 16), tokens(*shared, *[2] * 16)
+        assert router.choose(first, [0, 1]) == 0
+        assert router.choose(other, [17, 0]) == 1, "what they share has moved"
+        assert router.choose(first, [0, 0]) == (0 if goes_where_it_went else 1)
 
 
 def test_the_beginnings_used_longest_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
