@@ -27,7 +27,7 @@ from quire.instruments.bench.load_figures import (
     tokens_between,
 )
 from quire.instruments.bench.load_run import LoadResult
-from quire.instruments.bench.streams import Outcome
+from quire.instruments.bench.streams import Outcome, StreamReading
 
 DONE = Outcome(1.0, 1.25, 4.0, 200, [2.0, 2.5, 3.5], [0.5, 1.0], num_prompt_tokens=7, num_output_tokens=6)
 
@@ -79,6 +79,17 @@ def test_each_measure_is_a_time_since_the_request_was_due(
 def test_what_became_of_a_request(changes: dict[str, Any], is_done: bool, is_rejected: bool) -> None:
     outcome = replace(DONE, **changes)
     assert (outcome.is_done, outcome.is_rejected) == (is_done, is_rejected)
+
+
+def test_a_request_that_nothing_has_become_of_has_nothing() -> None:
+    outcome = Outcome(1.0)
+    assert outcome == Outcome(1.0, 0.0, 0.0, 0, [], [], 0, 0, 0, "", False)
+    reading = StreamReading(outcome)
+    assert not reading.is_ended
+    reading.take(b"data: [DO", 2.0)
+    assert not reading.is_ended
+    reading.take(b"NE]\n\n", 3.0)
+    assert (reading.is_ended, outcome) == (True, Outcome(1.0))
 
 
 @given(st.integers(0, 1 << 40))

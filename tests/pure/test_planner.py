@@ -118,6 +118,12 @@ def test_a_step_takes_several_prompts_where_they_are_short_and_outputs_shorter()
     assert (found.ttft_s, found.ttft_p95_s) == (pytest.approx(first), pytest.approx(first))
 
 
+def test_the_last_prompt_of_a_step_may_be_a_token_of_one() -> None:
+    found, roofline = estimator("3", "2").serving(3, 2048), Roofline(CARD, QWEN3, Numbers())
+    # 3 × 3 / 2 is 4 tokens of prompts: one of three, and one from the middle of the next
+    assert found.tpot_s == pytest.approx(roofline.step_s([3] * 3 + [0, 1], [1] * 3 + [3, 1], 3 + 2))
+
+
 def test_a_budget_for_less_than_one_sequence_serves_a_part_of_one() -> None:
     found, roofline = estimator("10", "1").serving(3, 5), Roofline(CARD, QWEN3, Numbers())
     assert found.num_decodes == pytest.approx(5 / 11)

@@ -250,6 +250,8 @@ def test_a_benchmark_prints_and_writes_what_was_asked_for(
         load,
         0.0,
     )
+    facts = results.start_facts()
+    assert (facts["command"], facts["timed"], facts["load_average"]) == ("quire bench 'a file'", True, load)
     options = argparse.Namespace(title="Mine", markdown=None, json=None)
     assert run_benchmark(options, "Given", measure, timed=False) == 0
     shown = capsys.readouterr()
@@ -301,6 +303,8 @@ def test_the_machine_is_described_by_what_the_system_says(monkeypatch: pytest.Mo
         "6/106",
         "24.0 GiB",
     )
+    files["/proc/cpuinfo"] = "model name : Made Up 5000\ncpu family : 6"
+    assert "processor_family_model" not in machine.describe_machine(), "half of it says nothing"
 
 
 def test_a_plot_is_a_page_of_its_size_and_words_are_escaped() -> None:
