@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import math
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from quire.compute.sampling.beam_search import BeamSearch, Hypothesis, SearchRules
+from quire.compute.sampling.beam_search import BeamSearch, Extension, Hypothesis, SearchRules
 
 LogProbabilities = Callable[[tuple[int, ...]], NDArray[np.float64]]
 
@@ -121,3 +123,64 @@ def test_texts_and_scores_are_those_of_transformers(
         if width > 1:
             scores = output.sequences_scores.tolist()
             assert [each.score for each in found] == pytest.approx(scores, abs=1e-4)
+
+
+def made_up(text: tuple[int, ...], seed: int) -> list[tuple[int, float]]:
+    """Every token behind a text with a log-probability, the likeliest first."""
+    rng = random.Random(f"{seed} {text}")
+    return sorted(((token, -round(3 * rng.random(), 3)) for token in range(6)), key=lambda each: -each[1])
+
+
+@pytest.mark.parametrize("early", [True, False, "never"])
+@pytest.mark.parametrize("penalty", [-1.0, 0.0, 1.0, 3.0])
+@pytest.mark.parametrize("seed", range(12))
+def test_a_search_goes_on_as_long_as_its_rules_say_and_no_longer(
+    early: bool | Literal["never"], penalty: float, seed: int
+) -> None:
+    width, longest, shortest, ends = 2 + seed % 2, 5, seed % 3, frozenset({0, 1})
+    search = BeamSearch(SearchRules(width, longest, ends, penalty, early, shortest))
+    totals: dict[tuple[int, ...], float] = {(): 0.0}  # of all texts that were ever looked at
+    running: list[tuple[int, ...]] = [()]
+    finished: list[tuple[int, ...]] = []
+
+    def score(text: tuple[int, ...]) -> float:
+        return totals[text] / len(text) ** penalty
+
+    for length in range(1, longest + 1):
+        candidates = [made_up(text, seed)[: search.rules.num_candidates] for text in running]
+        found = []
+        for text, tokens in zip(running, candidates, strict=True):
+            for token, logprob in tokens:
+                if token not in ends or length > shortest:
+                    totals[(*text, token)] = totals[text] + logprob
+                    found.append((*text, token))
+        found.sort(key=lambda text: -totals[text])
+        extensions = search.advance(candidates)
+        ended = [text for text in found if text[-1] in ends or length == longest]
+        finished += [text for text in found[:width] if text in ended]
+        finished = sorted(finished, key=lambda text: -score(text))[:width]
+        assert [each.token_ids for each in search.finished] == finished
+        assert [each.score for each in search.finished] == pytest.approx([score(text) for text in finished])
+        assert [each.cumulative_logprob for each in search.finished] == pytest.approx([totals[t] for t in finished])
+        before, running = running, [text for text in found if text not in ended][:width]
+        hope = -math.inf
+        if running:
+            to_the_end = early == "never" and penalty > 0
+            hope = totals[running[0]] / (longest if to_the_end else length) ** penalty
+        is_full = len(finished) == width
+        assert search.is_over == (not running or (is_full and (early is True or hope <= score(finished[-1]))))
+        if search.is_over:
+            assert extensions == []
+            return
+        assert [(*before[parent], token) for parent, token in extensions] == running
+    raise AssertionError("the longest text is the end of the search")
+
+
+def test_an_end_that_is_not_among_the_first_ends_nothing() -> None:
+    search = BeamSearch(SearchRules(width=2, max_length=9, eos_token_ids=frozenset({9})))
+    assert search.advance([[(1, -0.1), (2, -0.2), (9, -0.3), (3, -0.4)]]) == [Extension(0, 1), Extension(0, 2)]
+    assert search.finished == []
+    extensions = search.advance([[(1, -0.1), (9, -0.2), (3, -0.9)], [(4, -0.5), (5, -9.0)]])
+    assert [found.token_ids for found in search.finished] == [(1, 9)]
+    assert extensions == [Extension(0, 1), Extension(1, 4)]
+    assert not search.is_over

@@ -168,6 +168,8 @@ def test_what_is_no_count_is_refused(text: str) -> None:
         ("api_key: [sesame, 7]", r"^api_key\[1\] in .*quire\.yaml is 'a value of type int'"),
         ("- port", r"^config is .*; allowed: a file of YAML with names"),
         ("a: [", r"^config is .*; allowed: a file of YAML in UTF-8$"),
+        ("[" * 5000, r"^config is .*; allowed: a file of YAML in UTF-8$"),
+        ("port: 2026-13-01", r"^config is .*; allowed: a file of YAML in UTF-8$"),  # no such day
     ],
 )
 def test_what_a_file_gets_wrong_is_named(file: Path, text: str, message: str) -> None:

@@ -47,6 +47,7 @@ def test_one_output_is_greedy_and_several_are_drawn() -> None:
         ('{"prompt_token_ids": [], "max_tokens": 4}', "prompt_token_ids is []"),
         ('{"prompt_token_ids": [1, "2"], "max_tokens": 4}', "a list of one or more token ids"),
         ('{"prompt_token_ids": [-1], "max_tokens": 4}', "a list of one or more token ids"),
+        ("[" * 100_000, "a JSON object with prompt_token_ids"),
         ('{"prompt_token_ids": [1]}', "max_tokens is None"),
         ('{"prompt_token_ids": [1], "max_tokens": 0}', "max_tokens is 0"),
         ('{"prompt_token_ids": [1], "max_tokens": true}', "max_tokens is True"),

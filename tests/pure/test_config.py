@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import FrozenInstanceError, asdict, fields, replace
 from typing import Any
 
 import pytest
 
-from quire.core.config import MemoryConfig, SchedulerConfig
+from quire.core.config import MemoryConfig, SchedulerConfig, require_number
 from quire.core.errors import InvalidConfigError
 
 Config = MemoryConfig | SchedulerConfig
@@ -83,6 +84,14 @@ def test_the_limits_of_numbers(field: str, low: float, high: float) -> None:
 def test_an_integer_beyond_the_range_of_floats_is_refused_like_any_other(field: str) -> None:
     with pytest.raises(InvalidConfigError, match=field):
         make(SchedulerConfig, field, 10**400)
+
+
+def test_the_largest_number_is_finite() -> None:
+    largest = sys.float_info.max
+    for value in (largest, -largest):
+        require_number("x", value, -largest, largest)
+    with pytest.raises(InvalidConfigError, match=r"^x is inf; allowed: a finite number$"):
+        require_number("x", math.inf, -math.inf, math.inf)
 
 
 @pytest.mark.parametrize(("kind", "field", "names"), NAMES)

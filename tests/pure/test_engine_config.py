@@ -21,8 +21,7 @@ from quire.core.config import (
     SchedulerConfig,
 )
 from quire.core.errors import InvalidConfigError
-from quire.core.granted import free_memory, resident_bytes, usable_cores
-from quire.core.kv_spec import KVCacheSpec
+from quire.core.kv_spec import KVCacheSpec, KVGroup
 from quire.core.memory_needs import MemoryNeeds
 from quire.engine.memory_plan import USEFUL_TOKENS, MemoryPlan, plan_memory
 
@@ -59,6 +58,53 @@ def test_sizes_are_read(text: int | str, size: int) -> None:
 def test_what_is_no_size_is_refused_by_its_name(text: Any) -> None:
     with pytest.raises(InvalidConfigError, match=r"^kv_memory is "):
         parse_bytes(text, "kv_memory")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1b", 1),
+        ("1B", 1),
+        ("3kib", 3 << 10),
+        ("3kb", 3000),
+        ("3MB", 3_000_000),
+        ("3m", 3 << 20),
+        ("3tb", 3 * 10**12),
+        ("0.5KiB", 512),
+        ("1.9b", 1),
+        ("007", 7),
+        ("9" * 18, 10**18 - 1),
+        (str(1 << 60), 1 << 60),
+        (1 << 60, 1 << 60),
+        ("1048576TiB", 1 << 60),
+    ],
+)
+def test_each_unit_has_its_size_and_a_number_is_read_exactly(text: int | str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", [(1 << 60) + 1, str((1 << 60) + 1), "1048577TiB", "1 0", "1,000", "1.", ".5G", "5P"])
+def test_a_size_beyond_the_largest_or_in_no_unit_is_refused_in_full(text: int | str) -> None:
+    with pytest.raises(InvalidConfigError) as caught:
+        parse_bytes(text)
+    assert str(caught.value) == f"size is {text!r}; allowed: a number of bytes, or a size such as 512MiB or 4GiB"
+
+
+@pytest.mark.parametrize(
+    ("size", "shown"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        ((1 << 20) - 1, "1,024.0 KiB"),
+        (1 << 20, "1.0 MiB"),
+        (1 << 30, "1.00 GiB"),
+        (5 << 40, "5,120.00 GiB"),
+        (-5, "-5 B"),
+    ],
+)
+def test_a_size_is_shown_in_the_unit_that_it_reaches(size: int, shown: str) -> None:
+    assert format_bytes(size) == shown
 
 
 @given(st.integers(0, 1 << 50))
@@ -148,6 +194,35 @@ def test_what_is_not_allowed_is_refused_by_its_name(setting: str, value: object)
     with pytest.raises(InvalidConfigError) as caught:
         EngineConfig(**{setting: value})  # type: ignore[arg-type]
     assert caught.value.field == setting
+
+
+@pytest.mark.parametrize(
+    ("field", "low", "high"),
+    [
+        ("block_size", 1, 4096),
+        ("seed", 0, (1 << 63) - 1),
+        ("num_threads", 1, 1024),
+        ("max_num_seqs", 1, 1 << 20),
+        ("max_num_batched_tokens", 1, 1 << 30),
+        ("max_model_len", 1, 1 << 30),
+        ("max_steps_under_way", 1, 16),
+        ("max_cached_blocks_per_tenant", 0, (1 << 31) - 1),
+    ],
+)
+def test_each_number_may_be_its_bounds_and_nothing_beyond_them(field: str, low: int, high: int) -> None:
+    for value in (low, high):
+        assert getattr(EngineConfig(**{field: value}), field) == value  # type: ignore[arg-type]
+    for value in (low - 1, high + 1, float(low), True):
+        with pytest.raises(InvalidConfigError) as caught:
+            EngineConfig(**{field: value})  # type: ignore[arg-type]
+        assert str(caught.value) == f"{field} is {value}; allowed: an integer from {low} to {high}"
+
+
+@pytest.mark.parametrize("field", ["skip_tokenizer_init", "batch_invariant", "touch_kv_memory"])
+def test_what_changes_an_engine_is_off_until_it_is_asked_for(field: str) -> None:
+    assert getattr(EngineConfig(), field) is False
+    assert getattr(EngineConfig(**{field: True}), field) is True  # type: ignore[arg-type]
+    assert (EngineConfig().cuda_graphs, EngineConfig().enable_prefix_caching) == (True, True)
 
 
 # ---- what is left open -----------------------------------------------------------------------------------------------
@@ -299,40 +374,103 @@ def test_what_does_not_fit_is_refused_with_numbers(settings: dict[str, Any], mes
         plan(**settings)
 
 
-# ---- what the system grants ------------------------------------------------------------------------------------------
+def test_what_is_left_is_what_nothing_else_takes() -> None:
+    needs = MemoryNeeds(weight_bytes=10, activation_bytes=20, graph_bytes=5, free_bytes=100)
+    assert (needs.rest_bytes, needs.kv_share, needs.left_bytes) == (0, 0.5, 65)
+    assert (needs.left_beside(30), replace(needs, host_bytes=7).left_beside(30)) == (35, 65)
+    assert replace(needs, free_bytes=34).left_bytes == -1
+    assert replace(needs, free_bytes=None).left_bytes == 2 << 30
+    assert MemoryNeeds(1, 2).graph_bytes == 0
 
 
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+GROUPED = KVCacheSpec(4, 1, 8, "float32", (KVGroup((0,)), KVGroup((1,), window=6)))
 
 
-def test_free_memory_is_the_least_of_the_machine_and_of_every_group(tmp_path: Path) -> None:
-    assert free_memory(tmp_path) is None
-    write(tmp_path / "proc/meminfo", "MemAvailable:   4096 kB\n")
-    assert free_memory(tmp_path) == 4 * MIB
-    write(tmp_path / "proc/self/cgroup", "0::/outer/inner\n")
-    groups = tmp_path / "sys/fs/cgroup"
-    write(groups / "outer/memory.max", str(3 * MIB))
-    write(groups / "outer/memory.current", str(2 * MIB))
-    assert free_memory(tmp_path) == MIB
-    write(groups / "outer/memory.stat", f"anon 5\ninactive_file {MIB}\n")  # files that can be dropped
-    assert free_memory(tmp_path) == 2 * MIB
-    write(groups / "outer/inner/memory.max", "max")
-    write(groups / "outer/inner/memory.current", str(MIB))
-    assert free_memory(tmp_path) == 2 * MIB
+@given(
+    st.sampled_from([SPEC, GROUPED]),
+    st.integers(0, 60),
+    st.none() | st.integers(1, 80),
+    st.integers(0, 20),
+    st.none() | st.integers(1, 400),
+    st.integers(1, 9),
+    st.none() | st.integers(0, 20),
+)
+def test_a_plan_fits_and_is_as_large_as_can_be_used(
+    spec: KVCacheSpec, left: int, asked: int | None, swap: int, longest: int | None, num_seqs: int, host: int | None
+) -> None:
+    """Sizes are counted in blocks."""
+    block = spec.bytes_per_block
+    needs = MemoryNeeds(3000, 500, 70, 3500 + left * block, 0.5, None if host is None else host * block, 0)
+    config = EngineConfig(
+        kv_memory=None if asked is None else asked * block,
+        swap_space=swap * block,
+        max_model_len=longest,
+        max_num_seqs=num_seqs,
+        max_num_batched_tokens=16,
+    ).resolved()
+    beside = left - (swap if host is None else 0)
+    try:
+        made = plan_memory(config, spec, 300, needs)
+    except InvalidConfigError as error:
+        names = {"swap_space", "kv_memory", "max_model_len", "memory of weights and activations"}
+        assert error.field in names
+        if error.field == "max_model_len":
+            assert longest is not None and longest > 300
+        elif error.field == "swap_space":
+            assert (host is not None and swap > host) or beside < 1
+        elif error.field == "kv_memory":
+            budget = asked if asked is not None else max(1, beside // 2)
+            wanted = longest if longest is not None else USEFUL_TOKENS
+            assert budget > beside or spec.num_blocks_for(wanted - 1, longest_chunk=2) > budget
+        else:
+            assert left == 0
+        return
+
+    def needed(num_tokens: int) -> int:
+        return spec.num_blocks_for(num_tokens - 1, longest_chunk=2)  # the last token is not stored
+
+    wanted = longest or 300
+    assert (made.num_host_blocks, made.bytes_per_block, made.num_groups) == (swap, block, len(spec.groups))
+    assert made.num_blocks <= beside
+    if asked is not None:
+        assert made.num_blocks == asked
+    else:
+        most = spec.num_blocks_for(wanted, longest_chunk=2) * num_seqs
+        assert made.num_blocks == min(max(1, int(beside * 0.5)), most)
+    assert made.max_model_len == max(length for length in range(1, wanted + 1) if needed(length) <= made.num_blocks)
+    assert made.num_full_sequences == made.num_blocks // max(1, needed(max(2, made.max_model_len)))
+    on_device = made.num_blocks + (swap if host is None else 0)
+    assert made.total_bytes == 3000 + 500 + 70 + on_device * block <= needs.free_bytes + 70  # type: ignore[operator]
 
 
-def test_free_memory_in_groups_of_version_1(tmp_path: Path) -> None:
-    write(tmp_path / "proc/self/cgroup", "3:memory:/job\n")
-    folder = tmp_path / "sys/fs/cgroup/memory/job"
-    write(folder / "memory.limit_in_bytes", str(8 * MIB))
-    write(folder / "memory.usage_in_bytes", str(9 * MIB))
-    assert free_memory(tmp_path) == 0
-    write(folder / "memory.stat", f"total_inactive_file {4 * MIB}\n")
-    assert free_memory(tmp_path) == 3 * MIB
+@pytest.mark.parametrize(
+    ("steps", "longest"), [(1, 77), (3, 77), (4, 73), (8, 69)]
+)  # of 22 blocks a window of 6 takes three, or more where several tokens may be under way
+def test_a_window_holds_the_tokens_of_all_steps_under_way(steps: int, longest: int) -> None:
+    config = EngineConfig(kv_memory=22 * GROUPED.bytes_per_block, max_steps_under_way=steps).resolved()
+    made = plan_memory(config, GROUPED, 4096, NEEDS)
+    assert made.max_model_len == longest
 
 
-def test_this_process_has_cores_and_memory() -> None:
-    assert usable_cores() >= 1
-    assert (resident_bytes() or MIB) >= MIB
+def test_graphs_are_a_part_of_their_own() -> None:
+    made = plan(needs=replace(NEEDS, graph_bytes=3 * MIB))
+    assert dict(made.parts)["graphs"] == 3 * MIB
+    assert made.total_bytes == sum(size for _, size in made.parts)
+    assert "graphs" not in dict(plan().parts)
+    with pytest.raises(InvalidConfigError) as caught:
+        plan(needs=replace(NEEDS, graph_bytes=88 * MIB))
+    assert str(caught.value) == (
+        "memory of weights and activations is '100.0 MiB'; allowed: less than the 100.0 MiB of free memory"
+    )
+
+
+def test_the_largest_swap_that_is_said_to_fit_does() -> None:
+    needs = replace(NEEDS, free_bytes=12 * MIB + 4 * SPEC.bytes_per_block)
+    with pytest.raises(InvalidConfigError) as caught:
+        plan(needs=needs, swap_space=4 * SPEC.bytes_per_block)
+    assert str(caught.value) == (
+        "swap_space is '128.0 KiB'; allowed: at most 96.0 KiB, to leave room for the KV memory"
+    )
+    assert plan(needs=needs, swap_space=0, max_model_len=32, kv_memory=4 * SPEC.bytes_per_block).num_blocks == 4
+    made = plan(needs=needs, swap_space=2 * SPEC.bytes_per_block, max_model_len=16, kv_memory=2 * SPEC.bytes_per_block)
+    assert (made.num_blocks, made.num_host_blocks) == (2, 2)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from array import array
+from dataclasses import replace
+
 import pytest
 
 from quire.core.clock import ManualClock
 from quire.core.config import MemoryConfig, SchedulerConfig
-from quire.core.errors import ExecutionError, RequestTooLargeError
+from quire.core.errors import ExecutionError, ExecutorLostError, RequestTooLargeError
 from quire.core.kv_spec import KVCacheSpec
 from quire.core.request import FinishReason, Request
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
-from quire.engine.commands import Abort, Stop
+from quire.engine.commands import Abort, Add, Fail, Stop, Watch
 from quire.engine.core import EngineCore
 from quire.memory.manager import KVCacheManager
 from quire.scheduler.scheduler import Scheduler
@@ -174,3 +177,81 @@ def test_an_engine_says_what_it_has_done():
     assert (stats.queried_tokens_total, stats.hit_tokens_total) == (16, 7)
     assert (stats.steps_total, stats.busy_s_total) == (4, clock.now())
     assert stats.max_step_tokens == 16
+
+
+def test_a_request_whose_numbers_go_wrong_is_counted_once_whatever_it_has_opened():
+    class Sick(CountingExecutor):
+        def collect(self):
+            result = super().collect()
+            return replace(result, failures={row: "the logits are not finite" for row in self.sick})
+
+    executor = Sick()
+    executor.sick = []
+    engine = EngineCore(make_scheduler(), executor, ManualClock())
+    for name, count in (("pair", 2), ("well", 1)):
+        engine.add_request(Request(name, [1, 2, 3], SamplingParams(n=count, max_tokens=9)))
+    engine.step()
+    rows = {request.request_id: [] for request in engine.scheduler.running}
+    for request in engine.scheduler.running:
+        rows[request.request_id].append(request.row)
+    assert len(rows["pair"]) == 2
+    executor.sick = rows["pair"]
+    finished = engine.step().finished
+    assert [(each.request_id, each.finish_reason) for each in finished] == [("pair", FinishReason.ERROR)] * 2
+    stats = engine.stats()
+    assert (stats.corrupted_requests_total, stats.culprits_total, stats.failed_steps_total) == (1, 0, 0)
+    executor.sick = []
+    assert [each.request_id for each in engine.run()] == ["well"]
+
+
+def test_time_is_busy_where_steps_fail_too():
+    clock = ManualClock()
+
+    class Slow(CountingExecutor):
+        def collect(self):
+            clock.advance(2.0)
+            raise ExecutorLostError("it is gone")
+
+    engine = EngineCore(make_scheduler(), Slow(), clock)
+    engine.add_request(make_request("r", 3, 1))
+    with pytest.raises(ExecutorLostError, match=r"^it is gone$"):
+        engine.step()
+    stats = engine.stats()
+    assert (stats.busy_s_total, stats.steps_total) == (2.0, 0)
+
+
+def test_commands_do_what_they_say_and_a_watch_only_watches():
+    clock = ManualClock(5.0)
+    engine = EngineCore(make_scheduler(), CountingExecutor(), clock)
+    assert (engine.take_live(), engine.has_news) == (None, False)
+    clock.advance(1.0)
+    engine.send(Add("a", array("i", [1, 2, 3]), SamplingParams(max_tokens=50)))
+    engine.send(Add("b", array("i", [1, 2, 3]), SamplingParams(max_tokens=50)))
+    assert sorted(engine.scheduler.requests) == ["a", "b"]
+    engine.step()
+    assert [request.arrival_s for request in engine.scheduler.running] == [6.0, 6.0]
+    engine.send(Watch(0.5))
+    assert engine.has_news, "what is there already"
+    assert engine.take_live() is not None
+    engine.step()
+    assert engine.has_news
+    engine.send(Watch(None))
+    assert (engine.take_live(), engine.has_news) == (None, False)
+    engine.send(Fail("a", "enough"))
+    engine.send(Abort("b"))
+    assert (len(engine.scheduler.requests), engine.step()) == (0, None)
+
+
+def test_an_executor_that_fails_for_everybody_is_lost():
+    executor = CountingExecutor()
+    executor.collect = lambda: (_ for _ in ()).throw(ExecutionError("it broke"))
+    engine = EngineCore(make_scheduler(), executor, ManualClock())
+    for number in range(8):
+        engine.add_request(make_request(str(number), 3, 1))
+    ended = []
+    with pytest.raises(ExecutorLostError, match=r"^every request fails, even alone; the last error: it broke$"):
+        for _ in range(40):
+            ended += engine.step().finished
+    stats = engine.stats()
+    assert (stats.steps_total, stats.culprits_total) == (0, len(ended) + 1)
+    assert stats.failed_steps_total > len(ended)

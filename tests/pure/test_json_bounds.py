@@ -101,3 +101,41 @@ def test_deep_nesting_is_found_before_a_reader_falls_into_it() -> None:
     for text in (b"[" * 600, b'{"a":' * 600):
         with pytest.raises(RecursionError):
             require_bounded(text, ANY)
+
+
+def test_the_bounds_are_those_that_stand_here_to_the_value() -> None:
+    assert DEFAULT_BOUNDS == JsonBounds() == JsonBounds(max_values=32_768, max_numbers=65_536)
+    texts, numbers = (["a"] * 32_767, [1] * 65_536)
+    for most in (texts, numbers):
+        require_bounded(json.dumps(most).encode(), DEFAULT_BOUNDS)
+        with pytest.raises(InvalidRequestError) as caught:
+            require_bounded(json.dumps([*most, most[0]]).encode(), DEFAULT_BOUNDS)
+        limit, what = (32_768, "texts, lists and objects") if most is texts else (65_536, "numbers")
+        assert str(caught.value) == f"body is 'over {limit} {what}'; allowed: at most {limit} in one request"
+
+
+@pytest.mark.parametrize("begin", [b"[", b'{"a":'])
+def test_512_levels_are_read_and_one_more_is_not(begin: bytes) -> None:
+    require_bounded(begin * 512, ANY)
+    require_bounded(b"[" + b"[]," * 2000 + begin * 511, ANY)  # what has ended is no level
+    with pytest.raises(RecursionError):
+        require_bounded(begin * 513, ANY)
+    with pytest.raises(RecursionError):
+        require_bounded(b"[" + b"[]," * 2000 + begin * 512, ANY)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (b'{"a": {"deep": 1}, "b": [1, 1]}', "b"),
+        (b'{"a": 1, "b": {"deep": [1, 1]}}', "b"),
+        (b'[{"a": 1, "b": [1, 1]}]', "body"),
+        (b'{"\xff": [1, 1, 1]}', "\ufffd"),
+        (b'{"a" : "b", "c"\n:[1, 1, 1]}', "c"),
+        (b'{"": [1, 1, 1]}', "body"),
+    ],
+)
+def test_the_field_of_the_outermost_object_is_named_and_no_other(text: bytes, name: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        require_bounded(text, JsonBounds(max_numbers=2))
+    assert caught.value.field == name

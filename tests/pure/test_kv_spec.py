@@ -140,3 +140,40 @@ def test_a_model_without_layers_is_refused() -> None:
     for groups in ((), (KVGroup(()),)):
         with pytest.raises(InvalidConfigError, match="at least one layer"):
             KVCacheSpec(16, 8, 128, "float16", groups)
+
+
+@pytest.mark.parametrize(
+    ("field", "low", "high"), [("block_size", 1, 4096), ("num_kv_heads", 1, 65536), ("head_dim", 1, 65536)]
+)
+def test_the_bounds_themselves_are_allowed(field: str, low: int, high: int) -> None:
+    for value in (low, high):
+        assert getattr(KVCacheSpec.from_layers([None], **SHAPE | {field: value}), field) == value
+
+
+@pytest.mark.parametrize("window", [1, 1 << 31])
+def test_a_window_may_be_of_one_token_or_of_any_context(window: int) -> None:
+    assert KVCacheSpec(16, 8, 128, "float16", (KVGroup((0,), window),)).groups[0].window == window
+    with pytest.raises(InvalidConfigError, match=r"^window is 2147483649; allowed: an integer from 1 to 2147483648$"):
+        KVCacheSpec(16, 8, 128, "float16", (KVGroup((0,), (1 << 31) + 1),))
+
+
+def test_a_step_takes_one_token_of_a_sequence_where_nothing_else_is_said() -> None:
+    group = KVGroup((0,), window=17)  # 17 tokens lie in two blocks of 16 at most, 18 may lie in three
+    spec = KVCacheSpec(16, 1, 8, "float32", (group,))
+    assert (spec.num_blocks_for(999), spec.most_blocks(group, 999)) == (2, 2)
+    assert (spec.num_blocks_for(999, longest_chunk=2), spec.most_blocks(group, 999, longest_chunk=2)) == (3, 3)
+
+
+def test_full_layers_come_first_and_windows_by_their_size() -> None:
+    spec = KVCacheSpec.from_layers([512, None, 16, 512, None, 16], **SHAPE)
+    assert spec.groups == (KVGroup((1, 4)), KVGroup((2, 5), 16), KVGroup((0, 3), 512))
+
+
+def test_a_tenth_of_a_pool_may_be_padding_and_no_more() -> None:
+    assert [len(group.layers) for group in KVCacheSpec.from_layers([None] * 10 + [8] * 8, **SHAPE).groups] == [10, 8]
+    assert KVCacheSpec.from_layers([None] * 10 + [8] * 8, **SHAPE).padding_fraction == pytest.approx(0.1)
+    sizes = [len(group.layers) for group in KVCacheSpec.from_layers([None] * 10 + [8] * 7, **SHAPE).groups]
+    assert max(sizes) < 10
+    with pytest.raises(InvalidConfigError, match="at least one group"):
+        KVCacheSpec(16, 8, 128, "float16", (KVGroup(()), KVGroup((), 8)))
+    assert KVCacheSpec(16, 8, 128, "float16", (KVGroup(()), KVGroup((0,), 8))).layers_per_group == 1

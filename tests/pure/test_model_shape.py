@@ -120,9 +120,10 @@ def test_files_of_machines(tmp_path) -> None:
     path.write_text('{"memory_bytes": 1024, "read_bandwidth": 1e9}')
     with pytest.raises(InvalidConfigError, match=r"box\.json: matrix_rate is None"):
         find_hardware(str(path))
-    path.write_text("[")
-    with pytest.raises(InvalidConfigError, match="YAML or JSON"):
-        find_hardware(str(path))
+    for content in (b"[", b"[" * 5000, b"\xff", b"when: 2026-13-01"):
+        path.write_bytes(content)
+        with pytest.raises(InvalidConfigError, match=r"a file of YAML or JSON in UTF-8$"):
+            find_hardware(str(path))
     path.write_text("3")
     with pytest.raises(InvalidConfigError, match="fields of a machine"):
         find_hardware(str(path))
@@ -145,3 +146,60 @@ def test_every_family_weighs_what_the_compute_plane_says(name: str) -> None:
     shape = shape_of(name, model)
     for dtype, weights in NUMBERS:
         assert shape.weight_bytes(dtype, weights) == weight_bytes(SPECS[name], dtype, weights)
+
+
+def test_each_multiplication_goes_with_an_addition() -> None:
+    layers, head, expert = WeightCount(600, 60), WeightCount(80, 10), WeightCount(50, 5)
+    shape = ModelShape("m", "float32", 8, 2, 1, 4, 10, 64, (None, 16), layers, head, 0, expert, 6, 2)
+    assert shape.operations_per_token == 2 * (600 + 2 * 50)
+    assert shape.operations_per_logits == 2 * 80
+    assert shape.operations_per_pair == 2 * 2 * (2 * 4), "a score, and a part of the sum, for each number of each head"
+    assert shape.num_parameters == 600 + 80 + 6 * 50
+    assert shape.weight_bytes("float32") == 4 * (600 + 80 + 6 * 50)
+    assert shape.weight_bytes("bfloat16", "int8") == 600 + 4 * 60 + 80 + 4 * 10 + 6 * (50 + 4 * 5)
+    assert (shape.num_layers, shape.kv_head_dim) == (2, 4)
+    assert shape.kv_bytes_per_token("bfloat16") == 2 * shape.kv_bytes_per_layer_token("bfloat16") == 2 * 2 * 4 * 2
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 2, 50])
+def test_of_experts_those_are_read_that_some_token_is_expected_to_take(num_tokens: int) -> None:
+    expert = WeightCount(50, 5)
+    shape = ModelShape("m", "float32", 8, 2, 1, 4, 10, 64, (None,), WeightCount(600), WeightCount(80), 0, expert, 4, 1)
+    missed = 0.75**num_tokens  # by each token with three of four
+    assert shape.layer_read_bytes("float32", "auto", num_tokens) == pytest.approx(4 * (600 + 4 * (1 - missed) * 50))
+
+
+def test_weights_add_up_part_by_part() -> None:
+    found = WeightCount(1, 20, 300, 4000) + WeightCount(5, 60, 700, 8000)
+    assert found == WeightCount(6, 80, 1000, 12000)
+    assert found.numbers == 6 + 1000 + 12000
+    assert found.read_bytes("bfloat16") == 2 * 6 + 4 * 12000
+    assert found.read_bytes("bfloat16", "int8") == 6 + 4 * 80 + 4 * 12000
+    assert found.num_bytes("bfloat16", "int8") == found.read_bytes("bfloat16", "int8") + 2 * 1000
+
+
+@pytest.mark.parametrize(("field", "value"), [("dtype", "float64"), ("weights", "int4"), ("kv_dtype", "int4")])
+def test_numbers_are_those_that_an_engine_computes_with(field: str, value: str) -> None:
+    with pytest.raises(InvalidConfigError, match=f"^{field} is '{value}'; allowed: one of "):
+        Numbers(**{field: value})
+    assert Numbers("float32", "auto", "auto").stored_kv_dtype == Numbers("float32").multiplied == "float32"
+    assert (Numbers("float32", "int8", "fp8").stored_kv_dtype, Numbers("float32", "int8").multiplied) == ("fp8", "int8")
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), min_size=1, max_size=4), st.integers(0, 4))
+def test_a_machine_that_multiplies_slowly_is_bound_by_its_products(rows: list[tuple[int, int]], logits: int) -> None:
+    """On such a machine each part takes its operations over the rate; reading costs next to nothing."""
+    card = Hardware("slow", 1 << 30, 1e15, {"float32": 1e6})
+    shape = ModelShape("m", "float32", 8, 2, 1, 4, 10, 64, (None, 3, 3), WeightCount(600, 60), WeightCount(80, 10))
+    roofline = Roofline(card, shape, Numbers("float32"))
+    starts, counts = [start for start, _ in rows], [count for _, count in rows]
+    pairs = sum(
+        len(range(0 if window is None else max(0, position - window + 1), position + 1))
+        for window in shape.windows
+        for start, count in rows
+        for position in range(start, start + count)
+    )
+    products_s = (sum(counts) * 2 * 600 + logits * 2 * 80) / 1e6
+    assert roofline.products_s(sum(counts), logits) == pytest.approx(products_s)
+    assert roofline.attention_s(starts, counts) == pytest.approx(pairs * 4 * 2 * 4 / 1e6)
+    assert roofline.step_s(starts, counts, logits) == pytest.approx(products_s + pairs * 32 / 1e6)

@@ -15,7 +15,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine.client import SequenceUpdate
 from quire.engine.commands import Abort, Add, AnyCommand, Fail, Stop
 from quire.engine.outputs import Logprob, RequestMetrics, RequestOutput
-from quire.engine.progress import LoadingLine, ProgressBar
+from quire.engine.progress import LoadingLine, ProgressBar, short_number
 from quire.engine.text.output_processor import OutputProcessor, PreparedRequest, RequestText
 from quire.engine.text.prompts import encode_prompt, split_prompts, with_options
 from quire.engine.text.tokenizer import Tokenizer
@@ -319,6 +319,53 @@ def test_progress_is_one_line_on_a_terminal_and_nothing_elsewhere(tokenizer: Tok
             assert stream.written.count("\n") == 1
         else:
             assert stream.written == ""
+
+
+def test_progress_is_drawn_ten_times_a_second_at_most_and_counts_only_what_has_ended(tokenizer: Tokenizer) -> None:
+    under_way, ended = Door(tokenizer), Door(tokenizer, n=2)
+    under_way.send("abc")
+    for branch in (0, 1):
+        ended.send("ab", branch, finish_reason=FinishReason.LENGTH)
+    stream, clock = FakeTerminal(is_terminal=True), ManualClock(7.0)
+    bar = ProgressBar(2, stream, clock)  # type: ignore[arg-type]
+    clock.advance(0.0625)
+    bar.note(ended.request)
+    assert stream.written == "", "too soon"
+    clock.advance(0.0625)
+    bar.note(under_way.request)
+    drawn = "\rProcessed prompts 1/2, 16 tok/s in, 32 tok/s out\x1b[K"
+    assert stream.written == drawn
+    clock.advance(0.0625)
+    bar.note(under_way.request)
+    assert stream.written == drawn
+    clock.advance(0.8125)
+    bar.close()
+    assert stream.written == drawn + "\rProcessed prompts 1/2, 2.0 tok/s in, 4.0 tok/s out\x1b[K\n"
+    bar.note(under_way.request)
+    assert stream.written.endswith("\n"), "what is closed stays as it is"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0.0, "0.0"),
+        (9.94, "9.9"),
+        (10.0, "10"),
+        (999.4, "999"),
+        (1000.0, "1.0k"),
+        (999_949.0, "999.9k"),
+        (1e6, "1.0M"),
+        (2.56e9, "2560.0M"),
+    ],
+)
+def test_rates_are_short(value: float, shown: str) -> None:
+    assert short_number(value) == shown
+
+
+def test_a_bar_of_nothing_is_not_drawn() -> None:
+    stream, clock = FakeTerminal(is_terminal=True), ManualClock()
+    ProgressBar(0, stream, clock).close()  # type: ignore[arg-type]
+    assert stream.written == ""
 
 
 def test_loading_is_shown_on_a_terminal_once_it_takes_long_and_cleared_at_the_end() -> None:

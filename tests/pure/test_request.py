@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from quire.core.errors import InvalidRequestError, InvariantError, RequestStateError
+from quire.core.logprobs import TokenLogprobs
 from quire.core.request import TRANSITIONS, CacheScope, Request, RequestGroup, RequestStatus, token_array
 from quire.core.sampling_params import SamplingParams
 
@@ -112,6 +113,37 @@ def test_the_message_for_a_token_far_below_zero_rules_it_out() -> None:
         token_array([-(1 << 31) - 1])
 
 
+def test_a_token_of_32_bits_is_taken_and_the_first_that_is_longer_is_named() -> None:
+    assert token_array([(1 << 31) - 1, -(1 << 31)]).tolist() == [(1 << 31) - 1, -(1 << 31)]
+    for value in (1 << 31, -(1 << 31) - 1):
+        with pytest.raises(InvalidRequestError) as caught:
+            token_array([(1 << 31) - 1, -(1 << 31), value, 1 << 31])
+        assert str(caught.value) == f"prompt[2] is {value}; allowed: a token id from 0 to 2147483647"
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "prompt_logprobs", "num_there", "wanted"),
+    [(5, None, 0, 0), (5, 0, 0, 4), (5, 3, 3, 4), (5, 3, 4, 0), (5, 3, 5, 0), (1, 3, 0, 0), (2, 0, 0, 1)],
+)
+def test_logits_of_the_prompt_are_wanted_until_all_are_reported(
+    num_prompt: int, prompt_logprobs: int | None, num_there: int, wanted: int
+) -> None:
+    request = Request("r", [1] * num_prompt, SamplingParams(prompt_logprobs=prompt_logprobs))
+    request.prompt_logprobs += [TokenLogprobs(-0.5, 1, array("i"), array("d"))] * num_there
+    assert request.num_prompt_logits_wanted == wanted
+
+
+def test_a_new_request_is_nobodys_and_has_done_nothing() -> None:
+    request = Request("r", [1, 2])
+    given = {"request_id", "sampling", "scope", "tokens", "num_prompt_tokens", "backlog", "status", "stop_ids"}
+    neutral = {"row": -1, "group": None, "finish_reason": None, "cumulative_logprob": None, "error": ""}
+    neutral |= {"arrival_s": 0.0, "logprobs": [], "prompt_logprobs": []}
+    assert {name: getattr(request, name) for name in Request.__slots__ if name not in given} == {
+        name: neutral.get(name, 0) for name in Request.__slots__ if name not in given
+    }
+    assert (request.sampling, request.scope, request.stop_ids) == (SamplingParams(), CacheScope(), frozenset())
+
+
 def test_a_new_request_has_its_whole_prompt_to_compute() -> None:
     request = Request("r", [5, 6, 7], SamplingParams(seed=1), scope=CacheScope("t"), priority=2, arrival_s=3.5)
     assert (request.backlog, request.num_prompt_tokens, request.num_output_tokens) == (3, 3, 0)
@@ -161,6 +193,11 @@ def test_a_branch_and_its_sibling_go_their_own_ways() -> None:
     assert (leader.status, leader.branch, leader.row) == (RequestStatus.RUNNING, 0, 2)
     leader.tokens.append(50)
     assert sibling.tokens.tolist() == [5, 6, 7, 8, 99]
+    report = TokenLogprobs(-0.5, 1, array("i"), array("d"))
+    sibling.logprobs.append(report)
+    assert (leader.logprobs, sibling.logprobs) == ([], [report])
+    sibling.prompt_logprobs.append(report)
+    assert leader.prompt_logprobs == [report], "the prompt is that of all of them"
 
 
 def test_forget_progress_keeps_the_tokens_and_computes_them_again() -> None:

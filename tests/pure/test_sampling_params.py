@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import struct
+from array import array
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,18 @@ import pytest
 
 from quire.cli.sampling_options import FLAGS, add_sampling_options, sampling_params
 from quire.core.errors import StepLogError
-from quire.core.parameters import Biases, Choice, Integer, Number, Parameter, Place, Switch, Texts, TokenIds
+from quire.core.grammar import Grammar
+from quire.core.parameters import (
+    Biases,
+    Choice,
+    Integer,
+    Number,
+    Parameter,
+    Place,
+    Switch,
+    Texts,
+    TokenIds,
+)
 from quire.core.sampling_params import DRAW_PARAMETERS, PARAMETERS, SamplingParams
 from quire.core.sampling_wire import read_sampling, write_sampling
 from quire.core.validate import RequestLimits, validate_sampling
@@ -49,6 +62,51 @@ def test_neutral_values_are_allowed() -> None:
     assert all(getattr(SamplingParams(), name) == declared.default for name, declared in PARAMETERS.items())
 
 
+@pytest.mark.parametrize(
+    ("sampling", "has_penalties", "has_rules"),
+    [
+        ({}, False, False),
+        ({"temperature": 0.0, "top_k": 5, "seed": 3, "stop_token_ids": (3,), "logprobs": 2}, False, False),
+        ({"repetition_penalty": 0.9}, True, True),
+        ({"presence_penalty": -1.0}, True, True),
+        ({"frequency_penalty": 1.0}, True, True),
+        ({"logit_bias": {1: 0.0}}, False, True),
+        ({"bad_words_ids": ((1,),)}, False, True),
+        ({"min_tokens": 1}, False, True),
+        ({"allowed_token_ids": (1,)}, False, True),
+    ],
+)
+def test_each_rule_alone_is_a_rule(sampling: dict[str, Any], has_penalties: bool, has_rules: bool) -> None:
+    found = SamplingParams(**sampling)
+    assert (found.has_penalties, found.has_rules) == (has_penalties, has_rules)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "num_sequences", "num_beams"),
+    [
+        ({}, 1, 1),
+        ({"n": 3}, 3, 1),
+        ({"n": 3, "best_of": 5}, 5, 1),
+        ({"n": 3, "beam_search": True}, 3, 3),
+        ({"n": 3, "best_of": 5, "beam_search": True}, 5, 5),
+    ],
+)
+def test_how_many_sequences_move_side_by_side(sampling: dict[str, Any], num_sequences: int, num_beams: int) -> None:
+    found = SamplingParams(**sampling)
+    assert (found.num_sequences, found.num_beams) == (num_sequences, num_beams)
+
+
+def test_lists_become_tuples_and_one_string_is_one_of_them() -> None:
+    made = SamplingParams(
+        stop="end", bad_words="no", stop_token_ids=[1], bad_words_ids=[[1, 2], (3,)], allowed_token_ids=[4]
+    )  # type: ignore[arg-type]
+    assert (made.stop, made.bad_words, made.stop_token_ids) == (("end",), ("no",), (1,))
+    assert (made.bad_words_ids, made.allowed_token_ids) == (((1, 2), (3,)), (4,))
+    assert SamplingParams(logit_bias={5: 1.0, 2: -1.0}).biases == ((2, -1.0), (5, 1.0))
+    assert SamplingParams(stop_token_ids=(5,)).ending_tokens(frozenset({9})) == {5, 9}
+    assert SamplingParams(stop_token_ids=(5,), ignore_eos=True).ending_tokens(frozenset({9})) == {5}
+
+
 # ---- the wire -------------------------------------------------------------------------------------------------------
 
 
@@ -61,6 +119,35 @@ def written(sampling: SamplingParams) -> bytes:
 def test_neutral_values_take_no_bytes() -> None:
     assert len(written(SamplingParams())) == 8
     assert len(written(SamplingParams(min_p=0.5))) == 8 + 8 + len("min_p") + 8
+
+
+@pytest.mark.parametrize(
+    ("sampling", "name", "form"),
+    [
+        (SamplingParams(early_stopping=True), "early_stopping", struct.pack("<q", 1)),
+        (SamplingParams(early_stopping="never"), "early_stopping", struct.pack("<q", 2)),
+        (SamplingParams(ignore_eos=True), "ignore_eos", struct.pack("<q", 1)),
+        (SamplingParams(skip_special_tokens=False), "skip_special_tokens", struct.pack("<q", 0)),
+        (SamplingParams(logit_bias={7: 0.5, 3: -1}), "logit_bias", struct.pack("<qiiqdd", 8, 3, 7, 16, -1, 0.5)),
+        (SamplingParams(bad_words_ids=((5,), (6, 7))), "bad_words_ids", struct.pack("<qqiqii", 2, 4, 5, 8, 6, 7)),
+        (SamplingParams(grammar=Grammar("lark", "a", "me")), "grammar", struct.pack("<qq1sq2s", 2, 1, b"a", 2, b"me")),
+    ],
+)
+def test_the_form_is_that_of_the_logs_that_are_kept(sampling: SamplingParams, name: str, form: bytes) -> None:
+    """Logs of old must be read: a form that changes needs a new name."""
+    expected = struct.pack(f"<qq{len(name)}s", 1, len(name), name.encode()) + form
+    assert written(sampling) == expected
+    assert read_sampling(WireReader(expected)) == sampling
+
+
+def test_biases_are_refused_where_their_columns_differ_in_length() -> None:
+    writer = WireWriter()
+    writer.integer(1)
+    writer.text("logit_bias")
+    writer.column(array("i", [1, 2]))
+    writer.numbers(array("d", [0.5]))
+    with pytest.raises(StepLogError, match=r"^the columns of a logit_bias differ in length$"):
+        read_sampling(WireReader(writer.to_bytes()))
 
 
 @pytest.mark.parametrize(

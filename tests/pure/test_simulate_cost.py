@@ -115,6 +115,34 @@ def test_a_line_that_is_no_step_is_named(line: str) -> None:
         list(read_steps([good, line], "steps"))
 
 
+@pytest.mark.parametrize("field", [*StepFeatures._fields, "seconds"])
+@pytest.mark.parametrize(
+    ("value", "allowed"),
+    [
+        ("NaN", "numbers of 0 or more, and more than 0 seconds"),
+        ("Infinity", "numbers of 0 or more, and more than 0 seconds"),
+        ("-1", "numbers of 0 or more, and more than 0 seconds"),
+        ("1e18", "numbers of 0 or more, and more than 0 seconds"),
+        ("true", "numbers"),
+        ('"5"', "numbers"),
+        ("null", "numbers"),
+    ],
+)
+def test_each_number_of_a_recorded_step_must_be_one(field: str, value: str, allowed: str) -> None:
+    good = dict.fromkeys([*StepFeatures._fields, "seconds"], "1")
+    line = "{" + ", ".join(f'"{name}": {number}' for name, number in (good | {field: value}).items()) + "}"
+    with pytest.raises(InvalidValueError) as caught:
+        list(read_steps(["", line + "\n"], "steps"))
+    assert (caught.value.field, caught.value.value, caught.value.allowed) == ("steps, line 2", line, allowed)
+
+
+def test_a_step_may_have_done_nothing_but_not_in_no_time() -> None:
+    nothing = RecordedStep(StepFeatures(0, 0, 0, 0, 0, 0), 1e-9)
+    assert list(read_steps([nothing.as_json(), "  \n"], "steps")) == [nothing]
+    with pytest.raises(InvalidValueError, match="more than 0 seconds"):
+        list(read_steps([replace(nothing, seconds=0.0).as_json()], "steps"))
+
+
 def test_too_few_steps_make_no_model() -> None:
     with pytest.raises(InvalidValueError, match="recorded steps is 1; allowed: 6 or more"):
         FittedCost.fit([RecordedStep(StepFeatures(1, 2, 1, 3, 3, 0), 0.1)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from array import array
 from contextlib import suppress
 from dataclasses import replace
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from quire.core.errors import InvariantError, StepLogError
 from quire.core.grammar import GRAMMAR_KINDS, Grammar
+from quire.core.hypothesis import Hypothesis
 from quire.core.logprobs import TokenLogprobs
 from quire.core.parameters import (
     Biases,
@@ -54,7 +56,7 @@ def values_of(declared: Parameter) -> st.SearchStrategy[Any]:
 
 
 SAMPLINGS = st.builds(SamplingParams, **{name: values_of(declared) for name, declared in PARAMETERS.items()})
-ROW_STARTS = st.builds(RowStart, INT32, TEXTS, COLUMNS, INT32, SAMPLINGS, INT32, INT32)
+ROW_STARTS = st.builds(RowStart, INT32, TEXTS, COLUMNS, INT32, SAMPLINGS, INT32, INT32, INT32)
 
 
 def tuples_of(pair: type[Any]) -> st.SearchStrategy[tuple[Any, ...]]:
@@ -82,8 +84,10 @@ ENTRIES = st.builds(
     TokenLogprobs, NUMBERS, INT64, COLUMNS, st.lists(NUMBERS, max_size=3).map(lambda values: array("d", values))
 )
 REPORTS = st.dictionaries(ROWS, st.lists(ENTRIES, max_size=2).map(tuple), max_size=2)
+FOUND = st.builds(Hypothesis, st.lists(INT32, max_size=3).map(tuple), NUMBERS, NUMBERS)
+SEARCHES = st.dictionaries(ROWS, st.lists(FOUND, max_size=2).map(tuple), max_size=2)
 RESULTS = st.builds(
-    StepResult, INT64, COLUMNS, COLUMNS, COLUMNS, st.dictionaries(ROWS, TEXTS, max_size=3), REPORTS, REPORTS
+    StepResult, INT64, COLUMNS, COLUMNS, COLUMNS, st.dictionaries(ROWS, TEXTS, max_size=3), REPORTS, REPORTS, SEARCHES
 )
 
 RULED = SamplingParams(
@@ -110,7 +114,16 @@ PLAN = StepPlan(
     copies=(BlockCopy(2, 3),),
     moves_in=(BlockMove(4, 1),),
 )
-RESULT = StepResult(7, column(1, 0), column(42), column(0, 1), {1: "it failed: é"})
+RESULT = StepResult(
+    7,
+    column(1, 0),
+    column(42),
+    column(0, 1),
+    {1: "it failed: é"},
+    logprobs={0: (TokenLogprobs(-0.5, 1, column(42, 7), array("d", [-0.5, -1.5])),)},
+    prompt_logprobs={1: (TokenLogprobs(-2.5, 3, column(), array("d")),)},
+    searches={0: (Hypothesis((5, 6), -1.25, -0.5), Hypothesis((), 0.0, 0.0))},
+)
 
 
 @given(PLANS)
@@ -275,3 +288,37 @@ def test_check_refuses_a_plan_that_cannot_be_carried_out(changes: dict[str, Any]
 )
 def test_check_allows_what_the_order_of_a_step_makes_possible(changes: dict[str, Any]) -> None:
     replace(PLAN, **changes).check()
+
+
+def test_a_result_is_written_as_the_logs_that_are_kept_have_it() -> None:
+    """Logs of old must be read: what is written for a result may not change by itself."""
+    failure = "it failed: é".encode()
+    assert RESULT.to_bytes() == b"".join(
+        [
+            struct.pack("<q", 7),
+            struct.pack("<qii qi qii", 8, 1, 0, 4, 42, 8, 0, 1),
+            struct.pack(f"<qqq{len(failure)}s", 1, 1, len(failure), failure),
+            struct.pack("<qqq dq qii qdd", 1, 0, 1, -0.5, 1, 8, 42, 7, 16, -0.5, -1.5),
+            struct.pack("<qqq dq qq", 1, 1, 1, -2.5, 3, 0, 0),
+            struct.pack("<qqq qiidd qdd", 1, 0, 2, 8, 5, 6, -1.25, -0.5, 0, 0.0, 0.0),
+        ]
+    )
+
+
+def test_a_request_takes_a_row_without_reports_of_its_prompt_unless_they_are_wanted() -> None:
+    start = RowStart(1, "r", column(5), 1, SamplingParams(), 9)
+    assert (start.branch, start.num_prompt_logits) == (0, 0)
+    wanted = replace(PLAN, row_starts=(replace(start, num_prompt_logits=4),))
+    assert StepPlan.from_bytes(wanted.to_bytes()).row_starts[0].num_prompt_logits == 4
+
+
+def test_a_column_of_pairs_must_be_one() -> None:
+    data = replace(
+        PLAN, tables=TableChanges(), row_starts=(), drafts={}, moves_out=(), copies=(), moves_in=()
+    ).to_bytes()
+    tail = struct.pack("<q", 0) * 5  # moves out, copies, moves in, drafts, rows taken
+    assert data.endswith(tail)
+    for place in range(3):
+        columns = [struct.pack("<qi", 4, 1) if place == number else struct.pack("<q", 0) for number in range(3)]
+        with pytest.raises(StepLogError, match=r"^a column of pairs has an odd length$"):
+            StepPlan.from_bytes(data[: -len(tail)] + b"".join(columns) + struct.pack("<qq", 0, 0))

@@ -20,7 +20,16 @@ from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.commands import Abort, Clear, Fail, Stop
 from quire.engine.core import EngineCore
-from quire.engine.records.step_log import LOST, MAGIC, OUT_OF_MEMORY, PLANNED, StepLogWriter, read_records, replay
+from quire.engine.records.step_log import (
+    LOST,
+    MAGIC,
+    OUT_OF_MEMORY,
+    PLANNED,
+    StepLogWriter,
+    read_records,
+    read_scheduler,
+    replay,
+)
 from quire.engine.records.step_log_file import StepLogFile, step_log_notices
 from quire.memory.manager import KVCacheManager
 from quire.memory.sizing import max_sequence_tokens
@@ -253,3 +262,11 @@ def test_a_place_that_takes_no_file_is_refused(tmp_path):
         StepLogFile(str(tmp_path / "nowhere" / "run.steplog"), ManualClock())
     assert step_log_notices(None) == ()
     assert "run.steplog" in step_log_notices("run.steplog")[0]
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"[]", b"5", b"{}", b'{"spec": {}}', b'{"spec": {"groups": [1]}}', b"\xff", b"[" * 100_000]
+)
+def test_settings_that_are_none_are_an_error_of_the_log(payload: bytes) -> None:
+    with pytest.raises(StepLogError, match=r"^the settings in the log do not match this version: "):
+        read_scheduler(payload, drafter)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from array import array
 from dataclasses import astuple
@@ -79,3 +80,28 @@ def test_a_share_of_the_memory_is_that_of_the_time_and_not_of_the_points() -> No
     assert replica.stored_share_of_used == pytest.approx(slots / (4 * blocks))
     assert replica.mean_share("used_blocks") > 0.3  # the mean of the points is below
     assert Outcome.of(result).filled == pytest.approx(slots / (4 * blocks))
+
+
+def looked(now_s: float, busy_s: float) -> TimelinePoint:
+    return TimelinePoint(now_s, busy_s, *[1.0] * 12)
+
+
+def test_a_point_is_taken_at_each_interval_and_at_the_first_step_behind_a_pause() -> None:
+    timeline, step_s = Timeline(), 1 / 128
+    for place in range(0, 160):
+        timeline.advance(place * step_s, step_s, looked)
+    for place in range(80):
+        timeline.advance(2.75 + place * step_s, step_s, looked)
+    assert [point.time_s for point in timeline.points] == [0.0, 1.0, 2.75, 3.0]
+    assert [point.busy_s for point in timeline.points] == [step_s, 1.0, 32 * step_s, 32 * step_s]
+
+
+def test_between_two_points_lie_as_many_steps_as_there_are_points_up_to_64() -> None:
+    timeline, numbers = Timeline(first_interval_s=0.5), []
+    for number in range(2600):  # each step is longer than an interval
+        before = len(timeline.points)
+        timeline.advance(float(number), 1.0, looked)
+        if len(timeline.points) > before:
+            numbers.append(number)
+    gaps = [after - before for before, after in itertools.pairwise(numbers)]
+    assert gaps == [min(place, 64) for place in range(1, len(gaps) + 1)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from array import array
 from collections.abc import Callable
 from contextlib import suppress
@@ -456,3 +457,38 @@ def test_each_beam_needs_a_token_that_does_not_end_it() -> None:
     with pytest.raises(InvalidRequestError, match=r"^best_of is 4; allowed: at most 3 beams: each needs a token"):
         validate(Request("r", [1], replace(search, stop_token_ids=(0, 1, 2, 3, 4, 5))), limits)
     validate(Request("r", [1], replace(search, stop_token_ids=(0, 1, 2, 3, 4, 5), ignore_eos=True)), limits)
+
+
+def test_a_moment_is_any_finite_number() -> None:
+    largest = sys.float_info.max
+    for value in (largest, -largest, 0, -1):
+        validate(Request("r", [1], arrival_s=value), LIMITS)
+
+
+def test_a_token_that_the_vocabulary_does_not_have_bans_none_that_it_has() -> None:
+    limits = replace(LIMITS, eos_token_ids=(100, -1))
+    sampling = SamplingParams(stop_token_ids=tuple(range(99)), min_tokens=1)
+    validate(Request("r", [1], sampling), limits)  # 99 is left
+    with pytest.raises(InvalidRequestError, match=r"^min_tokens is 1; allowed: what leaves a token that may be chosen"):
+        validate(Request("r", [1], replace(sampling, stop_token_ids=tuple(range(100)))), limits)
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "beams", "fits"), [(10, 9, True), (10, 10, False), (2, 1, True), (11, 10, True)]
+)
+def test_beams_and_the_tokens_that_end_them_share_the_vocabulary(vocab_size: int, beams: int, fits: bool) -> None:
+    limits = RequestLimits(vocab_size, 64, 64, 16, eos_token_ids=(1,))
+    search = SamplingParams(temperature=0.0, beam_search=True, best_of=beams)
+    if fits:
+        validate_sampling(search, limits)
+    else:
+        with pytest.raises(InvalidRequestError, match=f"at most {vocab_size - 1} beams: each needs a token"):
+            validate_sampling(search, limits)
+
+
+def test_logprobs_are_at_most_as_many_as_the_vocabulary_has() -> None:
+    limits = replace(LIMITS, vocab_size=5)
+    for field in ("logprobs", "prompt_logprobs"):
+        validate_sampling(replace(SamplingParams(), **{field: 5}), limits)
+        with pytest.raises(InvalidRequestError, match=f"^{field} is 6; allowed: an integer from 0 to 5$"):
+            validate_sampling(replace(SamplingParams(), **{field: 6}), limits)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import struct
+import sys
 from array import array
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.core import wire
 from quire.core.errors import StepLogError
 from quire.core.step import column
 from quire.core.wire import WireReader, WireWriter
@@ -85,3 +89,68 @@ def test_nothing_may_be_left_over() -> None:
     reader = WireReader(writer.to_bytes())
     reader.integer()
     reader.finish()
+
+
+@pytest.mark.parametrize(
+    ("data", "length", "message"),
+    [
+        (b"12345678", 3, "a column of 8 bytes is not one of 3 32-bit integers"),
+        (b"12345678", 1, "a column of 8 bytes is not one of 1 32-bit integers"),
+        (b"12345", None, "a column of 5 bytes is not one of some 32-bit integers"),
+    ],
+)
+def test_the_error_says_what_a_column_is_not(data: bytes, length: int | None, message: str) -> None:
+    writer = WireWriter()
+    writer.raw(data)
+    with pytest.raises(StepLogError) as caught:
+        WireReader(writer.to_bytes()).column(length)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("size", [1, 7, 9, 15])
+def test_a_column_of_doubles_is_made_of_whole_ones(size: int) -> None:
+    writer = WireWriter()
+    writer.raw(bytes(size))
+    with pytest.raises(StepLogError) as caught:
+        WireReader(writer.to_bytes()).numbers()
+    assert str(caught.value) == f"a column of {size} bytes is not one of doubles"
+
+
+@given(st.lists(st.floats(allow_nan=False), max_size=5))
+def test_doubles_are_read_as_they_were_written(values: list[float]) -> None:
+    writer = WireWriter()
+    writer.numbers(array("d", values))
+    assert writer.to_bytes() == struct.pack(f"<q{len(values)}d", 8 * len(values), *values)
+    assert WireReader(writer.to_bytes()).numbers().tolist() == values
+
+
+@pytest.mark.parametrize(
+    ("value", "form"), [(None, "0000000000000000"), (5, "0100000000000000 0500000000000000"), (0, "01" + "00" * 15)]
+)
+def test_an_integer_that_may_be_absent_says_first_whether_it_is_there(value: int | None, form: str) -> None:
+    writer = WireWriter()
+    writer.optional_integer(value)
+    assert writer.to_bytes() == bytes.fromhex(form)
+
+
+def test_a_record_that_ends_too_early_says_where_and_how_much_was_wanted() -> None:
+    reader = WireReader(bytes(12))
+    reader.integer()
+    with pytest.raises(StepLogError, match=r"^the record ends after 12 bytes, 16 are needed$"):
+        reader.number()
+    reader = WireReader(struct.pack("<q", 3) + b"abc")
+    assert reader.raw() == b"abc", "what ends with the record is whole"
+    reader.finish()
+
+
+def test_a_machine_of_the_other_byte_order_swaps_what_it_writes_and_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    integers, doubles = column(1, -2), array("d", [0.5])
+    monkeypatch.setattr(wire, "sys", SimpleNamespace(byteorder="big" if sys.byteorder == "little" else "little"))
+    writer = WireWriter()
+    writer.column(integers)
+    writer.numbers(doubles)
+    swapped = struct.pack("=q", 8) + struct.pack(">2i", 1, -2) + struct.pack("=q", 8) + struct.pack(">d", 0.5)
+    assert writer.to_bytes() == swapped
+    assert (integers, doubles) == (column(1, -2), array("d", [0.5])), "what is written stays as it was"
+    reader = WireReader(writer.to_bytes())
+    assert (reader.column(), reader.numbers()) == (integers, doubles)

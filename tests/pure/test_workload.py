@@ -10,6 +10,7 @@ import random
 import statistics
 import tracemalloc
 from array import array
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -25,6 +26,7 @@ from quire.simulate.workload.lengths import (
     ALPACA,
     SHAREGPT,
     FixedLengths,
+    Lengths,
     LognormalLengths,
     SaidLengths,
     UniformLengths,
@@ -58,6 +60,31 @@ def test_arrivals_never_go_back_and_are_those_of_their_seed(pattern: str, rate: 
     assert times == sorted(times)
     assert times[0] >= 0.0
     assert times == list(itertools.islice(arrivals.times(seed), 200))
+
+
+@pytest.mark.parametrize(
+    ("make", "field", "low", "high"),
+    [
+        (lambda value: FixedLengths(value, 5), "prompt tokens", 1, 1 << 30),
+        (lambda value: FixedLengths(5, value), "output tokens", 1, 1 << 30),
+        (lambda value: UniformLengths((value, 1 << 30), (1, 5)), "least prompt tokens", 1, 1 << 30),
+        (lambda value: UniformLengths((3, value), (1, 5)), "most prompt tokens", 3, 1 << 30),
+        (lambda value: UniformLengths((1, 5), (value, 1 << 30)), "least output tokens", 1, 1 << 30),
+        (lambda value: UniformLengths((1, 5), (3, value)), "most output tokens", 3, 1 << 30),
+        (lambda value: LognormalLengths("", value, 5.0), "mean of prompt tokens", 1, 1_000_000_000),
+        (lambda value: LognormalLengths("", 5.0, value), "mean of output tokens", 1, 1_000_000_000),
+        (lambda value: LognormalLengths("", 5.0, 5.0, value), "spread", 0, 3),
+    ],
+)
+def test_lengths_have_bounds_and_reach_them(make: Callable[[int], Lengths], field: str, low: int, high: int) -> None:
+    rng = random.Random(0)
+    for value in (low, high):
+        prompt, output = make(value).draw(rng, 1000)
+        assert prompt >= 1 <= output
+        assert prompt + output <= 1000
+    for value in (low - 1, high + 1):
+        with pytest.raises(InvalidConfigError, match=f"^{field} is {value}; "):
+            make(value)
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)

@@ -260,7 +260,7 @@ def read_file(path: str, known: Collection[str]) -> dict[str, Any]:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidConfigError("config", path, f"a file that can be read ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
+    except (yaml.YAMLError, ValueError, RecursionError):
         raise InvalidConfigError("config", path, "a file of YAML in UTF-8") from None
     if not isinstance(content, dict | None):
         raise InvalidConfigError("config", path, "a file of YAML with names of settings and their values")

@@ -104,7 +104,7 @@ def read_hardware(path: Path) -> Hardware:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InvalidConfigError("hardware", str(path), f"a file that can be read ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         if isinstance(error, InvalidConfigError):
             raise
         raise InvalidConfigError("hardware", str(path), "a file of YAML or JSON in UTF-8") from None

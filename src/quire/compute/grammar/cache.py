@@ -60,21 +60,24 @@ class GrammarCache(Generic[Known]):
             try:
                 known = find_out(grammar)
             except BaseException as error:
-                self.drop(grammar)
+                with self._lock:
+                    if self._entries.get(grammar) is mine:
+                        self._remove(grammar)
                 mine.set_exception(error)
                 raise
             mine.set_result(known)
-            self._settle(grammar, *self._weigh(grammar, known))
+            self._settle(grammar, mine)
         return found.result()
 
     def put(self, grammar: Grammar, known: Known) -> None:
         """Replace the value of a grammar. Mutates."""
         told: Future[Known] = Future()
         told.set_result(known)
-        self.drop(grammar)
         with self._lock:
+            if grammar in self._entries:
+                self._remove(grammar)
             self._entries[grammar] = told
-        self._settle(grammar, *self._weigh(grammar, known))
+        self._settle(grammar, told)
 
     def grow(self, grammar: Grammar, num_bytes: int) -> None:
         """Add to the weight of a grammar, up to its most. Mutates."""
@@ -99,10 +102,11 @@ class GrammarCache(Generic[Known]):
             if self.num_bytes > self.max_bytes:
                 raise InvariantError("what is known of grammars takes more than its limit")
 
-    def _settle(self, grammar: Grammar, weight: int, most: int) -> None:
-        """Count a new value, and evict the least recently used until there is room."""
+    def _settle(self, grammar: Grammar, told: Future[Known]) -> None:
+        """Count a new value unless it was dropped meanwhile, and evict the least recently used until there is room."""
+        weight, most = self._weigh(grammar, told.result())
         with self._lock:
-            if grammar in self._entries:
+            if self._entries.get(grammar) is told:
                 self._weights[grammar] = Weight(0, most)
                 self._grow(grammar, weight)
 

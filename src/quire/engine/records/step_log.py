@@ -158,7 +158,7 @@ def read_scheduler(payload: bytes, drafter: Drafter) -> Scheduler:
             eos_token_ids=frozenset(settings["eos"]),
             drafter=drafter if settings["drafts"] else None,
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise StepLogError(f"the settings in the log do not match this version: {error}") from error
 
 

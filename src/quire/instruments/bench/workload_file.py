@@ -105,7 +105,7 @@ def read_workload(path: str | Path, limit: int = 0) -> Workload:
 def _request(where: str, line: str) -> WorkloadRequest:
     try:
         fields = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise WorkloadError(where, line, "a JSON object with prompt_token_ids, max_tokens and n") from None
     if not isinstance(fields, dict):
         raise WorkloadError(where, line, "a JSON object with prompt_token_ids, max_tokens and n")

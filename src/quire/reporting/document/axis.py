@@ -48,7 +48,10 @@ class Range:
 
     @classmethod
     def around(cls, axis: Axis, values: Collection[float]) -> Range:
-        """Return a range that begins and ends on a tick, for a y axis; from 0 where it is linear."""
+        """Return a range for a y axis, which has 0 in it where it is linear.
+
+        It begins and ends on a tick, unless values lie on both sides of 0.
+        """
         if axis.scale == LOG:
             low, high = _round_down(min(values, default=1.0)), _round_up(max(values, default=10.0))
             return cls(low, high if low < high else 10 * low, LOG)

@@ -138,6 +138,6 @@ def read_steps(lines: Iterable[str], name: str) -> Iterator[RecordedStep]:
         numbers = [*features, seconds]
         if any(isinstance(value, bool) or not isinstance(value, int | float) for value in numbers):
             raise InvalidValueError(where, line.strip(), "numbers")
-        if not (min(numbers) >= 0 and max(numbers) < 1e18 and seconds > 0):
+        if not (all(0 <= value < 1e18 for value in numbers) and seconds > 0):
             raise InvalidValueError(where, line.strip(), "numbers of 0 or more, and more than 0 seconds")
         yield RecordedStep(features, float(seconds))
