@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.cli.model_shapes import find_settings
+from quire.compute.gguf.source import GgufFile
 from quire.compute.models import read_model
 from quire.compute.models.base import Part
 from quire.compute.models.hub import resolve_model, resolve_settings
@@ -225,7 +226,6 @@ def test_the_first_llamas_may_bring_frequencies(tmp_path: Path) -> None:
     [
         ([], "has no model.safetensors or model.safetensors.index.json: it is empty"),
         (["pytorch_model.bin"], "but pytorch_model.bin, a pickle, which could run code and is never read. Convert it"),
-        (["model-Q4_K_M.gguf"], "model-Q4_K_M.gguf is a GGUF file, which this version cannot read. Use the safe"),
         (["consolidated.00.pth", "params.json"], "but consolidated.00.pth, a pickle"),
         (["weights.safetensors"], "but weights.safetensors. Save the model again with save_pretrained"),
         (["adapter_config.json", "adapter_model.safetensors"], "it is an adapter. Merge it into its base model"),
@@ -274,10 +274,23 @@ def test_a_name_that_is_no_folder_and_no_hub_id(name: str, tmp_path: Path, monke
         resolve_model(name)
 
 
-def test_a_file_is_no_model(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").touch()
-    with pytest.raises(CheckpointError, match=r"model\.gguf is a GGUF file.*safetensors folder.*gguf_file"):
-        resolve_model(str(tmp_path / "model.gguf"))
+def test_a_gguf_file_is_a_model_by_itself_or_in_a_folder(tmp_path: Path) -> None:
+    file = tmp_path / "model-00001-of-00002.gguf"
+    for name in ("model-00001-of-00002.gguf", "model-00002-of-00002.gguf", "notes.txt"):
+        (tmp_path / name).touch()
+    assert resolve_model(str(file)) == resolve_model(str(tmp_path)) == GgufFile(file)
+    assert find_settings(str(file)) == GgufFile(file)
+    (tmp_path / "other.GGUF").touch()
+    with pytest.raises(CheckpointError, match=r"several models\. Name one of its files: .*, other\.GGUF$"):
+        resolve_model(str(tmp_path))
+    (tmp_path / "model.safetensors").touch()
+    assert resolve_model(str(tmp_path)) == ModelFolder(tmp_path)
+
+
+def test_a_file_of_another_kind_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").touch()
+    with pytest.raises(CheckpointError, match=r"model\.bin is a file\. Give the folder"):
+        resolve_model(str(tmp_path / "model.bin"))
 
 
 class FakeHub:

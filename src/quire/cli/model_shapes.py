@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 
+from quire.compute.gguf.source import is_gguf
 from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.base import DecoderSpec, Part, PartShape
-from quire.compute.models.hub import HUB_ID, resolve_settings
-from quire.compute.models.source import ModelFolder
+from quire.compute.models.hub import HUB_ID, resolve_model, resolve_settings
+from quire.compute.models.source import ModelFolder, ModelSource
 from quire.compute.weights.decoder_weights import is_made_int8
 from quire.core.errors import ModelError
 from quire.engine.factory import GUIDE
@@ -31,13 +32,15 @@ def known_models() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in MODELS_FOLDER.glob("*.json")))
 
 
-def find_settings(model: str) -> ModelFolder:
-    """Return where the settings of a model are: a folder, or settings by themselves."""
+def find_settings(model: str) -> ModelSource:
+    """Return where the settings of a model are: a folder, a GGUF file, or settings by themselves."""
     path = Path(model).expanduser()
     if model == GUIDE and not path.is_dir():
         return ModelFolder(GUIDE_FOLDER)
+    if model and path.is_file() and not is_gguf(path):
+        return ModelFolder(path.parent, path.name)
     if model and path.exists():
-        return ModelFolder(path) if path.is_dir() else ModelFolder(path.parent, path.name)
+        return resolve_model(model)
     if model.lower() in known_models():
         return ModelFolder(MODELS_FOLDER, f"{model.lower()}.json")
     if HUB_ID.fullmatch(model) is None:

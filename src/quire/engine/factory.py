@@ -22,7 +22,7 @@ from quire.compute.backend import Backend, BackendFacts, WorkerParts
 from quire.compute.choice import choose_backend
 from quire.compute.grammar import GrammarVerdicts, MaskService, Vocabulary
 from quire.compute.models import ModelDescription, read_model
-from quire.compute.models.hub import resolve_model
+from quire.compute.models.hub import place_notices, resolve_model
 from quire.compute.models.source import ModelFolder, ModelSource
 from quire.compute.reference.backend import ReferenceBackend
 from quire.compute.weights.decoder_weights import WeightReader
@@ -138,7 +138,8 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     config = backend.facts.config
     plan = plan_memory(config, backend.facts.kv_spec, model.spec.context_length, backend.needs())
     failpoints = tuple(parse_failpoints(os.environ.get(FAILPOINTS_VARIABLE, "")))
-    notices = model.notices + _dtype_notices(model, backend.facts) + ((notice,) if notice else ())
+    notices = place_notices(config.model, model.source) + model.notices + _dtype_notices(model, backend.facts)
+    notices += (notice,) if notice else ()
     notices += step_log_notices(config.step_log)
     notices += tuple(f"{FAILPOINTS_VARIABLE}: {failpoint} is armed; steps will fail" for failpoint in failpoints)
     vocabulary = _vocabulary(config, model)

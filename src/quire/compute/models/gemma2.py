@@ -50,7 +50,7 @@ def gemma_like(config: ConfigFile, max_length: int | None, layers: Sequence[Laye
     spec = llama_like(config, max_length, layers)
     return replace(
         with_stems(spec, STEMS),
-        norm=replace(spec.norm, unit_offset=True),
+        norm=replace(spec.norm, unit_offset=config.flag("rms_norm_unit_offset", True)),  # GGUF has added it
         norm_after=True,
         attention=replace(
             spec.attention,

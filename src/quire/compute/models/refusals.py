@@ -10,24 +10,9 @@ from quire.core.errors import ModelError
 
 MAX_NAMES: Final = 10_000
 CONVERT: Final = 'with transformers and torch: python -c "{code}"'
-FROM_GGUF: Final = (
-    "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; f = dict(gguf_file={name!r}); "
-    "M.from_pretrained({folder!r}, **f).save_pretrained({made!r}); "
-    "T.from_pretrained({folder!r}, **f).save_pretrained({made!r})"
-)
 FROM_PICKLE: Final = (
     "from transformers import AutoModelForCausalLM as M; M.from_pretrained({folder!r}).save_pretrained({folder!r})"
 )
-
-
-def gguf_refusal(path: Path) -> ModelError:
-    """Return the error for a GGUF file."""
-    code = FROM_GGUF.format(name=path.name, folder=str(path.parent), made=str(path.with_suffix("")))
-    return ModelError(
-        str(path),
-        f"{path} is a GGUF file, which this version cannot read. Use the safetensors folder it was made from, or "
-        f"convert it, {CONVERT.format(code=code)}",
-    )
 
 
 def folder_refusal(folder: Path, missing: str) -> ModelError:
@@ -36,25 +21,25 @@ def folder_refusal(folder: Path, missing: str) -> ModelError:
         return missing_folder(str(folder))
     names = sorted(path.name for path in islice(folder.iterdir(), MAX_NAMES))
     said = f"{folder} has no {missing}"
-    found = {suffix: [name for name in names if name.endswith(suffix)] for suffix in (".gguf", ".safetensors")}
+    safetensors = [name for name in names if name.endswith(".safetensors")]
     pickles = [name for name in names if name.endswith((".bin", ".pt", ".pth"))]
-    if found[".gguf"]:
-        return gguf_refusal(folder / found[".gguf"][0])
     if "adapter_config.json" in names:
         advice = "it is an adapter. Merge it into its base model (merge_and_unload in PEFT) and save the result"
     elif pickles:
         code = FROM_PICKLE.format(folder=str(folder))
         advice = f"but {pickles[0]}, a pickle, which could run code and is never read. Convert it, "
         advice += CONVERT.format(code=code)
-    elif found[".safetensors"]:
-        advice = f"but {found['.safetensors'][0]}. Save the model again with save_pretrained, or download all its files"
+    elif safetensors:
+        advice = f"but {safetensors[0]}. Save the model again with save_pretrained, or download all its files"
     else:
         advice = "it is empty" if not names else "give the folder that has config.json and the weights in it"
     return ModelError(str(folder), f"{said}: {advice}")
 
 
 def missing_folder(name: str) -> ModelError:
-    """Return the error for a name that is no folder."""
+    """Return the error for a name that is no model."""
     if name and Path(name).expanduser().exists():
         return ModelError(name, f"{name} is a file. Give the folder that has config.json and the weights in it")
+    if name.lower().endswith(".gguf"):
+        return ModelError(name, f'No file named "{name}". Give the path of a GGUF file, or a name that Ollama knows')
     return ModelError(name, f'No folder named "{name}". Give a model folder or a hub id such as Qwen/Qwen3-0.6B')

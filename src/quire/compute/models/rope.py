@@ -6,6 +6,7 @@ and one factor of cosine and sine, so that engines need not know the scalings:
 
     default        base ** (-2i / rotary_dim)
     linear         … / factor
+    divided        … / a number for each, which GGUF files have in place of llama3's settings
     proportional   … over head_dim, with the last frequencies 0
     dynamic        a larger base, for the maximum length      ┐ transformers takes the length that
     longrope       … / short or long factors, and a scale     ┘ a text has now
@@ -152,6 +153,13 @@ def _default(rope: _Rope) -> tuple[FloatArray, float]:
     return rope.frequencies(), 1.0
 
 
+def _divided(rope: _Rope) -> tuple[FloatArray, float]:
+    divisors = np.array(rope.section.numbers("divisors"), np.float32)
+    if len(divisors) != rope.rotary_dim // 2:
+        raise rope.section.error("divisors", f"{rope.rotary_dim // 2} numbers")
+    return rope.frequencies() / divisors, 1.0
+
+
 def _linear(rope: _Rope) -> tuple[FloatArray, float]:
     return rope.frequencies() / np.float32(rope.factor()), 1.0
 
@@ -236,6 +244,7 @@ SCALINGS: Final[Mapping[str, Callable[[_Rope], tuple[FloatArray, float]]]] = Map
     {
         "default": _default,
         "linear": _linear,
+        "divided": _divided,
         "proportional": _proportional,
         "dynamic": _dynamic,
         "longrope": _longrope,

@@ -2,7 +2,7 @@
 
     "guide", a path, a hub id ──► ModelSource ─┬─► settings ──► read_model ──► ModelDescription
                                                ├─► tokenizer, chat templates ──► Tokenizer
-                                               └─► tensors ──► Checkpoint ──► WeightReader
+                                               └─► tensors ──► WeightFile ──► WeightReader
 
 A source has named files, like a model folder, and tensors. Another way to store models is another class here.
 """
@@ -16,13 +16,14 @@ from typing import Protocol
 from quire.compute.models.config_file import CONFIG_FILE
 from quire.compute.models.refusals import folder_refusal
 from quire.compute.weights.checkpoint import Checkpoint
+from quire.compute.weights.weight_file import WeightFile
 from quire.core.model_files import MAX_SETTINGS_BYTES, ModelFiles, is_there, read_json_object, read_text
 
 
 class ModelSource(ModelFiles, Protocol):
     """The files of a model, and its tensors."""
 
-    def tensors(self) -> Checkpoint:
+    def tensors(self) -> WeightFile:
         """Check the headers of all tensors and return the tensors; reads none. Does not mutate."""
         ...
 

@@ -14,8 +14,8 @@ from quire.compute.models.base import DecoderSpec
 from quire.compute.native.decoder import PANEL_WIDTH, NativeDecoder
 from quire.compute.native.shape import decoder_shape
 from quire.compute.sampling.native import NativeSampler
-from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import WeightReader
+from quire.compute.weights.weight_file import WeightFile
 from quire.compute.worker.cache_engine import CacheEngine
 from quire.core.errors import InvalidConfigError
 from quire.core.executor import NoteLoaded
@@ -99,7 +99,7 @@ def load_parts(
 
 def make_parts(
     spec: DecoderSpec,
-    checkpoint: Checkpoint,
+    checkpoint: WeightFile,
     settings: NativeSettings,
     cache: CacheEngine,
     *,

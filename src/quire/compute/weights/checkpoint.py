@@ -28,17 +28,17 @@ from quire.compute.arrays import ByteArray, FloatArray, HalfArray
 from quire.compute.models.refusals import folder_refusal
 from quire.compute.weights.bfloat16 import narrowed, widened
 from quire.compute.weights.safetensors import TensorEntry, read_header
+from quire.compute.weights.weight_file import EVERYTHING
 from quire.core.errors import CheckpointError
 from quire.core.model_files import MAX_TENSOR_NAMES_BYTES, is_there, open_model_file, read_json_object
 
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
 FLOAT_DTYPES: Final = ("F32", "F16", "BF16")
-EVERYTHING: Final = slice(None)
 
 
 class Checkpoint:
-    """The tensors of one model folder, by name.
+    """Implements `WeightFile` with the tensors of one model folder, by name.
 
     Immutable except for the mappings, each opened when a tensor of its file is first read.
     """
@@ -50,6 +50,11 @@ class Checkpoint:
         self._checked_sizes: dict[Path, int] = {}  # per file: tensors fill it to its end
         for entry in entries.values():
             self._checked_sizes[entry.file] = max(entry.stop, self._checked_sizes.get(entry.file, 0))
+
+    @property
+    def name(self) -> str:
+        """The path of the folder."""
+        return str(self.folder)
 
     @classmethod
     def open(cls, folder: Path) -> Checkpoint:

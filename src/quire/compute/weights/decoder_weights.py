@@ -21,8 +21,8 @@ import numpy as np
 from quire.compute.arrays import FloatArray, WeightArray
 from quire.compute.models.base import DecoderSpec, Part, PartShape, WeightSource
 from quire.compute.weights.bfloat16 import widened
-from quire.compute.weights.checkpoint import EVERYTHING, Checkpoint
 from quire.compute.weights.quantize import quantized
+from quire.compute.weights.weight_file import EVERYTHING, WeightFile
 from quire.core.errors import CheckpointError, InvariantError
 from quire.core.executor import NoteLoaded
 
@@ -62,7 +62,7 @@ class DecoderWeights:
 
     @classmethod
     def load(
-        cls, spec: DecoderSpec, checkpoint: Checkpoint, dtype: str = "float32", weights: str = "auto"
+        cls, spec: DecoderSpec, checkpoint: WeightFile, dtype: str = "float32", weights: str = "auto"
     ) -> DecoderWeights:
         """Check the checkpoint against the spec, then read its tensors, matrices in `dtype` or as int8."""
         reader = WeightReader(spec, checkpoint, dtype, weights)
@@ -205,7 +205,7 @@ class WeightReader:
     def __init__(
         self,
         spec: DecoderSpec,
-        checkpoint: Checkpoint,
+        checkpoint: WeightFile,
         dtype: str,
         weights: str = "auto",
         note_loaded: NoteLoaded | None = None,
@@ -294,7 +294,7 @@ class WeightReader:
         problems = {"missing": missing, "extra": extra, "wrong shape": wrong}
         said = [f"{kind}: {_some(names)}" for kind, names in problems.items() if names]
         if said:
-            where = f"{self._checkpoint.folder}: tensors ({'; '.join(said)})"
+            where = f"{self._checkpoint.name}: tensors ({'; '.join(said)})"
             raise CheckpointError(where, f"{len(found)} tensors", f"the {len(expected)} tensors of its config")
         for name in expected:
             self._checkpoint.require_floats(name)

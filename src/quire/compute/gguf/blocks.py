@@ -1,0 +1,192 @@
+"""Block types: how GGUF packs numbers, and what they are as float32.
+
+A row is cut into blocks of 32 or 256 numbers; a block has a scale in float16 and small integers, and the K types also a
+scale of 4 or 6 bits for each 16 or 32 numbers within. `widen` gives the float32 numbers that llama.cpp's own
+definition gives, bit for bit: products of a scale and a code are exact, and a sum rounds once.
+
+    N        the nibble of element j of 32: the low half of byte j, from 16 on the high half of byte j - 16
+    d, m     the scale and the minimum, float16
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+
+from quire.compute.arrays import ByteArray, FloatArray
+from quire.compute.weights.bfloat16 import widened
+
+Widen = Callable[[ByteArray], FloatArray]
+"""Blocks as bytes `[num_blocks, num_bytes]` → numbers `[num_blocks, size]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockType:
+    """A way to pack `size` numbers into `num_bytes`."""
+
+    name: str
+    size: int
+    num_bytes: int
+    widen: Widen
+
+
+def _float16(blocks: ByteArray, at: int) -> FloatArray:
+    """Return the float16 at a place of each block, `[num_blocks, 1]`."""
+    return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
+
+
+def _nibbles(packed: ByteArray) -> ByteArray:
+    """Return the low halves of the bytes, then the high ones, for each last axis."""
+    return np.concatenate([packed & 15, packed >> 4], axis=-1)
+
+
+def _bits(blocks: ByteArray, at: int) -> ByteArray:
+    """Return the 32 bits of the number at a place of each block, the lowest first."""
+    return np.unpackbits(np.ascontiguousarray(blocks[:, at : at + 4]), axis=1, bitorder="little")
+
+
+def _float32(blocks: ByteArray) -> FloatArray:
+    return np.ascontiguousarray(blocks).view("<f4")
+
+
+def _half(blocks: ByteArray) -> FloatArray:
+    return np.ascontiguousarray(blocks).view("<f2").astype(np.float32)
+
+
+def _bfloat16(blocks: ByteArray) -> FloatArray:
+    return widened(np.ascontiguousarray(blocks).view("<u2"))
+
+
+def _q4_0(blocks: ByteArray) -> FloatArray:
+    return _float16(blocks, 0) * (_nibbles(blocks[:, 2:]).astype(np.float32) - np.float32(8))
+
+
+def _q4_1(blocks: ByteArray) -> FloatArray:
+    return _float16(blocks, 0) * _nibbles(blocks[:, 4:]).astype(np.float32) + _float16(blocks, 2)
+
+
+def _q5_0(blocks: ByteArray) -> FloatArray:
+    codes = _nibbles(blocks[:, 6:]) | _bits(blocks, 2) << 4
+    return _float16(blocks, 0) * (codes.astype(np.float32) - np.float32(16))
+
+
+def _q5_1(blocks: ByteArray) -> FloatArray:
+    codes = _nibbles(blocks[:, 8:]) | _bits(blocks, 4) << 4
+    return _float16(blocks, 0) * codes.astype(np.float32) + _float16(blocks, 2)
+
+
+def _q8_0(blocks: ByteArray) -> FloatArray:
+    return _float16(blocks, 0) * blocks[:, 2:].view(np.int8).astype(np.float32)
+
+
+CURVE: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+"""What the sixteen codes of IQ4 stand for: closer together around zero."""
+
+
+def _curved(packed: ByteArray) -> FloatArray:
+    values: FloatArray = np.array(CURVE, np.float32)[_nibbles(packed)]
+    return values
+
+
+def _iq4_nl(blocks: ByteArray) -> FloatArray:
+    return _float16(blocks, 0) * _curved(blocks[:, 2:])
+
+
+def _iq4_xs(blocks: ByteArray) -> FloatArray:
+    high = np.ascontiguousarray(blocks[:, 2:4]).view("<u2").astype(np.int32)  # two bits of each scale
+    low = np.stack([blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4], axis=2).reshape(-1, 8)
+    scales = (low | ((high >> np.arange(0, 16, 2)) & 3) << 4).astype(np.float32) - np.float32(32)
+    groups: FloatArray = (_float16(blocks, 0) * scales)[:, :, None] * _curved(blocks[:, 8:].reshape(-1, 8, 16))
+    return groups.reshape(-1, 256)
+
+
+def _six_bits(packed: ByteArray) -> tuple[FloatArray, FloatArray]:
+    """Return the scales and the minima of eight groups, six bits each in twelve bytes (Q4_K, Q5_K)."""
+    first, second, third = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
+    scales = np.concatenate([first & 63, (third & 15) | (first >> 6) << 4], axis=1)
+    minima = np.concatenate([second & 63, (third >> 4) | (second >> 6) << 4], axis=1)
+    return scales.astype(np.float32), minima.astype(np.float32)
+
+
+def _k_groups(blocks: ByteArray, codes: ByteArray) -> FloatArray:
+    """Return the numbers of blocks with a scale and a minimum for each group of 32; `codes` `[num_blocks, 8, 32]`."""
+    scales, minima = _six_bits(blocks[:, 4:16])
+    scale = (_float16(blocks, 0) * scales)[:, :, None]
+    minimum = (_float16(blocks, 2) * minima)[:, :, None]
+    return (scale * codes.astype(np.float32) - minimum).reshape(-1, 256)
+
+
+def _pairs_of_groups(packed: ByteArray) -> ByteArray:
+    """Return the nibbles of 128 bytes as eight groups of 32: of each 32 bytes the low halves, then the high ones."""
+    return _nibbles(packed.reshape(-1, 4, 32)).reshape(-1, 8, 32)
+
+
+def _q4_k(blocks: ByteArray) -> FloatArray:
+    return _k_groups(blocks, _pairs_of_groups(blocks[:, 16:]))
+
+
+def _q5_k(blocks: ByteArray) -> FloatArray:
+    fifth = blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & np.uint8(1)
+    return _k_groups(blocks, _pairs_of_groups(blocks[:, 48:]) | fifth << np.uint8(4))
+
+
+def _q6_k(blocks: ByteArray) -> FloatArray:
+    low, high = blocks[:, :128].reshape(-1, 2, 2, 32), blocks[:, 128:192].reshape(-1, 2, 1, 32)
+    four = np.concatenate([low & 15, low >> 4], axis=2)  # [num_blocks, 2, 4, 32]
+    two = (high >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
+    codes = (four | two << 4).astype(np.float32) - np.float32(32)
+    scales = np.ascontiguousarray(blocks[:, 192:208]).view(np.int8).astype(np.float32)
+    return _by_sixteens(_float16(blocks, 208) * scales, codes)
+
+
+def _by_sixteens(scales: FloatArray, codes: FloatArray) -> FloatArray:
+    """Return codes, 256 of each block, times the scale of each 16."""
+    return (scales[:, :, None] * codes.reshape(-1, 16, 16)).reshape(-1, 256)
+
+
+def _two_bits(packed: ByteArray) -> ByteArray:
+    """Return the codes of 64 bytes: of each 32 bytes the lowest two bits, then the next … `[num_blocks, 2, 4, 32]`."""
+    return packed.reshape(-1, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None] & np.uint8(3)
+
+
+def _q2_k(blocks: ByteArray) -> FloatArray:
+    codes = _two_bits(blocks[:, 16:80]).astype(np.float32).reshape(-1, 16, 16)
+    scale = (_float16(blocks, 80) * (blocks[:, :16] & 15).astype(np.float32))[:, :, None]
+    minimum = (_float16(blocks, 82) * (blocks[:, :16] >> 4).astype(np.float32))[:, :, None]
+    return (scale * codes - minimum).reshape(-1, 256)
+
+
+def _q3_k(blocks: ByteArray) -> FloatArray:
+    third = (blocks[:, None, :32] >> np.arange(8, dtype=np.uint8)[:, None]) & 1  # [num_blocks, 8, 32]
+    codes = (_two_bits(blocks[:, 32:96]).reshape(-1, 8, 32) | third << 2).astype(np.float32) - np.float32(4)
+    packed = blocks[:, 96:108]
+    low = np.concatenate([packed[:, :8] & 15, packed[:, :8] >> 4], axis=1)
+    high = (packed[:, None, 8:12] >> np.array([0, 2, 4, 6], np.uint8)[:, None]) & 3
+    scales = (low | high.reshape(-1, 16) << 4).astype(np.float32) - np.float32(32)
+    return _by_sixteens(_float16(blocks, 108) * scales, codes)
+
+
+BLOCK_TYPES: Final = MappingProxyType(
+    {
+        0: BlockType("F32", 1, 4, _float32),
+        1: BlockType("F16", 1, 2, _half),
+        2: BlockType("Q4_0", 32, 18, _q4_0),
+        3: BlockType("Q4_1", 32, 20, _q4_1),
+        6: BlockType("Q5_0", 32, 22, _q5_0),
+        7: BlockType("Q5_1", 32, 24, _q5_1),
+        8: BlockType("Q8_0", 32, 34, _q8_0),
+        10: BlockType("Q2_K", 256, 84, _q2_k),
+        11: BlockType("Q3_K", 256, 110, _q3_k),
+        12: BlockType("Q4_K", 256, 144, _q4_k),
+        13: BlockType("Q5_K", 256, 176, _q5_k),
+        14: BlockType("Q6_K", 256, 210, _q6_k),
+        20: BlockType("IQ4_NL", 32, 18, _iq4_nl),
+        23: BlockType("IQ4_XS", 256, 136, _iq4_xs),
+        30: BlockType("BF16", 1, 2, _bfloat16),
+    }
+)
+"""The number of a type in a file → the type."""

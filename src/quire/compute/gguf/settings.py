@@ -1,0 +1,240 @@
+"""The settings of a GGUF file in the words of config.json and generation_config.json, which families read.
+
+GGUF names a setting ARCHITECTURE.NAME. What it leaves out is what its family always has; what only the file can say
+(whether the head is tied, by which numbers positions are divided) is read off its tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+
+from quire.compute.arrays import FloatArray
+from quire.compute.gguf.header import GgufHeader
+from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
+from quire.core.errors import ModelError
+
+ARCHITECTURES: Final = MappingProxyType(
+    {
+        "gemma2": "Gemma2ForCausalLM",
+        "gemma3": "Gemma3ForCausalLM",
+        "gpt2": "GPT2LMHeadModel",
+        "llama": "LlamaForCausalLM",  # Mistral's too
+        "phi3": "Phi3ForCausalLM",
+        "qwen2": "Qwen2ForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+        "qwen3moe": "Qwen3MoeForCausalLM",
+    }
+)
+"""`general.architecture` → the family that runs it."""
+
+ENDS: Final = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>")
+"""Control tokens that end a text wherever a vocabulary has them."""
+
+CONTROL: Final = 3  # of tokenizer.ggml.token_type
+END_IDS: Final = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
+WIDE_HEADS: Final = MappingProxyType({"gemma2": 46, "gemma3": 62})
+"""Layers of the size of each Gemma (27B) that scales scores by hidden size / heads, and not by the size of a head."""
+
+ReadTensor = Callable[[str], FloatArray | None]
+"""The name of a tensor in the file → its numbers; None where there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """The settings of one architecture, each by its name behind the dot."""
+
+    file: ConfigFile
+    architecture: str
+
+    def key(self, name: str) -> str:
+        return f"{self.architecture}.{name}"
+
+    def has(self, name: str) -> bool:
+        return self.file.is_set(self.key(name))
+
+    def size(self, name: str, default: int | None = None, *, low: int = 1, high: int = MAX_LENGTH) -> int:
+        return self.file.size(self.key(name), default, low=low, high=high)
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """Return a number as it was written before it became float32: 1e-06, not 9.99999997e-07."""
+        return float(str(np.float32(self.file.number(self.key(name), default))))
+
+    def word(self, name: str) -> str | None:
+        found = self.file.fields.get(self.key(name))
+        if found is not None and not isinstance(found, str):
+            raise self.file.error(self.key(name), "a text")
+        return found
+
+
+def architecture_of(header: GgufHeader) -> str:
+    """Return `general.architecture`; raises `ModelError` for one that no family runs."""
+    found = header.settings.get("general.architecture")
+    if not isinstance(found, str) or found not in ARCHITECTURES:
+        known = ", ".join(ARCHITECTURES)
+        message = (
+            f"{header.path}: a model of the architecture {found!r:.80}, which quire cannot run. Use one of {known}"
+        )
+        raise ModelError(str(header.path), message)
+    return found
+
+
+def config_of(header: GgufHeader, read: ReadTensor) -> dict[str, object]:
+    """Return config.json for a file. Does not mutate."""
+    architecture = architecture_of(header)
+    settings = _Settings(ConfigFile(str(header.path), dict(header.settings)), architecture)
+    config: dict[str, object] = {
+        "architectures": [ARCHITECTURES[architecture]],
+        "model_type": architecture,
+        "vocab_size": _vocab_size(header, settings),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "torch_dtype": _dtype(header),
+    }
+    if architecture == "gpt2":
+        return config | _gpt2(settings)
+    config |= _llama_like(settings)
+    if architecture == "llama":
+        config |= {
+            "attention_bias": "blk.0.attn_q.bias" in header.tensors,
+            "mlp_bias": "blk.0.ffn_up.bias" in header.tensors,
+        }
+    rope = _rope_scaling(settings, read)
+    if rope:
+        config["rope_scaling"] = rope
+    own = OWN.get(architecture)
+    return config if own is None else config | own(settings)
+
+
+def _dtype(header: GgufHeader) -> str:
+    """Return the dtype that holds the matrices: their own where all have one, else that in which they are computed."""
+    names = {tensor.type.name for tensor in header.tensors.values() if len(tensor.shape) > 1}
+    return "float32" if names == {"F32"} else "float16" if names == {"F16"} else "bfloat16"
+
+
+def _vocab_size(header: GgufHeader, settings: _Settings) -> int:
+    """Return how many tokens the embedding has; the setting may count fewer."""
+    embedding = header.tensors.get("token_embd.weight")
+    return settings.size("vocab_size") if embedding is None else embedding.shape[0]
+
+
+def _llama_like(settings: _Settings) -> dict[str, object]:
+    heads = settings.size("attention.head_count")
+    config: dict[str, object] = {
+        "hidden_size": settings.size("embedding_length"),
+        "intermediate_size": settings.size("feed_forward_length", low=0) or 1,
+        "num_hidden_layers": settings.size("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": settings.size("attention.head_count_kv", heads),
+        "max_position_embeddings": settings.size("context_length"),
+        "rms_norm_eps": settings.number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": settings.number("rope.freq_base", 10_000.0),
+        "sliding_window": None,
+    }
+    if settings.has("attention.key_length"):
+        size = config["head_dim"] = settings.size("attention.key_length")
+        if settings.size("attention.value_length", size) != size:
+            raise settings.file.error(settings.key("attention.value_length"), f"{size}, as attention.key_length")
+    return config
+
+
+def _rope_scaling(settings: _Settings, read: ReadTensor) -> dict[str, object]:
+    """Return what stretches a context; empty where nothing does."""
+    long, short = read("rope_factors_long.weight"), read("rope_factors_short.weight")
+    original = "rope.scaling.original_context_length"
+    if long is not None and short is not None:
+        return {
+            "rope_type": "longrope",
+            "long_factor": long.tolist(),
+            "short_factor": short.tolist(),
+            "original_max_position_embeddings": settings.size(original, settings.size("context_length")),
+        } | _given("attention_factor", settings, "rope.scaling.attn_factor")
+    divisors = read("rope_freqs.weight")
+    if divisors is not None:
+        return {"rope_type": "divided", "divisors": divisors.tolist()}
+    kind = settings.word("rope.scaling.type")
+    if kind in (None, "none") or not settings.has("rope.scaling.factor"):
+        return {}
+    if kind not in ("linear", "yarn"):
+        raise settings.file.error(settings.key("rope.scaling.type"), "none, linear or yarn")
+    scaling: dict[str, object] = {"rope_type": kind, "factor": settings.number("rope.scaling.factor")}
+    if kind == "yarn" and settings.has(original):
+        scaling["original_max_position_embeddings"] = settings.size(original)
+    return scaling
+
+
+def _given(field: str, settings: _Settings, name: str) -> dict[str, object]:
+    return {field: settings.number(name)} if settings.has(name) else {}
+
+
+def _gpt2(settings: _Settings) -> dict[str, object]:
+    return {
+        "n_embd": settings.size("embedding_length"),
+        "n_head": settings.size("attention.head_count"),
+        "n_layer": settings.size("block_count"),
+        "n_inner": settings.size("feed_forward_length"),
+        "n_positions": settings.size("context_length"),
+        "layer_norm_epsilon": settings.number("attention.layer_norm_epsilon"),
+    }
+
+
+def _qwen3moe(settings: _Settings) -> dict[str, object]:
+    return {
+        "num_experts": settings.size("expert_count"),
+        "num_experts_per_tok": settings.size("expert_used_count"),
+        "moe_intermediate_size": settings.size("expert_feed_forward_length"),
+        "norm_topk_prob": True,
+    }
+
+
+def _phi3(settings: _Settings) -> dict[str, object]:
+    heads, hidden = settings.size("attention.head_count"), settings.size("embedding_length")
+    size = settings.size("attention.key_length", max(hidden // heads, 1))
+    turned = settings.size("rope.dimension_count", size)
+    window = settings.size("attention.sliding_window", 0, low=0)
+    return {"partial_rotary_factor": turned / size, "sliding_window": window or None}
+
+
+def _gemma(settings: _Settings) -> dict[str, object]:
+    """Return what Gemma 2 and 3 have of their own. The file's norms are 1 + weight already."""
+    heads, size = settings.size("attention.head_count"), settings.size("attention.key_length", 256)
+    is_wide = settings.size("block_count") == WIDE_HEADS[settings.architecture]
+    return {
+        "head_dim": size,
+        "query_pre_attn_scalar": settings.size("embedding_length") // heads if is_wide else size,
+        "sliding_window": settings.size("attention.sliding_window"),
+        "rms_norm_unit_offset": False,
+    }
+
+
+def _gemma2(settings: _Settings) -> dict[str, object]:
+    caps = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
+    given = {field: settings.number(name) for field, name in caps.items() if settings.has(name)}
+    return _gemma(settings) | dict.fromkeys(caps) | given
+
+
+OWN: Final[Mapping[str, Callable[[_Settings], dict[str, object]]]] = MappingProxyType(
+    {"gemma2": _gemma2, "gemma3": _gemma, "phi3": _phi3, "qwen3moe": _qwen3moe}
+)
+"""What an architecture has beyond Llama's settings."""
+
+
+def generation_config_of(header: GgufHeader) -> dict[str, object]:
+    """Return generation_config.json for a file: the tokens that end a text. Does not mutate."""
+    file = ConfigFile(str(header.path), dict(header.settings))
+    tokens, kinds = vocabulary(file)
+    ends = {file.size(name, low=0, high=len(tokens) - 1) for name in END_IDS if file.is_set(name)}
+    ends |= {place for place, text in enumerate(tokens) if kinds[place] == CONTROL and text in ENDS}
+    return {"eos_token_id": sorted(ends)} if ends else {}
+
+
+def vocabulary(file: ConfigFile) -> tuple[Sequence[str], Sequence[Any]]:
+    """Return the tokens of a file by id, and the type of each."""
+    tokens = file.texts("tokenizer.ggml.tokens")
+    kinds = file.fields.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    if not isinstance(kinds, list) or len(kinds) != len(tokens):
+        raise file.error("tokenizer.ggml.token_type", f"a list of {len(tokens)} types, one for each token")
+    return tokens, kinds

@@ -1,0 +1,79 @@
+"""GgufFile: a model in one GGUF file, as a `ModelSource` with the files that a folder of Hugging Face would have."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from quire.compute.gguf.header import PART, GgufHeader
+from quire.compute.gguf.settings import config_of, generation_config_of
+from quire.compute.gguf.tensors import GgufTensors
+from quire.compute.gguf.tokenizer import tokenizer_config_of, tokenizer_json_of
+from quire.core.errors import CheckpointError
+from quire.core.model_files import MAX_SETTINGS_BYTES
+
+OBJECTS = ("config.json", "generation_config.json", "tokenizer_config.json")
+TOKENIZER = "tokenizer.json"
+
+
+def is_gguf(path: Path) -> bool:
+    """Return whether a path is the name of a GGUF file."""
+    return path.suffix.lower() == ".gguf"
+
+
+def is_later_part(path: Path) -> bool:
+    """Return whether a path is the name of a part of a model, and not of the first."""
+    split = PART.fullmatch(path.name)
+    return split is not None and int(split["number"]) != 1
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """Implements `ModelSource`. The header is read once, when it is first needed."""
+
+    path: Path
+
+    @property
+    def name(self) -> str:
+        """The path of the file."""
+        return str(self.path)
+
+    def where(self, file: str) -> str:
+        """Return the path: all is in one file."""
+        return self.name
+
+    def has(self, file: str) -> bool:
+        """Return whether the file says what a file of that name would say."""
+        return file in (*OBJECTS, TOKENIZER)
+
+    def text(self, file: str, max_bytes: int = MAX_SETTINGS_BYTES) -> str:
+        """Return what a file of that name would hold."""
+        text = self._tokenizer_json if file == TOKENIZER else json.dumps(self.json_object(file))
+        if len(text) > max_bytes:
+            raise CheckpointError(f"{self.name}: {file}", f"{len(text)} bytes", f"at most {max_bytes}")
+        return text
+
+    def json_object(self, file: str, max_bytes: int = MAX_SETTINGS_BYTES) -> dict[str, object]:
+        """Return the settings that a file of that name would hold."""
+        match file:
+            case "config.json":
+                return config_of(self._header, GgufTensors(self._header).setting)
+            case "generation_config.json":
+                return generation_config_of(self._header)
+            case "tokenizer_config.json":
+                return tokenizer_config_of(self._header)
+        raise CheckpointError(self.name, f"without what {file} says", f"one of {', '.join(OBJECTS)}")
+
+    def tensors(self) -> GgufTensors:
+        """Return the tensors, which were checked with the header; maps nothing yet."""
+        return GgufTensors(self._header)
+
+    @cached_property
+    def _header(self) -> GgufHeader:
+        return GgufHeader.read(self.path)
+
+    @cached_property
+    def _tokenizer_json(self) -> str:
+        return tokenizer_json_of(self._header)

@@ -1,0 +1,186 @@
+"""The tokenizer of a GGUF file as tokenizer.json and tokenizer_config.json, which one reader checks for all models.
+
+Two kinds are read: byte-level BPE ("gpt2"), whose merges are listed and whose splitter has a name (`pre`), and
+SentencePiece ("llama"), whose pieces have scores. The merges of the latter follow from it: every way to cut a piece in
+two pieces, the best score first.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+from quire.compute.gguf.header import GgufHeader
+from quire.compute.gguf.settings import CONTROL, vocabulary
+from quire.compute.models.config_file import ConfigFile
+
+USER_DEFINED: Final = 4  # of tokenizer.ggml.token_type
+SPACE: Final = "\u2581"
+NAMED: Final = MappingProxyType(
+    {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "sep_token": "seperator", "pad_token": "padding"}
+)
+"""The name of a token in tokenizer_config.json → in GGUF, its slip of the pen included."""
+
+MAX_CHARACTERS: Final = 8 << 20
+"""Of all pieces of a SentencePiece vocabulary, four times what the largest has: each is cut at each of them."""
+
+CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+OTHERS: Final = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+UPPER: Final = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+LOWER: Final = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+SPLITTERS: Final = MappingProxyType(
+    {
+        "gpt-2": None,
+        "smollm": None,  # digits first, each by itself
+        "llama-bpe": rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{OTHERS}",
+        "qwen2": rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{OTHERS}",
+        "tekken": rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    }
+)
+"""`tokenizer.ggml.pre` → how words are split before they are merged; None: as GPT-2 does."""
+
+WHOLE_WORDS: Final = ("llama-bpe", "tekken")
+"""Splitters whose words are a token at once where the vocabulary has them."""
+
+
+def tokenizer_json_of(header: GgufHeader) -> str:
+    """Return tokenizer.json for a file. Does not mutate."""
+    file = ConfigFile(str(header.path), dict(header.settings))
+    tokens, kinds = vocabulary(file)
+    ids = {token: place for place, token in enumerate(tokens)}
+    if len(ids) != len(tokens):
+        raise file.error("tokenizer.ggml.tokens", "a list of distinct tokens")
+    kind = file.fields.get("tokenizer.ggml.model")
+    if kind == "gpt2":
+        parts = _byte_level(file, ids)
+    elif kind == "llama":
+        parts = _sentence_pieces(file, ids)
+    else:
+        raise file.error("tokenizer.ggml.model", "gpt2 (byte-level BPE) or llama (SentencePiece)")
+    added = [
+        _added_token(place, tokens[place], special=found == CONTROL)
+        for place, found in enumerate(kinds)
+        if found in (CONTROL, USER_DEFINED)
+    ]
+    return json.dumps({"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, **parts})
+
+
+def tokenizer_config_of(header: GgufHeader) -> dict[str, object]:
+    """Return tokenizer_config.json for a file: its named tokens, and its chat templates. Does not mutate."""
+    file = ConfigFile(str(header.path), dict(header.settings))
+    tokens, _ = vocabulary(file)
+    settings: dict[str, object] = {}
+    for name, theirs in NAMED.items():
+        key = f"tokenizer.ggml.{theirs}_token_id"
+        if file.is_set(key):
+            settings[name] = tokens[file.size(key, low=0, high=len(tokens) - 1)]
+    is_byte_level = file.fields.get("tokenizer.ggml.model") == "gpt2"
+    begins = not is_byte_level or file.fields.get("tokenizer.ggml.pre") == "llama-bpe"
+    settings["add_bos_token"] = file.flag("tokenizer.ggml.add_bos_token", begins)
+    if templates := _templates(file):
+        settings["chat_template"] = templates
+    return settings
+
+
+def _templates(file: ConfigFile) -> str | list[dict[str, object]] | None:
+    """Return the chat template, or all of them by name."""
+    plain = "tokenizer.chat_template"
+    found = {
+        key.removeprefix(plain).removeprefix("."): text for key, text in file.fields.items() if key.startswith(plain)
+    }
+    for name, text in found.items():
+        if not isinstance(text, str) and not name.endswith("s"):
+            raise file.error(f"{plain}.{name}".removesuffix("."), "a text")
+    texts = {name or "default": text for name, text in found.items() if isinstance(text, str)}
+    if texts.keys() <= {"default"}:
+        default = texts.get("default")
+        return default if isinstance(default, str) else None
+    return [{"name": name, "template": text} for name, text in texts.items()]
+
+
+def _added_token(token_id: int, text: str, *, special: bool) -> dict[str, object]:
+    plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": token_id, "content": text, "special": special, **plain}
+
+
+def _byte_level(file: ConfigFile, ids: dict[str, int]) -> dict[str, Any]:
+    """Return the parts of a byte-level BPE."""
+    pre = file.fields.get("tokenizer.ggml.pre")
+    if not isinstance(pre, str) or pre not in SPLITTERS:
+        raise file.error("tokenizer.ggml.pre", f"one of {', '.join(SPLITTERS)}")
+    split = SPLITTERS[pre]
+    merges = [merge.split(" ") for merge in file.texts("tokenizer.ggml.merges")]
+    if any(len(merge) != 2 for merge in merges):
+        raise file.error("tokenizer.ggml.merges", "pairs of tokens with one space between them")
+    steps: list[dict[str, Any]] = []
+    if pre == "smollm":
+        steps.append({"type": "Digits", "individual_digits": True})
+    if split is not None:
+        steps.append({"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False})
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": split is None}
+    return {
+        "normalizer": {"type": "NFC"} if pre == "qwen2" else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*steps, byte_level]},
+        "post_processor": None,
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        "model": _bpe(ids, merges, ignore_merges=pre in WHOLE_WORDS),
+    }
+
+
+def _sentence_pieces(file: ConfigFile, ids: dict[str, int]) -> dict[str, Any]:
+    """Return the parts of a BPE that does what SentencePiece does with these pieces."""
+    scores = file.fields.get("tokenizer.ggml.scores")
+    if not isinstance(scores, list) or len(scores) != len(ids):
+        raise file.error("tokenizer.ggml.scores", f"a list of {len(ids)} numbers, one for each token")
+    spaces: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+    prefix = file.flag("tokenizer.ggml.add_space_prefix", True)
+    num_characters = sum(map(len, ids))
+    if num_characters > MAX_CHARACTERS:
+        raise file.error("tokenizer.ggml.tokens", f"pieces of at most {MAX_CHARACTERS} characters together")
+    normalizers = [{"type": "Prepend", "prepend": SPACE}, spaces] if prefix else [spaces]
+    decoders: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    if prefix:
+        decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    unknown = file.size("tokenizer.ggml.unknown_token_id", 0, low=0, high=len(ids) - 1)
+    model = _bpe(ids, _merges(ids, scores), ignore_merges=False)
+    return {
+        "normalizer": {"type": "Sequence", "normalizers": normalizers},
+        "pre_tokenizer": None,
+        "post_processor": None,
+        "decoder": {"type": "Sequence", "decoders": decoders},
+        "model": model | {"unk_token": list(ids)[unknown], "fuse_unk": True, "byte_fallback": True},
+    }
+
+
+def _bpe(ids: dict[str, int], merges: Sequence[Sequence[str]], *, ignore_merges: bool) -> dict[str, Any]:
+    return {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": ignore_merges,
+        "vocab": ids,
+        "merges": merges,
+    }
+
+
+def _merges(ids: dict[str, int], scores: Sequence[Any]) -> list[tuple[str, str]]:
+    """Return every way to cut a piece in two pieces, those of the best pieces first, then by the ids of the parts."""
+    merges: list[tuple[Any, int, int, str, str]] = []
+    for piece, place in ids.items():
+        for cut in range(1, len(piece)):
+            left, right = ids.get(piece[:cut]), ids.get(piece[cut:])
+            if left is not None and right is not None:
+                merges.append((-scores[place], left, right, piece[:cut], piece[cut:]))
+    merges.sort()
+    return [(left, right) for *_, left, right in merges]

@@ -1,0 +1,54 @@
+"""WeightFile: the tensors of a model by the names of Hugging Face, whatever file they are in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from quire.compute.arrays import FloatArray, HalfArray
+
+EVERYTHING: Final = slice(None)
+
+
+class WeightEntry(Protocol):
+    """What a file says of a tensor before it is read."""
+
+    @property
+    def dtype(self) -> str:
+        """How its numbers are stored, such as F32, BF16 or Q4_K."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its dimensions, rows first."""
+        ...
+
+
+class WeightFile(Protocol):
+    """Tensors that can be asked for in two dtypes, read-only."""
+
+    @property
+    def name(self) -> str:
+        """What errors call it."""
+        ...
+
+    @property
+    def entries(self) -> Mapping[str, WeightEntry]:
+        """All tensors by name."""
+        ...
+
+    def require_floats(self, name: str) -> None:
+        """Raise unless a tensor is of a dtype that can be asked for. Does not mutate."""
+        ...
+
+    def tensor(self, name: str, rows: slice = EVERYTHING) -> FloatArray:
+        """Return rows of a tensor as float32."""
+        ...
+
+    def bfloat16_bits(self, name: str, rows: slice = EVERYTHING) -> HalfArray:
+        """Return rows of a tensor as bfloat16."""
+        ...
+
+    def release(self) -> None:
+        """Free the memory that mapped files take up; views stay valid and are read again when used."""
+        ...

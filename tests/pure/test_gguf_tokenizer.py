@@ -1,0 +1,173 @@
+"""The tokenizer of a GGUF file gives the tokens of the library that its vocabulary was made with."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import sentencepiece
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from quire.compute.gguf.source import GgufFile
+from quire.core.errors import CheckpointError
+from quire.engine.text.tokenizer import Tokenizer
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("README.md", "CONTRIBUTING.md", "ARCHITECTURE.md")
+LINES = [line for name in PAGES for line in (ROOT / name).read_text().split("\n")]
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
+
+
+def strange_texts(count: int, seed: int) -> list[str]:
+    """Return texts that no vocabulary expects; none spells a control token out, which would be that token."""
+    drawn = random.Random(seed)
+    return ["".join(drawn.choices("ab é😀\n\t  the 123\u2581<>'r漢", k=drawn.randrange(30))) for _ in range(count)]
+
+
+def write(path: Path, kind: str, tokens: list[str], kinds: list[int], **settings: Any) -> GgufFile:
+    """Write a file of a tokenizer alone; `settings` are those of `tokenizer.ggml`."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model(kind)
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    for name, value in settings.items():
+        key = f"tokenizer.ggml.{name}"
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        else:
+            writer.add_array(key, value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return GgufFile(path)
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["with a space before", "without"])
+def pieces(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Tokenizer]:
+    """A SentencePiece model, and the tokenizer of a GGUF file that has its pieces."""
+    made = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(  # type: ignore[attr-defined]
+        sentence_iterator=iter([line for line in LINES if line]),
+        model_writer=made,
+        vocab_size=1200,
+        model_type="bpe",
+        byte_fallback=True,
+        normalization_rule_name="identity",
+        add_dummy_prefix=request.param,
+        remove_extra_whitespaces=False,
+        split_digits=True,
+        user_defined_symbols=["<start>", "<end>"],
+        minloglevel=2,
+    )
+    theirs = sentencepiece.SentencePieceProcessor(model_proto=made.getvalue())  # type: ignore[call-arg]
+    ids = range(theirs.vocab_size())
+    kinds = [
+        UNKNOWN if theirs.is_unknown(i) else CONTROL if theirs.is_control(i) else BYTE if theirs.is_byte(i)
+        else USER_DEFINED if theirs.id_to_piece(i) in ("<start>", "<end>") else NORMAL
+        for i in ids
+    ]  # fmt: skip
+    file = write(
+        tmp_path_factory.mktemp("pieces") / "model.gguf",
+        "llama",
+        [theirs.id_to_piece(i) for i in ids],
+        kinds,
+        scores=[theirs.get_score(i) for i in ids],
+        unknown_token_id=theirs.unk_id(),
+        bos_token_id=theirs.bos_id(),
+        add_space_prefix=request.param,
+    )
+    return theirs, Tokenizer.open(file, vocab_size=theirs.vocab_size())
+
+
+def test_pieces_are_those_of_sentencepiece(pieces: tuple[Any, Tokenizer]) -> None:
+    theirs, ours = pieces
+    for text in [*LINES[:400], *strange_texts(1500, 1)]:
+        tokens = ours.encode(text, add_special_tokens=False)
+        assert tokens == theirs.encode(text)
+        assert ours.decode(tokens) == theirs.decode(tokens)
+
+
+def test_a_text_begins_with_the_token_that_begins_texts(pieces: tuple[Any, Tokenizer]) -> None:
+    theirs, ours = pieces
+    assert ours.encode("block") == [theirs.bos_id(), *theirs.encode("block")]
+
+
+def byte_level_vocabulary() -> tuple[list[str], list[list[str]]]:
+    """Return tokens and merges of a byte-level BPE."""
+    library = tokenizers.Tokenizer(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=900, initial_alphabet=alphabet, show_progress=False)
+    library.train_from_iterator(LINES, trainer)
+    model = json.loads(library.to_str())["model"]
+    return sorted(model["vocab"], key=model["vocab"].get), model["merges"]
+
+
+TOKENS, MERGES = byte_level_vocabulary()
+WORDS = {  # what each splitter makes of a text, as its makers' own tokenizers do
+    "gpt-2": ("it's 12345 days\n\n  on", ["it", "'s", " 12345", " days", "\n\n ", " on"]),
+    "smollm": ("it's 123 days", ["it", "'s", " ", "1", "2", "3", " days"]),
+    "llama-bpe": ("IT'S 12345 days!\n\nnow", ["IT", "'S", " ", "123", "45", " days", "!\n\n", "now"]),
+    "qwen2": ("IT'S 123 (days)", ["IT", "'S", " ", "1", "2", "3", " (", "days", ")"]),
+    "tekken": ("camelCase 12 it's/\n", ["camel", "Case", " ", "1", "2", " it", "'s", "/\n"]),
+}
+
+
+@pytest.mark.parametrize("pre", WORDS)
+def test_words_are_split_by_the_name_of_the_splitter(pre: str, tmp_path: Path) -> None:
+    merges = [" ".join(merge) for merge in MERGES]
+    path = tmp_path / "m.gguf"
+    file = write(path, "gpt2", [*TOKENS, "<|im_end|>"], [1] * len(TOKENS) + [CONTROL], pre=pre, merges=merges)
+    library = tokenizers.Tokenizer.from_str(file.text("tokenizer.json"))
+    assert library.pre_tokenizer is not None and library.decoder is not None
+    text, words = WORDS[pre]
+    split = [piece for piece, _ in library.pre_tokenizer.pre_tokenize_str(text)]
+    plain = decoders.ByteLevel()
+    assert [plain.decode([piece]) for piece in split] == words
+    ours = Tokenizer.open(file, vocab_size=len(TOKENS) + 1)
+    for strange in strange_texts(200, 2):
+        assert ours.decode(ours.encode(strange, add_special_tokens=False)) == strange
+    assert ours.special_token_ids == {len(TOKENS)}
+    assert file.json_object("generation_config.json") == {"eos_token_id": [len(TOKENS)]}
+
+
+GOOD: dict[str, Any] = {
+    "pre": "gpt-2",
+    "merges": ["a b"],
+    "tokens": ["a", "b", "ab"],
+    "kinds": [1, 1, 1],
+    "kind": "gpt2",
+}
+BROKEN = {
+    "an unknown kind": ({"kind": "rwkv"}, "tokenizer.ggml.model is 'rwkv'; allowed: gpt2"),
+    "an unknown splitter": ({"pre": "dialect"}, "tokenizer.ggml.pre is 'dialect'; allowed: one of gpt-2"),
+    "a torn merge": ({"merges": ["ab"]}, "pairs of tokens with one space between them"),
+    "a token twice": ({"tokens": ["a", "a", "b"]}, "a list of distinct tokens"),
+    "a token without a type": ({"kinds": [1, 1]}, "a list of 3 types, one for each token"),
+    "scores of another length": ({"kind": "llama", "scores": [0.5]}, "a list of 3 numbers, one for each token"),
+    "a named token beyond the end": (
+        {"eos_token_id": 3},
+        "tokenizer.ggml.eos_token_id is 3; allowed: an integer from 0 to 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_vocabulary_that_is_broken_is_refused_in_one_line(name: str, tmp_path: Path) -> None:
+    changes, said = BROKEN[name]
+    settings = GOOD | changes
+    kind, tokens, kinds = (settings.pop(key) for key in ("kind", "tokens", "kinds"))
+    file = write(tmp_path / "x.gguf", kind, tokens, kinds, **settings)
+    with pytest.raises(CheckpointError) as refused:
+        Tokenizer.open(file, vocab_size=3)
+    assert said in str(refused.value) and "x.gguf" in str(refused.value)

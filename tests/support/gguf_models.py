@@ -1,0 +1,165 @@
+"""Writes the model of a folder as a GGUF file, as llama.cpp's converter does, with the names of the gguf package."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from quire.compute.weights.checkpoint import Checkpoint
+
+ARCHITECTURES = {
+    "Gemma2ForCausalLM": gguf.MODEL_ARCH.GEMMA2,
+    "Gemma3ForCausalLM": gguf.MODEL_ARCH.GEMMA3,
+    "GPT2LMHeadModel": gguf.MODEL_ARCH.GPT2,
+    "LlamaForCausalLM": gguf.MODEL_ARCH.LLAMA,
+    "MistralForCausalLM": gguf.MODEL_ARCH.LLAMA,
+    "Phi3ForCausalLM": gguf.MODEL_ARCH.PHI3,
+    "Qwen2ForCausalLM": gguf.MODEL_ARCH.QWEN2,
+    "Qwen3ForCausalLM": gguf.MODEL_ARCH.QWEN3,
+    "Qwen3MoeForCausalLM": gguf.MODEL_ARCH.QWEN3MOE,
+}
+
+
+class GgufWriting:
+    """One file in the making."""
+
+    def __init__(self, folder: Path, path: Path) -> None:
+        self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
+        self.architecture = ARCHITECTURES[self.config["architectures"][0]]
+        self.writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[self.architecture])
+        checkpoint = Checkpoint.open(folder)
+        self.tensors: Mapping[str, Any] = {name: checkpoint.tensor(name) for name in checkpoint.entries}
+        self.num_layers = int(self.config.get("num_hidden_layers") or self.config["n_layer"])
+        self.names = gguf.get_tensor_name_map(self.architecture, self.num_layers)
+
+    def settings(self) -> None:
+        config, writer = self.config, self.writer
+        writer.add_block_count(self.num_layers)
+        if self.architecture is gguf.MODEL_ARCH.GPT2:
+            writer.add_context_length(config["n_positions"])
+            writer.add_embedding_length(config["n_embd"])
+            writer.add_feed_forward_length(4 * config["n_embd"])
+            writer.add_head_count(config["n_head"])
+            writer.add_layer_norm_eps(config["layer_norm_epsilon"])
+            return
+        writer.add_context_length(config["max_position_embeddings"])
+        writer.add_embedding_length(config["hidden_size"])
+        writer.add_feed_forward_length(config["intermediate_size"])
+        writer.add_head_count(config["num_attention_heads"])
+        writer.add_head_count_kv(config["num_key_value_heads"])
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+        if "head_dim" in config:
+            writer.add_key_length(config["head_dim"])
+            writer.add_value_length(config["head_dim"])
+        if self.architecture in (gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3):
+            writer.add_sliding_window(config["sliding_window"])
+        if config.get("attn_logit_softcapping"):
+            writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+            writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+        if "num_local_experts" in config:
+            writer.add_expert_count(config["num_local_experts"])
+            writer.add_expert_used_count(config["num_experts_per_tok"])
+            writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+        self._rope()
+
+    def _rope(self) -> None:
+        rope, writer = self.config["rope_parameters"], self.writer
+        rope = rope.get("full_attention", rope)
+        kind = rope["rope_type"]
+        head_dim = self.config.get("head_dim") or self.config["hidden_size"] // self.config["num_attention_heads"]
+        turned = int(head_dim * rope.get("partial_rotary_factor", 1))
+        writer.add_rope_dimension_count(turned)
+        writer.add_rope_freq_base(rope["rope_theta"])
+        if kind in ("linear", "yarn"):
+            writer.add_rope_scaling_type(gguf.RopeScalingType(kind))
+            writer.add_rope_scaling_factor(rope["factor"])
+        if kind in ("yarn", "longrope"):
+            writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+        if kind == "longrope":
+            original, whole = rope["original_max_position_embeddings"], self.config["max_position_embeddings"]
+            writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(whole / original) / math.log(original)))
+            for length in ("long", "short"):
+                writer.add_tensor(f"rope_factors_{length}.weight", np.array(rope[f"{length}_factor"], np.float32))
+        if kind == "llama3":
+            writer.add_tensor("rope_freqs.weight", np.array(self._llama3(rope, turned), np.float32))
+
+    def _llama3(self, rope: dict[str, Any], turned: int) -> list[float]:
+        """By what each frequency is divided."""
+        divisors = []
+        original, factor = rope["original_max_position_embeddings"], rope["factor"]
+        low, high = rope["low_freq_factor"], rope["high_freq_factor"]
+        for pair in range(turned // 2):
+            wavelength = 2 * math.pi * rope["rope_theta"] ** (2 * pair / turned)
+            smooth = (original / wavelength - low) / (high - low)
+            divisors.append(1 / ((1 - smooth) / factor + smooth))
+            if wavelength < original / high:
+                divisors[-1] = 1
+            elif wavelength > original / low:
+                divisors[-1] = factor
+        return divisors
+
+    def weights(self, kind: gguf.GGMLQuantizationType) -> None:
+        experts: dict[str, dict[int, Any]] = {}
+        for name, numbers in self.tensors.items():
+            if ".experts." in name:
+                before, _, rest = name.partition(".experts.")
+                expert, _, part = rest.partition(".")
+                experts.setdefault(f"{before}.experts.{part}", {})[int(expert)] = numbers
+            else:
+                self._add(name, self._as_stored(name, numbers), kind)
+        for name, each in experts.items():
+            self._add(name, np.stack([each[expert] for expert in sorted(each)]), kind)
+
+    def _as_stored(self, name: str, numbers: Any) -> Any:
+        config = self.config
+        if self.architecture is gguf.MODEL_ARCH.GPT2 and numbers.ndim == 2 and ".h." in name:
+            return np.ascontiguousarray(numbers.T)
+        if self.architecture in (gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3) and name.endswith("norm.weight"):
+            return numbers + np.float32(1)
+        heads = {"q_proj": config.get("num_attention_heads"), "k_proj": config.get("num_key_value_heads")}
+        part = name.split(".")[-2]
+        if self.architecture is gguf.MODEL_ARCH.LLAMA and heads.get(part):
+            shape = numbers.shape
+            return numbers.reshape(heads[part], 2, -1, *shape[1:]).swapaxes(1, 2).reshape(shape)
+        return numbers
+
+    def _add(self, name: str, numbers: Any, kind: gguf.GGMLQuantizationType) -> None:
+        found = self.names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert found is not None, name
+        size = gguf.GGML_QUANT_SIZES[kind][0]
+        if numbers.ndim < 2 or numbers.shape[-1] % size:
+            kind = gguf.GGMLQuantizationType.F32
+        self.writer.add_tensor(found, gguf.quants.quantize(numbers, kind), raw_dtype=kind)
+
+    def tokens(self, tokens: Sequence[str], kinds: Sequence[int]) -> None:
+        self.writer.add_tokenizer_model("gpt2")
+        self.writer.add_tokenizer_pre("gpt-2")
+        self.writer.add_token_list(list(tokens))
+        self.writer.add_token_types(list(kinds))
+        self.writer.add_token_merges(["a b"])
+        self.writer.add_eos_token_id(len(tokens) - 1)
+
+    def close(self) -> None:
+        self.writer.write_header_to_file()
+        self.writer.write_kv_data_to_file()
+        self.writer.write_tensors_to_file()
+        self.writer.close()
+
+
+def write_gguf(folder: Path, path: Path, kind: str = "F32") -> Path:
+    """Write the model of a folder, its matrices as a type of GGUF, with a made-up vocabulary; return the path."""
+    writing = GgufWriting(folder, path)
+    writing.settings()
+    writing.tokens(
+        ["a", "b", "ab", *(f"<{number}>" for number in range(3, writing.config["vocab_size"]))],
+        [1] * writing.config["vocab_size"],
+    )
+    writing.weights(gguf.GGMLQuantizationType[kind])
+    writing.close()
+    return path
