@@ -18,6 +18,7 @@ from quire.compute.models import read_model
 from quire.compute.models.source import ModelFolder
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import expected_tensors
+from quire.core.errors import CheckpointError, ModelError
 from support.gguf_models import write_gguf
 
 DATA = Path(__file__).parents[1] / "golden" / "data"
@@ -31,6 +32,7 @@ FORMS = (
     *("llama", "llama-tied", "llama-2", "llama-linear", "llama-yarn", "llama-longrope", "mistral", "qwen2", "tied"),
     *("qwen3-moe", "gemma2", "gemma3", "phi3", "gpt2"),
 )
+PACKED = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")  # those that the gguf package can pack
 PROMPT = [(7 * i * i + 3 * i + 5) % 64 for i in range(40)]
 
 
@@ -76,3 +78,63 @@ def test_a_file_has_the_architecture_and_the_weights_of_its_folder(form: str, tm
             (output,) = llm.generate([PROMPT], sampling, use_tqdm=False)
             texts.append((output.outputs[0].token_ids, str(output.outputs[0].logprobs)))
     assert texts[0] == texts[1]
+
+
+def test_the_divided_positions_of_llama_3_are_those_that_its_settings_scale(tmp_path: Path) -> None:
+    folder = golden("llama-3", tmp_path / "model")
+    ours = read_model(GgufFile(write_gguf(folder, tmp_path / "model.gguf"))).spec.layers[0].rope
+    theirs = read_model(ModelFolder(folder)).spec.layers[0].rope
+    assert ours is not None and theirs is not None
+    assert ours.inverse_frequencies == pytest.approx(theirs.inverse_frequencies, rel=1e-6)
+
+
+@pytest.mark.parametrize("kind", PACKED)
+def test_packed_weights_compute_what_the_numbers_compute_that_they_stand_for(kind: str, tmp_path: Path) -> None:
+    folder = golden("tied", tmp_path / "model")
+    path = write_gguf(folder, tmp_path / "packed.gguf", kind)
+    tensors = GgufFile(path).tensors()
+    assert {entry.dtype for entry in tensors.entries.values()} == {kind, "F32"}
+    save_file({name: tensors.tensor(name).copy() for name in tensors.entries}, folder / "model.safetensors")
+    outputs = []
+    for model in (str(path), str(folder)):
+        with LLM(model, backend="native", dtype="bfloat16", kv_memory="4MiB", skip_tokenizer_init=True) as llm:
+            sampling = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=2)
+            (output,) = llm.generate([PROMPT], sampling, use_tqdm=False)
+            outputs.append((output.outputs[0].token_ids, str(output.outputs[0].logprobs)))
+    assert outputs[0] == outputs[1]
+
+
+def test_parts_of_a_matrix_are_rows_of_the_whole(tmp_path: Path) -> None:
+    folder = golden("tied", tmp_path / "model")
+    tensors = GgufFile(write_gguf(folder, tmp_path / "packed.gguf", "Q8_0")).tensors()
+    for name in ("model.embed_tokens.weight", "model.layers.1.self_attn.q_proj.weight"):
+        whole = tensors.tensor(name)
+        assert not whole.flags.writeable
+        assert tensors.tensor(name, slice(3, 40)).tobytes() == whole[3:40].tobytes()
+        assert tensors.bfloat16_bits(name, slice(0, 5)).tobytes() == tensors.bfloat16_bits(name)[:5].tobytes()
+
+
+def test_a_file_that_was_made_shorter_is_refused_when_it_is_mapped(tmp_path: Path) -> None:
+    path = write_gguf(golden("tied", tmp_path / "model"), tmp_path / "m.gguf")
+    tensors = GgufFile(path).tensors()
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 1)
+    with pytest.raises(CheckpointError, match=r"m\.gguf: size is \d+; allowed: \d+ bytes, as when it was checked"):
+        tensors.tensor("model.embed_tokens.weight")
+
+
+def test_what_the_folder_cannot_run_the_file_cannot_either(tmp_path: Path) -> None:
+    path = write_gguf(golden("tied", tmp_path / "model"), tmp_path / "m.gguf")
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"blk.1.attn_q.weight", b"blk.1.attn_x.weight"))
+    with pytest.raises(
+        CheckpointError, match=r"m\.gguf: tensors \(missing: model\.layers\.1\.self_attn\.q_proj\.weight; extra"
+    ):
+        LLM(str(path), backend="native", kv_memory="4MiB", skip_tokenizer_init=True)
+    key, architecture = b"general.architecture", b"qwen3"
+    start = data.index(architecture, data.index(key))
+    path.write_bytes(data[:start] + b"rwkv7" + data[start + 5 :])
+    with pytest.raises(
+        ModelError, match=r"a model of the architecture 'rwkv7', which quire cannot run\. Use one of gemma2"
+    ):
+        read_model(GgufFile(path))

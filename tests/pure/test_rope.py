@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,7 +43,17 @@ def test_frequencies_are_those_of_transformers(name: str, make: Any) -> None:
 
 
 def test_every_scaling_has_a_golden() -> None:
-    assert {form["rope"]["rope_type"] for form in CASES["forms"].values()} | {"su"} == SCALINGS.keys()
+    own = {"su", "divided"}  # another name of longrope, and what only GGUF files say
+    assert {form["rope"]["rope_type"] for form in CASES["forms"].values()} | own == SCALINGS.keys()
+
+
+def test_divisors_divide_the_plain_frequencies() -> None:
+    plain = rope_spec(config_of({"rope_theta": 100.0}), 8)
+    divided = rope_spec(config_of({"rope_theta": 100.0, "rope_type": "divided", "divisors": [1, 2.5, 8, 8]}), 8)
+    expected = [np.float32(f) / np.float32(d) for f, d in zip(plain.inverse_frequencies, (1, 2.5, 8, 8), strict=True)]
+    assert divided.inverse_frequencies == tuple(map(float, expected))
+    with pytest.raises(CheckpointError, match=r"divisors is \[2\.0\]; allowed: 4 numbers"):
+        rope_spec(config_of({"rope_theta": 100.0, "rope_type": "divided", "divisors": [2.0]}), 8)
 
 
 def test_part_of_a_head_turns() -> None:
