@@ -166,7 +166,7 @@ def round_of(isolation: Isolation, requests: dict[str, Request], culprits: set[s
                 culprit.status = RequestStatus.FINISHED
                 isolation.note_ended(culprit)
         else:
-            isolation.note_success()
+            isolation.note_success(trial)
             for request in trial:
                 request.num_computed = 3
                 assert isolation.has_passed(request)
@@ -213,15 +213,18 @@ def test_each_round_that_finds_nobody_runs_twice_as_far_past_the_failure() -> No
         assert not isolation.is_under_way
         expected = min(2 * expected + 1, MAX_FURTHER)
     assert expected == MAX_FURTHER == isolation._further
-    isolation.note_success()
+    isolation.note_success(two())
     assert isolation._further == MAX_FURTHER - 1
     first, second = two()
+    isolation.note_success([first])
+    isolation.note_success([first, first.open_branch(1)])
+    assert isolation._further == MAX_FURTHER - 1, "a step of a lone request shows nothing"
     isolation.note_failure(failed(first, second))
-    isolation.note_success()
+    isolation.note_success([first, second])
     assert isolation._further == MAX_FURTHER - 1, "steps of a round take nothing off"
     for _ in range(MAX_FURTHER + 5):
         isolation._goals.clear()
-        isolation.note_success()
+        isolation.note_success([first, second])
     assert isolation._further == 0
 
 
@@ -273,7 +276,7 @@ def test_many_culprits_in_a_row_are_no_culprits() -> None:
         request.status = RequestStatus.FINISHED
         isolation.note_ended(request)
     assert isolation.is_hopeless is True
-    isolation.note_success()
+    isolation.note_success(requests)
     assert isolation.is_hopeless is False
 
 
@@ -281,7 +284,7 @@ def test_culprits_of_a_round_with_a_success_do_not_count() -> None:
     isolation = Isolation(64)
     first, second = two()
     isolation.note_failure(failed(first, second))
-    isolation.note_success()
+    isolation.note_success([first])
     assert isolation.note_failure(failed(first)) == "a"
     assert (isolation._culprits_in_a_row, isolation.num_culprits, isolation.num_failed_steps) == (0, 1, 2)
 

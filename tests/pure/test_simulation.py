@@ -58,6 +58,12 @@ def test_allocations_that_fail_for_a_while_delay_requests_and_nothing_else(shard
         run_with_failing_allocations(seed)
 
 
+@pytest.mark.parametrize("seed", [10625, 19409])
+def test_a_request_that_comes_back_from_the_host_takes_as_many_tokens_as_there_is_room_for(seed: int) -> None:
+    """Its window leaves room for a smaller chunk only. Without one, nothing was planned and nothing was under way."""
+    run_seed(seed)
+
+
 def sweep_failing_allocation(scenario: Scenario) -> int:
     """Fail allocation 0, then 1, … until a run has fewer allocations than that; return how many runs were struck."""
     place = 0
@@ -82,6 +88,12 @@ def run_with_failing_steps(seed: int) -> Counter[str]:
     chaos = rng.choice([Chaos(), Chaos(), Chaos(abort=0.02, stop=0.02, reset=0.05)])
     allocations = FailingAllocations(lambda n: n < 60 and rng.random() < 0.3) if rng.random() < 0.2 else None
     return Simulation(scenario.with_chaos(chaos).with_step_faults(faults), allocations).run()
+
+
+@pytest.mark.parametrize("seed", [72926, 74094])
+def test_searches_that_fail_only_together_end_one_after_the_other(seed: int) -> None:
+    """A search that is set back begins again, alone, and these steps must not count as getting along."""
+    run_with_failing_steps(seed)
 
 
 @pytest.mark.parametrize("shard", range(2))

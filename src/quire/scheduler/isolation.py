@@ -20,7 +20,8 @@ the limit is removed; otherwise it stays for the life of the engine.
 
 **Requests that fail only together** all pass alone, and would meet again at once. So after each round without a
 culprit, the next round runs its subsets further past the failure, twice as far each time, until they end one after the
-other. Every successful step outside of a round takes one token off that distance.
+other. Every successful step of several requests outside of a round takes one token off that distance. A step of a lone
+request shows nothing here: a beam search that was set back computes its prompt again before it meets the other one.
 
 **If an executor always fails**, no request is at fault: once several requests in a row have failed alone, and no step
 of the round has succeeded, `is_hopeless` is true, and the engine gives up.
@@ -102,11 +103,11 @@ class Isolation:
 
     # ---- what happens -----------------------------------------------------------------------------------------
 
-    def note_success(self) -> None:
-        """A step has brought its result. Mutates; O(1)."""
+    def note_success(self, requests: Sequence[Request]) -> None:
+        """A step of these sequences has brought its result. Mutates; O(1), or O(requests) after a round."""
         self._has_succeeded = True
         self._culprits_in_a_row = 0
-        if self._further and not self._goals:
+        if self._further and not self._goals and len({request.request_id for request in requests}) > 1:
             self._further -= 1
 
     def note_failure(self, step: FailedStep, *, out_of_memory: bool = False) -> str | None:

@@ -235,7 +235,7 @@ class Scheduler:
     def update(self, result: StepResult) -> StepOutcome:
         """Commit the oldest step under way: append its tokens, publish full blocks, find ends. Mutates."""
         outcome = self._committer.update(result)
-        self.isolation.note_success()
+        self.isolation.note_success(outcome.advanced)
         return outcome
 
     def _plan_running(self, step: PlanBuilder) -> None:
@@ -415,7 +415,8 @@ class Scheduler:
         if match is None:
             if not memory.swap_in(request):
                 return False
-            count = count if memory.allocate_slots(request, start + count) else 0
+            while count and not memory.allocate_slots(request, start + count):
+                count //= 2
         else:
             while not memory.allocate_slots(request, start + count, match):
                 if count <= 1:
