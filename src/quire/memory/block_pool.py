@@ -1,4 +1,4 @@
-"""The block pool: the allocator. It owns all blocks, and only it changes their states and reference counts.
+"""The block pool: the allocator. It owns all blocks, and it alone changes the state and the reference count of each.
 
     allocate ──► in use ──── free, published ────► cached ──── share (a hit) ────► in use
        ▲            │                                 │
