@@ -21,6 +21,9 @@ from support.simulation import Scenario, Simulation, make_drafter
 FAIR = 0.05
 """By how much the share of a tenant may miss the fair one, as a part of that."""
 
+FEWEST_ENDED = 25
+"""Requests of each tenant that must have ended before shares are compared: what one may be owed is at most a few."""
+
 
 def fair_engine(rows: int, budget: int = 2048, depth: int = 1) -> SchedulerConfig:
     """Return the settings of a scheduler with so many rows, tokens in a step, and steps under way."""
@@ -56,7 +59,11 @@ def draw_tenants(seed: int) -> tuple[BusyTenants, int]:
 @pytest.mark.parametrize("seed", range(21))
 def test_each_tenant_has_its_share_of_what_is_computed(seed: int) -> None:
     busy, num_tokens = draw_tenants(seed)
-    assert worst_miss(busy.run(num_tokens)) < FAIR, (busy.habits, busy.executor.computed, busy.ended)
+    computed = busy.run(num_tokens)
+    # Where memory is short, a request is computed many times over, and these tokens are those of a few requests.
+    while min(busy.ended[tenant] for tenant in busy.habits) < FEWEST_ENDED:
+        computed = busy.run(computed.total() + num_tokens)
+    assert worst_miss(computed) < FAIR, (busy.habits, busy.executor.computed, busy.ended)
 
 
 @pytest.mark.long
