@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from quire import LLM, SamplingParams
+from quire.compute.gguf.header import GgufHeader
 from quire.compute.gguf.source import GgufFile
+from quire.compute.gguf.tensors import GgufTensors
 from quire.compute.models import read_model
 from quire.compute.models.source import ModelFolder
 from quire.compute.weights.checkpoint import Checkpoint
@@ -62,6 +65,14 @@ def _complete(folder: Path) -> Path:
     return folder
 
 
+def answer_of(model: Path, dtype: str) -> tuple[Sequence[int], str]:
+    """Return the tokens that a model writes, and their log-probabilities."""
+    sampling = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=2)
+    with LLM(str(model), backend="native", dtype=dtype, kv_memory="4MiB", skip_tokenizer_init=True) as llm:
+        (output,) = llm.generate([PROMPT], sampling, use_tqdm=False)
+    return output.outputs[0].token_ids, str(output.outputs[0].logprobs)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_a_file_has_the_architecture_and_the_weights_of_its_folder(form: str, tmp_path: Path) -> None:
     folder = golden(form, tmp_path / "model")
@@ -71,13 +82,7 @@ def test_a_file_has_the_architecture_and_the_weights_of_its_folder(form: str, tm
     for part in ("mlp", "experts", "embedding_scale", "logit_soft_cap", "tied_head", "context_length", "vocab_size"):
         assert getattr(ours.spec, part) == getattr(theirs.spec, part)
     assert replace(ours.spec.attention, qk_norm=None) == replace(theirs.spec.attention, qk_norm=None)
-    texts = []
-    for model in (str(path), str(folder)):
-        with LLM(model, backend="native", dtype="float32", kv_memory="4MiB", skip_tokenizer_init=True) as llm:
-            sampling = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=2)
-            (output,) = llm.generate([PROMPT], sampling, use_tqdm=False)
-            texts.append((output.outputs[0].token_ids, str(output.outputs[0].logprobs)))
-    assert texts[0] == texts[1]
+    assert answer_of(path, "float32") == answer_of(folder, "float32")
 
 
 def test_the_divided_positions_of_llama_3_are_those_that_its_settings_scale(tmp_path: Path) -> None:
@@ -95,13 +100,7 @@ def test_packed_weights_compute_what_the_numbers_compute_that_they_stand_for(kin
     tensors = GgufFile(path).tensors()
     assert {entry.dtype for entry in tensors.entries.values()} == {kind, "F32"}
     save_file({name: tensors.tensor(name).copy() for name in tensors.entries}, folder / "model.safetensors")
-    outputs = []
-    for model in (str(path), str(folder)):
-        with LLM(model, backend="native", dtype="bfloat16", kv_memory="4MiB", skip_tokenizer_init=True) as llm:
-            sampling = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=2)
-            (output,) = llm.generate([PROMPT], sampling, use_tqdm=False)
-            outputs.append((output.outputs[0].token_ids, str(output.outputs[0].logprobs)))
-    assert outputs[0] == outputs[1]
+    assert answer_of(path, "bfloat16") == answer_of(folder, "bfloat16")
 
 
 def test_parts_of_a_matrix_are_rows_of_the_whole(tmp_path: Path) -> None:
@@ -138,3 +137,14 @@ def test_what_the_folder_cannot_run_the_file_cannot_either(tmp_path: Path) -> No
         ModelError, match=r"a model of the architecture 'rwkv7', which quire cannot run\. Use one of gemma2"
     ):
         read_model(GgufFile(path))
+
+
+def test_as_many_experts_as_no_model_has_are_refused_before_they_are_named(tmp_path: Path) -> None:
+    path = write_gguf(golden("qwen3-moe", tmp_path / "model"), tmp_path / "m.gguf")
+    header = GgufHeader.read(path)
+    name = "blk.0.ffn_gate_exps.weight"
+    many = replace(header.tensors[name], shape=(1 << 40, 1, 1))
+    with pytest.raises(
+        CheckpointError, match=r"ffn_gate_exps\.weight' is '1099511627776 experts'; allowed: at most 4096"
+    ):
+        GgufTensors(replace(header, tensors={**header.tensors, name: many}))

@@ -154,6 +154,10 @@ BROKEN = {
     "a torn merge": ({"merges": ["ab"]}, "pairs of tokens with one space between them"),
     "a token twice": ({"tokens": ["a", "a", "b"]}, "a list of distinct tokens"),
     "a token without a type": ({"kinds": [1, 1]}, "a list of 3 types, one for each token"),
+    "a piece of a megabyte": (
+        {"kind": "llama", "scores": [0.5] * 3, "tokens": ["a", "b", "a" * (1 << 20)]},
+        "pieces of at most 512 characters",
+    ),
     "scores of another length": ({"kind": "llama", "scores": [0.5]}, "a list of 3 numbers, one for each token"),
     "a named token beyond the end": (
         {"eos_token_id": 3},

@@ -30,7 +30,8 @@ VERSIONS: Final = (2, 3)
 ALIGNMENT_KEY: Final = "general.alignment"
 DEFAULT_ALIGNMENT: Final = 32
 MAX_ALIGNMENT: Final = 1 << 16
-MAX_HEADER_BYTES: Final = 256 << 20
+MAX_HEADER_BYTES: Final = 64 << 20
+"""Four times what the largest published vocabulary needs."""
 MAX_PAIRS: Final = 1 << 16
 MAX_TENSORS: Final = 1 << 18
 MAX_NAME_BYTES: Final = 1 << 10

@@ -45,6 +45,7 @@ LAYER: Final = MappingProxyType(
         "ffn_gate_inp": "mlp.gate",
     }
 )
+MAX_EXPERTS: Final = 4096  # of a layer: each becomes a name
 EXPERTS: Final = MappingProxyType(
     {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 )
@@ -117,7 +118,7 @@ class GgufTensors:
         return str(self._header.path)
 
     def require_floats(self, name: str) -> None:
-        """Return: every type that a header may have can be asked for."""
+        """Do nothing: a header has no type that cannot be asked for."""
 
     def tensor(self, name: str, rows: slice = EVERYTHING) -> FloatArray:
         """Return rows of a tensor as float32, read-only."""
@@ -203,6 +204,10 @@ def _named(header: GgufHeader, architecture: str, name: str, tensor: GgufTensor)
         return [(f"{once[stem]}.{kind}" if stem in once else name, GgufEntry(tensor))]
     _, layer, part = stem.split(".", 2) if stem.count(".") >= 2 else ("", "", stem)
     if part in EXPERTS and len(tensor.shape) == 3:
+        if tensor.shape[0] > MAX_EXPERTS:
+            raise CheckpointError(
+                f"{header.path}: tensor {name!r}", f"{tensor.shape[0]} experts", f"at most {MAX_EXPERTS}"
+            )
         prefix = f"model.layers.{layer}.mlp.experts"
         return [
             (f"{prefix}.{expert}.{EXPERTS[part]}.{kind}", GgufEntry(tensor, expert))

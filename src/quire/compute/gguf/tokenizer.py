@@ -23,8 +23,11 @@ NAMED: Final = MappingProxyType(
 )
 """The name of a token in tokenizer_config.json → in GGUF, its slip of the pen included."""
 
-MAX_CHARACTERS: Final = 8 << 20
-"""Of all pieces of a SentencePiece vocabulary, four times what the largest has: each is cut at each of them."""
+MAX_CHARACTERS: Final = 4 << 20
+"""Of all pieces of a SentencePiece vocabulary, twice what the largest has: each is cut at each of them."""
+
+MAX_PIECE_CHARACTERS: Final = 512
+"""Of one piece: cutting it everywhere takes the square of its length."""
 
 CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 OTHERS: Final = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -137,8 +140,9 @@ def _sentence_pieces(file: ConfigFile, ids: dict[str, int]) -> dict[str, Any]:
         raise file.error("tokenizer.ggml.scores", f"a list of {len(ids)} numbers, one for each token")
     spaces: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     prefix = file.flag("tokenizer.ggml.add_space_prefix", True)
-    num_characters = sum(map(len, ids))
-    if num_characters > MAX_CHARACTERS:
+    if max(map(len, ids), default=0) > MAX_PIECE_CHARACTERS:
+        raise file.error("tokenizer.ggml.tokens", f"pieces of at most {MAX_PIECE_CHARACTERS} characters")
+    if sum(map(len, ids)) > MAX_CHARACTERS:
         raise file.error("tokenizer.ggml.tokens", f"pieces of at most {MAX_CHARACTERS} characters together")
     normalizers = [{"type": "Prepend", "prepend": SPACE}, spaces] if prefix else [spaces]
     decoders: list[dict[str, Any]] = [
