@@ -1,6 +1,7 @@
 // quire._benchmarks: times parts of a step alone; see benchmarks.h. A separate module, so that an engine does not
 // load it. Its functions take the kernels and the thread team of quire._native: both modules are in one nanobind
 // domain.
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -34,16 +35,17 @@ double rate(const Kernels& kernels, ThreadTeam& team, double seconds) {
 // Packed copies of one matrix, so that together they can exceed the caches.
 class ProductBenchmark {
   public:
-    ProductBenchmark(const Kernels& kernels, ThreadTeam& team, const Words& rows, int num_copies, bool as_int8)
+    ProductBenchmark(const Kernels& kernels, ThreadTeam& team, const Words& rows, int num_copies,
+                     const std::string& codes)
         : kernels_(kernels), team_(team), matrices_(num_copies) {
         if (num_copies < 1) throw std::invalid_argument("at least one copy of the matrix is wanted");
         const MatrixRows from = {.data = rows.data(),
-                                 .type = NumberType::kBfloat16,
+                                 .type = StoredType::kBfloat16,
                                  .num_outputs = static_cast<int>(rows.shape(0)),
                                  .num_inputs = static_cast<int>(rows.shape(1))};
-        for (PackedMatrix& matrix : matrices_) {
-            matrix.pack(kernels, team, from, as_int8 ? NumberType::kInt8 : from.type);
-        }
+        const std::optional<StoredType> as = codes.empty() ? from.type : block_type_named(codes);
+        if (!as) throw std::invalid_argument("codes are int8_groups or int4, not " + codes);
+        for (PackedMatrix& matrix : matrices_) matrix.pack(kernels, team, from, *as);
     }
 
     ProductBenchmark(const ProductBenchmark&) = delete;
@@ -128,9 +130,9 @@ NB_MODULE(_benchmarks, module) {
     module.def("arithmetic_rate", &rate, nb::arg("kernels"), nb::arg("team"), nb::arg("seconds"),
                "Additions and multiplications per second on registers, as the kernels do them; 0: not known.");
     nb::class_<ProductBenchmark>(module, "ProductBenchmark", "Copies of a packed matrix, and products with them.")
-        .def(nb::init<const quire::Kernels&, quire::ThreadTeam&, const Words&, int, bool>(), nb::arg("kernels"),
-             nb::arg("team"), nb::arg("rows"), nb::arg("num_copies"), nb::kw_only(), nb::arg("as_int8") = false,
-             nb::keep_alive<1, 3>())
+        .def(nb::init<const quire::Kernels&, quire::ThreadTeam&, const Words&, int, const std::string&>(),
+             nb::arg("kernels"), nb::arg("team"), nb::arg("rows"), nb::arg("num_copies"), nb::kw_only(),
+             nb::arg("codes") = "", nb::keep_alive<1, 3>())
         .def_prop_ro("num_bytes", &ProductBenchmark::num_bytes, "Bytes of one copy.")
         .def("run", &ProductBenchmark::run, nb::arg("num_rows"), nb::arg("num_calls"),
              "Seconds of each product; every call takes the next copy.");

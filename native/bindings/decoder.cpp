@@ -84,6 +84,30 @@ NumberType type_of(const AnyArray& array) {
 
 using Matrix = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
+StoredType block_type_of(const std::string& name) {
+    const std::optional<StoredType> type = block_type_named(name);
+    if (!type) throw std::invalid_argument("no block type is called " + name);
+    return *type;
+}
+
+// Rows of floats, or of bytes that hold blocks of the type with this name.
+MatrixRows rows_of(const Matrix& rows, const std::string& blocks) {
+    MatrixRows result = {.data = rows.data(),
+                         .num_outputs = static_cast<int>(rows.shape(0)),
+                         .num_inputs = static_cast<int>(rows.shape(1))};
+    if (blocks.empty()) {
+        result.type = type_of(rows) == NumberType::kFloat32 ? StoredType::kFloat32 : StoredType::kBfloat16;
+        return result;
+    }
+    result.type = block_type_of(blocks);
+    const std::size_t block_bytes = row_bytes(result.type, block_inputs(result.type));
+    if (rows.dtype() != nb::dtype<std::uint8_t>() || rows.shape(1) % block_bytes != 0) {
+        throw std::invalid_argument("rows of " + blocks + " are bytes of whole blocks");
+    }
+    result.num_inputs = static_cast<int>(rows.shape(1) / block_bytes) * block_inputs(result.type);
+    return result;
+}
+
 PackedMatrix& matrix_named(DecoderWeights& weights, const std::string& part, int layer, int expert) {
     static const std::map<std::string, PackedMatrix LayerWeights::*> kOfLayer = {
         {"query", &LayerWeights::query},   {"key", &LayerWeights::key},      {"value", &LayerWeights::value},
@@ -120,14 +144,13 @@ std::vector<float> vector_of(const Array<const float, 1>& array) {
     return std::vector<float>(array.data(), array.data() + array.shape(0));
 }
 
-void set_matrix(Decoder& decoder, const std::string& part, int layer, int expert, const Matrix& rows, bool as_int8) {
+void set_matrix(Decoder& decoder, const std::string& part, int layer, int expert, const Matrix& rows,
+                const std::string& blocks, const std::string& codes) {
     PackedMatrix& matrix = matrix_named(decoder.weights, part, layer, expert);
-    const MatrixRows from = {.data = rows.data(),
-                             .type = type_of(rows),
-                             .num_outputs = static_cast<int>(rows.shape(0)),
-                             .num_inputs = static_cast<int>(rows.shape(1))};
+    const MatrixRows from = rows_of(rows, blocks);
+    const StoredType as = codes.empty() ? from.type : block_type_of(codes);
     nb::gil_scoped_release release;
-    matrix.pack(decoder.kernels(), decoder.team(), from, as_int8 ? NumberType::kInt8 : from.type);
+    matrix.pack(decoder.kernels(), decoder.team(), from, as);
 }
 
 void set_bias(Decoder& decoder, const std::string& part, int layer, const Array<const float, 1>& bias) {
@@ -142,9 +165,9 @@ void set_norm_bias(Decoder& decoder, const std::string& part, int layer, const A
     norm_named(decoder.weights, part, layer).bias = vector_of(bias);
 }
 
-void set_embedding(Decoder& decoder, const Matrix& rows) {
+void set_embedding(Decoder& decoder, const Matrix& rows, const std::string& blocks) {
     decoder.weights.embedding = rows.data();
-    decoder.weights.embedding_type = type_of(rows);
+    decoder.weights.embedding_type = rows_of(rows, blocks).type;
 }
 
 void set_positions(Decoder& decoder, const Array<const float, 2>& rows) {
@@ -247,14 +270,16 @@ void bind_decoder(nb::module_& module) {
                 new (self) Decoder(shape_of(shape), kernels, team);
             },
             nb::arg("shape"), nb::arg("kernels"), nb::arg("team"), nb::keep_alive<1, 4>())
-        .def("set_matrix", &set_matrix, nb::arg("part"), nb::arg("layer"), nb::arg("expert"), nb::arg("rows"),
-             nb::kw_only(), nb::arg("as_int8") = false,
-             "Pack the rows of a matrix, [out, in]; layer and expert are -1 where they do not apply.")
+        .def(
+            "set_matrix", &set_matrix, nb::arg("part"), nb::arg("layer"), nb::arg("expert"), nb::arg("rows"),
+            nb::kw_only(), nb::arg("blocks") = "", nb::arg("codes") = "",
+            "Pack the rows of a matrix, [out, in]; layer and expert are -1 where they do not apply. Rows of bytes hold "
+            "the blocks of a type of GGUF; codes of int8_groups or int4 are made of floats.")
         .def("set_bias", &set_bias, nb::arg("part"), nb::arg("layer"), nb::arg("bias"))
         .def("set_norm", &set_norm, nb::arg("part"), nb::arg("layer"), nb::arg("weight"))
         .def("set_norm_bias", &set_norm_bias, nb::arg("part"), nb::arg("layer"), nb::arg("bias"))
-        .def("set_embedding", &set_embedding, nb::arg("rows"), nb::keep_alive<1, 2>(),
-             "Borrow the rows of an embedding that is not also the head.")
+        .def("set_embedding", &set_embedding, nb::arg("rows"), nb::kw_only(), nb::arg("blocks") = "",
+             nb::keep_alive<1, 2>(), "Borrow the rows of an embedding that is not also the head.")
         .def("set_positions", &set_positions, nb::arg("rows"))
         .def("set_cache", &set_cache, nb::arg("places"),
              "Borrow the KV memory: the keys and the values of each place in a group.")

@@ -115,7 +115,7 @@ void Decoder::set_cache(std::vector<PagedKv> places) {
 std::size_t Decoder::weight_bytes() const {
     std::size_t total = weights.embedding_in.num_bytes() + weights.embedding_out.num_bytes() + weights.head.num_bytes();
     if (weights.embedding != nullptr) {
-        total += static_cast<std::size_t>(shape_.vocab_size) * shape_.embedding_size * bytes_of(weights.embedding_type);
+        total += shape_.vocab_size * row_bytes(weights.embedding_type, shape_.embedding_size);
     }
     const auto norm = [](const NormWeights& norm) { return (norm.weight.size() + norm.bias.size()) * sizeof(float); };
     total += weights.positions.size() * sizeof(float) + norm(weights.final_norm);
@@ -280,16 +280,9 @@ class Decoder::Step {
 
     void look_up(int token, float* to) const {
         if (weights_.embedding == nullptr) return kernels_.unpack_row(weights_.head.view(), token, to);
-        const std::size_t start = static_cast<std::size_t>(token) * shape_.embedding_size;
-        for (int i = 0; i < shape_.embedding_size; ++i) {
-            if (weights_.embedding_type == NumberType::kFloat32) {
-                to[i] = static_cast<const float*>(weights_.embedding)[start + i];
-            } else {
-                const std::uint32_t bits =
-                    std::uint32_t{static_cast<const std::uint16_t*>(weights_.embedding)[start + i]} << 16;
-                std::memcpy(to + i, &bits, sizeof bits);
-            }
-        }
+        const std::size_t bytes = row_bytes(weights_.embedding_type, shape_.embedding_size);
+        widen_row(weights_.embedding_type, static_cast<const std::byte*>(weights_.embedding) + token * bytes,
+                  shape_.embedding_size, to);
     }
 
     void add_position(int row) const {

@@ -18,6 +18,7 @@ using quire::Decoder;
 using quire::DecoderShape;
 using quire::Kernels;
 using quire::NumberType;
+using quire::StoredType;
 using quire::ThreadTeam;
 using quire::testing::expect;
 using quire::testing::Random;
@@ -113,8 +114,9 @@ class Model {
         for (const float value : rows) halves.push_back(quire::testing::nearest_bfloat16(value));
         const void* data = rows.data();
         if (type_ == NumberType::kBfloat16) data = halves.data();
-        const NumberType given = type_ == NumberType::kBfloat16 ? type_ : NumberType::kFloat32;
-        matrix.pack(decoder.kernels(), decoder.team(), {data, given, num_outputs, num_inputs}, type_);
+        const StoredType given = type_ == NumberType::kBfloat16 ? StoredType::kBfloat16 : StoredType::kFloat32;
+        const StoredType as = type_ == NumberType::kCoded ? StoredType::kQ8_0 : given;
+        matrix.pack(decoder.kernels(), decoder.team(), {data, given, num_outputs, num_inputs}, as);
         const std::vector<float> bias = random_.numbers(num_outputs, -0.1F, 0.1F);
         if (decoder.shape().norm.center) matrix.set_bias(bias.data(), num_outputs);
     }
@@ -158,7 +160,7 @@ class Model {
 
     quire::PagedKv make_cache(int block_size) {
         quire::PagedKv kv;
-        kv.type = type_ == NumberType::kInt8 ? NumberType::kBfloat16 : type_;  // of weights only
+        kv.type = type_ == NumberType::kCoded ? NumberType::kBfloat16 : type_;  // of weights only
         kv.num_kv_heads = decoder.shape().num_kv_heads;
         kv.block_size = block_size;
         kv.head_dim = decoder.shape().head_dim;
@@ -323,9 +325,9 @@ void test_bytes(const Kernels& kernels) {
     const Model half(kernels, team, Family::kMixed, NumberType::kBfloat16, 16);
     const std::size_t more = whole.decoder.weight_bytes(), less = half.decoder.weight_bytes();
     expect(less < more && more < 2 * less, "bytes of weights: %zu and %zu", more, less);
-    const Model quarter(kernels, team, Family::kMixed, NumberType::kInt8, 16);
+    const Model quarter(kernels, team, Family::kMixed, NumberType::kCoded, 16);
     const std::size_t least = quarter.decoder.weight_bytes();
-    expect(least < less && more < 4 * least, "bytes of weights of int8: %zu, of float32 %zu", least, more);
+    expect(least < less && more < 4 * least, "bytes of weights with codes: %zu, of float32 %zu", least, more);
     const DecoderShape shape = shape_of(Family::kMixed);
     const std::size_t base = quire::activation_bytes(shape, 10, 1, 1);
     expect(base < quire::activation_bytes(shape, 11, 1, 1) && base < quire::activation_bytes(shape, 10, 2, 1) &&
@@ -361,7 +363,7 @@ void test_not_finite(const Setting& setting) {
 int main() {
     quire::testing::for_each_kernels([](const Kernels& kernels) {
         for (const Family family : {Family::kPlain, Family::kBent, Family::kMixed}) {
-            for (const NumberType type : {NumberType::kFloat32, NumberType::kBfloat16, NumberType::kInt8}) {
+            for (const NumberType type : {NumberType::kFloat32, NumberType::kBfloat16, NumberType::kCoded}) {
                 test_same_bits({kernels, family, type});
                 test_reserve({kernels, family, type});
             }
@@ -369,7 +371,7 @@ int main() {
         test_bytes(kernels);
         test_not_finite({kernels, Family::kPlain, NumberType::kFloat32});
         test_not_finite({kernels, Family::kBent, NumberType::kBfloat16});
-        test_not_finite({kernels, Family::kPlain, NumberType::kInt8});
+        test_not_finite({kernels, Family::kPlain, NumberType::kCoded});
     });
     return quire::testing::exit_status();
 }

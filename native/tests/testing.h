@@ -87,7 +87,8 @@ inline bool same_bits(const std::vector<float>& one, const std::vector<float>& o
 }
 
 inline const char* name_of(NumberType type) {
-    return type == NumberType::kFloat32 ? "float32" : type == NumberType::kBfloat16 ? "bfloat16" : "int8";
+    constexpr const char* kNames[] = {"float32", "bfloat16", "int8", "coded"};
+    return kNames[static_cast<int>(type)];
 }
 
 inline float from_bfloat16(std::uint16_t half) {

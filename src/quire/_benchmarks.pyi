@@ -17,7 +17,7 @@ class ProductBenchmark:
     """Copies of a packed matrix, and products with them."""
 
     def __init__(
-        self, kernels: Kernels, team: ThreadTeam, rows: NDArray[np.uint16], num_copies: int, *, as_int8: bool = False
+        self, kernels: Kernels, team: ThreadTeam, rows: NDArray[np.uint16], num_copies: int, *, codes: str = ""
     ) -> None: ...
     @property
     def num_bytes(self) -> int:

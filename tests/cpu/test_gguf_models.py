@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from quire import LLM, SamplingParams
@@ -20,8 +21,11 @@ from quire.compute.gguf.tensors import GgufTensors
 from quire.compute.models import read_model
 from quire.compute.models.source import ModelFolder
 from quire.compute.weights.checkpoint import Checkpoint
-from quire.compute.weights.decoder_weights import expected_tensors
+from quire.compute.weights.decoder_weights import expected_tensors, weight_bytes
+from quire.core.config import EngineConfig
 from quire.core.errors import CheckpointError, ModelError
+from quire.engine.factory import plan_engine
+from quire.instruments.bench.quality import ReadingEngine
 from support.gguf_models import write_gguf
 
 DATA = Path(__file__).parents[1] / "golden" / "data"
@@ -65,10 +69,11 @@ def _complete(folder: Path) -> Path:
     return folder
 
 
-def answer_of(model: Path, dtype: str) -> tuple[Sequence[int], str]:
+def answer_of(model: Path, dtype: str, weights: str = "auto") -> tuple[Sequence[int], str]:
     """Return the tokens that a model writes, and their log-probabilities."""
     sampling = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=2)
-    with LLM(str(model), backend="native", dtype=dtype, kv_memory="4MiB", skip_tokenizer_init=True) as llm:
+    settings = {"dtype": dtype, "weights": weights, "kv_memory": "4MiB"}
+    with LLM(str(model), backend="native", skip_tokenizer_init=True, **settings) as llm:
         (output,) = llm.generate([PROMPT], sampling, use_tqdm=False)
     return output.outputs[0].token_ids, str(output.outputs[0].logprobs)
 
@@ -94,13 +99,35 @@ def test_the_divided_positions_of_llama_3_are_those_that_its_settings_scale(tmp_
 
 
 @pytest.mark.parametrize("kind", PACKED)
-def test_packed_weights_compute_what_the_numbers_compute_that_they_stand_for(kind: str, tmp_path: Path) -> None:
+def test_widened_weights_compute_what_the_numbers_compute_that_they_stand_for(kind: str, tmp_path: Path) -> None:
     folder = golden("tied", tmp_path / "model")
     path = write_gguf(folder, tmp_path / "packed.gguf", kind)
     tensors = GgufFile(path).tensors()
     assert {entry.dtype for entry in tensors.entries.values()} == {kind, "F32"}
     save_file({name: tensors.tensor(name).copy() for name in tensors.entries}, folder / "model.safetensors")
-    assert answer_of(path, "bfloat16") == answer_of(folder, "bfloat16")
+    assert answer_of(path, "bfloat16", "widened") == answer_of(folder, "bfloat16")
+
+
+def logits_of(model: Path, **settings: Any) -> NDArray[np.float64]:
+    """Return the log-probabilities of all tokens after each token of a prompt."""
+    config = EngineConfig(model=str(model), skip_tokenizer_init=True, dtype="float32", kv_memory="4MiB", **settings)
+    with ReadingEngine(config) as engine:
+        return engine.read(PROMPT)
+
+
+@pytest.mark.parametrize("kind", PACKED[2:])
+def test_blocks_stay_packed_and_differ_only_by_the_rounding_of_rows(kind: str, tmp_path: Path) -> None:
+    folder = golden("tied", tmp_path / "model")
+    path = write_gguf(folder, tmp_path / "packed.gguf", kind)
+    source = GgufFile(path)
+    spec, block_types = read_model(source).spec, source.block_types()
+    assert set(block_types.values()) == {kind}
+    planned = plan_engine(EngineConfig(model=str(path), skip_tokenizer_init=True)).backend.facts.weight_bytes
+    assert planned == weight_bytes(spec, "bfloat16", "auto", block_types) < weight_bytes(spec, "bfloat16")
+    packed, widened = logits_of(path), logits_of(path, weights="widened")
+    assert 0 < np.std(packed - widened) < 0.05 * np.std(widened)
+    for settings in ({"num_threads": 2}, {"max_num_batched_tokens": 3}, {"block_size": 64}):
+        assert np.array_equal(logits_of(path, **settings), packed)
 
 
 def test_parts_of_a_matrix_are_rows_of_the_whole(tmp_path: Path) -> None:

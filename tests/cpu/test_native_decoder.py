@@ -101,11 +101,14 @@ def test_logits_are_those_of_the_reference(model: str, instruction_set: str, mod
     assert np.abs(ours - theirs).max() <= 1e-4 * max(1.0, np.abs(theirs).max())
 
 
+@pytest.mark.parametrize("weights", ["int8", "int4"])
 @pytest.mark.parametrize("instruction_set", _native.kernel_names())
 @pytest.mark.parametrize("model", MODELS)
-def test_logits_of_int8_weights_are_those_of_the_reference(model: str, instruction_set: str, models: Models) -> None:
-    exact, reference = models.reference(model), models.reference(model, weights="int8")
-    run = models.run(model, replace(FLOAT32, weights="int8", instruction_set=instruction_set))
+def test_logits_of_codes_are_those_of_the_reference(
+    model: str, instruction_set: str, weights: str, models: Models
+) -> None:
+    exact, reference = models.reference(model), models.reference(model, weights=weights)
+    run = models.run(model, replace(FLOAT32, weights=weights, instruction_set=instruction_set))
     for each in (exact, reference, run):
         each.prefill(0, TOKENS, chunks=[30, 41])
     right, theirs, ours = (
@@ -113,10 +116,13 @@ def test_logits_of_int8_weights_are_those_of_the_reference(model: str, instructi
     )
     # A last bit that differs may tip the rounding of an input over, which a few logits show; most agree as floats do.
     differences = np.abs(ours - theirs) / max(1.0, np.abs(theirs).max())
-    assert np.median(differences) <= 1e-6
-    assert differences.max() <= 0.03
+    if (model, weights) == ("experts", "int4"):  # there it sends some tokens to other experts
+        assert np.median(differences) <= 0.005
+    else:
+        assert np.median(differences) <= 1e-6
+        assert differences.max() <= 0.03
     # These models have random weights and make much of small differences; rounding to int8 is one, and no larger.
-    assert 0 < np.std(ours - right) <= 0.15 * np.std(right)
+    assert 0 < np.std(ours - right) <= (0.15 if weights == "int8" else 1) * np.std(right)
 
 
 @pytest.mark.parametrize("instruction_set", _native.kernel_names())

@@ -24,6 +24,7 @@ from pathlib import Path
 from quire.compute.models import read_model
 from quire.compute.models.source import ModelFolder
 from quire.compute.native.load import NativeSettings, kv_cache_spec, load_parts
+from quire.compute.weights.codes import in_groups
 from quire.compute.weights.decoder_weights import weight_bytes
 
 def in_memory(name):
@@ -35,7 +36,7 @@ dtype, weights = sys.argv[2:]
 settings = NativeSettings(dtype=dtype, weights=weights, max_num_seqs=1, max_num_batched_tokens=8, num_threads=1)
 before = in_memory("VmRSS")
 parts = load_parts(model, settings, num_blocks=1)
-print(weight_bytes(model.spec, dtype, weights), parts.runner.weight_bytes)
+print(weight_bytes(model.spec, dtype, in_groups(weights)), parts.runner.weight_bytes)
 print(in_memory("VmHWM") - before, in_memory("VmRSS") - before)
 """
 

@@ -313,3 +313,21 @@ def test_one_that_was_not_in_the_step_has_passed_and_its_end_changes_nothing() -
     isolation.note_ended(stranger)
     isolation.note_passed(stranger)
     assert isolation.num_suspects == 2
+
+
+@pytest.mark.parametrize("arrives_later", [False, True], ids=["in the same step", "a step later"])
+@pytest.mark.parametrize(("num_waiting", "starts"), [(2, True), (3, False)])
+def test_a_step_passes_over_one_request_more_than_may_run(num_waiting: int, starts: bool, arrives_later: bool) -> None:
+    """Requests that wait for a block which another one computes let others start, up to a bound: a step stays short."""
+    control = Control(max_num_seqs=2, max_steps_under_way=2)
+    shared = list(range(1, 25))
+    control.add("computes", shared, max_tokens=4)
+    for index in range(num_waiting):
+        control.add(f"waits {index}", [*shared, 30 + index], max_tokens=2)
+    if arrives_later:
+        control.plan()
+    control.add("differs", [45, 46], max_tokens=2)
+    control.plan()
+    assert (control.requests["differs"].row >= 0) is starts
+    control.run()
+    control.check_outputs()

@@ -22,6 +22,7 @@ from quire.compute.models.source import ModelFolder
 from quire.compute.reference.operations import linear
 from quire.compute.weights.bfloat16 import narrowed, widened
 from quire.compute.weights.checkpoint import Checkpoint
+from quire.compute.weights.codes import coded, coded_row_bytes
 from quire.compute.weights.decoder_weights import DecoderWeights, Parts, PartWeights, weight_bytes
 from quire.compute.weights.quantize import quantized
 from quire.core.errors import CheckpointError
@@ -112,25 +113,31 @@ def test_bfloat16_parts_are_the_rounded_float32_parts(name: str, tmp_path: Path)
 
 @pytest.mark.parametrize("stored", ["F32", "F16", "BF16"])
 @pytest.mark.parametrize("name", SPECS)
-def test_int8_parts_are_within_half_a_scale_of_what_the_file_holds(name: str, stored: str, tmp_path: Path) -> None:
+def test_codes_are_within_half_a_scale_of_what_the_file_holds(name: str, stored: str, tmp_path: Path) -> None:
     spec = SPECS[name]
     write_model_weights(tmp_path, write_spec_model(tmp_path, spec), dtype=stored)
     exact = DecoderWeights.load(spec, Checkpoint.open(tmp_path))
-    made = DecoderWeights.load(spec, Checkpoint.open(tmp_path), "bfloat16", "int8")
     as_they_are = {Part.ROUTER, Part.POSITIONS} | (set() if spec.tied_head else {Part.EMBEDDING})
-    num_bytes = 0
-    for wide, narrow in pairs_of(exact, made):
-        for part, weights in wide.items():
-            found = narrow[part]
-            num_bytes += sum(array.nbytes for array in (found.weight, found.bias, found.scales) if array is not None)
-            assert np.array_equal(weights.bias, found.bias)  # type: ignore[arg-type]
-            assert (found.scales is None) == (weights.weight.ndim == 1 or part in as_they_are)
-            if found.scales is not None:
-                assert found.weight.dtype == np.int8
-                assert np.array_equal(np.abs(found.weight).max(axis=1), np.full(len(found.weight), 127))
-                error = np.abs(found.weight * found.scales[:, None] - weights.weight)
-                assert (error <= 0.5001 * found.scales[:, None]).all()
-    assert num_bytes == weight_bytes(spec, "bfloat16", "int8")
+    for weights in ("int8_groups", "int4"):
+        made = DecoderWeights.load(spec, Checkpoint.open(tmp_path), "bfloat16", weights)
+        num_bytes = 0
+        for wide, narrow in pairs_of(exact, made):
+            for part, right in wide.items():
+                found = narrow[part]
+                assert np.array_equal(right.bias, found.bias)  # type: ignore[arg-type]
+                assert (found.codes is None) == (right.weight.ndim == 1 or part in as_they_are)
+                num_bytes += 0 if found.bias is None else found.bias.nbytes
+                if found.codes is None:
+                    num_bytes += found.weight.nbytes
+                    continue
+                kind = "int8_groups" if part in (Part.EMBEDDING, Part.HEAD) else weights
+                assert (found.codes.minimums is not None) == (kind == "int4")
+                num_bytes += len(right.weight) * coded_row_bytes(kind, right.weight.shape[1])
+                steps = np.repeat(found.codes.scales, 32, axis=1)[:, : right.weight.shape[1]]
+                # A minimum in float16 may be off by a little; the rest is half a step.
+                slack = 0.5001 * steps + (2**-10 * np.abs(right.weight).max() if kind == "int4" else 0)
+                assert (np.abs(found.codes.rows() - right.weight) <= slack).all()
+        assert num_bytes == weight_bytes(spec, "bfloat16", weights)
 
 
 def test_numbers_become_int8_by_a_scale_of_their_row() -> None:
@@ -144,21 +151,23 @@ def test_numbers_become_int8_by_a_scale_of_their_row() -> None:
     assert np.isnan(scales).tolist() == [True, True, True, False]
 
 
-def test_a_row_times_int8_is_the_sum_of_its_groups() -> None:
+@pytest.mark.parametrize("kind", ["int8_groups", "int4"])
+def test_a_row_times_codes_is_the_sum_of_its_groups(kind: str) -> None:
     random = np.random.default_rng(0)
     rows, weight = random.normal(size=(3, 300)).astype(np.float32), random.normal(size=(5, 300)).astype(np.float32)
-    rows[0, :128] *= 1000  # of one group only: the others keep their precision
-    q, scales = quantized(weight)
-    found = linear(rows, PartWeights(q, np.ones(5, np.float32), scales))
+    rows[0, :32] *= 1000  # of one group only: the others keep their precision
+    codes = coded(weight, kind)
+    found = linear(rows, PartWeights(codes.codes, np.ones(5, np.float32), codes=codes))
+    exact = codes.rows().astype(np.float64)
     for row in range(3):
         for output in range(5):
-            total = 0.0
-            for start in range(0, 300, 128):
-                group, step = quantized(rows[row, start : start + 128])
-                total += float(step) * sum(int(a) * int(b) for a, b in zip(group, q[output, start:], strict=False))
-            assert found[row, output] == pytest.approx(total * scales[output] + 1, rel=1e-5, abs=1e-5)
+            total = 1.0
+            for start in range(0, 300, 32):
+                group, step = quantized(rows[row, start : start + 32])
+                total += float(step) * float(group.astype(np.float64) @ exact[output, start : start + 32])
+            assert found[row, output] == pytest.approx(total, rel=1e-5, abs=1e-4)
     rows[1, 200] = np.nan
-    broken = linear(rows, PartWeights(q, None, scales))
+    broken = linear(rows, PartWeights(codes.codes, codes=codes))
     assert np.isnan(broken[1]).all()
     assert np.isfinite(broken[[0, 2]]).all()
 
@@ -205,8 +214,10 @@ def test_only_dtypes_that_run_are_loaded(tmp_path: Path) -> None:
     ):
         with pytest.raises(CheckpointError, match="allowed: one of float32, bfloat16"):
             load()
-    with pytest.raises(CheckpointError, match="weights is 'int4'; allowed: one of auto, int8"):
-        DecoderWeights.load(PLAIN, Checkpoint.open(tmp_path), weights="int4")
+    with pytest.raises(
+        CheckpointError, match="weights is 'int3'; allowed: one of auto, widened, int8, int8_gr"
+    ):
+        DecoderWeights.load(PLAIN, Checkpoint.open(tmp_path), weights="int3")
 
 
 def test_the_first_llamas_may_bring_frequencies(tmp_path: Path) -> None:

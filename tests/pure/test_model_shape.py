@@ -17,7 +17,7 @@ from quire.simulate.model_shape import ModelShape, WeightCount, num_pairs, num_r
 from quire.simulate.roofline import Numbers, Roofline
 from support.spec_models import SPECS
 
-NUMBERS = [(dtype, weights) for dtype in ("float32", "bfloat16") for weights in ("auto", "int8")]
+NUMBERS = [(dtype, weights) for dtype in ("float32", "bfloat16") for weights in ("auto", "int8", "int8_groups", "int4")]
 CARD = Hardware("card", 1 << 30, 1e9, {"float32": 1e12})
 
 
@@ -178,7 +178,7 @@ def test_weights_add_up_part_by_part() -> None:
     assert found.num_bytes("bfloat16", "int8") == found.read_bytes("bfloat16", "int8") + 2 * 1000
 
 
-@pytest.mark.parametrize(("field", "value"), [("dtype", "float64"), ("weights", "int4"), ("kv_dtype", "int4")])
+@pytest.mark.parametrize(("field", "value"), [("dtype", "float64"), ("weights", "int3"), ("kv_dtype", "int3")])
 def test_numbers_are_those_that_an_engine_computes_with(field: str, value: str) -> None:
     with pytest.raises(InvalidConfigError, match=f"^{field} is '{value}'; allowed: one of "):
         Numbers(**{field: value})

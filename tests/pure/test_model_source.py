@@ -52,6 +52,9 @@ class ModelInMemory:
     def tensors(self) -> Checkpoint:
         return Checkpoint.open(self.checkpoint)
 
+    def block_types(self) -> dict[str, str]:
+        return {}
+
 
 def guide_in_memory() -> ModelInMemory:
     texts = {path.name: path.read_text(encoding="utf-8") for path in GUIDE_FOLDER.glob("*.j*")}

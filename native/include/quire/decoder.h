@@ -15,6 +15,7 @@
 #include <memory>
 #include <vector>
 
+#include "quire/blocks.h"
 #include "quire/buffers.h"
 #include "quire/cpu_features.h"
 #include "quire/kernels.h"
@@ -72,8 +73,8 @@ struct DecoderShape {
 // A matrix in panels, with its bias.
 class PackedMatrix {
   public:
-    // `type` is the type of the rows, or int8. Throws std::bad_alloc.
-    void pack(const Kernels& kernels, ThreadTeam& team, const MatrixRows& rows, NumberType type);
+    // `as` is the type of the rows, or that of codes made of floats (make_codes). Throws std::bad_alloc.
+    void pack(const Kernels& kernels, ThreadTeam& team, const MatrixRows& rows, StoredType as);
     void set_bias(const float* bias, int count);
     bool empty() const { return panels_.size() == 0; }
     MatrixView view() const;
@@ -107,7 +108,7 @@ struct DecoderWeights {
     PackedMatrix embedding_in, embedding_out, head;
     // Row by row as in the checkpoint, because rows are looked up; borrowed. Null if the head is tied.
     const void* embedding = nullptr;
-    NumberType embedding_type = NumberType::kFloat32;
+    StoredType embedding_type = StoredType::kFloat32;
     std::vector<float> positions;  // [rows, hidden_size]
     NormWeights final_norm;
     std::vector<LayerWeights> layers;

@@ -7,8 +7,7 @@
 //     a matrix [out, in]     panels of 16 outputs, the last one padded, in groups of four panels:
 //                                float32, bfloat16    [out / 64][in][4][16]
 //                                bfloat16 in pairs    [out / 64][in / 2][4][16][2]
-//                                int8                 [out / 64][in / n][4][16][n], then the scales of the
-//                                                     outputs, [out]
+//                                coded                [out / 64][in / 256][codes and their scales: coded.h]
 //     keys of one head       groups of 16 tokens: [block_size / 16][steps][16][inputs of a step]
 //     values of one head     with value_stride = head_dim rounded up to a multiple of 16:
 //                                in general           [block_size][value_stride]
@@ -34,21 +33,48 @@ constexpr int kAttentionTile = 64;
 
 QUIRE_INLINE constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-enum class NumberType { kFloat32, kBfloat16, kInt8 };
+// int8: of keys and values; coded: of matrices, with a Coding.
+enum class NumberType { kFloat32, kBfloat16, kInt8, kCoded };
 
 QUIRE_INLINE constexpr std::size_t bytes_of(NumberType type) {
     return type == NumberType::kFloat32 ? 4 : type == NumberType::kBfloat16 ? 2 : 1;
 }
 
-// A product with int8 weights rounds each group of this many inputs of a row to int8, with its own scale.
-constexpr int kInt8Group = 128;
+// How a file stores the rows of a matrix: as floats, or as one of the block types of GGUF (blocks.h).
+enum class StoredType {
+    kFloat32,
+    kBfloat16,
+    kQ4_0,
+    kQ4_1,
+    kQ5_0,
+    kQ5_1,
+    kQ8_0,
+    kQ2K,
+    kQ3K,
+    kQ4K,
+    kQ5K,
+    kQ6K,
+    kIq4Nl,
+    kIq4Xs
+};
+
+// How a coded matrix keeps its weights, each scale * code + minimum.
+struct Coding {
+    std::uint8_t bits = 8;    // of a code: 4 or 8
+    std::uint8_t group = 32;  // adjacent inputs that share a scale: 16 or 32
+    bool nested = false;      // a scale is a small integer times the float16 of 256 inputs
+    bool minimums = false;
+};
+
+// A product with coded weights rounds each group of this many inputs of a row to int8, with its own scale.
+constexpr int kRowGroup = 32;
 
 enum class Activation { kSilu, kGeluTanh, kGelu, kRelu };
 
-// A matrix [num_outputs, num_inputs] as in a checkpoint: row by row, float32 or bfloat16; borrowed.
+// A matrix [num_outputs, num_inputs] as in a checkpoint: row by row; borrowed.
 struct MatrixRows {
     const void* data = nullptr;
-    NumberType type = NumberType::kFloat32;
+    StoredType type = StoredType::kFloat32;
     int num_outputs = 0;
     int num_inputs = 0;
 };
@@ -58,6 +84,7 @@ struct MatrixView {
     const void* panels = nullptr;
     const float* bias = nullptr;  // [out rounded up to a multiple of 16], or null
     NumberType type = NumberType::kFloat32;
+    Coding coding = {};  // if it is coded
     int num_outputs = 0;
     int num_inputs = 0;
 
@@ -148,8 +175,9 @@ struct Kernels {
 
     // Bytes of a matrix in panels.
     std::size_t (*packed_bytes)(const MatrixView& matrix);
-    // Packs rows into panels first_panel … of the matrix, which has the shape of the rows and their type, or int8.
-    void (*pack_panels)(const MatrixRows& rows, const MatrixView& matrix, void* panels, int first_panel,
+    // Packs rows into panels first_panel … of the matrix, which has the shape of the rows. They become what `as` is
+    // once packed: their own type, or codes that are made of floats (make_codes).
+    void (*pack_panels)(const MatrixRows& rows, const MatrixView& matrix, StoredType as, void* panels, int first_panel,
                         int num_panels);
     // Reads one row of a packed matrix as floats, for embeddings.
     void (*unpack_row)(const MatrixView& matrix, int row, float* output);
@@ -157,7 +185,7 @@ struct Kernels {
     // output = input * matrix^T + bias, or output += … with `accumulate`.
     void (*linear)(const MatrixView& matrix, const Rows& input, const Rows& output, const LinearTile& tile,
                    bool accumulate);
-    // output = activation(gate(input)) * up(input); both matrices have the same type.
+    // output = activation(gate(input)) * up(input)
     void (*gated_linear)(const MatrixView& gate, const MatrixView& up, const Rows& input, const Rows& output,
                          const LinearTile& tile, Activation activation);
     void (*activate)(float* values, int count, Activation activation);

@@ -17,6 +17,8 @@
 #include <cstring>
 #include <limits>
 
+#include "quire/blocks.h"
+
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
@@ -102,6 +104,26 @@ inline Floats load(const std::int8_t* from) {
         std::memcpy(&bytes, from + i * kPartLanes, sizeof bytes);
         result.part[i] = __builtin_convertvector(__builtin_convertvector(bytes, IntPart), FloatPart);
     }
+    return result;
+}
+
+// float16, which processors convert and compilers of C++20 do not.
+inline Floats load_float16(const std::uint16_t* from) {
+    Floats result;
+#if defined(__AVX512F__)
+    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
+    result.part[0] = _mm512_maskz_cvtph_ps(0xffff, halves);
+#elif defined(__F16C__)
+    QUIRE_FOR_PARTS(i) {
+        result.part[i] = _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from) + i));
+    }
+#else
+    QUIRE_FOR_PARTS(i) {
+        for (int lane = 0; lane < kPartLanes; ++lane) {
+            result.part[i][lane] = from_float16(from[i * kPartLanes + lane]);
+        }
+    }
+#endif
     return result;
 }
 

@@ -500,6 +500,8 @@ void attention(const AttentionTask& task, float* scratch) {
             return attention_of<std::uint16_t>(task, scratch);
         case NumberType::kInt8:
             return attention_of<CachedInt8>(task, scratch);
+        case NumberType::kCoded:
+            return;  // only matrices are
     }
 }
 

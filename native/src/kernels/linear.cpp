@@ -14,101 +14,16 @@
 // those of the next chunk are prefetched, spread evenly over that time. So weights come from memory
 // once for up to 64 rows, and neither memory nor arithmetic waits for the other.
 //
-// With int8 weights, rows are rounded to int8 too, 128 inputs at a time. The products of such a group are added as
-// integers, exactly. Then the groups are added as floats, in order: sum = fma(integers, scale of the group, sum).
-// The sum is multiplied by the scale of its output last.
-//
-// With a matrix unit, bfloat16 uses the tiles of that unit: see tile_product.h.
+// Weights as codes with scales: see coded_product.h. With a matrix unit, bfloat16 uses its tiles: see tile_product.h.
 #include <cstring>
 
-#include "groups.h"
+#include "block_product.h"
+#include "coded_product.h"
 #include "kernels_of_set.h"
-#include "panels.h"
 #include "quire/simd.h"
 #include "tile_product.h"
 
 namespace quire::QUIRE_ISA {
-namespace {
-
-constexpr int kBlockRows = 64, kBlockPanels = 16;
-// The most groups that the panels of a block are in, of one matrix or two.
-constexpr int kBlockGroups = kBlockPanels / kGroupPanels + 2;
-constexpr int kChunkInputs = 256;
-constexpr int kSpanNumbers = kBlockRows * kChunkInputs;
-// kTileSums: rows * panels of a tile. Each sum takes kParts of the 32 (AVX-512) or 16 registers. kTileRows: the rows
-// of most tiles. kMostTileRows: up to this many rows go through a chunk as one tile.
-#if defined(__AVX512F__)
-constexpr int kTileSums = 24, kTileRows = 6, kMostTileRows = 8;
-#elif defined(__AVX2__)
-constexpr int kTileSums = 4, kTileRows = 2, kMostTileRows = 2;
-#else
-constexpr int kTileSums = 3, kTileRows = 3, kMostTileRows = 3;
-#endif
-
-typedef Floats BlockSums[kBlockRows][kBlockPanels];
-
-// What to prefetch while a tile is computed. `offset` and `pace` are in 1/256 bytes.
-struct Fetch {
-    const char* from;
-    std::size_t offset;
-    std::size_t pace;  // for each step and panel
-};
-
-template <typename Number>
-struct Tile {
-    const typename Step<Number>::Input* rows;
-    std::size_t row_stride;
-    const Number* weights;
-    std::size_t weight_step;
-    int num_steps;
-    Floats (*sums)[kBlockPanels];
-    Fetch fetch;
-};
-
-template <int kRows, int kPanels, typename Number>
-void multiply(const Tile<Number>& tile) {
-    using Each = Step<Number>;
-    using Sums = Group<Number>;
-    const Number* from = tile.weights;
-    const auto* rows = tile.rows;
-    std::size_t fetched = tile.fetch.offset;
-    for (int left = tile.num_steps; left > 0; left -= Sums::kSteps, rows += Sums::kStride) {
-        typename Sums::Sum sums[kRows][kPanels];
-        for (int r = 0; r < kRows; ++r) {
-            for (int p = 0; p < kPanels; ++p) sums[r][p] = Sums::start(rows + r * tile.row_stride, tile.sums[r][p]);
-        }
-        const int num_steps = least(left, Sums::kSteps);
-        for (int i = 0; i < num_steps; ++i) {
-            typename Each::Vector weights[kPanels];
-            for (int p = 0; p < kPanels; ++p) {
-                weights[p] = Each::weights(from + p * kPanelWidth * Each::kInputs);
-                __builtin_prefetch(tile.fetch.from + (fetched >> 8), 0, 3);
-                fetched += tile.fetch.pace;
-            }
-            from += tile.weight_step;
-            for (int r = 0; r < kRows; ++r) {
-                const auto input = Each::input(rows + r * tile.row_stride + i);
-                for (int p = 0; p < kPanels; ++p) sums[r][p] = Each::add(sums[r][p], input, weights[p]);
-            }
-        }
-        for (int r = 0; r < kRows; ++r) {
-            for (int p = 0; p < kPanels; ++p) {
-                tile.sums[r][p] = Sums::end(rows + r * tile.row_stride, sums[r][p], tile.sums[r][p]);
-            }
-        }
-    }
-}
-
-template <int kRows, int kPanels, typename Number>
-void multiply_tile(const Tile<Number>& tile, int num_rows, int num_panels) {
-    if (num_rows < kRows) {
-        if constexpr (kRows > 1) multiply_tile<kRows - 1, kPanels>(tile, num_rows, num_panels);
-    } else if (num_panels < kPanels) {
-        if constexpr (kPanels > 1) multiply_tile<kRows, kPanels - 1>(tile, num_rows, num_panels);
-    } else if constexpr (kRows * kPanels <= kTileSums) {
-        multiply<kRows, kPanels>(tile);
-    }
-}
 
 // The rows of a span in the form that steps need: floats unchanged …
 template <typename Number>
@@ -130,7 +45,7 @@ class SpanRows {
 };
 
 #if defined(__AVX512BF16__)
-// … or rounded to bfloat16, to the nearest even, with a zero after an odd last input …
+// … or rounded to bfloat16, to the nearest even, with a zero after an odd last input.
 template <>
 class SpanRows<std::uint16_t> {
   public:
@@ -152,47 +67,6 @@ class SpanRows<std::uint16_t> {
     std::size_t stride_ = 0;
 };
 #endif
-
-// … or rounded to int8, group by group.
-template <>
-class SpanRows<std::int8_t> {
-    using Numbers = Group<std::int8_t>;
-
-  public:
-    static int num_inputs(const MatrixView&, int num_rows) {
-        return kSpanNumbers / num_rows / kChunkInputs * kChunkInputs;
-    }
-
-    void take(const Rows& input, int first_input, int num_inputs, int num_rows) {
-        stride_ = pieces_of(num_inputs, kInt8Group) * Numbers::kStride;
-        for (int r = 0; r < num_rows; ++r) {
-            for (int i = 0; i < num_inputs; i += kInt8Group) {
-                Numbers::take(input.row(r) + first_input + i, least(kInt8Group, num_inputs - i), words_ + place(r, i));
-            }
-        }
-    }
-    const Numbers::Input* at(int row, int input) const { return words_ + place(row, input); }
-    std::size_t stride() const { return stride_; }
-
-  private:
-    std::size_t place(int row, int input) const { return row * stride_ + input / kInt8Group * Numbers::kStride; }
-
-    alignas(64) Numbers::Input words_[kSpanNumbers / kInt8Group * Numbers::kStride];
-    std::size_t stride_ = 0;
-};
-
-// The panels of a block, of one matrix or of two.
-template <typename Number>
-struct BlockPanels {
-    Panels<Number> groups[kBlockGroups];
-    int num_groups = 0;
-
-    void add(const MatrixView& matrix, int panel, int count) {
-        for (const int end = panel + count; panel < end; panel += groups[num_groups++].count) {
-            groups[num_groups] = panels_from<Number>(matrix, panel, end - panel);
-        }
-    }
-};
 
 // sums[r][p] = the products of the first rows of `input` with the 16 outputs of each panel
 template <typename Number>
@@ -290,6 +164,8 @@ void BlockProduct<std::uint16_t>::add_chunk(const Panels<std::uint16_t>& group, 
 }
 #endif
 
+namespace {
+
 // Calls work(row, num_rows, panel, num_panels) for the blocks of a tile, with rows split evenly.
 template <typename Work>
 void for_blocks(const LinearTile& tile, int block_panels, Work work) {
@@ -303,12 +179,9 @@ void for_blocks(const LinearTile& tile, int block_panels, Work work) {
     }
 }
 
-// An output: its sum, times its scale if there is one, plus its bias.
-template <typename Number>
+// An output: its sum plus its bias.
 Floats output_of(const Floats& sum, const MatrixView& matrix, int column) {
-    Floats value = sum;
-    if constexpr (sizeof(Number) == 1) value = value * load(scales_of(matrix) + column);
-    return matrix.bias == nullptr ? value : value + load(matrix.bias + column);
+    return matrix.bias == nullptr ? sum : sum + load(matrix.bias + column);
 }
 
 template <typename Number>
@@ -323,11 +196,23 @@ void linear_of(const MatrixView& matrix, const Rows& input, const Rows& output, 
             for (int p = 0; p < num_panels; ++p) {
                 const int column = (panel + p) * kPanelWidth;
                 float* to = output.row(row + r) + column;
-                const Floats value = output_of<Number>(sums[r][p], matrix, column);
+                const Floats value = output_of(sums[r][p], matrix, column);
                 store(to, accumulate ? load(to) + value : value);
             }
         }
     });
+}
+
+// output = activation(gate) * up, from the sums of one row and some panels of each.
+void join(const Floats* gate_sums, const MatrixView& gate, const Floats* up_sums, const MatrixView& up, float* output,
+          int panel, int num_panels, Activation activation) {
+    for (int p = 0; p < num_panels; ++p) {
+        const int column = (panel + p) * kPanelWidth;
+        float active[kPanelWidth];
+        store(active, output_of(gate_sums[p], gate, column));
+        activate(active, kPanelWidth, activation);
+        store(output + column, load(active) * output_of(up_sums[p], up, column));
+    }
 }
 
 // A block has panels of both matrices, gate and up.
@@ -341,41 +226,57 @@ void gated_of(const MatrixView& gate, const MatrixView& up, const Rows& input, c
         BlockSums sums;
         BlockProduct<Number>(gate, panels, {input.row(row), input.stride}, num_rows, sums);
         for (int r = 0; r < num_rows; ++r) {
-            for (int p = 0; p < num_panels; ++p) {
-                const int column = (panel + p) * kPanelWidth;
-                float active[kPanelWidth];
-                store(active, output_of<Number>(sums[r][p], gate, column));
-                activate(active, kPanelWidth, activation);
-                store(output.row(row + r) + column,
-                      load(active) * output_of<Number>(sums[r][num_panels + p], up, column));
-            }
+            join(sums[r], gate, sums[r] + num_panels, up, output.row(row + r), panel, num_panels, activation);
         }
     });
+}
+
+// The same for matrices of two types, one after the other.
+template <typename GateNumber, typename UpNumber>
+void mixed_gated_of(const MatrixView& gate, const MatrixView& up, const Rows& input, const Rows& output,
+                    const LinearTile& tile, Activation activation) {
+    for_blocks(tile, kBlockPanels, [&](int row, int num_rows, int panel, int num_panels) {
+        BlockPanels<GateNumber> gate_panels;
+        BlockPanels<UpNumber> up_panels;
+        gate_panels.add(gate, panel, num_panels);
+        up_panels.add(up, panel, num_panels);
+        BlockSums gate_sums, up_sums;
+        const Rows rows{input.row(row), input.stride};
+        BlockProduct<GateNumber>(gate, gate_panels, rows, num_rows, gate_sums);
+        BlockProduct<UpNumber>(up, up_panels, rows, num_rows, up_sums);
+        for (int r = 0; r < num_rows; ++r) {
+            join(gate_sums[r], gate, up_sums[r], up, output.row(row + r), panel, num_panels, activation);
+        }
+    });
+}
+
+// Calls work(a number of the matrix's type); for a coded matrix, the tag.
+template <typename Work>
+void with_number(const MatrixView& matrix, Work work) {
+    switch (matrix.type) {
+        case NumberType::kFloat32:
+            return work(float());
+        case NumberType::kBfloat16:
+            return work(std::uint16_t());
+        default:
+            return work(Coded());
+    }
 }
 
 }  // namespace
 
 void linear(const MatrixView& matrix, const Rows& input, const Rows& output, const LinearTile& tile, bool accumulate) {
-    switch (matrix.type) {
-        case NumberType::kFloat32:
-            return linear_of<float>(matrix, input, output, tile, accumulate);
-        case NumberType::kBfloat16:
-            return linear_of<std::uint16_t>(matrix, input, output, tile, accumulate);
-        case NumberType::kInt8:
-            return linear_of<std::int8_t>(matrix, input, output, tile, accumulate);
-    }
+    with_number(matrix, [&](auto number) { linear_of<decltype(number)>(matrix, input, output, tile, accumulate); });
 }
 
 void gated_linear(const MatrixView& gate, const MatrixView& up, const Rows& input, const Rows& output,
                   const LinearTile& tile, Activation activation) {
-    switch (gate.type) {
-        case NumberType::kFloat32:
-            return gated_of<float>(gate, up, input, output, tile, activation);
-        case NumberType::kBfloat16:
-            return gated_of<std::uint16_t>(gate, up, input, output, tile, activation);
-        case NumberType::kInt8:
-            return gated_of<std::int8_t>(gate, up, input, output, tile, activation);
-    }
+    with_number(gate, [&](auto of_gate) {
+        using Gate = decltype(of_gate);
+        if (gate.type == up.type) return gated_of<Gate>(gate, up, input, output, tile, activation);
+        with_number(
+            up, [&](auto of_up) { mixed_gated_of<Gate, decltype(of_up)>(gate, up, input, output, tile, activation); });
+    });
 }
 
 }  // namespace quire::QUIRE_ISA

@@ -1,9 +1,9 @@
 // Packs matrices into panels, and reads rows back.
+#include <cstddef>
 #include <cstring>
 
+#include "coded.h"
 #include "kernels_of_set.h"
-#include "panels.h"
-#include "quantize.h"
 #include "quire/simd.h"
 
 namespace quire::QUIRE_ISA {
@@ -57,30 +57,113 @@ void pack_of(const Number* rows, const MatrixView& matrix, int first_panel, int 
     }
 }
 
-// Reads each row of a panel twice, for its scale and for its numbers; meanwhile it stays in a near cache.
-template <typename Number>
-void pack_int8_of(const Number* rows, const MatrixView& matrix, int first_panel, int num_panels) {
-    constexpr auto kFlip = static_cast<std::int8_t>(Step<std::int8_t>::kFlip);
-    auto* scales = const_cast<float*>(scales_of(matrix));
-    for (int panel = first_panel; panel < first_panel + num_panels; ++panel) {
-        const Panels<std::int8_t> place = panels_from<std::int8_t>(matrix, panel, 1);
-        const int first_row = panel * kPanelWidth, num_rows = least(kPanelWidth, matrix.num_outputs - first_row);
-        const auto row = [&](int lane) {
-            return rows + static_cast<std::size_t>(first_row + lane) * matrix.num_inputs;
-        };
-        Quantizer quantizers[kPanelWidth] = {};
-        for (int lane = 0; lane < num_rows; ++lane) {
-            quantizers[lane] = quantizer_of(highest_size(row(lane), matrix.num_inputs));
+// The lane of an output in a chunk of coded panels.
+struct CodedLane {
+    std::byte* chunk;
+    CodedLayout layout;
+    int panel, lane;  // in the group, in the panel
+
+    std::byte* step(int index) const {
+        return chunk + (static_cast<std::size_t>(index) * layout.panels + panel) * kStepBytes + lane * kStepInputs;
+    }
+    // The place of the lane among the scales of a group of inputs.
+    std::size_t scale(int group) const {
+        return (static_cast<std::size_t>(group) * layout.panels + panel) * kPanelWidth + lane;
+    }
+};
+
+CodedLane lane_of(const MatrixView& matrix, int row, int input) {
+    const CodedPanels panels = coded_panels_from(matrix, row / kPanelWidth, 1);
+    return {const_cast<std::byte*>(panels.at(input)), panels.layout, panels.place, row % kPanelWidth};
+}
+
+void put_codes(const CodedLane& lane, const CodedInputs& from, int num_inputs) {
+    if (lane.layout.coding.bits == 8) {
+        for (int i = 0; i < num_inputs; i += kStepInputs) {
+            std::uint32_t four;
+            std::memcpy(&four, from.codes + i, sizeof four);
+            four ^= 0x01010101U * CodeStep::kFlip;
+            std::memcpy(lane.step(i / kStepInputs), &four, sizeof four);
         }
-        for (int lane = 0; lane < kPanelWidth; ++lane) scales[first_row + lane] = quantizers[lane].scale;
-        for (int start = 0; start < matrix.num_inputs; start += kInputsAtOnce) {
-            alignas(64) std::int8_t numbers[kPanelWidth][kInputsAtOnce];
-            const int end = least(matrix.num_inputs, start + kInputsAtOnce);
-            for (int lane = 0; lane < num_rows; ++lane) {
-                quantize(row(lane) + start, end - start, quantizers[lane].factor, numbers[lane]);
-                for (std::int8_t& q : numbers[lane]) q ^= kFlip;
+        return;
+    }
+    for (int i = 0; i < num_inputs; i += 2 * kStepInputs) {
+        std::uint32_t low, high;
+        std::memcpy(&low, from.codes + i, sizeof low);
+        std::memcpy(&high, from.codes + i + kStepInputs, sizeof high);
+        low |= high << 4;
+        std::memcpy(lane.step(i / (2 * kStepInputs)), &low, sizeof low);
+    }
+}
+
+void put_scales(const CodedLane& lane, std::byte* to, const CodedInputs::Scales& from, int num_groups) {
+    auto* halves = reinterpret_cast<std::uint16_t*>(to);
+    if (!lane.layout.coding.nested) {
+        for (int g = 0; g < num_groups; ++g) halves[lane.scale(g)] = from.floats[g];
+        return;
+    }
+    halves[lane.scale(0)] = from.floats[0];
+    auto* nested = reinterpret_cast<std::int8_t*>(halves + lane.layout.panels * kPanelWidth);
+    for (int g = 0; g < num_groups; ++g) nested[lane.scale(g)] = from.nested[g];
+}
+
+// Up to 256 weights of a row as codes.
+void code_inputs(const MatrixRows& rows, StoredType as, int row, int start, int count, CodedInputs& to) {
+    const auto* from = static_cast<const std::byte*>(rows.data) + row * row_bytes(rows.type, rows.num_inputs) +
+                       row_bytes(rows.type, start);
+    if (has_blocks(rows.type)) return read_blocks(rows.type, from, count, to);
+    float floats[kCodedInputs];
+    widen_row(rows.type, from, count, floats);
+    make_codes(as, floats, count, to);
+}
+
+void pack_coded(const MatrixRows& rows, const MatrixView& matrix, StoredType as, int first_panel, int num_panels) {
+    CodedInputs coded = {};
+    for (int row = first_panel * kPanelWidth; row < (first_panel + num_panels) * kPanelWidth; ++row) {
+        if (row == matrix.num_outputs) coded = {};  // lanes without an output
+        for (int start = 0; start < matrix.num_inputs; start += kCodedInputs) {
+            const int count = least(kCodedInputs, matrix.num_inputs - start), padded = round_up(count, kCodedGroup);
+            if (row < matrix.num_outputs) code_inputs(rows, as, row, start, count, coded);
+            const CodedLane lane = lane_of(matrix, row, start);
+            const int num_groups = padded / matrix.coding.group;
+            std::byte* scales = lane.chunk + lane.layout.code_bytes(padded);
+            put_codes(lane, coded, padded);
+            put_scales(lane, scales, coded.scales, num_groups);
+            if (matrix.coding.minimums) {
+                put_scales(lane, scales + lane.layout.scale_bytes(padded), coded.minimums, num_groups);
             }
-            fill_panel<std::int8_t>(place, {numbers[0], kInputsAtOnce, num_rows, kFlip}, start, end);
+        }
+    }
+}
+
+float scale_at(const CodedLane& lane, const std::byte* from, int group) {
+    const auto* halves = reinterpret_cast<const std::uint16_t*>(from);
+    if (!lane.layout.coding.nested) return from_float16(halves[lane.scale(group)]);
+    const auto* nested = reinterpret_cast<const std::int8_t*>(halves + lane.layout.panels * kPanelWidth);
+    return from_float16(halves[lane.scale(0)]) * static_cast<float>(nested[lane.scale(group)]);
+}
+
+int code_at(const CodedLane& lane, int input) {
+    const Coding& coding = lane.layout.coding;
+    const int step = input / kStepInputs;
+    if (coding.bits == 8) {
+        const auto code = std::to_integer<std::uint8_t>(lane.step(step)[input % kStepInputs]);
+        return static_cast<std::int8_t>(code ^ CodeStep::kFlip);
+    }
+    const auto both = std::to_integer<int>(lane.step(step / 2)[input % kStepInputs]);
+    return (both >> 4 * (step % 2) & 15) - middle_of_four_bits(coding);
+}
+
+void unpack_coded(const MatrixView& matrix, int row, float* output) {
+    for (int start = 0; start < matrix.num_inputs; start += kCodedInputs) {
+        const int count = least(kCodedInputs, matrix.num_inputs - start), padded = round_up(count, kCodedGroup);
+        const CodedLane lane = lane_of(matrix, row, start);
+        const std::byte* scales = lane.chunk + lane.layout.code_bytes(padded);
+        const std::byte* minimums = scales + lane.layout.scale_bytes(padded);
+        for (int i = 0; i < count; ++i) {
+            const int group = i / matrix.coding.group;
+            const float weight = scale_at(lane, scales, group) * static_cast<float>(code_at(lane, i));
+            output[start + i] = matrix.coding.minimums ? weight + scale_at(lane, minimums, group) : weight;
         }
     }
 }
@@ -94,12 +177,10 @@ float as_float(std::uint16_t weight) {
     return value;
 }
 
-float as_float(std::int8_t weight) { return static_cast<std::int8_t>(weight ^ Step<std::int8_t>::kFlip); }
-
 template <typename Number>
-void unpack_of(const MatrixView& matrix, int row, float scale, float* output) {
+void unpack_of(const MatrixView& matrix, int row, float* output) {
     const Panels<Number> place = panels_from<Number>(matrix, row / kPanelWidth, 1);
-    for (int i = 0; i < matrix.num_inputs; ++i) output[i] = as_float(*weight_at(place, i, row % kPanelWidth)) * scale;
+    for (int i = 0; i < matrix.num_inputs; ++i) output[i] = as_float(*weight_at(place, i, row % kPanelWidth));
 }
 
 }  // namespace
@@ -110,37 +191,33 @@ std::size_t packed_bytes(const MatrixView& matrix) {
             return panel_bytes<float>(matrix);
         case NumberType::kBfloat16:
             return panel_bytes<std::uint16_t>(matrix);
-        case NumberType::kInt8:
-            return panel_bytes<std::int8_t>(matrix) + matrix.num_panels() * kPanelWidth * sizeof(float);
+        default:
+            return coded_bytes(matrix);
     }
-    return 0;
 }
 
-void pack_panels(const MatrixRows& rows, const MatrixView& matrix, void* panels, int first_panel, int num_panels) {
+void pack_panels(const MatrixRows& rows, const MatrixView& matrix, StoredType as, void* panels, int first_panel,
+                 int num_panels) {
     MatrixView packed = matrix;
     packed.panels = panels;
-    const auto pack = [&](const auto* numbers) {
-        if (matrix.type == NumberType::kInt8) {
-            pack_int8_of(numbers, packed, first_panel, num_panels);
-        } else {
-            pack_of(numbers, packed, first_panel, num_panels);
-        }
-    };
-    if (rows.type == NumberType::kFloat32) {
-        pack(static_cast<const float*>(rows.data));
-    } else {
-        pack(static_cast<const std::uint16_t*>(rows.data));
+    switch (matrix.type) {
+        case NumberType::kFloat32:
+            return pack_of(static_cast<const float*>(rows.data), packed, first_panel, num_panels);
+        case NumberType::kBfloat16:
+            return pack_of(static_cast<const std::uint16_t*>(rows.data), packed, first_panel, num_panels);
+        default:
+            return pack_coded(rows, packed, as, first_panel, num_panels);
     }
 }
 
 void unpack_row(const MatrixView& matrix, int row, float* output) {
     switch (matrix.type) {
         case NumberType::kFloat32:
-            return unpack_of<float>(matrix, row, 1.0F, output);
+            return unpack_of<float>(matrix, row, output);
         case NumberType::kBfloat16:
-            return unpack_of<std::uint16_t>(matrix, row, 1.0F, output);
-        case NumberType::kInt8:
-            return unpack_of<std::int8_t>(matrix, row, scales_of(matrix)[row], output);
+            return unpack_of<std::uint16_t>(matrix, row, output);
+        default:
+            return unpack_coded(matrix, row, output);
     }
 }
 

@@ -3,9 +3,8 @@
 //     matrix [out, in]    [out / 64][steps][4 panels][16 outputs][inputs of a step]
 //
 // The four panels of a group are interleaved step by step, so that a product reads one stream of memory.
-// The last group has the remaining panels. Zeros fill the last step if inputs are missing.
-//
-// An int8 matrix has a scale for each output: weight = scale * q.
+// The last group has the remaining panels. Zeros fill the last step if inputs are missing. Coded matrices have a layout
+// of their own: see coded.h.
 #pragma once
 
 #include "steps.h"
@@ -39,12 +38,6 @@ template <typename Number>
 std::size_t panel_bytes(const MatrixView& matrix) {
     return static_cast<std::size_t>(matrix.num_panels()) * kPanelWidth * num_steps<Number>(matrix.num_inputs) *
            Step<Number>::kInputs * sizeof(Number);
-}
-
-// The scales of the outputs of an int8 matrix, after its panels; those of padding are 0.
-inline const float* scales_of(const MatrixView& matrix) {
-    const auto* panels = static_cast<const std::byte*>(matrix.panels);
-    return reinterpret_cast<const float*>(panels + panel_bytes<std::int8_t>(matrix));
 }
 
 // The weight of an input and an output of the first panel.

@@ -50,23 +50,44 @@ inline float highest_size(const Number* numbers, int count) {
     return size;
 }
 
-// Writes each q, sixteen at a time, and returns their sum.
-template <typename Stored, typename Number>
-inline std::int32_t quantize(const Number* numbers, int count, float factor, Stored* to) {
+// The q of sixteen numbers; arbitrary if a number is not finite.
+inline Ints quantized(const Floats& numbers, float factor) {
+    const Floats rounding = broadcast(12582912.0F);  // 1.5 * 2^23: adding it puts the rounded number into the low bits
+    const Floats shifted = numbers * broadcast(factor) + rounding;
+    Ints q;
+    QUIRE_FOR_PARTS(i) q.part[i] = (IntPart)shifted.part[i] << 16 >> 16;
+    return q;
+}
+
+template <typename Stored>
+inline void store_narrow(Stored* to, const Ints& q) {
     typedef Stored StoredPart __attribute__((vector_size(kPartLanes * sizeof(Stored))));
-    constexpr float kRounding = 12582912.0F;  // 1.5 * 2^23: adding it puts the rounded number into the lowest bits
-    const Floats scale = broadcast(factor), rounding = broadcast(kRounding);
-    Ints total = broadcast_int(0);
-    for_sixteens(numbers, count, [&](int place, const Floats& x) {
-        const Floats shifted = x * scale + rounding;
-        QUIRE_FOR_PARTS(i) {
-            const IntPart q = (IntPart)shifted.part[i] << 16 >> 16;  // arbitrary if x is not finite
-            const StoredPart narrow = __builtin_convertvector(q, StoredPart);
-            std::memcpy(to + place + i * kPartLanes, &narrow, sizeof narrow);
-            total.part[i] += q;
-        }
-    });
-    return sum_int(total);
+    QUIRE_FOR_PARTS(i) {
+        const StoredPart narrow = __builtin_convertvector(q.part[i], StoredPart);
+        std::memcpy(to + i * kPartLanes, &narrow, sizeof narrow);
+    }
+}
+
+// Writes each q, sixteen at a time.
+template <typename Stored, typename Number>
+inline void quantize(const Number* numbers, int count, float factor, Stored* to) {
+    for_sixteens(numbers, count, [&](int place, const Floats& x) { store_narrow(to + place, quantized(x, factor)); });
+}
+
+// Two sums in one integer, the second one 16 bits higher.
+inline void split_sums(std::int32_t both, std::int32_t* sums) {
+    sums[0] = static_cast<std::int16_t>(both);
+    sums[1] = (both - sums[0]) >> 16;
+}
+
+// Writes the q of 32 numbers, and the sums of the first sixteen and of the others.
+inline void quantize_pair(const float* numbers, float factor, std::int8_t* to, std::int32_t* sums) {
+    const Ints low = quantized(load(numbers), factor), high = quantized(load(numbers + kLanes), factor);
+    store_narrow(to, low);
+    store_narrow(to + kLanes, high);
+    Ints both;
+    QUIRE_FOR_PARTS(i) both.part[i] = low.part[i] + (high.part[i] << 16);
+    split_sums(sum_int(both), sums);
 }
 
 }  // namespace quire::QUIRE_ISA

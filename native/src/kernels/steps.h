@@ -2,8 +2,7 @@
 //
 //     float32, and bfloat16 in general    a step: one input, multiplied and added
 //     bfloat16 with AVX-512 BF16          a step: two adjacent inputs of a row that was rounded to bfloat16
-//     int8                                a step: one input of a row that was rounded to int8; two with AVX2 or
-//                                         AVX-512, four with AVX-512 VNNI. Sums are exact integers
+//     int8 keys and values                a step: two numbers of 16 bits. Sums are exact integers
 //
 // A step adds to sixteen sums at once, and its weights have the layout [16][inputs of a step].
 #pragma once
@@ -86,9 +85,7 @@ struct WidenedInt8 {
     using Input = std::uint32_t;  // two numbers of 16 bits, the first one in the lower half
     using Stored = std::int16_t;
     using Sum = Ints;
-    static constexpr int kInputs = 2, kFlip = 0;
-
-    static Ints start(const Input*) { return {}; }
+    static constexpr int kInputs = 2;
 
 #if defined(__AVX512BW__)
     using Vector = __m512i;
@@ -138,47 +135,6 @@ struct WidenedInt8 {
     }
 #endif
 };
-
-// For int8, `Stored` is the stored type of a row's numbers. A weight q is stored as q ^ kFlip, and sums start from
-// -kFlip times the sum of the row's numbers.
-#if defined(__AVX512VNNI__)
-// The instruction takes unsigned weights, q + 128.
-template <>
-struct Step<std::int8_t> {
-    using Input = std::uint32_t;  // four numbers, the first one in the lowest byte
-    using Vector = __m512i;
-    using Sum = Ints;
-    using Stored = std::int8_t;
-    static constexpr int kInputs = 4, kFlip = 128;
-
-    static Vector weights(const std::int8_t* from) { return _mm512_loadu_si512(from); }
-    static Ints start(const Input* from) { return broadcast_int(static_cast<std::int32_t>(*from)); }
-    static Vector input(const Input* from) { return _mm512_set1_epi32(static_cast<int>(*from)); }
-    static Ints add(const Ints& sum, const Vector& input, const Vector& weights) {
-        return {{(IntPart)_mm512_dpbusd_epi32((__m512i)sum.part[0], weights, input)}};
-    }
-};
-#elif defined(__AVX2__)
-template <>
-struct Step<std::int8_t> : WidenedInt8 {};
-#else
-// Floats hold these integers and their sums exactly: 128 products of 127 * 127 are less than 2^24.
-template <>
-struct Step<std::int8_t> {
-    using Input = float;
-    using Vector = Floats;
-    using Sum = Floats;
-    using Stored = float;
-    static constexpr int kInputs = 1, kFlip = 0;
-
-    static Vector weights(const std::int8_t* from) { return load(from); }
-    static Floats start(const Input*) { return {}; }
-    static Vector input(const Input* from) { return broadcast(*from); }
-    static Floats add(const Floats& sum, const Vector& input, const Vector& weights) {
-        return fma(input, weights, sum);
-    }
-};
-#endif
 
 // A number of a key or a value, stored as int8. The other factor has 16 bits on every instruction set.
 enum class CachedInt8 : std::int8_t {};

@@ -88,6 +88,8 @@ void write_kv(const PagedKv& kv, std::int64_t slot, int kv_head, const float* ke
             return write_of<std::uint16_t>(kv, slot, kv_head, key, value);
         case NumberType::kInt8:
             return write_of<CachedInt8>(kv, slot, kv_head, key, value);
+        case NumberType::kCoded:
+            return;  // only matrices are
     }
 }
 

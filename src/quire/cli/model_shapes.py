@@ -18,7 +18,8 @@ from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.base import DecoderSpec, Part, PartShape
 from quire.compute.models.hub import HUB_ID, resolve_model, resolve_settings
 from quire.compute.models.source import ModelFolder, ModelSource
-from quire.compute.weights.decoder_weights import is_made_int8
+from quire.compute.weights.codes import GROUP
+from quire.compute.weights.decoder_weights import HEAD_PARTS, is_product
 from quire.core.errors import ModelError
 from quire.engine.factory import GUIDE
 from quire.guide import GUIDE_FOLDER
@@ -91,14 +92,18 @@ def shape_of(name: str, model: ModelDescription, kv_head_dim: int = 0) -> ModelS
 
 def _count(spec: DecoderSpec, parts: Mapping[Part, PartShape]) -> WeightCount:
     """Count the numbers of parts by how `quire.compute.weights` stores them."""
-    matrices = rows = tables = floats = 0
+    matrices = rows = tables = floats = groups = head_groups = 0
     for part, shape in parts.items():
         size, outputs = prod(shape.weight), shape.weight[0]
         floats += outputs * shape.bias
         if len(shape.weight) == 1 or part is Part.ROUTER:
             floats += size
-        elif is_made_int8(spec, part):
-            matrices, rows = matrices + size, rows + outputs
+        elif is_product(spec, part):
+            matrices, rows, in_codes = matrices + size, rows + outputs, outputs * -(-shape.weight[1] // GROUP)
+            if part in HEAD_PARTS:
+                head_groups += in_codes
+            else:
+                groups += in_codes
         else:
             tables += size
-    return WeightCount(matrices, rows, tables, floats)
+    return WeightCount(matrices, rows, tables, floats, groups, head_groups)

@@ -30,17 +30,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BackendFacts:
-    """The facts about an engine that are known before it is loaded."""
+    """The facts about an engine that are known before it is loaded.
+
+    `weights`: how matrices are kept, in the words of `weight_bytes`; `block_types`: of those that stay as their file
+    stores them.
+    """
 
     name: str
     device: str
     config: ResolvedConfig
     dtype: str
+    weights: str
     instruction_set: str
     num_threads: int
     kv_spec: KVCacheSpec
     weight_bytes: int
     activation_bytes: int
+    block_types: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

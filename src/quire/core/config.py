@@ -23,7 +23,7 @@ EVICTIONS = ("lru", "fifo", "priority")
 POLICIES = ("fcfs", "priority", "fair_share")
 PREEMPTIONS = ("recompute", "swap", "auto")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
-WEIGHTS = ("auto", "int8")
+WEIGHTS = ("auto", "widened", "int8", "int4")
 KV_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "fp8")
 BACKENDS = ("auto", "native", "reference", "torch")
 DEVICES = ("auto", "cpu", "cuda")
@@ -113,7 +113,9 @@ class EngineConfig:
     dtype: str = setting(
         "auto", "number type for computing: bfloat16, float32, float16 (torch only); auto: the checkpoint's"
     )
-    weights: str = setting("auto", "number type of the weights: auto (same as dtype) or int8 (converted while loading)")
+    weights: str = setting(
+        "auto", "number type of the weights: auto (as stored), widened (to dtype), int8 or int4 (made while loading)"
+    )
     kv_dtype: str = setting(
         "auto", "number type of the KV memory: auto (same as dtype), bfloat16, float32, int8, fp8 (torch only)"
     )

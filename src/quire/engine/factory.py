@@ -178,7 +178,7 @@ def _report(model: ModelDescription, facts: BackendFacts, plan: MemoryPlan, noti
         num_layers=len(model.spec.layers),
         backend=facts.name,
         dtype=facts.dtype,
-        weights=config.weights,
+        weights=", ".join(facts.block_types) or config.weights,
         kv_dtype=config.kv_dtype,
         instruction_set=facts.instruction_set,
         num_threads=facts.num_threads,

@@ -12,11 +12,15 @@ simulator knows no families.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from quire.core.config import require_int, require_one_of
 from quire.core.kv_spec import DTYPE_BYTES, KVCacheSpec
 
 SCALE_BYTES = 4
+GROUP_BYTES = MappingProxyType({"int8_groups": 34, "int4": 20})
+"""Bytes of 32 weights as codes, with their scales."""
+CODES = ("int8", *GROUP_BYTES)
 FLOAT_BYTES = 4
 
 
@@ -24,18 +28,21 @@ FLOAT_BYTES = 4
 class WeightCount:
     """Numbers of weights by how they are stored.
 
-    `matrices`: in the dtype of the weights, or int8 with a scale for each of their `rows`; `tables`: in the dtype,
-    looked up and never multiplied; `floats`: in float32 always (norms, biases, routers).
+    `matrices`: in the dtype of the weights, or int8 with a scale for each of their `rows`, or codes in `groups` of 32;
+    the `head_groups` have 8 bits at least; `tables`: in the dtype, looked up and never multiplied; `floats`: in float32
+    always (norms, biases, routers).
 
-    >>> count = WeightCount(matrices=1000, rows=10, tables=50, floats=5)
-    >>> count.num_bytes("bfloat16"), count.num_bytes("bfloat16", "int8")
-    (2120, 1160)
+    >>> count = WeightCount(matrices=640, rows=10, tables=50, floats=5, groups=20)
+    >>> [count.num_bytes("bfloat16", weights) for weights in ("auto", "int8", "int8_groups")]
+    [1400, 800, 800]
     """
 
     matrices: int = 0
     rows: int = 0
     tables: int = 0
     floats: int = 0
+    groups: int = 0
+    head_groups: int = 0
 
     def __add__(self, other: WeightCount) -> WeightCount:
         return WeightCount(
@@ -43,6 +50,8 @@ class WeightCount:
             self.rows + other.rows,
             self.tables + other.tables,
             self.floats + other.floats,
+            self.groups + other.groups,
+            self.head_groups + other.head_groups,
         )
 
     @property
@@ -56,8 +65,12 @@ class WeightCount:
 
     def read_bytes(self, dtype: str, weights: str = "auto") -> int:
         """Return the bytes that a step reads: all but the tables, of which it takes a few rows."""
-        narrow = weights == "int8"
-        matrices = self.matrices + self.rows * SCALE_BYTES if narrow else self.matrices * DTYPE_BYTES[dtype]
+        if weights in GROUP_BYTES:
+            matrices = self.groups * GROUP_BYTES[weights] + self.head_groups * GROUP_BYTES["int8_groups"]
+        elif weights == "int8":
+            matrices = self.matrices + self.rows * SCALE_BYTES
+        else:
+            matrices = self.matrices * DTYPE_BYTES[dtype]
         return matrices + self.floats * FLOAT_BYTES
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from quire.core.config import require_one_of
 from quire.core.kv_spec import DTYPE_BYTES
 from quire.simulate.hardware import Hardware
-from quire.simulate.model_shape import ModelShape, num_pairs, num_read
+from quire.simulate.model_shape import CODES, ModelShape, num_pairs, num_read
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Numbers:
 
     def __post_init__(self) -> None:
         require_one_of("dtype", self.dtype, tuple(DTYPE_BYTES))
-        require_one_of("weights", self.weights, ("auto", "int8"))
+        require_one_of("weights", self.weights, ("auto", "widened", *CODES))
         require_one_of("kv_dtype", self.kv_dtype, ("auto", *DTYPE_BYTES))
 
     @property
@@ -43,7 +43,7 @@ class Numbers:
     @property
     def multiplied(self) -> str:
         """The numbers that rows are multiplied as."""
-        return self.dtype if self.weights == "auto" else self.weights
+        return "int8" if self.weights in CODES else self.dtype
 
 
 class Roofline:

@@ -140,7 +140,7 @@ class Planner:
     def _estimator(self, hardware: Hardware, engine: SizedEngine) -> Estimator:
         facts = engine.facts
         shape = shape_of(engine.config.model, self._sizer.model, facts.kv_spec.head_dim)
-        numbers = Numbers(facts.dtype, facts.config.weights, facts.kv_spec.dtype)
+        numbers = Numbers(facts.dtype, facts.weights, facts.kv_spec.dtype)
         return Estimator(Roofline(hardware, shape, numbers), self._lengths)
 
     def _narrow(self, engine: SizedEngine, memory_bytes: int) -> list[NarrowKV]:

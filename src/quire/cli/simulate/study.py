@@ -160,7 +160,7 @@ class Study:
             return self._steps
         spec = sized.facts.kv_spec
         shape = shape_of(sized.config.model, self._sizer.model, spec.head_dim)
-        numbers = Numbers(sized.facts.dtype, sized.facts.config.weights, spec.dtype)
+        numbers = Numbers(sized.facts.dtype, sized.facts.weights, spec.dtype)
         return RooflineCost(Roofline(self._hardware, shape, numbers), bytes_per_block=spec.bytes_per_block)
 
     def _source(self, longest: int, files: contextlib.ExitStack) -> RequestSource:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -69,6 +70,10 @@ class GgufFile:
     def tensors(self) -> GgufTensors:
         """Return the tensors, which were checked with the header; maps nothing yet."""
         return GgufTensors(self._header)
+
+    def block_types(self) -> Mapping[str, str]:
+        """Return the block types of the matrices that are not stored as floats, by name."""
+        return self.tensors().block_types
 
     @cached_property
     def _header(self) -> GgufHeader:

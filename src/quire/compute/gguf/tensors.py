@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
-from quire.compute.arrays import FloatArray, HalfArray
+from quire.compute.arrays import ByteArray, FloatArray, HalfArray
 from quire.compute.gguf.header import GgufHeader, GgufTensor
 from quire.compute.gguf.settings import architecture_of
 from quire.compute.weights.bfloat16 import narrowed
@@ -98,6 +98,24 @@ class GgufEntry:
         return self.tensor.type.name
 
     @property
+    def has_blocks(self) -> bool:
+        """Whether it is a matrix of blocks, not of floats."""
+        return self.tensor.type.size > 1 and len(self.shape) == 2
+
+    @property
+    def byte_range(self) -> tuple[int, int]:
+        """Where its bytes are in the tensor."""
+        if self.expert is None:
+            return 0, self.tensor.num_bytes
+        num_bytes = self.tensor.num_bytes // self.tensor.shape[0]
+        return self.expert * num_bytes, (self.expert + 1) * num_bytes
+
+    @property
+    def num_outputs(self) -> int:
+        """How many rows it has in the file."""
+        return self.tensor.shape[0 if self.expert is None else 1]
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Its dimensions, rows first."""
         shape = self.tensor.shape if self.expert is None else self.tensor.shape[1:]
@@ -133,6 +151,20 @@ class GgufTensors:
         bits.flags.writeable = False
         return bits
 
+    @property
+    def block_types(self) -> Mapping[str, str]:
+        """The block types of the matrices that are not stored as floats, by name."""
+        return {name: entry.dtype for name, entry in self.entries.items() if entry.has_blocks}
+
+    def block_rows(self, name: str, rows: slice = EVERYTHING) -> ByteArray:
+        """Return rows of a matrix as they are stored, in the order of Hugging Face, read-only.
+
+        A matrix of Hugging Face that is the other way round has its outputs as rows too.
+        """
+        entry = self.entries[name]
+        blocks = self._bytes(entry.tensor, *entry.byte_range).reshape(entry.num_outputs, -1)
+        return _halves(blocks, entry.heads)[rows] if entry.heads else blocks[rows]
+
     def setting(self, name: str) -> FloatArray | None:
         """Return a tensor of the file that is a setting; None where there is none."""
         tensor = self._header.tensors.get(name)
@@ -161,10 +193,12 @@ class GgufTensors:
 
     def _widened(self, tensor: GgufTensor, start: int, stop: int) -> FloatArray:
         """Return the numbers in a range of a tensor's bytes."""
+        return tensor.type.widen(self._bytes(tensor, start, stop).reshape(-1, tensor.type.num_bytes))
+
+    def _bytes(self, tensor: GgufTensor, start: int, stop: int) -> ByteArray:
         if tensor.file not in self._mappings:
             self._mappings[tensor.file] = self._mapped(tensor.file)
-        data = np.frombuffer(self._mappings[tensor.file], np.uint8, stop - start, tensor.start + start)
-        return tensor.type.widen(data.reshape(-1, tensor.type.num_bytes))
+        return np.frombuffer(self._mappings[tensor.file], np.uint8, stop - start, tensor.start + start)
 
     def _mapped(self, path: Path) -> mmap.mmap:
         """Return a file in memory; it must be as long as it was when its header was checked."""
@@ -175,7 +209,10 @@ class GgufTensors:
             return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
 
 
-def _halves(interleaved: FloatArray, heads: int) -> FloatArray:
+Rows = TypeVar("Rows", FloatArray, ByteArray)
+
+
+def _halves(interleaved: Rows, heads: int) -> Rows:
     """Return the rows of heads with the halves of each one after the other, not in turn."""
     rows, rest = interleaved.shape[0], interleaved.shape[1:]
     pairs = interleaved.reshape(heads, rows // heads // 2, 2, *rest)

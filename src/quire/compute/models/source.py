@@ -9,6 +9,7 @@ A source has named files, like a model folder, and tensors. Another way to store
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -25,6 +26,10 @@ class ModelSource(ModelFiles, Protocol):
 
     def tensors(self) -> WeightFile:
         """Check the headers of all tensors and return the tensors; reads none. Does not mutate."""
+        ...
+
+    def block_types(self) -> Mapping[str, str]:
+        """Return the block types of the tensors that are not stored as floats, by name. Does not mutate."""
         ...
 
 
@@ -62,6 +67,10 @@ class ModelFolder:
     def tensors(self) -> Checkpoint:
         """Check the headers of the safetensors files and return their tensors; maps nothing yet."""
         return Checkpoint.open(self.folder)
+
+    def block_types(self) -> Mapping[str, str]:
+        """Return nothing: a folder has floats."""
+        return {}
 
     def _path(self, file: str) -> Path:
         return self.folder / (self.config_file if file == CONFIG_FILE else file)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from quire.compute.backend import BackendFacts, WorkerParts, needs_on_host
 from quire.compute.models import ModelDescription
 from quire.compute.native.load import NativeSettings, activation_bytes, kernels_for, kv_cache_spec, load_parts
+from quire.compute.weights.codes import in_groups
 from quire.compute.weights.decoder_weights import weight_bytes
 from quire.core.config import ResolvedConfig
 from quire.core.errors import InvalidConfigError
@@ -41,16 +42,19 @@ class NativeBackend:
             max_num_seqs=config.max_num_seqs,
             touch_kv_memory=config.touch_kv_memory,
         )
+        block_types = model.source.block_types() if config.weights == "auto" else {}
         facts = BackendFacts(
             name="native",
             device="cpu",
             config=config,
             dtype=dtype,
+            weights=in_groups(config.weights),
             instruction_set=kernels_for(None).name,
             num_threads=settings.num_threads,
             kv_spec=kv_cache_spec(model.spec, config.block_size, settings.stored_kv_dtype),
-            weight_bytes=weight_bytes(model.spec, dtype, config.weights),
+            weight_bytes=weight_bytes(model.spec, dtype, in_groups(config.weights), block_types),
             activation_bytes=activation_bytes(model.spec, settings),
+            block_types=tuple(sorted(set(block_types.values()))),
         )
         return cls(facts, model, settings)
 

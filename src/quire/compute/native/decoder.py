@@ -39,7 +39,7 @@ class NativeDecoder:
         self._decoder = decoder
         self._cache: list[tuple[CacheArray, CacheArray]] = []
         self._logits = np.zeros((0, -(-spec.vocab_size // PANEL_WIDTH) * PANEL_WIDTH), np.float32)
-        self._int8_parts = frozenset(filter(weights.makes_int8, Part))
+        self._codes = {part: weights.codes_of(part) for part in Part}
         self._set_model(weights.model())
         for layer in range(len(spec.layers)):
             self._set_parts(weights.layer(layer), layer)
@@ -90,7 +90,8 @@ class NativeDecoder:
         head = Part.EMBEDDING if self.spec.tied_head else Part.HEAD
         self._set_matrix(head, parts[head], -1)
         if not self.spec.tied_head:
-            self._decoder.set_embedding(np.ascontiguousarray(parts[Part.EMBEDDING].weight))
+            embedding = parts[Part.EMBEDDING]
+            self._decoder.set_embedding(np.ascontiguousarray(embedding.weight), blocks=embedding.blocks)
         if Part.POSITIONS in parts:
             self._decoder.set_positions(_as_float32(parts[Part.POSITIONS].weight))
         rest = {Part.EMBEDDING_IN, Part.EMBEDDING_OUT, Part.FINAL_NORM}
@@ -111,7 +112,7 @@ class NativeDecoder:
         # An embedding gets here only if it is also the head.
         name = (Part.HEAD if part is Part.EMBEDDING else part).value
         rows = np.ascontiguousarray(piece.weight)
-        self._decoder.set_matrix(name, layer, expert, rows, as_int8=part in self._int8_parts)
+        self._decoder.set_matrix(name, layer, expert, rows, blocks=piece.blocks, codes=self._codes[part])
 
 
 def _as_float32(rows: np.ndarray) -> FloatArray:

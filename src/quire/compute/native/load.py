@@ -14,6 +14,7 @@ from quire.compute.models.base import DecoderSpec
 from quire.compute.native.decoder import PANEL_WIDTH, NativeDecoder
 from quire.compute.native.shape import decoder_shape
 from quire.compute.sampling.native import NativeSampler
+from quire.compute.weights.codes import in_groups
 from quire.compute.weights.decoder_weights import WeightReader
 from quire.compute.weights.weight_file import WeightFile
 from quire.compute.worker.cache_engine import CacheEngine
@@ -110,7 +111,7 @@ def make_parts(
     chosen = kernels_for(settings.instruction_set)
     team = _thread_team(settings.num_threads)
     decoder = Decoder(decoder_shape(spec, cache.spec), chosen, team)
-    reader = WeightReader(spec, checkpoint, settings.dtype, settings.weights, note_loaded)
+    reader = WeightReader(spec, checkpoint, settings.dtype, in_groups(settings.weights), note_loaded, keeps_blocks=True)
     runner = NativeDecoder(spec, decoder, reader)
     decoder.reserve(settings.max_num_batched_tokens, settings.max_num_seqs + MAX_PROMPT_LOGITS)
     sampler = NativeSampler(chosen, team, spec.vocab_size)

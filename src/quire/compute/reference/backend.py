@@ -8,6 +8,7 @@ from quire.compute.backend import BackendFacts, WorkerParts, needs_on_host
 from quire.compute.models import ModelDescription
 from quire.compute.models.base import DecoderSpec
 from quire.compute.reference.load import load_parts
+from quire.compute.weights.codes import in_groups
 from quire.compute.weights.decoder_weights import weight_bytes
 from quire.core.config import ResolvedConfig
 from quire.core.errors import InvalidConfigError
@@ -40,10 +41,11 @@ class ReferenceBackend:
             device="cpu",
             config=config,
             dtype="float32",
+            weights=in_groups(config.weights),
             instruction_set="numpy",
             num_threads=1,
             kv_spec=model.spec.kv_cache_spec(config.block_size),
-            weight_bytes=weight_bytes(model.spec, weights=config.weights),
+            weight_bytes=weight_bytes(model.spec, weights=in_groups(config.weights)),
             activation_bytes=_activation_bytes(model.spec, config),
         )
         return cls(facts, model)

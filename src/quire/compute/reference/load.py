@@ -6,6 +6,7 @@ from quire.compute.backend import WorkerParts
 from quire.compute.models import ModelDescription
 from quire.compute.reference.decoder import ReferenceDecoder
 from quire.compute.sampling.reference import ReferenceSampler
+from quire.compute.weights.codes import in_groups
 from quire.compute.weights.decoder_weights import DecoderWeights
 from quire.compute.worker.cache_engine import CacheEngine
 
@@ -25,7 +26,7 @@ def load_parts(
     values are float32 or int8.
     """
     spec = model.spec
-    loaded = DecoderWeights.load(spec, model.source.tensors(), weights=weights)
+    loaded = DecoderWeights.load(spec, model.source.tensors(), weights=in_groups(weights))
     cache = CacheEngine(
         spec.kv_cache_spec(block_size),
         num_blocks=num_blocks,

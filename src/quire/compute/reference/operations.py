@@ -18,12 +18,12 @@ import math
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from quire.compute.arrays import FloatArray, IntArray
 from quire.compute.models.base import Activation, NormKind, NormSpec, RopeSpec
+from quire.compute.weights.codes import GROUP, INNER, Codes
 from quire.compute.weights.decoder_weights import PartWeights
-from quire.compute.weights.quantize import GROUP, quantized
+from quire.compute.weights.quantize import quantized
 
 GELU_FACTOR: Final = np.float32(math.sqrt(2 / math.pi))
 ERF: Final = np.vectorize(math.erf, otypes=[np.float64])
@@ -32,30 +32,39 @@ ERF: Final = np.vectorize(math.erf, otypes=[np.float64])
 def linear(rows: FloatArray, part: PartWeights) -> FloatArray:
     """Return weight @ row + bias for each row: `[num_rows, in]` to `[num_rows, out]`."""
     product: FloatArray
-    if part.scales is None:
-        product = np.einsum("ri,oi->ro", rows, part.weight)
-    else:
-        product = _int8_product(rows, part.weight) * part.scales
+    product = np.einsum("ri,oi->ro", rows, part.weight) if part.codes is None else _coded_product(rows, part.codes)
     return product if part.bias is None else product + part.bias
 
 
-def _int8_product(rows: FloatArray, weight: NDArray[np.int8]) -> FloatArray:
-    """Return weight @ row with each group of a row rounded to int8; groups are added in order.
+def _coded_product(rows: FloatArray, codes: Codes) -> FloatArray:
+    """Return codes @ row with each group of 32 numbers of a row rounded to int8; groups are added in order.
 
-    Adding the products of a group as floats is exact: every sum of 128 of them is an integer below 2^24.
+    Adding the products of a group as floats is exact: every sum of 32 of them is an integer below 2^24. Minimums are
+    added after each 256 inputs.
     """
-    total = np.zeros((len(rows), len(weight)), np.float32)
-    for start in range(0, rows.shape[1], GROUP):
-        numbers, scales = quantized(rows[:, start : start + GROUP])
-        columns = weight[:, start : start + GROUP].astype(np.float32)
-        total += np.einsum("ri,oi->ro", numbers.astype(np.float32), columns) * scales[:, None]
+    total = np.zeros((len(rows), len(codes.codes)), np.float32)
+    per_chunk = INNER // GROUP
+    groups = [_rounded(rows[:, start : start + GROUP]) for start in range(0, rows.shape[1], GROUP)]
+    for first in range(0, len(groups), per_chunk):
+        chunk = list(enumerate(groups))[first : first + per_chunk]
+        for g, (numbers, scales) in chunk:
+            columns = codes.codes[:, g * GROUP : (g + 1) * GROUP].astype(np.float32)
+            total += np.einsum("ri,oi->ro", numbers, columns) * (scales[:, None] * codes.scales[:, g])
+        if codes.minimums is not None:
+            for g, (numbers, scales) in chunk:
+                total += (scales * numbers.sum(axis=1))[:, None] * codes.minimums[:, g]
     return total
+
+
+def _rounded(rows: FloatArray) -> tuple[FloatArray, FloatArray]:
+    numbers, scales = quantized(rows)
+    return numbers.astype(np.float32), scales
 
 
 def looked_up(part: PartWeights, ids: IntArray) -> FloatArray:
     """Return the rows of an embedding: `[num_rows, size]`."""
-    rows: FloatArray = part.weight[ids]
-    return rows if part.scales is None else rows * part.scales[ids, None]
+    rows: FloatArray = part.weight[ids] if part.codes is None else part.codes.rows(ids)
+    return rows
 
 
 def normalize(rows: FloatArray, part: PartWeights, spec: NormSpec) -> FloatArray:

@@ -58,6 +58,8 @@ class TorchBackend:
             raise InvalidConfigError("backend", "torch", "native or reference: torch is not installed")
         if config.touch_kv_memory and device == "cuda":
             raise InvalidConfigError("touch_kv_memory", True, "False: a GPU gives its memory at once")
+        if config.weights == "int4":
+            raise InvalidConfigError("weights", "int4", "auto, widened or int8: only the native backend has int4")
         dtype = config.dtype
         if dtype == "auto":
             dtype = model.dtype if model.dtype in DTYPES else "bfloat16"
@@ -79,6 +81,7 @@ class TorchBackend:
             device=device,
             config=config,
             dtype=dtype,
+            weights=config.weights,
             instruction_set=device,
             num_threads=settings.num_threads,
             kv_spec=kv_cache_spec(model.spec, settings),

@@ -50,8 +50,8 @@ class PartReader(Protocol):
         """Yield the parts of each expert of a layer."""
         ...
 
-    def makes_int8(self, part: Part) -> bool:
-        """Return whether a part will be int8."""
+    def codes_of(self, part: Part) -> str:
+        """Return "int8" for a part that will be int8, else nothing."""
         ...
 
     def release(self) -> None:
@@ -174,7 +174,7 @@ class _Loader:
         """Return room for the fused matrix of some parts, or for as many as `places`."""
         first = parts[names[0]].weight
         size = (*places, sum(len(parts[name].weight) for name in names), *first.shape[1:])
-        if not self._reader.makes_int8(names[0]):
+        if not self._reader.codes_of(names[0]):
             return Matrix(torch.empty(size, dtype=self._dtype, device=self._device))
         scales = torch.empty(size[:-1], dtype=torch.float32, device=self._device)
         return Matrix(torch.empty(size, dtype=torch.int8, device=self._device), None, scales)

@@ -29,7 +29,7 @@ from quire.compute.models.refusals import folder_refusal
 from quire.compute.weights.bfloat16 import narrowed, widened
 from quire.compute.weights.safetensors import TensorEntry, read_header
 from quire.compute.weights.weight_file import EVERYTHING
-from quire.core.errors import CheckpointError
+from quire.core.errors import CheckpointError, InvariantError
 from quire.core.model_files import MAX_TENSOR_NAMES_BYTES, is_there, open_model_file, read_json_object
 
 SINGLE_FILE: Final = "model.safetensors"
@@ -92,6 +92,15 @@ class Checkpoint:
         else:
             found = narrowed(data.view("<f4" if dtype == "F32" else "<f2"))
         return _read_only(found, shape)
+
+    @property
+    def block_types(self) -> Mapping[str, str]:
+        """Nothing: these files have floats."""
+        return {}
+
+    def block_rows(self, name: str, rows: slice = EVERYTHING) -> ByteArray:
+        """Raise: no tensor has blocks."""
+        raise InvariantError(f"{name}: a tensor of floats has no blocks")
 
     def release(self) -> None:
         """Free the memory of the mapped files; views stay valid, and are read again when used."""

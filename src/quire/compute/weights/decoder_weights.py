@@ -5,8 +5,8 @@ tensor means that settings and weights are of two models. All of these are found
 mapped. Parts that a checkpoint fuses in one tensor must fill it.
 
 Matrices are float32, or bfloat16 as uint16; norms, biases and routers are always float32. A tensor that has this dtype
-in the file and is not transposed becomes a view of the mapping, fused or not. With int8 weights, the matrices that
-rows are multiplied by are rounded to int8 directly from the numbers of the checkpoint.
+in the file and is not transposed becomes a view of the mapping, fused or not. The matrices that rows are multiplied by
+may also be codes (codes.py): made directly from the numbers of the checkpoint, or kept as the blocks of a file.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -21,29 +22,36 @@ import numpy as np
 from quire.compute.arrays import FloatArray, WeightArray
 from quire.compute.models.base import DecoderSpec, Part, PartShape, WeightSource
 from quire.compute.weights.bfloat16 import widened
-from quire.compute.weights.quantize import quantized
+from quire.compute.weights.codes import MADE, Codes, coded, coded_row_bytes
 from quire.compute.weights.weight_file import EVERYTHING, WeightFile
 from quire.core.errors import CheckpointError, InvariantError
 from quire.core.executor import NoteLoaded
 
 MAX_TENSORS_NAMED: Final = 3
-NUMBER_BYTES: Final = {"float32": 4, "bfloat16": 2, "int8": 1}
+NUMBER_BYTES: Final = {"float32": 4, "bfloat16": 2}
 DTYPES: Final = ("float32", "bfloat16")
-WEIGHTS: Final = ("auto", "int8")
+WEIGHTS: Final = ("auto", "widened", *MADE)
 PRODUCTS: Final = frozenset(
     {Part.EMBEDDING_IN, Part.QUERY, Part.KEY, Part.VALUE, Part.OUTPUT, Part.GATE, Part.UP, Part.DOWN}
     | {Part.EXPERT_GATE, Part.EXPERT_UP, Part.EXPERT_DOWN, Part.EMBEDDING_OUT, Part.HEAD}
 )
 """Matrices that rows are multiplied by, except the router; an embedding that is also the head is one more."""
 
+HEAD_PARTS: Final = frozenset({Part.EMBEDDING, Part.HEAD})
+"""They have eight bits even with int4: every token's probability depends on them, and they suffer most."""
+
 
 @dataclass(frozen=True, slots=True)
 class PartWeights:
-    """The weights of one part: a matrix `[out, in]` or a norm `[size]`, its bias `[out]`; for int8, scales `[out]`."""
+    """The weights of one part: a matrix `[out, in]` or a norm `[size]`, and its bias `[out]`.
+
+    `blocks`: the type of a matrix that is the bytes of blocks; `codes`: a matrix as codes, with their scales.
+    """
 
     weight: WeightArray
     bias: FloatArray | None = None
-    scales: FloatArray | None = None
+    blocks: str = ""
+    codes: Codes | None = None
 
 
 Parts = Mapping[Part, PartWeights]
@@ -64,39 +72,48 @@ class DecoderWeights:
     def load(
         cls, spec: DecoderSpec, checkpoint: WeightFile, dtype: str = "float32", weights: str = "auto"
     ) -> DecoderWeights:
-        """Check the checkpoint against the spec, then read its tensors, matrices in `dtype` or as int8."""
+        """Check the checkpoint against the spec, then read its tensors, matrices in `dtype` or as codes."""
         reader = WeightReader(spec, checkpoint, dtype, weights)
 
         def taken(parts: Parts) -> Parts:
-            return {part: _quantized(piece) if reader.makes_int8(part) else piece for part, piece in parts.items()}
+            return {
+                part: _coded(piece, kind) if (kind := reader.codes_of(part)) else piece for part, piece in parts.items()
+            }
 
         layers = tuple(taken(reader.layer(index)) for index in range(len(spec.layers)))
         experts = tuple(tuple(map(taken, reader.experts(index))) for index in range(len(spec.layers)))
         return cls(taken(reader.model()), layers, experts)
 
 
-def _quantized(part: PartWeights) -> PartWeights:
+def _coded(part: PartWeights, kind: str) -> PartWeights:
     weight = widened(part.weight) if part.weight.dtype == np.uint16 else part.weight
-    numbers, scales = quantized(weight)
-    return PartWeights(numbers, part.bias, scales)
+    codes = coded(weight, kind)
+    return PartWeights(codes.codes, part.bias, codes=codes)
 
 
-def weight_bytes(spec: DecoderSpec, dtype: str = "float32", weights: str = "auto") -> int:
+def weight_bytes(
+    spec: DecoderSpec,
+    dtype: str = "float32",
+    weights: str = "auto",
+    block_types: Mapping[str, str] = MappingProxyType({}),
+) -> int:
     """Return the bytes of a model's weights in memory; O(parts), with one count for all experts of a layer.
 
-    If the checkpoint has `dtype` it is mapped, and these bytes are pages of its files.
+    If the checkpoint has `dtype` it is mapped, and these bytes are pages of its files. `block_types` are those of the
+    checkpoint, for weights that stay as they are stored.
     """
     _check_numbers(dtype, weights)
-    num_bytes = sum(place.num_bytes(dtype, weights) for place in _model_places(spec))
+    of = _Stored(dtype, weights, block_types)
+    num_bytes = sum(place.num_bytes(of) for place in _model_places(spec))
     for layer in range(len(spec.layers)):
-        num_bytes += sum(place.num_bytes(dtype, weights) for place in _layer_places(spec, layer))
+        num_bytes += sum(place.num_bytes(of) for place in _layer_places(spec, layer))
         if count := _num_experts(spec, layer):
-            num_bytes += count * sum(place.num_bytes(dtype, weights) for place in _expert_places(spec, layer, 0))
+            num_bytes += count * sum(place.num_bytes(of) for place in _expert_places(spec, layer, 0))
     return num_bytes
 
 
-def is_made_int8(spec: DecoderSpec, part: Part) -> bool:
-    """Return whether a part becomes int8 with int8 weights: a matrix that rows are multiplied by, except the router."""
+def is_product(spec: DecoderSpec, part: Part) -> bool:
+    """Return whether rows are multiplied by a part, except the router: then it becomes codes where codes are made."""
     return part in PRODUCTS or (part is Part.EMBEDDING and spec.tied_head)
 
 
@@ -117,6 +134,21 @@ def expected_tensors(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
 
 
 @dataclass(frozen=True, slots=True)
+class _Stored:
+    """The types of a model's weights in memory."""
+
+    dtype: str
+    weights: str
+    block_types: Mapping[str, str]
+
+    def codes_of(self, part: Part) -> str:
+        """Return the codes that a matrix is made as; empty for none."""
+        if self.weights not in MADE:
+            return ""
+        return "int8_groups" if self.weights == "int4" and part in HEAD_PARTS else self.weights
+
+
+@dataclass(frozen=True, slots=True)
 class _Place:
     """One part of one layer or expert, and its place in the checkpoint."""
 
@@ -124,13 +156,13 @@ class _Place:
     shape: PartShape
     source: WeightSource
     stem: str
-    is_made_int8: bool
+    is_product: bool
 
     @classmethod
     def of(cls, spec: DecoderSpec, part: Part, shape: PartShape, layer: int = 0, expert: int = 0) -> _Place:
         """Return the place of a part."""
         source = spec.sources[part]
-        return cls(part, shape, source, source.stem_of(layer, expert), is_made_int8(spec, part))
+        return cls(part, shape, source, source.stem_of(layer, expert), is_product(spec, part))
 
     def dtype(self, matrices: str) -> str:
         """Return the dtype of the weight if matrices have the given one.
@@ -140,12 +172,19 @@ class _Place:
         is_matrix = len(self.shape.weight) > 1 and self.part is not Part.ROUTER
         return matrices if is_matrix else "float32"
 
-    def num_bytes(self, matrices: str, weights: str) -> int:
-        """Return the bytes of the weight, its bias and, for int8, its scales."""
-        as_int8 = weights == "int8" and self.is_made_int8
-        width = NUMBER_BYTES["int8" if as_int8 else self.dtype(matrices)]
-        num_floats = self.shape.weight[0] * (self.shape.bias + as_int8)
-        return math.prod(self.shape.weight) * width + num_floats * NUMBER_BYTES["float32"]
+    def kept_blocks(self, of: _Stored) -> str:
+        """Return the type of the blocks that the weight stays in; empty if it does not."""
+        if of.weights != "auto" or not (self.is_product or self.part is Part.EMBEDDING):
+            return ""
+        return of.block_types.get(f"{self.stem}.weight", "")
+
+    def num_bytes(self, of: _Stored) -> int:
+        """Return the bytes of the weight and its bias."""
+        rows, bias = self.shape.weight[0], self.shape.weight[0] * self.shape.bias * NUMBER_BYTES["float32"]
+        codes = (of.codes_of(self.part) if self.is_product else "") or self.kept_blocks(of)
+        if codes:
+            return rows * coded_row_bytes(codes, self.shape.weight[1]) + bias
+        return math.prod(self.shape.weight) * NUMBER_BYTES[self.dtype(of.dtype)] + bias
 
     @property
     def rows(self) -> slice:
@@ -198,8 +237,9 @@ def _check_numbers(dtype: str, weights: str) -> None:
 class WeightReader:
     """Reads the parts of a spec from a checkpoint, which it checks first. Matrices have `dtype`.
 
-    Matrices that will be int8 have the dtype of the checkpoint, bfloat16 or float32. Parts count as loaded when the
-    next ones are read, or on `release`: a view of a file is read only when it is used.
+    Matrices that will be codes have the dtype of the checkpoint, bfloat16 or float32. With `keeps_blocks` and weights
+    "auto", matrices of blocks stay bytes. Parts count as loaded when the next ones are read, or on `release`: a view of
+    a file is read only when it is used.
     """
 
     def __init__(
@@ -209,14 +249,16 @@ class WeightReader:
         dtype: str,
         weights: str = "auto",
         note_loaded: NoteLoaded | None = None,
+        *,
+        keeps_blocks: bool = False,
     ) -> None:
         _check_numbers(dtype, weights)
         self._note_loaded = note_loaded
-        self._taken_bytes, self._total_bytes = 0, weight_bytes(spec, dtype, weights)
+        self._stored = _Stored(dtype, weights, checkpoint.block_types if keeps_blocks else {})
+        self._taken_bytes, self._total_bytes = 0, weight_bytes(spec, dtype, weights, self._stored.block_types)
         self._spec = spec
         self._checkpoint = checkpoint
         self._dtype = dtype
-        self._weights = weights
         # A checkpoint of the bare decoder has the prefix in none of its names.
         prefixed = any(name.startswith(spec.optional_prefix) for name in checkpoint.entries)
         self._absent_prefix = "" if prefixed else spec.optional_prefix
@@ -235,9 +277,9 @@ class WeightReader:
         for expert in range(_num_experts(self._spec, layer)):
             yield self._take_all(self._spec.expert_parts(), layer, expert)
 
-    def makes_int8(self, part: Part) -> bool:
-        """Return whether a part will be int8."""
-        return self._weights == "int8" and is_made_int8(self._spec, part)
+    def codes_of(self, part: Part) -> str:
+        """Return the codes that a part will be, of `MADE`; empty for others."""
+        return self._stored.codes_of(part) if is_product(self._spec, part) else ""
 
     def release(self) -> None:
         """Free the memory of mapped files; views of them are read again when used."""
@@ -247,7 +289,7 @@ class WeightReader:
     def _take_all(self, parts: Mapping[Part, PartShape], layer: int = 0, expert: int = 0) -> dict[Part, PartWeights]:
         self._note()
         places = [_Place.of(self._spec, part, shape, layer, expert) for part, shape in parts.items()]
-        self._taken_bytes += sum(place.num_bytes(self._dtype, self._weights) for place in places)
+        self._taken_bytes += sum(place.num_bytes(self._stored) for place in places)
         return {place.part: self._take(place) for place in places}
 
     def _note(self) -> None:
@@ -256,19 +298,22 @@ class WeightReader:
 
     def _take(self, place: _Place) -> PartWeights:
         name = self._named(f"{place.stem}.weight")
-        if place.source.transposed:
+        if blocks := place.kept_blocks(self._stored):
+            rows = place.rows if place.source.transposed else self._rows(name, place)
+            weight: WeightArray = self._checkpoint.block_rows(name, rows)
+        elif place.source.transposed:
             weight = np.ascontiguousarray(self._read(name, place)[:, place.rows].T)
             weight.flags.writeable = False
         else:
             weight = self._read(name, place, self._rows(name, place))
         if not place.shape.bias:
-            return PartWeights(weight)
+            return PartWeights(weight, blocks=blocks)
         name = self._named(f"{place.stem}.bias")
-        return PartWeights(weight, self._checkpoint.tensor(name, self._rows(name, place)))
+        return PartWeights(weight, self._checkpoint.tensor(name, self._rows(name, place)), blocks)
 
     def _read(self, name: str, place: _Place, rows: slice = EVERYTHING) -> WeightArray:
         half = place.dtype(self._dtype) == "bfloat16"
-        if self.makes_int8(place.part):
+        if self.codes_of(place.part):
             half = self._checkpoint.entries[name].dtype == "BF16"
         return self._checkpoint.bfloat16_bits(name, rows) if half else self._checkpoint.tensor(name, rows)
 

@@ -1,8 +1,7 @@
 """Numbers as int8, computed plainly: x is near q × scale, with q from -127 to 127.
 
-    weights     a scale for each row of a matrix, an output
-    inputs      a scale for each group of 128 consecutive numbers of a row: a few large numbers cost only their own
-                group precision
+    inputs      a scale for each group of 32 consecutive numbers of a row: a few large numbers cost only their own
+                group precision; for products with codes (codes.py)
     KV memory   a scale for each key and each value of a token and head, set when it is written
 
 The scale is 1/127 of the largest absolute value among the numbers that share it, and q = x × (127 / largest) is rounded
@@ -19,7 +18,6 @@ from numpy.typing import NDArray
 
 from quire.compute.arrays import FloatArray
 
-GROUP: Final = 128
 MOST: Final = np.float32(127)
 SMALLEST: Final = np.float32(1e-30)
 

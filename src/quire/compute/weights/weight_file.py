@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Protocol
 
-from quire.compute.arrays import FloatArray, HalfArray
+from quire.compute.arrays import ByteArray, FloatArray, HalfArray
 
 EVERYTHING: Final = slice(None)
 
@@ -47,6 +47,15 @@ class WeightFile(Protocol):
 
     def bfloat16_bits(self, name: str, rows: slice = EVERYTHING) -> HalfArray:
         """Return rows of a tensor as bfloat16."""
+        ...
+
+    @property
+    def block_types(self) -> Mapping[str, str]:
+        """The block types of the matrices that are not stored as floats, by name."""
+        ...
+
+    def block_rows(self, name: str, rows: slice = EVERYTHING) -> ByteArray:
+        """Return rows of a matrix of blocks as they are stored, `[out, bytes of a row]`."""
         ...
 
     def release(self) -> None:

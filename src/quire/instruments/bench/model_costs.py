@@ -53,5 +53,5 @@ def model_costs(model: ModelDescription, facts: BackendFacts) -> ModelCosts | No
     if model.spec.experts is not None:
         return None
     shape = shape_of(model.architecture, model)
-    read = (shape.layers + shape.head).read_bytes(facts.dtype, facts.config.weights)
+    read = (shape.layers + shape.head).read_bytes(facts.dtype, facts.weights)
     return ModelCosts(shape, read, facts.kv_spec.bytes_per_layer_token)

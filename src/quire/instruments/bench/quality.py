@@ -44,6 +44,7 @@ SETTINGS: Final[dict[tuple[str, str], dict[str, Any]]] = {
     ("float32", "float32"): {"dtype": "float32"},
     ("bfloat16", "bfloat16"): {"dtype": "bfloat16"},
     ("int8", "bfloat16"): {"dtype": "bfloat16", "weights": "int8"},
+    ("int4", "bfloat16"): {"dtype": "bfloat16", "weights": "int4"},
     ("bfloat16", "int8"): {"dtype": "bfloat16", "kv_dtype": "int8"},
     ("int8", "int8"): {"dtype": "bfloat16", "weights": "int8", "kv_dtype": "int8"},
 }
@@ -153,7 +154,7 @@ def divergences(reference: Numbers, other: Numbers) -> Numbers:
 
 
 DESCRIPTION = (
-    "Read texts with float32, bfloat16 and int8 weights, and measure perplexity, how far the next-token "
+    "Read texts with float32, bfloat16, int8 and int4 weights, and measure perplexity, how far the next-token "
     "distribution is from float32's, and how often the likeliest token is the same."
 )
 

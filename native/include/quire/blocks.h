@@ -1,0 +1,69 @@
+// Rows of weights as files store them, and as codes with scales.
+//
+// A file has rows of numbers, or of blocks: 32 or 256 weights as small integers with scales in float16. The compiled
+// core takes both as `CodedInputs`: 256 weights of an output at a time, where
+//
+//     weight = scale * code + minimum
+//
+// and a scale is either the float16 of 32 inputs, or a small integer times the float16 of all 256 ("nested"); so is
+// a minimum, if there are any. Blocks become codes without rounding, so the weights are those of the file.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "quire/kernels.h"
+
+namespace quire {
+
+constexpr int kCodedInputs = 256;
+// A row of blocks has a multiple of this many inputs; codes that are made here are padded to one.
+constexpr int kCodedGroup = 32;
+
+// Up to 256 weights of an output.
+struct CodedInputs {
+    // Of 8 bits: signed. Of 4 bits: 0 to 15, which stand for -8 to 7 if there are no minimums.
+    std::int8_t codes[kCodedInputs];
+    struct Scales {
+        std::uint16_t floats[kCodedInputs / kCodedGroup];  // float16: of each 32 inputs; nested: the first one, of all
+        std::int8_t nested[kCodedInputs / 16];             // of each 16 or 32 inputs
+    } scales, minimums;
+};
+
+QUIRE_INLINE constexpr bool has_blocks(StoredType type) { return type > StoredType::kBfloat16; }
+
+// The block type of a name of GGUF, such as Q4_K; int8_groups and int4 name those that codes are made as.
+std::optional<StoredType> block_type_named(std::string_view name);
+
+// The type of a packed matrix.
+QUIRE_INLINE constexpr NumberType packed_type(StoredType type) {
+    return type == StoredType::kFloat32    ? NumberType::kFloat32
+           : type == StoredType::kBfloat16 ? NumberType::kBfloat16
+                                           : NumberType::kCoded;
+}
+
+// How the weights of blocks are kept, once packed.
+Coding coding_of(StoredType type);
+
+// Bytes of a row of `num_inputs` numbers, a multiple of those of a block.
+std::size_t row_bytes(StoredType type, int num_inputs);
+// The inputs of a block; 1 for floats.
+int block_inputs(StoredType type);
+
+// Reads blocks of up to 256 weights.
+void read_blocks(StoredType type, const std::byte* blocks, int num_inputs, CodedInputs& to);
+
+// Makes codes from up to 256 floats, in groups of 32 inputs: kQ8_0, or kQ4_1 with a scale and a minimum. A group with
+// a number that is not finite gets NaN as its scale: the fault is visible.
+void make_codes(StoredType type, const float* numbers, int num_inputs, CodedInputs& to);
+
+// The weights of a stored row as floats.
+void widen_row(StoredType type, const std::byte* row, int num_inputs, float* to);
+
+float from_float16(std::uint16_t bits);
+// Rounds to the nearest, ties to even.
+std::uint16_t to_float16(float value);
+
+}  // namespace quire

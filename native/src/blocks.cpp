@@ -1,0 +1,307 @@
+#include "quire/blocks.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <iterator>
+
+namespace quire {
+namespace {
+
+using Byte = std::uint8_t;
+
+// The sixteen codes of IQ4: closer together around zero.
+constexpr std::int8_t kCurve[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+struct BlockType {
+    std::string_view name;
+    int inputs, bytes;
+    Coding coding;
+};
+
+constexpr Coding kFlat4 = {.bits = 4}, kFlat8 = {.bits = 8};
+constexpr Coding kFlat4Min = {.bits = 4, .minimums = true}, kFlat8Min = {.bits = 8, .minimums = true};
+
+constexpr Coding nested(int bits, int group, bool minimums) {
+    return {.bits = static_cast<Byte>(bits), .group = static_cast<Byte>(group), .nested = true, .minimums = minimums};
+}
+
+// In the order of StoredType, after the floats.
+constexpr BlockType kBlockTypes[] = {
+    {"Q4_0", 32, 18, kFlat4},
+    {"Q4_1", 32, 20, kFlat4Min},
+    {"Q5_0", 32, 22, kFlat8},
+    {"Q5_1", 32, 24, kFlat8Min},
+    {"Q8_0", 32, 34, kFlat8},
+    {"Q2_K", 256, 84, nested(4, 16, true)},
+    {"Q3_K", 256, 110, nested(4, 16, false)},
+    {"Q4_K", 256, 144, nested(4, 32, true)},
+    {"Q5_K", 256, 176, nested(8, 32, true)},
+    {"Q6_K", 256, 210, nested(8, 16, false)},
+    {"IQ4_NL", 32, 18, kFlat8},
+    {"IQ4_XS", 256, 136, nested(8, 32, false)},
+};
+
+const BlockType& block_type(StoredType type) {
+    return kBlockTypes[static_cast<int>(type) - static_cast<int>(StoredType::kQ4_0)];
+}
+
+std::uint16_t half_at(const Byte* from) { return static_cast<std::uint16_t>(from[0] | from[1] << 8); }
+
+// The sign of a float16 the other way round: what is subtracted in a file is added here.
+std::uint16_t negated(std::uint16_t half) { return half ^ 0x8000U; }
+
+int bit(const Byte* bits, int index) { return bits[index / 8] >> (index % 8) & 1; }
+
+// Element j of 32: the low half of byte j, from 16 on the high half of byte j - 16.
+int nibble(const Byte* packed, int j) { return j < 16 ? packed[j] & 15 : packed[j - 16] >> 4; }
+
+// A block of 32 as group `group` of the inputs.
+void read_small_block(StoredType type, const Byte* block, int group, CodedInputs& to) {
+    std::int8_t* codes = to.codes + group * kCodedGroup;
+    const auto fill = [&](auto code) {
+        for (int j = 0; j < kCodedGroup; ++j) codes[j] = static_cast<std::int8_t>(code(j));
+    };
+    to.scales.floats[group] = half_at(block);
+    switch (type) {
+        case StoredType::kQ4_0:
+            return fill([&](int j) { return nibble(block + 2, j); });
+        case StoredType::kQ4_1:
+            to.minimums.floats[group] = half_at(block + 2);
+            return fill([&](int j) { return nibble(block + 4, j); });
+        case StoredType::kQ5_0:
+            return fill([&](int j) { return (nibble(block + 6, j) | bit(block + 2, j) << 4) - 16; });
+        case StoredType::kQ5_1:
+            to.minimums.floats[group] = half_at(block + 2);
+            return fill([&](int j) { return nibble(block + 8, j) | bit(block + 4, j) << 4; });
+        case StoredType::kIq4Nl:
+            return fill([&](int j) { return kCurve[nibble(block + 2, j)]; });
+        default:
+            std::memcpy(codes, block + 2, kCodedGroup);
+    }
+}
+
+// The scales and minimums of eight groups, six bits each in twelve bytes.
+void read_six_bits(const Byte* packed, CodedInputs& to) {
+    for (int j = 0; j < 8; ++j) {
+        const bool first = j < 4;
+        const int scale = first ? packed[j] & 63 : (packed[j + 4] & 15) | (packed[j - 4] >> 6) << 4;
+        const int minimum = first ? packed[j + 4] & 63 : packed[j + 4] >> 4 | (packed[j] >> 6) << 4;
+        to.scales.nested[j] = static_cast<std::int8_t>(scale);
+        to.minimums.nested[j] = static_cast<std::int8_t>(minimum);
+    }
+}
+
+void read_q4_k(const Byte* block, const Byte* fifth, const Byte* low, CodedInputs& to) {
+    to.scales.floats[0] = half_at(block);
+    to.minimums.floats[0] = negated(half_at(block + 2));
+    read_six_bits(block + 4, to);
+    for (int j = 0; j < 8; ++j) {
+        for (int i = 0; i < 32; ++i) {
+            const int four = low[32 * (j / 2) + i] >> 4 * (j % 2) & 15;
+            to.codes[32 * j + i] = static_cast<std::int8_t>(fifth == nullptr ? four : four | (fifth[i] >> j & 1) << 4);
+        }
+    }
+}
+
+void read_q6_k(const Byte* block, CodedInputs& to) {
+    to.scales.floats[0] = half_at(block + 208);
+    std::memcpy(to.scales.nested, block + 192, 16);
+    for (int n = 0; n < 2; ++n) {
+        for (int j = 0; j < 4; ++j) {
+            for (int i = 0; i < 32; ++i) {
+                const int low = block[64 * n + 32 * (j % 2) + i] >> 4 * (j / 2) & 15;
+                const int high = block[128 + 32 * n + i] >> 2 * j & 3;
+                to.codes[128 * n + 32 * j + i] = static_cast<std::int8_t>((low | high << 4) - 32);
+            }
+        }
+    }
+}
+
+// Two bits of each weight: of each 32 bytes the lowest two, then the next.
+int two_bits(const Byte* packed, int n, int j, int i) { return packed[32 * n + i] >> 2 * j & 3; }
+
+void read_q2_k(const Byte* block, CodedInputs& to) {
+    to.scales.floats[0] = half_at(block + 80);
+    to.minimums.floats[0] = negated(half_at(block + 82));
+    for (int i = 0; i < 16; ++i) {
+        to.scales.nested[i] = static_cast<std::int8_t>(block[i] & 15);
+        to.minimums.nested[i] = static_cast<std::int8_t>(block[i] >> 4);
+    }
+    for (int e = 0; e < kCodedInputs; ++e) {
+        to.codes[e] = static_cast<std::int8_t>(two_bits(block + 16, e / 128, e / 32 % 4, e % 32));
+    }
+}
+
+void read_q3_k(const Byte* block, CodedInputs& to) {
+    const Byte* scales = block + 96;
+    to.scales.floats[0] = half_at(block + 108);
+    for (int i = 0; i < 16; ++i) {
+        const int low = i < 8 ? scales[i] & 15 : scales[i - 8] >> 4;
+        to.scales.nested[i] = static_cast<std::int8_t>((low | (scales[8 + i % 4] >> 2 * (i / 4) & 3) << 4) - 32);
+    }
+    for (int e = 0; e < kCodedInputs; ++e) {
+        // The file subtracts 4 where the third bit is not set; a code without minimums stands for 8 less.
+        const int third = block[e % 32] >> (e / 32) & 1;
+        to.codes[e] = static_cast<std::int8_t>(two_bits(block + 32, e / 128, e / 32 % 4, e % 32) + 4 * third + 4);
+    }
+}
+
+void read_iq4_xs(const Byte* block, CodedInputs& to) {
+    to.scales.floats[0] = half_at(block);
+    for (int j = 0; j < 8; ++j) {
+        const int low = block[4 + j / 2] >> 4 * (j % 2) & 15, high = half_at(block + 2) >> 2 * j & 3;
+        to.scales.nested[j] = static_cast<std::int8_t>((low | high << 4) - 32);
+        for (int i = 0; i < 32; ++i) to.codes[32 * j + i] = kCurve[nibble(block + 8 + 16 * j, i)];
+    }
+}
+
+void read_large_block(StoredType type, const Byte* block, CodedInputs& to) {
+    switch (type) {
+        case StoredType::kQ2K:
+            return read_q2_k(block, to);
+        case StoredType::kQ3K:
+            return read_q3_k(block, to);
+        case StoredType::kQ4K:
+            return read_q4_k(block, nullptr, block + 16, to);
+        case StoredType::kQ5K:
+            return read_q4_k(block, block + 16, block + 48, to);
+        case StoredType::kQ6K:
+            return read_q6_k(block, to);
+        default:
+            return read_iq4_xs(block, to);
+    }
+}
+
+std::uint32_t bits_of(float value) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+float float_of(std::uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+// The smallest float16 that is not below a number, so that codes times it reach the number.
+std::uint16_t float16_above(float value) {
+    const std::uint16_t nearest = to_float16(value);
+    return from_float16(nearest) < value ? static_cast<std::uint16_t>(nearest + 1) : nearest;
+}
+
+// Codes for numbers that are `lowest` + scale * code.
+void fill_codes(const float* numbers, int count, float lowest, std::uint16_t half, int least, int most,
+                std::int8_t* codes) {
+    const float scale = from_float16(half), factor = scale > 0.0F ? 1.0F / scale : 0.0F;
+    for (int i = 0; i < count; ++i) {
+        const float code = std::nearbyint((numbers[i] - lowest) * factor);
+        codes[i] = static_cast<std::int8_t>(std::clamp(code, static_cast<float>(least), static_cast<float>(most)));
+    }
+}
+
+}  // namespace
+
+std::optional<StoredType> block_type_named(std::string_view name) {
+    if (name == "int8_groups") return StoredType::kQ8_0;
+    if (name == "int4") return StoredType::kQ4_1;
+    for (std::size_t i = 0; i < std::size(kBlockTypes); ++i) {
+        if (kBlockTypes[i].name == name) {
+            return static_cast<StoredType>(static_cast<std::size_t>(StoredType::kQ4_0) + i);
+        }
+    }
+    return std::nullopt;
+}
+
+Coding coding_of(StoredType type) { return block_type(type).coding; }
+
+int block_inputs(StoredType type) { return has_blocks(type) ? block_type(type).inputs : 1; }
+
+std::size_t row_bytes(StoredType type, int num_inputs) {
+    if (type == StoredType::kFloat32) return num_inputs * sizeof(float);
+    if (type == StoredType::kBfloat16) return num_inputs * sizeof(std::uint16_t);
+    return static_cast<std::size_t>(num_inputs / block_type(type).inputs) * block_type(type).bytes;
+}
+
+void read_blocks(StoredType type, const std::byte* blocks, int num_inputs, CodedInputs& to) {
+    const auto* block = reinterpret_cast<const Byte*>(blocks);
+    if (block_type(type).inputs == kCodedInputs) return read_large_block(type, block, to);
+    for (int group = 0; group < num_inputs / kCodedGroup; ++group, block += block_type(type).bytes) {
+        read_small_block(type, block, group, to);
+    }
+}
+
+void make_codes(StoredType type, const float* numbers, int num_inputs, CodedInputs& to) {
+    constexpr std::uint16_t kNan = 0x7e00;
+    const bool minimums = coding_of(type).minimums;
+    for (int start = 0, group = 0; start < num_inputs; start += kCodedGroup, ++group) {
+        const int count = std::min(kCodedGroup, num_inputs - start);
+        const float* first = numbers + start;
+        std::int8_t* codes = to.codes + start;
+        std::memset(codes, 0, kCodedGroup);
+        const bool finite = std::all_of(first, first + count, [](float x) { return std::isfinite(x); });
+        const auto [lowest, highest] = std::minmax_element(first, first + count);
+        if (!finite) {
+            to.scales.floats[group] = to.minimums.floats[group] = kNan;
+        } else if (minimums) {
+            const std::uint16_t minimum = to_float16(*lowest);
+            const float base = from_float16(minimum);
+            to.minimums.floats[group] = minimum;
+            to.scales.floats[group] = to_float16(std::max(0.0F, *highest - base) / 15.0F);
+            fill_codes(first, count, base, to.scales.floats[group], 0, 15, codes);
+        } else {
+            to.scales.floats[group] = float16_above(std::max(-*lowest, *highest) / 127.0F);
+            fill_codes(first, count, 0.0F, to.scales.floats[group], -127, 127, codes);
+        }
+    }
+}
+
+void widen_row(StoredType type, const std::byte* row, int num_inputs, float* to) {
+    if (type == StoredType::kFloat32) {
+        std::memcpy(to, row, num_inputs * sizeof(float));
+        return;
+    }
+    if (type == StoredType::kBfloat16) {
+        const auto* words = reinterpret_cast<const std::uint16_t*>(row);
+        for (int i = 0; i < num_inputs; ++i) to[i] = float_of(std::uint32_t{words[i]} << 16);
+        return;
+    }
+    const Coding coding = coding_of(type);
+    const int middle = coding.bits == 4 && !coding.minimums ? 8 : 0;
+    CodedInputs coded;
+    for (int start = 0; start < num_inputs; start += kCodedInputs) {
+        const int count = std::min(kCodedInputs, num_inputs - start);
+        read_blocks(type, row + row_bytes(type, start), count, coded);
+        for (int i = 0; i < count; ++i) {
+            const auto of = [&](const CodedInputs::Scales& scales) {
+                if (!coding.nested) return from_float16(scales.floats[i / kCodedGroup]);
+                return from_float16(scales.floats[0]) * static_cast<float>(scales.nested[i / coding.group]);
+            };
+            const float weight = of(coded.scales) * static_cast<float>(coded.codes[i] - middle);
+            to[start + i] = coding.minimums ? weight + of(coded.minimums) : weight;
+        }
+    }
+}
+
+float from_float16(std::uint16_t bits) {
+    const std::uint32_t sign = std::uint32_t{bits & 0x8000U} << 16, rest = bits & 0x7fffU;
+    if (rest >= 0x7c00) return float_of(sign | 0x7f800000U | (rest & 0x3ffU) << 13);
+    // Below the normal numbers, 2^-24 is the unit; above, the exponent moves from a bias of 15 to one of 127.
+    const float size = rest < 0x400 ? static_cast<float>(rest) * 0x1p-24F : float_of((rest << 13) + (112U << 23));
+    return float_of(bits_of(size) | sign);
+}
+
+std::uint16_t to_float16(float value) {
+    const std::uint32_t bits = bits_of(value), sign = bits >> 16 & 0x8000U, size = bits & 0x7fffffffU;
+    if (size > 0x7f800000U) return static_cast<std::uint16_t>(sign | 0x7e00U);
+    const float magnitude = float_of(size);
+    if (magnitude >= 65520.0F) return static_cast<std::uint16_t>(sign | 0x7c00U);
+    if (magnitude < 0x1p-14F) {
+        return static_cast<std::uint16_t>(sign | static_cast<std::uint32_t>(std::nearbyint(magnitude * 0x1p24F)));
+    }
+    const std::uint32_t rounded = size + 0xfffU + (size >> 13 & 1);
+    return static_cast<std::uint16_t>(sign | (rounded - (112U << 23)) >> 13);
+}
+
+}  // namespace quire

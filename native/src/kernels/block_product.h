@@ -1,0 +1,96 @@
+// Blocks and tiles: how a product is cut for the caches and the registers of one core (see linear.cpp).
+#pragma once
+
+#include "panels.h"
+#include "quire/simd.h"
+
+namespace quire::QUIRE_ISA {
+
+constexpr int kBlockRows = 64, kBlockPanels = 16;
+// The most groups that the panels of a block are in, of one matrix or two.
+constexpr int kBlockGroups = kBlockPanels / kGroupPanels + 2;
+constexpr int kChunkInputs = 256;
+constexpr int kSpanNumbers = kBlockRows * kChunkInputs;
+// kTileSums: rows * panels of a tile. Each sum takes kParts of the 32 (AVX-512) or 16 registers. kTileRows: the rows
+// of most tiles. kMostTileRows: up to this many rows go through a chunk as one tile.
+#if defined(__AVX512F__)
+constexpr int kTileSums = 24, kTileRows = 6, kMostTileRows = 8;
+#elif defined(__AVX2__)
+constexpr int kTileSums = 4, kTileRows = 2, kMostTileRows = 2;
+#else
+constexpr int kTileSums = 3, kTileRows = 3, kMostTileRows = 3;
+#endif
+
+typedef Floats BlockSums[kBlockRows][kBlockPanels];
+
+// What to prefetch while a tile is computed. `offset` and `pace` are in 1/256 bytes.
+struct Fetch {
+    const char* from;
+    std::size_t offset;
+    std::size_t pace;  // for each step and panel
+};
+
+template <typename Number>
+struct Tile {
+    const typename Step<Number>::Input* rows;
+    std::size_t row_stride;
+    const Number* weights;
+    std::size_t weight_step;
+    int num_steps;
+    Floats (*sums)[kBlockPanels];
+    Fetch fetch;
+};
+
+template <int kRows, int kPanels, typename Number>
+void multiply(const Tile<Number>& tile) {
+    using Each = Step<Number>;
+    const Number* from = tile.weights;
+    std::size_t fetched = tile.fetch.offset;
+    Floats sums[kRows][kPanels];
+    for (int r = 0; r < kRows; ++r) {
+        for (int p = 0; p < kPanels; ++p) sums[r][p] = tile.sums[r][p];
+    }
+    for (int i = 0; i < tile.num_steps; ++i) {
+        typename Each::Vector weights[kPanels];
+        for (int p = 0; p < kPanels; ++p) {
+            weights[p] = Each::weights(from + p * kPanelWidth * Each::kInputs);
+            __builtin_prefetch(tile.fetch.from + (fetched >> 8), 0, 3);
+            fetched += tile.fetch.pace;
+        }
+        from += tile.weight_step;
+        for (int r = 0; r < kRows; ++r) {
+            const auto input = Each::input(tile.rows + r * tile.row_stride + i);
+            for (int p = 0; p < kPanels; ++p) sums[r][p] = Each::add(sums[r][p], input, weights[p]);
+        }
+    }
+    for (int r = 0; r < kRows; ++r) {
+        for (int p = 0; p < kPanels; ++p) tile.sums[r][p] = sums[r][p];
+    }
+}
+
+// Multiplies a tile of at most kRows rows and kPanels panels.
+template <int kRows, int kPanels, typename AnyTile>
+void multiply_tile(const AnyTile& tile, int num_rows, int num_panels) {
+    if (num_rows < kRows) {
+        if constexpr (kRows > 1) multiply_tile<kRows - 1, kPanels>(tile, num_rows, num_panels);
+    } else if (num_panels < kPanels) {
+        if constexpr (kPanels > 1) multiply_tile<kRows, kPanels - 1>(tile, num_rows, num_panels);
+    } else if constexpr (kRows * kPanels <= kTileSums) {
+        multiply<kRows, kPanels>(tile);
+    }
+}
+
+// The panels of a block, of one matrix or of two.
+template <typename Number>
+struct BlockPanels {
+    Panels<Number> groups[kBlockGroups];
+    int num_groups = 0;
+
+    void add(const MatrixView& matrix, int panel, int count) {
+        for (const int end = panel + count; panel < end; panel += groups[num_groups++].count) {
+            groups[num_groups] = panels_from<Number>(matrix, panel, end - panel);
+        }
+    }
+};
+
+}  // namespace quire::QUIRE_ISA

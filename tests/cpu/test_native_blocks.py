@@ -1,0 +1,101 @@
+"""The compiled core reads every block type as the definition in numpy does: looked up bit for bit, and in products."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from quire import _native
+from quire.compute.gguf.blocks import BLOCK_TYPES
+from quire.compute.weights.codes import CODINGS, coded
+
+KINDS = {block.name: block for block in BLOCK_TYPES.values() if block.size > 1}
+WIDTH, TOKENS = 512, 40  # two of the larger blocks; more than two panels of outputs
+SCALES_AT = {"Q2_K": (80, 82), "Q3_K": (108,), "Q6_K": (208,)}  # float16 numbers; of the others at the start
+
+
+def blocks_of(kind: str, num_rows: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Return rows of random blocks, and the numbers that they stand for."""
+    random, block = np.random.default_rng(0), KINDS[kind]
+    data = random.integers(0, 256, (num_rows * WIDTH // block.size, block.num_bytes), np.uint8)
+    for at in SCALES_AT.get(kind, (0, 2) if CODINGS[kind].minimums else (0,)):
+        data[:, at : at + 2] = random.normal(0, 0.1, (len(data), 1)).astype("<f2").view(np.uint8)
+    return data.reshape(num_rows, -1), block.widen(data).reshape(num_rows, WIDTH)
+
+
+class Lookup:
+    """A decoder without layers: the logits are the products of the rows of an embedding with a head."""
+
+    def __init__(self, kernels: str, vocab_size: int) -> None:
+        self.team = _native.ThreadTeam(2)
+        norm = {"epsilon": 1e-6, "center": False, "unit_offset": False}
+        shape = {
+            **{"vocab_size": vocab_size, "hidden_size": WIDTH, "embedding_size": WIDTH, "num_heads": 1},
+            **{"num_kv_heads": 1, "head_dim": 16, "intermediate_size": 16, "num_experts": 0, "experts_per_token": 0},
+            **{"expert_size": 0, "normalize_experts": False, "gated": True, "tied_head": False, "qk_norm": False},
+            **{"activation": "silu", "norm": norm, "head_norm": norm, "attention_scale": 1.0, "score_soft_cap": 0.0},
+            **{"logit_soft_cap": 0.0, "embedding_scale": 1.0, "learned_positions": -1, "ropes": [], "layers": []},
+        }
+        self.decoder = _native.Decoder(shape, _native.kernels(kernels), self.team)
+        self.vocab_size = vocab_size
+
+    def logits(self, num_tokens: int) -> NDArray[np.float32]:
+        """Return the logits after each of the first tokens."""
+        ids = np.arange(num_tokens)
+        found = np.zeros((num_tokens, -(-self.vocab_size // 16) * 16), np.float32)
+        finite = np.zeros(num_tokens, np.bool_)
+        starts = np.array([0, num_tokens])
+        self.decoder.run(starts, ids, ids, ids, [], [], found, finite, np.zeros(num_tokens, np.bool_))
+        return found[:, : self.vocab_size]
+
+
+@pytest.mark.parametrize("kernels", _native.kernel_names())
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_that_is_looked_up_has_the_numbers_of_the_definition(kind: str, kernels: str) -> None:
+    blocks, numbers = blocks_of(kind, TOKENS)
+    lookup = Lookup(kernels, WIDTH)
+    lookup.decoder.set_embedding(blocks, blocks=kind)
+    lookup.decoder.set_matrix("head", -1, -1, np.eye(WIDTH, dtype=np.float32))
+    assert np.array_equal(lookup.logits(TOKENS), numbers)  # the sum of a product of the head turns -0 into 0
+
+
+@pytest.mark.parametrize("kernels", _native.kernel_names())
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_need_no_rounding_have_the_products_of_the_definition(kind: str, kernels: str) -> None:
+    blocks, numbers = blocks_of(kind, TOKENS)
+    rows = np.random.default_rng(1).integers(-127, 128, (9, WIDTH)).astype(np.float32)
+    rows[:, ::32] = 127  # the scale of each group is 1
+    lookup = Lookup(kernels, TOKENS)
+    lookup.decoder.set_embedding(rows)
+    lookup.decoder.set_matrix("head", -1, -1, blocks, blocks=kind)
+    right = rows.astype(np.float64) @ numbers.T.astype(np.float64)
+    size = np.abs(rows).astype(np.float64) @ np.abs(numbers.T).astype(np.float64)
+    assert (np.abs(lookup.logits(9) - right) <= 1e-5 * size).all()
+
+
+@pytest.mark.parametrize("kernels", _native.kernel_names())
+@pytest.mark.parametrize("kind", ["int8_groups", "int4"])
+def test_codes_are_made_as_the_definition_makes_them(kind: str, kernels: str) -> None:
+    random = np.random.default_rng(2)
+    weights = random.normal(0, 1, (TOKENS, WIDTH)).astype(np.float32) * random.choice([1e-6, 1, 1e4], (TOKENS, 1))
+    weights = weights.astype(np.float32)
+    rows = np.eye(WIDTH, dtype=np.float32) * np.float32(127)
+    lookup = Lookup(kernels, TOKENS)
+    lookup.decoder.set_embedding(rows)
+    lookup.decoder.set_matrix("head", -1, -1, weights, codes=kind)
+    right = coded(weights, kind).rows().T.astype(np.float64) * 127
+    assert np.abs(lookup.logits(WIDTH) - right).max() <= 1e-5 * np.abs(right).max()
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "message"),
+    [
+        ("Q4_9", (2, 18), "no block type is called Q4_9"),
+        ("Q4_0", (2, 19), "rows of Q4_0 are bytes of whole blocks"),
+    ],
+)
+def test_what_is_not_blocks_is_refused(kind: str, shape: tuple[int, int], message: str) -> None:
+    decoder = Lookup(_native.kernel_names()[0], 16).decoder
+    with pytest.raises(ValueError, match=message):
+        decoder.set_matrix("head", -1, -1, np.zeros(shape, np.uint8), blocks=kind)
