@@ -56,6 +56,19 @@ def test_every_bfloat16_survives_a_round_trip_and_nan_stays_nan() -> None:
     assert widened(narrowed(tricky))[2] == np.inf
 
 
+def test_every_number_of_a_long_tensor_is_rounded_as_a_single_one_is() -> None:
+    patterns = np.random.default_rng(3).integers(0, 1 << 32, 150_000, np.uint32)
+    patterns[::7] |= 0x7F800000  # infinite, or no number
+    numbers = patterns.view(np.float32)
+    before = numbers.tobytes()
+    expected = [(bits + 0x7FFF + (bits >> 16 & 1)) >> 16 for bits in patterns.tolist()]
+    is_nan = np.isnan(numbers)
+    found = narrowed(numbers)
+    assert np.array_equal(found[~is_nan], np.array(expected, np.uint32)[~is_nan])
+    assert np.array_equal(found[is_nan], patterns[is_nan] >> 16 | 0x40)
+    assert numbers.tobytes() == before
+
+
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
 def test_bits_are_those_of_the_numbers(dtype: str, tmp_path: Path) -> None:
     tensor = np.random.default_rng(0).standard_normal((7, 5), dtype=np.float32)
