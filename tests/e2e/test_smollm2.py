@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from quire import LLM, RequestOutput, SamplingParams
 from quire.compute.models import read_model
 from quire.compute.models.hub import resolve_model
+from support.model_stores import VARIABLES, add_to_ollama
 from support.server import running_server
 from support.smollm2 import smollm2_path
 
@@ -88,6 +90,21 @@ def test_a_request_gets_the_same_bits_alone_and_in_a_crowd() -> None:
 def written(output: RequestOutput) -> tuple[list[int], str]:
     """Return the tokens of an answer, and the bits of their log-probabilities."""
     return list(output.outputs[0].token_ids), repr(output.outputs[0].logprobs)
+
+
+def test_in_ollamas_store_it_ends_at_the_strings_that_are_stored_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    add_to_ollama(tmp_path, "registry.ollama.ai/library/tiny/135m", "1", {"stop": ["Paris"], "temperature": 0.0})
+    (tmp_path / ".ollama/models/blobs" / f"sha256-{'1' * 64}").symlink_to(smollm2_path())
+    with LLM("tiny:135m", kv_memory="64MiB", max_model_len=512) as llm:
+        (stopped,) = llm.chat(CAPITAL, use_tqdm=False)
+        (whole,) = llm.chat(CAPITAL, SamplingParams(temperature=0.0, max_tokens=24), use_tqdm=False)
+    assert (stopped.outputs[0].finish_reason, stopped.outputs[0].stop_reason) == ("stop", "Paris")
+    assert stopped.outputs[0].text == whole.outputs[0].text.partition("Paris")[0] != whole.outputs[0].text
 
 
 SETTINGS = {"kv_memory": "64MiB", "max_model_len": 2048}

@@ -6,21 +6,24 @@ import hashlib
 import json
 from pathlib import Path
 
-from quire.compute.models.stores import MODEL_LAYER
+from quire.compute.models.stores import MODEL_LAYER, PARAMS_LAYER
 
 COMMIT, OLDER = "a" * 40, "b" * 40
 VARIABLES = ("OLLAMA_MODELS", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME")
 """Names in the environment that say where stores are."""
 
 
-def add_to_ollama(home: Path, path: str, digit: str) -> Path:
-    """Add a manifest to Ollama's store, and return where its blob goes."""
+def add_to_ollama(home: Path, path: str, digit: str, params: dict[str, object] | None = None) -> Path:
+    """Add a manifest to Ollama's store, with parameters, and return where its blob goes."""
     store = home / ".ollama" / "models"
     manifest = store / "manifests" / path
     manifest.parent.mkdir(parents=True, exist_ok=True)
     layers = [{"mediaType": MODEL_LAYER, "digest": f"sha256:{digit * 64}"}]
-    manifest.write_text(json.dumps({"layers": layers}))
     (store / "blobs").mkdir(exist_ok=True)
+    if params is not None:
+        layers.append({"mediaType": PARAMS_LAYER, "digest": f"sha256:{'5' * 64}"})
+        (store / "blobs" / f"sha256-{'5' * 64}").write_text(json.dumps(params))
+    manifest.write_text(json.dumps({"layers": layers}))
     return store / "blobs" / f"sha256-{digit * 64}"
 
 

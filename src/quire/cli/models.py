@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from quire.compute.models.source import ModelSource
 
 TYPES: Final = MappingProxyType({"bfloat16": "BF16", "float16": "F16", "float32": "F32"})
-MAX_LISTED: Final = 500
 MAX_LOOKING_S: Final = 20.0
 """After this long the rest is listed by name only: a header may take seconds, and a store may have hundreds."""
 
@@ -84,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def list_models(home: Path, environ: Mapping[str, str], clock: Clock) -> list[ListedModel]:
-    """Return a row for each model on this machine, at most `MAX_LISTED`. Does not mutate."""
+    """Return a row for each model on this machine. Does not mutate."""
     from quire.compute.models.inventory import StoredModel, stored_models
     from quire.compute.models.source import ModelFolder
     from quire.guide import GUIDE_FOLDER
@@ -96,7 +95,7 @@ def list_models(home: Path, environ: Mapping[str, str], clock: Clock) -> list[Li
 
 def _listed(models: Iterable[StoredModel], clock: Clock) -> Iterator[ListedModel]:
     end = clock.now() + MAX_LOOKING_S
-    for _, model in zip(range(MAX_LISTED), models, strict=False):
+    for model in models:
         path = "" if model.source is None else model.source.name
         row = ListedModel(model.name, model.store, path, model.num_bytes)
         if model.source is None:

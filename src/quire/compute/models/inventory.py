@@ -4,8 +4,8 @@
     NAME:TAG, OWNER/NAME:TAG         Ollama
     OWNER/NAME, OWNER/NAME:TYPE      LM Studio, and the cache of the hub; with @REVISION, what is not its main branch
 
-A store may have thousands of files, and some of them may be a stranger's: at most `MAX_FILES` names of each are looked
-at. A model that is broken is listed with its problem, and hides no other.
+A store may have thousands of files, and some of them may be a stranger's: of each, at most `MAX_FILES` names are looked
+at and `MAX_MODELS` models are listed. A model that is broken is listed with its problem, and hides no other.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ TYPE: Final = re.compile(r"(?<![A-Za-z0-9])(I?Q\d\w*|BF16|F16|F32)(?![A-Za-z0-9]
 
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 MAX_REFERENCE_BYTES: Final = 100
+MAX_MODELS: Final = 500
 WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth")
 MAIN: Final = "main"
 HUB, OLLAMA, LM_STUDIO, PACKAGE = "hub", "Ollama", "LM Studio", "package"
@@ -74,14 +75,13 @@ def _all(home: Path, environ: Mapping[str, str]) -> Iterator[StoredModel]:
     for name in PACKAGES:
         if (path := find_packaged(name)) is not None:
             yield StoredModel(name, PACKAGE, _file_bytes(path), GgufFile(path))
-    yield from _ollama(ollama_store(home, environ))
-    for store in lm_studio_stores(home):
-        yield from _lm_studio(store)
-    yield from _hub(hub_cache(home, environ))
+    stores = [_ollama(ollama_store(home, environ)), *map(_lm_studio, lm_studio_stores(home))]
+    for store in (*stores, _hub(hub_cache(home, environ))):
+        yield from islice(store, MAX_MODELS)
 
 
 class _Walk:
-    """Looks at folders of one store, at `MAX_FILES` names altogether. Mutable."""
+    """Looks at folders of one store, at `MAX_FILES` names altogether and a fifth of them in one folder. Mutable."""
 
     def __init__(self) -> None:
         self._num_left = MAX_FILES
@@ -90,7 +90,7 @@ class _Walk:
         """Return the names in a folder that can be printed, sorted; none where it is no folder. Mutates."""
         try:
             with os.scandir(folder) as entries:
-                names = [entry.name for entry in islice(entries, self._num_left)]
+                names = [entry.name for entry in islice(entries, min(self._num_left, MAX_FILES // 5))]
         except OSError:
             return []
         self._num_left -= len(names)
