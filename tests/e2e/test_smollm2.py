@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from quire import LLM, RequestOutput, SamplingParams
+from quire import LLM, RequestOutput, SamplingParams, cli
 from quire.compute.models import read_model
 from quire.compute.models.hub import resolve_model
 from support.model_stores import VARIABLES, add_to_ollama
@@ -40,6 +41,16 @@ def test_it_answers_a_question(llm: LLM) -> None:
     (output,) = llm.chat(CAPITAL, SamplingParams(temperature=0, max_tokens=24), use_tqdm=False)
     assert "Paris" in output.outputs[0].text
     assert output.outputs[0].finish_reason == "stop"
+
+
+def test_it_answers_in_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    smollm2_path()
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{CAPITAL[0]['content']}\n"))
+    sizes = ("--kv-memory", "64MiB", "--max-model-len", "512", "--max-tokens", "24")
+    assert cli.main(["chat", "smollm2", "--temperature", "0", *sizes]) == 0
+    out, err = capsys.readouterr()
+    assert "Paris" in out
+    assert "model       smollm2: LlamaForCausalLM, 30 layers, bfloat16" in err
 
 
 def test_its_chat_template_is_that_of_the_file(llm: LLM) -> None:

@@ -122,23 +122,18 @@ def outputs() -> list[RequestOutput]:
 
 
 @pytest.mark.transformers
-def test_prompts_are_those_of_transformers(theirs: tuple[Any, Any], outputs: list[RequestOutput]) -> None:
-    tokenizer, _ = theirs
-    for question, output in zip(QUESTIONS, outputs, strict=True):
-        text = tokenizer.apply_chat_template(
-            [{"role": "user", "content": question}], add_generation_prompt=True, tokenize=False
-        )
-        assert output.prompt_token_ids == tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
-@pytest.mark.transformers
-def test_greedy_texts_are_those_of_transformers(theirs: tuple[Any, Any], outputs: list[RequestOutput]) -> None:
+def test_prompts_and_greedy_texts_are_those_of_transformers(
+    theirs: tuple[Any, Any], outputs: list[RequestOutput]
+) -> None:
     """Each token is the likeliest after those before it, so transformers would have written the same text."""
     import torch
 
     tokenizer, model = theirs
-    for output in outputs:
+    for question, output in zip(QUESTIONS, outputs, strict=True):
+        conversation = [{"role": "user", "content": question}]
+        text = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
         prompt, answer = list(output.prompt_token_ids), list(output.outputs[0].token_ids)
+        assert prompt == tokenizer(text, add_special_tokens=False)["input_ids"]
         assert len(answer) == MAX_TOKENS or answer[-1] in (0, 2)
         logits = model(torch.tensor([prompt + answer])).logits[0, len(prompt) - 1 : -1].numpy()
         assert np.argmax(logits, axis=1).tolist() == answer
