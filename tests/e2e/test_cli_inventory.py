@@ -107,6 +107,16 @@ def test_a_pull_reads_the_settings_before_it_fetches_the_weights(
     assert hub.asked[2:] == [("org/m", None, SETTINGS)]
 
 
+def test_code_beside_a_family_that_quire_knows_is_not_run_and_not_missed(
+    models: Command, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = FakeHub(home)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)  # type: ignore[arg-type]
+    write_tiny_qwen3(hub.folder, settings={"auto_map": {"AutoModelForCausalLM": "modeling_own.Own"}})
+    (hub.folder / "modeling_own.py").write_text("raise SystemExit('run')")
+    assert models("pull", "org/m")[0] == 0
+
+
 def test_a_pull_of_a_gguf_file_and_of_what_is_here_already(
     models: Command, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
