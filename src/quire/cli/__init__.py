@@ -42,6 +42,7 @@ COMMANDS = (
     Command("torture", "attack a server and check that it copes", "quire.instruments.torture"),
     Command("simulate", "simulate hours of traffic in seconds with the real scheduler", "quire.cli.simulate"),
     Command("report", "analyse a server's step log and suggest better settings", "quire.cli.report"),
+    Command("models", "list the models on this machine, fetch one, remove one", "quire.cli.models"),
     Command("plan", "estimate what fits, how fast, and the best settings", "quire.cli.plan"),
     Command("doctor", "check what works on this machine", "quire.cli.doctor"),
     Command("config", "show the settings quire would use, and where each comes from", "quire.cli.config"),

@@ -16,7 +16,8 @@ from pathlib import Path
 from quire.compute.gguf.source import is_gguf
 from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.base import DecoderSpec, Part, PartShape
-from quire.compute.models.hub import HUB_ID, resolve_model, resolve_settings
+from quire.compute.models.hub import HubName, find_kept, resolve_model, resolve_settings
+from quire.compute.models.packaged import PACKAGES
 from quire.compute.models.source import ModelFolder, ModelSource
 from quire.compute.weights.codes import GROUP
 from quire.compute.weights.decoder_weights import HEAD_PARTS, is_product
@@ -44,7 +45,7 @@ def find_settings(model: str) -> ModelSource:
         return resolve_model(model)
     if model.lower() in known_models():
         return ModelFolder(MODELS_FOLDER, f"{model.lower()}.json")
-    if HUB_ID.fullmatch(model) is None:
+    if HubName.parse(model) is None and find_kept(model) is None and model not in PACKAGES:
         advice = f"Give a model folder, a config.json, a hub id, or one of {GUIDE}, {', '.join(known_models())}"
         raise ModelError(model, f'No folder named "{model}". {advice}')
     return resolve_settings(model)

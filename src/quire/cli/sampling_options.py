@@ -26,4 +26,4 @@ def sampling_params(arguments: argparse.Namespace, defaults: SamplingParams) -> 
     """Return the defaults with what was given put in. Does not mutate."""
     names = [declared.name for declared in FLAGS]
     given: dict[str, Any] = {name: getattr(arguments, name) for name in names if name in vars(arguments)}
-    return replace(defaults, stop=tuple(arguments.stop), **given)
+    return replace(defaults, stop=tuple(arguments.stop) or defaults.stop, **given)

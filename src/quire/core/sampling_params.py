@@ -34,6 +34,7 @@ MAX_SEED: Final = (1 << 63) - 1
 MAX_LOGPROBS: Final = 20
 MAX_BIASES: Final = 1024
 MAX_STOP_STRING_LENGTH: Final = 1024
+MAX_STOP_STRINGS: Final = 64
 MAX_BAD_WORDS: Final = 128
 MAX_BAD_WORD_TOKENS: Final = 32
 DRAW, TEXT, CHOICES, OWN = Place.DRAW, Place.TEXT, Place.CHOICES, Place.OWN
@@ -106,7 +107,9 @@ class SamplingParams:
         Integer(1, MAX_INT32), None, OWN, "the most tokens to generate; None: as many as fit", flag=True
     )
     min_tokens: int = parameter(Integer(0, MAX_INT32), 0, TEXT, "tokens that are written before the text may end")
-    stop: tuple[str, ...] = parameter(Texts(64, MAX_STOP_STRING_LENGTH), (), OWN, "strings before which the text ends")
+    stop: tuple[str, ...] = parameter(
+        Texts(MAX_STOP_STRINGS, MAX_STOP_STRING_LENGTH), (), OWN, "strings before which the text ends"
+    )
     stop_token_ids: tuple[int, ...] = parameter(TokenIds(1024), (), TEXT, "tokens with which the text ends")
     ignore_eos: bool = parameter(Switch(), False, TEXT, "the model's own end of text does not end it")
     include_stop_str_in_output: bool = parameter(Switch(), False, TEXT, "the text ends with the stop string")

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -75,12 +75,11 @@ class EngineBlueprint:
 
     @property
     def default_sampling(self) -> SamplingParams:
-        """The model's own sampling defaults, for requests that set none."""
-        defaults = self.model.generation
-        said = {
-            name: getattr(defaults, name) for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-        }
-        return SamplingParams(**{name: value for name, value in said.items() if value is not None})
+        """The model's own sampling defaults, for requests that set none; without a tokenizer, no stop strings."""
+        given = {name: value for name, value in asdict(self.model.generation).items() if value is not None}
+        if self.config.skip_tokenizer_init:
+            given["stop"] = ()
+        return SamplingParams(**given)
 
     def measured(self, note_loaded: NoteLoaded | None = None) -> EngineBlueprint:
         """Return the blueprint with a plan from the measured free memory; on a CPU, which does not measure, unchanged.

@@ -87,13 +87,11 @@ class GgufHeader:
         split = PART.fullmatch(path.name)
         if split is None:
             return cls.read_one(path)
-        stem, count = split["stem"], int(split["count"])
-        if not 1 <= int(split["number"]) <= count <= MAX_PARTS:
+        if not 1 <= int(split["number"]) <= int(split["count"]) <= MAX_PARTS:
             raise CheckpointError(
                 str(path), f"part {split['number']} of {split['count']}", f"at most {MAX_PARTS} parts"
             )
-        names = [f"{stem}-{number:05d}-of-{count:05d}{path.suffix}" for number in range(1, count + 1)]
-        return _joined([cls.read_one(path.with_name(name)) for name in names])
+        return _joined([cls.read_one(path.with_name(name)) for name in parts_of(path.name)])
 
     @classmethod
     def read_one(cls, path: Path) -> GgufHeader:
@@ -117,6 +115,19 @@ class GgufHeader:
         alignment = _alignment(cursor, settings)
         start = -(-cursor.position // alignment) * alignment
         return cls(path, settings, _placed(cursor, claims, start, alignment), {path: cursor.file_bytes})
+
+
+def parts_of(name: str) -> list[str]:
+    """Return the names of all parts of a model, at most `MAX_PARTS`, from that of one; of one in one file, its name.
+
+    >>> parts_of("m-00002-of-00002.gguf"), parts_of("m.gguf")
+    (['m-00001-of-00002.gguf', 'm-00002-of-00002.gguf'], ['m.gguf'])
+    """
+    split = PART.fullmatch(name)
+    if split is None:
+        return [name]
+    stem, count, ending = split["stem"], int(split["count"]), name[-len(".gguf") :]
+    return [f"{stem}-{number:05d}-of-{count:05d}{ending}" for number in range(1, min(count, MAX_PARTS) + 1)]
 
 
 def _joined(parts: list[GgufHeader]) -> GgufHeader:

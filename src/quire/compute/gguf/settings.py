@@ -6,6 +6,7 @@ GGUF names a setting ARCHITECTURE.NAME. What it leaves out is what its family al
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -39,6 +40,15 @@ CONTROL: Final = 3  # of tokenizer.ggml.token_type
 END_IDS: Final = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
 WIDE_HEADS: Final = MappingProxyType({"gemma2": 46, "gemma3": 62})
 """Layers of the size of each Gemma (27B) that scales scores by hidden size / heads, and not by the size of a head."""
+
+FILE_TYPES: Final = MappingProxyType(
+    {
+        **{0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 7: "Q8_0", 8: "Q5_0", 9: "Q5_1", 10: "Q2_K", 11: "Q3_K_S"},
+        **{12: "Q3_K_M", 13: "Q3_K_L", 14: "Q4_K_S", 15: "Q4_K_M", 16: "Q5_K_S", 17: "Q5_K_M", 18: "Q6_K"},
+        **{21: "Q2_K_S", 25: "IQ4_NL", 30: "IQ4_XS", 32: "BF16"},
+    }
+)
+"""`general.file_type` → what people call such a file: the type of most of its matrices, and how many are wider."""
 
 ReadTensor = Callable[[str], FloatArray | None]
 """The name of a tensor in the file → its numbers; None where there is none."""
@@ -113,6 +123,17 @@ def _dtype(header: GgufHeader) -> str:
     """Return the dtype that holds the matrices: their own where all have one, else that in which they are computed."""
     names = {tensor.type.name for tensor in header.tensors.values() if len(tensor.shape) > 1}
     return "float32" if names == {"F32"} else "float16" if names == {"F16"} else "bfloat16"
+
+
+def file_type_of(header: GgufHeader) -> str:
+    """Return how the numbers of a file are packed, as people call it; without that setting, the type of most bytes."""
+    stated = header.settings.get("general.file_type")
+    if type(stated) is int and stated in FILE_TYPES:
+        return FILE_TYPES[stated]
+    num_bytes: Counter[str] = Counter()
+    for tensor in header.tensors.values():
+        num_bytes[tensor.type.name] += tensor.num_bytes
+    return max(num_bytes, key=num_bytes.__getitem__, default="")
 
 
 def _vocab_size(header: GgufHeader, settings: _Settings) -> int:

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from quire.compute.gguf.header import PART, GgufHeader
-from quire.compute.gguf.settings import config_of, generation_config_of
+from quire.compute.gguf.settings import config_of, file_type_of, generation_config_of
 from quire.compute.gguf.tensors import GgufTensors
 from quire.compute.gguf.tokenizer import tokenizer_config_of, tokenizer_json_of
 from quire.core.errors import CheckpointError
@@ -40,6 +40,11 @@ class GgufFile:
     def name(self) -> str:
         """The path of the file."""
         return str(self.path)
+
+    @property
+    def type(self) -> str:
+        """How the numbers in it are packed, such as Q4_K_M."""
+        return file_type_of(self._header)
 
     def where(self, file: str) -> str:
         """Return the path: all is in one file."""

@@ -88,7 +88,11 @@ def _architecture(config: ConfigFile) -> str:
     if not architectures or architectures[0] not in FAMILIES:
         named = f"of the family {architectures[0]!r:.80}" if architectures else "that names no family"
         advice = f"Use a model of one of these: {', '.join(FAMILIES)}"
-        raise ModelError(config.where, f"{config.where}: a model {named}, which quire cannot run. {advice}")
+        if config.is_set("auto_map"):
+            named += " with code of its own (auto_map, trust_remote_code), which quire never runs"
+        else:
+            named += ", which quire cannot run"
+        raise ModelError(config.where, f"{config.where}: a model {named}. {advice}")
     if config.is_set("quantization_config"):
         raise config.error("quantization_config", "null: weights in float32, bfloat16 or float16")
     return architectures[0]

@@ -97,7 +97,7 @@ class ConfigFile:
     def texts(self, field: str) -> tuple[str, ...]:
         """Return a list of strings."""
         value = self.fields.get(field)
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        if not isinstance(value, list) or not set(map(type, value)) <= {str}:
             raise self.error(field, "a list of strings")
         return tuple(value)
 

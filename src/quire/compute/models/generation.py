@@ -1,4 +1,4 @@
-"""The sampling defaults of a model's makers: the settings of generation_config.json that are about one token.
+"""The sampling defaults of a model's makers: of generation_config.json, the settings about one token and stop strings.
 
 Lengths, beams and other settings of that file are left to the caller and are not read.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
+from quire.core.sampling_params import MAX_STOP_STRING_LENGTH, MAX_STOP_STRINGS
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +23,14 @@ class GenerationDefaults:
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+    stop: tuple[str, ...] = ()
 
     @classmethod
     def read(cls, config: ConfigFile) -> GenerationDefaults:
         """Return the defaults in the generation settings.
 
         >>> GenerationDefaults.read(ConfigFile("generation_config.json", {"do_sample": False, "top_k": 20}))
-        GenerationDefaults(temperature=0.0, top_p=None, top_k=20, min_p=None, repetition_penalty=None)
+        GenerationDefaults(temperature=0.0, top_p=None, top_k=20, min_p=None, repetition_penalty=None, stop=())
         """
         temperature = config.optional_number("temperature", low=0, high=100)
         return cls(
@@ -37,8 +39,20 @@ class GenerationDefaults:
             top_k=_top_k(config),
             min_p=config.optional_number("min_p", low=0, high=1),
             repetition_penalty=config.optional_number("repetition_penalty", low=0.01, high=100),
+            stop=_stop(config),
         )
 
 
 def _top_k(config: ConfigFile) -> int | None:
     return config.size("top_k", low=-1, high=MAX_LENGTH) if config.is_set("top_k") else None
+
+
+def _stop(config: ConfigFile) -> tuple[str, ...]:
+    """Return the strings before which a text ends: one, or a list."""
+    given = config.fields.get("stop_strings")
+    stop = (given,) if isinstance(given, str) else config.texts("stop_strings") if given is not None else ()
+    if len(stop) > MAX_STOP_STRINGS or not all(0 < len(text) <= MAX_STOP_STRING_LENGTH for text in stop):
+        raise config.error(
+            "stop_strings", f"at most {MAX_STOP_STRINGS} strings of 1 to {MAX_STOP_STRING_LENGTH} characters"
+        )
+    return stop

@@ -1,32 +1,72 @@
 """From a user's name for a model to its source.
 
-    a path ──► what other programs store ──► the cache of the hub ──► the hub
+    a path ──► an installed package ──► what other programs store ──► the cache of the hub ──► the hub
 
 An existing model is used as it is, without a network. Only a name of the form ORGANISATION/NAME is looked up, through
-`huggingface_hub` if that is installed, with its own cache and credentials. Only settings, tokenizer and safetensors are
-fetched, never code or pickles. ORGANISATION/NAME:TYPE fetches the GGUF file with that type in its name, such as Q4_K_M.
+`huggingface_hub` if that is installed, with its own cache and credentials; it resumes a download that was interrupted.
+Only settings, tokenizer and safetensors are fetched, never code or pickles.
+
+    ORGANISATION/NAME              the safetensors
+    ORGANISATION/NAME:TYPE         the GGUF file with that type in its name, such as Q4_K_M
+    …@REVISION                     as of a branch, a tag or a commit
 """
 
 from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from quire.compute.gguf.source import GgufFile, is_gguf
+from quire.compute.models.packaged import PACKAGES, find_packaged
 from quire.compute.models.refusals import missing_folder
 from quire.compute.models.source import ModelFolder, ModelSource
-from quire.compute.models.stores import find_stored, only_gguf
+from quire.compute.models.stores import PART, find_stored, only_gguf
 from quire.compute.weights.checkpoint import INDEX_FILE, SINGLE_FILE
 from quire.core.errors import ModelError
 from quire.core.model_files import is_there
 
-HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+HUB_NAME: Final = re.compile(
+    rf"(?P<repository>{PART}/{PART})(:(?P<kind>{PART}))?(@(?P<revision>{PART}(/{PART}){{0,3}}))?", re.ASCII
+)
 WANTED: Final = ("*.json", "*.jinja", "*.safetensors", "*.txt", "tokenizer.model")
 SETTINGS: Final = ("config.json", "generation_config.json")
 UNWANTED: Final = ("*/*", "consolidated*")
-ADVICE: Final = "Give a model folder, or fetch the model on a machine with network access: hf download {name}"
+ADVICE: Final = "Give a model folder, or fetch the model on a machine with network access: {command}"
+REFUSALS: Final = MappingProxyType(
+    {
+        "GatedRepoError": "needs a permission. Ask for it at https://huggingface.co/{repository}, then: hf auth login",
+        "RepositoryNotFoundError": "is no model on the hub, or a private one. Check the name, or log in: hf auth login",
+        "RevisionNotFoundError": "has no such revision. Name a branch, a tag or a whole commit id",
+    }
+)
+"""The name of an error of huggingface_hub → what it means for a model."""
+
+
+@dataclass(frozen=True, slots=True)
+class HubName:
+    """A model on the hub. `kind`: the type of a GGUF file, empty for safetensors. `revision`: empty for the newest."""
+
+    repository: str
+    kind: str = ""
+    revision: str = ""
+
+    @classmethod
+    def parse(cls, name: str) -> HubName | None:
+        """Return the parts of a name; None where it is no name of the hub.
+
+        >>> HubName.parse("Qwen/Qwen3-0.6B-GGUF:Q8_0@main")
+        HubName(repository='Qwen/Qwen3-0.6B-GGUF', kind='Q8_0', revision='main')
+        """
+        match = HUB_NAME.fullmatch(name)
+        return None if match is None else cls(match["repository"], match["kind"] or "", match["revision"] or "")
+
+    def __str__(self) -> str:
+        kind, revision = self.kind and f":{self.kind}", self.revision and f"@{self.revision}"
+        return f"{self.repository}{kind}{revision}"
 
 
 def resolve_model(name: str) -> ModelSource:
@@ -36,25 +76,55 @@ def resolve_model(name: str) -> ModelSource:
         return _in_folder(path)
     if is_gguf(path) and path.exists():
         return GgufFile(path)
-    stored = None if path.exists() else find_stored(name, Path.home(), os.environ)
-    if stored is not None:
-        return stored
-    repository, _, kind = name.partition(":")
-    if path.exists() or is_gguf(path) or HUB_ID.fullmatch(repository) is None:
+    kept = None if path.exists() else find_kept(name)
+    if kept is not None:
+        return kept
+    model = HubName.parse(name)
+    if path.exists() or is_gguf(path) or model is None:
         raise missing_folder(name)
-    if not kind:
-        return _in_folder(_download(name, WANTED))
-    folder = _download(repository, (f"*{kind}*.gguf",))
-    file = only_gguf(folder, kind)
-    if file is None:
-        raise ModelError(name, f"{repository} has no GGUF file with {kind} in its name")
-    return file
+    return fetch_model(model)
+
+
+def resolve_settings(name: str) -> ModelSource:
+    """Return where a model is as `resolve_model` does; fetches only settings, no weights, of safetensors on the hub."""
+    model = HubName.parse(name)
+    if model is None or model.kind or Path(name).expanduser().exists() or find_kept(name) is not None:
+        return resolve_model(name)
+    return fetch_settings(model)
+
+
+def find_kept(name: str) -> GgufFile | None:
+    """Return the model that a package or another program keeps here by a name; None where none does."""
+    packaged = find_packaged(name)
+    return find_stored(name, Path.home(), os.environ) if packaged is None else GgufFile(packaged)
 
 
 def place_notices(name: str, source: ModelSource) -> tuple[str, ...]:
     """Return where a model was found whose name, such as owner/name or name:tag, is no path."""
-    is_path = ("/" not in name and ":" not in name) or Path(name).expanduser().exists()
+    is_path = ("/" not in name and ":" not in name and name not in PACKAGES) or Path(name).expanduser().exists()
     return () if is_path else (f"{name} is {source.name}",)
+
+
+def fetch_model(model: HubName) -> ModelSource:
+    """Return a model of the hub; downloads what the hub's cache on this machine lacks."""
+    if not model.kind:
+        source = _in_folder(_download(model, WANTED))
+        if not source.has("config.json"):
+            sentence = (
+                f"{model} has no config.json. If it has GGUF files, name the type of one: {model.repository}:Q4_K_M"
+            )
+            raise ModelError(str(model), sentence)
+        return source
+    spellings = dict.fromkeys((model.kind, model.kind.upper(), model.kind.lower()))
+    file = only_gguf(_download(model, tuple(f"*{kind}*.gguf" for kind in spellings)), model.kind)
+    if file is None:
+        raise ModelError(str(model), f"{model.repository} has no GGUF file with {model.kind} in its name")
+    return file
+
+
+def fetch_settings(model: HubName) -> ModelFolder:
+    """Return the settings of a model of the hub, without its weights; downloads them if the cache lacks them."""
+    return ModelFolder(_download(model, SETTINGS))
 
 
 def _in_folder(folder: Path) -> ModelSource:
@@ -64,24 +134,33 @@ def _in_folder(folder: Path) -> ModelSource:
     return only_gguf(folder) or ModelFolder(folder)
 
 
-def resolve_settings(name: str) -> ModelSource:
-    """Return where a model is as `resolve_model` does; fetches only settings, no weights, for a hub id."""
-    known = Path(name).expanduser().exists() or find_stored(name, Path.home(), os.environ) is not None
-    if known or HUB_ID.fullmatch(name) is None:
-        return resolve_model(name)
-    return ModelFolder(_download(name, SETTINGS))
-
-
-def _download(name: str, wanted: tuple[str, ...]) -> Path:
+def _download(model: HubName, wanted: tuple[str, ...]) -> Path:
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
-        reason = "is a hub id, but huggingface_hub is not installed"
-        raise ModelError(name, f"{name} {reason}. {ADVICE.format(name=name)}") from error
+        sentence = f"{model} is a hub id, but huggingface_hub is not installed: pip install huggingface_hub"
+        raise ModelError(str(model), sentence) from error
     try:
-        folder = snapshot_download(name, allow_patterns=list(wanted), ignore_patterns=list(UNWANTED))
-    # The library raises its own errors, those of its HTTP client and those of the system; all mean the same here.
+        found = snapshot_download(
+            model.repository,
+            revision=model.revision or None,
+            allow_patterns=list(wanted),
+            ignore_patterns=list(UNWANTED),
+        )
+    # The library raises its own errors, those of its HTTP client and those of the system.
     except Exception as error:
-        reason = f"is not in the local cache, and the hub cannot be reached ({type(error).__name__})"
-        raise ModelError(name, f"{name} {reason}. {ADVICE.format(name=name)}") from error
-    return Path(folder)
+        raise ModelError(str(model), _refusal(model, type(error).__name__)) from error
+    folder = Path(found)
+    if not folder.is_dir():
+        raise ModelError(str(model), f"{model.repository} has none of the files {', '.join(wanted)}")
+    return folder
+
+
+def _refusal(model: HubName, error: str) -> str:
+    """Return why the hub did not give a model, and what to do."""
+    if error in REFUSALS:
+        return f"{model} {REFUSALS[error].format(repository=model.repository)}"
+    include = f' --include "*{model.kind}*.gguf"' if model.kind else ""
+    command = f"hf download {model.repository}{include}{model.revision and f' --revision {model.revision}'}"
+    reason = f"is not in the local cache, and the hub cannot be reached ({error})"
+    return f"{model} {reason}. {ADVICE.format(command=command)}"

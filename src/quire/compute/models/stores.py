@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 from quire.compute.gguf.source import GgufFile, is_gguf, is_later_part
+from quire.compute.models.config_file import GENERATION_CONFIG_FILE
 from quire.core.errors import CheckpointError, ModelError
-from quire.core.model_files import read_json_object
+from quire.core.model_files import MAX_SETTINGS_BYTES, read_json_object
 
 PART: Final = r"[A-Za-z0-9][\w.-]{0,95}"
 NAME: Final = re.compile(rf"(?P<path>{PART}(/{PART}){{0,2}})(:(?P<tag>{PART}))?", re.ASCII)
@@ -24,9 +27,32 @@ NAME: Final = re.compile(rf"(?P<path>{PART}(/{PART}){{0,2}})(:(?P<tag>{PART}))?"
 
 DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
 MODEL_LAYER: Final = "application/vnd.ollama.image.model"
+PARAMS_LAYER: Final = "application/vnd.ollama.image.params"
+DEFAULTS: Final = MappingProxyType(
+    {"stop": "stop_strings", "temperature": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}
+)
+"""A parameter of Ollama → in generation_config.json, where it means the same."""
+
 REGISTRY: Final = "registry.ollama.ai"
+LIBRARY: Final = "library"
+MAX_MANIFEST_BYTES: Final = 1 << 20
 MAX_FILES: Final = 10_000
 MAX_NAMED: Final = 8
+
+
+@dataclass(frozen=True)
+class OllamaModel(GgufFile):
+    """A GGUF file in Ollama's store, with the sampling defaults that Ollama stores for it, a JSON file."""
+
+    params: Path
+
+    def json_object(self, file: str, max_bytes: int = MAX_SETTINGS_BYTES) -> dict[str, object]:
+        """Return the settings that a file of that name would hold."""
+        found = super().json_object(file, max_bytes)
+        if file != GENERATION_CONFIG_FILE:
+            return found
+        params = read_json_object(self.params, MAX_MANIFEST_BYTES)
+        return found | {ours: params[theirs] for theirs, ours in DEFAULTS.items() if theirs in params}
 
 
 def find_stored(name: str, home: Path, environ: Mapping[str, str]) -> GgufFile | None:
@@ -35,37 +61,56 @@ def find_stored(name: str, home: Path, environ: Mapping[str, str]) -> GgufFile |
     if parsed is None:
         return None
     parts, tag = parsed["path"].split("/"), parsed["tag"]
-    return _in_ollama(parts, tag, home, environ) or _in_lm_studio(parts, tag, home)
+    return _in_ollama(parts, tag, ollama_store(home, environ)) or _in_lm_studio(parts, tag, home)
 
 
-def _in_ollama(parts: list[str], tag: str | None, home: Path, environ: Mapping[str, str]) -> GgufFile | None:
-    store = Path(environ.get("OLLAMA_MODELS") or home / ".ollama" / "models")
-    owned = parts if len(parts) > 1 else ["library", *parts]
+def ollama_store(home: Path, environ: Mapping[str, str]) -> Path:
+    """Return the folder in which Ollama keeps models, whether or not it is there."""
+    return Path(environ.get("OLLAMA_MODELS") or home / ".ollama" / "models")
+
+
+def lm_studio_stores(home: Path) -> tuple[Path, ...]:
+    """Return the folders in which LM Studio keeps models, whether or not they are there."""
+    return home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"
+
+
+def _in_ollama(parts: list[str], tag: str | None, store: Path) -> GgufFile | None:
+    owned = parts if len(parts) > 1 else [LIBRARY, *parts]
     manifest = store.joinpath("manifests", *([REGISTRY, *owned] if len(owned) < 3 else owned), tag or "latest")
-    if not manifest.is_file():
-        return None
-    blob = store / "blobs" / _model_digest(manifest).replace(":", "-")
+    return model_of_manifest(manifest, store) if manifest.is_file() else None
+
+
+def model_of_manifest(manifest: Path, store: Path) -> GgufFile:
+    """Return the model that a manifest in Ollama's store names. Reads the manifest, no model."""
+    layers = _layers(manifest)
+    if MODEL_LAYER not in layers:
+        raise CheckpointError(f"{manifest}: layers", "without a model", f"one of {MODEL_LAYER}")
+    blob = store / "blobs" / layers[MODEL_LAYER]
     if not blob.exists():
         raise ModelError(str(blob), f"{blob} is named by {manifest}, but is not there. Fetch it again: ollama pull")
-    return GgufFile(blob)
+    if PARAMS_LAYER not in layers:
+        return GgufFile(blob)
+    return OllamaModel(blob, store / "blobs" / layers[PARAMS_LAYER])
 
 
-def _model_digest(manifest: Path) -> str:
-    """Return the digest of the model in a manifest."""
-    layers = read_json_object(manifest).get("layers")
+def _layers(manifest: Path) -> dict[str, str]:
+    """Return the name of the blob of each layer that we read."""
+    layers = read_json_object(manifest, MAX_MANIFEST_BYTES).get("layers")
+    blobs: dict[str, str] = {}
     for layer in layers if isinstance(layers, list) else ():
-        if isinstance(layer, dict) and layer.get("mediaType") == MODEL_LAYER:
+        kind = layer.get("mediaType") if isinstance(layer, dict) else None
+        if kind in (MODEL_LAYER, PARAMS_LAYER):
             digest = layer.get("digest")
-            if isinstance(digest, str) and DIGEST.fullmatch(digest):
-                return digest
-            raise CheckpointError(f"{manifest}: digest", digest, "sha256: and 64 hexadecimal digits")
-    raise CheckpointError(f"{manifest}: layers", "without a model", f"one of {MODEL_LAYER}")
+            if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+                raise CheckpointError(f"{manifest}: digest", digest, "sha256: and 64 hexadecimal digits")
+            blobs.setdefault(kind, digest.replace(":", "-"))
+    return blobs
 
 
 def _in_lm_studio(parts: list[str], tag: str | None, home: Path) -> GgufFile | None:
     if len(parts) != 2:
         return None
-    for store in (home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"):
+    for store in lm_studio_stores(home):
         folder = store.joinpath(*parts)
         if folder.is_dir():
             return only_gguf(folder, tag)
@@ -74,9 +119,20 @@ def _in_lm_studio(parts: list[str], tag: str | None, home: Path) -> GgufFile | N
 
 def only_gguf(folder: Path, tag: str | None = None) -> GgufFile | None:
     """Return the one GGUF model in a folder, of those with `tag` in their names; None where there is none."""
-    names = (path for path in islice(folder.iterdir(), MAX_FILES) if is_gguf(path) and not is_later_part(path))
-    found = sorted(path for path in names if tag is None or tag.lower() in path.name.lower())
+    names = [path.name for path in islice(folder.iterdir(), MAX_FILES)]
+    found = [name for name in gguf_models(names) if tag is None or tag.lower() in name.lower()]
     if len(found) > 1:
-        some = ", ".join(path.name for path in found[:MAX_NAMED])
+        some = ", ".join(found[:MAX_NAMED])
         raise ModelError(str(folder), f"{folder} has several models. Name one of its files: {some}")
-    return GgufFile(found[0]) if found else None
+    return GgufFile(folder / found[0]) if found else None
+
+
+def gguf_models(names: list[str]) -> list[str]:
+    """Return which names of files are GGUF models, sorted: no later parts of one, and no parts that read pictures.
+
+    >>> gguf_models(["b-Q8_0.gguf", "a-00002-of-00002.gguf", "a-00001-of-00002.gguf", "mmproj-b.gguf", "notes.txt"])
+    ['a-00001-of-00002.gguf', 'b-Q8_0.gguf']
+    """
+    paths = map(Path, names)
+    found = (path.name for path in paths if is_gguf(path) and not is_later_part(path))
+    return sorted(name for name in found if not name.startswith("mmproj"))

@@ -41,11 +41,11 @@ from quire.reporting.samples import show
 Numbers: TypeAlias = NDArray[np.float64]
 
 SETTINGS: Final[dict[tuple[str, str], dict[str, Any]]] = {
-    ("float32", "float32"): {"dtype": "float32"},
-    ("bfloat16", "bfloat16"): {"dtype": "bfloat16"},
+    ("float32", "float32"): {"dtype": "float32", "weights": "widened"},
+    ("bfloat16", "bfloat16"): {"dtype": "bfloat16", "weights": "widened"},
     ("int8", "bfloat16"): {"dtype": "bfloat16", "weights": "int8"},
     ("int4", "bfloat16"): {"dtype": "bfloat16", "weights": "int4"},
-    ("bfloat16", "int8"): {"dtype": "bfloat16", "kv_dtype": "int8"},
+    ("bfloat16", "int8"): {"dtype": "bfloat16", "weights": "widened", "kv_dtype": "int8"},
     ("int8", "int8"): {"dtype": "bfloat16", "weights": "int8", "kv_dtype": "int8"},
 }
 """The number types of weights, and of keys and values, with their settings. The first one is the reference."""

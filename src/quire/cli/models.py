@@ -1,0 +1,180 @@
+"""`quire models`: the models on this machine, and whether each runs and fits; `pull` fetches one, `rm` removes one.
+
+A broken model is listed with its problem. Stores of other programs are read and never written: what `rm` removes is in
+the cache of the hub, and huggingface_hub removes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
+
+from quire.core.byte_sizes import format_bytes
+from quire.core.clock import Clock, SystemClock
+from quire.core.errors import InvalidConfigError, ModelError, shortened
+
+if TYPE_CHECKING:
+    from quire.compute.models.inventory import StoredModel
+    from quire.compute.models.source import ModelSource
+
+TYPES: Final = MappingProxyType({"bfloat16": "BF16", "float16": "F16", "float32": "F32"})
+MAX_LOOKING_S: Final = 20.0
+"""After this long the rest is listed by name only: a header may take seconds, and a store may have hundreds."""
+
+UNREAD: Final = "not read: reading the models before it took too long"
+
+
+@dataclass(frozen=True, slots=True)
+class ListedModel:
+    """A row of the list. `runs`, `fits`: None where that is not known; `reason`: why not."""
+
+    name: str
+    store: str
+    path: str
+    num_bytes: int
+    family: str = ""
+    type: str = ""
+    memory_bytes: int | None = None
+    runs: bool | None = None
+    fits: bool | None = None
+    reason: str = ""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command `models`. Mutates `subparsers`."""
+    parser = subparsers.add_parser(
+        "models",
+        help="list the models on this machine, fetch one, remove one",
+        description="List the models on this machine: those of Ollama, LM Studio, the cache of the hub and packages.",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object per model and line")
+    parser.set_defaults(run=run)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    pull = commands.add_parser("pull", help="fetch a model from the hub", description="Fetch a model from the hub.")
+    pull.add_argument("model", metavar="NAME", help="ORG/REPO, or ORG/REPO:TYPE for a GGUF file; may end in @REVISION")
+    pull.set_defaults(run=run_pull)
+    text = "Remove a model from the cache of the hub. Models of other programs are left alone."
+    remove = commands.add_parser("rm", help="remove a fetched model", description=text)
+    remove.add_argument("model", metavar="NAME", help="ORG/REPO, with all its revisions, or ORG/REPO@REVISION")
+    remove.add_argument("--yes", "-y", action="store_true", help="do not ask")
+    remove.set_defaults(run=run_remove)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the list. Returns the exit status."""
+    listed = list_models(Path.home(), os.environ, SystemClock())
+    if arguments.json:
+        for model in listed:
+            print(json.dumps(asdict(model)))
+        return 0
+    rows = [("NAME", "FAMILY", "SIZE", "TYPE", "STORE", "RUNS HERE"), *map(_row, listed)]
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    for row in rows:
+        print("  ".join([*(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=False)), row[5]]))
+    return 0
+
+
+def list_models(home: Path, environ: Mapping[str, str], clock: Clock) -> list[ListedModel]:
+    """Return a row for each model on this machine. Does not mutate."""
+    from quire.compute.models.inventory import StoredModel, stored_models
+    from quire.compute.models.source import ModelFolder
+    from quire.guide import GUIDE_FOLDER
+
+    weights = GUIDE_FOLDER / "model.safetensors"
+    guide = StoredModel("guide", "quire", weights.stat().st_size, ModelFolder(GUIDE_FOLDER))
+    return list(_listed(chain([guide], stored_models(home, environ)), clock))
+
+
+def _listed(models: Iterable[StoredModel], clock: Clock) -> Iterator[ListedModel]:
+    end = clock.now() + MAX_LOOKING_S
+    for model in models:
+        path = "" if model.source is None else model.source.name
+        row = ListedModel(model.name, model.store, path, model.num_bytes)
+        if model.source is None:
+            yield replace(row, runs=False, reason=model.problem)
+        else:
+            yield _described(row, model.source) if clock.now() < end else replace(row, reason=UNREAD)
+
+
+def _described(row: ListedModel, source: ModelSource) -> ListedModel:
+    """Return a row with what the settings of the model and the headers of its weights say."""
+    from quire.compute.choice import choose_backend
+    from quire.compute.gguf.source import GgufFile
+    from quire.compute.models import read_model
+    from quire.compute.weights.decoder_weights import WeightReader
+    from quire.core.config import EngineConfig
+    from quire.engine.memory_plan import plan_memory
+
+    try:
+        kind = source.type if isinstance(source, GgufFile) else ""
+        model = read_model(source)
+        row = replace(row, family=model.architecture.partition("For")[0], type=kind or TYPES[model.dtype])
+        WeightReader(model.spec, source.tensors(), "float32", "auto")
+        backend, _ = choose_backend(EngineConfig(), model)
+        needs = backend.needs()
+    # A stranger's files: whatever is wrong with one model, the others are listed.
+    except Exception as error:
+        return replace(row, runs=False, reason=_without_path(str(error), source))
+    memory_bytes = needs.weight_bytes + needs.activation_bytes
+    row = replace(row, memory_bytes=memory_bytes, runs=True, fits=True)
+    try:
+        plan_memory(backend.facts.config, backend.facts.kv_spec, model.spec.context_length, needs)
+    except InvalidConfigError:
+        free = "unknown" if needs.free_bytes is None else format_bytes(needs.free_bytes)
+        return replace(row, fits=False, reason=f"takes {format_bytes(memory_bytes)} and KV memory, {free} is free")
+    return row
+
+
+def _without_path(text: str, source: ModelSource) -> str:
+    for path in (source.where("config.json"), source.name):
+        text = text.removeprefix(f"{path}: ")
+    return text
+
+
+def _row(model: ListedModel) -> tuple[str, ...]:
+    reason = shortened(model.reason.partition(". ")[0])
+    verdict = "yes" if model.fits else f"no: {reason}" if model.fits is False or model.runs is False else reason
+    return model.name, model.family or "-", format_bytes(model.num_bytes), model.type or "-", model.store, verdict
+
+
+def run_pull(arguments: argparse.Namespace) -> int:
+    """Fetch a model, once its settings show that it runs here. Returns the exit status."""
+    from quire.compute.models import read_model
+    from quire.compute.models.hub import HubName, fetch_model, fetch_settings, resolve_model
+
+    name = arguments.model
+    model = None if Path(name).expanduser().exists() else HubName.parse(name)
+    if model is not None and not model.kind:
+        settings = fetch_settings(model)
+        if settings.has("config.json"):
+            read_model(settings)
+    source = resolve_model(name) if model is None else fetch_model(model)
+    read_model(source)
+    source.tensors()
+    print(f"{name} is in {source.name}\nTo talk to it: quire chat {name}")
+    return 0
+
+
+def run_remove(arguments: argparse.Namespace) -> int:
+    """Remove a model from the cache of the hub, after asking. Returns the exit status."""
+    from quire.compute.models.hub_cache import find_removal
+
+    removal = find_removal(arguments.model, Path.home(), os.environ)
+    print(f"{removal.num_files} files of {removal.repository}, {format_bytes(removal.num_bytes)}, in {removal.folder}")
+    if not arguments.yes:
+        if not sys.stdin.isatty():
+            raise ModelError(arguments.model, "Nothing was removed: no terminal to ask on. Give --yes")
+        if input("Remove them? [y/N] ").strip().lower() not in ("y", "yes"):
+            print("Nothing was removed.")
+            return 1
+    removal.execute()
+    print("Removed.")
+    return 0

