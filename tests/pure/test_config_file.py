@@ -156,6 +156,12 @@ def test_a_refusal_says_what_is_allowed(read: Callable[[ConfigFile], object], va
     assert str(caught.value) == f"config.json: f is {value!r}; allowed: {allowed}"
 
 
+def test_lists_reach_their_bounds() -> None:
+    file = ConfigFile("c", {"numbers": [1e-300, MAX_NUMBER], "indices": [0, 3, 3], "ids": [3, 0]})
+    assert file.numbers("numbers") == (1e-300, 1e30)
+    assert (file.indices("indices", 4), file.token_ids("ids", 4)) == ({0, 3}, (3, 0))
+
+
 def test_a_field_of_a_section_is_named_with_its_section() -> None:
     file = ConfigFile("config.json", {"text_config": {"rope": {"factor": 0}}})
     with pytest.raises(CheckpointError, match=r"^config\.json: text_config: rope: factor is 0; "):
