@@ -109,6 +109,54 @@ def test_a_prompt_in_chunks_says_nothing_before_its_end() -> None:
     )
 
 
+def test_rows_that_change_without_a_start_say_what_is_theirs() -> None:
+    executor, alone = SimExecutor(1000, ManualClock()), {}
+    starts = [start(row, f"r{row}", text=range(row)) for row in range(4)]
+    for row in range(4):
+        alone[row] = text_after(hash_prompt(PROMPT), 0, row, 1000)
+    for number, rows in enumerate(([0, 1, 2, 3], [3, 1], [3, 1], [1, 3], [0, 2], [0, 1, 2, 3])):
+        said = run(executor, plan(number, decodes=rows, starts=[] if number else starts))
+        assert said == [next(alone[row]) for row in rows]
+
+
+@given(
+    order=st.permutations([(0, 0), (1, 0), (0, 1), (1, 1), (2, 1)]), num_steps=st.integers(1, 6), seed=st.integers(0, 9)
+)
+def test_the_beams_of_a_step_continue_what_their_search_chooses(
+    order: list[tuple[int, int]], num_steps: int, seed: int
+) -> None:
+    """Two searches and a row without one, whose entries lie in any order. Rows: 2 × branch + search."""
+    names, widths, free = ("a", "b"), (2, 3), 9
+    executor, model = SimExecutor(1000, ManualClock()), BeamModel()
+    search = [{"n": width, "beam_search": True, "temperature": 0.0} for width in widths]
+    starts = [start(each, names[each], text=[], **search[each]) for each in (0, 1)]
+    executor.submit(plan(0, chunks=[(0, 2), (1, 3), (free, 1)], starts=[*starts, start(free, "c")]))
+    assert executor.collect().parents.tolist() == [0, 1, free], "what opens continues itself"
+    for each in (0, 1):
+        model.open(names[each], hash_prompt(PROMPT), widths[each])
+    siblings = [
+        start(2 * branch + each, names[each], branch=branch, text=[1], **search[each])
+        for branch, each in order
+        if branch
+    ]
+    for number in range(1, num_steps + 1):
+        position = len(PROMPT) + number + seed
+        rows = [2 * branch + each for branch, each in order]
+        step = StepPlan(
+            number,
+            column(free, *rows),
+            column(*[position] * 6),
+            column(*[1] * 6),
+            column(*[1] * 6),
+            1,
+            tuple(siblings if number == 1 else ()),
+        )
+        executor.submit(step)
+        chosen = [model.choose(names[each], hash_prompt(PROMPT), position) for each in (0, 1)]
+        expected = [2 * chosen[each][branch] + each for branch, each in order]
+        assert executor.collect().parents.tolist() == [free, *expected]
+
+
 def test_results_come_in_order_and_time_passes_when_they_are_collected() -> None:
     clock = ManualClock()
     executor = SimExecutor(1000, clock, LinearCost(1.0, 0.0))
