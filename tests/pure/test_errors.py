@@ -130,6 +130,22 @@ def max_depth(value: object) -> int:
     return 1 + max(map(max_depth, inner), default=0)
 
 
+@pytest.mark.parametrize("length", [999, 1000, 1001, 5000])
+def test_of_a_strangers_name_the_middle_is_left_out_where_it_is_long(length: int) -> None:
+    name = "".join(chr(ord("a") + place % 26) for place in range(length))
+    shown = name if length <= 1000 else f"{name[:500]} … {name[-500:]}"
+    error = CheckpointError(name, 1, name)
+    assert str(error) == f"{shown} is 1; allowed: {shown}"
+    assert str(pickle.loads(pickle.dumps(error))) == str(error), "what is short already is not shortened again"
+
+
+@given(st.text(max_size=60))
+def test_what_is_printed_of_a_strangers_name_is_one_line_that_a_terminal_can_print(name: str) -> None:
+    shown = str(CheckpointError(name, 1, "x"))
+    assert shown.isprintable()
+    assert not name.isprintable() or shown == f"{name} is 1; allowed: x"
+
+
 def test_only_the_beginning_of_a_value_is_looked_at() -> None:
     nested: list[object] = []
     for _ in range(100_000):

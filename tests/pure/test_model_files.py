@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from quire.core import model_files
 from quire.core.errors import CheckpointError
 from quire.core.model_files import (
     LFS_POINTER,
+    MAX_JSON_VALUES,
     is_there,
     open_model_file,
     parse_json_object,
@@ -105,6 +107,13 @@ def test_whole_characters_are_text_however_they_are_written(tmp_path: Path) -> N
     path = tmp_path / "config.json"
     path.write_bytes('{"a": "\\ud83d\\ude00", "b": "ß"}'.encode())
     assert read_json_object(path) == {"a": "\U0001f600", "b": "ß"}
+
+
+def test_a_text_of_too_many_values_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_files.json, "loads", lambda *_, **__: pytest.fail("it was read"))
+    data = b'{"a": [' + b"0," * MAX_JSON_VALUES + b"0]}"
+    message = refusal(lambda: parse_json_object(data, "where"))
+    assert message == f"where is 'JSON of more than {MAX_JSON_VALUES} values'; allowed: fewer"
 
 
 @pytest.mark.parametrize(("data", "num_values"), [(b"{}", 1), (b"[1, 2, 3]", 3), (b'{"a": [[], {}]}', 5)])

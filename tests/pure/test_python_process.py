@@ -116,3 +116,13 @@ def test_a_program_without_a_python_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(python_process.sys, "executable", "")
     with pytest.raises(ExecutionError, match=r"sys\.executable"):
         start_python("-c", "pass")
+
+
+def test_another_python_is_given_neither_our_quire_nor_our_relative_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(python_process.sys, "executable", "")
+    monkeypatch.setattr(python_process.subprocess, "Popen", lambda command, env: (command, env))
+    started: object = start_python("-c", "pass", python="/opt/python", environment={"PYTHONPATH": ".:/x", "A": "b"})
+    assert started == (
+        ["/opt/python", "-P", "-c", "pass"],
+        {"A": "b", "PYTHONPATH": "/x", "PYTHONSAFEPATH": "1"},
+    )

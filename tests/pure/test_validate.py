@@ -321,7 +321,7 @@ def test_a_long_value_is_cut_in_the_message_and_kept_in_the_error() -> None:
         SamplingParams(temperature=0, top_p=5e-324, top_k=-1, min_p=0, seed=0, max_tokens=1, min_tokens=1),
         SamplingParams(beam_search=True, temperature=0.0, n=1, best_of=8, ignore_eos=True, min_tokens=64),
         SamplingParams(stop_token_ids=(0, 99) * (MAX_STOP_TOKEN_IDS // 2), max_tokens=62, min_tokens=62),
-        SamplingParams(temperature=-0.0),
+        SamplingParams(temperature=-0.0, grammar=Grammar("regex", "a")),
         SamplingParams(
             repetition_penalty=100, presence_penalty=2, frequency_penalty=-2, prompt_logprobs=20, logprobs=0
         ),

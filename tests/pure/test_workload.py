@@ -282,6 +282,37 @@ def test_hash_ids_must_be_there_for_all_tokens(ids: str) -> None:
         list(Trace([line], name="mooncake"))
 
 
+def test_a_prompt_takes_no_more_memory_than_its_tokens_however_many_blocks_its_line_names() -> None:
+    ids = list(range(20_000))  # of 512 tokens each: 40 MB
+    line = json.dumps({"timestamp": 0, "input_length": 513, "output_length": 1, "hash_ids": ids})
+    tracemalloc.start()
+    (request,) = Trace([line], name="mooncake")
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert request.prompt == tokens_of_blocks([0, 1], 513)
+    assert len(request.prompt) == 513
+    assert most < 8_000_000
+
+
+@pytest.mark.parametrize(
+    ("field", "low", "high", "allowed"),
+    [
+        ("ContextTokens", 1, 1 << 24, "an integer from 1 to 16777216"),
+        ("GeneratedTokens", 1, 1 << 24, "an integer from 1 to 16777216"),
+        ("TIMESTAMP", -(10**15) + 1, 10**15 - 1, "a time"),
+    ],
+)
+def test_each_number_of_a_line_has_bounds_and_reaches_them(field: str, low: int, high: int, allowed: str) -> None:
+    line = {"TIMESTAMP": 5, "ContextTokens": 3, "GeneratedTokens": 4}
+    for value in (low, high) if field != "ContextTokens" else (low,):  # the longest prompt takes 64 MB
+        assert len(list(Trace([json.dumps(line | {field: value})], name="azure"))) == 1
+    refused: tuple[object, ...] = (low - 1, high + 1, True, None, [low], "x")
+    for value in refused:
+        with pytest.raises(TraceError) as caught:
+            list(Trace([json.dumps(line | {field: value})], name="azure"))
+        assert str(caught.value) == f"azure, line 1: {field} is {value!r}; allowed: {allowed}"
+
+
 @given(text=st.text(max_size=200))
 def test_whatever_a_line_is_it_is_read_or_refused(text: str) -> None:
     for lines in ([text], [AZURE[0], text], [*MOONCAKE, text]):

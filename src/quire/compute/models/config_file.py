@@ -118,7 +118,7 @@ class ConfigFile:
 
     def indices(self, field: str, count: int) -> frozenset[int]:
         """Return a list of indices below `count`; none if the field is missing or null."""
-        value = self.fields.get(field) or []
+        value = self.fields[field] if self.is_set(field) else []
         if not isinstance(value, list) or not all(type(item) is int and 0 <= item < count for item in value):
             raise self.error(field, f"a list of integers from 0 to {count - 1}")
         return frozenset(value)

@@ -153,9 +153,11 @@ def retry_after_s(reply: Reply) -> float:
     """
     for name, unit in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         try:
-            return float(reply.headers[name]) * unit
+            told_s = float(reply.headers[name]) * unit
         except (KeyError, ValueError):
             continue
+        if 0 <= told_s < float("inf"):
+            return told_s
     return 0.1
 
 
@@ -167,5 +169,5 @@ def error_message(reply: Reply) -> str:
     """
     try:
         return f"{reply.status}: {json.loads(reply.body)['error']['message']}"
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return f"{reply.status}: {bytes(reply.body[:200]).decode(errors='replace')}"

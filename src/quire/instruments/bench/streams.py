@@ -129,7 +129,7 @@ class StreamReading:
                 continue
             try:
                 chunk = READER.decode(data)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, RecursionError) as error:
                 self._outcome.error = self._outcome.error or f"an event cannot be read: {error}"
                 continue
             self._note(chunk, now)

@@ -131,11 +131,15 @@ class HttpClient:
     """A client of one server; `url` may end with `/v1`, as for OpenAI's clients. Belongs to one event loop."""
 
     def __init__(self, url: str, *, headers: Mapping[str, str] | None = None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        try:
+            parts = urlsplit(url)
+            self._host = parts.hostname or ""
+            self._port = parts.port or (443 if parts.scheme == "https" else 80)
+            is_one = parts.scheme in ("http", "https") and self._host and not (parts.query or parts.fragment)
+        except ValueError:  # a port that is none, half an address of IPv6
+            is_one = False
+        if not is_one:
             raise InvalidValueError("url", url, "http://HOST:PORT, or https://")
-        self._host = parts.hostname
-        self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._tls = ssl.create_default_context() if parts.scheme == "https" else None
         self._prefix = parts.path.rstrip("/").removesuffix("/v1")
         fields = {"Host": parts.netloc.rpartition("@")[2], **(headers or {})}

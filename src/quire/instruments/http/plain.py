@@ -26,7 +26,7 @@ class Answer:
         """Return the body as JSON; raises `ExecutionError` if it is not JSON."""
         try:
             return json.loads(self.body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ExecutionError(f"the server answered {self.status} with a body that is not JSON: {error}") from None
 
     @property
@@ -34,7 +34,7 @@ class Answer:
         """The error object of the body; empty if there is none."""
         try:
             found = json.loads(self.body)["error"]
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 

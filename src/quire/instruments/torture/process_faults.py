@@ -80,7 +80,7 @@ def stopped_under_load(stage: Stage) -> str:
 
 
 def broken_folders(stage: Stage) -> str:
-    """F15: model folders broken in ten ways: one line names the fault, in less than five seconds."""
+    """F15: model folders, each broken in another way: one line names the fault, in less than five seconds."""
     from quire.guide import GUIDE_FOLDER
 
     slowest = 0.0
@@ -144,7 +144,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def _rewrite_header(change: Callable[[dict[str, Any]], None]) -> Callable[[Path], None]:
-    """Return a function that changes the header of the weights, but not their data."""
+    """Return a function that changes the header of the weights; data after the last tensor is cut off."""
 
     def damage(folder: Path) -> None:
         path = folder / "model.safetensors"
@@ -152,8 +152,8 @@ def _rewrite_header(change: Callable[[dict[str, Any]], None]) -> Callable[[Path]
         length = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + length])
         change(header)
-        text = json.dumps(header).encode()
-        path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length :])
+        text, end = json.dumps(header).encode(), max(tensor["data_offsets"][1] for tensor in _tensors(header).values())
+        path.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + length : 8 + length + end])
 
     return damage
 
@@ -174,22 +174,26 @@ def _config(**changes: Any) -> Callable[[Path], None]:
     return damage
 
 
-def _first(header: dict[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = next(value for name, value in header.items() if name != "__metadata__")
-    return found
+def _tensors(header: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {name: value for name, value in header.items() if name != "__metadata__"}
+
+
+def _retype(header: dict[str, Any]) -> None:
+    """Give a tensor integers of as many bytes as its numbers have."""
+    first = next(iter(_tensors(header).values()))
+    first["dtype"] = {"F32": "I32", "BF16": "I16", "F16": "I16"}[first["dtype"]]
 
 
 def _overlap(header: dict[str, Any]) -> None:
-    first, second = [value for name, value in header.items() if name != "__metadata__"][:2]
-    second["data_offsets"] = [first["data_offsets"][0], first["data_offsets"][0] + _length(second)]
-
-
-def _length(tensor: dict[str, Any]) -> int:
-    return int(tensor["data_offsets"][1] - tensor["data_offsets"][0])
+    first, second = list(_tensors(header).values())[:2]
+    start, (begin, end) = first["data_offsets"][0], second["data_offsets"]
+    second["data_offsets"] = [start, start + end - begin]
 
 
 def _drop(header: dict[str, Any]) -> None:
-    del header[next(name for name in header if name != "__metadata__")]
+    """Leave out the tensor at the end: any other would leave a gap."""
+    tensors = _tensors(header)
+    del header[max(tensors, key=lambda name: tensors[name]["data_offsets"][1])]
 
 
 def _torn_config(folder: Path) -> None:
@@ -209,7 +213,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "a header of 2^60 bytes": _weights(lambda data: (1 << 60).to_bytes(8, "little") + data[8:]),
     "a header that is no JSON": _weights(lambda data: data[:8] + b"x" + data[9:]),
     "tensors that overlap": _rewrite_header(_overlap),
-    "a tensor of another type": _rewrite_header(lambda header: _first(header).update(dtype="I64")),
+    "a tensor of another type": _rewrite_header(_retype),
     "a tensor too few": _rewrite_header(_drop),
     "a config that is no JSON": _torn_config,
     "a config of another shape": _config(hidden_size=7),

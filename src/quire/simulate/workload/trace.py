@@ -139,10 +139,14 @@ def tokens_of_blocks(hash_ids: list[int], num_tokens: int) -> array[int]:
     (True, False)
     """
     tokens = array("i")
-    for hash_id in hash_ids:
+    for hash_id in hash_ids[: _num_blocks(num_tokens)]:  # a line may name millions that no token needs
         drawn = hashlib.shake_128(b"block %d" % hash_id).digest(2 * MOONCAKE_BLOCK_TOKENS)
         tokens.extend(array("i", array("H", drawn)))
     return tokens[:num_tokens]
+
+
+def _num_blocks(num_tokens: int) -> int:
+    return -(-num_tokens // MOONCAKE_BLOCK_TOKENS)
 
 
 def _require_names(names: list[str], where: str) -> None:
@@ -204,7 +208,7 @@ def _read_hash_ids(value: object, num_tokens: int, where: str) -> list[int]:
             value = json.loads(value)
         except (ValueError, RecursionError):
             value = None
-    num_blocks = -(-num_tokens // MOONCAKE_BLOCK_TOKENS)
+    num_blocks = _num_blocks(num_tokens)
     if not isinstance(value, list) or len(value) < num_blocks:
         raise TraceError(f"{where}: hash_ids", value, f"a list of {num_blocks} integers, one for each 512 tokens")
     for hash_id in value:

@@ -60,14 +60,16 @@ export class Chat {
         const text = this.form.elements.text.value.trim();
         if (!text || this.call) return;
         this.form.elements.text.value = "";
-        this.messages.push({ role: "user", content: text });
+        const { messages } = this; // of this conversation: the user may begin another during the call
+        messages.push({ role: "user", content: text });
         this.show("you", text);
         this.setBusy(new AbortController());
         try {
-            await this.ask(text, this.call.signal);
+            await this.ask(messages, this.call.signal);
         } catch (error) {
             if (error.name !== "AbortError") this.show("error", error.message);
         } finally {
+            if (messages.at(-1).role === "user") messages.pop(); // it got no answer, and templates want turns
             this.setBusy(null);
             this.onEnded();
         }
@@ -80,7 +82,7 @@ export class Chat {
         this.transcript.ariaBusy = String(call !== null);
     }
 
-    async ask(text, signal) {
+    async ask(messages, signal) {
         const fields = {
             model: this.model,
             stream: true,
@@ -90,15 +92,13 @@ export class Chat {
         };
         this.onAsked();
         let response = this.hasTemplate
-            ? await this.post("v1/chat/completions", { ...fields, messages: this.messages }, signal)
+            ? await this.post("v1/chat/completions", { ...fields, messages }, signal)
             : null;
         if (response?.status === 400 && (await this.lacksTemplate(response.clone()))) this.hasTemplate = false;
-        if (!this.hasTemplate) response = await this.post("v1/completions", { ...fields, prompt: text }, signal);
-        if (!response.ok) {
-            this.messages.pop();
-            throw new Error(await errorMessage(response));
-        }
-        await this.read(response.body);
+        const prompt = messages.at(-1).content;
+        if (!this.hasTemplate) response = await this.post("v1/completions", { ...fields, prompt }, signal);
+        if (!response.ok) throw new Error(await errorMessage(response));
+        await this.read(response.body, messages);
     }
 
     async lacksTemplate(response) {
@@ -110,7 +110,7 @@ export class Chat {
         return fetch(url, { method: "POST", headers, body: JSON.stringify(fields), signal });
     }
 
-    async read(stream) {
+    async read(stream, messages) {
         const answers = new Map();
         let failure = "";
         const said = (index) => {
@@ -131,7 +131,7 @@ export class Chat {
             if (failure) throw new Error(failure);
         } finally {
             this.write(answers);
-            this.messages.push({ role: "assistant", content: answers.get(0)?.text ?? "" });
+            messages.push({ role: "assistant", content: answers.get(0)?.text ?? "" });
         }
     }
 
