@@ -117,7 +117,7 @@ def their_tokenizer(reader: Any) -> Any:
 def outputs() -> list[RequestOutput]:
     conversations = [[{"role": "user", "content": question}] for question in QUESTIONS]
     sampling = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
-    with LLM(smollm2_path(), dtype="float32", kv_memory="256MiB", max_model_len=512) as llm:
+    with LLM(smollm2_path(), dtype="float32", weights="widened", kv_memory="256MiB", max_model_len=512) as llm:
         return llm.chat(conversations, sampling, use_tqdm=False)
 
 

@@ -226,9 +226,7 @@ def test_only_dtypes_that_run_are_loaded(tmp_path: Path) -> None:
     ):
         with pytest.raises(CheckpointError, match="allowed: one of float32, bfloat16"):
             load()
-    with pytest.raises(
-        CheckpointError, match="weights is 'int3'; allowed: one of auto, widened, int8, int8_gr"
-    ):
+    with pytest.raises(CheckpointError, match="weights is 'int3'; allowed: one of auto, widened, int8, int8_gr"):
         DecoderWeights.load(PLAIN, Checkpoint.open(tmp_path), weights="int3")
 
 
