@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import operator
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
@@ -61,6 +62,28 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
             await test()
 
     asyncio.run(limited())
+
+
+def test_its_counts_are_those_of_an_llm_that_served_the_same(folder: Path) -> None:
+    prompts = [SYSTEM, [*SYSTEM, 3], [5] * 40]
+    counts = operator.attrgetter(
+        "steps_total", "queried_tokens_total", "hit_tokens_total", "num_used_blocks", "num_cached_blocks"
+    )
+    with LLM(folder, **SETTINGS) as alone:
+        for prompt in prompts:
+            alone.generate([prompt], GREEDY, use_tqdm=False)
+        expected = counts(alone.stats())
+
+    async def test() -> None:
+        async with running(folder) as llm:
+            for prompt in prompts:
+                await last(llm, prompt)
+            async with asyncio.timeout(300):
+                while llm.stats().steps_total < expected[0]:  # the last ones are told when the engine has nothing to do
+                    await asyncio.sleep(0.001)
+            assert counts(llm.stats()) == expected
+
+    run(test)
 
 
 def test_deltas_add_up_to_the_output(folder: Path) -> None:

@@ -167,7 +167,7 @@ def test_the_map_is_what_live_has_told_and_what_the_books_say(
     for number in range(24):
         ask(server, f"{number}: {QUESTIONS[number % 4]}", n=1 + number % 3, max_tokens=200, ignore_eos=True)
     server.wait_until_idle()
-    steps = server.call(lambda: server.llm.stats.steps_total)
+    steps = server.call(lambda: server.llm.stats().steps_total)
     page.wait_for(f"quire.model.step >= {steps} && quire.model.requests.size === 0")
     while reader.frames[-1]["step"] < steps:
         time.sleep(0.01)

@@ -206,7 +206,7 @@ def test_in_a_process_of_its_own_the_engine_isolates_as_well(
     async def test() -> list[list[int]]:
         async with SupervisedLLM(EngineConfig(model="guide", **SETTINGS)) as llm:
             texts = await asyncio.gather(*(read(llm, number) for number in range(NUM_REQUESTS)))
-            assert llm.stats.restarts_total == 0
+            assert llm.stats().restarts_total == 0
             return texts
 
     texts = asyncio.run(asyncio.wait_for(test(), 60))
@@ -229,7 +229,7 @@ def test_an_engine_that_gave_up_is_started_again(monkeypatch: pytest.MonkeyPatch
             await asyncio.gather(*(read(llm, number) for number in range(NUM_REQUESTS)))
             while llm.state is not ModelState.READY:
                 await asyncio.sleep(0.01)
-            assert llm.stats.restarts_total == 1
+            assert llm.stats().restarts_total == 1
 
     asyncio.run(asyncio.wait_for(test(), 60))
 

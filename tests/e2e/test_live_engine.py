@@ -95,7 +95,7 @@ def test_an_engine_in_a_process_of_its_own_is_watched_before_it_is_there() -> No
                 mirror.take_in(frame)
             assert frames[0].begins and not any(frame.begins for frame in frames[1:])
             assert mirror.is_whole and not mirror.requests
-            assert mirror.holdings(None).cached == llm.stats.num_cached_blocks
+            assert mirror.holdings(None).cached == llm.stats().num_cached_blocks
             llm.watch(EVERY_S, frames.append)
             num_frames = len(frames)
             await until(lambda: len(frames) > num_frames)

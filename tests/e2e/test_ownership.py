@@ -178,7 +178,7 @@ async def main():
         fork(lambda: asyncio.run(llm.close()), leave)
         assert await ask(llm) == expected
         await asyncio.sleep(2)
-        assert (llm.engine_process_id, llm.stats.restarts_total) == (engine, 0)
+        assert (llm.engine_process_id, llm.stats().restarts_total) == (engine, 0)
 
 asyncio.run(main())
 print("whole")

@@ -103,8 +103,8 @@ def test_it_says_what_an_engine_in_this_process_says(folder: Path) -> None:
                     expected, found = await read(here, prompt, wanted), await read(there, prompt, wanted)
                     assert outputs_of(found) == outputs_of(expected)
                     assert found[-1].num_cached_tokens == expected[-1].num_cached_tokens
-            await until(lambda: there.stats.num_running == 0 and there.stats.num_used_blocks == 0)
-            assert there.stats.steps_total > 0
+            await until(lambda: there.stats().num_running == 0 and there.stats().num_used_blocks == 0)
+            assert there.stats().steps_total > 0
             with pytest.raises(InvalidRequestError, match="max_tokens"):
                 await there.prepare("hello", SamplingParams(max_tokens=0))
 
@@ -115,11 +115,11 @@ def test_who_leaves_has_ended_the_request(folder: Path) -> None:
     async def test() -> None:
         async with SupervisedLLM(config(folder)) as llm:
             task = asyncio.create_task(read(llm, "hello", replace(ENDLESS, n=16, max_tokens=1300)))
-            await until(lambda: llm.stats.num_used_blocks > 0)
+            await until(lambda: llm.stats().num_used_blocks > 0)
             task.cancel()
-            await until(lambda: llm.stats.num_used_blocks == 0)
-            assert llm.stats.num_running == 0
-            assert llm.stats.steps_total < 1300
+            await until(lambda: llm.stats().num_used_blocks == 0)
+            assert llm.stats().num_running == 0
+            assert llm.stats().steps_total < 1300
 
     run(test)
 
@@ -129,7 +129,7 @@ def test_an_engine_that_is_killed_is_started_again(folder: Path, caplog: pytest.
         async with SupervisedLLM(config(folder)) as llm:
             expected = await read(llm, "hello", WANTED[0])
             waiting = [asyncio.create_task(read(llm, "hello", ENDLESS)) for _ in range(3)]
-            await until(lambda: llm.stats.num_running == 3)
+            await until(lambda: llm.stats().num_running == 3)
             first = llm.engine_process_id
             assert first is not None
             os.kill(first, signal.SIGKILL)
@@ -141,7 +141,7 @@ def test_an_engine_that_is_killed_is_started_again(folder: Path, caplog: pytest.
                 await read(llm, "hello", WANTED[0])
             await until(lambda: llm.state is ModelState.READY)
             assert llm.engine_process_id != first
-            assert llm.stats.restarts_total == 1
+            assert llm.stats().restarts_total == 1
             assert outputs_of(await read(llm, "hello", WANTED[0])) == outputs_of(expected)
 
     run(test)
@@ -152,7 +152,7 @@ def test_an_engine_that_is_stopped_is_told_apart_and_started_again(folder: Path)
     async def test() -> None:
         async with SupervisedLLM(config(folder), patience=Patience(max_silence_s=QUIET_S + 2)) as llm:
             task = asyncio.create_task(read(llm, "hello", ENDLESS))
-            await until(lambda: llm.stats.num_running == 1)
+            await until(lambda: llm.stats().num_running == 1)
             first = llm.engine_process_id
             assert first is not None
             os.kill(first, signal.SIGSTOP)
@@ -179,7 +179,7 @@ def test_an_engine_that_was_only_held_goes_on(folder: Path) -> None:
             await until(lambda: llm.state is ModelState.READY)
             assert llm.failure == ""
             assert outputs_of(await read(llm, "hello", WANTED[0])) == outputs_of(expected)
-            assert (llm.engine_process_id, llm.stats.restarts_total) == (first, 0)
+            assert (llm.engine_process_id, llm.stats().restarts_total) == (first, 0)
 
     run(test)
 
@@ -196,7 +196,7 @@ def test_neither_an_idle_hour_nor_a_long_step_is_silence(folder: Path, monkeypat
             await asyncio.sleep(1.5)
             deltas = await read(llm, [5, 77, 6], WANTED[0])
             assert deltas[-1].finished
-            assert llm.stats.restarts_total == 0
+            assert llm.stats().restarts_total == 0
 
     run(test)
 
@@ -262,7 +262,7 @@ def test_closing_ends_what_is_under_way(folder: Path) -> None:
         llm.start()
         await llm.wait_ready()
         task = asyncio.create_task(read(llm, "hello", ENDLESS))
-        await until(lambda: llm.stats.num_running == 1)
+        await until(lambda: llm.stats().num_running == 1)
         process_id = llm.engine_process_id
         await llm.close()
         await llm.close()

@@ -188,7 +188,7 @@ def test_the_line_of_lately_tells_what_has_happened_since() -> None:
     assert line.take() is None
     services.metrics.note_tokens(100, 50, 0)
     memory = {"num_blocks": 4, "num_used_blocks": 1, "queried_tokens_total": 100, "hit_tokens_total": 25}
-    model.stats = EngineStats(num_running=2, **memory)
+    model.counts = EngineStats(num_running=2, **memory)
     clock.advance(10)
     assert line.take() == {
         "running": 2,
@@ -207,10 +207,10 @@ def test_the_line_of_lately_tells_what_has_happened_since() -> None:
 
 def test_the_line_of_lately_goes_on_when_the_engine_was_started_again() -> None:
     clock, model = ManualClock(), FakeModel()
-    model.stats = EngineStats(queried_tokens_total=1000, hit_tokens_total=900)
+    model.counts = EngineStats(queried_tokens_total=1000, hit_tokens_total=900)
     services = make_services(model, ServerConfig(), clock)  # type: ignore[arg-type]
     line = StatsLine(services)
     services.metrics.note_tokens(40, 10, 0)
-    model.stats = EngineStats(queried_tokens_total=40, hit_tokens_total=10)
+    model.counts = EngineStats(queried_tokens_total=40, hit_tokens_total=10)
     clock.advance(10)
     assert (line.take() or {})["cache_hits"] == 0.25

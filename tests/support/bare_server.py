@@ -42,7 +42,7 @@ class FakeModel:
     def __init__(self, **settings: Any) -> None:
         self.config = EngineConfig(**settings).resolved()
         self.state = ModelState.STARTING
-        self.stats = EngineStats(num_running=2, num_blocks=64, num_used_blocks=16, steps_total=7)
+        self.counts = EngineStats(num_running=2, num_blocks=64, num_used_blocks=16, steps_total=7)
         self.tokenizer = None
         self.text_pool = TenantPool("text", num_threads=1)
         self.report = _report(self.config)
@@ -53,6 +53,9 @@ class FakeModel:
     @property
     def limits(self) -> Any:
         raise AssertionError(NO_TEXT)
+
+    def stats(self) -> EngineStats:
+        return self.counts
 
     def get_default_sampling_params(self) -> Any:
         raise AssertionError(NO_TEXT)

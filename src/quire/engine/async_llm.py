@@ -81,9 +81,8 @@ class AsyncLLM(LocalModel, OperatorVerbs):
         """What the engine can take."""
         return self._client.limits
 
-    @property
     def stats(self) -> EngineStats:
-        """What the engine last said of itself."""
+        """Return counts of what the engine has done, one step or 0.1 s old at most. Does not mutate."""
         return self._stats
 
     def generate(

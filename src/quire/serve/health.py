@@ -52,7 +52,7 @@ async def _version(request: Request) -> Response:
 
 async def _load(request: Request) -> Response:
     services, tenant = _services(request), request.state.context.tenant
-    gate, stats = services.gate, services.model.stats
+    gate, stats = services.gate, services.model.stats()
     if not tenant.is_operator:
         return _json(_own_load(gate, tenant))
     return _json(
@@ -85,7 +85,7 @@ async def _metrics(request: Request) -> Response:
     if not request.state.context.tenant.is_operator:
         raise operator_required(METRICS_PATH)
     model = services.model
-    families = services.metrics.families(services.gate, model.state, model.stats, services.model_names[0])
+    families = services.metrics.families(services.gate, model.state, model.stats(), services.model_names[0])
     families += [*body_families(services.bodies), *text_families(model.text_pool)]
     return Response(render(families), headers={"content-type": CONTENT_TYPE})
 

@@ -220,7 +220,7 @@ class Live:
         """The counts since the server began; for a tenant's memory, since the watch began."""
         if reader.name is None:
             every = list(self._totals.values())
-            stats = self._model.stats if mirror is None else mirror.stats
+            stats = self._model.stats() if mirror is None else mirror.stats
             queried, hit = stats.queried_tokens_total, stats.hit_tokens_total
             evictions, preemptions = stats.evictions_total, stats.preemptions_total
         else:

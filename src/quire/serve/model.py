@@ -53,9 +53,8 @@ class ServedModel(Protocol):
         """The threads for work on long texts."""
         ...
 
-    @property
     def stats(self) -> EngineStats:
-        """What the engine last said of itself."""
+        """Return counts of what the engine has done, one step or 0.1 s old at most."""
         ...
 
     def get_default_sampling_params(self) -> SamplingParams:

@@ -24,7 +24,7 @@ class StatsLine:
             new - old if new >= old else new for new, old in zip(totals, self._seen, strict=True)
         )
         self._seen_s, self._seen = now, totals
-        gate, stats = services.gate, services.model.stats
+        gate, stats = services.gate, services.model.stats()
         if not (prompt or generated or refused or gate.num_sequences):
             return None
         return {
@@ -38,7 +38,7 @@ class StatsLine:
         }
 
     def _totals(self) -> tuple[int, ...]:
-        metrics, stats = self._services.metrics, self._services.model.stats
+        metrics, stats = self._services.metrics, self._services.model.stats()
         return (
             metrics.num_prompt_tokens,
             metrics.num_generated_tokens,

@@ -208,9 +208,8 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
             raise ExecutionError(self._failure or "the model is still being loaded")
         return self._limits
 
-    @property
     def stats(self) -> EngineStats:
-        """The engine's last counters, and the number of restarts."""
+        """Return the engine's last counts, and the number of restarts. Does not mutate."""
         return replace(self._stats, restarts_total=self._num_restarts)
 
     @property
