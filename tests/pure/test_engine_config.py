@@ -20,7 +20,7 @@ from quire.core.config import (
     ResolvedConfig,
     SchedulerConfig,
 )
-from quire.core.errors import InvalidConfigError
+from quire.core.errors import InvalidConfigError, shortened
 from quire.core.kv_spec import KVCacheSpec, KVGroup
 from quire.core.memory_needs import MemoryNeeds
 from quire.engine.memory_plan import USEFUL_TOKENS, MemoryPlan, plan_memory
@@ -73,6 +73,10 @@ def test_what_is_no_size_is_refused_by_its_name(text: Any) -> None:
         ("0.5KiB", 512),
         ("1.9b", 1),
         ("007", 7),
+        ("0" * 30 + "7", 7),
+        ("0" * 5000 + "16MiB", 16 << 20),
+        ("0" * 40 + ".5KiB", 512),
+        ("0" * 40, 0),
         ("9" * 18, 10**18 - 1),
         (str(1 << 60), 1 << 60),
         (1 << 60, 1 << 60),
@@ -83,11 +87,18 @@ def test_each_unit_has_its_size_and_a_number_is_read_exactly(text: int | str, si
     assert parse_bytes(text) == size
 
 
-@pytest.mark.parametrize("text", [(1 << 60) + 1, str((1 << 60) + 1), "1048577TiB", "1 0", "1,000", "1.", ".5G", "5P"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *((1 << 60) + 1, str((1 << 60) + 1), "1048577TiB", "1 0", "1,000", "1.", ".5G", "5P"),
+        *("9" * 31, "1" + "0" * 30, "9" * 31 + ".5", "1" + "0" * 400 + ".5"),
+    ],
+)
 def test_a_size_beyond_the_largest_or_in_no_unit_is_refused_in_full(text: int | str) -> None:
     with pytest.raises(InvalidConfigError) as caught:
         parse_bytes(text)
-    assert str(caught.value) == f"size is {text!r}; allowed: a number of bytes, or a size such as 512MiB or 4GiB"
+    shown = shortened(repr(text))
+    assert str(caught.value) == f"size is {shown}; allowed: a number of bytes, or a size such as 512MiB or 4GiB"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ UNITS: Final = MappingProxyType(
     }
     | {letter.lower() + "b": 1000**power for power, letter in enumerate("KMGT", start=1)}
 )
-SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
+SIZE: Final = re.compile(r"\s*0*(\d{1,30}(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 MAX_BYTES: Final = 1 << 60
 
 
@@ -32,7 +32,7 @@ def parse_bytes(value: int | str, field: str = "size") -> int:
         size = value
     elif isinstance(value, str) and (match := SIZE.fullmatch(value)) and match[2].lower() in UNITS:
         number, unit = match[1], UNITS[match[2].lower()]
-        size = int(float(number) * unit) if "." in number else int(number[:30]) * unit
+        size = int(float(number) * unit) if "." in number else int(number) * unit
     if size is None or not 0 <= size <= MAX_BYTES:
         raise InvalidConfigError(field, value, "a number of bytes, or a size such as 512MiB or 4GiB")
     return size
