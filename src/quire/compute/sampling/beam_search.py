@@ -76,12 +76,11 @@ class BeamSearch:
         self.finished: list[Hypothesis] = []  # best first
         self.is_over = False
         self._running = [RunningText((), 0.0)]
-        self._may_improve = True
 
     def advance(self, candidates: Sequence[Candidates]) -> list[Extension]:
         """Take the candidates of every running text, in order; return the texts that continue, best first. Mutates.
 
-        Returns none once the search is over: `finished` has its texts.
+        Returns none if that ends the search: `finished` has its texts.
         """
         width = self.rules.width
         best = self._best_extensions(candidates)
@@ -112,8 +111,6 @@ class BeamSearch:
         return RunningText((*self._running[extension.parent].token_ids, extension.token), total)
 
     def _finish(self, ended: Sequence[tuple[Extension, float]]) -> None:
-        if not self._may_improve or (self._is_full and self.rules.early_stopping is True):
-            return
         for found in ended:
             text = self._extended(*found)
             score = text.total / len(text.token_ids) ** self.rules.length_penalty
@@ -126,7 +123,7 @@ class BeamSearch:
         return len(self.finished) == self.rules.width
 
     def _is_worth_going_on(self) -> bool:
-        """Whether a running text may still join the finished ones; once False, always False. Mutates."""
+        """Whether a running text may still join the finished ones. Does not mutate."""
         rules = self.rules
         if self._is_full and rules.early_stopping is True:
             return False
@@ -134,5 +131,5 @@ class BeamSearch:
         to_the_end = rules.early_stopping == "never" and rules.length_penalty > 0.0
         length = rules.max_length if to_the_end else len(best.token_ids)
         worst = self.finished[-1].score if self._is_full else -math.inf
-        self._may_improve = best.total / length**rules.length_penalty > worst
-        return self._may_improve
+        hope: float = best.total / length**rules.length_penalty
+        return hope > worst
