@@ -14,6 +14,7 @@ from quire.serve.config import ServerConfig
 from quire.serve.tenants import ANYBODY, Tenant, Tenants, read_tenants
 
 SECRET = b"drawn at the start"
+YAML_WANTED = r"^api_keys_file is 'keys\.yaml'; allowed: a file of YAML in UTF-8$"
 
 
 def test_every_setting_has_a_default_and_a_line_of_help() -> None:
@@ -169,23 +170,49 @@ def test_tenants_of_a_file_have_names_limits_and_as_many_keys_as_they_like(tmp_p
         ("- \n", r"^api_keys_file\[0\]"),
         ("- {name: alice, key: sesame, best_priority: no}", r"best_priority is False"),
         ("- {key: sesame}", r"^api_keys_file\[0\]\.name is"),
-        ("- {name: %s, key: sesame}" % ("x" * 65), "at most 64"),
+        (
+            "- {name: %s, key: sesame}" % ("x" * 65),
+            r"name is 'a text of 65 characters'; allowed: 1 to 64 printable characters",
+        ),
         ("- {name: alice, key: sesame, max_sequences: 0}", r"max_sequences is 0"),
         ("- {name: alice, key: sesame, operator: 1}", "operator is 1; allowed: true or false"),
-        ("- {name: alice, key: sesame, limit: 5}", "is 'limit'; allowed: one of name, key, max_sequences"),
+        (
+            "- {name: alice, key: sesame, limit: 5}",
+            "is 'a tenant whose field 3 is unknown'; allowed: only name, key, max_sequences",
+        ),
         ("- {name: alice, key: a1}\n- {name: alice, key: a2}", r"^api_keys_file\[1\]\.name is 'alice'"),
         ("- {name: alice, key: sesame}\n- {name: bob, key: sesame}", "each key once"),
         ("- {name: key-1, key: other}", "a name that no other tenant uses"),
         ("- {name: alice, key: mine}", "each key once"),
         ("- {name: alice, key: sesame", "a file of YAML"),
         ("- !!python/object/apply:os.getcwd []", "a file of YAML"),
+        ("- {name: sesame, key: 2026-99-99}", YAML_WANTED),
+        ("- {name: sesame, key: !!int sesame}", YAML_WANTED),
+        ("- {name: sesame, key: !!float sesame}", YAML_WANTED),
+        ("- {name: sesame, max_sequences: %s}" % ("7" * 5000), YAML_WANTED),
+        ("[" * 5000 + "sesame", YAML_WANTED),
+        ("- {sesame: alice}", r"^api_keys_file\[0\] is 'a tenant whose field 1 is unknown'"),
+        ("- {? [sesame] : alice}", YAML_WANTED),
+        ("- {name: [sesame], key: a}", r"^api_keys_file\[0\]\.name is 'a list'"),
+        ('- {name: "sesame\\n", key: a}', r"^api_keys_file\[0\]\.name is 'a text of 7 characters'"),
+        ("- {name: alice, key: [[sesame]]}", r"^api_keys_file\[0\]\.key is 'a value of type list'"),
+        ("- {name: alice, key: a, operator: sesame}", "operator is 'a text of 6 characters'; allowed: true or false"),
+        ("- {name: alice, key: a, max_sequences: sesame}", r"max_sequences is 'a text of 6 characters'"),
+        ("- {name: alice, key: a, best_priority: {sesame: 1}}", r"best_priority is 'a dict'"),
+        ("- &a {name: *a, key: sesame}", r"name is 'a dict'"),
     ],
 )
-def test_a_file_that_is_wrong_is_refused_and_keys_are_not_shown(tmp_path: Path, text: str, message: str) -> None:
-    path = write(tmp_path / "keys.yaml", text)
+def test_a_file_that_is_wrong_is_refused_and_keys_are_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = write(Path("keys.yaml"), text)
     with pytest.raises(InvalidConfigError, match=message) as caught:
         tenants(api_key=("mine",), api_keys_file=path)
     assert "sesame" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

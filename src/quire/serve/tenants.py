@@ -22,7 +22,7 @@ from quire.core.config import require_int
 from quire.core.errors import InvalidConfigError, InvalidRequestError
 from quire.core.request import DEFAULT_SCOPE, CacheScope
 from quire.core.validate import MAX_PRIORITY, MAX_SALT_LENGTH
-from quire.serve.config import ServerConfig, require_key, require_text
+from quire.serve.config import ServerConfig, require_key
 
 DIGEST_BYTES: Final = 16
 MAX_NAME_LENGTH: Final = 64
@@ -153,7 +153,7 @@ def _read_entries(path: str) -> list[Any]:
 
     try:
         entries = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError):  # the error would show what stands there
+    except (yaml.YAMLError, ValueError, RecursionError):  # the error would show what is in the file
         raise InvalidConfigError("api_keys_file", path, "a file of YAML in UTF-8") from None
     except OSError as error:
         raise InvalidConfigError("api_keys_file", path, f"a file that can be read: {error.strerror}") from None
@@ -163,25 +163,34 @@ def _read_entries(path: str) -> list[Any]:
 
 
 def _read_entry(where: str, entry: object, secret: bytes) -> tuple[list[str], Tenant]:
-    """Return the keys of a tenant, and the tenant. Several keys, so that one can replace another without a break."""
+    """Return the keys of a tenant, and the tenant. Several keys, so that one can replace another without a break.
+
+    No error shows a text of the file: a key may be in the wrong place.
+    """
     if not isinstance(entry, dict):
         raise InvalidConfigError(where, f"a {type(entry).__name__}", f"a tenant, with {', '.join(FIELDS)}")
-    unknown = [name for name in entry if name not in FIELDS]
-    if unknown:
-        raise InvalidConfigError(where, unknown[0], f"one of {', '.join(FIELDS)}")
+    for place, field in enumerate(entry, start=1):
+        if field not in FIELDS:
+            raise InvalidConfigError(where, f"a tenant whose field {place} is unknown", f"only {', '.join(FIELDS)}")
     name, limit, is_operator = entry.get("name"), entry.get("max_sequences"), entry.get("operator", False)
     if not isinstance(is_operator, bool):
-        raise InvalidConfigError(f"{where}.operator", is_operator, "true or false")
-    require_text(f"{where}.name", name)
-    if not isinstance(name, str) or len(name) > MAX_NAME_LENGTH:
-        raise InvalidConfigError(f"{where}.name", name, f"at most {MAX_NAME_LENGTH} characters")
+        raise InvalidConfigError(f"{where}.operator", _shown(is_operator), "true or false")
+    if not isinstance(name, str) or not name.isprintable() or not 1 <= len(name) <= MAX_NAME_LENGTH:
+        raise InvalidConfigError(f"{where}.name", _shown(name), f"1 to {MAX_NAME_LENGTH} printable characters")
     if limit is not None:
-        require_int(f"{where}.max_sequences", limit, 1, 1 << 40)
+        require_int(f"{where}.max_sequences", _shown(limit), 1, 1 << 40)
     best_priority = entry.get("best_priority", 0)
-    require_int(f"{where}.best_priority", best_priority, -MAX_PRIORITY, MAX_PRIORITY)
+    require_int(f"{where}.best_priority", _shown(best_priority), -MAX_PRIORITY, MAX_PRIORITY)
     keys = entry.get("key")
     keys = keys if isinstance(keys, list) else [keys]
     if not keys:
         raise InvalidConfigError(f"{where}.key", [], "one key, or a list of them")
     tenant = Tenant(name, _scope(name, secret), limit, is_operator, best_priority)
     return [require_key(f"{where}.key", key) for key in keys], tenant
+
+
+def _shown(value: object) -> object:
+    """Return what an error may show of a value: a number, which is no key, or the kind of anything else."""
+    if isinstance(value, str):
+        return f"a text of {len(value)} characters"
+    return value if isinstance(value, int | float | None) else f"a {type(value).__name__}"
