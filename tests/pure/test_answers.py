@@ -207,6 +207,11 @@ def test_the_chunks_of_a_chat_add_up_to_its_answer(texts: Any, held: Any, prompt
     if fields.logprobs:
         for choice in client.choices.values():
             choice["logprobs"] = choice["logprobs"] or {"content": [], "refusal": None}
+        told = [each for choice in whole["choices"] for each in choice["logprobs"]["content"]]
+        assert [len(each["top_logprobs"]) for each in told] == [fields.top_logprobs or 0] * len(told)
+        assert [each["bytes"] for each in told] == [
+            list(TOKENIZER.token_bytes(token_id)) for pieces, _ in texts for _, ids in pieces for token_id in ids
+        ]
     if held is None:
         assert all(each["message"]["content"] is not None for each in client.choices.values())
     assert [client.choices[index] for index in sorted(client.choices)] == whole["choices"]
@@ -243,12 +248,38 @@ def test_a_call_of_the_function_that_the_client_named_ends_by_stop() -> None:
 def test_the_ids_of_calls_differ_between_texts_and_places() -> None:
     called = '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
     script = [delta(ended(called * 2, index=0), ended(called, index=1))]
-    whole, _ = both_ways(
+    whole, chunks = both_ways(
         lambda generation: ChatAnswer(ChatRequest(**CHAT), generation),
         lambda: generation_of([script], SamplingParams(n=2), tokenizer=TOKENIZER, form=form("auto")),
     )
+    client = ChatClient()
+    for chunk in chunks:
+        client.take(chunk)
+    assert [client.choices[index] for index in (0, 1)] == whole["choices"]
     ids = [call["id"] for choice in whole["choices"] for call in choice["message"]["tool_calls"]]
     assert len(ids) == len(set(ids)) == 3
+
+
+def test_what_is_known_of_the_prompt_is_told_where_it_was_asked_for() -> None:
+    known: Any = [None, entry(2), entry(3)]
+    script = [delta(ended("x", [9], logprobs=[entry(9)]), generated=1, prompt_logprobs=known)]
+    rows = {
+        str(token_id): {"logprob": each.logprob, "rank": each.rank, "decoded_token": each.decoded_token}
+        for token_id, each in entry(2).items()
+        if each.rank < 3
+    }
+    for kind, make in ((ChatRequest, ChatAnswer), (CompletionRequest, CompletionAnswer)):
+        required = CHAT if kind is ChatRequest else {"prompt": "a"}
+        for asked in (None, 0, 2):
+            generation = generation_of([script])
+            answer: Any = make(kind(**required, prompt_logprobs=asked), generation)
+            whole = msgspec.to_builtins(answer.whole(asyncio.run(generation.collect())))
+            told = whole if kind is ChatRequest else whole["choices"][0]
+            if asked is None:
+                assert "prompt_logprobs" not in told
+            else:
+                assert [each and len(each) for each in told["prompt_logprobs"]] == [None, *[max(asked, 1)] * 2]
+        assert told["prompt_logprobs"][1] == rows
 
 
 # ---- completions ----------------------------------------------------------------------------------------------------
