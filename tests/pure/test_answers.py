@@ -20,6 +20,7 @@ from quire.engine.text.detokenizer import IncrementalDetokenizer
 from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.answer_form import AnswerForm
 from quire.serve.errors import ApiError, overloaded
+from quire.serve.reasoning import Thinking
 from quire.serve.render.answer import Answer
 from quire.serve.render.chat import ChatAnswer
 from quire.serve.render.completions import CompletionAnswer
@@ -28,7 +29,7 @@ from quire.serve.run.generation import Generation
 from quire.serve.schemas.chat import ChatRequest
 from quire.serve.schemas.completions import CompletionRequest
 from quire.serve.schemas.responses import ResponseRequest
-from quire.serve.tools.base import Tool, ToolChoice
+from quire.serve.tools.base import Arguments, CallBegun, Reasoning, Tool, ToolChoice
 from quire.serve.tools.hermes import HERMES
 from support.scripted_model import Script, delta, ended, generation_of, model_of, spoken
 from support.tiny_tokenizer import byte_level
@@ -353,6 +354,36 @@ def test_the_chunks_of_a_completion_add_up_and_offsets_are_places_in_the_text(te
             assert [top is None for top in tops] == [fields.echo and not place for place in range(len(shown))]
 
 
+def test_texts_of_several_prompts_are_numbered_one_after_another() -> None:
+    scripts = [[delta(*(ended(f"{prompt}{index}", index=index) for index in (1, 0)))] for prompt in "ab"]
+    whole, chunks = both_ways(
+        lambda generation: CompletionAnswer(CompletionRequest(prompt=["", ""]), generation),
+        lambda: generation_of(scripts, SamplingParams(n=2)),
+    )
+    told = {choice["index"]: choice["text"] for chunk in chunks for choice in chunk["choices"]}
+    assert told == {choice["index"]: choice["text"] for choice in whole["choices"]}
+    assert told == {0: "a0", 1: "a1", 2: "b0", 3: "b1"}
+
+
+def test_an_echo_shows_special_tokens_that_were_sent_and_gives_no_room_to_those_that_were_not() -> None:
+    start = TOKENIZER.id_of("<|im_start|>")
+    assert start is not None
+    ids = [start, *TOKENIZER.encode("Hi")]
+    script = [delta(ended("!", [0], logprobs=[entry(0)]), generated=1, prompt_logprobs=[None, *map(entry, ids[1:])])]
+    fields = CompletionRequest(prompt="", echo=True, logprobs=0)
+    for text, shown, offsets in (
+        (None, "<|im_start|>Hi!", [0, 12, 13, 14]),  # sent as token ids
+        ("<|im_start|>Hi", "<|im_start|>Hi!", [0, 12, 13, 14]),
+        ("Hi", "Hi!", [0, 0, 1, 2]),  # the tokenizer has put it in front
+    ):
+        generation = generation_of([script], prompts=[ids], tokenizer=TOKENIZER)
+        generation.prompt_texts = [text]
+        answer = CompletionAnswer(fields, generation)
+        [choice] = answer.whole(asyncio.run(generation.collect())).choices
+        assert choice.logprobs is not None
+        assert (choice.text, choice.logprobs.text_offset) == (shown, offsets)
+
+
 def require_places(choice: dict[str, Any], token_ids: Sequence[int]) -> None:
     """Each token begins in the text where the text of all tokens before it ends."""
     offsets = choice["logprobs"]["text_offset"]
@@ -434,10 +465,66 @@ def test_the_events_of_a_response_are_in_order_and_add_up_to_it(text: Any, held:
     assert len({item["id"] for item in client.items}) == len(client.items) > 0
     assert (whole["incomplete_details"] is not None) == (status == "incomplete")
     assert whole["usage"]["total_tokens"] == whole["usage"]["input_tokens"] + whole["usage"]["output_tokens"]
+    if held is not None:
+        require_items(client.items, held, held.thinking(TOKENIZER.encode(PROMPTS[prompt])), text)
     if held is None:
         [item] = client.items
         assert item["content"][0]["text"] == "".join(piece for piece, _ in text[0])
         assert len(item["content"][0]["logprobs"]) == sum(len(ids) for _, ids in text[0])
+
+
+def require_items(items: Sequence[dict[str, Any]], held: AnswerForm, thinking: Thinking, text: Any) -> None:
+    """The items are what a reader of the whole text finds in it: reasoning, messages and calls, in their order."""
+    expected: list[tuple[str, str]] = []
+    for event in held.reader(thinking).read("".join(piece for piece, _ in text[0]), is_last=True):
+        if isinstance(event, CallBegun):
+            expected.append((f"call {event.name}", ""))
+        elif isinstance(event, Arguments):
+            expected[-1] = (expected[-1][0], event.text)
+        else:
+            expected.append(("reasoning" if isinstance(event, Reasoning) else "message", event.text))
+    found = []
+    for item in items:
+        if item["type"] == "function_call":
+            found.append((f"call {item['name']}", item["arguments"]))
+        else:
+            found.append((item["type"], item["content"][0]["text"]))
+    assert found == (expected or [("message", "")])
+    ids = [item["call_id"] for item in items if item["type"] == "function_call"]
+    assert len(set(ids)) == len(ids)
+
+
+def test_a_response_tells_what_was_asked_of_it() -> None:
+    tools = [{"type": "function", "name": "add", "parameters": {}}]
+
+    def told(**fields: Any) -> Any:
+        generation = generation_of([[delta(ended("x", [1], reason="length"), generated=1)]])
+        reply = ResponseReply(ResponseRequest(input="a", **fields), generation)
+        return msgspec.to_builtins(reply.whole(asyncio.run(generation.collect())))
+
+    plain, full = told(), told(metadata={"a": "b"}, tools=tools, parallel_tool_calls=False, max_output_tokens=1)
+    assert (plain["metadata"], plain["tools"], plain["tool_choice"], plain["parallel_tool_calls"]) == (
+        {},
+        [],
+        "none",
+        True,
+    )
+    assert (full["metadata"], full["tools"], full["tool_choice"], full["parallel_tool_calls"]) == (
+        {"a": "b"},
+        tools,
+        "auto",
+        False,
+    )
+    assert told(tools=tools, tool_choice="required")["tool_choice"] == "required"
+    assert (plain["max_output_tokens"], full["max_output_tokens"]) == (None, 1)
+    assert full["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert plain["usage"] == {
+        "input_tokens": 3,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": 1,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 4,
+    }
 
 
 # ---- what goes wrong ------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from array import array
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -13,15 +14,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core.clock import ManualClock
+from quire.core.errors import InvalidRequestError, InvariantError
 from quire.core.grammar import CANNOT_HOLD
 from quire.core.sampling_params import SamplingParams
+from quire.core.validate import RequestLimits
+from quire.engine.commands import Add
+from quire.engine.door import Ticket
 from quire.engine.outputs import CompletionDelta, Logprob, RequestDelta
 from quire.engine.text.output_processor import PreparedRequest
+from quire.serve.config import ServerConfig
 from quire.serve.errors import ApiError
+from quire.serve.frame import RequestContext
 from quire.serve.prometheus import render
-from quire.serve.run.generation import Generation, Results, Step, joined
+from quire.serve.run.generation import Generation, Results, Step, joined, prepare
+from quire.serve.run.prompts import truncated
+from quire.serve.run.request import GenerationRequest, RefusedPrompt, Truncation
+from quire.serve.services import make_services
+from quire.serve.tenants import ANYBODY
 from support.prometheus_text import Read, parse
-from support.scripted_model import Script, delta, ended, generation_of, model_of, spoken
+from support.scripted_model import Script, ScriptedModel, delta, ended, generation_of, model_of, spoken
 
 
 def run(generation: Generation) -> list[list[Step]]:
@@ -298,3 +309,80 @@ def test_joined_pieces_are_what_one_piece_would_have_been(pieces: list[tuple[str
         expected.logprobs,
     )
     assert (whole.finish_reason, whole.stop_reason) == ("stop", "end")
+
+
+# ---- from admission to a call that can be run -----------------------------------------------------------------------
+
+
+class PreparingModel(ScriptedModel):
+    """Takes prompts of small token ids; anything else it refuses, as the engine would."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.tickets: list[Ticket] = []
+
+    @property
+    def limits(self) -> RequestLimits:
+        return RequestLimits(vocab_size=10, max_model_len=20, max_sequence_tokens=20, max_num_seqs=4)
+
+    async def prepare(self, prompt: Any, sampling: SamplingParams, ticket: Ticket, **_: Any) -> PreparedRequest:
+        self.tickets.append(ticket)
+        for index, token_id in enumerate(prompt):
+            if token_id >= 10:
+                raise InvalidRequestError(f"prompt[{index}]", token_id, "a token id from 0 to 9")
+        return PreparedRequest(Add("0", array("i", prompt), sampling), "shown", None, sampling)
+
+
+def prepared(prompts: Sequence[Any], **asked: Any) -> Generation:
+    services = make_services(PreparingModel(), ServerConfig(), ManualClock())
+    visit = services.gate.enter(ANYBODY, len(prompts), 50)
+    context = RequestContext("req-7", "", ANYBODY, 0.0, "", services.bodies.open(""), visit)
+    request = GenerationRequest(prompts, len(prompts), 50, SamplingParams(max_tokens=5), {}, **asked)
+    try:
+        return asyncio.run(prepare(services, context, request))
+    except RefusedPrompt:
+        assert services.gate.num_waiting_tokens == 50, "a call that is refused was counted right"
+        raise
+
+
+def test_what_waits_is_counted_right_once_its_prompts_are_tokens() -> None:
+    generation = prepared([[1, 2, 3], [4]], cache_salt="mine", priority=3)
+    gate = generation.services.gate
+    assert (gate.num_waiting_sequences, gate.num_waiting_tokens) == (2, 4)
+    assert [each.request.prompt_token_ids.tolist() for each in generation.prepared] == [[1, 2, 3], [4]]
+    assert generation.prompt_texts == [None, None]
+    model = generation.services.model
+    assert isinstance(model, PreparingModel)
+    assert model.tickets == [Ticket("req-7", ANYBODY.scope_for("mine"), 3)] * 2
+
+
+@pytest.mark.parametrize(
+    ("prompts", "prompt_index"),
+    [([[1, 10]], None), ([[1, 10], [1]], 0), ([[1], [2], [3, 11]], 2)],
+)
+def test_a_refusal_says_which_of_several_prompts_it_is_about(
+    prompts: list[list[int]], prompt_index: int | None
+) -> None:
+    with pytest.raises(RefusedPrompt) as caught:
+        prepared(prompts)
+    assert caught.value.prompt_index == prompt_index
+    assert caught.value.error.field == "prompt[1]"
+    assert str(caught.value) == str(caught.value.error)
+
+
+def test_a_call_that_was_not_admitted_is_a_mistake_of_ours() -> None:
+    generation = prepared([[1]])
+    generation.context.visit = None
+    with pytest.raises(InvariantError, match="prepared before it was admitted"):
+        asyncio.run(prepare(generation.services, generation.context, generation.request))
+
+
+@given(st.lists(st.integers(0, 9), max_size=30), st.none() | st.integers(1, 30), st.booleans())
+def test_a_prompt_is_cut_at_the_end_that_was_asked_for(ids: list[int], length: int | None, keeps_start: bool) -> None:
+    generation = prepared([[1]], truncation=Truncation(length, keeps_start))
+    kept = truncated(ids, generation.request, generation.services)
+    most = 15 if length is None else length  # of 20 tokens, 5 are for the answer
+    assert len(kept) == min(len(ids), most)
+    assert kept == (ids[: len(kept)] if keeps_start else ids[len(ids) - len(kept) :])
+    object.__setattr__(generation.request, "truncation", None)
+    assert truncated(ids, generation.request, generation.services) is ids
