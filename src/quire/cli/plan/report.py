@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -150,7 +151,7 @@ def _advice(command: str, study: Study) -> str:
 def flags_of(best: Recommendation) -> str:
     """Return the flags that make an engine of a recommendation."""
     size = best.pool.num_blocks * best.pool.spec.bytes_per_block
-    kv_memory = f"{size // MIB}MiB" if size >= 1 << 30 else str(size)
+    kv_memory = f"{size // MIB}MiB" if size >= 1 << 30 and size % MIB == 0 else str(size)
     return (
         f"--block-size {best.block_size} --max-num-seqs {best.max_num_seqs} "
         f"--max-num-batched-tokens {best.estimate.budget} --kv-memory {kv_memory}"
@@ -183,7 +184,7 @@ def _ms(seconds: float) -> str:
 
 
 def _ms_up(seconds: float) -> str:
-    return f"{-int(-1e4 * seconds // 1) / 10:g}"
+    return f"{math.ceil(1e4 * seconds) / 10:.1f}".removesuffix(".0")
 
 
 def _study_json(study: Study) -> dict[str, Any]:
