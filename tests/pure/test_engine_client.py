@@ -222,3 +222,14 @@ def test_a_closed_engine_says_so_and_one_that_cannot_go_on_is_broken() -> None:
     stuck._core.step = lambda: None  # type: ignore[method-assign]
     with pytest.raises(InvariantError, match="requests are waiting, but none can be scheduled"):
         stuck.receive()
+
+
+@pytest.mark.parametrize("command", [Stop("long", 0), Abort("long"), Fail("long", "broken")])
+def test_a_sequence_that_is_ended_takes_no_more_steps(command: Any) -> None:
+    client = client_of()
+    client.send(add("long", 3, 50))
+    assert client.receive()
+    client.send(command)
+    before = client.stats().steps_total
+    assert run(client).tokens == {}
+    assert client.stats().steps_total - before <= 2

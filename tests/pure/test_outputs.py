@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from quire.core.clock import ManualClock
-from quire.core.errors import InvalidRequestError
 from quire.core.logprobs import TokenLogprobs
 from quire.core.request import FinishReason
 from quire.core.sampling_params import SamplingParams
@@ -17,7 +16,6 @@ from quire.engine.commands import Abort, Add, AnyCommand, Fail, Stop
 from quire.engine.outputs import Logprob, RequestMetrics, RequestOutput
 from quire.engine.progress import LoadingLine, ProgressBar, short_number
 from quire.engine.text.output_processor import OutputProcessor, PreparedRequest, RequestText
-from quire.engine.text.prompts import encode_prompt, split_prompts, with_options
 from quire.engine.text.tokenizer import Tokenizer
 from support.tiny_tokenizer import byte_level
 
@@ -241,50 +239,6 @@ def test_an_abort_delivers_what_there_is_once(tokenizer: Tokenizer) -> None:
     assert len(door.delivered) == 2
     door.send("late")
     assert len(door.delivered) == 2
-
-
-# ---- prompts ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("prompt", [None, 5, b"bytes", {"text": "x"}, {"prompt": 5}, {"prompt": "a", "more": 1}, ""])
-def test_what_is_no_prompt_is_refused(tokenizer: Tokenizer, prompt: Any) -> None:
-    with pytest.raises(InvalidRequestError, match=r"^prompt is "):
-        for each in split_prompts(prompt):
-            encode_prompt(each, tokenizer)
-
-
-def test_the_forms_of_a_prompt(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode("hello")
-    for prompt in ("hello", {"prompt": "hello"}):
-        assert encode_prompt(prompt, tokenizer).text == "hello"
-        assert encode_prompt(prompt, tokenizer).token_ids.tolist() == ids
-    for given in (ids, tuple(ids), array("i", ids), {"prompt_token_ids": ids}):
-        assert encode_prompt(given, tokenizer).token_ids.tolist() == ids
-    message = {"role": "user", "content": "x"}
-    assert split_prompts([message]) == [[message]]
-    assert split_prompts([[message], "text", ids]) == [[message], "text", ids]
-    assert split_prompts([]) == []
-
-
-def test_a_failing_tokenizer_is_an_error_of_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = Tokenizer(byte_level())
-
-    def fail(text: str) -> list[int]:
-        raise RuntimeError("torn")
-
-    monkeypatch.setattr(broken, "encode", fail)
-    with pytest.raises(InvalidRequestError, match="RuntimeError: torn"):
-        encode_prompt("x", broken)
-    with pytest.raises(InvalidRequestError, match="has no tokenizer"):
-        encode_prompt("x", None)
-
-
-def test_options_take_the_names_of_hugging_face_too() -> None:
-    given = with_options(SamplingParams(), {"max_new_tokens": 3, "num_return_sequences": 2, "top_k": 4, "stop": "x"})
-    assert (given.max_tokens, given.n, given.top_k, given.stop) == (3, 2, 4, ("x",))
-    assert with_options(SamplingParams(temperature=0.5), {"do_sample": True}).temperature == 0.5
-    with pytest.raises(InvalidRequestError, match="beams"):
-        with_options(SamplingParams(), {"beams": 2})
 
 
 # ---- progress -------------------------------------------------------------------------------------------------------
