@@ -146,6 +146,41 @@ def test_tables_of_words_name_the_column_in_each_cell_and_those_of_figures_do_no
     assert document.attributes.count(("class", "words")) == 1
 
 
+@pytest.mark.parametrize("count", [3, 4])
+def test_sections_are_listed_and_charts_set_closer_where_there_are_four(count: int) -> None:
+    chart = Chart("t", (1.0, 2.0), (Series("s", (1.0, 2.0)),), Axis("x"), Axis("y"))
+    sections = tuple(Section(f"part {index}", (chart,) * count if not index else ()) for index in range(count))
+    document = ParsedDocument(document_html(Document("p", sections)))
+    links = [value for name, value in document.attributes if name == "href"]
+    places = [value for name, value in document.attributes if name == "id" and (value or "").startswith("section-")]
+    assert places == [f"section-{index}" for index in range(count)]
+    assert links == ([f"#{place}" for place in places] if count == 4 else [])
+    assert document.attributes.count(("class", "many")) == (count == 4)
+
+
+def test_what_is_not_said_leaves_no_empty_element() -> None:
+    table = Table(("a", "b"), (("1", "2"),))
+    chart = Chart("t", (1.0, 2.0), (Series("s", (1.0, 2.0)),), Axis("x"), Axis("y"))
+    bare = ParsedDocument(document_html(Document("p", (Section("s", (table, chart)),))))
+    assert not {"caption", "dl", "nav"} & set(bare.tags)
+    assert ("class", "note") not in bare.attributes
+    told = Table(("a", "b"), (("1", "2"),), "title of it", "note of it")
+    facts = (("machine", "small"), ("threads", "2"))
+    full = ParsedDocument(document_html(Document("p", (Section("s", (told,)),), "the lead", facts)))
+    assert (full.tags.count("caption"), full.tags.count("dt"), full.tags.count("dd")) == (1, 2, 2)
+    assert full.attributes.count(("class", "note")) == 1
+    for words in ("title of it", "note of it", "the lead", "machine", "small", "threads"):
+        assert full.words.count(words) == 1
+
+
+def test_a_film_of_many_blocks_says_how_many_are_in_a_cell() -> None:
+    for per_cell, words in ((1, "blocks"), (1500, "blocks, 1,500 blocks in a cell")):
+        film = Film("blocks", (0.0,), (bytes(6),), ("c",), per_cell, blocks_per_cell=per_cell)
+        document = ParsedDocument(document_html(Document("p", (Section("s", (film,)),))))
+        assert words in document.words
+        assert ("in a cell" in document.words) == (per_cell > 1)
+
+
 def test_the_same_page_is_the_same_text() -> None:
     assert document_html(evil_document()) == document_html(evil_document())
 
