@@ -6,6 +6,8 @@ from array import array
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from quire.core.clock import ManualClock
 from quire.core.logprobs import TokenLogprobs
@@ -172,6 +174,58 @@ def test_logprobs_name_the_token_and_the_likeliest(tokenizer: Tokenizer) -> None
         {b: Logprob(-3.0, 7, "b"), a: Logprob(-0.1, 1, "a"), 0: Logprob(-2.5, 2, tokenizer.token_text(0))},
     ]
     assert Door(tokenizer).send([a]).outputs[0].logprobs is None
+
+
+PIECES = st.lists(st.tuples(st.integers(0, 1), st.text("abé你 END", max_size=4), st.booleans()), max_size=8)
+
+
+@given(PIECES, st.sampled_from([None, 0, 1]))
+def test_deltas_add_up_to_the_output_and_tell_each_end_once(pieces: list[Any], logprobs: int | None) -> None:
+    tokenizer = Tokenizer(byte_level())
+    door = Door(tokenizer, n=2, stop="END", logprobs=logprobs, prompt_logprobs=0)
+    told = (entry(-1.0, 1),) * (len(PROMPT) - 1)
+    taken = []
+    for branch, text, takes in [*pieces, (0, "", True), (1, "", True)]:
+        if door.request.sequences[branch].finish_reason is None:
+            ids = tokenizer.encode(text) if text else []
+            door.send(ids, branch, logprobs=[entry(-0.5, 1, (7, -0.5))] * len(ids), prompt_logprobs=told)
+        if takes:
+            taken.append(door.request.take_delta())
+    for branch in range(2):
+        if door.request.sequences[branch].finish_reason is None:
+            door.send([], branch, finish_reason=FinishReason.LENGTH)
+    taken += [door.request.take_delta(), door.request.take_delta()]
+    assert taken[-1].outputs == []
+    output = door.request.output()
+    for each in output.outputs:
+        parts = [part for delta in taken for part in delta.outputs if part.index == each.index]
+        assert "".join(part.text for part in parts) == each.text
+        assert [token for part in parts for token in part.token_ids] == each.token_ids
+        if logprobs is None:
+            assert each.logprobs is None
+            assert all(part.logprobs is None for part in parts)
+        else:
+            assert [row for part in parts for row in part.logprobs or ()] == each.logprobs
+        ends = [(part.finish_reason, part.stop_reason) for part in parts]
+        assert ends == [(None, None)] * (len(parts) - 1) + [(each.finish_reason, each.stop_reason)]
+    prompts = [delta.prompt_logprobs for delta in taken if delta.prompt_logprobs is not None]
+    assert prompts == ([output.prompt_logprobs] if output.prompt_logprobs is not None else [])
+    counts = [delta.num_generated_tokens for delta in taken]
+    assert counts == sorted(counts)
+    assert counts[-1] == sum(len(each.token_ids) for each in output.outputs)
+
+
+def test_texts_that_a_search_has_found_are_told_at_the_end_best_first(tokenizer: Tokenizer) -> None:
+    door = Door(tokenizer, n=2, best_of=3, beam_search=True, temperature=0, length_penalty=2.0)
+    found = {0: ("ab", -3.0), 1: ("abcd", -4.0), 2: ("a", -1.0)}
+    for branch, (text, total) in found.items():
+        assert door.request.take_delta().outputs == []
+        door.send(text, branch, finish_reason=FinishReason.LENGTH, cumulative_logprob=total)
+    [last] = [door.request.take_delta()]
+    assert [(part.index, part.text) for part in last.outputs] == [(0, "abcd"), (1, "ab")]
+    best, second = door.request.output().outputs
+    assert (best.score, best.cumulative_logprob) == (-4.0 / 4**2, -4.0)
+    assert (second.score, second.cumulative_logprob) == (-3.0 / 2**2, -3.0)
 
 
 def test_the_prompt_is_told_with_the_first_token_and_stays(tokenizer: Tokenizer) -> None:
