@@ -100,7 +100,13 @@ def test_a_body_is_what_came_up_to_its_limit_however_it_was_cut(parts: list[byte
 
 def test_what_is_announced_as_too_much_is_not_waited_for() -> None:
     assert refusal([], 10, JSON, (b"content-length", b"11")).status == 413
-    assert refusal([], 10, JSON, (b"content-length", b"9" * 30)).status == 413
+    for digits in (b"9" * 30, b"9" * 5000, b"0" * 5000 + b"11"):
+        assert refusal([], 10, JSON, (b"content-length", digits)).status == 413
+
+
+def test_a_length_may_begin_with_any_number_of_zeros() -> None:
+    for digits in (b"0", b"0" * 5000, b"0" * 5000 + b"5"):
+        assert read([b"12345"], 5, JSON, (b"content-length", digits)) == b"12345"
 
 
 @pytest.mark.parametrize("announced", [b"", b"-1", b"1e3", b"0x10", b" ", b"+5", b"\xb2", b"\xbd"])

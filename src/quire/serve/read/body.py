@@ -32,6 +32,10 @@ MAX_NUMBERS: Final = 1 << 18
 """Numbers in one body, unless a single prompt can have more: Python runs nothing else while they are read."""
 
 
+MAX_LENGTH_DIGITS: Final = 20
+"""Of the length that a body announces: a number of more is over every limit."""
+
+
 @dataclass(frozen=True, slots=True)
 class BodyLimits:
     """What a body may have; `why` says to a client where the limit comes from, and what to do."""
@@ -74,11 +78,12 @@ async def read_body(request: Request, limits: BodyLimits) -> bytearray:
     `ClientDisconnect` where the client leaves.
     """
     services: Services = request.app.state.services
-    held, announced = request.state.context.body, request.headers.get("content-length", "")
+    held, announced = request.state.context.body, request.headers.get("content-length", "").lstrip("0")
     if announced.isdecimal():
-        if int(announced) > limits.max_bytes:
+        num_bytes = int(announced[:MAX_LENGTH_DIGITS])  # Python refuses to read thousands of digits
+        if num_bytes > limits.max_bytes:
             raise body_too_large(limits.max_bytes, limits.why)
-        held.require(int(announced))
+        held.require(num_bytes)
     try:
         async with asyncio.timeout(services.config.body_timeout_s):
             return await _read(request.receive, limits, held)
