@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +20,7 @@ from quire.engine.records.stats import EngineStats, ModelState
 from quire.serve.config import ServerConfig
 from quire.serve.errors import ApiError
 from quire.serve.gate import Gate, GateLimits
-from quire.serve.logs import JsonFormatter, TextFormatter, configure_logs
+from quire.serve.logs import AGAIN_AFTER_S, MAX_MESSAGES, JsonFormatter, Seldom, TextFormatter, configure_logs
 from quire.serve.metrics import FINISHED_WELL, VLLM_NAMES, Metrics
 from quire.serve.prometheus import Histogram, by_label, render
 from quire.serve.services import make_services
@@ -145,6 +146,43 @@ def test_json_is_an_object_on_a_line() -> None:
     }
 
 
+FIELD = re.compile(r' ([a-z]+)=("(?:[^"\\]|\\.)*"|[^ "=]+)')
+FIELDS = st.dictionaries(
+    st.text("abcdefgh", min_size=1, max_size=4),
+    st.text(max_size=12) | st.sampled_from(['"', "a=b", "\\", "\x1b[31m", "é"]),
+)
+
+
+@given(FIELDS)
+def test_no_value_that_a_client_has_chosen_makes_another_field_or_line(values: dict[str, str]) -> None:
+    line = TextFormatter().format(record("call", **values))
+    assert line.isprintable()
+    assert line.isascii()
+    head = "2023-11-14T22:13:20.250Z INFO quire.serve call"
+    assert line.startswith(head)
+    rest = line[len(head) :]
+    found = FIELD.findall(rest)
+    assert "".join(f" {name}={text}" for name, text in found) == rest
+    assert {name: json.loads(text) if text.startswith('"') else text for name, text in found} == values
+
+
+def test_what_is_said_again_and_again_is_written_now_and_then() -> None:
+    clock = ManualClock(5.0)
+    seldom = Seldom(clock)
+
+    def passes(message: str) -> bool:
+        return seldom.filter(record(message))
+
+    assert [passes("full\nsince 3"), passes("full\nsince 4"), passes("other")] == [True, False, True]
+    clock.advance(AGAIN_AFTER_S - 0.001)
+    assert not passes("full")
+    clock.advance(0.001)
+    assert [passes("full"), passes("full")] == [True, False]
+    for index in range(2 * MAX_MESSAGES):  # messages that all differ take no memory
+        assert passes(f"message {index}")
+        assert len(seldom._next_s) <= MAX_MESSAGES
+
+
 @pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
 def test_errors_are_shown_with_their_origin(formatter: logging.Formatter) -> None:
     made = record("failed")
@@ -157,14 +195,12 @@ def test_errors_are_shown_with_their_origin(formatter: logging.Formatter) -> Non
 
 @pytest.fixture
 def _loggers_as_before() -> Iterator[None]:
-    names = ("quire", "quire.engine", "uvicorn.error")
-    before = [(logging.getLogger(name), logging.getLogger(name).level) for name in names]
-    quire = logging.getLogger("quire")
-    handlers, propagate = quire.handlers, quire.propagate
+    loggers = [logging.getLogger(name) for name in ("quire", "quire.engine", "uvicorn.error", "asyncio")]
+    before = [(each.level, each.handlers, each.propagate, each.filters) for each in loggers]
     yield
-    for logger, level in before:
+    for logger, (level, *rest) in zip(loggers, before, strict=True):
         logger.setLevel(level)
-    quire.handlers, quire.propagate = handlers, propagate
+        logger.handlers, logger.propagate, logger.filters = rest
 
 
 @pytest.mark.usefixtures("_loggers_as_before")
@@ -173,7 +209,17 @@ def test_all_of_quire_is_logged_and_nothing_of_uvicorn() -> None:
     configure_logs("json", stream)
     logging.getLogger("quire.serve.access").info("call", extra={"fields": {"status": 200}})
     logging.getLogger("uvicorn.error").error("noise")
-    assert [json.loads(line)["message"] for line in stream.getvalue().splitlines()] == ["call"]
+    logging.getLogger("quire.engine").info("it has begun")
+    logging.getLogger("quire.engine").warning("it is slow")
+    for _ in range(3):
+        logging.getLogger("asyncio").error("no more files\nsocket 7")
+    found = [json.loads(line)["message"] for line in stream.getvalue().splitlines()]
+    assert found == ["call", "it is slow", "no more files\nsocket 7"]
+    assert not logging.getLogger("quire").propagate
+    assert not logging.getLogger("asyncio").propagate
+    configure_logs("text", stream)  # a second server in one process takes the place of the first
+    logging.getLogger("quire.serve").info("again")
+    assert stream.getvalue().count("again") == 1
 
 
 # ---- the line of lately ---------------------------------------------------------------------------------------------
