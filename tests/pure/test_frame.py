@@ -13,18 +13,22 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 
 from quire.core.clock import ManualClock
 from quire.core.errors import InvalidConfigError, InvalidRequestError
 from quire.engine.records.stats import ModelState
 from quire.serve.config import ServerConfig
 from quire.serve.errors import ApiError
-from quire.serve.frame import MAX_LOGGED_LENGTH, Frame, traceparent_of
+from quire.serve.frame import MAX_LOGGED_LENGTH, NO_ROUTE, OPEN_PATHS, Frame, answer_error, traceparent_of
 from quire.serve.host_names import MAX_LENGTH, allowed_name, name_of
 from quire.serve.hosts import Hosts, make_hosts, require_single
+from quire.serve.prometheus import render
 from quire.serve.services import Services, make_services
 from quire.serve.tenants import ANYBODY
 from support.bare_server import FakeModel
+from support.prometheus_text import parse
 
 TRACE = b"00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-01"
 KEYS = "- {name: alice, key: sesame}\n- {name: bob, key: [b1, b2]}\n"
@@ -67,6 +71,11 @@ class Call:
     async def _send(self, message: Any) -> None:
         self.messages.append(message)
 
+    def metric(self, name: str, **labels: str) -> float:
+        services, model = self.services, self.services.model
+        families = services.metrics.families(services.gate, model.state, model.stats(), "guide")
+        return parse(render(families).decode())[name].value(**labels)
+
     @property
     def status(self) -> int:
         return int(self.messages[0]["status"])
@@ -85,6 +94,9 @@ class Call:
         self.services.gate.check()
         assert self.services.bodies.held_bytes == self.services.gate.num_visits == 0
         assert len(self.lines) == 1
+        assert self.metric("quire_http_requests_active") == 0
+        status = str(self.lines[0]["status"])
+        assert self.metric("quire_http_requests_total", endpoint=NO_ROUTE, status=status) == 1
 
 
 async def answer(call: Call, send: Any) -> None:
@@ -104,6 +116,7 @@ def test_whatever_an_endpoint_does_nothing_of_its_call_is_left(
     failure: Exception | None, has_begun: bool, enters: bool, num_bytes: int
 ) -> None:
     async def endpoint(call: Call, send: Any) -> None:
+        assert call.metric("quire_http_requests_active") == 1
         call.context.body.take(num_bytes)
         if enters:
             call.context.visit = call.services.gate.enter(ANYBODY, 1, 5)
@@ -199,6 +212,39 @@ def test_a_key_makes_a_tenant_and_any_other_line_makes_none(
         assert "tenant" not in call.lines[0]
     else:
         assert (call.status, call.context.tenant.name, call.lines[0]["tenant"]) == (204, tenant, tenant)
+
+
+def test_open_paths_need_no_key_and_nothing_else_is_open() -> None:
+    locked: dict[str, Any] = {"api_key": ("sesame",)}
+    for path in OPEN_PATHS:
+        assert Call(answer, path=path, **locked).status == 204
+    for path in ("/metrics", "/", "/livez/", "/LIVEZ", "//livez", "/v1/../livez"):
+        assert Call(answer, path=path, **locked).status == 401
+    assert Call(answer, path="/metrics", open_metrics=True, **locked).status == 204
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code", "message"),
+    [
+        (HTTPException(404), 404, "not_found", "/nowhere is not a path on this server; GET /openapi.json lists them"),
+        (
+            HTTPException(405, headers={"Allow": "GET, HEAD"}),
+            *(405, "method_not_allowed", "PUT is not allowed here; allowed: GET, HEAD"),
+        ),
+        (HTTPException(405), 405, "method_not_allowed", "PUT is not allowed here; allowed: "),
+        (HTTPException(414, "too long"), 414, None, "too long"),
+        (InvalidRequestError("n", 0, "1"), 400, "invalid_value", "n is 0; allowed: 1"),
+    ],
+)
+def test_errors_of_routes_have_the_form_of_all_errors(
+    error: Exception, status: int, code: str | None, message: str
+) -> None:
+    scope = {"type": "http", "method": "PUT", "path": "/nowhere", "headers": []}
+    answered = asyncio.run(answer_error(Request(scope), error))
+    detail = json.loads(answered.body)["error"]
+    assert (answered.status_code, detail["code"], detail["message"]) == (status, code, message)
+    gone = asyncio.run(answer_error(Request(scope), ClientDisconnect()))
+    assert (gone.status_code, gone.body) == (499, b"")
 
 
 @pytest.mark.parametrize("name", [b"host", b"origin", b"authorization"])
