@@ -267,6 +267,10 @@ def test_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert product["num_bytes"] == 2 * 96 * 64
     numbers = 2 * (8 * 32 * 64 + 64 * 128 + 96 * 64 + 64 * 48) + 256 * 64  # two layers and the head
     assert (step["num_operations"], step["num_bytes"]) == (2 * 3 * numbers, 2 * numbers)
+    codes = samples["Products with codes: tiny"]
+    assert list(codes) == [f"{kind}, {rows} rows" for rows in (1, 3) for kind in ("bfloat16", "int8", "int4")]
+    bytes_of = {kind: codes[f"{kind}, 1 rows"][0]["num_bytes"] for kind in ("bfloat16", "int8", "int4")}
+    assert bytes_of == {"bfloat16": 2 * numbers, "int8": numbers * 34 // 32, "int4": numbers * 20 // 32}
     assert list(samples["Paged attention: tiny"]) == ["2 × 40, blocks of 16", "2 × 40, blocks of 32"]
     runs = samples["Paged attention: tiny"]["2 × 40, blocks of 16"]
     assert {name: len(seconds) for name, seconds in runs["seconds"].items()} == {

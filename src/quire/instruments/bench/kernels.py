@@ -8,8 +8,11 @@ Measurements that are compared with each other take turns.
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 
@@ -36,6 +39,10 @@ MAX_HEAD_ROWS = 64
 """Steps of more rows are prompts, and only the last token of a prompt goes through the head."""
 
 STEP = "all of a step"
+BFLOAT16: Final = "bfloat16"
+KINDS: Final = MappingProxyType({BFLOAT16: "", "int8": "int8_groups", "int4": "int4"})
+"""Types of weights, and what the compiled core calls those that are made of floats."""
+BITS: Final = "int8 with 8.5 bits for each weight, int4 with 5"
 GOAL_BYTES = 256 << 20
 """A smaller working set fits into caches, so it has no goals."""
 
@@ -80,7 +87,7 @@ def together(runs: Sequence[tuple[int, ProductRun]]) -> ProductRun:
     )
 
 
-PARTS = ("limits", "products", "attention")
+PARTS = ("limits", "products", "codes", "attention")
 DESCRIPTION = (
     "Measure the machine's memory bandwidth and arithmetic, and compare matrix products and paged attention with "
     "them. Needs no model."
@@ -135,6 +142,8 @@ def run(options: argparse.Namespace) -> int:
         for shape in shapes:
             if "products" in options.only:
                 yield bench.measure_products(shape)
+            if "codes" in options.only:
+                yield bench.measure_codes(shape)
             if "attention" in options.only:
                 yield bench.measure_attention(shape)
                 yield bench.measure_int8_attention(shape)
@@ -185,7 +194,8 @@ class KernelBench:
         runs: dict[tuple[str, int], list[ProductRun]] = {}
         for name, matrix in shape.matrices.items():
             self._tell(f"products of {shape.name}: {name}")
-            runs |= {(name, num_rows): found for num_rows, found in self._products(matrix).items()}
+            found = self._products(matrix, (BFLOAT16,))
+            runs |= {(name, num_rows): found[BFLOAT16, num_rows] for num_rows in self._options.rows}
         steps = {num_rows: self._steps(shape, runs, num_rows) for num_rows in self._options.rows}
         runs |= {(STEP, num_rows): found for num_rows, found in steps.items()}
         rows = [self._product_row(matrix, num_rows, found) for (matrix, num_rows), found in runs.items()]
@@ -221,25 +231,61 @@ class KernelBench:
         ]
         return [together([(count, each[index]) for count, each in found]) for index in range(self._repeat)]
 
-    def _products(self, matrix: Matrix) -> dict[int, list[ProductRun]]:
+    def _products(self, matrix: Matrix, kinds: Sequence[str]) -> dict[tuple[str, int], list[ProductRun]]:
+        """Measure products with the weights of a matrix as each of `kinds`, in turn, for each number of rows."""
         from quire._benchmarks import ProductBenchmark
 
         limits, num_outputs, num_inputs = self._limits, matrix.num_outputs, matrix.num_inputs
-        num_bytes = 2 * num_outputs * num_inputs
-        num_copies = max(1, -(-self._options.working_set // num_bytes))
+        num_copies = max(1, -(-self._options.working_set // (2 * num_outputs * num_inputs)))
         # 0.0078 in bfloat16: any normal number would do.
         rows = np.full((num_outputs, num_inputs), 0x3C00, np.uint16)
-        product = ProductBenchmark(limits.kernels, limits.team, rows, num_copies)
-        runs: dict[int, list[ProductRun]] = {num_rows: [] for num_rows in self._options.rows}
-        for _ in range(self._repeat):
-            for num_rows, found in runs.items():
-                bandwidth, arithmetic = limits.bandwidth(), limits.arithmetic()
-                first = product.run(num_rows, 1)[0]
-                num_calls = min(max(round(SECONDS_PER_RUN / max(first, 1e-9)), MIN_CALLS), MAX_CALLS)
-                seconds = summarize(product.run(num_rows, num_calls)).median
-                operations = 2 * num_rows * num_outputs * num_inputs
-                found.append(ProductRun(seconds, product.num_bytes, operations, bandwidth, arithmetic))
+        products = {
+            kind: ProductBenchmark(limits.kernels, limits.team, rows, num_copies, codes=KINDS[kind]) for kind in kinds
+        }
+        runs: dict[tuple[str, int], list[ProductRun]] = {}
+        for _, num_rows, kind in itertools.product(range(self._repeat), self._options.rows, kinds):
+            product = products[kind]
+            bandwidth, arithmetic = limits.bandwidth(), limits.arithmetic()
+            first = product.run(num_rows, 1)[0]
+            num_calls = min(max(round(SECONDS_PER_RUN / max(first, 1e-9)), MIN_CALLS), MAX_CALLS)
+            seconds = summarize(product.run(num_rows, num_calls)).median
+            operations = 2 * num_rows * num_outputs * num_inputs
+            run = ProductRun(seconds, product.num_bytes, operations, bandwidth, arithmetic)
+            runs.setdefault((kind, num_rows), []).append(run)
         return runs
+
+    def measure_codes(self, shape: KernelShape) -> Section:
+        """Measure the products of a whole step with weights as codes, in turn with bfloat16."""
+        found: dict[str, dict[tuple[str, int], list[ProductRun]]] = {}
+        for name, matrix in shape.matrices.items():
+            self._tell(f"products with codes of {shape.name}: {name}")
+            found[name] = self._products(matrix, tuple(KINDS))
+        rows: list[tuple[str, ...]] = []
+        samples: dict[str, object] = {}
+        for num_rows, kind in itertools.product(self._options.rows, KINDS):
+            own, wide = (
+                self._steps(shape, {(name, num_rows): runs[which, num_rows] for name, runs in found.items()}, num_rows)
+                for which in (kind, BFLOAT16)
+            )
+            samples[f"{kind}, {num_rows} rows"] = [asdict(run) for run in own]
+            rows.append(
+                (
+                    str(num_rows),
+                    kind,
+                    cell(summarize([1e3 * run.seconds for run in own])),
+                    cell(summarize([run.num_bytes / run.seconds / 1e9 for run in own])),
+                    cell(summarize([run.read_share for run in own])),
+                    cell(summarize([run.num_operations / run.seconds / 1e9 for run in own])),
+                    cell(summarize(ratios([run.seconds for run in own], [run.seconds for run in wide]))),
+                )
+            )
+        text = (
+            f"{self._limits.kernels.name}, {self._limits.team.size} threads; every matrix as often as a step needs it, "
+            f"weights of each type in turn: bfloat16, {BITS}. Median of {self._repeat} runs (min–max); the ratio is "
+            "taken within each run."
+        )
+        header = ("rows", "weights", "ms", "GB/s", "% of the bandwidth", "GOP/s", "time to bfloat16's")
+        return Section(f"Products with codes: {shape.name}", text, header, rows, samples)
 
     def _product_row(self, matrix: str, num_rows: int, runs: list[ProductRun]) -> tuple[str, ...]:
         shares = [run.arithmetic_share for run in runs if run.arithmetic_share is not None]
