@@ -547,7 +547,9 @@ def test_native_measurements_refuse_what_does_not_fit() -> None:
     table, lengths = np.array([[0, 1]]), np.array([20])
 
     def attend(table: Any, lengths: Any, num_heads: int = 2, head_dim: int = 32) -> list[float]:
-        seconds: list[float] = timed.attention_seconds(kernels, team, [layer], table, lengths, num_heads, head_dim, 3)
+        seconds: list[float] = timed.attention_seconds(
+            kernels, team, [layer], "bfloat16", table, lengths, num_heads, head_dim, 3
+        )
         return seconds
 
     assert len(attend(table, lengths)) == 3

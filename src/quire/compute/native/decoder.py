@@ -83,7 +83,7 @@ class NativeDecoder:
         """Point the decoder at the KV memory, if that has changed."""
         places = cache.places()
         if places is not self._cache:
-            self._decoder.set_cache(places)
+            self._decoder.set_cache(places, cache.spec.dtype)
             self._cache = places
 
     def _set_model(self, parts: Parts) -> None:

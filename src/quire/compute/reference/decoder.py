@@ -28,7 +28,7 @@ from quire.compute.reference.operations import (
     soft_cap,
 )
 from quire.compute.weights.decoder_weights import DecoderWeights, Parts
-from quire.compute.weights.quantize import rounded_to_int8
+from quire.compute.weights.int4 import KV_ROUNDINGS
 from quire.compute.worker.cache_engine import CacheEngine, LayerCache
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
 
@@ -36,13 +36,13 @@ from quire.compute.worker.model_runner import StepInputs, StepOutputs
 class ReferenceDecoder:
     """A decoder over numpy arrays; implements `ModelRunner`. Immutable.
 
-    With `rounds_kv`, keys and values are rounded as for int8, but still stored as floats.
+    Keys and values are rounded as `kv_dtype` stores them, but stay floats.
     """
 
-    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, *, rounds_kv: bool = False) -> None:
+    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, *, kv_dtype: str = "float32") -> None:
         self.spec = spec
         self.weights = weights
-        self.rounds_kv = rounds_kv
+        self.kv_dtype = kv_dtype
 
     @property
     def vocab_size(self) -> int:
@@ -56,7 +56,7 @@ class ReferenceDecoder:
             hidden = self._embed(inputs)  # [num_tokens, hidden_size]
             angles = self._angles(inputs.positions)
             for index, layer in enumerate(self.spec.layers):
-                attention = _Attention(self.spec, layer, self.weights.layers[index], angles, self.rounds_kv)
+                attention = _Attention(self.spec, layer, self.weights.layers[index], angles, self.kv_dtype)
                 hidden = self._attend(hidden, attention, cache.layer(index), inputs)
                 hidden = self._transform(hidden, index)
             hidden = self._norm(hidden, self.weights.parts, Part.FINAL_NORM)
@@ -117,10 +117,10 @@ class _Attention:
         layer: LayerSpec,
         parts: Parts,
         angles: Mapping[RopeSpec, tuple[FloatArray, FloatArray]],
-        rounds_kv: bool,
+        kv_dtype: str,
     ) -> None:
         self.parts = parts
-        self._rounds_kv = rounds_kv
+        self._roundings = KV_ROUNDINGS.get(kv_dtype)
         self._shape = spec.attention
         self._angles = None if layer.rope is None else angles[layer.rope]
         self._rule = AttentionRule(self._shape.scale, layer.window, self._shape.score_soft_cap)
@@ -130,8 +130,9 @@ class _Attention:
         query = self._heads(hidden, Part.QUERY, Part.QUERY_NORM)
         keys = self._heads(hidden, Part.KEY, Part.KEY_NORM)
         values = linear(hidden, self.parts[Part.VALUE]).reshape(keys.shape)
-        if self._rounds_kv:
-            keys, values = rounded_to_int8(keys), rounded_to_int8(values)
+        if self._roundings is not None:
+            round_keys, round_values = self._roundings
+            keys, values = round_keys(keys), round_values(values)
         write_kv(cache, inputs.slots[cache.group], keys, values)
         output = paged_attention(query, cache, inputs, self._rule)
         return linear(output.reshape(len(hidden), -1), self.parts[Part.OUTPUT])
