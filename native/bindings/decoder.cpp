@@ -165,6 +165,14 @@ void set_norm_bias(Decoder& decoder, const std::string& part, int layer, const A
     norm_named(decoder.weights, part, layer).bias = vector_of(bias);
 }
 
+void set_key_centre(Decoder& decoder, int layer, const Array<const float, 1>& centre) {
+    const DecoderShape& shape = decoder.shape();
+    if (static_cast<int>(centre.shape(0)) != shape.num_kv_heads * shape.head_dim) {
+        throw std::invalid_argument("the centre of the keys does not have the shape of the decoder");
+    }
+    decoder.weights.layers.at(layer).key_centre = vector_of(centre);
+}
+
 void set_embedding(Decoder& decoder, const Matrix& rows, const std::string& blocks) {
     decoder.weights.embedding = rows.data();
     decoder.weights.embedding_type = rows_of(rows, blocks).type;
@@ -278,6 +286,8 @@ void bind_decoder(nb::module_& module) {
         .def("set_norm_bias", &set_norm_bias, nb::arg("part"), nb::arg("layer"), nb::arg("bias"))
         .def("set_embedding", &set_embedding, nb::arg("rows"), nb::kw_only(), nb::arg("blocks") = "",
              nb::keep_alive<1, 2>(), "Borrow the rows of an embedding that is not also the head.")
+        .def("set_key_centre", &set_key_centre, nb::arg("layer"), nb::arg("centre"),
+             "Take this off each key before it is stored, [num_kv_heads * head_dim]; it changes no softmax.")
         .def("set_positions", &set_positions, nb::arg("rows"))
         .def("set_cache", &set_cache, nb::arg("places"), nb::arg("dtype"),
              "Borrow the KV memory: the keys and the values of each place in a group.")

@@ -88,7 +88,7 @@ inline bool same_bits(const std::vector<float>& one, const std::vector<float>& o
 }
 
 inline const char* name_of(NumberType type) {
-    constexpr const char* kNames[] = {"float32", "bfloat16", "int8", "coded"};
+    constexpr const char* kNames[] = {"float32", "bfloat16", "coded"};
     return kNames[static_cast<int>(type)];
 }
 

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from quire import _native
-from quire.compute.native import NativeSettings
+from quire.compute.native import NativeSettings, kv_cache_spec
 from quire.compute.weights.bfloat16 import narrowed
 from quire.compute.weights.int4 import quantized, rotated, rounded_to_int4
+from quire.compute.worker.key_centres import key_centres
 from support.native_runs import NativeRun
 from support.tiny_checkpoint import write_tiny_qwen3
 
@@ -76,14 +77,18 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def first_layer(folder: Path, kv_dtype: str, instruction_set: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8], int]:
-    """The bytes of the keys and the values of the first layer, by block and head, and the size of a head."""
+def first_layer(
+    folder: Path, kv_dtype: str, instruction_set: str
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.float32]]:
+    """The bytes of the keys and the values of the first layer, by block and head, and the centre of its keys."""
     settings = NativeSettings(dtype="float32", kv_dtype=kv_dtype, instruction_set=instruction_set)
     run = NativeRun(folder, settings=settings, num_blocks=4)
     run.prefill(0, TOKENS)
     keys, values = (array.view(np.uint8) for array in run.worker.cache.places()[0])
-    heads = run.driver.spec.num_kv_heads
-    return keys.reshape(4, heads, -1), values.reshape(4, heads, -1), run.runner._runner.spec.attention.head_dim
+    heads, decoder = run.driver.spec.num_kv_heads, run.runner._runner
+    centres = key_centres(decoder.spec, kv_cache_spec(decoder.spec, 16, "float32"), decoder, decoder._read_keys)
+    assert centres is not None
+    return keys.reshape(4, heads, -1), values.reshape(4, heads, -1), centres[0]
 
 
 def tokens_of(block: NDArray[np.uint8], head_dim: int, *, keys: bool) -> NDArray[np.float32]:
@@ -102,13 +107,14 @@ def pairs(lane: NDArray[np.uint8]) -> Iterator[tuple[int, int]]:
 
 @pytest.mark.parametrize("instruction_set", _native.kernel_names())
 def test_the_native_engine_writes_what_the_reference_rounds(model: Path, instruction_set: str) -> None:
-    exact_keys, exact_values, head_dim = first_layer(model, "float32", instruction_set)
+    exact_keys, exact_values, centre = first_layer(model, "float32", instruction_set)
     int4_keys, int4_values, _ = first_layer(model, "int4", instruction_set)
+    head_dim = centre.shape[1]
     padded = -(-head_dim // 32) * 32
     numbers = 16 * padded // 2
     for block, head in np.ndindex(3, exact_keys.shape[1]):  # blocks that are full
         key, value = int4_keys[block, head], int4_values[block, head]
-        rows = rotated(tokens_of(exact_keys[block, head], head_dim, keys=True))
+        rows = rotated(tokens_of(exact_keys[block, head], head_dim, keys=True) - centre[head])
         for index, start in enumerate(range(0, head_dim, 32)):
             group = rows[:, start : start + 32]
             n, scales, minimums = quantized(group)

@@ -115,10 +115,11 @@ def test_quality(texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert len(found["divergences"]) == len(found["agreements"]) == num_tokens
         assert min(found["divergences"]) >= 0
         means.append(float(np.mean(found["divergences"])))
-    exact, half, int8, int4, int8_kv, both = means
+    exact, half, int8, int4, int8_kv, k8v4_kv, int4_kv, both = means
     assert exact == 0 < half < int8_kv < 0.01
     assert 0 < int8 < int4 < 0.1
     assert both < 0.01
+    assert int8_kv < k8v4_kv < int4_kv
     assert all(samples["float32 + float32"]["agreements"])
     # As the log-probabilities of prompts have it.
     with LLM("guide", dtype="float32", kv_memory="4MiB") as llm:

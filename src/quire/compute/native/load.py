@@ -18,6 +18,7 @@ from quire.compute.weights.codes import in_groups
 from quire.compute.weights.decoder_weights import WeightReader
 from quire.compute.weights.weight_file import WeightFile
 from quire.compute.worker.cache_engine import CacheEngine
+from quire.compute.worker.key_centres import BLOCK
 from quire.core.errors import InvalidConfigError
 from quire.core.executor import NoteLoaded
 from quire.core.kv_spec import INT4_GROUP, INT4_VALUES, KV_FORMS, KVCacheSpec
@@ -114,6 +115,8 @@ def make_parts(
     decoder = Decoder(decoder_shape(spec, cache.spec), chosen, team)
     reader = WeightReader(spec, checkpoint, settings.dtype, in_groups(settings.weights), note_loaded, keeps_blocks=True)
     runner = NativeDecoder(spec, decoder, reader)
+    if cache.spec.dtype == "int4":
+        runner.centre_keys(kv_cache_spec(spec, BLOCK, "float32"))
     decoder.reserve(settings.max_num_batched_tokens, settings.max_num_seqs + MAX_PROMPT_LOGITS)
     sampler = NativeSampler(chosen, team, spec.vocab_size)
     return WorkerParts(runner, cache, sampler, eos_token_ids=eos_token_ids)

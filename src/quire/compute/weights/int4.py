@@ -5,8 +5,8 @@ fits them better. The matrix is its own inverse: products of rotated queries wit
 themselves, and the weighted sum of rotated values is rotated back.
 
 A key has a scale and a minimum for each 32 numbers, a value for each head. Both are rounded to bfloat16 first; then n
-is (x - minimum) × (1 / scale), rounded to the nearest, ties to even. If the numbers of a group are less than 15e-30 apart,
-the scale is 0. If one is not finite, the scale is NaN, and so is every result from it: the fault is visible.
+is (x - minimum) × (1 / scale), rounded to the nearest, ties to even. If the numbers of a group are less than 15e-30
+apart, the scale is 0. If one is not finite, the scale is NaN, and so is every result from it: the fault is visible.
 """
 
 from __future__ import annotations
