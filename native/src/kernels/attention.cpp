@@ -76,7 +76,8 @@ void score_groups(Query* queries, const Tile<Key, Value>& tile, const PagedKv& k
 // Computes the scores of kCount queries with the tokens of some groups.
 template <int kCount, typename Key, typename Value>
 void score(Query* queries, const Tile<Key, Value>& tile, const PagedKv& kv, int group, int end_group) {
-    constexpr int kAtOnce = kCount < 4 ? least(kSums / kCount, 2) : least(kSums / kCount, kGroups);
+    constexpr int kMost = kIsInt4<Key> ? 2 : kGroups;
+    constexpr int kAtOnce = least(kSums / kCount, kCount < 4 ? 2 : kMost);
     for (; group + kAtOnce <= end_group; group += kAtOnce) {
         score_groups<kCount, kAtOnce>(queries, tile, kv, group);
     }
