@@ -72,30 +72,29 @@ class ProductBenchmark {
     std::vector<PackedMatrix> matrices_;
 };
 
-PagedKv layer_of(const Blocks& keys, const Blocks& values, int head_dim) {
+PagedKv layer_of(const Blocks& keys, const Blocks& values, const std::string& dtype, int head_dim) {
     // The kernels of attention only read; decoding does not write either.
     PagedKv kv = {.keys = const_cast<void*>(keys.data()),
                   .values = const_cast<void*>(values.data()),
-                  .type = keys.dtype() == nb::dtype<std::int8_t>() ? NumberType::kInt8 : NumberType::kBfloat16,
+                  .type = kv_type_of(dtype),
                   .num_kv_heads = static_cast<int>(keys.shape(2)),
                   .block_size = static_cast<int>(keys.shape(1)),
                   .head_dim = head_dim};
-    const bool is_known = kv.type == NumberType::kInt8 || keys.dtype() == nb::dtype<std::uint16_t>();
-    if (!is_known || keys.dtype() != values.dtype() || kv.block_size % kPanelWidth != 0 ||
-        keys.shape(1) * keys.shape(3) != kv.head_size() || keys.size() != values.size()) {
+    if (!fits(kv, keys, values)) {
         throw std::invalid_argument("the KV memory does not have the shape that is said");
     }
     return kv;
 }
 
 std::vector<double> attention_seconds(const Kernels& kernels, ThreadTeam& team,
-                                      const std::vector<std::tuple<Blocks, Blocks>>& layers, const Table& tables,
-                                      const Column& lengths, int num_heads, int head_dim, int num_passes) {
+                                      const std::vector<std::tuple<Blocks, Blocks>>& layers, const std::string& dtype,
+                                      const Table& tables, const Column& lengths, int num_heads, int head_dim,
+                                      int num_passes) {
     if (layers.empty()) throw std::invalid_argument("at least one layer is wanted");
     std::vector<PagedKv> views;
     std::size_t num_blocks = 0;
     for (const auto& [keys, values] : layers) {
-        views.push_back(layer_of(keys, values, head_dim));
+        views.push_back(layer_of(keys, values, dtype, head_dim));
         num_blocks = views.size() == 1 ? keys.shape(0) : std::min(num_blocks, keys.shape(0));
     }
     const auto is_block = [&](std::int64_t block) {
@@ -137,6 +136,7 @@ NB_MODULE(_benchmarks, module) {
         .def("run", &ProductBenchmark::run, nb::arg("num_rows"), nb::arg("num_calls"),
              "Seconds of each product; every call takes the next copy.");
     module.def("attention_seconds", &attention_seconds, nb::arg("kernels"), nb::arg("team"), nb::arg("layers"),
-               nb::arg("tables"), nb::arg("lengths"), nb::arg("num_heads"), nb::arg("head_dim"), nb::arg("num_passes"),
+               nb::arg("dtype"), nb::arg("tables"), nb::arg("lengths"), nb::arg("num_heads"), nb::arg("head_dim"),
+               nb::arg("num_passes"),
                "Seconds of each pass of decodes over all layers, each given by its keys and values.");
 }

@@ -165,6 +165,14 @@ void set_norm_bias(Decoder& decoder, const std::string& part, int layer, const A
     norm_named(decoder.weights, part, layer).bias = vector_of(bias);
 }
 
+void set_key_centre(Decoder& decoder, int layer, const Array<const float, 1>& centre) {
+    const DecoderShape& shape = decoder.shape();
+    if (static_cast<int>(centre.shape(0)) != shape.num_kv_heads * shape.head_dim) {
+        throw std::invalid_argument("the centre of the keys does not have the shape of the decoder");
+    }
+    decoder.weights.layers.at(layer).key_centre = vector_of(centre);
+}
+
 void set_embedding(Decoder& decoder, const Matrix& rows, const std::string& blocks) {
     decoder.weights.embedding = rows.data();
     decoder.weights.embedding_type = rows_of(rows, blocks).type;
@@ -176,22 +184,20 @@ void set_positions(Decoder& decoder, const Array<const float, 2>& rows) {
 
 using Blocks = nb::ndarray<nb::ndim<4>, nb::c_contig, nb::device::cpu>;
 
-// Sets an array of keys and one of values per place: [num_blocks, block_size, num_kv_heads, head_dim rounded up to a
-// multiple of 16, plus the four bytes of a scale for int8]. The shape gives only the sizes; the decoder chooses
-// the layout within a block.
-void set_cache(Decoder& decoder, const std::vector<std::tuple<Blocks, Blocks>>& places) {
+// Sets an array of keys and one of values per place: [num_blocks, block_size, num_kv_heads, the numbers and scales of a
+// head]. The shape gives only the sizes; the decoder chooses the layout within a block.
+void set_cache(Decoder& decoder, const std::vector<std::tuple<Blocks, Blocks>>& places, const std::string& dtype) {
     const DecoderShape& shape = decoder.shape();
     std::vector<PagedKv> cache;
     for (const auto& [keys, values] : places) {
         PagedKv kv;
         kv.keys = keys.data();
         kv.values = values.data();
-        kv.type = keys.dtype() == nb::dtype<std::int8_t>() ? NumberType::kInt8 : type_of(keys);
+        kv.type = kv_type_of(dtype);
         kv.block_size = static_cast<int>(keys.shape(1));
         kv.num_kv_heads = shape.num_kv_heads;
         kv.head_dim = shape.head_dim;
-        if (kv.block_size % kPanelWidth != 0 || static_cast<int>(keys.shape(2)) != kv.num_kv_heads ||
-            keys.shape(1) * keys.shape(3) != kv.head_size() || keys.size() != values.size()) {
+        if (!fits(kv, keys, values)) {
             throw std::invalid_argument("the KV memory does not have the shape of the decoder");
         }
         cache.push_back(kv);
@@ -280,8 +286,10 @@ void bind_decoder(nb::module_& module) {
         .def("set_norm_bias", &set_norm_bias, nb::arg("part"), nb::arg("layer"), nb::arg("bias"))
         .def("set_embedding", &set_embedding, nb::arg("rows"), nb::kw_only(), nb::arg("blocks") = "",
              nb::keep_alive<1, 2>(), "Borrow the rows of an embedding that is not also the head.")
+        .def("set_key_centre", &set_key_centre, nb::arg("layer"), nb::arg("centre"),
+             "Take this off each key before it is stored, [num_kv_heads * head_dim]; it changes no softmax.")
         .def("set_positions", &set_positions, nb::arg("rows"))
-        .def("set_cache", &set_cache, nb::arg("places"),
+        .def("set_cache", &set_cache, nb::arg("places"), nb::arg("dtype"),
              "Borrow the KV memory: the keys and the values of each place in a group.")
         .def("reserve", &Decoder::reserve, nb::arg("num_tokens"), nb::arg("num_logits"),
              nb::call_guard<nb::gil_scoped_release>(), "Allocate activations for steps of this size.")

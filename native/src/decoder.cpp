@@ -351,6 +351,9 @@ class Decoder::Step {
             for (int head = 0; head < shape_.num_kv_heads; ++head) {
                 float* key = key_.row(row) + head * head_dim;
                 prepare(key, key_norm);
+                for (int d = 0; d < head_dim && !weights.key_centre.empty(); ++d) {
+                    key[d] -= weights.key_centre[head * head_dim + d];
+                }
                 kernels_.write_kv(kv, slots[row], head, key, value_.row(row) + head * head_dim);
             }
         });

@@ -15,7 +15,7 @@ namespace {
 using quire::AttentionTask;
 using quire::kAttentionTokens;
 using quire::Kernels;
-using quire::NumberType;
+using quire::KvType;
 using quire::PagedKv;
 using quire::testing::expect;
 using quire::testing::Random;
@@ -25,12 +25,13 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr int kNumKvHeads = 2;
 constexpr int kLongest = 130;
+constexpr KvType kTypes[] = {KvType::kFloat32, KvType::kBfloat16, KvType::kInt8, KvType::kK8V4, KvType::kInt4};
 constexpr int kLengths[] = {1, 15, 16, 17, 63, 64, 65, 130};
 constexpr int kBlockSizes[] = {16, 32, 64, 128};
 
 struct Shape {
     int head_dim, group;
-    NumberType type;
+    KvType type;
 };
 
 // The options that change scores.
@@ -53,26 +54,52 @@ struct Sequence {
     int query_width() const { return kNumKvHeads * shape.group * shape.head_dim; }
     int kv_width() const { return kNumKvHeads * shape.head_dim; }
 
-    // Keys or values as the KV memory stores them.
+    std::vector<double> stored_keys() const {
+        return shape.type == KvType::kInt4 ? as_int4(keys, quire::kInt4Group) : stored(keys);
+    }
+    std::vector<double> stored_values() const {
+        return has_int4_values() ? as_int4(values, shape.head_dim) : stored(values);
+    }
+
+    // Queries, keys or values as the KV memory stores numbers of more than 4 bits.
     std::vector<double> stored(const std::vector<float>& numbers) const {
         std::vector<double> result(numbers.begin(), numbers.end());
-        if (shape.type == NumberType::kBfloat16) {
+        if (shape.type == KvType::kBfloat16) {
             for (double& number : result) {
                 number = quire::testing::from_bfloat16(quire::testing::nearest_bfloat16(static_cast<float>(number)));
             }
-        } else if (shape.type == NumberType::kInt8) {
-            for (std::size_t start = 0; start < numbers.size(); start += shape.head_dim) {
-                const quire::testing::Quantized head(
-                    {numbers.begin() + start, numbers.begin() + start + shape.head_dim});
-                for (int d = 0; d < shape.head_dim; ++d)
-                    result[start + d] = head.q[d] * static_cast<double>(head.scale);
-            }
+        } else if (shape.type != KvType::kFloat32) {
+            for_heads(numbers, [&](std::size_t start, const std::vector<float>& head) {
+                const quire::testing::Quantized quantized(head);
+                for (int d = 0; d < shape.head_dim; ++d) {
+                    result[start + d] = quantized.q[d] * static_cast<double>(quantized.scale);
+                }
+            });
         }
         return result;
     }
 
     Shape shape;
     std::vector<float> queries, keys, values;
+
+  private:
+    bool has_int4_values() const { return shape.type == KvType::kK8V4 || shape.type == KvType::kInt4; }
+
+    std::vector<double> as_int4(const std::vector<float>& numbers, int group) const {
+        std::vector<double> result;
+        for_heads(numbers, [&](std::size_t, const std::vector<float>& head) {
+            const std::vector<double> restored = quire::testing::Int4Head(head, group).restored(group);
+            result.insert(result.end(), restored.begin(), restored.end());
+        });
+        return result;
+    }
+
+    template <typename Work>
+    void for_heads(const std::vector<float>& numbers, Work work) const {
+        for (std::size_t start = 0; start < numbers.size(); start += shape.head_dim) {
+            work(start, {numbers.begin() + start, numbers.begin() + start + shape.head_dim});
+        }
+    }
 };
 
 float scale_of(const Shape& shape) { return 1.0F / std::sqrt(static_cast<float>(shape.head_dim)); }
@@ -87,10 +114,10 @@ class Cache {
         kv_.num_kv_heads = kNumKvHeads;
         kv_.block_size = block_size;
         kv_.head_dim = shape.head_dim;
-        // All ones are NaN in both float types, and in the scales of int8.
-        const std::size_t size = num_blocks * kNumKvHeads * kv_.head_size() * quire::bytes_of(shape.type);
-        keys_.assign(size, 0xff);
-        values_.assign(size, 0xff);
+        // All ones are NaN in both float types, and in scales.
+        const std::size_t num_tokens = static_cast<std::size_t>(num_blocks) * kNumKvHeads * block_size;
+        keys_.assign(num_tokens * kv_.key_bytes(), 0xff);
+        values_.assign(num_tokens * kv_.value_bytes(), 0xff);
         kv_.keys = keys_.data();
         kv_.values = values_.data();
         std::vector<std::int64_t> blocks(num_blocks);
@@ -162,8 +189,8 @@ class Oracle {
     Oracle(const Sequence& sequence, bool rounds)
         : sequence_(sequence),
           queries_(sequence.queries.begin(), sequence.queries.end()),
-          keys_(sequence.stored(sequence.keys)),
-          values_(sequence.stored(sequence.values)) {
+          keys_(sequence.stored_keys()),
+          values_(sequence.stored_values()) {
         if (rounds) queries_ = sequence.stored(sequence.queries);
     }
 
@@ -212,16 +239,17 @@ std::vector<double> oracle_rows(const Oracle& oracle, const Shape& shape, const 
 }
 
 // Values are at most 1, so the error comes from the scores, which are below 30, and from one sum. If
-// pairs are multiplied, each weight is rounded by up to 1 / 512, and so is their sum. With int8, queries
+// pairs are multiplied, each weight is rounded by up to 1 / 512, and so is their sum. With whole numbers, queries
 // and weights are rounded to 1 / 16383 of the highest.
 struct Tolerance {
     double worst, mean;
 };
 
-Tolerance tolerance_of(const Kernels& kernels, NumberType type) {
+Tolerance tolerance_of(const Kernels& kernels, KvType type) {
     if (quire::testing::multiplies_pairs(kernels, type)) return {2.0 / 512, 0.25 / 512};
-    if (type == NumberType::kInt8) return {8.0 / 16383, 1.0 / 16383};
-    return {1e-5, 1e-5};
+    if (type == KvType::kFloat32 || type == KvType::kBfloat16) return {1e-5, 1e-5};
+    if (type == KvType::kInt8) return {8.0 / 16383, 1.0 / 16383};
+    return {16.0 / 16383, 2.0 / 16383};  // a rotated value may be larger
 }
 
 void expect_near(const Kernels& kernels, const Sequence& sequence, const Bend& bend, const std::vector<float>& rows,
@@ -298,7 +326,7 @@ void test_shape(const Shape& shape) {
 }
 
 // Tries every number of tokens in a task, from every start.
-void test_cuts(const Kernels& kernels, NumberType type, int group) {
+void test_cuts(const Kernels& kernels, KvType type, int group) {
     const Sequence sequence({.head_dim = 24, .group = group, .type = type}, 7);
     const Cache cache(kernels, sequence, 32, kLongest);
     for (const Bend& bend : kBends) {
@@ -319,7 +347,7 @@ void test_cuts(const Kernels& kernels, NumberType type, int group) {
 
 // Sequences that share their first blocks have the same bits together as alone. The sequences here also share
 // the blocks after those, and end at different positions.
-void test_members(const Kernels& kernels, NumberType type, int group) {
+void test_members(const Kernels& kernels, KvType type, int group) {
     const Sequence sequence({.head_dim = 24, .group = group, .type = type}, 9);
     const Cache cache(kernels, sequence, 16, kLongest);
     const int width = sequence.query_width();
@@ -364,7 +392,7 @@ void test_members(const Kernels& kernels, NumberType type, int group) {
 
 // A head has the same bits with its group and alone. A group may be wider than the queries that go through a tile
 // together.
-void test_groups(const Kernels& kernels, NumberType type) {
+void test_groups(const Kernels& kernels, KvType type) {
     const int wide = quire::kAttentionQueries + 7;
     const Sequence sequence({.head_dim = 8, .group = wide, .type = type}, 8);
     const Cache cache(kernels, sequence, 64, kLongest);
@@ -400,7 +428,7 @@ void test_groups(const Kernels& kernels, NumberType type) {
 // or new weights vanish.
 void test_steep_scores(const Kernels& kernels) {
     for (const float slope : {3.0F, -3.0F}) {
-        Sequence sequence({.head_dim = 16, .group = 1, .type = NumberType::kFloat32}, 9);
+        Sequence sequence({.head_dim = 16, .group = 1, .type = KvType::kFloat32}, 9);
         for (int position = 0; position < kLongest; ++position) {
             for (int head = 0; head < kNumKvHeads; ++head) {
                 const int start = position * sequence.kv_width() + head * 16;
@@ -427,7 +455,7 @@ bool all_nan(const float* values, int count) {
 }
 
 // A NaN in a key or a value that a query sees shows in its output; nobody else is touched by it.
-void test_nan_shows(const Kernels& kernels, NumberType type, const Bend& bend) {
+void test_nan_shows(const Kernels& kernels, KvType type, const Bend& bend) {
     const Sequence sequence({.head_dim = 24, .group = 3, .type = type}, 10);
     const int width = sequence.query_width(), half = width / kNumKvHeads;
     const Cache untouched(kernels, sequence, 32, kLongest);
@@ -448,7 +476,8 @@ void test_nan_shows(const Kernels& kernels, NumberType type, const Bend& bend) {
                 bool right = same_bits(row, clean_row, half);
                 if (!sees) {
                     right &= same_bits(row, clean_row, width);
-                } else if (in_key || type == NumberType::kInt8) {  // whose scale is NaN then
+                } else if (in_key ||
+                           (type != KvType::kFloat32 && type != KvType::kBfloat16)) {  // whose scale is NaN then
                     right &= all_nan(row + half, half);
                 } else {
                     for (int i = half; i < width; ++i) right &= std::isnan(row[i]) == (i % 24 == 5);
@@ -464,7 +493,7 @@ void test_nan_shows(const Kernels& kernels, NumberType type, const Bend& bend) {
 // Stores one token and looks at all of the memory: each number is where kernels.h says, padding
 // dimensions are zero, and nothing else has changed.
 template <typename Number>
-void test_layout(const Kernels& kernels, NumberType type, int head_dim, int block_size, Number untouched) {
+void test_layout(const Kernels& kernels, KvType type, int head_dim, int block_size, Number untouched) {
     const int num_blocks = 3, block = 1, place = block_size - 3, head = 1;
     PagedKv kv;
     kv.type = type;
@@ -509,7 +538,7 @@ void test_int8_layout(const Kernels& kernels, int head_dim, int block_size) {
     const int num_blocks = 3, block = 1, place = block_size - 3, head = 1;
     const std::uint8_t untouched = 77;
     PagedKv kv;
-    kv.type = NumberType::kInt8;
+    kv.type = KvType::kInt8;
     kv.num_kv_heads = kNumKvHeads;
     kv.block_size = block_size;
     kv.head_dim = head_dim;
@@ -543,13 +572,76 @@ void test_int8_layout(const Kernels& kernels, int head_dim, int block_size) {
            block_size);
 }
 
+// The same of 4-bit keys and values, with the scales and the minimums behind the numbers.
+void test_int4_layout(const Kernels& kernels, int head_dim, int block_size) {
+    const int num_blocks = 3, block = 1, place = block_size - 3, head = 1;
+    PagedKv kv;
+    kv.type = KvType::kInt4;
+    kv.num_kv_heads = kNumKvHeads;
+    kv.block_size = block_size;
+    kv.head_dim = head_dim;
+    const int num_groups = head_dim / 32;
+    const std::size_t numbers = static_cast<std::size_t>(block_size) * head_dim / 2;
+    const std::size_t key_size = numbers + block_size * num_groups * 4, value_size = numbers + block_size * 4;
+    std::vector<std::uint8_t> keys(num_blocks * kNumKvHeads * key_size, 77), expected_keys = keys;
+    std::vector<std::uint8_t> values(num_blocks * kNumKvHeads * value_size, 77), expected_values = values;
+    kv.keys = keys.data();
+    kv.values = values.data();
+    Random random(head_dim);
+    const std::vector<float> key = random.numbers(head_dim), value = random.numbers(head_dim, -30.0F, 30.0F);
+    const quire::testing::Int4Head stored_key(key, 32), stored_value(value, head_dim);
+    std::uint8_t* of_key = expected_keys.data() + (block * kNumKvHeads + head) * key_size;
+    std::uint8_t* of_value = expected_values.data() + (block * kNumKvHeads + head) * value_size;
+    for (int d = 0; d < head_dim; d += 8) {
+        std::uint8_t* to = of_key + ((place / 16 * (head_dim / 8) + d / 8) * 16 + place % 16) * 4;
+        const int* n = stored_key.n.data() + d;
+        to[0] = static_cast<std::uint8_t>(n[0] | n[2] << 4);
+        to[1] = static_cast<std::uint8_t>(n[4] | n[6] << 4);
+        to[2] = static_cast<std::uint8_t>(n[1] | n[3] << 4);
+        to[3] = static_cast<std::uint8_t>(n[5] | n[7] << 4);
+    }
+    constexpr int kOrder[] = {0, 2, 1, 3};
+    for (int d = 0; d < head_dim; d = d % 32 == 15 ? d + 17 : d + 1) {
+        of_value[((place / 4 * num_groups + d / 32) * 16 + d % 32) * 4 + kOrder[place % 4]] =
+            static_cast<std::uint8_t>(stored_value.n[d] | stored_value.n[d + 16] << 4);
+    }
+    const auto store = [](std::uint8_t* to, float scale, float minimum) {
+        const std::uint16_t both[] = {quire::testing::nearest_bfloat16(scale),
+                                      quire::testing::nearest_bfloat16(minimum)};
+        std::memcpy(to, both, sizeof both);
+    };
+    for (int group = 0; group < num_groups; ++group) {
+        store(of_key + numbers + (group * block_size + place) * 4, stored_key.scales[group],
+              stored_key.minimums[group]);
+    }
+    store(of_value + numbers + place * 4, stored_value.scales[0], stored_value.minimums[0]);
+    kernels.write_kv(kv, block * block_size + place, head, key.data(), value.data());
+    expect(keys == expected_keys, "%s int4: where keys lie, head_dim %d, blocks of %d", kernels.name, head_dim,
+           block_size);
+    expect(values == expected_values, "%s int4: where values lie, head_dim %d, blocks of %d", kernels.name, head_dim,
+           block_size);
+    // Keys of int8 are those of int8 values, too.
+    std::vector<std::uint8_t> mixed(num_blocks * kNumKvHeads * block_size * (head_dim + 4), 77), plain = mixed;
+    std::vector<std::uint8_t> mixed_values(values.size(), 77), plain_values = plain;
+    kv.type = KvType::kK8V4;
+    kv.keys = mixed.data();
+    kv.values = mixed_values.data();
+    kernels.write_kv(kv, block * block_size + place, head, key.data(), value.data());
+    kv.type = KvType::kInt8;
+    kv.keys = plain.data();
+    kv.values = plain_values.data();
+    kernels.write_kv(kv, block * block_size + place, head, key.data(), value.data());
+    expect(mixed == plain && mixed_values == values, "%s k8v4: where keys and values lie, head_dim %d, blocks of %d",
+           kernels.name, head_dim, block_size);
+}
+
 // The bfloat16 that write_kv makes of a number.
 std::uint16_t written(const Kernels& kernels, float number) {
     std::vector<std::uint16_t> keys(16 * 16), values(16 * 16);
     PagedKv kv;
     kv.keys = keys.data();
     kv.values = values.data();
-    kv.type = NumberType::kBfloat16;
+    kv.type = KvType::kBfloat16;
     kv.num_kv_heads = 1;
     kv.block_size = 16;
     kv.head_dim = 1;
@@ -607,9 +699,10 @@ void test_rounding(const Kernels& kernels) {
 void test_write_kv(const Kernels& kernels) {
     for (const int head_dim : {8, 16, 24, 64, 128}) {
         for (const int block_size : kBlockSizes) {
-            test_layout<float>(kernels, NumberType::kFloat32, head_dim, block_size, 777.0F);
-            test_layout<std::uint16_t>(kernels, NumberType::kBfloat16, head_dim, block_size, 777);
+            test_layout<float>(kernels, KvType::kFloat32, head_dim, block_size, 777.0F);
+            test_layout<std::uint16_t>(kernels, KvType::kBfloat16, head_dim, block_size, 777);
             test_int8_layout(kernels, head_dim, block_size);
+            if (head_dim % 32 == 0) test_int4_layout(kernels, head_dim, block_size);
         }
     }
     test_rounding(kernels);
@@ -618,7 +711,7 @@ void test_write_kv(const Kernels& kernels) {
 }  // namespace
 
 int main() {
-    for (const NumberType type : {NumberType::kFloat32, NumberType::kBfloat16, NumberType::kInt8}) {
+    for (const KvType type : kTypes) {
         for (const int head_dim : {8, 16, 24, 64, 128}) {
             for (const int group : {1, 2, 3, 8}) test_shape({.head_dim = head_dim, .group = group, .type = type});
         }
@@ -626,7 +719,7 @@ int main() {
     quire::testing::for_each_kernels([](const Kernels& kernels) {
         test_write_kv(kernels);
         test_steep_scores(kernels);
-        for (const NumberType type : {NumberType::kFloat32, NumberType::kBfloat16, NumberType::kInt8}) {
+        for (const KvType type : kTypes) {
             for (const int group : {1, 3}) test_cuts(kernels, type, group);
             test_groups(kernels, type);
             for (const int group : {1, 2, 8}) test_members(kernels, type, group);

@@ -17,6 +17,7 @@ namespace {
 using quire::Decoder;
 using quire::DecoderShape;
 using quire::Kernels;
+using quire::KvType;
 using quire::NumberType;
 using quire::StoredType;
 using quire::ThreadTeam;
@@ -160,11 +161,11 @@ class Model {
 
     quire::PagedKv make_cache(int block_size) {
         quire::PagedKv kv;
-        kv.type = type_ == NumberType::kCoded ? NumberType::kBfloat16 : type_;  // of weights only
+        kv.type = type_ == NumberType::kFloat32 ? KvType::kFloat32 : KvType::kBfloat16;
         kv.num_kv_heads = decoder.shape().num_kv_heads;
         kv.block_size = block_size;
         kv.head_dim = decoder.shape().head_dim;
-        const std::size_t size = kNumBlocks * kv.num_kv_heads * kv.head_size() * quire::bytes_of(kv.type);
+        const std::size_t size = kNumBlocks * kv.num_kv_heads * block_size * kv.key_bytes();
         for (void** each : {&kv.keys, &kv.values}) {
             memory_.emplace_back(size, 0xff);  // NaN
             *each = memory_.back().data();

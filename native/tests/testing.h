@@ -1,6 +1,7 @@
 // Shared by the test programs: counting failures, seeded numbers, the kernels that this machine can run.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdarg>
 #include <cstdint>
@@ -87,7 +88,12 @@ inline bool same_bits(const std::vector<float>& one, const std::vector<float>& o
 }
 
 inline const char* name_of(NumberType type) {
-    constexpr const char* kNames[] = {"float32", "bfloat16", "int8", "coded"};
+    constexpr const char* kNames[] = {"float32", "bfloat16", "coded"};
+    return kNames[static_cast<int>(type)];
+}
+
+inline const char* name_of(KvType type) {
+    constexpr const char* kNames[] = {"float32", "bfloat16", "int8", "k8v4", "int4"};
     return kNames[static_cast<int>(type)];
 }
 
@@ -127,6 +133,59 @@ struct Quantized {
     float scale;
 };
 
+// Numbers of a head as 4 bits hold them, computed plainly: a group is near scale * n + minimum, n from 0 to 15.
+struct Int4Head {
+    Int4Head(const std::vector<float>& head, int group) : rotated(rotate(head)) {
+        const int count = static_cast<int>(head.size());
+        for (int start = 0; start < count; start += group) {
+            const auto begin = rotated.begin() + start, end = rotated.begin() + std::min(count, start + group);
+            const float low = *std::min_element(begin, end);
+            const float high = *std::max_element(begin, end);
+            minimums.push_back(from_bfloat16(nearest_bfloat16(low)));
+            scales.push_back(from_bfloat16(nearest_bfloat16((high - minimums.back()) / 15.0F)));
+            for (auto number = begin; number != end; ++number) {
+                const float steps = (*number - minimums.back()) * (1.0F / scales.back());
+                n.push_back(static_cast<int>(std::nearbyint(std::fmin(std::fmax(steps, 0.0F), 15.0F))));
+            }
+        }
+    }
+
+    // Multiplies by a Hadamard matrix, part by part. Sums have the order of the kernels, so that no float is another
+    // one and none is rounded to another n.
+    template <typename Number>
+    static std::vector<Number> rotate(std::vector<Number> numbers) {
+        const int count = static_cast<int>(numbers.size()), size = count & -count;
+        for (int start = 0; start < count; start += size) add_and_subtract(numbers.data() + start, size);
+        const Number factor = 1 / std::sqrt(static_cast<Number>(size));
+        for (Number& number : numbers) number *= factor;
+        return numbers;
+    }
+
+    template <typename Number>
+    static void add_and_subtract(Number* numbers, int size) {
+        if (size == 1) return;
+        const int half = size / 2;
+        add_and_subtract(numbers, half);
+        add_and_subtract(numbers + half, half);
+        for (int i = 0; i < half; ++i) {
+            const Number low = numbers[i], high = numbers[i + half];
+            numbers[i] = low + high;
+            numbers[i + half] = low - high;
+        }
+    }
+
+    std::vector<double> restored(int group) const {
+        std::vector<double> numbers;
+        for (std::size_t i = 0; i < n.size(); ++i) {
+            numbers.push_back(static_cast<double>(scales[i / group]) * n[i] + minimums[i / group]);
+        }
+        return rotate(numbers);
+    }
+
+    std::vector<float> rotated, scales, minimums;
+    std::vector<int> n;
+};
+
 // Whether a set multiplies matrices of a type in tiles.
 inline bool multiplies_tiles(const Kernels& kernels, NumberType type) {
     const std::string_view name = kernels.name;
@@ -137,6 +196,10 @@ inline bool multiplies_tiles(const Kernels& kernels, NumberType type) {
 inline bool multiplies_pairs(const Kernels& kernels, NumberType type) {
     return multiplies_tiles(kernels, type) ||
            (type == NumberType::kBfloat16 && std::string_view(kernels.name) == "avx512_bf16");
+}
+
+inline bool multiplies_pairs(const Kernels& kernels, KvType type) {
+    return type == KvType::kBfloat16 && multiplies_pairs(kernels, NumberType::kBfloat16);
 }
 
 }  // namespace quire::testing

@@ -29,6 +29,7 @@ def attention_seconds(
     kernels: Kernels,
     team: ThreadTeam,
     layers: Sequence[tuple[NDArray[np.uint16 | np.int8], NDArray[np.uint16 | np.int8]]],
+    dtype: str,
     tables: NDArray[np.int64],
     lengths: NDArray[np.int64],
     num_heads: int,

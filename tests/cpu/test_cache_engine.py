@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from typing import Any
 
@@ -91,13 +90,19 @@ def test_layers_of_one_place_share_an_array_and_those_of_two_do_not() -> None:
     assert engine.places() is engine.places()
 
 
-@pytest.mark.parametrize(("dtype", "numbers"), [("float32", 8), ("bfloat16", 8), ("int8", 12)])
+@pytest.mark.parametrize(
+    ("dtype", "of_keys", "of_values"),
+    [("float32", 8, 8), ("bfloat16", 8, 8), ("int8", 12, 12), ("k8v4", 12, 8), ("int4", 8, 8)],
+)
 @pytest.mark.parametrize("touch_threads", [0, 2])
-def test_an_array_has_room_for_every_head_of_every_slot(dtype: str, numbers: int, touch_threads: int) -> None:
+def test_an_array_has_room_for_every_head_of_every_slot(
+    dtype: str, of_keys: int, of_values: int, touch_threads: int
+) -> None:
     engine = CacheEngine(spec_of(dtype), num_blocks=3, touch_threads=touch_threads)
     engine.allocate()
     arrays = [array for pair in engine.places() for array in pair]
-    assert {(array.shape, array.dtype.type) for array in arrays} == {((3, 4, 2, numbers), STORED_AS[dtype])}
+    for index, array in enumerate(arrays):
+        assert (array.shape, array.dtype) == ((3, 4, 2, of_values if index % 2 else of_keys), STORED_AS[dtype])
     assert sum(array.nbytes for array in arrays) == 3 * engine.spec.bytes_per_block
     assert not any(array.any() for array in arrays)
 
@@ -111,11 +116,11 @@ def test_poisoned_memory_is_no_number_until_it_is_written(dtype: str, touch_thre
     for pair in engine.places():
         for array in pair:
             bits = np.ascontiguousarray(array).view(np.uint8)
-            expected = np.full(array.shape, POISON[dtype], STORED_AS[dtype]).view(np.uint8)
+            expected = np.full(array.shape, POISON[array.dtype.type], array.dtype).view(np.uint8)
             assert np.array_equal(bits, expected)
-    wide = {"bfloat16": np.uint32(POISON["bfloat16"]) << 16, "int8": np.array([POISON["int8"]] * 4, np.int8)}
-    number = np.asarray(wide.get(dtype, np.float32(math.nan))).view(np.float32)
-    assert np.isnan(number).all()
+    half = np.array([POISON[np.uint16], 0xFFFF], np.uint32) << 16  # a bfloat16, and one of four bytes
+    assert np.isnan(half.view(np.float32)).all()
+    assert np.isnan(np.array([POISON[np.int8]] * 4, np.int8).view(np.float32)).all()
 
 
 @pytest.mark.parametrize(
@@ -165,7 +170,9 @@ def test_what_was_given_back_is_taken_again_empty() -> None:
 def test_numbers_that_nothing_computes_with_on_a_cpu_are_refused() -> None:
     with pytest.raises(InvalidConfigError) as caught:
         CacheEngine(spec_of("float16"), num_blocks=1)
-    assert str(caught.value) == "dtype of the KV cache is 'float16'; allowed: one of float32, bfloat16, int8"
+    assert (
+        str(caught.value) == "dtype of the KV cache is 'float16'; allowed: one of float32, bfloat16, int8, k8v4, int4"
+    )
 
 
 @pytest.mark.parametrize(("sizes", "name"), [((1 << 60, 0), "num_blocks"), ((1, 1 << 60), "num_host_blocks")])

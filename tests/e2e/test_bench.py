@@ -115,10 +115,11 @@ def test_quality(texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert len(found["divergences"]) == len(found["agreements"]) == num_tokens
         assert min(found["divergences"]) >= 0
         means.append(float(np.mean(found["divergences"])))
-    exact, half, int8, int4, int8_kv, both = means
+    exact, half, int8, int4, int8_kv, k8v4_kv, int4_kv, both = means
     assert exact == 0 < half < int8_kv < 0.01
     assert 0 < int8 < int4 < 0.1
     assert both < 0.01
+    assert int8_kv < k8v4_kv < int4_kv
     assert all(samples["float32 + float32"]["agreements"])
     # As the log-probabilities of prompts have it.
     with LLM("guide", dtype="float32", kv_memory="4MiB") as llm:
@@ -551,7 +552,9 @@ def test_native_measurements_refuse_what_does_not_fit() -> None:
     table, lengths = np.array([[0, 1]]), np.array([20])
 
     def attend(table: Any, lengths: Any, num_heads: int = 2, head_dim: int = 32) -> list[float]:
-        seconds: list[float] = timed.attention_seconds(kernels, team, [layer], table, lengths, num_heads, head_dim, 3)
+        seconds: list[float] = timed.attention_seconds(
+            kernels, team, [layer], "bfloat16", table, lengths, num_heads, head_dim, 3
+        )
         return seconds
 
     assert len(attend(table, lengths)) == 3

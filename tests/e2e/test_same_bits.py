@@ -114,6 +114,8 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "int8": {"dtype": "bfloat16", "weights": "int8"},
     "int8_kv": {"dtype": "bfloat16", "kv_dtype": "int8"},
+    "k8v4": {"dtype": "bfloat16", "kv_dtype": "k8v4"},
+    "int4": {"dtype": "bfloat16", "kv_dtype": "int4"},
 }
 ALONE: dict[tuple[Path, str, str], list[Text]] = {}
 
@@ -156,7 +158,7 @@ def test_the_numbers_are_part_of_the_comparison(folder: Path, instruction_set: s
     assert all(one != other for index, one in enumerate(texts) for other in texts[:index])
 
 
-@pytest.mark.parametrize("numbers", ["bfloat16", "int8"])
+@pytest.mark.parametrize("numbers", ["bfloat16", "int8", "k8v4", "int4"])
 def test_from_the_cache_and_in_any_order_is_as_alone(folder: Path, instruction_set: str, numbers: str) -> None:
     expected = alone(folder, instruction_set, numbers)
     with make(folder, **NUMBERS[numbers]) as llm:

@@ -54,8 +54,8 @@ class Models:
             self._expected[model] = logits_of(run)
         return self._expected[model]
 
-    def reference(self, model: str, *, rounds_kv: bool = False) -> ReferenceRun:
-        return ReferenceRun(self._folder / model, spec=SPECS.get(model), rounds_kv=rounds_kv)
+    def reference(self, model: str, *, kv_dtype: str = "float32") -> ReferenceRun:
+        return ReferenceRun(self._folder / model, spec=SPECS.get(model), kv_dtype=kv_dtype)
 
     def run(self, model: str, settings: TorchSettings = FLOAT32, **options: object) -> TorchRun:
         settings = replace(settings, device=self._device)
@@ -121,7 +121,7 @@ def test_int8_weights_are_near(model: str, models: Models) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_int8_kv_is_that_of_the_reference(model: str, models: Models) -> None:
-    expected, reference = models.expected(model), models.reference(model, rounds_kv=True)
+    expected, reference = models.expected(model), models.reference(model, kv_dtype="int8")
     run = models.run(model, replace(FLOAT32, kv_dtype="int8"))
     for each in (reference, run):
         each.prefill(0, TOKENS, chunks=[30, 41])

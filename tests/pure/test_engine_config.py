@@ -161,7 +161,7 @@ def test_paths_are_kept_as_text_and_nothing_changes_a_config() -> None:
         ("dtype", "float8"),
         ("dtype", "int3"),
         ("weights", "int3"),
-        ("kv_dtype", "int4"),
+        ("kv_dtype", "int2"),
         ("kv_dtype", None),
         ("touch_kv_memory", 1),
         ("weights", "bfloat16"),

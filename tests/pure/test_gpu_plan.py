@@ -213,6 +213,15 @@ def test_what_only_torch_knows_is_refused_elsewhere(settings: dict[str, Any], ba
     assert caught.value.field in settings
 
 
+@pytest.mark.parametrize("kv_dtype", ["k8v4", "int4"])
+def test_torch_says_who_stores_4_bits(answers: Any, kv_dtype: str) -> None:
+    answers(H200)
+    told = "only the backends native and reference store 4 bits"
+    message = rf"^kv_dtype is '{kv_dtype}'; allowed: one of bfloat16, .*: {told}$"
+    with pytest.raises(InvalidConfigError, match=message):
+        plan_engine(EngineConfig(device="cuda", kv_dtype=kv_dtype))
+
+
 def test_a_plan_for_a_gpu_needs_none(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["plan", "llama-3.1-8b", "--hardware", "nvidia-h200", "--device", "cuda", "--kv-dtype", "fp8"]
     assert cli.main(arguments) == 0

@@ -177,3 +177,21 @@ def test_a_tenth_of_a_pool_may_be_padding_and_no_more() -> None:
     with pytest.raises(InvalidConfigError, match="at least one group"):
         KVCacheSpec(16, 8, 128, "float16", (KVGroup(()), KVGroup((), 8)))
     assert KVCacheSpec(16, 8, 128, "float16", (KVGroup(()), KVGroup((0,), 8))).layers_per_group == 1
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "key", "value"),
+    [
+        ("bfloat16", 128, 256, 256),
+        ("int8", 128, 132, 132),
+        ("k8v4", 128, 132, 68),
+        ("int4", 128, 80, 68),
+        ("int4", 80, 52, 44),  # the last group of a key has 16 numbers, and a scale of its own
+        ("int4", 1, 5, 5),
+    ],
+)
+def test_keys_and_values_have_forms_of_their_own(dtype: str, head_dim: int, key: int, value: int) -> None:
+    spec = KVCacheSpec.from_layers([None] * 2, block_size=16, num_kv_heads=8, head_dim=head_dim, dtype=dtype)
+    assert (spec.key_head_bytes, spec.value_head_bytes) == (key, value)
+    assert spec.bytes_per_layer_token == 8 * (key + value)
+    assert spec.bytes_per_block == 16 * 2 * 8 * (key + value)

@@ -55,13 +55,13 @@ class ReferenceRun:
         num_host_blocks: int = 4,
         spec: DecoderSpec | None = None,
         weights: str = "auto",
-        rounds_kv: bool = False,
+        kv_dtype: str = "float32",
     ) -> None:
         spec = spec or read_model(ModelFolder(folder)).spec
         loaded = DecoderWeights.load(spec, Checkpoint.open(folder), weights=weights)
         kv_spec = spec.kv_cache_spec(block_size)
         cache = CacheEngine(kv_spec, num_blocks=num_blocks, num_host_blocks=num_host_blocks, poison=True)
-        self.runner = AllLogits(ReferenceDecoder(spec, loaded, rounds_kv=rounds_kv))
+        self.runner = AllLogits(ReferenceDecoder(spec, loaded, kv_dtype=kv_dtype))
         self.worker = Worker(WorkerParts(self.runner, cache, ReferenceSampler()))
         self.worker.start()
         self.driver = PlanDriver.over(kv_spec, range(num_blocks) if blocks is None else blocks)

@@ -14,6 +14,10 @@
 //                                pairs of tokens, and int8
 //                                                     [block_size / 2][value_stride][2]
 //     int8 keys and values   end with the scales of the tokens, [block_size] floats: number = scale * q
+//     4-bit keys             [block_size / 16][value_stride / 8][16][4 bytes], then a scale and a minimum for each
+//                            32 numbers of a token: [value_stride / 32][block_size][2] bfloat16
+//     4-bit values           [block_size / 4][value_stride / 32][16][4 bytes], then a scale and a minimum for each
+//                            token: [block_size][2] bfloat16. value_stride is a multiple of 32. See int4.h
 //
 // "In pairs": some instruction sets multiply pairs of bfloat16.
 #pragma once
@@ -33,12 +37,19 @@ constexpr int kAttentionTile = 64;
 
 QUIRE_INLINE constexpr int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// int8: of keys and values; coded: of matrices, with a Coding.
-enum class NumberType { kFloat32, kBfloat16, kInt8, kCoded };
+// The numbers of a matrix; coded: with a Coding.
+enum class NumberType { kFloat32, kBfloat16, kCoded };
 
 QUIRE_INLINE constexpr std::size_t bytes_of(NumberType type) {
     return type == NumberType::kFloat32 ? 4 : type == NumberType::kBfloat16 ? 2 : 1;
 }
+
+// How keys and values are stored. kK8V4: keys are int8, values have 4 bits; kInt4: both have 4 bits. Numbers of 4 bits
+// are rotated by a Hadamard matrix, and stored as whole numbers from 0 to 15 with a scale and a minimum.
+enum class KvType { kFloat32, kBfloat16, kInt8, kK8V4, kInt4 };
+
+// The numbers of a 4-bit key that share a scale and a minimum.
+constexpr int kInt4Group = 32;
 
 // How a file stores the rows of a matrix: as floats, or as one of the block types of GGUF (blocks.h).
 enum class StoredType {
@@ -118,21 +129,33 @@ struct NormView {
 
 // The paged keys and values of one layer, borrowed.
 struct PagedKv {
-    // [num_blocks][num_kv_heads], each of head_size, laid out as above.
+    // [num_blocks][num_kv_heads], each laid out as above.
     void* keys = nullptr;
     void* values = nullptr;
-    NumberType type = NumberType::kFloat32;
+    KvType type = KvType::kFloat32;
     int num_kv_heads = 0;
     int block_size = 0;
     int head_dim = 0;
 
-    QUIRE_INLINE int value_stride() const { return round_up(head_dim, kPanelWidth); }
-    // In numbers: with int8, the scale of a token takes the place of four.
-    QUIRE_INLINE std::size_t head_size() const {
-        return static_cast<std::size_t>(block_size) * (value_stride() + (type == NumberType::kInt8 ? 4 : 0));
+    QUIRE_INLINE bool has_int4_values() const { return type == KvType::kK8V4 || type == KvType::kInt4; }
+    QUIRE_INLINE int value_stride() const { return round_up(head_dim, has_int4_values() ? kInt4Group : kPanelWidth); }
+    // The bytes of a head of the key of a token, with its scales.
+    QUIRE_INLINE std::size_t key_bytes() const {
+        const std::size_t stride = value_stride();
+        if (type == KvType::kFloat32) return 4 * stride;
+        if (type == KvType::kBfloat16) return 2 * stride;
+        return type == KvType::kInt4 ? stride / 2 + 4 * (stride / kInt4Group) : stride + 4;
     }
-    QUIRE_INLINE std::size_t head_offset(std::int64_t block, int kv_head) const {
-        return (static_cast<std::size_t>(block) * num_kv_heads + kv_head) * head_size();
+    QUIRE_INLINE std::size_t value_bytes() const { return has_int4_values() ? value_stride() / 2 + 4 : key_bytes(); }
+    // The head of a block, counted over all blocks.
+    QUIRE_INLINE std::size_t head_index(std::int64_t block, int kv_head) const {
+        return static_cast<std::size_t>(block) * num_kv_heads + kv_head;
+    }
+    QUIRE_INLINE std::byte* keys_of(std::int64_t block, int kv_head) const {
+        return static_cast<std::byte*>(keys) + head_index(block, kv_head) * block_size * key_bytes();
+    }
+    QUIRE_INLINE std::byte* values_of(std::int64_t block, int kv_head) const {
+        return static_cast<std::byte*>(values) + head_index(block, kv_head) * block_size * value_bytes();
     }
 };
 
@@ -214,7 +237,7 @@ constexpr int kAttentionQueries = 64;
 
 // Floats of scratch that `attention` needs.
 QUIRE_INLINE constexpr std::size_t attention_scratch(int head_dim) {
-    return static_cast<std::size_t>(kAttentionQueries) * (2 * round_up(head_dim, kPanelWidth) + kAttentionTile);
+    return static_cast<std::size_t>(kAttentionQueries) * (2 * round_up(head_dim, kInt4Group) + kAttentionTile);
 }
 
 }  // namespace quire

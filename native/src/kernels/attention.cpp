@@ -18,10 +18,15 @@
 // Int8 keys and values are not unpacked. Instead a query is rounded to 16 bits, with its own scale, and so
 // are its weights in a tile, multiplied by the scales of the values. Sums of products are then exact
 // integers, in any order, and become floats once per tile. Unwritten values get a weight of zero.
+// Keys and values of 4 bits are treated likewise. They are rotated, and so are the query and the output; see int4.h.
+// The minimum of a key is multiplied by the sum of the query. Values count from the centre of their range: the weight
+// of a token, rounded, is multiplied by n - 7.5, and as a float by scale * 7.5 + minimum. So its rounding adds an error
+// of either sign to each number, and not the same to all, which the rotation of the output would collect in one number.
 #include <cstring>
-#include <limits>
 #include <utility>
 
+#include "attention_int4.h"
+#include "attention_tile.h"
 #include "kernels_of_set.h"
 #include "kv_layout.h"
 #include "quantize.h"
@@ -30,94 +35,10 @@
 namespace quire::QUIRE_ISA {
 namespace {
 
-constexpr int kGroups = kAttentionTile / kLanes;  // of 16 tokens, in a tile
-constexpr float kNothing = -std::numeric_limits<float>::infinity();
-
-// The largest number that a query or a weight is rounded to for int8 keys and values: a sum over 1024
-// dimensions, or over the 64 tokens of a tile, then fits into 32 bits.
-constexpr float kMostInput = 16383.0F;
-
-// One query head of one token, with its running softmax. It sees the places first … end - 1 of the current
-// tile.
-struct Query {
-    const void* vector;  // [head_dim], in the form that steps need
-    float* scores;       // [64], then weights, in the form that steps need
-    float* sums;         // [value_stride]
-    float* output;       // [head_dim]
-    std::int64_t position;
-    float score_scale;
-    float weight_scale;  // for int8, in the current tile
-    float highest;
-    float total;
-    int first;
-    int end;
-};
-
-// The memory of a tile: the keys and the values of each group of 16 tokens. Only groups that have a token
-// between first and end are set. They are read in this order, and while one is read, the one two places
-// later is prefetched:
-//
-//     keys 0, 1, 2, 3, values 0, 1, 2, 3, keys of the next head's or the next tile 0, 1, …
-//
-// That is little enough to stay in the nearest cache until it is needed.
-template <typename Number>
-struct Tile {
-    const Number* keys[kGroups];
-    const Number* values[kGroups];
-    const Number* after_keys[kGroups];
-    const Number* after_values[kGroups];
-    const float* key_scales[kGroups];  // for int8
-    const float* value_scales[kGroups];
-};
-
-template <typename Number>
-void locate(const AttentionTask& task, int kv_head, std::int64_t tile_start, int first, int end, Tile<Number>* tile) {
-    const PagedKv& kv = task.kv;
-    for (int group = first / kLanes; group * kLanes < end; ++group) {
-        const std::int64_t position = tile_start + group * kLanes;
-        const std::int64_t block = task.block_table[position / kv.block_size];
-        const std::size_t in_block = position % kv.block_size;
-        const std::size_t head = kv.head_offset(block, kv_head);
-        const Number* keys = static_cast<const Number*>(kv.keys) + head;
-        const Number* values = static_cast<const Number*>(kv.values) + head;
-        tile->keys[group] = keys + in_block * key_stride<Number>(kv.head_dim);
-        tile->values[group] = values + in_block * kv.value_stride();
-        if constexpr (kIsInt8<Number>) {
-            tile->key_scales[group] = scales_of(kv, keys) + in_block;
-            tile->value_scales[group] = scales_of(kv, values) + in_block;
-        }
-    }
-}
-
-// Prefetches a cache line.
-inline void fetch(const void* place) { __builtin_prefetch(place, 0, 3); }
-
-constexpr int kAhead = 2;  // groups to prefetch
-
-// Sets what to prefetch while each group of a tile is read; the group itself if nothing follows.
-template <typename Number>
-void look_ahead(int first, int end, const Tile<Number>& coming, int first_coming, int end_coming, Tile<Number>* tile) {
-    for (int group = first; group < end; ++group) {
-        const int place = group + kAhead, after = place - end;
-        tile->after_keys[group] = after < 0 ? tile->keys[place] : tile->values[least(first + after, end - 1)];
-        tile->after_values[group] = after < 0                           ? tile->values[place]
-                                    : first_coming + after < end_coming ? coming.keys[first_coming + after]
-                                                                        : tile->values[group];
-    }
-    if constexpr (kIsInt8<Number>) {  // one line per group
-        for (int group = first_coming; group < end_coming; ++group) {
-            fetch(coming.key_scales[group]);
-            fetch(coming.value_scales[group]);
-        }
-    }
-}
-
-constexpr int kLineBytes = 64;
-
 // Computes the scores of kCount queries with the tokens of kAtOnce groups of 16.
-template <int kCount, int kAtOnce, typename Number>
-void score_groups(Query* queries, const Tile<Number>& tile, int head_dim, int group) {
-    using Each = Step<Number>;
+template <int kCount, int kAtOnce, typename Key, typename Value>
+void score_groups(Query* queries, const Tile<Key, Value>& tile, const PagedKv& kv, int group) {
+    using Each = Step<Key>;
     const typename Each::Input* vectors[kCount];
     typename Each::Sum sums[kCount][kAtOnce];
     QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {
@@ -125,18 +46,18 @@ void score_groups(Query* queries, const Tile<Number>& tile, int head_dim, int gr
         QUIRE_UNROLLED for (int g = 0; g < kAtOnce; ++g) sums[q][g] = {};
     }
     constexpr int kStepNumbers = kLanes * Each::kInputs;
-    const int steps = num_steps<Number>(head_dim);
+    const int steps = num_steps<Key>(kv.head_dim);
     for (int part = 0; part < kAtOnce; ++part) {  // each part prefetches one group
-        const char* next = reinterpret_cast<const char*>(tile.after_keys[group + part]);
+        const char* next = static_cast<const char*>(tile.after_keys[group + part]);
         for (int i = steps * part / kAtOnce, end = steps * (part + 1) / kAtOnce; i < end; ++i) {
             typename Each::Vector keys[kAtOnce];
             QUIRE_UNROLLED for (int g = 0; g < kAtOnce; ++g) {
                 keys[g] = Each::weights(tile.keys[group + g] + static_cast<std::size_t>(i) * kStepNumbers);
             }
-            for (std::size_t line = 0; line < kAtOnce * kStepNumbers * sizeof(Number); line += kLineBytes) {
+            for (std::size_t line = 0; line < kAtOnce * kStepNumbers * sizeof(Key); line += kLineBytes) {
                 fetch(next + line);
             }
-            next += kAtOnce * kStepNumbers * sizeof(Number);
+            next += kAtOnce * kStepNumbers * sizeof(Key);
             QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {
                 const auto input = Each::input(vectors[q] + i);
                 QUIRE_UNROLLED for (int g = 0; g < kAtOnce; ++g) sums[q][g] = Each::add(sums[q][g], input, keys[g]);
@@ -146,48 +67,60 @@ void score_groups(Query* queries, const Tile<Number>& tile, int head_dim, int gr
     QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {
         QUIRE_UNROLLED for (int g = 0; g < kAtOnce; ++g) {
             Floats scores = to_floats(sums[q][g]) * broadcast(queries[q].score_scale);
-            if constexpr (kIsInt8<Number>) scores = scores * load(tile.key_scales[group + g]);
+            if constexpr (kIsInt8<Key>) scores = scores * load(tile.key_scales[group + g]);
             store(queries[q].scores + (group + g) * kLanes, scores);
         }
     }
 }
 
-// As many sums at a time as there are registers for: enough to hide the latency of an addition.
-#if defined(__AVX512F__)
-constexpr int kSums = 16;
-#else
-constexpr int kSums = 4;
-#endif
-
 // Computes the scores of kCount queries with the tokens of some groups.
-template <int kCount, typename Number>
-void score(Query* queries, const Tile<Number>& tile, int head_dim, int group, int end_group) {
-    constexpr int kAtOnce = kCount < 4 ? least(kSums / kCount, 2) : least(kSums / kCount, kGroups);
+template <int kCount, typename Key, typename Value>
+void score(Query* queries, const Tile<Key, Value>& tile, const PagedKv& kv, int group, int end_group) {
+    constexpr int kMost = kIsInt4<Key> ? 2 : kGroups;
+    constexpr int kAtOnce = least(kSums / kCount, kCount < 4 ? 2 : kMost);
     for (; group + kAtOnce <= end_group; group += kAtOnce) {
-        score_groups<kCount, kAtOnce>(queries, tile, head_dim, group);
+        score_groups<kCount, kAtOnce>(queries, tile, kv, group);
     }
-    for (; group < end_group; ++group) score_groups<kCount, 1>(queries, tile, head_dim, group);
+    for (; group < end_group; ++group) score_groups<kCount, 1>(queries, tile, kv, group);
 }
 
 // Multiplies the weights of some groups of a tile by the scales of their values, and rounds them to 16 bits.
 // Weights of unseen tokens become zero, whatever their scales are.
-void round_weights(Query* query, const Tile<CachedInt8>& tile, int group, int end_group) {
+template <typename Key, typename Value>
+void round_weights(Query* query, const Tile<Key, Value>& tile, int group, int end_group) {
+    const Floats zero = broadcast(0.0F);
+    Floats centres = zero;
     for (int g = group; g < end_group; ++g) {
-        float* weights = query->scores + g * kLanes;
+        float* to = query->scores + g * kLanes;
         const Mask seen = lanes_between(query->first - g * kLanes, query->end - g * kLanes);
-        store(weights, select(seen, load(weights) * load(tile.value_scales[g]), broadcast(0.0F)));
+        const Floats weights = load(to);
+        if constexpr (kIsInt4<Value>) {
+            const Scales scales(tile.value_scales[g]);
+            const Floats centre = scales.scale * broadcast(kInt4Centre) + scales.minimum;
+            centres = centres + select(seen, weights * centre, zero);
+            store(to, select(seen, weights * scales.scale, zero));
+        } else {
+            store(to, select(seen, weights * load(tile.value_scales[g]), zero));
+        }
     }
     const float* weights = query->scores + group * kLanes;
     const int count = (end_group - group) * kLanes;
     const Quantizer quantizer = quantizer_of(highest_size(weights, count), kMostInput);
     query->weight_scale = quantizer.scale;
-    quantize(weights, count, quantizer.factor, reinterpret_cast<std::int16_t*>(query->scores) + group * kLanes);
+    std::int16_t* rounded = reinterpret_cast<std::int16_t*>(query->scores) + group * kLanes;
+    quantize(weights, count, quantizer.factor, rounded);
+    if constexpr (kIsInt4<Value>) {
+        std::int32_t total = 0;
+        for (int i = 0; i < count; ++i) total += rounded[i];
+        query->centres += sum(centres);
+        query->centre_sum = kInt4Centre * static_cast<float>(total);
+    }
 }
 
 // Turns the scores of some groups of a tile into weights, and rescales the sums of the query.
-template <typename Number>
-void weigh(Query* query, const Tile<Number>& tile, float soft_cap, int value_stride, int group, int end_group) {
-    using Each = Step<Number>;
+template <typename Key, typename Value>
+void weigh(Query* query, const Tile<Key, Value>& tile, float soft_cap, int value_stride, int group, int end_group) {
+    using Each = Step<Value>;
     Floats highest = broadcast(kNothing);
     for (int g = group; g < end_group; ++g) {
         float* scores = query->scores + g * kLanes;
@@ -204,18 +137,19 @@ void weigh(Query* query, const Tile<Number>& tile, float soft_cap, int value_str
     for (int g = group; g < end_group; ++g) {
         float* scores = query->scores + g * kLanes;
         Floats weights = exp(load(scores) - broadcast(now));
-        if constexpr (!kIsInt8<Number>) weights = Each::rounded(weights);
+        if constexpr (!kIsWhole<Value>) weights = Each::rounded(weights);
         store(scores, weights);
         total = total + weights;
     }
     if (query->highest != now) {  // else it would be multiplied by 1
         const Floats rescale = exp(broadcast(query->highest - now));
         query->total *= rescale.part[0][0];
+        if constexpr (kIsInt4<Value>) query->centres *= rescale.part[0][0];
         query->highest = now;
         for (int d = 0; d < value_stride; d += kLanes) store(query->sums + d, load(query->sums + d) * rescale);
     }
     query->total = query->total + sum(total);
-    if constexpr (kIsInt8<Number>) {
+    if constexpr (kIsWhole<Value>) {
         round_weights(query, tile, group, end_group);
     } else {
         auto* weights = reinterpret_cast<typename Each::Input*>(query->scores) + group * kLanes / Each::kInputs;
@@ -225,17 +159,17 @@ void weigh(Query* query, const Tile<Number>& tile, float soft_cap, int value_str
 
 // Adds the weighted values of some steps of tokens to the sums of kCount queries, kWide vectors of them.
 // For steps that a query sees only in part, kCount must be 1, except with int8.
-template <int kCount, int kWide, typename Number>
-void add_wide(Query* queries, const Tile<Number>& tile, int first_step, int end_step, int value_stride, int d) {
-    using Each = Step<Number>;
-    constexpr int kLineNumbers = kLineBytes / sizeof(Number), kStepNumbers = kLanes * Each::kInputs;
+template <int kCount, int kWide, typename Key, typename Value>
+void add_wide(Query* queries, const Tile<Key, Value>& tile, int first_step, int end_step, int value_stride, int d) {
+    using Each = Step<Value>;
+    constexpr int kLineNumbers = kLineBytes / sizeof(Value), kStepNumbers = kLanes * Each::kInputs;
     constexpr int kGroupSteps = kLanes / Each::kInputs;
     const typename Each::Input* weights[kCount];
     typename Each::Sum sums[kCount][kWide];
     QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {
         weights[q] = reinterpret_cast<const typename Each::Input*>(queries[q].scores);
         QUIRE_UNROLLED for (int w = 0; w < kWide; ++w) {
-            if constexpr (kIsInt8<Number>) {
+            if constexpr (kIsInt8<Value>) {
                 sums[q][w] = {};
             } else {
                 sums[q][w] = load(queries[q].sums + d + w * kLanes);
@@ -249,12 +183,13 @@ void add_wide(Query* queries, const Tile<Number>& tile, int first_step, int end_
             typename Each::Vector values[kWide];
             QUIRE_UNROLLED for (int w = 0; w < kWide; ++w) {
                 values[w] = Each::weights(tile.values[group] + at + w * kStepNumbers);
-                if constexpr (kCount == 1 && !kIsInt8<Number>) {
+                if constexpr (kCount == 1 && !kIsInt8<Value>) {
                     const int place = step * Each::kInputs;
                     values[w] = Each::between(values[w], queries[0].first - place, queries[0].end - place);
                 }
             }
-            for (int i = 0; i < kWide * kStepNumbers; i += kLineNumbers) fetch(tile.after_values[group] + at + i);
+            const Value* after = static_cast<const Value*>(tile.after_values[group]) + at;
+            for (int i = 0; i < kWide * kStepNumbers; i += kLineNumbers) fetch(after + i);
             QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {
                 const auto weight = Each::input(weights[q] + step);
                 QUIRE_UNROLLED for (int w = 0; w < kWide; ++w) sums[q][w] = Each::add(sums[q][w], weight, values[w]);
@@ -264,7 +199,7 @@ void add_wide(Query* queries, const Tile<Number>& tile, int first_step, int end_
     QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {
         QUIRE_UNROLLED for (int w = 0; w < kWide; ++w) {
             float* to = queries[q].sums + d + w * kLanes;
-            if constexpr (kIsInt8<Number>) {
+            if constexpr (kIsInt8<Value>) {
                 store(to, fma(to_floats(sums[q][w]), broadcast(queries[q].weight_scale), load(to)));
             } else {
                 store(to, sums[q][w]);
@@ -274,32 +209,33 @@ void add_wide(Query* queries, const Tile<Number>& tile, int first_step, int end_
 }
 
 // Adds the weighted values of some steps of tokens to the sums of kCount queries.
-template <int kCount, typename Number>
-void add_values(Query* queries, const Tile<Number>& tile, int first_step, int end_step, int value_stride) {
+template <int kCount, typename Key, typename Value>
+void add_values(Query* queries, const Tile<Key, Value>& tile, int first_step, int end_step, int value_stride) {
     if (first_step >= end_step) return;
-    constexpr int kWide = least(kSums / kCount, 8);
+    constexpr int kLeast = kIsInt4<Value> ? 2 : 1, kMost = least(kSums / kCount, 8);
+    constexpr int kWide = kMost < kLeast ? kLeast : kMost;
     int d = 0;
     for (; d + kWide * kLanes <= value_stride; d += kWide * kLanes) {
         add_wide<kCount, kWide>(queries, tile, first_step, end_step, value_stride, d);
     }
-    for (; d < value_stride; d += kLanes) {
-        add_wide<kCount, 1>(queries, tile, first_step, end_step, value_stride, d);
+    for (; d < value_stride; d += kLeast * kLanes) {
+        add_wide<kCount, kLeast>(queries, tile, first_step, end_step, value_stride, d);
     }
 }
 
 // Computes one tile for kCount queries that all see a part. The queries are in the order of their positions,
 // and so are the first and last tokens that they see. Steps that all queries see in full are computed together,
-// those before and after for one query at a time. With int8 all steps go together: their sums must become
+// those before and after for one query at a time. With whole numbers all steps go together: their sums must become
 // floats once, and a weight of zero adds nothing to them.
-template <int kCount, typename Number>
-void attend_tile(const AttentionTask& task, Query* queries, const Tile<Number>& tile) {
-    constexpr int kInputs = Step<Number>::kInputs;
-    const int head_dim = task.kv.head_dim, value_stride = task.kv.value_stride();
+template <int kCount, typename Key, typename Value>
+void attend_tile(const AttentionTask& task, Query* queries, const Tile<Key, Value>& tile) {
+    constexpr int kInputs = kIsInt4<Value> ? kInt4Tokens : Step<Value>::kInputs;
+    const int value_stride = task.kv.value_stride();
     const int first = queries[0].first, end = queries[kCount - 1].end;
     const int group = first / kLanes, end_group = pieces_of(end, kLanes);
-    score<kCount>(queries, tile, head_dim, group, end_group);
+    score<kCount>(queries, tile, task.kv, group, end_group);
     for (int q = 0; q < kCount; ++q) weigh(queries + q, tile, task.soft_cap, value_stride, group, end_group);
-    if constexpr (kIsInt8<Number>) {
+    if constexpr (kIsWhole<Value>) {
         add_values<kCount>(queries, tile, first / kInputs, pieces_of(end, kInputs), value_stride);
         return;
     }
@@ -318,8 +254,8 @@ std::int64_t first_seen(const AttentionTask& task, std::int64_t position) {
     return task.window == 0 || position < task.window ? 0 : position - task.window + 1;
 }
 
-template <typename Number>
-void attend_some(const AttentionTask& task, Query* queries, int count, const Tile<Number>& tile) {
+template <typename Key, typename Value>
+void attend_some(const AttentionTask& task, Query* queries, int count, const Tile<Key, Value>& tile) {
     int q = 0;
     if constexpr (kSums >= 16) {
         for (; q + 8 <= count; q += 8) attend_tile<8>(task, queries + q, tile);
@@ -349,7 +285,7 @@ std::pair<int, int> look(const AttentionTask& task, Query* queries, int count, s
 
 // Computes the tiles of positions `begin` … `limit` - 1, where a tile begins at `begin`. Each head has `count`
 // queries, at the same positions; the queries of the next head follow `stride` later.
-template <typename Number>
+template <typename Key, typename Value>
 void attend(const AttentionTask& task, Query* queries, int count, int stride, std::int64_t begin, std::int64_t limit) {
     std::int64_t start = first_seen(task, queries[0].position) / kAttentionTile * kAttentionTile;
     for (start = start < begin ? begin : start; start < limit; start += kAttentionTile) {
@@ -357,7 +293,7 @@ void attend(const AttentionTask& task, Query* queries, int count, int stride, st
             Query* own = queries + head * stride;
             const auto [low, high] = look(task, own, count, start);
             if (low >= high) break;
-            Tile<Number> tile, coming;
+            Tile<Key, Value> tile, coming;
             const int first = own[low].first, end = own[high - 1].end;
             locate(task, task.kv_head + head, start, first, end, &tile);
             const std::int64_t next = start + kAttentionTile;
@@ -379,7 +315,7 @@ void attend(const AttentionTask& task, Query* queries, int count, int stride, st
 }
 
 // The queries of a task, before they have seen any token.
-template <typename Number>
+template <typename Key, typename Value>
 class Queries {
   public:
     Queries(const AttentionTask& task, float* scratch) : task_(task), scratch_(scratch) {}
@@ -391,15 +327,23 @@ class Queries {
             const std::size_t column =
                 static_cast<std::size_t>((task_.kv_head + kv_head) * task_.group + head) * head_dim;
             float* own = scratch_ + static_cast<std::size_t>(count_) * (2 * value_stride + kAttentionTile);
+            const float* row = task_.query.row(token) + column;
+            if constexpr (kIsInt4<Key>) {
+                std::memcpy(own, row, head_dim * sizeof(float));
+                rotate_head(own, head_dim);
+                row = own;
+            }
             Input* rounded = reinterpret_cast<Input*>(own + value_stride + kAttentionTile);
             float scale = task_.scale;
-            queries_[count_] = {.vector = rounded_vector(task_.query.row(token) + column, head_dim, rounded, &scale),
+            queries_[count_] = {.vector = rounded_vector(row, head_dim, rounded, &scale),
                                 .scores = own + value_stride,
                                 .sums = own,
                                 .output = task_.output.row(token) + column,
                                 .position = position,
                                 .score_scale = scale,
                                 .weight_scale = 0.0F,
+                                .centres = 0.0F,
+                                .centre_sum = 0.0F,
                                 .highest = kNothing,
                                 .total = 0.0F,
                                 .first = 0,
@@ -411,7 +355,13 @@ class Queries {
     void finish() {
         for (int q = 0; q < count_; ++q) {
             const Query& query = queries_[q];
-            for (int d = 0; d < task_.kv.head_dim; ++d) query.output[d] = query.sums[d] / query.total;
+            const int head_dim = task_.kv.head_dim;
+            if constexpr (kIsInt4<Value>) {
+                for (int d = 0; d < head_dim; ++d) query.output[d] = (query.sums[d] + query.centres) / query.total;
+                rotate_head(query.output, head_dim);
+            } else {
+                for (int d = 0; d < head_dim; ++d) query.output[d] = query.sums[d] / query.total;
+            }
         }
         count_ = 0;
     }
@@ -419,17 +369,30 @@ class Queries {
     Query* all() { return queries_; }
 
   private:
-    using Input = typename Step<Number>::Input;
+    using Input = typename Step<Key>::Input;
 
     // Returns a query in the form that steps need; multiplies `scale` by the scale of its rounded numbers.
     static const Input* rounded_vector(const float* row, int head_dim, Input* scratch, float* scale) {
-        if constexpr (kIsInt8<Number>) {
+        if constexpr (kIsWhole<Key>) {
+            std::int16_t* rounded = reinterpret_cast<std::int16_t*>(scratch);
             const Quantizer quantizer = quantizer_of(highest_size(row, head_dim), kMostInput);
-            quantize(row, head_dim, quantizer.factor, reinterpret_cast<std::int16_t*>(scratch));
+            if constexpr (kIsInt4<Key>) std::memset(rounded, 0, round_up(head_dim, kInt4Group) * sizeof(std::int16_t));
+            quantize(row, head_dim, quantizer.factor, rounded);
+            if constexpr (kIsInt4<Key>) append_group_sums(rounded, round_up(head_dim, kInt4Group));
             *scale *= quantizer.scale;
             return scratch;
         } else {
-            return Step<Number>::inputs(row, head_dim, scratch);
+            return Step<Key>::inputs(row, head_dim, scratch);
+        }
+    }
+
+    // Writes the sum of each group of numbers after the last one.
+    static void append_group_sums(std::int16_t* numbers, int count) {
+        float* sums = reinterpret_cast<float*>(numbers + count);
+        for (int start = 0; start < count; start += kInt4Group) {
+            int sum = 0;
+            for (int i = 0; i < kInt4Group; ++i) sum += numbers[start + i];
+            sums[start / kInt4Group] = static_cast<float>(sum);
         }
     }
 
@@ -441,9 +404,9 @@ class Queries {
 
 // Goes through as many whole tokens at a time as fit into kAttentionQueries, and through the heads of a wide group in
 // parts.
-template <typename Number>
+template <typename Key, typename Value>
 void attend_sequence(const AttentionTask& task, float* scratch) {
-    Queries<Number> queries(task, scratch);
+    Queries<Key, Value> queries(task, scratch);
     const int heads_at_once = least(task.group, kAttentionQueries);
     const int tokens_at_once = kAttentionQueries / (heads_at_once * task.num_kv_heads);
     for (int token = 0; token < task.num_tokens; token += tokens_at_once) {
@@ -455,38 +418,38 @@ void attend_sequence(const AttentionTask& task, float* scratch) {
                     queries.add(kv_head, task.first_token + t, task.first_position + t, head, num_heads);
                 }
             }
-            attend<Number>(task, queries.all(), count, count, 0, task.first_position + end);
+            attend<Key, Value>(task, queries.all(), count, count, 0, task.first_position + end);
             queries.finish();
         }
     }
 }
 
 // Computes the shared positions first, for all sequences together; then each sequence goes on alone.
-template <typename Number>
+template <typename Key, typename Value>
 void attend_members(const AttentionTask& task, float* scratch) {
-    Queries<Number> queries(task, scratch);
+    Queries<Key, Value> queries(task, scratch);
     for (int kv_head = 0; kv_head < task.num_kv_heads; ++kv_head) {
         for (int m = 0; m < task.num_members; ++m) {
             queries.add(kv_head, task.members[m].token, task.members[m].position, 0, task.group);
         }
     }
     const int of_a_head = task.num_members * task.group;
-    attend<Number>(task, queries.all(), of_a_head, of_a_head, 0, task.shared);
+    attend<Key, Value>(task, queries.all(), of_a_head, of_a_head, 0, task.shared);
     AttentionTask own = task;
     for (int m = 0; m < task.num_members; ++m) {
         own.block_table = task.members[m].block_table;
         Query* first = queries.all() + m * task.group;
-        attend<Number>(own, first, task.group, of_a_head, task.shared, task.members[m].position + 1);
+        attend<Key, Value>(own, first, task.group, of_a_head, task.shared, task.members[m].position + 1);
     }
     queries.finish();
 }
 
-template <typename Number>
+template <typename Key, typename Value>
 void attention_of(const AttentionTask& task, float* scratch) {
     if (task.num_members > 0) {
-        attend_members<Number>(task, scratch);
+        attend_members<Key, Value>(task, scratch);
     } else {
-        attend_sequence<Number>(task, scratch);
+        attend_sequence<Key, Value>(task, scratch);
     }
 }
 
@@ -494,14 +457,16 @@ void attention_of(const AttentionTask& task, float* scratch) {
 
 void attention(const AttentionTask& task, float* scratch) {
     switch (task.kv.type) {
-        case NumberType::kFloat32:
-            return attention_of<float>(task, scratch);
-        case NumberType::kBfloat16:
-            return attention_of<std::uint16_t>(task, scratch);
-        case NumberType::kInt8:
-            return attention_of<CachedInt8>(task, scratch);
-        case NumberType::kCoded:
-            return;  // only matrices are
+        case KvType::kFloat32:
+            return attention_of<float, float>(task, scratch);
+        case KvType::kBfloat16:
+            return attention_of<std::uint16_t, std::uint16_t>(task, scratch);
+        case KvType::kInt8:
+            return attention_of<CachedInt8, CachedInt8>(task, scratch);
+        case KvType::kK8V4:
+            return attention_of<CachedInt8, CachedInt4>(task, scratch);
+        case KvType::kInt4:
+            return attention_of<CachedInt4, CachedInt4>(task, scratch);
     }
 }
 

@@ -142,6 +142,15 @@ enum class CachedInt8 : std::int8_t {};
 template <>
 struct Step<CachedInt8> : WidenedInt8 {};
 
+// Two numbers of a key or a value, of 4 bits each; see int4.h.
+enum class CachedInt4 : std::uint8_t {};
+
+template <>
+struct Step<CachedInt4> {
+    using Input = std::uint32_t;  // two numbers of 16 bits, the first one in the lower half
+    static constexpr int kInputs = 2;
+};
+
 template <typename Number>
 int num_steps(int num_inputs) {
     return pieces_of(num_inputs, Step<Number>::kInputs);

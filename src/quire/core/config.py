@@ -24,7 +24,7 @@ POLICIES = ("fcfs", "priority", "fair_share")
 PREEMPTIONS = ("recompute", "swap", "auto")
 DTYPES = ("auto", "bfloat16", "float16", "float32")
 WEIGHTS = ("auto", "widened", "int8", "int4")
-KV_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "fp8")
+KV_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "fp8", "k8v4", "int4")
 BACKENDS = ("auto", "native", "reference", "torch")
 DEVICES = ("auto", "cpu", "cuda")
 ATTENTION_BACKENDS = ("auto", "triton", "flashinfer", "plain")
@@ -117,7 +117,9 @@ class EngineConfig:
         "auto", "number type of the weights: auto (as stored), widened (to dtype), int8 or int4 (made while loading)"
     )
     kv_dtype: str = setting(
-        "auto", "number type of the KV memory: auto (same as dtype), bfloat16, float32, int8, fp8 (torch only)"
+        "auto",
+        "number type of the KV memory: auto (same as dtype), bfloat16, float32, int8, fp8 (torch only), "
+        "k8v4 (int8 keys, 4-bit values) or int4",
     )
     device: str = setting("auto", "device to compute on: cpu, cuda (a GPU), or auto (a GPU if one is usable)")
     backend: str = setting(

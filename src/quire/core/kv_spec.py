@@ -15,13 +15,47 @@ If the counts do not divide, the last group of a kind is padded; `padding_fracti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from quire.core.errors import InvalidConfigError
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "fp8": 1}
-SCALE_BYTES = 4
+INT4_GROUP: Final = 32
+"""The numbers of a 4-bit key that share a scale and a minimum."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadForm:
+    """How the numbers of a head of a key or a value are stored.
+
+    The scales of a head take 4 bytes, or 4 for each `group` of its numbers.
+
+    >>> HeadForm(16).num_bytes(64), HeadForm(8, scaled=True).num_bytes(64), HeadForm(4, True, 32).num_bytes(80)
+    (128, 68, 52)
+    """
+
+    bits: int
+    scaled: bool = False
+    group: int | None = None
+
+    def num_bytes(self, head_dim: int) -> int:
+        """Return the bytes of a head, with its scales."""
+        num_scales = -(-head_dim // (self.group or head_dim)) if self.scaled else 0
+        return -(-head_dim * self.bits // 8) + 4 * num_scales
+
+
+_INT4_VALUES = HeadForm(4, scaled=True)
+_PLAIN = {name: HeadForm(8 * size, scaled=size == 1) for name, size in DTYPE_BYTES.items()}
+KV_FORMS: Final[Mapping[str, tuple[HeadForm, HeadForm]]] = MappingProxyType(
+    {name: (form, form) for name, form in _PLAIN.items()}
+    | {"k8v4": (_PLAIN["int8"], _INT4_VALUES), "int4": (HeadForm(4, True, INT4_GROUP), _INT4_VALUES)}
+)
+"""The forms of keys and of values, by the name of their dtype."""
+INT4_VALUES: Final = frozenset({"k8v4", "int4"})
+"""The dtypes with values of 4 bits."""
 MAX_BLOCK_SIZE = 4096
 MAX_PADDING_FRACTION = 0.10
 
@@ -52,6 +86,9 @@ class KVCacheSpec:
     >>> spec = KVCacheSpec.from_layers([None] * 28, block_size=16, num_kv_heads=8, head_dim=128, dtype="bfloat16")
     >>> spec.bytes_per_token, spec.bytes_per_block
     (114688, 1835008)
+    >>> narrow = KVCacheSpec(16, num_kv_heads=8, head_dim=128, dtype="k8v4", groups=spec.groups)
+    >>> narrow.key_head_bytes, narrow.value_head_bytes
+    (132, 68)
     """
 
     block_size: int
@@ -64,8 +101,8 @@ class KVCacheSpec:
         _require_int("block_size", self.block_size, 1, MAX_BLOCK_SIZE)
         _require_int("num_kv_heads", self.num_kv_heads, 1, 1 << 16)
         _require_int("head_dim", self.head_dim, 1, 1 << 16)
-        if not isinstance(self.dtype, str) or self.dtype not in DTYPE_BYTES:
-            raise InvalidConfigError("dtype", self.dtype, f"one of {', '.join(DTYPE_BYTES)}")
+        if not isinstance(self.dtype, str) or self.dtype not in KV_FORMS:
+            raise InvalidConfigError("dtype", self.dtype, f"one of {', '.join(KV_FORMS)}")
         if not self.groups or not any(group.layers for group in self.groups):
             raise InvalidConfigError("groups", self.groups, "at least one group with at least one layer")
         for group in self.groups:
@@ -96,14 +133,19 @@ class KVCacheSpec:
         return max(len(group.layers) for group in self.groups)
 
     @property
-    def numbers_per_head(self) -> int:
-        """Numbers that a head of a key or a value takes; for int8 and fp8, its scale counts as four."""
-        return self.head_dim + (SCALE_BYTES if DTYPE_BYTES[self.dtype] == 1 else 0)
+    def key_head_bytes(self) -> int:
+        """Bytes of a head of the key of a token, with its scales."""
+        return KV_FORMS[self.dtype][0].num_bytes(self.head_dim)
+
+    @property
+    def value_head_bytes(self) -> int:
+        """Bytes of a head of the value of a token, with its scales."""
+        return KV_FORMS[self.dtype][1].num_bytes(self.head_dim)
 
     @property
     def bytes_per_layer_token(self) -> int:
         """Bytes of the key and the value of one token in one layer."""
-        return 2 * self.num_kv_heads * self.numbers_per_head * DTYPE_BYTES[self.dtype]
+        return self.num_kv_heads * (self.key_head_bytes + self.value_head_bytes)
 
     @property
     def bytes_per_block(self) -> int:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.core.config import require_one_of
-from quire.core.kv_spec import DTYPE_BYTES
+from quire.core.kv_spec import DTYPE_BYTES, INT4_VALUES, KV_FORMS
 from quire.simulate.hardware import Hardware
 from quire.simulate.model_shape import CODES, ModelShape, num_pairs, num_read
 
@@ -33,12 +33,17 @@ class Numbers:
     def __post_init__(self) -> None:
         require_one_of("dtype", self.dtype, tuple(DTYPE_BYTES))
         require_one_of("weights", self.weights, ("auto", "widened", *CODES))
-        require_one_of("kv_dtype", self.kv_dtype, ("auto", *DTYPE_BYTES))
+        require_one_of("kv_dtype", self.kv_dtype, ("auto", *KV_FORMS))
 
     @property
     def stored_kv_dtype(self) -> str:
         """The numbers of keys and values."""
         return self.dtype if self.kv_dtype == "auto" else self.kv_dtype
+
+    @property
+    def multiplied_kv(self) -> str:
+        """The numbers that keys and values are multiplied as; those of 4 bits as int8."""
+        return "int8" if self.stored_kv_dtype in INT4_VALUES else self.stored_kv_dtype
 
     @property
     def multiplied(self) -> str:
@@ -55,7 +60,7 @@ class Roofline:
         self.numbers = numbers
         self.kinds = tuple(Counter(shape.windows).items())  # windows, and how many layers have each
         self._product_rate = hardware.rate(numbers.multiplied)
-        self._pair_s = shape.operations_per_pair / hardware.rate(numbers.stored_kv_dtype)
+        self._pair_s = shape.operations_per_pair / hardware.rate(numbers.multiplied_kv)
         self._read_s = shape.kv_bytes_per_layer_token(numbers.stored_kv_dtype) / hardware.read_bandwidth
         self._head_s = shape.head.read_bytes(numbers.dtype, numbers.weights) / hardware.read_bandwidth
 

@@ -18,7 +18,7 @@ from quire.simulate.lengths import RequestLengths
 from quire.simulate.planner import Choices, Pool, Recommendation, UnreachableError, recommend
 from quire.simulate.roofline import Numbers, Roofline
 
-NARROW_KV = ("int8", "fp8")
+NARROW_KV = ("int8", "fp8", "k8v4", "int4")
 UNLIMITED_BYTES = 1 << 50
 
 

@@ -9,7 +9,9 @@ from quire.compute.arrays import FloatArray
 from quire.compute.models.base import DecoderSpec, Part
 from quire.compute.weights.decoder_weights import Parts, PartWeights, WeightReader
 from quire.compute.worker.cache_engine import CacheArray, CacheEngine
+from quire.compute.worker.key_centres import key_centres
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
+from quire.core.kv_spec import KVCacheSpec
 
 PANEL_WIDTH = 16
 NORMS = frozenset(
@@ -79,11 +81,25 @@ class NativeDecoder:
         )
         return StepOutputs(self._logits[:num_logits], finite, finite_logits)
 
+    def centre_keys(self, kv_spec: KVCacheSpec) -> None:
+        """Take the centre of the keys off them from now on; see `quire.compute.worker.key_centres`. Mutates."""
+        for layer, centre in enumerate(key_centres(self.spec, kv_spec, self, self._read_keys) or ()):
+            self._decoder.set_key_centre(layer, np.ascontiguousarray(centre.ravel(), np.float32))
+        self._cache = []  # frees the memory that was used
+
+    def _read_keys(self, cache: CacheEngine, layer: int) -> FloatArray:
+        """Return the keys of a layer by slot, from float32 memory with blocks of 16 (see kernels.h)."""
+        keys, head_dim = cache.layer(layer).keys, self.spec.attention.head_dim
+        heads = keys.reshape(cache.num_blocks, cache.spec.num_kv_heads, -1)[..., : PANEL_WIDTH * head_dim]
+        by_dimension = heads.reshape(*heads.shape[:2], head_dim, PANEL_WIDTH)
+        rows: FloatArray = by_dimension.transpose(0, 3, 1, 2).reshape(-1, cache.spec.num_kv_heads, head_dim)
+        return rows
+
     def _follow(self, cache: CacheEngine) -> None:
         """Point the decoder at the KV memory, if that has changed."""
         places = cache.places()
         if places is not self._cache:
-            self._decoder.set_cache(places)
+            self._decoder.set_cache(places, cache.spec.dtype)
             self._cache = places
 
     def _set_model(self, parts: Parts) -> None:

@@ -18,14 +18,15 @@ from quire.compute.weights.codes import in_groups
 from quire.compute.weights.decoder_weights import WeightReader
 from quire.compute.weights.weight_file import WeightFile
 from quire.compute.worker.cache_engine import CacheEngine
+from quire.compute.worker.key_centres import BLOCK
 from quire.core.errors import InvalidConfigError
 from quire.core.executor import NoteLoaded
-from quire.core.kv_spec import KVCacheSpec
+from quire.core.kv_spec import INT4_GROUP, INT4_VALUES, KV_FORMS, KVCacheSpec
 from quire.core.step import MAX_PROMPT_LOGITS
 
 BLOCK_SIZES: Final = (16, 32, 64, 128)
-KV_DTYPES: Final = ("float32", "bfloat16", "int8")
-MAX_INT8_HEAD_DIM: Final = 1024
+KV_DTYPES: Final = ("float32", "bfloat16", "int8", "k8v4", "int4")
+MAX_WHOLE_HEAD_DIM: Final = 1024
 """The sum of this many products of a query and an int8 key fits into 32 bits; see attention.cpp."""
 
 
@@ -59,15 +60,16 @@ def kernels_for(instruction_set: str | None) -> Kernels:
 
 
 def kv_cache_spec(spec: DecoderSpec, block_size: int, dtype: str) -> KVCacheSpec:
-    """Return the native layout of a block: heads are padded to a multiple of 16 numbers."""
+    """Return the native layout of a block: heads are padded to a multiple of 16 numbers, or of 32 with 4-bit values."""
     if block_size not in BLOCK_SIZES:
         raise InvalidConfigError("block_size", block_size, f"one of {', '.join(map(str, BLOCK_SIZES))}")
     if dtype not in KV_DTYPES:
         raise InvalidConfigError("kv_dtype", dtype, f"one of {', '.join(KV_DTYPES)}")
-    if dtype == "int8" and spec.attention.head_dim > MAX_INT8_HEAD_DIM:
-        allowed = f"another one: int8 takes heads of at most {MAX_INT8_HEAD_DIM} numbers, not {spec.attention.head_dim}"
-        raise InvalidConfigError("kv_dtype", dtype, allowed)
-    head_dim = -(-spec.attention.head_dim // PANEL_WIDTH) * PANEL_WIDTH
+    if KV_FORMS[dtype][0].scaled and spec.attention.head_dim > MAX_WHOLE_HEAD_DIM:
+        heads = f"heads of at most {MAX_WHOLE_HEAD_DIM} numbers, not {spec.attention.head_dim}"
+        raise InvalidConfigError("kv_dtype", dtype, f"another one: {dtype} takes {heads}")
+    step = INT4_GROUP if dtype in INT4_VALUES else PANEL_WIDTH
+    head_dim = -(-spec.attention.head_dim // step) * step
     return replace(spec.kv_cache_spec(block_size, dtype), head_dim=head_dim)
 
 
@@ -113,6 +115,8 @@ def make_parts(
     decoder = Decoder(decoder_shape(spec, cache.spec), chosen, team)
     reader = WeightReader(spec, checkpoint, settings.dtype, in_groups(settings.weights), note_loaded, keeps_blocks=True)
     runner = NativeDecoder(spec, decoder, reader)
+    if cache.spec.dtype == "int4":
+        runner.centre_keys(kv_cache_spec(spec, BLOCK, "float32"))
     decoder.reserve(settings.max_num_batched_tokens, settings.max_num_seqs + MAX_PROMPT_LOGITS)
     sampler = NativeSampler(chosen, team, spec.vocab_size)
     return WorkerParts(runner, cache, sampler, eos_token_ids=eos_token_ids)

@@ -10,6 +10,7 @@ from quire.compute.models.base import DecoderSpec
 from quire.compute.reference.load import load_parts
 from quire.compute.weights.codes import in_groups
 from quire.compute.weights.decoder_weights import weight_bytes
+from quire.compute.weights.int4 import KV_ROUNDINGS
 from quire.core.config import ResolvedConfig
 from quire.core.errors import InvalidConfigError
 from quire.core.executor import NoteLoaded
@@ -33,8 +34,8 @@ class ReferenceBackend:
             raise InvalidConfigError(
                 "touch_kv_memory", True, "False: the reference backend takes memory as it fills it"
             )
-        if config.kv_dtype not in ("auto", "float32", "int8"):
-            allowed = "float32, int8 or auto: the reference backend knows no other"
+        if config.kv_dtype not in ("auto", "float32", *KV_ROUNDINGS):
+            allowed = f"one of auto, float32, {', '.join(KV_ROUNDINGS)}: the reference backend knows no other"
             raise InvalidConfigError("kv_dtype", config.kv_dtype, allowed)
         facts = BackendFacts(
             name="reference",

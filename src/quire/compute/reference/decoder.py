@@ -12,6 +12,7 @@ read, and every other engine must give the same results. All operations work row
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -28,21 +29,26 @@ from quire.compute.reference.operations import (
     soft_cap,
 )
 from quire.compute.weights.decoder_weights import DecoderWeights, Parts
-from quire.compute.weights.quantize import rounded_to_int8
+from quire.compute.weights.int4 import KV_ROUNDINGS
 from quire.compute.worker.cache_engine import CacheEngine, LayerCache
+from quire.compute.worker.key_centres import BLOCK, key_centres
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
 
 
 class ReferenceDecoder:
     """A decoder over numpy arrays; implements `ModelRunner`. Immutable.
 
-    With `rounds_kv`, keys and values are rounded as for int8, but still stored as floats.
+    Keys and values are rounded as `kv_dtype` stores them, but stay floats.
     """
 
-    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, *, rounds_kv: bool = False) -> None:
+    def __init__(self, spec: DecoderSpec, weights: DecoderWeights, *, kv_dtype: str = "float32") -> None:
         self.spec = spec
         self.weights = weights
-        self.rounds_kv = rounds_kv
+        self.kv_dtype = kv_dtype
+        self._centres: list[FloatArray] | None = None
+        if kv_dtype == "int4":
+            exact = ReferenceDecoder(spec, weights)
+            self._centres = key_centres(spec, spec.kv_cache_spec(BLOCK), exact, _read_keys)
 
     @property
     def vocab_size(self) -> int:
@@ -56,7 +62,9 @@ class ReferenceDecoder:
             hidden = self._embed(inputs)  # [num_tokens, hidden_size]
             angles = self._angles(inputs.positions)
             for index, layer in enumerate(self.spec.layers):
-                attention = _Attention(self.spec, layer, self.weights.layers[index], angles, self.rounds_kv)
+                centre = None if self._centres is None else self._centres[index]
+                rounding = _Rounding(self.kv_dtype, centre)
+                attention = _Attention(self.spec, layer, self.weights.layers[index], angles, rounding)
                 hidden = self._attend(hidden, attention, cache.layer(index), inputs)
                 hidden = self._transform(hidden, index)
             hidden = self._norm(hidden, self.weights.parts, Part.FINAL_NORM)
@@ -108,6 +116,27 @@ class ReferenceDecoder:
         return soft_cap(linear(hidden, self.weights.parts[head]), self.spec.logit_soft_cap)
 
 
+@dataclass(frozen=True, slots=True)
+class _Rounding:
+    """How the keys and values of a layer are rounded before they are stored."""
+
+    kv_dtype: str
+    key_centre: FloatArray | None
+
+    def round(self, keys: FloatArray, values: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Return the keys, rounded with their centre taken off, and the values, `[num_tokens, heads, head_dim]`."""
+        if self.kv_dtype not in KV_ROUNDINGS:
+            return keys, values
+        round_keys, round_values = KV_ROUNDINGS[self.kv_dtype]
+        return round_keys(keys if self.key_centre is None else keys - self.key_centre), round_values(values)
+
+
+def _read_keys(cache: CacheEngine, layer: int) -> FloatArray:
+    """Return the keys of a layer by slot, `[num_slots, num_kv_heads, head_dim]`."""
+    keys = cache.layer(layer).keys
+    return keys.reshape(-1, *keys.shape[2:])
+
+
 class _Attention:
     """The attention sublayer of one layer."""
 
@@ -117,10 +146,10 @@ class _Attention:
         layer: LayerSpec,
         parts: Parts,
         angles: Mapping[RopeSpec, tuple[FloatArray, FloatArray]],
-        rounds_kv: bool,
+        rounding: _Rounding,
     ) -> None:
         self.parts = parts
-        self._rounds_kv = rounds_kv
+        self._rounding = rounding
         self._shape = spec.attention
         self._angles = None if layer.rope is None else angles[layer.rope]
         self._rule = AttentionRule(self._shape.scale, layer.window, self._shape.score_soft_cap)
@@ -130,8 +159,7 @@ class _Attention:
         query = self._heads(hidden, Part.QUERY, Part.QUERY_NORM)
         keys = self._heads(hidden, Part.KEY, Part.KEY_NORM)
         values = linear(hidden, self.parts[Part.VALUE]).reshape(keys.shape)
-        if self._rounds_kv:
-            keys, values = rounded_to_int8(keys), rounded_to_int8(values)
+        keys, values = self._rounding.round(keys, values)
         write_kv(cache, inputs.slots[cache.group], keys, values)
         output = paged_attention(query, cache, inputs, self._rule)
         return linear(output.reshape(len(hidden), -1), self.parts[Part.OUTPUT])

@@ -23,7 +23,7 @@ def load_parts(
     """Return the parts of a worker for a model.
 
     Checks the checkpoint, and raises `CheckpointError` if something is wrong with it. Weights, keys and
-    values are float32 or int8.
+    values are float32, or rounded as `kv_dtype` stores them.
     """
     spec = model.spec
     loaded = DecoderWeights.load(spec, model.source.tensors(), weights=in_groups(weights))
@@ -33,7 +33,7 @@ def load_parts(
         num_host_blocks=num_host_blocks,
     )
     return WorkerParts(
-        ReferenceDecoder(spec, loaded, rounds_kv=kv_dtype == "int8"),
+        ReferenceDecoder(spec, loaded, kv_dtype=kv_dtype),
         cache,
         ReferenceSampler(),
         eos_token_ids=frozenset(model.eos_token_ids),

@@ -8,7 +8,7 @@ from typing import Final
 from quire.compute.models.base import DecoderSpec
 from quire.compute.torch.device import DeviceNeeds
 from quire.core.errors import InvalidConfigError
-from quire.core.kv_spec import KVCacheSpec
+from quire.core.kv_spec import INT4_VALUES, KVCacheSpec
 from quire.core.step import MAX_PROMPT_LOGITS
 
 BLOCK_SIZES: Final = (16, 32, 64, 128)
@@ -56,7 +56,8 @@ def kv_cache_spec(spec: DecoderSpec, settings: TorchSettings) -> KVCacheSpec:
     if settings.block_size not in BLOCK_SIZES:
         raise InvalidConfigError("block_size", settings.block_size, f"one of {', '.join(map(str, BLOCK_SIZES))}")
     if settings.stored_kv_dtype not in KV_DTYPES:
-        raise InvalidConfigError("kv_dtype", settings.kv_dtype, f"one of {', '.join(KV_DTYPES)}")
+        others = ": only the backends native and reference store 4 bits" if settings.kv_dtype in INT4_VALUES else ""
+        raise InvalidConfigError("kv_dtype", settings.kv_dtype, f"one of {', '.join(KV_DTYPES)}{others}")
     _check_attention(spec, settings)
     return spec.kv_cache_spec(settings.block_size, settings.stored_kv_dtype)
 

@@ -29,10 +29,12 @@ from quire.core.kv_spec import KVCacheSpec
 from quire.core.step import StepPlan
 
 CacheArray: TypeAlias = NDArray[Any]
-"""Keys or values of one place: float32, bfloat16 as uint16, or int8 with a scale after each head."""
+"""Keys or values of one place: float32, bfloat16 as uint16, or bytes with scales after the numbers of each head."""
 
-STORED_AS: Final = MappingProxyType({"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8})
-POISON: Final = MappingProxyType({"float32": math.nan, "bfloat16": 0x7FC0, "int8": -1})  # NaN, for int8 as a scale
+STORED_AS: Final = MappingProxyType(
+    {"float32": np.float32, "bfloat16": np.uint16, "int8": np.int8, "k8v4": np.int8, "int4": np.int8}
+)
+POISON: Final = MappingProxyType({np.float32: math.nan, np.uint16: 0x7FC0, np.int8: -1})  # NaN, for bytes as a scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +123,10 @@ class _Tier:
 
     def allocate(self, spec: KVCacheSpec, poison: bool) -> None:
         """Allocate every array. Mutates."""
-        shape = (self.num_blocks, spec.block_size, spec.num_kv_heads, spec.numbers_per_head)
+        shape, dtype = (self.num_blocks, spec.block_size, spec.num_kv_heads), STORED_AS[spec.dtype]
+        sizes = [size // np.dtype(dtype).itemsize for size in (spec.key_head_bytes, spec.value_head_bytes)]
         try:
-            self.arrays = [_new_array(shape, spec.dtype, poison) for _ in range(2 * spec.layers_per_group)]
+            self.arrays = [_new_array((*shape, size), dtype, poison) for size in sizes * spec.layers_per_group]
         except (MemoryError, ValueError) as error:
             allowed = f"as many as fit into memory, {spec.bytes_per_block} bytes each"
             raise InvalidConfigError(self.name, self.num_blocks, allowed) from error
@@ -144,9 +147,9 @@ def _touch(array: CacheArray) -> None:
     array.fill(0)
 
 
-def _new_array(shape: tuple[int, ...], dtype: str, poison: bool) -> CacheArray:
+def _new_array(shape: tuple[int, ...], dtype: type[Any], poison: bool) -> CacheArray:
     # The system maps zeros without touching memory: blocks take memory only when written.
-    array: CacheArray = np.zeros(shape, STORED_AS[dtype])
+    array: CacheArray = np.zeros(shape, dtype)
     if poison:
         array[...] = POISON[dtype]
     return array

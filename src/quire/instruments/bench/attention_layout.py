@@ -17,14 +17,14 @@ import numpy as np
 from quire.compute.arrays import IntArray
 from quire.compute.worker.cache_engine import STORED_AS, CacheArray
 from quire.core.errors import InvalidConfigError
-from quire.core.kv_spec import KVCacheSpec
+from quire.core.kv_spec import INT4_GROUP, INT4_VALUES, KVCacheSpec
 
 if TYPE_CHECKING:
     from quire._native import Kernels, ThreadTeam
 
 PANEL_WIDTH = 16
-COMMON = {"bfloat16": 0x3C00, "int8": 0x3C}
-"""The content everywhere: 0.0078 in bfloat16; 60 in int8, with scales of 0.0115."""
+COMMON = {"bfloat16": 0x3C00, "int8": 0x3C, "k8v4": 0x3C, "int4": 0x3C}
+"""The content everywhere: 0.0078 in bfloat16; 60 in int8, with scales of 0.0115; 12 and 3 in 4 bits."""
 SHUFFLED, IN_ORDER, CONTIGUOUS = "shuffled", "in order", "contiguous"
 
 
@@ -39,7 +39,7 @@ class Layout:
 class PagedLayers:
     """Sequences of equal length in as many layers as take `num_bytes` in bfloat16.
 
-    `heads`: query heads, key heads, and their size. `dtype`: bfloat16 or int8.
+    `heads`: query heads, key heads, and their size. `dtype`: bfloat16, int8, k8v4 or int4.
     """
 
     def __init__(
@@ -53,30 +53,34 @@ class PagedLayers:
     ) -> None:
         num_sequences, num_tokens = decodes
         self._num_heads, num_kv_heads, self._head_dim = heads
+        self._dtype = dtype
         blocks_each = -(-num_tokens // block_size)
         num_blocks = num_sequences * blocks_each
-        stored_dim = -(-self._head_dim // PANEL_WIDTH) * PANEL_WIDTH
+        step = INT4_GROUP if dtype in INT4_VALUES else PANEL_WIDTH
+        stored_dim = -(-self._head_dim // step) * step
         spec, half = (
             KVCacheSpec.from_layers(
                 [None], block_size=block_size, num_kv_heads=num_kv_heads, head_dim=stored_dim, dtype=stored_as
             )
             for stored_as in (dtype, "bfloat16")
         )
-        shape = (num_blocks, block_size, num_kv_heads, spec.numbers_per_head)
+        number = STORED_AS[dtype]
+        sizes = [size // np.dtype(number).itemsize for size in (spec.key_head_bytes, spec.value_head_bytes)]
         self.num_layers = max(1, -(-num_bytes // (num_blocks * half.bytes_per_block)))
         used = self._head_dim / stored_dim
         self.num_bytes = round(self.num_layers * num_sequences * num_tokens * spec.bytes_per_layer_token * used)
         try:
             # Written, so that the system maps the memory.
-            layers: list[tuple[CacheArray, CacheArray]] = [
-                (np.full(shape, COMMON[dtype], STORED_AS[dtype]), np.full(shape, COMMON[dtype], STORED_AS[dtype]))
+            pairs: list[list[CacheArray]] = [
+                [np.full((num_blocks, block_size, num_kv_heads, size), COMMON[dtype], number) for size in sizes]
                 for _ in range(self.num_layers)
             ]
         except MemoryError as error:
             raise InvalidConfigError("working set", num_bytes, "bytes that fit into memory") from error
         blocks = np.arange(num_blocks, dtype=np.int64).reshape(num_sequences, blocks_each)
         shuffled = np.random.default_rng(0).permutation(blocks.ravel()).reshape(blocks.shape)
-        whole = (num_sequences, blocks_each * block_size, num_kv_heads, spec.numbers_per_head)
+        layers = [(keys, values) for keys, values in pairs]
+        whole = (num_sequences, blocks_each * block_size, num_kv_heads, -1)
         pieces = [(keys.reshape(whole), values.reshape(whole)) for keys, values in layers]
         self.layouts = {
             SHUFFLED: Layout(layers, shuffled),
@@ -90,6 +94,6 @@ class PagedLayers:
         from quire._benchmarks import attention_seconds
 
         (seconds,) = attention_seconds(
-            kernels, team, layout.layers, layout.tables, self._lengths, self._num_heads, self._head_dim, 1
+            kernels, team, layout.layers, self._dtype, layout.tables, self._lengths, self._num_heads, self._head_dim, 1
         )
         return seconds

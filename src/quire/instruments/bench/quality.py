@@ -46,6 +46,8 @@ SETTINGS: Final[dict[tuple[str, str], dict[str, Any]]] = {
     ("int8", "bfloat16"): {"dtype": "bfloat16", "weights": "int8"},
     ("int4", "bfloat16"): {"dtype": "bfloat16", "weights": "int4"},
     ("bfloat16", "int8"): {"dtype": "bfloat16", "weights": "widened", "kv_dtype": "int8"},
+    ("bfloat16", "k8v4"): {"dtype": "bfloat16", "weights": "widened", "kv_dtype": "k8v4"},
+    ("bfloat16", "int4"): {"dtype": "bfloat16", "weights": "widened", "kv_dtype": "int4"},
     ("int8", "int8"): {"dtype": "bfloat16", "weights": "int8", "kv_dtype": "int8"},
 }
 """The number types of weights, and of keys and values, with their settings. The first one is the reference."""
@@ -154,7 +156,7 @@ def divergences(reference: Numbers, other: Numbers) -> Numbers:
 
 
 DESCRIPTION = (
-    "Read texts with float32, bfloat16, int8 and int4 weights, and measure perplexity, how far the next-token "
+    "Read texts with narrower weights, keys and values, and measure perplexity, how far the next-token "
     "distribution is from float32's, and how often the likeliest token is the same."
 )
 
