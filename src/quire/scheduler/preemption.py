@@ -40,7 +40,7 @@ class Preemption:
         self.journal: RequestJournal | None = None
 
     def preempt(self, victim: Request) -> None:
-        """Preempt a running request in favour of those ahead of it. Mutates."""
+        """Preempt a running request in favour of those ahead. Mutates."""
         num_computed = victim.num_planned  # steps in flight compute its tokens for nothing
         waiting = self._go_back(victim, self._give_up_memory)
         if self.journal is not None:

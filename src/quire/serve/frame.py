@@ -53,7 +53,7 @@ access_logger = logging.getLogger("quire.serve.access")
 class RequestContext:
     """A call, as `request.state.context`. Endpoints fill in the last four, for the log, and `visit` at the gate.
 
-    The visit ends with the call at the latest, whatever becomes of it.
+    The visit ends with the call at the latest, however that ends.
     """
 
     request_id: str

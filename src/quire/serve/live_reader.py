@@ -27,7 +27,7 @@ from quire.serve.tenants import Tenant
 MOST_EVENTS: Final = 512
 MOST_SAMPLES: Final = 256
 MOST_OWED: Final = 1 << 16
-"""Blocks; a reader that is owed more is shown everything anew."""
+"""Blocks; a reader that is owed more is shown everything again."""
 ROWS_AT_ONCE: Final = 4096
 KINDS: Final = tuple(kind.name.lower() for kind in EventKind)
 
@@ -129,10 +129,10 @@ class LiveReader:
     def take(self, mirror: LiveMirror | None, at_s: float) -> tuple[Line, Iterator[list[Row]]]:
         """Return what it is owed: requests and events, and its blocks a part at a time. Mutates; O(debt).
 
-        Blocks are told as they are when their part is asked for. What changes meanwhile is owed anew.
+        Blocks are told as they are when their part is asked for. What changes meanwhile is owed again.
         """
         is_full, self.num_frames = self._is_owed_all, self.num_frames + 1
-        self.at_s = at_s = at_s if is_full else max(at_s, self.at_s)  # an engine that began anew counts anew
+        self.at_s = at_s = at_s if is_full else max(at_s, self.at_s)  # an engine that began again counts from 0
         line: Line = {"seq": self.num_frames, "t": round(at_s, 3), "full": is_full}
         if mirror is None or not mirror.is_whole:
             return line | {"requests": [], "gone": [], "events": []}, iter(())

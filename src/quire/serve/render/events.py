@@ -16,7 +16,7 @@ DONE: Final = b"data: [DONE]\n\n"
 
 
 class Envelope:
-    r"""The events of one stream of chunks: all alike but for one choice, and for the usage where it was asked for.
+    r"""The events of one stream of chunks: all alike except for one choice, and the usage if it was asked for.
 
     >>> envelope = Envelope({"id": "cmpl-1"}, tells_usage=True)
     >>> envelope.chunk({"index": 0})

@@ -19,7 +19,7 @@ export function milliseconds(ms) {
     return `${ms.toFixed(ms < 10 ? 1 : 0)} ms`;
 }
 
-/** Return a rate: whole numbers, but for slow ones. */
+/** Return a rate: whole numbers, except for slow ones. */
 export const rate = (perSecond) =>
     perSecond === null ? "–" : count(perSecond < 10 ? Number(perSecond.toFixed(1)) : Math.round(perSecond));
 

@@ -54,7 +54,7 @@ export class History {
         return true;
     }
 
-    /** Return whether the totals of a frame have begun anew, as after a restart. */
+    /** Return whether the totals of a frame have begun again, as after a restart. */
     isBackwards(frame) {
         const before = this.bin.totals;
         return before !== null && frame.totals.generated_tokens < before.generated_tokens;

@@ -1,6 +1,6 @@
 // What the page knows of a server: the hello and the frames of /live, added up.
 //
-//     hello ──► Model: an empty memory of so many blocks
+//     hello ──► Model: an empty memory with its number of blocks
 //     frame ──► apply: what changed is written over, and said in a Change, so that only that is drawn again
 //
 // Pure: no document, no clock, no network. The same frames give the same model, which the tests hold against the full
