@@ -13,6 +13,7 @@ from quire import cli
 from quire.compute.models.hub import SETTINGS, WANTED
 from support.gguf_models import write_gguf
 from support.model_stores import COMMIT, OLDER, VARIABLES, add_file, add_to_hub, add_to_ollama
+from support.quantized_models import write_quantized
 from support.tiny_checkpoint import write_tiny_llama, write_tiny_qwen3
 
 
@@ -59,6 +60,15 @@ def test_the_list_says_what_runs_here(models: Command, home: Path) -> None:
     assert rows["guide"].split()[1:] == ["Qwen3", "5.3", "MiB", "BF16", "quire", "yes"]
     assert rows["tiny:1b"].split()[-3:] == ["Q8_0", "Ollama", "yes"]
     assert "no: version is 'cut off: the file has 5 bytes'; allowed: a whole file" in rows["broken:latest"]
+
+
+def test_the_type_of_a_quantised_folder_is_its_method(models: Command, home: Path) -> None:
+    made, snapshot = write_quantized(home / "awq", "awq"), add_to_hub(home, "org/quantised")
+    for name in ("config.json", "model.safetensors"):
+        add_file(snapshot, name, (made / name).read_bytes())
+    status, out, _ = models()
+    (row,) = (line.split() for line in out.splitlines() if line.startswith("org/quantised"))
+    assert (status, row[-3:]) == (0, ["AWQ", "hub", "yes"])
 
 
 def test_the_list_as_json_has_a_line_for_each_model(models: Command, home: Path) -> None:

@@ -116,7 +116,8 @@ def _described(row: ListedModel, source: ModelSource) -> ListedModel:
     try:
         kind = source.type if isinstance(source, GgufFile) else ""
         model = read_model(source)
-        row = replace(row, family=model.architecture.partition("For")[0], type=kind or TYPES[model.dtype])
+        kind = kind or model.quantization.partition(",")[0] or TYPES[model.dtype]
+        row = replace(row, family=model.architecture.partition("For")[0], type=kind)
         WeightReader(model.spec, source.tensors(), "float32", "auto")
         backend, _ = choose_backend(EngineConfig(), model)
         needs = backend.needs()

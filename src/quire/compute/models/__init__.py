@@ -18,6 +18,7 @@ from quire.compute.models.config_file import CONFIG_FILE, GENERATION_CONFIG_FILE
 from quire.compute.models.generation import GenerationDefaults
 from quire.compute.models.rope import rope_notices
 from quire.compute.models.source import ModelSource
+from quire.compute.quantized.methods import quantization_of
 from quire.core.errors import ModelError
 
 FAMILIES: Final = MappingProxyType(
@@ -46,7 +47,7 @@ class ModelDescription:
     """The settings of a model; `spec` has the vocabulary, context length and KV cache.
 
     `source` has its files and tensors. `dtype` is the checkpoint's. `notices` are facts that a user should see at the
-    start, one line each.
+    start, one line each. `quantization`: how the weights of a folder are quantised, empty if they are not.
     """
 
     source: ModelSource
@@ -56,6 +57,7 @@ class ModelDescription:
     dtype: str
     generation: GenerationDefaults
     notices: tuple[str, ...]
+    quantization: str = ""
 
 
 def read_model(source: ModelSource, max_length: int | None = None) -> ModelDescription:
@@ -70,7 +72,10 @@ def read_model(source: ModelSource, max_length: int | None = None) -> ModelDescr
     generation = ConfigFile(source.where(GENERATION_CONFIG_FILE), {})
     if source.has(GENERATION_CONFIG_FILE):
         generation = ConfigFile.read(source, GENERATION_CONFIG_FILE)
-    dtype = _dtype(config)
+    dtype, quantization = _dtype(config), quantization_of(config)
+    notices = (TEXT_ONLY,) if config.is_set("text_config") else rope_notices(config, max_length)
+    if quantization is not None:
+        notices += (f"weights quantised by {quantization.name}: widened while loading",)
     return ModelDescription(
         source=source,
         architecture=architecture,
@@ -78,12 +83,13 @@ def read_model(source: ModelSource, max_length: int | None = None) -> ModelDescr
         eos_token_ids=_eos_token_ids(generation, config, spec.vocab_size),
         dtype=dtype,
         generation=GenerationDefaults.read(generation),
-        notices=(TEXT_ONLY,) if config.is_set("text_config") else rope_notices(config, max_length),
+        notices=notices,
+        quantization="" if quantization is None else quantization.name,
     )
 
 
 def _architecture(config: ConfigFile) -> str:
-    """Return the family's name; refuses formats that no engine of quire can read."""
+    """Return the family's name; refuses families that no engine of quire can run."""
     architectures = config.texts("architectures")
     if not architectures or architectures[0] not in FAMILIES:
         named = f"of the family {architectures[0]!r:.80}" if architectures else "that names no family"
@@ -93,8 +99,6 @@ def _architecture(config: ConfigFile) -> str:
         else:
             named += ", which quire cannot run"
         raise ModelError(config.where, f"{config.where}: a model {named}. {advice}")
-    if config.is_set("quantization_config"):
-        raise config.error("quantization_config", "null: weights in float32, bfloat16 or float16")
     return architectures[0]
 
 

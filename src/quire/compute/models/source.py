@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from quire.compute.models.config_file import CONFIG_FILE
+from quire.compute.models.config_file import CONFIG_FILE, ConfigFile
 from quire.compute.models.refusals import folder_refusal
+from quire.compute.quantized.methods import quantization_of
+from quire.compute.quantized.tensors import QuantizedTensors
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.weight_file import WeightFile
 from quire.core.model_files import MAX_SETTINGS_BYTES, ModelFiles, is_there, read_json_object, read_text
@@ -64,9 +66,11 @@ class ModelFolder:
         """Return the JSON object in a file."""
         return read_json_object(self._found(file), max_bytes)
 
-    def tensors(self) -> Checkpoint:
-        """Check the headers of the safetensors files and return their tensors; maps nothing yet."""
-        return Checkpoint.open(self.folder)
+    def tensors(self) -> WeightFile:
+        """Check the headers of the safetensors files and return their tensors, quantised ones as floats."""
+        checkpoint = Checkpoint.open(self.folder)
+        method = quantization_of(ConfigFile.read(self, CONFIG_FILE))
+        return checkpoint if method is None else QuantizedTensors(checkpoint, method)
 
     def block_types(self) -> Mapping[str, str]:
         """Return nothing: a folder has floats."""

@@ -108,9 +108,18 @@ class Checkpoint:
             if hasattr(mmap, "MADV_DONTNEED"):
                 mapping.madvise(mmap.MADV_DONTNEED)
 
+    def stored(self, name: str) -> ByteArray:
+        """Return the bytes of a tensor of any dtype, read-only."""
+        return self._bytes(name, EVERYTHING)[0]
+
     def _rows(self, name: str, rows: slice) -> tuple[ByteArray, str, tuple[int, ...]]:
-        """Return bytes, dtype and shape of the rows of a tensor."""
+        """Return bytes, dtype and shape of the rows of a tensor of floats."""
         self.require_floats(name)
+        data, shape = self._bytes(name, rows)
+        return data, self.entries[name].dtype, shape
+
+    def _bytes(self, name: str, rows: slice) -> tuple[ByteArray, tuple[int, ...]]:
+        """Return bytes and shape of the rows of a tensor."""
         entry = self.entries[name]
         if entry.file not in self._mappings:
             self._mappings[entry.file] = self._mapped(entry.file)
@@ -119,7 +128,7 @@ class Checkpoint:
             row_bytes = (stop - start) // shape[0]
             start, stop = start + rows.start * row_bytes, start + rows.stop * row_bytes
             shape = (rows.stop - rows.start, *shape[1:])
-        return np.frombuffer(self._mappings[entry.file], np.uint8, stop - start, start), entry.dtype, shape
+        return np.frombuffer(self._mappings[entry.file], np.uint8, stop - start, start), shape
 
     def _mapped(self, path: Path) -> mmap.mmap:
         """Return a file of the folder in memory; it must be as long as it was when its header was checked.

@@ -1,0 +1,78 @@
+"""fp8: weights as e4m3, a float of a sign, 4 bits of exponent and 3 of mantissa, with a scale for each block.
+
+    weight [out, in]    weight_scale_inv [out / 128, in / 128], rounded up; it multiplies, whatever its name
+
+Activations are not rounded to fp8 here: their scales are not used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from quire.compute.arrays import ByteArray, FloatArray
+from quire.compute.models.config_file import ConfigFile
+from quire.compute.quantized.matrix import MatrixParts, num_groups, optional_texts, scaled
+from quire.compute.weights.checkpoint import FLOAT_DTYPES
+
+
+def _e4m3() -> FloatArray:
+    """Return the number of each of the 256 bytes: no infinity, and NaN where all bits but the sign are set."""
+    byte = np.arange(256)
+    exponent, mantissa = byte >> 3 & 15, (byte & 7).astype(np.float32)
+    size = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(mantissa + 8, exponent - 10))
+    size[byte & 127 == 127] = np.nan
+    return np.where(byte < 128, size, -size).astype(np.float32)
+
+
+E4M3: Final = _e4m3()
+
+
+def e4m3_numbers(data: ByteArray) -> FloatArray:
+    """Return bytes of e4m3 as float32.
+
+    >>> e4m3_numbers(np.array([0x38, 0xB8, 0x01, 0x7E], np.uint8)).tolist()
+    [1.0, -1.0, 0.001953125, 448.0]
+    """
+    return E4M3[data]
+
+
+def block_sizes(config: ConfigFile, field: str) -> tuple[int, int]:
+    """Return the outputs and inputs of a block."""
+    sizes = config.fields.get(field)
+    if not isinstance(sizes, list) or len(sizes) != 2 or not all(type(n) is int and 0 < n < 1 << 24 for n in sizes):
+        raise config.error(field, "two integers from 1, such as [128, 128]")
+    return sizes[0], sizes[1]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFp8:
+    """Implements `Method`."""
+
+    block: tuple[int, int]
+    unconverted: tuple[str, ...]
+    name: str = "fp8"
+    marker: str = "weight_scale_inv"
+    sides: frozenset[str] = frozenset({"weight", "input_scale", "activation_scale"})
+
+    @classmethod
+    def read(cls, config: ConfigFile) -> BlockFp8:
+        """Read the settings of a folder."""
+        config.require("fmt", "e4m3", None)
+        block = block_sizes(config, "weight_block_size")
+        return cls(block, optional_texts(config, "modules_to_not_convert") or optional_texts(config, "ignored_layers"))
+
+    def shape(self, parts: MatrixParts) -> tuple[int, int]:
+        """Return the shape of a matrix, after checking its parts."""
+        out, num_inputs = parts.shape("weight", "F8_E4M3")
+        grid = num_groups(out, self.block[0]), num_groups(num_inputs, self.block[1])
+        parts.require("weight_scale_inv", grid, *FLOAT_DTYPES)
+        return out, num_inputs
+
+    def widened(self, parts: MatrixParts, rows: slice) -> FloatArray:
+        """Return rows of a matrix as float32."""
+        numbers = e4m3_numbers(parts.array("weight")[rows])
+        scales = parts.floats("weight_scale_inv", np.arange(rows.start, rows.stop) // self.block[0])
+        return scaled(numbers, scales, 0, self.block[1])

@@ -1,0 +1,90 @@
+"""GPTQ: codes of 4 or 8 bits packed along the inputs, `[in / codes of a word, out]`.
+
+    scales [groups, out]    zero points [groups, out / codes of a word], each stored less one, except by `gptq_v2`
+    g_idx [in]              the group of each input; with `desc_act` they are in no order
+
+Packers of GPTQ give every matrix a bias, of zeros where the model has none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from quire.compute.arrays import FloatArray
+from quire.compute.models.config_file import ConfigFile
+from quire.compute.quantized.matrix import (
+    MatrixParts,
+    group_size,
+    num_groups,
+    optional_texts,
+    refusal,
+    scaled,
+    unpacked,
+    unpacked_columns,
+)
+from quire.compute.weights.checkpoint import FLOAT_DTYPES
+
+FORMATS: Final = ("gptq", "gptq_v2")
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq:
+    """Implements `Method`."""
+
+    bits: int
+    group: int
+    ordered: bool
+    zeros_less_one: bool
+    unconverted: tuple[str, ...]
+    marker: str = "qweight"
+    sides: frozenset[str] = frozenset({"qzeros", "scales", "g_idx"})
+
+    @classmethod
+    def read(cls, config: ConfigFile) -> Gptq:
+        """Read the settings of a folder."""
+        layout = config.fields.get("checkpoint_format") or "gptq"
+        if layout not in FORMATS or config.flag("is_marlin_format", False):
+            raise refusal(config, f"GPTQ in the layout {layout!r}" if layout not in FORMATS else "GPTQ for Marlin")
+        bits = config.size("bits")
+        if bits not in (4, 8):
+            raise config.error("bits", "4 or 8")
+        overrides = config.section("dynamic").fields
+        if not all(name.startswith("-:") for name in overrides):
+            raise config.error("dynamic", "modules that are left out only, each after '-:'")
+        return cls(
+            bits,
+            group_size(config),
+            not config.flag("desc_act", False),
+            layout == "gptq",
+            optional_texts(config, "modules_to_not_convert"),
+        )
+
+    @property
+    def name(self) -> str:
+        """The method and its bits."""
+        return f"GPTQ, {self.bits} bits"
+
+    def shape(self, parts: MatrixParts) -> tuple[int, int]:
+        """Return the shape of a matrix, after checking its parts."""
+        per_word = 32 // self.bits
+        words, out = parts.shape("qweight", "I32")
+        num_inputs = words * per_word
+        groups = num_groups(num_inputs, self.group)
+        parts.require("scales", (groups, out), *FLOAT_DTYPES)
+        parts.require("qzeros", (groups, -(-out // per_word)), "I32")
+        if "g_idx" in parts.entries or not self.ordered:
+            parts.require("g_idx", (num_inputs,), "I32")
+        return out, num_inputs
+
+    def widened(self, parts: MatrixParts, rows: slice) -> FloatArray:
+        """Return rows of a matrix as float32."""
+        codes = unpacked(parts.array("qweight")[:, rows].T, self.bits)
+        zeros = unpacked_columns(parts.array("qzeros"), rows, self.bits).T
+        if self.zeros_less_one:
+            zeros = (zeros + np.uint8(1)) & np.uint8((1 << self.bits) - 1)
+        scales = parts.floats("scales", (slice(None), rows)).T
+        groups = parts.groups("g_idx", scales.shape[1]) if "g_idx" in parts.entries else self.group
+        return scaled(codes, scales, zeros, groups)

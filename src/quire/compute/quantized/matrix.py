@@ -1,0 +1,183 @@
+"""One quantised matrix of a folder: the tensors it is made of, and the arithmetic that all methods share.
+
+A weight is (code - zero point) × scale. Codes are integers packed in words of 32 bits, lowest bits first, or bytes.
+Scales belong to groups of consecutive inputs, or to the group that `g_idx` names for each input. Differences are exact
+in float32 and the product rounds at most once, so every correct reader gets the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.compute.arrays import ByteArray, FloatArray, IntArray
+from quire.compute.models.config_file import ConfigFile
+from quire.compute.weights.bfloat16 import widened
+from quire.compute.weights.checkpoint import Checkpoint
+from quire.compute.weights.safetensors import TensorEntry
+from quire.core.errors import CheckpointError, ModelError
+
+STORED: Final = MappingProxyType(
+    {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I8": "i1", "F8_E4M3": "u1", "I32": "<i4", "I64": "<i8"}
+)
+IN_ORDER: Final = (0, 1, 2, 3, 4, 5, 6, 7)
+ADVICE: Final = (
+    "Use the model from before it was quantised, with --weights int8 or int4, a GGUF file, or a folder quantised"
+    " by GPTQ, AWQ (gemm), compressed-tensors or fp8 with block scales"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixParts:
+    """The tensors that one matrix is made of, by the part of their names after its stem."""
+
+    checkpoint: Checkpoint
+    stem: str
+    entries: Mapping[str, TensorEntry]
+
+    def shape(self, part: str, *dtypes: str, dimensions: int = 2) -> tuple[int, ...]:
+        """Return the shape of a part; raises if it is missing, or has another dtype or number of dimensions."""
+        if part not in self.entries:
+            where = f"{self.checkpoint.name}: matrix {self.stem!r}"
+            raise CheckpointError(where, f"without {self.stem}.{part}", "with every tensor that its method has")
+        entry = self.entries[part]
+        if entry.dtype not in dtypes:
+            raise self._error(part, "dtype", entry.dtype, f"one of {', '.join(dtypes)}")
+        if len(entry.shape) != dimensions:
+            raise self._error(part, "shape", list(entry.shape), f"{dimensions} dimensions")
+        return entry.shape
+
+    def require(self, part: str, shape: tuple[int, ...], *dtypes: str) -> None:
+        """Raise unless a part has this shape and one of these dtypes."""
+        found = self.shape(part, *dtypes, dimensions=len(shape))
+        if found != shape:
+            allowed = f"{list(shape)}, as its settings and the other tensors of the matrix say"
+            raise self._error(part, "shape", list(found), allowed)
+
+    def array(self, part: str) -> NDArray[Any]:
+        """Return a part as it is stored; maps its file."""
+        entry = self.entries[part]
+        return self.checkpoint.stored(entry.name).view(STORED[entry.dtype]).reshape(entry.shape)
+
+    def floats(self, part: str, index: Any = ...) -> FloatArray:
+        """Return what an index picks of a part that is floats, as float32."""
+        numbers = self.array(part)[index]
+        return widened(numbers) if self.entries[part].dtype == "BF16" else numbers.astype(np.float32)
+
+    def groups(self, part: str, count: int) -> IntArray:
+        """Return the group of each input; raises if one is not below `count`."""
+        groups: IntArray = self.array(part).astype(np.int64)
+        if len(groups) and not 0 <= groups.min() <= groups.max() < count:
+            raise self._error(part, "range", f"{groups.min()} to {groups.max()}", f"groups from 0 to {count - 1}")
+        return groups
+
+    def _error(self, part: str, what: str, found: object, allowed: str) -> CheckpointError:
+        return CheckpointError(f"{self.checkpoint.name}: tensor {self.entries[part].name!r}: {what}", found, allowed)
+
+
+class Method(Protocol):
+    """A way to quantise the matrices of a model, with the settings of one folder."""
+
+    @property
+    def name(self) -> str:
+        """Its name and bits for users, such as "GPTQ, 4 bits"."""
+        ...
+
+    @property
+    def marker(self) -> str:
+        """The part that every quantised matrix has, and that no other matrix has."""
+        ...
+
+    @property
+    def sides(self) -> frozenset[str]:
+        """The other parts that a quantised matrix may have, those included that are never used."""
+        ...
+
+    @property
+    def unconverted(self) -> tuple[str, ...]:
+        """The modules that the settings say are not quantised."""
+        ...
+
+    def shape(self, parts: MatrixParts) -> tuple[int, int]:
+        """Return the shape `[out, in]` of a matrix, after checking its parts against each other. Reads no tensor."""
+        ...
+
+    def widened(self, parts: MatrixParts, rows: slice) -> FloatArray:
+        """Return rows of a matrix as float32."""
+        ...
+
+
+def refusal(config: ConfigFile, method: str) -> ModelError:
+    """Return the error for a method that quire does not read."""
+    return ModelError(
+        config.where, f"{config.where}: weights quantised by {method:.80}, which quire does not read. {ADVICE}"
+    )
+
+
+def optional_texts(config: ConfigFile, field: str) -> tuple[str, ...]:
+    """Return a list of strings; none if the field is missing or null."""
+    return config.texts(field) if config.is_set(field) else ()
+
+
+def group_size(config: ConfigFile) -> int:
+    """Return the inputs that share a scale, 0 for all of them (-1 in the settings)."""
+    size = config.size("group_size", 128, low=-1)
+    if size == 0:
+        raise config.error("group_size", "an integer from 1, or -1 for one group")
+    return max(size, 0)
+
+
+def num_groups(size: int, group: int) -> int:
+    """Return the number of groups that `size` takes; one if `group` is 0."""
+    return -(-size // group) if group else 1
+
+
+def unpacked(words: NDArray[np.int32], bits: int) -> ByteArray:
+    """Return the codes of 4 or 8 bits in words, along the last dimension.
+
+    >>> unpacked(np.array([[0x76543210]], np.int32), 4).tolist()
+    [[0, 1, 2, 3, 4, 5, 6, 7]]
+    """
+    data: ByteArray = np.ascontiguousarray(words).view(np.uint8)
+    if bits == 8:
+        return data
+    codes = np.empty((*data.shape[:-1], 2 * data.shape[-1]), np.uint8)
+    codes[..., 0::2], codes[..., 1::2] = data & 15, data >> 4
+    return codes
+
+
+def unpacked_columns(
+    words: NDArray[np.int32], columns: slice, bits: int, order: tuple[int, ...] = IN_ORDER
+) -> ByteArray:
+    """Return columns of codes that are packed along them; `order` is the place in its word of each column of eight."""
+    per_word = 32 // bits
+    first = columns.start // per_word
+    codes = unpacked(words[:, first : -(-columns.stop // per_word)], bits)
+    if order != IN_ORDER:
+        codes = codes.reshape(len(codes), -1, per_word)[:, :, order].reshape(codes.shape)
+    return codes[:, columns.start - first * per_word : columns.stop - first * per_word]
+
+
+def scaled(codes: NDArray[Any], scales: FloatArray, zeros: NDArray[Any] | int, groups: IntArray | int) -> FloatArray:
+    """Return rows of (code - zero point) × scale; `scales` and `zeros` are `[rows, groups]`.
+
+    `groups` is the group of each input, or how many inputs a group has, 0 for all.
+    """
+    numbers: FloatArray = codes.astype(np.float32)
+    if not isinstance(zeros, int) or zeros:
+        numbers -= zeros if isinstance(zeros, int) else _spread(zeros.astype(np.float32), numbers.shape[1], groups)
+    with np.errstate(over="ignore", invalid="ignore"):  # scales that are not finite: the weights show it
+        numbers *= _spread(scales, numbers.shape[1], groups)
+    return numbers
+
+
+def _spread(of_groups: FloatArray, num_inputs: int, groups: IntArray | int) -> FloatArray:
+    """Return the number of each input's group."""
+    if not isinstance(groups, int):
+        return of_groups[:, groups]
+    return np.repeat(of_groups, groups, axis=1)[:, :num_inputs] if groups else of_groups

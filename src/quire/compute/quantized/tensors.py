@@ -1,0 +1,146 @@
+"""The tensors of a quantised folder under the names of the model it was made from.
+
+    model.layers.0.mlp.up_proj.qweight, .qzeros, .scales, .g_idx ──► model.layers.0.mlp.up_proj.weight [out, in]
+
+The tensors say which matrices are quantised; shapes and dtypes are checked before any is mapped. Matrices are widened a
+few rows at a time, so that what is needed meanwhile stays small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+
+from quire.compute.arrays import ByteArray, FloatArray, HalfArray
+from quire.compute.quantized.gptq import Gptq
+from quire.compute.quantized.matrix import MatrixParts, Method
+from quire.compute.weights.bfloat16 import narrowed
+from quire.compute.weights.checkpoint import Checkpoint
+from quire.compute.weights.safetensors import TensorEntry
+from quire.compute.weights.weight_file import EVERYTHING, WeightEntry
+from quire.core.errors import CheckpointError, InvariantError
+
+CHUNK: Final = 1 << 20  # numbers widened at a time
+MAX_DEPTH: Final = 32  # of modules within modules
+SCALES_OF_KV: Final = (".k_scale", ".v_scale")  # for a KV memory in fp8, which quire does not have
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedEntry:
+    """A quantised matrix: what it looks like, and its parts."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    parts: MatrixParts
+
+
+class QuantizedTensors:
+    """Implements `WeightFile` over a `Checkpoint` whose matrices are quantised by a method."""
+
+    def __init__(self, checkpoint: Checkpoint, method: Method) -> None:
+        self._checkpoint = checkpoint
+        self._method = method
+        self._unconverted = frozenset(method.unconverted)
+        self._matrices = {f"{parts.stem}.weight": self._entry(parts) for parts in self._all_parts()}
+        taken = {entry.name for matrix in self._matrices.values() for entry in matrix.parts.entries.values()}
+        plain = {
+            name: entry
+            for name, entry in checkpoint.entries.items()
+            if name not in taken and not name.endswith(SCALES_OF_KV)
+        }
+        for name in self._matrices.keys() & plain.keys():
+            raise CheckpointError(
+                f"{self.name}: tensor {name!r}", "given twice", f"it or its {method.marker}, not both"
+            )
+        if isinstance(method, Gptq):
+            plain = {name: entry for name, entry in plain.items() if not self._is_empty_bias(entry)}
+        self.entries: Mapping[str, WeightEntry] = MappingProxyType({**plain, **self._matrices})
+
+    @property
+    def name(self) -> str:
+        """The path of the folder."""
+        return self._checkpoint.name
+
+    @property
+    def block_types(self) -> Mapping[str, str]:
+        """Nothing: matrices are widened."""
+        return {}
+
+    def block_rows(self, name: str, rows: slice = EVERYTHING) -> ByteArray:
+        """Raise: no tensor has blocks of GGUF."""
+        raise InvariantError(f"{name}: a matrix of this folder is widened, not kept in blocks")
+
+    def require_floats(self, name: str) -> None:
+        """Raise unless a tensor is quantised or floats."""
+        if name not in self._matrices:
+            self._checkpoint.require_floats(name)
+
+    def tensor(self, name: str, rows: slice = EVERYTHING) -> FloatArray:
+        """Return rows of a tensor as float32, read-only."""
+        if name not in self._matrices:
+            return self._checkpoint.tensor(name, rows)
+        result = np.empty(self._shape(name, rows), np.float32)
+        for start, numbers in self._pieces(name, rows):
+            result[start : start + len(numbers)] = numbers
+        result.flags.writeable = False
+        return result
+
+    def bfloat16_bits(self, name: str, rows: slice = EVERYTHING) -> HalfArray:
+        """Return rows of a tensor as bfloat16, read-only."""
+        if name not in self._matrices:
+            return self._checkpoint.bfloat16_bits(name, rows)
+        result = np.empty(self._shape(name, rows), np.uint16)
+        for start, numbers in self._pieces(name, rows):
+            result[start : start + len(numbers)] = narrowed(numbers.reshape(-1)).reshape(numbers.shape)
+        result.flags.writeable = False
+        return result
+
+    def release(self) -> None:
+        """Free the memory that the mapped files take up."""
+        self._checkpoint.release()
+
+    def _all_parts(self) -> Iterator[MatrixParts]:
+        """Yield the parts of each quantised matrix."""
+        entries, method = self._checkpoint.entries, self._method
+        for name in entries:
+            stem, _, part = name.rpartition(".")
+            if part == method.marker:
+                names = {side: f"{stem}.{side}" for side in (method.marker, *method.sides)}
+                found = {side: entries[full] for side, full in names.items() if full in entries}
+                yield MatrixParts(self._checkpoint, stem, MappingProxyType(found))
+
+    def _entry(self, parts: MatrixParts) -> QuantizedEntry:
+        if not self._unconverted.isdisjoint(_modules_of(parts.stem)):
+            where = f"{self.name}: matrix {parts.stem!r}"
+            raise CheckpointError(where, "quantised", "floats: its config says that it was not converted")
+        return QuantizedEntry(self._method.name, self._method.shape(parts), parts)
+
+    def _is_empty_bias(self, entry: TensorEntry) -> bool:
+        """Return whether a tensor is the bias of zeros that packers of GPTQ add to every matrix."""
+        stem, _, part = entry.name.rpartition(".")
+        matrix = self._matrices.get(f"{stem}.weight")
+        if part != "bias" or matrix is None or entry.shape != matrix.shape[:1]:
+            return False
+        return not self._checkpoint.tensor(entry.name).any()
+
+    def _shape(self, name: str, rows: slice) -> tuple[int, int]:
+        out, num_inputs = self._matrices[name].shape
+        return len(range(out)[rows]), num_inputs
+
+    def _pieces(self, name: str, rows: slice) -> Iterator[tuple[int, FloatArray]]:
+        """Yield rows of a matrix, some at a time, and where they begin among those asked for."""
+        parts, chosen = self._matrices[name].parts, range(self._matrices[name].shape[0])[rows]
+        step = max(1, CHUNK // max(1, self._matrices[name].shape[1]))
+        for start in range(0, len(chosen), step):
+            piece = chosen[start : start + step]
+            yield start, self._method.widened(parts, slice(piece.start, piece.stop))
+
+
+def _modules_of(stem: str) -> Iterator[str]:
+    """Yield a module and those that it is in."""
+    names = stem.split(".", MAX_DEPTH)
+    return (".".join(names[: depth + 1]) for depth in range(len(names)))

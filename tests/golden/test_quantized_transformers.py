@@ -1,0 +1,38 @@
+"""fp8 against torch, whose type it is, and against transformers, which widens the same blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quire.compute.models.source import ModelFolder
+from quire.compute.quantized.fp8 import E4M3
+from support.quantized_models import block_fp8, write_tensors
+
+
+@pytest.mark.transformers
+def test_every_byte_of_e4m3_is_what_torch_takes_it_for() -> None:
+    import torch
+
+    theirs = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
+    np.testing.assert_array_equal(E4M3, theirs)
+
+
+@pytest.mark.transformers
+def test_blocks_are_widened_as_transformers_widens_them(tmp_path: Path) -> None:
+    import torch
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+    random = np.random.default_rng(0)
+    matrix = block_fp8(random.standard_normal((64, 96), np.float32), random, block=(32, 48), scale_dtype="F32")
+    write_tensors(tmp_path / "model.safetensors", {f"up.{part}": tensor for part, tensor in matrix.tensors.items()})
+    settings = '{"quantization_config": {"quant_method": "fp8", "weight_block_size": [32, 48]}}'
+    (tmp_path / "config.json").write_text(settings)
+    data, scales = (torch.from_numpy(matrix.tensors[part][1]) for part in ("weight", "weight_scale_inv"))
+    pair = {"weight": [data.view(torch.float8_e4m3fn)], "weight_scale_inv": [scales]}
+    theirs = Fp8Dequantize(None).convert(pair, full_layer_name="up.weight")
+    (widened,) = theirs.values()
+    widened = widened[0] if isinstance(widened, list) else widened
+    assert ModelFolder(tmp_path).tensors().tensor("up.weight").tobytes() == widened.float().numpy().tobytes()
