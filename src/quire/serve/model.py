@@ -74,7 +74,7 @@ class ServedModel(Protocol):
     def watch(self, every_s: float, show: ShowLive) -> None:
         """Call `show` with memory events from the beginning, at most once per `every_s` seconds.
 
-        After the engine was started again it begins again. Raises `ExecutionError` where the engine has failed for good.
+        It begins again after the engine was started again. Raises `ExecutionError` if the engine has failed for good.
         """
         ...
 
