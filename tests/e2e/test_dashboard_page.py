@@ -470,5 +470,5 @@ def test_a_server_that_drains_says_so(open_page: Callable[..., Page]) -> None:
         page.wait_for(IS_LIVE)
         server.call(server.services.gate.drain)
         page.wait_for("document.getElementById('phase').textContent === 'draining'")
-        assert "stopping" in page.text("#banner")
+        assert "shutting down" in page.text("#banner")
         page.goto("about:blank")
