@@ -242,18 +242,17 @@ void make_codes(StoredType type, const float* numbers, int num_inputs, CodedInpu
         std::memset(codes, 0, kCodedGroup);
         const bool finite = std::all_of(first, first + count, [](float x) { return std::isfinite(x); });
         const auto [lowest, highest] = std::minmax_element(first, first + count);
-        if (!finite) {
+        const std::uint16_t minimum = minimums ? to_float16(*lowest) : 0;
+        const float base = from_float16(minimum);
+        const std::uint16_t scale = minimums ? to_float16(std::max(0.0F, *highest - base) / 15.0F)
+                                             : float16_above(std::max(-*lowest, *highest) / 127.0F);
+        if (!finite || !std::isfinite(base) || !std::isfinite(from_float16(scale))) {
             to.scales.floats[group] = to.minimums.floats[group] = kNan;
-        } else if (minimums) {
-            const std::uint16_t minimum = to_float16(*lowest);
-            const float base = from_float16(minimum);
-            to.minimums.floats[group] = minimum;
-            to.scales.floats[group] = to_float16(std::max(0.0F, *highest - base) / 15.0F);
-            fill_codes(first, count, base, to.scales.floats[group], 0, 15, codes);
-        } else {
-            to.scales.floats[group] = float16_above(std::max(-*lowest, *highest) / 127.0F);
-            fill_codes(first, count, 0.0F, to.scales.floats[group], -127, 127, codes);
+            continue;
         }
+        to.scales.floats[group] = scale;
+        to.minimums.floats[group] = minimum;
+        fill_codes(first, count, base, scale, minimums ? 0 : -127, minimums ? 15 : 127, codes);
     }
 }
 

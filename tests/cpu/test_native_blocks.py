@@ -88,6 +88,20 @@ def test_codes_are_made_as_the_definition_makes_them(kind: str, kernels: str) ->
     assert np.abs(lookup.logits(WIDTH) - right).max() <= 1e-5 * np.abs(right).max()
 
 
+@pytest.mark.parametrize("kernels", _native.kernel_names())
+@pytest.mark.parametrize("kind", ["int8_groups", "int4"])
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf, 3e38, -3e38])
+def test_a_weight_that_codes_cannot_hold_shows_in_its_output_alone(kind: str, broken: float, kernels: str) -> None:
+    weights = np.random.default_rng(3).normal(0, 1, (TOKENS, WIDTH)).astype(np.float32)
+    weights[7, 100] = broken
+    lookup = Lookup(kernels, TOKENS)
+    lookup.decoder.set_embedding(np.ones((1, WIDTH), np.float32))
+    lookup.decoder.set_matrix("head", -1, -1, weights, codes=kind)
+    spoilt = np.isnan(lookup.logits(1)[0])
+    assert np.array_equal(spoilt, np.isnan(coded(weights, kind).rows()).any(axis=1))
+    assert np.flatnonzero(spoilt).tolist() == [7]
+
+
 @pytest.mark.parametrize(
     ("kind", "shape", "message"),
     [

@@ -56,7 +56,7 @@ int block_inputs(StoredType type);
 void read_blocks(StoredType type, const std::byte* blocks, int num_inputs, CodedInputs& to);
 
 // Makes codes from up to 256 floats, in groups of 32 inputs: kQ8_0, or kQ4_1 with a scale and a minimum. A group with
-// a number that is not finite gets NaN as its scale: the fault is visible.
+// a number that is not finite, or too large for float16, gets NaN as its scale: the fault is visible.
 void make_codes(StoredType type, const float* numbers, int num_inputs, CodedInputs& to);
 
 // The weights of a stored row as floats.

@@ -108,6 +108,7 @@ def coded(numbers: FloatArray, kind: str) -> Codes:
         factors = np.where(scales > 0, np.float32(1) / scales, np.float32(0)).astype(np.float32)
         codes = np.rint((padded - minimums) * factors)
     codes = np.clip(np.nan_to_num(codes), *((0, 15) if kind == "int4" else (-127, 127))).astype(np.int8)
+    usable &= np.isfinite(scales) & np.isfinite(minimums)  # or too large for float16
     scales, minimums = (np.where(usable, found, np.float32(np.nan))[:, :, 0] for found in (scales, minimums))
     return Codes(codes.reshape(out, -1)[:, :num_inputs].copy(), scales, minimums if CODINGS[kind].minimums else None)
 
