@@ -20,7 +20,7 @@ struct BlockType {
 };
 
 constexpr Coding kFlat4 = {.bits = 4}, kFlat8 = {.bits = 8};
-constexpr Coding kFlat4Min = {.bits = 4, .minimums = true}, kFlat8Min = {.bits = 8, .minimums = true};
+constexpr Coding kFlat4Min = {.bits = 4, .minimums = true};
 
 constexpr Coding nested(int bits, int group, bool minimums) {
     return {.bits = static_cast<Byte>(bits), .group = static_cast<Byte>(group), .nested = true, .minimums = minimums};
@@ -30,14 +30,14 @@ constexpr Coding nested(int bits, int group, bool minimums) {
 constexpr BlockType kBlockTypes[] = {
     {"Q4_0", 32, 18, kFlat4},
     {"Q4_1", 32, 20, kFlat4Min},
-    {"Q5_0", 32, 22, kFlat8},
-    {"Q5_1", 32, 24, kFlat8Min},
+    {"Q5_0", 32, 22, {.bits = 5}},
+    {"Q5_1", 32, 24, {.bits = 5, .minimums = true}},
     {"Q8_0", 32, 34, kFlat8},
     {"Q2_K", 256, 84, nested(4, 16, true)},
     {"Q3_K", 256, 110, nested(4, 16, false)},
     {"Q4_K", 256, 144, nested(4, 32, true)},
-    {"Q5_K", 256, 176, nested(8, 32, true)},
-    {"Q6_K", 256, 210, nested(8, 16, false)},
+    {"Q5_K", 256, 176, nested(5, 32, true)},
+    {"Q6_K", 256, 210, nested(6, 16, false)},
     {"IQ4_NL", 32, 18, kFlat8},
     {"IQ4_XS", 256, 136, nested(8, 32, false)},
 };
@@ -70,7 +70,7 @@ void read_small_block(StoredType type, const Byte* block, int group, CodedInputs
             to.minimums.floats[group] = half_at(block + 2);
             return fill([&](int j) { return nibble(block + 4, j); });
         case StoredType::kQ5_0:
-            return fill([&](int j) { return (nibble(block + 6, j) | bit(block + 2, j) << 4) - 16; });
+            return fill([&](int j) { return nibble(block + 6, j) | bit(block + 2, j) << 4; });
         case StoredType::kQ5_1:
             to.minimums.floats[group] = half_at(block + 2);
             return fill([&](int j) { return nibble(block + 8, j) | bit(block + 4, j) << 4; });
@@ -112,7 +112,7 @@ void read_q6_k(const Byte* block, CodedInputs& to) {
             for (int i = 0; i < 32; ++i) {
                 const int low = block[64 * n + 32 * (j % 2) + i] >> 4 * (j / 2) & 15;
                 const int high = block[128 + 32 * n + i] >> 2 * j & 3;
-                to.codes[128 * n + 32 * j + i] = static_cast<std::int8_t>((low | high << 4) - 32);
+                to.codes[128 * n + 32 * j + i] = static_cast<std::int8_t>(low | high << 4);
             }
         }
     }
@@ -267,7 +267,7 @@ void widen_row(StoredType type, const std::byte* row, int num_inputs, float* to)
         return;
     }
     const Coding coding = coding_of(type);
-    const int middle = coding.bits == 4 && !coding.minimums ? 8 : 0;
+    const int middle = middle_of(coding);
     CodedInputs coded;
     for (int start = 0; start < num_inputs; start += kCodedInputs) {
         const int count = std::min(kCodedInputs, num_inputs - start);

@@ -120,7 +120,7 @@ struct Matrix {
     std::vector<GroupProduct> groups_of(const float* row, int output, int start) const {
         const quire::Coding& coding = view.coding;
         const CodedInputs& codes = coded[output][start / quire::kCodedInputs];
-        const int middle = coding.bits == 4 && !coding.minimums ? 8 : 0;
+        const int middle = middle_of(coding);
         std::vector<GroupProduct> groups;
         for (int i = start; i < std::min(start + quire::kCodedInputs, view.num_inputs); i += coding.group) {
             const int first = i / quire::kRowGroup * quire::kRowGroup;
@@ -235,7 +235,7 @@ struct Matrix {
 
     float weight_of(int output, int start, int input) const {
         const CodedInputs& codes = coded[output][start / quire::kCodedInputs];
-        const int middle = view.coding.bits == 4 && !view.coding.minimums ? 8 : 0;
+        const int middle = middle_of(view.coding);
         const float weight = scale_of(codes.scales, input) * static_cast<float>(codes.codes[input] - middle);
         return view.coding.minimums ? weight + scale_of(codes.minimums, input) : weight;
     }

@@ -24,7 +24,7 @@ constexpr int kCodedGroup = 32;
 
 // Up to 256 weights of an output.
 struct CodedInputs {
-    // Of 8 bits: signed. Of 4 bits: 0 to 15, which stand for -8 to 7 if there are no minimums.
+    // Of 8 bits: signed. Of fewer: from 0 on, and they stand for `middle_of` less.
     std::int8_t codes[kCodedInputs];
     struct Scales {
         std::uint16_t floats[kCodedInputs / kCodedGroup];  // float16: of each 32 inputs; nested: the first one, of all
@@ -46,6 +46,11 @@ QUIRE_INLINE constexpr NumberType packed_type(StoredType type) {
 
 // How the weights of blocks are kept, once packed.
 Coding coding_of(StoredType type);
+
+// What codes without a sign are more than the numbers that they stand for: 0 to 15 are -8 to 7 without minimums.
+QUIRE_INLINE constexpr int middle_of(const Coding& coding) {
+    return coding.bits == 8 || coding.minimums ? 0 : 1 << (coding.bits - 1);
+}
 
 // Bytes of a row of `num_inputs` numbers, a multiple of those of a block.
 std::size_t row_bytes(StoredType type, int num_inputs);

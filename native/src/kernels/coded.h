@@ -1,15 +1,18 @@
 // The layout of a coded matrix, and one step of its products.
 //
 //     matrix [out, in]    [out / 64][in / 256] chunks; the last chunk has the remaining inputs, rounded up to 32
-//     chunk               codes of 8 bits: [64 steps][4 panels][16 outputs][4 inputs]
-//                         codes of 4 bits: [32 pairs of steps][4 panels][16 outputs][4], two steps in each byte: the
-//                         first one in the low half
+//     chunk               codes: [inputs / 32][4 panels] units
 //                         scales: [groups][4 panels][16] float16; nested: [4 panels][16] float16, then
 //                         [groups][4 panels][16] int8
 //                         minimums: like scales, if there are any
+//     unit                the codes of 16 outputs and 32 inputs, eight steps: for each bit of a code a line of 64 bytes
+//                         8 bits: a line is a step, [16 outputs][4 inputs]
+//                         4 bits: a line has two steps, the first one in the low halves of its bytes
+//                         5, 6 bits: four lines of the low four bits, then a line of the fifth bits of all eight
+//                         steps, the first step in the lowest bits; or two lines of two more bits for four steps each
 //
-// So a chunk is one stream of memory. Before it is multiplied, codes of 4 bits are widened to 8, and scales to floats:
-// once for all rows, into scratch memory in the nearest cache.
+// So a chunk is one stream of memory. Codes of fewer than 8 bits are widened to bytes before they are multiplied: for
+// a few rows in registers; for more, once for all rows, into scratch memory in the nearest cache.
 #pragma once
 
 #include <cstring>
@@ -21,15 +24,16 @@
 namespace quire::QUIRE_ISA {
 
 constexpr int kStepInputs = 4, kStepBytes = kPanelWidth * kStepInputs;
+constexpr int kUnitInputs = 32, kUnitSteps = kUnitInputs / kStepInputs;
+static_assert(kUnitInputs == kCodedGroup);
 
 // The sizes of the parts of a chunk of up to four panels.
 struct CodedLayout {
     Coding coding;
     int panels;
 
-    std::size_t code_bytes(int inputs) const {
-        return static_cast<std::size_t>(inputs) * panels * kPanelWidth * coding.bits / 8;
-    }
+    std::size_t unit_bytes() const { return static_cast<std::size_t>(coding.bits) * kStepBytes; }
+    std::size_t code_bytes(int inputs) const { return inputs / kUnitInputs * panels * unit_bytes(); }
     std::size_t scale_bytes(int inputs) const {
         const std::size_t lanes = static_cast<std::size_t>(panels) * kPanelWidth, groups = inputs / coding.group;
         return coding.nested ? lanes * (groups + 2) : lanes * groups * 2;
@@ -71,13 +75,45 @@ inline std::size_t coded_bytes(const MatrixView& matrix) {
            (rest == 0 ? 0 : CodedLayout{matrix.coding, rest}.bytes(matrix.num_inputs));
 }
 
-// What a code of 4 bits is less than its value as a signed number: 0 to 15 stand for -8 to 7 without minimums.
-inline int middle_of_four_bits(const Coding& coding) { return coding.minimums ? 0 : 8; }
-
 inline int four(const std::int8_t* numbers) {
     int word;
     std::memcpy(&word, numbers, sizeof word);
     return word;
+}
+
+// A step of a unit as bytes: codes of fewer than 8 bits are from 0 on.
+template <int kBits>
+inline Ints step_of(const std::byte* unit, int step) {
+    const auto line = [&](int index) {
+        Ints bytes;
+        std::memcpy(&bytes, unit + index * kStepBytes, sizeof bytes);
+        return bytes;
+    };
+    if constexpr (kBits == 8) {
+        return line(step);
+    } else {
+        Ints codes = line(step / 2);
+        QUIRE_FOR_PARTS(i) codes.part[i] = codes.part[i] >> 4 * (step % 2) & 0x0f0f0f0f;
+        if constexpr (kBits > 4) {
+            // The bits from the fifth on: of this step, above those of the steps before it in the same line.
+            constexpr int kMore = kBits - 4, kSteps = 8 / kMore;
+            constexpr int kMask = ((1 << kMore) - 1) * 0x10101010;
+            const Ints more = line(4 + step / kSteps);
+            const int up = 4 - step % kSteps * kMore;
+            QUIRE_FOR_PARTS(i) {
+                codes.part[i] |= (up >= 0 ? more.part[i] << (up & 7) : more.part[i] >> (-up & 7)) & kMask;
+            }
+        }
+        return codes;
+    }
+}
+
+// Bytes less `middle`, each by itself.
+inline Ints less(const Ints& bytes, int middle) {
+    typedef std::int8_t BytePart __attribute__((vector_size(kPartBytes)));
+    Ints result;
+    QUIRE_FOR_PARTS(i) result.part[i] = (IntPart)((BytePart)bytes.part[i] - static_cast<std::int8_t>(middle));
+    return result;
 }
 
 // The codes of a step, 64 bytes, times four numbers of a row; sums are exact integers.
@@ -86,20 +122,18 @@ inline int four(const std::int8_t* numbers) {
 struct CodeStep {
     using Vector = __m512i;
     static constexpr int kFlip = 128;  // a code of 8 bits is stored as code ^ kFlip
+    static constexpr bool kSigned = false;
 
-    static int middle(const Coding& coding) { return coding.bits == 8 ? kFlip : middle_of_four_bits(coding); }
-    static Vector codes(const std::int8_t* from) { return _mm512_loadu_si512(from); }
+    static Vector codes(const Ints& bytes) { return (__m512i)bytes.part[0]; }
     static Ints add(const Ints& sum, const Vector& codes, const std::int8_t* numbers) {
         const __m512i row = _mm512_set1_epi32(four(numbers));
         return {{(IntPart)_mm512_dpbusd_epi32((__m512i)sum.part[0], codes, row)}};
     }
 };
 #else
-// Codes are signed.
 struct CodeStep {
     static constexpr int kFlip = 0;
-
-    static int middle(const Coding&) { return 0; }
+    static constexpr bool kSigned = true;
 
 #if defined(__AVX2__)
     // The instruction takes unsigned codes, so their signs go to the numbers of the row. Two products are at most
@@ -109,8 +143,8 @@ struct CodeStep {
         __m512i sizes;
         __mmask64 negative;
     };
-    static Vector codes(const std::int8_t* from) {
-        const __m512i codes = _mm512_loadu_si512(from);
+    static Vector codes(const Ints& bytes) {
+        const auto codes = (__m512i)bytes.part[0];
         return {_mm512_abs_epi8(codes), _mm512_movepi8_mask(codes)};
     }
     static Ints add(const Ints& sum, const Vector& codes, const std::int8_t* numbers) {
@@ -123,10 +157,10 @@ struct CodeStep {
     struct Vector {
         __m256i codes[kParts], sizes[kParts];
     };
-    static Vector codes(const std::int8_t* from) {
+    static Vector codes(const Ints& bytes) {
         Vector result;
         QUIRE_FOR_PARTS(i) {
-            result.codes[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from) + i);
+            result.codes[i] = (__m256i)bytes.part[i];
             result.sizes[i] = _mm256_abs_epi8(result.codes[i]);
         }
         return result;
@@ -142,13 +176,15 @@ struct CodeStep {
     }
 #endif
 #else
-    using Vector = const std::int8_t*;
-    static Vector codes(const std::int8_t* from) { return from; }
-    static Ints add(const Ints& sum, Vector codes, const std::int8_t* numbers) {
+    using Vector = Ints;
+    static Vector codes(const Ints& bytes) { return bytes; }
+    static Ints add(const Ints& sum, const Vector& codes, const std::int8_t* numbers) {
+        std::int8_t all[kStepBytes];
+        std::memcpy(all, &codes, sizeof all);
         Ints result;
         QUIRE_FOR_PARTS(i) {
             for (int lane = 0; lane < kPartLanes; ++lane) {
-                const std::int8_t* own = codes + (i * kPartLanes + lane) * kStepInputs;
+                const std::int8_t* own = all + (i * kPartLanes + lane) * kStepInputs;
                 std::int32_t total = sum.part[i][lane];
                 for (int k = 0; k < kStepInputs; ++k) total += numbers[k] * own[k];
                 result.part[i][lane] = total;
@@ -159,18 +195,5 @@ struct CodeStep {
 #endif
 };
 #endif
-
-// Widens 64 bytes of codes of 4 bits to two steps, `next_step` bytes apart.
-inline void widen_codes(const std::byte* from, int middle, std::int8_t* to, std::size_t next_step) {
-    typedef std::uint8_t Bytes __attribute__((vector_size(kPartBytes)));
-    for (int i = 0; i < kStepBytes; i += kPartBytes) {
-        Bytes both;
-        std::memcpy(&both, from + i, sizeof both);
-        const Bytes low = (both & 15) - static_cast<std::uint8_t>(middle);
-        const Bytes high = (both >> 4) - static_cast<std::uint8_t>(middle);
-        std::memcpy(to + i, &low, sizeof low);
-        std::memcpy(to + next_step + i, &high, sizeof high);
-    }
-}
 
 }  // namespace quire::QUIRE_ISA

@@ -65,71 +65,123 @@ class CodedRows {
     std::size_t inputs_ = 0;
 };
 
-// What to prefetch while a tile is computed: `per_step` is in 1/256 bytes, and so is the place that was reached.
+// What to prefetch while a tile is computed: `pace` is in 1/256 bytes, for each step and panel, and so is the place
+// that was reached. Spread like this, it never fills the queue for what is on its way, at which the core would wait.
 struct CodedFetch {
-    const char* from;
-    std::size_t reached, per_step;
+    const std::byte* from;
+    std::size_t reached, pace;
 };
 
-// Some rows and panels of a chunk, whose codes have 8 bits.
+// The scales of a chunk, widened, or its minimums.
+struct WideScales {
+    const Floats* first;  // of the first panel of a tile
+    int step;             // from one group to the next
+
+    Floats at(int group, int panel) const { return first[group * step + panel]; }
+};
+
+// Those of a chunk as it is in memory. Whoever takes one fetches the one at the same place of another chunk.
+struct StoredScales {
+    const std::byte* first;
+    std::size_t step;
+    std::ptrdiff_t ahead;
+    bool nested;
+    Floats outer[kGroupPanels];
+
+    // From a panel of a group on.
+    StoredScales(const CodedLayout& layout, const std::byte* from, int place, std::ptrdiff_t ahead)
+        : ahead(ahead), nested(layout.coding.nested) {
+        const std::size_t lanes = static_cast<std::size_t>(layout.panels) * kPanelWidth;
+        first = from + place * kPanelWidth * (nested ? 1 : 2);
+        step = lanes * (nested ? 1 : 2);
+        if (!nested) return;
+        for (int p = 0; p < layout.panels - place; ++p) outer[p] = half(from + 2 * (place + p) * kPanelWidth);
+        first += 2 * lanes;
+    }
+    Floats at(int group, int panel) const {
+        const std::byte* place = first + group * step + panel * kPanelWidth * (nested ? 1 : 2);
+        return nested ? outer[panel] * load(fetched<std::int8_t>(place)) : half(place);
+    }
+
+  private:
+    template <typename Number>
+    const Number* fetched(const std::byte* place) const {
+        __builtin_prefetch(place + ahead, 0, 3);
+        return reinterpret_cast<const Number*>(place);
+    }
+    Floats half(const std::byte* place) const { return load_float16(fetched<std::uint16_t>(place)); }
+};
+
+// Some rows and panels of a chunk.
+template <typename Scales>
 struct CodedTile {
     const std::int8_t* rows;
     const std::int32_t* row_sums;
     const float* row_scales;
     std::size_t row_stride;  // in inputs
-    const std::int8_t* codes;
-    std::size_t step;      // bytes from one step to the next
-    const Floats* scales;  // [groups][scale_step]
-    int scale_step;
-    int num_groups, middle;
+    const std::byte* codes;
+    std::size_t unit;  // bytes from the units of 32 inputs to the next ones
+    Scales scales;
+    int num_units, middle;
     Floats (*sums)[kBlockPanels];
     CodedFetch fetch;
 };
 
-// The sums of a tile are in registers twice: as integers of a group, and as floats.
+// The sums of a tile are in registers twice: as integers of a group, and as floats. Up to kPackedRows rows widen codes
+// in registers.
 #if defined(__AVX512F__)
-constexpr int kCodedSums = 12, kCodedRows = 3, kMostCodedRows = 6;
+constexpr int kCodedSums = 12, kCodedRows = 3, kMostCodedRows = 6, kPackedRows = 2;
 #else
-constexpr int kCodedSums = 2, kCodedRows = 1, kMostCodedRows = 2;
+constexpr int kCodedSums = 2, kCodedRows = 1, kMostCodedRows = 2, kPackedRows = 1;
 #endif
+constexpr int kPackedPanels = least(kGroupPanels, kCodedSums / kPackedRows);
 
-// kGroup: the inputs that share a scale of the codes.
-template <int kRows, int kPanels, int kGroup>
-void multiply_codes(const CodedTile& tile) {
-    constexpr int kUnits = kGroup / kUnit;
-    const std::int8_t* codes = tile.codes;
+// kBits: of codes in memory; 8 in scratch memory. kGroup: the inputs that share a scale of the codes.
+template <int kBits, int kRows, int kPanels, int kGroup, typename Scales>
+void multiply_codes(const CodedTile<Scales>& tile) {
+    constexpr int kGroups = kUnitInputs / kGroup, kSteps = kGroup / kStepInputs, kSums = kGroup / kUnit;
+    const std::byte* codes = tile.codes;
     const std::int8_t* rows = tile.rows;
-    const Floats* scales = tile.scales;
     std::size_t reached = tile.fetch.reached, fetched = reached >> 8;
     Floats totals[kRows][kPanels];
     QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
         QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) totals[r][p] = tile.sums[r][p];
     }
-    for (int g = 0; g < tile.num_groups; ++g, scales += tile.scale_step, rows += kGroup) {
-        Ints sums[kRows][kPanels];
-        QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
-            const std::int32_t* unit = tile.row_sums + r * tile.row_stride / kUnit + g * kUnits;
-            const Ints start = broadcast_int(-tile.middle * (kUnits == 1 ? *unit : unit[0] + unit[1]));
-            QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) sums[r][p] = start;
-        }
-        QUIRE_UNROLLED for (int i = 0; i < kGroup; i += kStepInputs, codes += tile.step) {
-            CodeStep::Vector weights[kPanels];
-            QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) weights[p] = CodeStep::codes(codes + p * kStepBytes);
-            for (reached += tile.fetch.per_step; fetched < reached >> 8; fetched += kLineBytes) {
-                __builtin_prefetch(tile.fetch.from + fetched, 0, 3);
-            }
+    for (int u = 0; u < tile.num_units; ++u, codes += tile.unit, rows += kUnitInputs) {
+        QUIRE_UNROLLED for (int g = 0; g < kGroups; ++g) {
+            Ints sums[kRows][kPanels];
             QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
-                const std::int8_t* numbers = rows + r * tile.row_stride + i;
+                const std::int32_t* of_row = tile.row_sums + r * tile.row_stride / kUnit + u * 2 + g;
+                const int start = kSums == 1 ? *of_row : of_row[0] + of_row[1];
+                const Ints first = broadcast_int(CodeStep::kSigned ? 0 : -tile.middle * start);
+                QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) sums[r][p] = first;
+            }
+            QUIRE_UNROLLED for (int i = 0; i < kSteps; ++i) {
+                const int step = g * kSteps + i;
+                CodeStep::Vector weights[kPanels];
                 QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) {
-                    sums[r][p] = CodeStep::add(sums[r][p], weights[p], numbers);
+                    reached += tile.fetch.pace;
+                    if (kRows <= kPackedRows) __builtin_prefetch(tile.fetch.from + (reached >> 8), 0, 3);
+                    const Ints bytes = step_of<kBits>(codes + p * kBits * kStepBytes, step);
+                    weights[p] = CodeStep::codes(CodeStep::kSigned && kBits < 8 ? less(bytes, tile.middle) : bytes);
+                }
+                for (; kRows > kPackedRows && fetched < reached >> 8; fetched += kLineBytes) {
+                    __builtin_prefetch(tile.fetch.from + fetched, 0, 3);
+                }
+                QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
+                    const std::int8_t* numbers = rows + r * tile.row_stride + step * kStepInputs;
+                    QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) {
+                        sums[r][p] = CodeStep::add(sums[r][p], weights[p], numbers);
+                    }
                 }
             }
-        }
-        QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
-            const int group = g * kGroup / kRowGroup;
-            const Floats row_scale = broadcast(tile.row_scales[r * tile.row_stride / kRowGroup + group]);
-            QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) {
-                totals[r][p] = fma(to_floats(sums[r][p]), scales[p] * row_scale, totals[r][p]);
+            Floats scales[kPanels];
+            QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) scales[p] = tile.scales.at(u * kGroups + g, p);
+            QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
+                const Floats row_scale = broadcast(tile.row_scales[r * tile.row_stride / kRowGroup + u]);
+                QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) {
+                    totals[r][p] = fma(to_floats(sums[r][p]), scales[p] * row_scale, totals[r][p]);
+                }
             }
         }
     }
@@ -140,63 +192,107 @@ void multiply_codes(const CodedTile& tile) {
 
 // Multiplies a tile of at most kRows rows and kPanels panels.
 template <int kGroup, int kRows = kMostCodedRows, int kPanels = kGroupPanels>
-void multiply_coded_tile(const CodedTile& tile, int num_rows, int num_panels) {
+void multiply_wide_tile(const CodedTile<WideScales>& tile, int num_rows, int num_panels) {
     if (num_rows < kRows) {
-        if constexpr (kRows > 1) multiply_coded_tile<kGroup, kRows - 1, kPanels>(tile, num_rows, num_panels);
+        if constexpr (kRows > 1) multiply_wide_tile<kGroup, kRows - 1, kPanels>(tile, num_rows, num_panels);
     } else if (num_panels < kPanels) {
-        if constexpr (kPanels > 1) multiply_coded_tile<kGroup, kRows, kPanels - 1>(tile, num_rows, num_panels);
+        if constexpr (kPanels > 1) multiply_wide_tile<kGroup, kRows, kPanels - 1>(tile, num_rows, num_panels);
     } else if constexpr (kRows * kPanels <= kCodedSums) {
-        multiply_codes<kRows, kPanels, kGroup>(tile);
+        multiply_codes<8, kRows, kPanels, kGroup>(tile);
     }
 }
 
-// A chunk of some panels in the form that tiles need.
-class WideChunk {
-  public:
-    void take(const CodedPanels& panels, int input, int num_inputs) {
-        const CodedLayout& layout = panels.layout;
-        const std::byte* chunk = panels.at(input);
-        const std::byte* scales = chunk + layout.code_bytes(num_inputs);
-        num_groups = num_inputs / layout.coding.group;
-        if (layout.coding.bits == 8) {
-            codes = reinterpret_cast<const std::int8_t*>(chunk) + panels.place * kStepBytes;
-            step = layout.panels * kStepBytes;
-        } else {
-            codes = wide_;
-            step = panels.count * kStepBytes;
-            const int middle = CodeStep::kFlip == 0 ? middle_of_four_bits(layout.coding) : 0;
-            for (int pair = 0; pair < num_inputs / (2 * kStepInputs); ++pair) {
-                for (int p = 0; p < panels.count; ++p) {
-                    widen_codes(chunk + (pair * layout.panels + panels.place + p) * kStepBytes, middle,
-                                wide_ + 2 * pair * step + p * kStepBytes, step);
-                }
+// Multiplies a tile of at most kPackedRows rows and of kPackedPanels panels, from a chunk as it is in memory.
+template <int kBits, int kRows = kPackedRows>
+void multiply_packed_tile(const CodedTile<StoredScales>& tile, int group, int num_rows) {
+    if constexpr (kRows > 1) {
+        if (num_rows < kRows) return multiply_packed_tile<kBits, kRows - 1>(tile, group, num_rows);
+    }
+    if (group == kUnit) return multiply_codes<kBits, kRows, kPackedPanels, kUnit>(tile);
+    multiply_codes<kBits, kRows, kPackedPanels, kRowGroup>(tile);
+}
+
+// Writes units of codes of fewer than 8 bits as units of 8 bits.
+template <int kBits>
+void widen_units(const CodedPanels& panels, const std::byte* from, int num_units, std::int8_t* to) {
+    const std::size_t unit_bytes = panels.layout.unit_bytes();
+    from += panels.place * unit_bytes;
+    for (int u = 0; u < num_units; ++u, from += panels.layout.panels * unit_bytes) {
+        for (int p = 0; p < panels.count; ++p, to += kUnitSteps * kStepBytes) {
+            QUIRE_UNROLLED for (int step = 0; step < kUnitSteps; ++step) {
+                Ints bytes = step_of<kBits>(from + p * unit_bytes, step);
+                if (CodeStep::kSigned) bytes = less(bytes, middle_of(panels.layout.coding));
+                std::memcpy(to + step * kStepBytes, &bytes, sizeof bytes);
             }
         }
-        widen_scales(panels, scales, this->scales);
-        if (layout.coding.minimums) widen_scales(panels, scales + layout.scale_bytes(num_inputs), minimums);
+    }
+}
+
+// A chunk of some panels, as it is in memory.
+struct SpanChunk {
+    const CodedPanels& panels;
+    int input, input_of_span, num_inputs;
+    const std::byte* next;  // the chunk to prefetch
+
+    const std::byte* stored() const { return panels.at(input); }
+    std::size_t code_bytes() const { return panels.layout.code_bytes(num_inputs); }
+    StoredScales scales(int first_panel) const { return scales_at(code_bytes(), first_panel); }
+    StoredScales minimums(int first_panel) const {
+        return scales_at(code_bytes() + panels.layout.scale_bytes(num_inputs), first_panel);
     }
 
-    const std::int8_t* codes;
-    std::size_t step;
-    int num_groups;
+  private:
+    StoredScales scales_at(std::size_t offset, int first_panel) const {
+        return {panels.layout, stored() + offset, first_panel, next - stored()};
+    }
+};
+
+// Adds the minimums of kPackedPanels panels, times the totals of a row's groups.
+inline void add_minimums(const float* totals, const StoredScales& minimums, int num_groups, Floats* sums) {
+    Floats all[kPackedPanels];
+    QUIRE_UNROLLED for (int p = 0; p < kPackedPanels; ++p) all[p] = sums[p];
+    for (int g = 0; g < num_groups; ++g) {
+        const Floats total = broadcast(totals[g]);
+        QUIRE_UNROLLED for (int p = 0; p < kPackedPanels; ++p) all[p] = fma(total, minimums.at(g, p), all[p]);
+    }
+    QUIRE_UNROLLED for (int p = 0; p < kPackedPanels; ++p) sums[p] = all[p];
+}
+
+// A chunk of some panels, widened.
+class WideChunk {
+  public:
+    void take(const SpanChunk& chunk) {
+        const CodedPanels& panels = chunk.panels;
+        const int num_groups = chunk.num_inputs / panels.layout.coding.group;
+        take_codes(panels, chunk.stored(), chunk.num_inputs / kUnitInputs);
+        widen(chunk.scales(panels.place), num_groups, panels.count, scales);
+        if (panels.layout.coding.minimums) widen(chunk.minimums(panels.place), num_groups, panels.count, minimums);
+    }
+
+    const std::byte* codes;
+    std::size_t unit;
     Floats scales[kChunkInputs / 16 * kGroupPanels], minimums[kChunkInputs / 16 * kGroupPanels];
 
   private:
-    void widen_scales(const CodedPanels& panels, const std::byte* from, Floats* to) const {
-        const int lanes = panels.layout.panels * kPanelWidth;
-        if (!panels.layout.coding.nested) {
-            const auto* halves = reinterpret_cast<const std::uint16_t*>(from) + panels.place * kPanelWidth;
-            for (int g = 0; g < num_groups; ++g, halves += lanes) {
-                for (int p = 0; p < panels.count; ++p) *to++ = load_float16(halves + p * kPanelWidth);
-            }
-            return;
+    void take_codes(const CodedPanels& panels, const std::byte* chunk, int num_units) {
+        codes = reinterpret_cast<const std::byte*>(wide_);
+        unit = static_cast<std::size_t>(panels.count) * kUnitSteps * kStepBytes;
+        switch (panels.layout.coding.bits) {
+            case 4:
+                return widen_units<4>(panels, chunk, num_units, wide_);
+            case 5:
+                return widen_units<5>(panels, chunk, num_units, wide_);
+            case 6:
+                return widen_units<6>(panels, chunk, num_units, wide_);
+            default:
+                codes = chunk + panels.place * panels.layout.unit_bytes();
+                unit = panels.layout.panels * panels.layout.unit_bytes();
         }
-        const auto* halves = reinterpret_cast<const std::uint16_t*>(from) + panels.place * kPanelWidth;
-        const auto* nested = reinterpret_cast<const std::int8_t*>(from) + 2 * lanes + panels.place * kPanelWidth;
-        Floats outer[kGroupPanels];
-        for (int p = 0; p < panels.count; ++p) outer[p] = load_float16(halves + p * kPanelWidth);
-        for (int g = 0; g < num_groups; ++g, nested += lanes) {
-            for (int p = 0; p < panels.count; ++p) *to++ = outer[p] * load(nested + p * kPanelWidth);
+    }
+
+    static void widen(const StoredScales& stored, int num_groups, int num_panels, Floats* to) {
+        for (int g = 0; g < num_groups; ++g) {
+            for (int p = 0; p < num_panels; ++p) *to++ = stored.at(g, p);
         }
     }
 
@@ -207,10 +303,12 @@ template <>
 struct BlockPanels<Coded> {
     CodedPanels groups[kBlockGroups];
     int num_groups = 0;
+    CodedPanels behind;  // the panel that the next block begins with, if there is one
 
     void add(const MatrixView& matrix, int panel, int count) {
-        for (const int end = panel + count; panel < end && num_groups < kBlockGroups;
-             panel += groups[num_groups++].count) {
+        const int end = panel + count;
+        if (num_groups == 0) behind = coded_panels_from(matrix, end < matrix.num_panels() ? end : panel, 1);
+        for (; panel < end && num_groups < kBlockGroups; panel += groups[num_groups++].count) {
             groups[num_groups] = coded_panels_from(matrix, panel, end - panel);
         }
     }
@@ -258,68 +356,108 @@ class BlockProduct<Coded> {
         for (int g = 0; g < panels_.num_groups; ++g) {
             const CodedPanels& group = panels_.groups[g];
             for (int input = start; input < end; input += kChunkInputs) {
-                // The next chunk: of this group, the next group or the next span. Without one, prefetch this one again.
-                const std::byte* next = group.at(input);
-                if (input + kChunkInputs < end) {
-                    next = group.at(input + kChunkInputs);
-                } else if (g + 1 < panels_.num_groups) {
-                    next = panels_.groups[g + 1].at(start);
-                } else if (more) {
-                    next = panels_.groups[0].at(end);
-                }
-                add_chunk(group, panel, input, input - start, round_up(least(kChunkInputs, end - input), kCodedGroup),
-                          reinterpret_cast<const char*>(next));
+                // The next chunk: of this group, the next span, the next group or the next block.
+                const std::byte* next = input + kChunkInputs < end   ? group.at(input + kChunkInputs)
+                                        : g + 1 < panels_.num_groups ? panels_.groups[g + 1].at(start)
+                                        : more                       ? panels_.groups[0].at(end)
+                                                                     : panels_.behind.at(0);
+                const int num_inputs = round_up(least(kChunkInputs, end - input), kCodedGroup);
+                add_chunk({group, input, input - start, num_inputs, next}, panel);
             }
             panel += group.count;
         }
     }
 
-    void add_chunk(const CodedPanels& panels, int panel, int input, int input_of_span, int num_inputs,
-                   const char* next) {
-        chunk_.take(panels, input, num_inputs);
-        const int most_panels = kCodedSums / pieces_of(num_rows_, num_tiles_);
-        const int tile_panels = pieces_of(panels.count, pieces_of(panels.count, most_panels));
-        const int steps = num_inputs / kStepInputs, num_pieces = num_tiles_ * pieces_of(panels.count, tile_panels);
-        CodedFetch fetch = {next, 0, (panels.layout.chunk_bytes(num_inputs) << 8) / (num_pieces * steps)};
+    void add_chunk(const SpanChunk& chunk, int panel) {
+        const bool packed = num_rows_ <= kPackedRows && chunk.panels.count % kPackedPanels == 0;
+        const int most_panels = packed ? kPackedPanels : kCodedSums / pieces_of(num_rows_, num_tiles_);
+        const int count = chunk.panels.count, tile_panels = pieces_of(count, pieces_of(count, most_panels));
+        if (!packed) wide_.take(chunk);
+        // All tiles together fetch the codes of the next chunk.
+        const std::size_t steps = chunk.num_inputs / kStepInputs;
+        CodedFetch fetch = {chunk.next, 0, (chunk.code_bytes() << 8) / (num_tiles_ * count * steps)};
         for (int t = 0; t < num_tiles_; ++t) {
             const int row = num_rows_ * t / num_tiles_, end = num_rows_ * (t + 1) / num_tiles_;
-            for (int p = 0; p < panels.count; p += tile_panels, fetch.reached += fetch.per_step * steps) {
-                const int num_panels = least(tile_panels, panels.count - p);
-                add_tile(panels, {row, end - row, p, num_panels}, input_of_span, &sums_[row][panel + p], fetch);
+            for (int p = 0; p < count; p += tile_panels) {
+                const LinearTile place = {row, end - row, p, least(tile_panels, count - p)};
+                auto* sums = reinterpret_cast<Floats(*)[kBlockPanels]>(&sums_[row][panel + p]);
+                if (packed) {
+                    add_packed_tile(chunk, place, sums, fetch);
+                } else {
+                    add_wide_tile(chunk, place, sums, fetch);
+                }
+                fetch.reached += fetch.pace * steps * place.num_panels;
             }
         }
     }
 
-    void add_tile(const CodedPanels& panels, const LinearTile& place, int input_of_span, Floats* first_sum,
-                  const CodedFetch& fetch) {
-        const Coding& coding = panels.layout.coding;
-        auto* sums = reinterpret_cast<Floats(*)[kBlockPanels]>(first_sum);
-        const CodedTile tile = {.rows = rows_.numbers_at(place.first_row, input_of_span),
-                                .row_sums = rows_.sums_at(place.first_row, input_of_span),
-                                .row_scales = rows_.scales_at(place.first_row, input_of_span),
-                                .row_stride = rows_.inputs(),
-                                .codes = chunk_.codes + place.first_panel * kStepBytes,
-                                .step = chunk_.step,
-                                .scales = chunk_.scales + place.first_panel,
-                                .scale_step = panels.count,
-                                .num_groups = chunk_.num_groups,
-                                .middle = CodeStep::middle(coding),
-                                .sums = sums,
-                                .fetch = fetch};
+    template <typename Scales>
+    CodedTile<Scales> tile_of(const SpanChunk& chunk, int row, const Scales& scales, const CodedFetch& fetch) const {
+        const Coding& coding = chunk.panels.layout.coding;
+        return {.rows = rows_.numbers_at(row, chunk.input_of_span),
+                .row_sums = rows_.sums_at(row, chunk.input_of_span),
+                .row_scales = rows_.scales_at(row, chunk.input_of_span),
+                .row_stride = rows_.inputs(),
+                .codes = nullptr,
+                .unit = 0,
+                .scales = scales,
+                .num_units = chunk.num_inputs / kUnitInputs,
+                .middle = coding.bits == 8 ? CodeStep::kFlip : middle_of(coding),
+                .sums = nullptr,
+                .fetch = fetch};
+    }
+
+    void add_packed_tile(const SpanChunk& chunk, const LinearTile& place, Floats (*sums)[kBlockPanels],
+                         const CodedFetch& fetch) const {
+        const CodedLayout& layout = chunk.panels.layout;
+        const int first = chunk.panels.place + place.first_panel, group = layout.coding.group;
+        CodedTile tile = tile_of(chunk, place.first_row, chunk.scales(first), fetch);
+        tile.codes = chunk.stored() + first * layout.unit_bytes();
+        tile.unit = layout.panels * layout.unit_bytes();
+        tile.sums = sums;
+        switch (layout.coding.bits) {
+            case 4:
+                multiply_packed_tile<4>(tile, group, place.num_rows);
+                break;
+            case 5:
+                multiply_packed_tile<5>(tile, group, place.num_rows);
+                break;
+            case 6:
+                multiply_packed_tile<6>(tile, group, place.num_rows);
+                break;
+            default:
+                multiply_packed_tile<8>(tile, group, place.num_rows);
+        }
+        if (!layout.coding.minimums) return;
+        const StoredScales minimums = chunk.minimums(first);
+        for (int r = 0; r < place.num_rows; ++r) {
+            add_minimums(rows_.totals_at(place.first_row + r, chunk.input_of_span, group), minimums,
+                         chunk.num_inputs / group, sums[r]);
+        }
+    }
+
+    void add_wide_tile(const SpanChunk& chunk, const LinearTile& place, Floats (*sums)[kBlockPanels],
+                       const CodedFetch& fetch) const {
+        const Coding& coding = chunk.panels.layout.coding;
+        const int count = chunk.panels.count;
+        CodedTile tile = tile_of(chunk, place.first_row, WideScales{wide_.scales + place.first_panel, count}, fetch);
+        tile.codes = wide_.codes + static_cast<std::size_t>(place.first_panel) * kUnitSteps * kStepBytes;
+        tile.unit = wide_.unit;
+        tile.sums = sums;
         if (coding.group == kUnit) {
-            multiply_coded_tile<kUnit>(tile, place.num_rows, place.num_panels);
+            multiply_wide_tile<kUnit>(tile, place.num_rows, place.num_panels);
         } else {
-            multiply_coded_tile<kRowGroup>(tile, place.num_rows, place.num_panels);
+            multiply_wide_tile<kRowGroup>(tile, place.num_rows, place.num_panels);
         }
         if (!coding.minimums) return;
         multiply_tile<kMostTileRows, kGroupPanels>(
-            Tile<float>{.rows = rows_.totals_at(place.first_row, input_of_span, coding.group),
+            Tile<float>{.rows = rows_.totals_at(place.first_row, chunk.input_of_span, coding.group),
                         .row_stride = rows_.inputs() / coding.group,
-                        .weights = reinterpret_cast<const float*>(chunk_.minimums + place.first_panel),
-                        .weight_step = static_cast<std::size_t>(panels.count) * kPanelWidth,
-                        .num_steps = chunk_.num_groups,
+                        .weights = reinterpret_cast<const float*>(wide_.minimums + place.first_panel),
+                        .weight_step = static_cast<std::size_t>(count) * kPanelWidth,
+                        .num_steps = chunk.num_inputs / coding.group,
                         .sums = sums,
-                        .fetch = {fetch.from, 0, 0}},
+                        .fetch = {reinterpret_cast<const char*>(fetch.from), 0, 0}},
             place.num_rows, place.num_panels);
     }
 
@@ -327,7 +465,7 @@ class BlockProduct<Coded> {
     const int num_rows_, num_tiles_;
     BlockSums& sums_;
     CodedRows rows_;
-    WideChunk chunk_;
+    WideChunk wide_;
 };
 
 }  // namespace quire::QUIRE_ISA

@@ -63,8 +63,10 @@ struct CodedLane {
     CodedLayout layout;
     int panel, lane;  // in the group, in the panel
 
-    std::byte* step(int index) const {
-        return chunk + (static_cast<std::size_t>(index) * layout.panels + panel) * kStepBytes + lane * kStepInputs;
+    // Four bytes of the lane, in a line of the unit of an input.
+    std::byte* word(int input, int line) const {
+        const std::size_t unit = static_cast<std::size_t>(input / kUnitInputs) * layout.panels + panel;
+        return chunk + unit * layout.unit_bytes() + line * kStepBytes + lane * kStepInputs;
     }
     // The place of the lane among the scales of a group of inputs.
     std::size_t scale(int group) const {
@@ -77,22 +79,28 @@ CodedLane lane_of(const MatrixView& matrix, int row, int input) {
     return {const_cast<std::byte*>(panels.at(input)), panels.layout, panels.place, row % kPanelWidth};
 }
 
-void put_codes(const CodedLane& lane, const CodedInputs& from, int num_inputs) {
-    if (lane.layout.coding.bits == 8) {
-        for (int i = 0; i < num_inputs; i += kStepInputs) {
-            std::uint32_t four;
-            std::memcpy(&four, from.codes + i, sizeof four);
-            four ^= 0x01010101U * CodeStep::kFlip;
-            std::memcpy(lane.step(i / kStepInputs), &four, sizeof four);
+// The codes of 32 inputs as the words of the lane in a unit: one for each bit.
+void fill_words(int bits, const std::int8_t* codes, std::uint32_t* words) {
+    const int more = bits - 4;
+    std::memset(words, 0, bits * sizeof *words);
+    for (int step = 0; step < kUnitSteps; ++step) {
+        std::uint32_t four;
+        std::memcpy(&four, codes + step * kStepInputs, sizeof four);
+        if (bits == 8) {
+            words[step] = four ^ 0x01010101U * CodeStep::kFlip;
+            continue;
         }
-        return;
+        words[step / 2] |= (four & 0x0f0f0f0fU) << 4 * (step % 2);
+        if (more > 0) words[4 + step * more / 8] |= (four >> 4 & 0x0f0f0f0fU) << step * more % 8;
     }
-    for (int i = 0; i < num_inputs; i += 2 * kStepInputs) {
-        std::uint32_t low, high;
-        std::memcpy(&low, from.codes + i, sizeof low);
-        std::memcpy(&high, from.codes + i + kStepInputs, sizeof high);
-        low |= high << 4;
-        std::memcpy(lane.step(i / (2 * kStepInputs)), &low, sizeof low);
+}
+
+void put_codes(const CodedLane& lane, const CodedInputs& from, int num_inputs) {
+    const int bits = lane.layout.coding.bits;
+    std::uint32_t words[8];
+    for (int input = 0; input < num_inputs; input += kUnitInputs) {
+        fill_words(bits, from.codes + input, words);
+        for (int line = 0; line < bits; ++line) std::memcpy(lane.word(input, line), &words[line], sizeof words[line]);
     }
 }
 
@@ -145,13 +153,11 @@ float scale_at(const CodedLane& lane, const std::byte* from, int group) {
 
 int code_at(const CodedLane& lane, int input) {
     const Coding& coding = lane.layout.coding;
-    const int step = input / kStepInputs;
-    if (coding.bits == 8) {
-        const auto code = std::to_integer<std::uint8_t>(lane.step(step)[input % kStepInputs]);
-        return static_cast<std::int8_t>(code ^ CodeStep::kFlip);
-    }
-    const auto both = std::to_integer<int>(lane.step(step / 2)[input % kStepInputs]);
-    return (both >> 4 * (step % 2) & 15) - middle_of_four_bits(coding);
+    const int step = input % kUnitInputs / kStepInputs, more = coding.bits - 4;
+    const auto byte = [&](int line) { return std::to_integer<int>(lane.word(input, line)[input % kStepInputs]); };
+    if (coding.bits == 8) return static_cast<std::int8_t>(byte(step) ^ CodeStep::kFlip);
+    const int high = more == 0 ? 0 : byte(4 + step * more / 8) >> step * more % 8 & ((1 << more) - 1);
+    return ((byte(step / 2) >> 4 * (step % 2) & 15) | high << 4) - middle_of(coding);
 }
 
 void unpack_coded(const MatrixView& matrix, int row, float* output) {
