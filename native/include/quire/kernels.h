@@ -116,6 +116,7 @@ struct LinearTile {
     int num_rows = 0;
     int first_panel = 0;
     int num_panels = 0;
+    int next_panel = 0;  // where the same thread probably goes on; that place is prefetched
 };
 
 // One norm. With `center` the mean is subtracted first; with `unit_offset` the scale is 1 + weight.

@@ -20,7 +20,7 @@ class LinearPieces {
     static constexpr int kLeastPanels = 4, kMostPanels = 16, kMostRows = 256;
 
     LinearPieces(const MatrixView& matrix, int num_rows, int num_threads)
-        : num_panels_(matrix.num_panels()), num_rows_(num_rows) {
+        : num_panels_(matrix.num_panels()), num_rows_(num_rows), num_threads_(num_threads) {
         constexpr int kPiecesPerThread = 4;
         row_pieces_ = pieces_of(num_rows, kMostRows);
         const int wanted = std::max(1, kPiecesPerThread * num_threads / std::max(1, row_pieces_));
@@ -34,11 +34,12 @@ class LinearPieces {
 
     LinearTile tile(int piece) const {
         const int row_piece = piece % row_pieces_, panel = piece / row_pieces_ * panels_per_piece_;
-        const int first_row = start_of(row_piece);
+        const int first_row = start_of(row_piece), next = panel + num_threads_ * panels_per_piece_;
         return {.first_row = first_row,
                 .num_rows = start_of(row_piece + 1) - first_row,
                 .first_panel = panel,
-                .num_panels = std::min(panels_per_piece_, num_panels_ - panel)};
+                .num_panels = std::min(panels_per_piece_, num_panels_ - panel),
+                .next_panel = next < num_panels_ ? next : panel};
     }
 
   private:
@@ -46,7 +47,7 @@ class LinearPieces {
     // Splits the rows evenly.
     int start_of(int row_piece) const { return static_cast<int>(std::int64_t{num_rows_} * row_piece / row_pieces_); }
 
-    int num_panels_, num_rows_, row_pieces_, panels_per_piece_;
+    int num_panels_, num_rows_, num_threads_, row_pieces_, panels_per_piece_;
 };
 
 }  // namespace quire

@@ -80,11 +80,13 @@ void multiply_tile(const AnyTile& tile, int num_rows, int num_panels) {
     }
 }
 
-// The panels of a block, of one matrix or of two.
+// The panels of a block, of one matrix or of two, and the panel that the next block begins with.
 template <typename Number>
 struct BlockPanels {
-    Panels<Number> groups[kBlockGroups];
+    Panels<Number> groups[kBlockGroups], next;
     int num_groups = 0;
+
+    BlockPanels(const MatrixView& matrix, int next_panel) : next(panels_from<Number>(matrix, next_panel, 1)) {}
 
     void add(const MatrixView& matrix, int panel, int count) {
         for (const int end = panel + count; panel < end; panel += groups[num_groups++].count) {

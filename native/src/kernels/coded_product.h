@@ -301,14 +301,14 @@ class WideChunk {
 
 template <>
 struct BlockPanels<Coded> {
-    CodedPanels groups[kBlockGroups];
+    CodedPanels groups[kBlockGroups], next;
     int num_groups = 0;
-    CodedPanels behind;  // the panel that the next block begins with, if there is one
+
+    BlockPanels(const MatrixView& matrix, int next_panel) : next(coded_panels_from(matrix, next_panel, 1)) {}
 
     void add(const MatrixView& matrix, int panel, int count) {
-        const int end = panel + count;
-        if (num_groups == 0) behind = coded_panels_from(matrix, end < matrix.num_panels() ? end : panel, 1);
-        for (; panel < end && num_groups < kBlockGroups; panel += groups[num_groups++].count) {
+        for (const int end = panel + count; panel < end && num_groups < kBlockGroups;
+             panel += groups[num_groups++].count) {
             groups[num_groups] = coded_panels_from(matrix, panel, end - panel);
         }
     }
@@ -360,7 +360,7 @@ class BlockProduct<Coded> {
                 const std::byte* next = input + kChunkInputs < end   ? group.at(input + kChunkInputs)
                                         : g + 1 < panels_.num_groups ? panels_.groups[g + 1].at(start)
                                         : more                       ? panels_.groups[0].at(end)
-                                                                     : panels_.behind.at(0);
+                                                                     : panels_.next.at(0);
                 const int num_inputs = round_up(least(kChunkInputs, end - input), kCodedGroup);
                 add_chunk({group, input, input - start, num_inputs, next}, panel);
             }

@@ -97,8 +97,8 @@ class BlockProduct {
             const Panels<Number>& group = panels_.groups[g];
             for (int input = start; input < end; input += kChunkInputs) {
                 const int steps = num_steps<Number>(least(kChunkInputs, end - input));
-                // The next chunk: of this group, the next group or the next span. Without one, prefetch this one again.
-                const char* next = bytes_at(group, input);
+                // The next chunk: of this group, the next group, the next span or the next block.
+                const char* next = bytes_at(panels_.next, 0);
                 if (input + kChunkInputs < end) {
                     next = bytes_at(group, input + kChunkInputs);
                 } else if (g + 1 < panels_.num_groups) {
@@ -166,7 +166,7 @@ void BlockProduct<std::uint16_t>::add_chunk(const Panels<std::uint16_t>& group, 
 
 namespace {
 
-// Calls work(row, num_rows, panel, num_panels) for the blocks of a tile, with rows split evenly.
+// Calls work(block) for the blocks of a tile, with rows split evenly.
 template <typename Work>
 void for_blocks(const LinearTile& tile, int block_panels, Work work) {
     const int row_blocks = pieces_of(tile.num_rows, kBlockRows);
@@ -174,7 +174,12 @@ void for_blocks(const LinearTile& tile, int block_panels, Work work) {
     for (int panel = tile.first_panel; panel < end_panel; panel += block_panels) {
         for (int block = 0; block < row_blocks; ++block) {
             const int first = tile.num_rows * block / row_blocks, end = tile.num_rows * (block + 1) / row_blocks;
-            work(tile.first_row + first, end - first, panel, least(block_panels, end_panel - panel));
+            const int next = block + 1 < row_blocks ? panel : panel + block_panels;
+            work(LinearTile{.first_row = tile.first_row + first,
+                            .num_rows = end - first,
+                            .first_panel = panel,
+                            .num_panels = least(block_panels, end_panel - panel),
+                            .next_panel = next < end_panel ? next : tile.next_panel});
         }
     }
 }
@@ -187,8 +192,9 @@ Floats output_of(const Floats& sum, const MatrixView& matrix, int column) {
 template <typename Number>
 void linear_of(const MatrixView& matrix, const Rows& input, const Rows& output, const LinearTile& tile,
                bool accumulate) {
-    for_blocks(tile, kBlockPanels, [&](int row, int num_rows, int panel, int num_panels) {
-        BlockPanels<Number> panels;
+    for_blocks(tile, kBlockPanels, [&](const LinearTile& block) {
+        const auto [row, num_rows, panel, num_panels, next_panel] = block;
+        BlockPanels<Number> panels(matrix, next_panel);
         panels.add(matrix, panel, num_panels);
         BlockSums sums;
         BlockProduct<Number>(matrix, panels, {input.row(row), input.stride}, num_rows, sums);
@@ -219,8 +225,9 @@ void join(const Floats* gate_sums, const MatrixView& gate, const Floats* up_sums
 template <typename Number>
 void gated_of(const MatrixView& gate, const MatrixView& up, const Rows& input, const Rows& output,
               const LinearTile& tile, Activation activation) {
-    for_blocks(tile, kBlockPanels / 2, [&](int row, int num_rows, int panel, int num_panels) {
-        BlockPanels<Number> panels;
+    for_blocks(tile, kBlockPanels / 2, [&](const LinearTile& block) {
+        const auto [row, num_rows, panel, num_panels, next_panel] = block;
+        BlockPanels<Number> panels(gate, next_panel);
         panels.add(gate, panel, num_panels);
         panels.add(up, panel, num_panels);
         BlockSums sums;
@@ -235,9 +242,10 @@ void gated_of(const MatrixView& gate, const MatrixView& up, const Rows& input, c
 template <typename GateNumber, typename UpNumber>
 void mixed_gated_of(const MatrixView& gate, const MatrixView& up, const Rows& input, const Rows& output,
                     const LinearTile& tile, Activation activation) {
-    for_blocks(tile, kBlockPanels, [&](int row, int num_rows, int panel, int num_panels) {
-        BlockPanels<GateNumber> gate_panels;
-        BlockPanels<UpNumber> up_panels;
+    for_blocks(tile, kBlockPanels, [&](const LinearTile& block) {
+        const auto [row, num_rows, panel, num_panels, next_panel] = block;
+        BlockPanels<GateNumber> gate_panels(gate, next_panel);
+        BlockPanels<UpNumber> up_panels(up, next_panel);
         gate_panels.add(gate, panel, num_panels);
         up_panels.add(up, panel, num_panels);
         BlockSums gate_sums, up_sums;
