@@ -61,8 +61,9 @@ class Quire:
     """The file in quire."""
 
     def __init__(self, path: str, num_threads: int) -> None:
-        settings = {"kv_memory": "1GiB", "enable_prefix_caching": False, "skip_tokenizer_init": True}
-        self._llm = LLM(path, num_threads=num_threads, **settings)
+        self._llm = LLM(
+            path, num_threads=num_threads, kv_memory="1GiB", enable_prefix_caching=False, skip_tokenizer_init=True
+        )
         self._random = np.random.default_rng(0)
         self._seconds(16, 1, SHORT)
 

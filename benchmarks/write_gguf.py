@@ -1,7 +1,7 @@
 """Writes a GGUF file of a named shape with random weights: python benchmarks/write_gguf.py qwen3-0.6b FILE.gguf.
 
-The weights are bfloat16; llama.cpp's `llama-quantize FILE.gguf OUT.gguf Q4_K_M` makes other types of them. The vocabulary
-is made up: the time of a step does not depend on it.
+The weights are bfloat16; llama.cpp's `llama-quantize FILE.gguf OUT.gguf Q4_K_M` makes other types of them. The
+vocabulary is made up: the time of a step does not depend on it.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ def write(shape: str, path: Path) -> None:
     add_tokens(writer, config["vocab_size"])
     for tensor, dimensions in tensors.items():
         name = names.get_name(tensor, try_suffixes=(".weight",))
+        assert name is not None, tensor
         if len(dimensions) == 1:
             writer.add_tensor(name, np.resize(numbers, dimensions))
         else:
