@@ -159,6 +159,10 @@ BROKEN = {
         "pieces of at most 512 characters",
     ),
     "scores of another length": ({"kind": "llama", "scores": [0.5]}, "a list of 3 numbers, one for each token"),
+    "scores in words": (
+        {"kind": "llama", "scores": ["a", "b", "c"]},
+        "tokenizer.ggml.scores is ['a', 'b', 'c']; allowed: a list of 3 numbers",
+    ),
     "a named token beyond the end": (
         {"eos_token_id": 3},
         "tokenizer.ggml.eos_token_id is 3; allowed: an integer from 0 to 2",

@@ -136,7 +136,7 @@ def _byte_level(file: ConfigFile, ids: dict[str, int]) -> dict[str, Any]:
 def _sentence_pieces(file: ConfigFile, ids: dict[str, int]) -> dict[str, Any]:
     """Return the parts of a BPE that does what SentencePiece does with these pieces."""
     scores = file.fields.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != len(ids):
+    if not isinstance(scores, list) or len(scores) != len(ids) or not {int, float}.issuperset(map(type, scores)):
         raise file.error("tokenizer.ggml.scores", f"a list of {len(ids)} numbers, one for each token")
     spaces: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     prefix = file.flag("tokenizer.ggml.add_space_prefix", True)
