@@ -93,6 +93,9 @@ class FakeHub:
         self.folder = add_to_hub(home, "org/m")
         self.asked: list[tuple[str, str | None, tuple[str, ...]]] = []
 
+    def model_info(self, *_: object, **__: object) -> object:
+        raise ConnectionError("no list of files")
+
     def snapshot_download(
         self, name: str, *, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str]
     ) -> str:

@@ -327,6 +327,9 @@ class FakeHub:
         self.folder, self.error = folder, error
         self.asked: list[tuple[str, str | None, object]] = []
 
+    def model_info(self, *_: object, **__: object) -> object:
+        raise ConnectionError("no list of files")
+
     def snapshot_download(
         self, name: str, *, revision: str | None, allow_patterns: list[str], ignore_patterns: list[str]
     ) -> str:

@@ -101,6 +101,13 @@ def test_a_size_beyond_the_largest_or_in_no_unit_is_refused_in_full(text: int | 
     assert str(caught.value) == f"size is {shown}; allowed: a number of bytes, or a size such as 512MiB or 4GiB"
 
 
+@pytest.mark.parametrize("text", ["1{}!", "1{}1", "{}1{}", "1.{}", "1 M{}M"])
+def test_a_size_with_many_spaces_costs_no_more_than_its_length(text: str) -> None:
+    """A pattern that tries every way to share the spaces out takes hours."""
+    with pytest.raises(InvalidConfigError):
+        parse_bytes(text.replace("{}", " " * 1_000_000) + "?")
+
+
 @pytest.mark.parametrize(
     ("size", "shown"),
     [

@@ -141,6 +141,22 @@ def test_words_are_split_by_the_name_of_the_splitter(pre: str, tmp_path: Path) -
     assert file.json_object("generation_config.json") == {"eos_token_id": [len(TOKENS)]}
 
 
+@pytest.mark.parametrize(
+    ("pre", "begins"),
+    [("llama3", True), ("pixtral", True), ("tekken", True), ("dbrx", False), ("qwen2", False), ("gpt-2", False)],
+)
+def test_texts_begin_as_those_of_the_family_unless_the_file_says_otherwise(
+    pre: str, begins: bool, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"pre": pre, "merges": ["a b"], "bos_token_id": 3}
+    tokens, kinds = ["a", "b", "ab", "<s>"], [1, 1, 1, CONTROL]
+    for stated in (None, True, False):
+        given = settings if stated is None else settings | {"add_bos_token": stated}
+        file = write(tmp_path / "m.gguf", "gpt2", tokens, kinds, **given)
+        expected = [3, 2] if (begins if stated is None else stated) else [2]
+        assert Tokenizer.open(file, vocab_size=4).encode("ab") == expected
+
+
 GOOD: dict[str, Any] = {
     "pre": "gpt-2",
     "merges": ["a b"],
@@ -159,6 +175,10 @@ BROKEN = {
         "pieces of at most 512 characters",
     ),
     "scores of another length": ({"kind": "llama", "scores": [0.5]}, "a list of 3 numbers, one for each token"),
+    "scores in words": (
+        {"kind": "llama", "scores": ["a", "b", "c"]},
+        "tokenizer.ggml.scores is ['a', 'b', 'c']; allowed: a list of 3 numbers",
+    ),
     "a named token beyond the end": (
         {"eos_token_id": 3},
         "tokenizer.ggml.eos_token_id is 3; allowed: an integer from 0 to 2",

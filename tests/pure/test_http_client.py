@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -112,6 +113,38 @@ def test_a_connection_that_was_closed_while_idle_is_replaced() -> None:
             for _ in range(4):
                 assert (await client.exchange(request)).status == 200
         assert [len(requests) for requests in server.requests] == [1, 1, 1, 1]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("status", [b"200 OK", b"404 Not Found"])
+@pytest.mark.parametrize("body", [b"", b"data: a\n\ndata: b\n\n"])
+def test_a_body_without_a_length_ends_with_the_connection(status: bytes, body: bytes) -> None:
+    async def run() -> None:
+        server = Server([[b"HTTP/1.1 " + status + b"\r\n\r\n", body[:5], body[5:]]], [[GOOD]])
+        async with server as client:
+            request = client.post_request("/v1/x", b"")
+            reply = await client.exchange(request)
+            assert (bytes(reply.body), reply.is_complete) == (body, True)
+            assert bytes((await client.exchange(request)).body) == b"ok"  # on a new connection
+
+    asyncio.run(run())
+
+
+def test_a_body_without_a_length_is_lost_with_a_connection_that_breaks() -> None:
+    async def run() -> None:
+        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\ndata")
+            await writer.drain()
+            await asyncio.sleep(0.05)  # time to read the beginning
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()  # a reset, not an end
+
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            client = HttpClient(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            with pytest.raises(ConnectionError):
+                await client.exchange(client.post_request("/v1/x", b""))
 
     asyncio.run(run())
 

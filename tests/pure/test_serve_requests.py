@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -219,11 +220,14 @@ def test_fields_take_the_place_of_the_defaults() -> None:
         assert getattr(found, name) == getattr(fields, name), name
 
 
-def test_a_search_starts_from_nothing_but_what_is_said() -> None:
-    defaults = SamplingParams(temperature=0.6, top_k=20, repetition_penalty=1.1)
-    found = sampling_of(fields_of(use_beam_search=True, best_of=4, length_penalty=0.5), defaults, max_tokens=5)
+def test_a_search_takes_only_stop_strings_from_the_defaults() -> None:
+    defaults = SamplingParams(temperature=0.6, top_k=20, repetition_penalty=1.1, stop=("<|im_end|>",))
+    search = {"use_beam_search": True, "best_of": 4, "length_penalty": 0.5}
+    found = sampling_of(fields_of(**search), defaults, max_tokens=5)
     expected = SamplingParams(beam_search=True, temperature=0, best_of=4, length_penalty=0.5, max_tokens=5)
-    assert found == expected
+    assert found == replace(expected, stop=("<|im_end|>",))
+    assert sampling_of(fields_of(**search, stop=["."]), defaults).stop == (".",)
+    assert sampling_of(fields_of(**search, stop=[]), defaults).stop == ()
     assert sampling_of(fields_of(use_beam_search=False), defaults) == defaults
 
 

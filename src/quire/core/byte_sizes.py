@@ -17,7 +17,7 @@ UNITS: Final = MappingProxyType(
     }
     | {letter.lower() + "b": 1000**power for power, letter in enumerate("KMGT", start=1)}
 )
-SIZE: Final = re.compile(r"\s*0*(\d{1,30}(?:\.\d+)?)\s*([A-Za-z]*)\s*", re.ASCII)
+SIZE: Final = re.compile(r"\s*0*(\d{1,30}(?:\.\d+)?)\s*+([A-Za-z]*)\s*", re.ASCII)
 MAX_BYTES: Final = 1 << 60
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -31,22 +32,62 @@ MAX_PIECE_CHARACTERS: Final = 512
 
 CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 OTHERS: Final = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-UPPER: Final = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
+UPPER: Final = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 LOWER: Final = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+SLASHES: Final = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+IDEOGRAPHS: Final = r"[\x{800}-\x{9FA5}\x{AC00}-\x{D7FF}]+"
+YOUNG: Final = (
+    r"\x{560}-\x{588}\x{10C7}-\x{10FF}\x{1C80}-\x{1C8F}\x{2D00}-\x{2D2D}\x{A790}-\x{A7FF}\x{AB30}-\x{AB68}"
+    r"\x{10570}-\x{105BC}\x{10D50}-\x{10D8F}\x{16E40}-\x{16EFF}\x{1D400}-\x{1D7CB}\x{1DF00}-\x{1DFFF}"
+)
+CASED: Final = rf"(?:(?![{YOUNG}])[\p{{Lu}}\p{{Ll}}\p{{Lt}}])+"
+"""Letters with cases that DeepSeek's first models know: not those of Georgian, of mathematics, of younger scripts."""
+
+SIGNS: Final = r"[!-/:-~\x{FF01}-\x{FF0F}\x{FF1A}-\x{FF5E}\x{2018}-\x{201F}\x{3000}-\x{3002}]+"
+
+
+@dataclass(frozen=True, slots=True)
+class Splitter:
+    """How words are split before they are merged: by one pattern after the other; each on what the one before left.
+
+    `then_gpt2`: what they leave is split as GPT-2 does. `whole_words`: a word that is in the vocabulary is a
+    token at once. `begins`: a text begins with a token of its own, unless the file says otherwise.
+    """
+
+    patterns: tuple[str, ...] = ()
+    then_gpt2: bool = False
+    whole_words: bool = False
+    begins: bool = False
+    composes: bool = False  # NFC
+
+
+GPT2: Final = Splitter(then_gpt2=True)
+DIGITS: Final = Splitter((r"\p{N}",), then_gpt2=True)
+LLAMA3: Final = rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{OTHERS}"
+QWEN2: Final = Splitter((rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{OTHERS}",), composes=True)
 SPLITTERS: Final = MappingProxyType(
     {
-        "gpt-2": None,
-        "smollm": None,  # digits first, each by itself
-        "llama-bpe": rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{OTHERS}",
-        "qwen2": rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{OTHERS}",
-        "tekken": rf"[^\r\n\p{{L}}\p{{N}}]?{UPPER}*{LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{UPPER}+{LOWER}*|\p{{N}}"
-        r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        "gpt-2": GPT2,
+        "mellum": GPT2,
+        "smollm": DIGITS,
+        "minerva-7b": DIGITS,
+        **dict.fromkeys(
+            ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"),
+            Splitter((LLAMA3,), whole_words=True, begins=True),
+        ),
+        **dict.fromkeys(("dbrx", "smaug-bpe"), Splitter((LLAMA3,))),  # Phi-4 has the first
+        **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), QWEN2),
+        "tekken": Splitter((rf"{UPPER}*{LOWER}+|{UPPER}+{LOWER}*|\p{{N}}|{SLASHES}",), whole_words=True, begins=True),
+        "gpt-4o": Splitter(  # Phi-4-mini
+            (rf"{UPPER}*{LOWER}+{CONTRACTIONS}?|{UPPER}+{LOWER}*{CONTRACTIONS}?|\p{{N}}{{1,3}}|{SLASHES}",)
+        ),
+        "deepseek-llm": Splitter(
+            (r"[\r\n]", rf"\s?{CASED}", rf"\s?{SIGNS}", r"\s+$", IDEOGRAPHS, r"\p{N}+"),
+        ),
+        "deepseek-coder": Splitter((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", IDEOGRAPHS, r"\p{N}")),
     }
 )
-"""`tokenizer.ggml.pre` → how words are split before they are merged; None: as GPT-2 does."""
-
-WHOLE_WORDS: Final = ("llama-bpe", "tekken")
-"""Splitters whose words are a token at once where the vocabulary has them."""
+"""`tokenizer.ggml.pre` → how words are split."""
 
 
 def tokenizer_json_of(header: GgufHeader) -> str:
@@ -80,12 +121,17 @@ def tokenizer_config_of(header: GgufHeader) -> dict[str, object]:
         key = f"tokenizer.ggml.{theirs}_token_id"
         if file.is_set(key):
             settings[name] = tokens[file.size(key, low=0, high=len(tokens) - 1)]
-    is_byte_level = file.fields.get("tokenizer.ggml.model") == "gpt2"
-    begins = not is_byte_level or file.fields.get("tokenizer.ggml.pre") == "llama-bpe"
-    settings["add_bos_token"] = file.flag("tokenizer.ggml.add_bos_token", begins)
+    settings["add_bos_token"] = file.flag("tokenizer.ggml.add_bos_token", _begins(file))
     if templates := _templates(file):
         settings["chat_template"] = templates
     return settings
+
+
+def _begins(file: ConfigFile) -> bool:
+    """Return whether texts begin with a token of their own where the file does not say."""
+    pre = file.fields.get("tokenizer.ggml.pre")
+    is_byte_level = file.fields.get("tokenizer.ggml.model") == "gpt2"
+    return not is_byte_level or (isinstance(pre, str) and pre in SPLITTERS and SPLITTERS[pre].begins)
 
 
 def _templates(file: ConfigFile) -> str | list[dict[str, object]] | None:
@@ -114,29 +160,33 @@ def _byte_level(file: ConfigFile, ids: dict[str, int]) -> dict[str, Any]:
     pre = file.fields.get("tokenizer.ggml.pre")
     if not isinstance(pre, str) or pre not in SPLITTERS:
         raise file.error("tokenizer.ggml.pre", f"one of {', '.join(SPLITTERS)}")
-    split = SPLITTERS[pre]
+    splitter = SPLITTERS[pre]
     merges = [merge.split(" ") for merge in file.texts("tokenizer.ggml.merges")]
     if any(len(merge) != 2 for merge in merges):
         raise file.error("tokenizer.ggml.merges", "pairs of tokens with one space between them")
-    steps: list[dict[str, Any]] = []
-    if pre == "smollm":
-        steps.append({"type": "Digits", "individual_digits": True})
-    if split is not None:
-        steps.append({"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False})
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": split is None}
+    steps: list[dict[str, Any]] = [
+        {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        for pattern in splitter.patterns
+    ]
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": splitter.then_gpt2,
+    }
     return {
-        "normalizer": {"type": "NFC"} if pre == "qwen2" else None,
+        "normalizer": {"type": "NFC"} if splitter.composes else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*steps, byte_level]},
         "post_processor": None,
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": _bpe(ids, merges, ignore_merges=pre in WHOLE_WORDS),
+        "model": _bpe(ids, merges, ignore_merges=splitter.whole_words),
     }
 
 
 def _sentence_pieces(file: ConfigFile, ids: dict[str, int]) -> dict[str, Any]:
     """Return the parts of a BPE that does what SentencePiece does with these pieces."""
     scores = file.fields.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != len(ids):
+    if not isinstance(scores, list) or len(scores) != len(ids) or not {int, float}.issuperset(map(type, scores)):
         raise file.error("tokenizer.ggml.scores", f"a list of {len(ids)} numbers, one for each token")
     spaces: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     prefix = file.flag("tokenizer.ggml.add_space_prefix", True)

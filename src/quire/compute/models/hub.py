@@ -3,8 +3,8 @@
     a path ──► an installed package ──► what other programs store ──► the cache of the hub ──► the hub
 
 An existing model is used as it is, without a network. Only a name of the form ORGANISATION/NAME is looked up, through
-`huggingface_hub` if that is installed, with its own cache and credentials; it resumes a download that was interrupted.
-Only settings, tokenizer and safetensors are fetched, never code or pickles.
+`huggingface_hub` if that is installed, with its own cache and credentials. Only settings, tokenizer and weights are
+fetched, never code or pickles; a download of weights that was interrupted goes on where it stopped.
 
     ORGANISATION/NAME              the safetensors
     ORGANISATION/NAME:TYPE         the GGUF file with that type in its name, such as Q4_K_M
@@ -21,6 +21,7 @@ from types import MappingProxyType
 from typing import Final
 
 from quire.compute.gguf.source import GgufFile, is_gguf
+from quire.compute.models.hub_blobs import fetch_blobs
 from quire.compute.models.packaged import PACKAGES, find_packaged
 from quire.compute.models.refusals import missing_folder
 from quire.compute.models.source import ModelFolder, ModelSource
@@ -141,12 +142,16 @@ def _download(model: HubName, wanted: tuple[str, ...]) -> Path:
         sentence = f"{model} is a hub id, but huggingface_hub is not installed: pip install huggingface_hub"
         raise ModelError(str(model), sentence) from error
     try:
+        if wanted != SETTINGS:
+            fetch_blobs(model.repository, model.revision, wanted, UNWANTED)
         found = snapshot_download(
             model.repository,
             revision=model.revision or None,
             allow_patterns=list(wanted),
             ignore_patterns=list(UNWANTED),
         )
+    except ModelError:
+        raise
     # The library raises its own errors, those of its HTTP client and those of the system.
     except Exception as error:
         raise ModelError(str(model), _refusal(model, type(error).__name__)) from error

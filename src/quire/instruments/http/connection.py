@@ -44,6 +44,7 @@ class HttpConnection(asyncio.Protocol):
         self._take: TakePiece | None = None
         self._done: asyncio.Future[None] | None = None
         self.has_received = False  # anything of the reply
+        self._has_head = False
 
     @property
     def is_open(self) -> bool:
@@ -57,7 +58,7 @@ class HttpConnection(asyncio.Protocol):
         """
         if self._transport is None:
             raise ConnectionResetError("the connection is closed")
-        self._reply, self._take, self.has_received = Reply(), take, False
+        self._reply, self._take, self.has_received, self._has_head = Reply(), take, False, False
         self._done = asyncio.get_running_loop().create_future()
         try:
             self._transport.write(request)
@@ -89,6 +90,12 @@ class HttpConnection(asyncio.Protocol):
             self._end(ConnectionResetError(f"the reply is not HTTP: {error}"))
             self.close()
 
+    def eof_received(self) -> None:
+        """End a reply whose body has no length: it ends where the server ends the connection (RFC 9112, 6.3)."""
+        has_length = self._reply.headers.keys() & {"content-length", "transfer-encoding"}
+        if self._has_head and not self._reply.is_complete and not has_length:
+            self.on_message_complete()
+
     def connection_lost(self, error: Exception | None) -> None:
         """End the exchange, if there is one."""
         self._transport = None
@@ -102,7 +109,7 @@ class HttpConnection(asyncio.Protocol):
 
     def on_headers_complete(self) -> None:
         """Take the status."""
-        self._reply.status = self._parser.get_status_code()
+        self._reply.status, self._has_head = self._parser.get_status_code(), True
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body."""

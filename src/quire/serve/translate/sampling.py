@@ -37,8 +37,8 @@ def sampling_of(fields: SamplingFields, defaults: SamplingParams, **changes: Any
     if fields.logit_bias:
         given["logit_bias"] = _biases(fields.logit_bias)
     if getattr(fields, "use_beam_search", None):
-        # A search ranks texts by what the model says of them: how the makers want it sampled has no place in it.
-        defaults = SamplingParams(temperature=0.0, beam_search=True)
+        # A search ranks texts by what the model says of them: of the makers' defaults, only where a text ends applies.
+        defaults = SamplingParams(temperature=0.0, beam_search=True, stop=defaults.stop)
     return replace(defaults, **(given | changes))
 
 

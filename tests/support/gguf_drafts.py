@@ -1,0 +1,254 @@
+"""GGUF files in the making: settings and tensors that can be changed before they become bytes."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.compute.gguf.tokenizer import SPLITTERS
+
+U8, BOOL, U32, I32, F32, STRING, ARRAY, U64 = 0, 7, 4, 5, 6, 8, 9, 10
+FORMS = {0: "B", 1: "b", 2: "H", 3: "h", U32: "I", I32: "i", F32: "f", BOOL: "B", U64: "Q", 11: "q", 12: "d"}
+WIDTHS = {0: (4, 1), 1: (2, 1), 2: (18, 32), 3: (20, 32), 8: (34, 32), 10: (84, 256), 30: (2, 1)}
+"""Types of numbers that tensors have here → the bytes of a block, and its numbers."""
+
+
+@dataclass
+class Pair:
+    """A setting in the making: `value` is a number, bytes, or a list with the type of its items."""
+
+    key: bytes
+    kind: int
+    value: Any
+    items: int = 0
+
+
+@dataclass
+class Tensor:
+    """A tensor in the making."""
+
+    name: bytes
+    dimensions: list[int]
+    kind: int
+    offset: int = 0
+
+    @property
+    def num_bytes(self) -> int:
+        width, size = WIDTHS.get(self.kind, (4, 1))
+        count = 1
+        for each in self.dimensions:
+            count *= each
+        return count // size * width
+
+
+@dataclass
+class Draft:
+    """A file in the making. `counts`: what the header says of tensors and settings, if not the truth."""
+
+    pairs: list[Pair]
+    tensors: list[Tensor]
+    version: int = 3
+    alignment: int = 32
+    counts: tuple[int, int] | None = None
+    spans: list[tuple[int, int]] = field(default_factory=list)
+
+    def place(self) -> None:
+        """Put the tensors one after the other."""
+        offset = 0
+        for tensor in self.tensors:
+            tensor.offset = offset
+            offset += -(-tensor.num_bytes // self.alignment) * self.alignment
+
+    def encoded(self) -> bytes:
+        """Return the bytes, and note where their numbers are."""
+        out, spans = bytearray(b"GGUF"), self.spans
+        spans.clear()
+
+        def number(form: str, value: Any) -> None:
+            data = packed(form, value)
+            spans.append((len(out), len(data)))
+            out.extend(data)
+
+        def text(value: bytes) -> None:
+            number("Q", len(value))
+            out.extend(value)
+
+        number("I", self.version)
+        for count in self.counts or (len(self.tensors), len(self.pairs)):
+            number("Q", count)
+        for pair in self.pairs:
+            text(pair.key)
+            number("I", pair.kind)
+            _write_value(pair, number, text)
+        for tensor in self.tensors:
+            text(tensor.name)
+            number("I", len(tensor.dimensions))
+            for dimension in tensor.dimensions:
+                number("Q", dimension)
+            number("I", tensor.kind)
+            number("Q", tensor.offset)
+        out.extend(bytes(-len(out) % self.alignment))
+        ends = [tensor.offset + tensor.num_bytes for tensor in self.tensors if tensor.offset < 1 << 16]
+        return bytes(out) + b"\x3c" * min(max(ends, default=0), 1 << 16)
+
+
+def packed(form: str, value: Any) -> bytes:
+    """Return a number as bytes: cut to its width, and 1 in place of what is none."""
+    try:
+        return struct.pack(f"<{form}", value)
+    except (struct.error, OverflowError):
+        size = struct.calcsize(form)
+        return ((value if isinstance(value, int) else 1) & ((1 << 8 * size) - 1)).to_bytes(size, "little")
+
+
+def _write_value(pair: Pair, number: Callable[[str, Any], None], text: Callable[[bytes], None]) -> None:
+    def one(kind: int, value: Any) -> None:
+        if kind == STRING:
+            text(value if isinstance(value, bytes) else str(value).encode())
+        elif kind == ARRAY:
+            number("I", U8)
+            number("Q", 0)
+        elif kind in FORMS:
+            number(FORMS[kind], value)
+
+    if pair.kind != ARRAY:
+        one(pair.kind, pair.value)
+        return
+    values = pair.value if isinstance(pair.value, list) else [pair.value]
+    number("I", pair.items)
+    number("Q", len(values))
+    for value in values:
+        one(pair.items, value)
+
+
+# --- whole models -------------------------------------------------------------------
+
+ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "gpt2")
+VOCABULARY = [b"a", b"b", b"ab", b"<|im_end|>", b"<unk>", b"c", b"\xe2\x96\x81", b"\xe2\x96\x81a", b"<0x41>", b"<tool>"]
+KINDS = [1, 1, 1, 3, 2, 1, 1, 1, 6, 4]
+SIZE, HEADS, FEED = 8, 2, 12
+DIVISORS = {"llama": ["rope_freqs"], "phi3": ["rope_factors_long", "rope_factors_short"]}
+
+
+def _tokenizer(draw: random.Random) -> list[Pair]:
+    pieces = draw.random() < 0.4
+    pairs = [
+        Pair(b"tokenizer.ggml.model", STRING, b"llama" if pieces else b"gpt2"),
+        Pair(b"tokenizer.ggml.tokens", ARRAY, list(VOCABULARY), STRING),
+        Pair(b"tokenizer.ggml.token_type", ARRAY, list(KINDS), I32),
+        Pair(b"tokenizer.ggml.eos_token_id", U32, 3),
+        Pair(b"tokenizer.ggml.bos_token_id", U32, 4),
+        Pair(b"tokenizer.ggml.add_bos_token", BOOL, draw.random() < 0.5),
+    ]
+    if draw.random() < 0.35:
+        pairs.append(Pair(b"tokenizer.chat_template", STRING, b"{{ messages[0].content }}<|im_end|>"))
+    if draw.random() < 0.1:
+        pairs.append(Pair(b"tokenizer.chat_template.tool_use", STRING, b"{{ tools }}{{ bos_token }}"))
+    if pieces:
+        pairs.append(Pair(b"tokenizer.ggml.scores", ARRAY, [-float(place) for place in range(len(VOCABULARY))], F32))
+        pairs.append(Pair(b"tokenizer.ggml.unknown_token_id", U32, 4))
+        pairs.append(Pair(b"tokenizer.ggml.add_space_prefix", BOOL, draw.random() < 0.5))
+    else:
+        pairs.append(Pair(b"tokenizer.ggml.pre", STRING, draw.choice(sorted(SPLITTERS)).encode()))
+        pairs.append(Pair(b"tokenizer.ggml.merges", ARRAY, [b"a b"], STRING))
+    return pairs
+
+
+def _settings(draw: random.Random, name: str) -> list[Pair]:
+    def pair(key: str, kind: int, value: Any) -> Pair:
+        return Pair(f"{name}.{key}".encode(), kind, value)
+
+    pairs = [
+        Pair(b"general.architecture", STRING, name.encode()),
+        pair("block_count", U32, 1),
+        pair("context_length", U32, 64),
+        pair("embedding_length", U32, SIZE),
+        pair("feed_forward_length", U32, FEED),
+        pair("attention.head_count", U32, HEADS),
+    ]
+    if name == "gpt2":
+        return [*pairs, pair("attention.layer_norm_epsilon", F32, 1e-5)]
+    pairs += [pair("attention.head_count_kv", U32, HEADS), pair("attention.layer_norm_rms_epsilon", F32, 1e-5)]
+    pairs += [pair("attention.key_length", U32, SIZE // HEADS), pair("attention.value_length", U32, SIZE // HEADS)]
+    if name in ("gemma2", "gemma3", "phi3"):
+        pairs.append(pair("attention.sliding_window", U32, 16))
+    if name == "gemma2":
+        pairs += [pair("attn_logit_softcapping", F32, 50.0), pair("final_logit_softcapping", F32, 30.0)]
+    if name == "qwen3moe":
+        pairs += [pair("expert_count", U32, 3), pair("expert_used_count", U32, 2)]
+        pairs.append(pair("expert_feed_forward_length", U32, FEED))
+    if draw.random() < 0.3:
+        pairs.append(pair("rope.scaling.type", STRING, draw.choice([b"none", b"linear", b"yarn"])))
+        pairs.append(pair("rope.scaling.factor", F32, 4.0))
+        pairs.append(pair("rope.scaling.original_context_length", U32, 32))
+    if draw.random() < 0.1:
+        pairs.append(Pair(b"general.file_type", U32, draw.choice([0, 1, 7, 999])))
+    if draw.random() < 0.1:
+        pairs.append(Pair(b"general.alignment", U32, 32))
+    return pairs
+
+
+def _shapes(draw: random.Random, name: str) -> Iterator[tuple[str, list[int]]]:
+    """Yield the tensors of a model: their names and dimensions, fastest first."""
+    yield "token_embd.weight", [SIZE, len(VOCABULARY)]
+    norms = ["output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"]
+    if name in ("gemma2", "gemma3"):
+        norms += ["blk.0.post_attention_norm", "blk.0.post_ffw_norm"]
+    for norm in norms:
+        yield f"{norm}.weight", [SIZE]
+    yield from _attention_shapes(name)
+    yield from _feed_shapes(name)
+    if name == "gpt2":
+        yield "position_embd.weight", [SIZE, 64]
+        for part, size in (("attn_qkv", 3 * SIZE), ("attn_output", SIZE), ("ffn_up", FEED), ("ffn_down", SIZE)):
+            yield f"blk.0.{part}.bias", [size]
+        for norm in norms:
+            yield f"{norm}.bias", [SIZE]
+    if draw.random() < 0.3:
+        yield "output.weight", [SIZE, len(VOCABULARY)]
+    if name in DIVISORS and draw.random() < 0.3:
+        for divisors in DIVISORS[name]:
+            yield f"{divisors}.weight", [SIZE // HEADS // 2]
+
+
+def _attention_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
+    if name in ("qwen3", "qwen3moe", "gemma3"):
+        yield "blk.0.attn_q_norm.weight", [SIZE // HEADS]
+        yield "blk.0.attn_k_norm.weight", [SIZE // HEADS]
+    if name in ("gpt2", "phi3"):
+        yield "blk.0.attn_qkv.weight", [SIZE, 3 * SIZE]
+    else:
+        for part in "qkv":
+            yield f"blk.0.attn_{part}.weight", [SIZE, SIZE]
+            if name == "qwen2":
+                yield f"blk.0.attn_{part}.bias", [SIZE]
+    yield "blk.0.attn_output.weight", [SIZE, SIZE]
+
+
+def _feed_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
+    if name == "qwen3moe":
+        yield "blk.0.ffn_gate_inp.weight", [SIZE, 3]
+        for part, dimensions in (("gate", [SIZE, FEED, 3]), ("up", [SIZE, FEED, 3]), ("down", [FEED, SIZE, 3])):
+            yield f"blk.0.ffn_{part}_exps.weight", dimensions
+        return
+    if name not in ("gpt2", "phi3"):
+        yield "blk.0.ffn_gate.weight", [SIZE, FEED]
+    yield "blk.0.ffn_up.weight", [SIZE, 2 * FEED if name == "phi3" else FEED]
+    yield "blk.0.ffn_down.weight", [FEED, SIZE]
+
+
+def whole_model(draw: random.Random) -> Draft:
+    """Return a small model that quire runs."""
+    name, kind = draw.choice(ARCHITECTURES), draw.choice([0, 1, 30])
+    shapes = list(_shapes(draw, name))
+    tensors = [Tensor(key.encode(), shape, kind if len(shape) > 1 else 0) for key, shape in shapes]
+    pairs = _settings(draw, name) + _tokenizer(draw)
+    if draw.random() < 0.3:
+        draw.shuffle(pairs)
+        draw.shuffle(tensors)
+    draft = Draft(pairs, tensors, draw.choice([2, 3, 3]))
+    draft.place()
+    return draft
