@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import ClassVar, Literal
 
 import msgspec
@@ -58,5 +59,19 @@ class ModelFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     has_batch: ClassVar[bool] = False  # several prompts in one body
     has_text: ClassVar[bool] = True
+    any_media_type: ClassVar[bool] = False  # a body may be JSON that says it is something else
+    paths: ClassVar[tuple[str, ...]] = ()  # of fields within fields, to suggest for one that is not known
 
     model: str | None = None
+
+    def is_for(self, names: Collection[str]) -> bool:
+        """Return whether one of these names is that of the model. Does not mutate."""
+        return self.model is None or self.model in names
+
+
+class StreamFields(ModelFields, kw_only=True, forbid_unknown_fields=True):
+    """What every call for text says: whether the answer comes in pieces."""
+
+    stream_type: ClassVar[str] = "text/event-stream; charset=utf-8"
+
+    stream: bool | None = None
