@@ -11,7 +11,12 @@ from typing import Any
 
 import ollama
 import pytest
+from langchain_ollama import ChatOllama
 from pydantic import BaseModel, Field
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would ask the network for prices
+
+import litellm
 
 SCRIPT = Path(__file__).with_name("ollama.mjs")
 MESSAGES: Any = [{"role": "user", "content": "What is a block table?"}]
@@ -123,6 +128,22 @@ def test_errors_have_a_status_and_say_what_is_wrong(client: ollama.Client) -> No
         assert refused(lambda work=work: work("guide"))[0] == 403
     assert refused(lambda: client.copy("guide", "mine"))[0] == 403
     assert refused(lambda: client.create("mine", from_="guide"))[0] == 403
+
+
+def test_programs_that_speak_to_ollama_by_themselves(client: ollama.Client, server: str) -> None:
+    text = client.chat("guide", MESSAGES, options=GREEDY).message.content
+    chain = ChatOllama(model="guide", base_url=server, num_ctx=512, validate_model_on_init=True, **GREEDY)
+    assert chain.invoke(MESSAGES[0]["content"]).content == text
+    assert "".join(str(part.content) for part in chain.stream(MESSAGES[0]["content"])) == text
+    held = chain.with_structured_output(Part, method="json_schema").invoke("How many?")
+    assert isinstance(held, Part)
+    for provider in ("ollama_chat", "ollama"):
+        asked: Any = {"model": f"{provider}/guide", "api_base": server, "messages": MESSAGES, "temperature": 0}
+        answer = litellm.completion(**asked, max_tokens=24)
+        streamed = litellm.stream_chunk_builder(list(litellm.completion(**asked, max_tokens=24, stream=True)))
+        assert answer.usage.completion_tokens == 24
+        assert streamed.choices[0].message.content == answer.choices[0].message.content
+        assert provider == "ollama" or answer.choices[0].message.content == text
 
 
 @pytest.fixture(scope="module")

@@ -236,6 +236,9 @@ def test_no_tag_is_the_latest(server: RunningServer) -> None:
         assert answer.status == 200
         line = server.post("/api/chat", {"model": name, "messages": MESSAGES, "options": GREEDY}).lines[0]
         assert line["model"] == name
+        completion = server.post("/v1/chat/completions", {"model": name, "messages": MESSAGES, "max_tokens": 1})
+        assert (completion.status, completion.value["model"]) == (200, name)
+        assert server.get(f"/v1/models/{name}").value["id"] == name
 
 
 def test_what_there_is(server: RunningServer, thinker: RunningServer) -> None:
@@ -277,7 +280,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "you", "content": "a"}]}, "messages[0].role is 'you'"),
     ({"messages": [{"role": "user"}]}, "messages[0].content is None"),
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0] is {}"),
-    ({"messages": [{"role": "assistant", "tool_calls": [{}] * 129}]}, "messages[0].tool_calls is "),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}] * 33}]}, "messages[0].tool_calls is "),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name is 'a b'"),
     ({"tools": [{"type": "code"}]}, "tools[0].type is not supported"),
     ({"format": "yaml"}, "format is 'yaml'; allowed: \"json\", or a JSON schema"),
@@ -487,7 +490,7 @@ def test_a_body_that_is_too_large(server: RunningServer) -> None:
 
 
 def test_many_calls_that_nobody_has_asked_for_take_little_time(server: RunningServer) -> None:
-    call = {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}] * 64}
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "f"}}] * 32}
     told = [{"role": "user", "content": "a"}, *[call] * 20, *[{"role": "tool", "tool_name": "g", "content": ""}] * 1500]
     answer = server.post("/api/chat", {"messages": told, "options": {"num_predict": 1}})
     assert answer.status == 400 and "maximum context length" in answer.error

@@ -24,13 +24,13 @@ from quire.serve.render.ollama import OllamaReply
 from quire.serve.run.generation import Generation
 from quire.serve.run.request import GenerationRequest
 from quire.serve.schemas.chat import ChatRequest
+from quire.serve.schemas.common import same_model
 from quire.serve.schemas.ollama import (
     OPTION_NAMES,
     REFUSED_OPTIONS,
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaOptions,
-    same_model,
 )
 from quire.serve.schemas.parse import parse
 from quire.serve.tools.base import Tool, ToolChoice

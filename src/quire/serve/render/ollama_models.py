@@ -10,8 +10,8 @@ from typing import Final
 
 from quire.core.sampling_params import PARAMETERS, SamplingParams
 from quire.serve.reasoning import is_thinking_format
+from quire.serve.schemas.common import LATEST
 from quire.serve.schemas.ollama import (
-    LATEST,
     OPTION_NAMES,
     ListedModel,
     ListedModels,

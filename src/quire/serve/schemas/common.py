@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 import msgspec
 
@@ -54,6 +54,19 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 FinishReason = Literal["stop", "length"]
 
 
+LATEST: Final = ":latest"
+"""The tag of a name that has none: Ollama lists names with it, and some of its clients then call /v1."""
+
+
+def same_model(asked: str, served: str) -> bool:
+    """Return whether a client that asks for one name means the other.
+
+    >>> same_model("guide:latest", "guide"), same_model("qwen3", "qwen3:0.6b")
+    (True, False)
+    """
+    return asked.removesuffix(LATEST) == served.removesuffix(LATEST)
+
+
 class ModelFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What every call says: which model it is for. None: the one that is served."""
 
@@ -66,7 +79,7 @@ class ModelFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def is_for(self, names: Collection[str]) -> bool:
         """Return whether one of these names is that of the model. Does not mutate."""
-        return self.model is None or self.model in names
+        return self.model is None or any(same_model(self.model, name) for name in names)
 
 
 class StreamFields(ModelFields, kw_only=True, forbid_unknown_fields=True):

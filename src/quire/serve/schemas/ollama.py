@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, Final, Literal
@@ -16,9 +16,6 @@ from quire.serve.schemas.fields import Refusal
 
 VERSION: Final = "0.12.11"
 """Of the Ollama that has this interface: clients compare it with the one that they need. Ours is at /version."""
-
-LATEST: Final = ":latest"
-"""The tag of a name that has none."""
 
 OPTION_NAMES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -90,23 +87,10 @@ REFUSED_OPTIONS: Final[Mapping[str, Refusal]] = MappingProxyType(
 """Options that would change a text, that this server does not have, and their neutral values."""
 
 
-def same_model(asked: str, served: str) -> bool:
-    """Return whether a client that asks for one name means the other: no tag is the tag `latest`.
-
-    >>> same_model("guide:latest", "guide"), same_model("qwen3", "qwen3:0.6b")
-    (True, False)
-    """
-    return asked.removesuffix(LATEST) == served.removesuffix(LATEST)
-
-
 class OllamaModelFields(ModelFields, kw_only=True, forbid_unknown_fields=True):
     """What every call of Ollama's interface says."""
 
     any_media_type: ClassVar[bool] = True  # curl -d says that it sends a form
-
-    def is_for(self, names: Collection[str]) -> bool:
-        """Return whether one of these names is that of the model, with or without a tag. Does not mutate."""
-        return self.model is None or any(same_model(self.model, name) for name in names)
 
 
 class OllamaFields(StreamFields, OllamaModelFields, kw_only=True, forbid_unknown_fields=True):

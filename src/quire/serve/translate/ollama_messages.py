@@ -1,7 +1,8 @@
 """The messages of Ollama's interface become those that chat templates know.
 
 Ollama's calls have no ids, and the answers of tools name a function or nothing. Templates want ids, and some want nine
-letters and digits. So calls are numbered, and an answer belongs to the first call of that function that has none yet.
+letters and digits. So calls are numbered, and an answer belongs to the first call of that function that has none yet. A
+message has as many calls as an answer can have, because each answer of a tool is compared with all of them.
 """
 
 from __future__ import annotations
@@ -10,12 +11,10 @@ from typing import Any, Final
 
 from quire.core.errors import InvalidRequestError
 from quire.serve.errors import unsupported
+from quire.serve.tools.base import MAX_CALLS
 
 UNASKED: Final = "call00000"
 """The id in an answer to a call that is not in the conversation."""
-
-MAX_CALLS: Final = 128
-"""Of one message: each answer is compared with all that are open."""
 
 
 def messages_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -42,7 +41,8 @@ def messages_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
             if name is not None:
                 told["name"] = name
             answered = next((call for call in open_calls if name in (None, call[1])), (UNASKED, ""))
-            open_calls = [call for call in open_calls if call != answered]
+            if answered in open_calls:
+                open_calls.remove(answered)
             told["tool_call_id"] = message.get("tool_call_id") or answered[0]
         found.append(told)
     return found
