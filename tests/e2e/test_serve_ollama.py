@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -181,6 +182,15 @@ def test_reasoning_is_told_apart_and_can_be_turned_off(thinker: RunningServer) -
     assert thinker.post("/api/generate", generated).value["thinking"]
 
 
+def test_reasoning_that_has_no_switch_stays_on(tmp_path: Path) -> None:
+    always = THINKS.partition("{% if enable_thinking")[0] + "<think>\n{% endif %}{# </think> #}"
+    with running_server(write_tool_model(tmp_path, always)) as server:
+        answer = server.post("/api/chat", {"messages": MESSAGES, "think": False})
+        assert answer.error == "think is not supported: the chat template of this model cannot turn reasoning off"
+        assert chat(server, think=True, options={"seed": 5, "num_predict": 8})["message"]["thinking"]
+        assert server.post("/api/chat", {"messages": MESSAGES, "think": "high"}).error.startswith("think is not supp")
+
+
 def test_calls_have_an_object_of_arguments_and_are_answered(thinker: RunningServer) -> None:
     fields: Any = {"tools": TOOLS, "format": SCHEMA, "think": False}
     for seed in range(40):
@@ -268,7 +278,8 @@ def test_what_there_is(server: RunningServer, thinker: RunningServer) -> None:
 def test_the_root_is_there_for_those_who_look_for_ollama(server: RunningServer) -> None:
     assert server.ask("HEAD", "/", None, {}).status == 200
     assert b"<title>" in server.get("/").body
-    with running_server(dashboard=False) as bare:
+    with running_server(dashboard=False, served_model_name=("hub:5000/o/m", "o/m:1b")) as bare:
+        assert [each["name"] for each in bare.get("/api/tags").value["models"]] == ["hub:5000/o/m:latest", "o/m:1b"]
         assert bare.get("/").body == b"Ollama is running"
         assert bare.ask("HEAD", "/", None, {}).status == 200
 

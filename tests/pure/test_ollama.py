@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.core.clock import ManualClock
 from quire.core.grammar import Grammar
 from quire.core.parameters import Place
 from quire.core.sampling_params import PARAMETERS, SamplingParams
@@ -63,6 +64,11 @@ def test_the_least_that_a_client_can_say() -> None:
     assert (request.sampling, request.chat) == (replace(DEFAULTS, max_tokens=None), ChatOptions(True, None, {}))
     assert (request.form, request.truncation, request.cache_salt, request.priority) == (None, None, None, None)
     assert generated({"prompt": "Hello"}).prompts == [MESSAGES]
+    system = {"role": "system", "content": "Be brief."}
+    assert generated({"prompt": "Hello", "system": "Be brief."}).prompts == [[system, *MESSAGES]]
+    assert generated({"system": "Be brief."}).prompts == []
+    for field in ("prompt", "messages"):  # as the engine names what is wrong with a conversation
+        assert (request.names[field], generated({"prompt": "a"}).names[field]) == ("messages", "prompt")
     raw = generated({"prompt": "Hello", "raw": True})
     assert (raw.prompts, raw.chat, raw.add_special_tokens) == (["Hello"], None, True)
 
@@ -240,6 +246,24 @@ def test_times_run_from_the_arrival_to_the_end_and_are_never_zero() -> None:
     names = ("total_duration", "prompt_eval_duration", "eval_duration")
     assert [answer[name] for name in names] == [1, 1, 1], "the clock stands still, and clients divide by these"
     assert answer["load_duration"] == 0
+
+
+def test_the_wait_for_the_first_token_is_the_time_of_the_prompt() -> None:
+    clock = ManualClock()
+    generation = generation_of([[delta(spoken("a"), generated=1), delta(ended(), generated=1)]], clock=clock)
+    clock.advance(2)
+
+    async def last() -> Any:
+        lines = []
+        async with aclosing(OllamaReply(OllamaChatRequest(), generation).events()) as events:
+            async for line in events:
+                lines.append(line)
+                clock.advance(3)
+        return json.loads(lines[-1])
+
+    answer = asyncio.run(last())
+    names = ("total_duration", "prompt_eval_duration", "eval_duration")
+    assert [answer[name] for name in names] == [5_000_000_000, 2_000_000_000, 3_000_000_000]
 
 
 def test_what_goes_wrong_on_the_way_is_a_line() -> None:
