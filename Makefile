@@ -69,7 +69,7 @@ test-transformers: $(VENV)/.installed-dev $(SMOLLM2) $(GPU)/.installed  ## Compa
 	@PYTHONPATH=$$($(GPU)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))") \
 		$(PYTEST) -m transformers tests --junitxml=$(REPORTS)/transformers.xml $(PYTEST_ARGS)
 
-test-clients: $(TO_RUN) $(CLIENTS)/.installed $(CLIENTS)/node_modules  ## Run programs made for OpenAI's service
+test-clients: $(TO_RUN) $(CLIENTS)/.installed $(CLIENTS)/node_modules  ## Run programs made for OpenAI's service and for Ollama
 	@QUIRE_COMMAND=$(CURDIR)/$(BIN)/quire QUIRE_NODE_MODULES=$(CURDIR)/$(CLIENTS)/node_modules \
 		$(CLIENTS)/bin/python -m pytest -c /dev/null --rootdir tests/clients -q tests/clients $(PYTEST_ARGS)
 
@@ -176,5 +176,5 @@ $(CLIENTS)/.installed: pyproject.toml
 	@touch $@
 
 $(CLIENTS)/node_modules: $(CLIENTS)/.installed
-	@npm install --silent --no-fund --no-audit --prefix $(CLIENTS) openai@7 zod@4
+	@npm install --silent --no-fund --no-audit --prefix $(CLIENTS) ollama@0.6 openai@7 zod@4
 	@touch $@

@@ -1,7 +1,7 @@
 """A server of the built-in model, as a process of its own, for clients that know nothing of quire.
 
 These tests run in an environment that has the clients and not quire (`make test-clients`): what they prove is that
-programs made for OpenAI's service work unchanged.
+programs made for OpenAI's service and for Ollama work unchanged.
 """
 
 from __future__ import annotations
@@ -55,6 +55,6 @@ def _address(output: IO[str]) -> str:
     said = []
     for line in output:
         said.append(line)
-        if (found := LISTENING.search(line)) is not None:
-            return found[1]
+        if line.startswith("ready"):  # Ollama's clients do not ask again while a model is loaded
+            return str(LISTENING.findall("".join(said))[0])
     raise AssertionError("the server has ended: " + "".join(said))

@@ -35,9 +35,20 @@ CALLS = {
     "completion": ("/v1/completions", {"prompt": "a"}),
     "completions": ("/v1/completions", {"prompt": ["a", "b"], "echo": True, "logprobs": 1}),
     "completion, plain": ("/v1/completions", {"prompt": "a", "add_special_tokens": False}),
+    "Ollama's chat": ("/api/chat", {"messages": MESSAGES, "format": "json"}),
+    "Ollama's chat with tools": ("/api/chat", {"messages": MESSAGES, "tools": TOOLS, "logprobs": True}),
+    "Ollama's prompt": ("/api/generate", {"prompt": "Hi", "system": "Be brief."}),
+    "Ollama's prompt, raw": ("/api/generate", {"prompt": "Hi", "raw": True}),
     "response": ("/v1/responses", {"input": "Hi"}),
     "response with tools": ("/v1/responses", {"input": "Hi", "tools": [{"type": "function", "name": "now"}]}),
 }
+
+
+def short(path: str, *, stream: bool) -> dict[str, Any]:
+    """The fields by which a call asks for three tokens, in a stream or not."""
+    if path.startswith("/api/"):
+        return {"options": {"num_predict": 3}, "stream": stream}
+    return {"max_output_tokens" if path == "/v1/responses" else "max_tokens": 3, "stream": stream}
 
 
 @pytest.fixture(scope="module")
@@ -76,16 +87,14 @@ def followed(server: RunningServer, path: str, fields: dict[str, Any]) -> tuple[
 @pytest.mark.parametrize("name", CALLS)
 def test_a_call_visits_each_room_once_and_in_order(server: RunningServer, name: str) -> None:
     path, fields = CALLS[name]
-    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
-    status, rooms, _ = followed(server, path, {**fields, limit: 3})
+    status, rooms, _ = followed(server, path, {**fields, **short(path, stream=False)})
     assert (status, rooms) == (200, LINE)
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_once_a_stream_flows_it_only_runs_and_renders(server: RunningServer, name: str) -> None:
     path, fields = CALLS[name]
-    limit = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
-    status, rooms, _ = followed(server, path, {**fields, limit: 3, "stream": True})
+    status, rooms, _ = followed(server, path, {**fields, **short(path, stream=True)})
     assert status == 200
     assert rooms[: len(LINE)] == LINE
     assert set(rooms[len(LINE) :]) == {"run", "render"}

@@ -15,9 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core.sampling_params import SamplingParams
-from quire.engine.outputs import CompletionDelta, Logprob
 from quire.engine.text.detokenizer import IncrementalDetokenizer
-from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.answer_form import AnswerForm
 from quire.serve.errors import ApiError, overloaded
 from quire.serve.reasoning import Thinking
@@ -29,65 +27,11 @@ from quire.serve.run.generation import Generation
 from quire.serve.schemas.chat import ChatRequest
 from quire.serve.schemas.completions import CompletionRequest
 from quire.serve.schemas.responses import ResponseRequest
-from quire.serve.tools.base import Arguments, CallBegun, Reasoning, Tool, ToolChoice
-from quire.serve.tools.hermes import HERMES
+from quire.serve.tools.base import Arguments, CallBegun, Reasoning
+from support.answer_scripts import ENDS, FORMS, PIECES, PROMPTS, TEXTS, TOKENIZER, entry, form, script_of
 from support.scripted_model import Script, delta, ended, generation_of, model_of, spoken
-from support.tiny_tokenizer import byte_level
 
-TOKENIZER = Tokenizer(byte_level())
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
-PROMPTS = {"thinks": "<think>\n", "answers": "</think>\n", "may think": "assistant\n"}
-
-BITS = st.sampled_from(
-    [
-        *("<think>", "</think>", "<tool_call>", "</tool_call>", "\n", " ", "é", "😀", "\u2028", '"', "{", "}"),
-        *("So.", "<thi", "</", '{"name": "add", "arguments": {"a": 1}}', '{"name": "now", "arguments": {}}'),
-        *('<tool_call>\n{"name": "add", "arguments": {"a": "b"}}\n</tool_call>', '{"name": "none"}', "data: "),
-    ]
-)
-PIECES = st.lists(
-    st.tuples(st.lists(BITS, max_size=4).map("".join), st.lists(st.integers(0, 300), max_size=3)),
-    min_size=1,
-    max_size=7,
-)
-"""One text: its pieces, each with the tokens that brought it."""
-
-ENDS = st.sampled_from([("stop", None), ("stop", "end"), ("stop", 7), ("length", None)])
-TEXTS = st.lists(st.tuples(PIECES, ENDS), min_size=1, max_size=2)
-
-
-def entry(token_id: int) -> dict[int, Logprob]:
-    """What the engine tells of a token: itself, then others."""
-    others = {token_id + 1: Logprob(-0.1, 1, f"<{token_id + 1}>"), token_id + 2: Logprob(-9.0, 3, "far")}
-    return {token_id: Logprob(-1.5, 2, f"<{token_id}>")} | others
-
-
-def script_of(texts: Sequence[Any]) -> Script:
-    """All texts of one prompt, in turns, each with log-probabilities."""
-    script, generated = [], 0
-    for turn in range(max(len(pieces) for pieces, _ in texts)):
-        outputs = []
-        for index, (pieces, (reason, stop)) in enumerate(texts):
-            if turn < len(pieces):
-                text, ids = pieces[turn]
-                generated += len(ids)
-                is_last = turn == len(pieces) - 1
-                known = [entry(token_id) for token_id in ids]
-                end = {"finish_reason": reason, "stop_reason": stop} if is_last else {}
-                outputs.append(CompletionDelta(index, text, ids, known, **end))
-        script.append(delta(*outputs, generated=generated, cached=1))
-    return script
-
-
-def form(mode: Any, *, calls: bool = True, thinks: bool = True) -> AnswerForm:
-    tools = (Tool("add", {}), Tool("now", {}))
-    return AnswerForm(ToolChoice(mode, tools), HERMES if calls else None, thinks, TOKENIZER)
-
-
-FORMS = st.one_of(
-    st.none(),
-    st.builds(form, st.sampled_from(["auto", "required", "named"]), calls=st.booleans(), thinks=st.booleans()),
-)
 
 
 def data_of(stream: bytes) -> Iterator[str]:

@@ -80,7 +80,7 @@ ANSWERS: Mapping[str, tuple[ApiError, int, str, str | None, str | None, dict[str
     "model_not_found": (
         errors.model_not_found("gpt\n4"),
         *(404, "not_found_error", "model_not_found", "model", {}),
-        "the model 'gpt\\n4' is not served here; GET /v1/models lists the models",
+        "model 'gpt\\n4' not found: this server does not serve it; GET /v1/models lists the models",
     ),
     "method_not_allowed": (
         errors.method_not_allowed("PATCH", "GET, HEAD"),

@@ -16,6 +16,7 @@ from quire.core.errors import ExecutionError, InvalidRequestError
 from quire.serve.config import ServerConfig
 from quire.serve.errors import ApiError, overloaded
 from quire.serve.render.events import error_event
+from quire.serve.schemas.common import StreamFields
 from quire.serve.sse import EventStream, deadline, gone, unless
 
 Message = MutableMapping[str, Any]
@@ -82,7 +83,7 @@ def run(source: Source, client: Callable[[], Client], *, limit_s: float | None =
     async def streamed() -> tuple[Client, Any]:
         reader = client()
         config = ServerConfig() if limit_s is None else ServerConfig(request_timeout_s=limit_s)
-        stream = EventStream(source(), config, error_event)
+        stream = EventStream(source(), config, error_event, StreamFields.stream_type)
         try:
             async with asyncio.timeout(300):
                 await stream({}, reader.receive, reader.send)

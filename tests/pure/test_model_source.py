@@ -52,6 +52,10 @@ class ModelInMemory:
     def tensors(self) -> Checkpoint:
         return Checkpoint.open(self.checkpoint)
 
+    @property
+    def type(self) -> str:
+        return ""
+
     def block_types(self) -> dict[str, str]:
         return {}
 

@@ -11,14 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.core.clock import ManualClock
 from quire.core.errors import InvalidRequestError, RequestTooLargeError
 from quire.core.grammar import Grammar
-from quire.core.sampling_params import SamplingParams
-from quire.core.validate import RequestLimits
 from quire.engine.text.prompts import ChatOptions, estimated_tokens
 from quire.engine.text.tokenizer import Tokenizer
-from quire.serve.config import ServerConfig
 from quire.serve.errors import ApiError, api_error_of
 from quire.serve.run.request import GenerationRequest, RefusedPrompt, Truncation
 from quire.serve.schemas.chat import ChatRequest
@@ -26,40 +22,19 @@ from quire.serve.schemas.completions import CompletionRequest
 from quire.serve.schemas.parse import parse
 from quire.serve.schemas.responses import ResponseRequest
 from quire.serve.schemas.tokens import TokenizeRequest
-from quire.serve.services import Services, make_services
+from quire.serve.services import Services
 from quire.serve.translate.chat import chat_request
 from quire.serve.translate.completions import completion_request
 from quire.serve.translate.names import named
 from quire.serve.translate.response_input import messages_of
 from quire.serve.translate.responses import effort_of, response_request
 from quire.serve.translate.tokens import require_token_ids, required_tokenizer, text_to_encode
-from support.bare_server import FakeModel
+from support.idle_services import DEFAULTS, LIMITS, services
 from support.tiny_tokenizer import byte_level
 
-DEFAULTS = SamplingParams(temperature=0.6, top_p=0.95)
-LIMITS = RequestLimits(vocab_size=300, max_model_len=100, max_sequence_tokens=100, max_num_seqs=4)
 TOKENIZER = Tokenizer(byte_level())
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-
-
-class Model(FakeModel):
-    """A model that knows its limits and how its makers want it sampled."""
-
-    def __init__(self, tokenizer: Tokenizer | None) -> None:
-        super().__init__()
-        self.tokenizer = tokenizer  # type: ignore[assignment]
-
-    @property
-    def limits(self) -> RequestLimits:
-        return LIMITS
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        return DEFAULTS
-
-
-def services(tokenizer: Tokenizer | None = None, **config: Any) -> Services:
-    return make_services(Model(tokenizer), ServerConfig(**config), ManualClock())  # type: ignore[arg-type]
 
 
 TRANSLATE: dict[Any, tuple[Any, dict[str, Any]]] = {

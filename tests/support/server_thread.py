@@ -41,6 +41,12 @@ class Answer:
         return [json.loads(data) for data in self._data if data != "[DONE]"]
 
     @property
+    def lines(self) -> list[Any]:
+        """The objects of a stream of lines."""
+        assert self.body.endswith(b"\n")
+        return [json.loads(line) for line in self.body.splitlines()]
+
+    @property
     def is_done(self) -> bool:
         return self._data[-1] == "[DONE]"
 

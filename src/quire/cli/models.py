@@ -14,7 +14,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 from quire.core.byte_sizes import format_bytes
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from quire.compute.models.inventory import StoredModel
     from quire.compute.models.source import ModelSource
 
-TYPES: Final = MappingProxyType({"bfloat16": "BF16", "float16": "F16", "float32": "F32"})
 MAX_LOOKING_S: Final = 20.0
 """After this long the rest is listed by name only: a header may take seconds, and a store may have hundreds."""
 
@@ -107,17 +105,14 @@ def _listed(models: Iterable[StoredModel], clock: Clock) -> Iterator[ListedModel
 def _described(row: ListedModel, source: ModelSource) -> ListedModel:
     """Return a row with what the settings of the model and the headers of its weights say."""
     from quire.compute.choice import choose_backend
-    from quire.compute.gguf.source import GgufFile
     from quire.compute.models import read_model
     from quire.compute.weights.decoder_weights import WeightReader
     from quire.core.config import EngineConfig
     from quire.engine.memory_plan import plan_memory
 
     try:
-        kind = source.type if isinstance(source, GgufFile) else ""
         model = read_model(source)
-        kind = kind or model.quantization.partition(",")[0] or TYPES[model.dtype]
-        row = replace(row, family=model.architecture.partition("For")[0], type=kind)
+        row = replace(row, family=model.architecture.partition("For")[0], type=model.weight_type)
         WeightReader(model.spec, source.tensors(), "float32", "auto")
         backend, _ = choose_backend(EngineConfig(), model)
         needs = backend.needs()

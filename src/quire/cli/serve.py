@@ -1,4 +1,4 @@
-"""`quire serve`: the OpenAI-compatible server.
+"""`quire serve`: the server, for clients of OpenAI and Ollama.
 
 What stdout gets: the start-up table, the address as soon as the server listens, and a line when the model is loaded.
 Logs go to stderr.
@@ -20,8 +20,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the command `serve`. Mutates `subparsers`."""
     parser = subparsers.add_parser(
         "serve",
-        help="serve a model over an OpenAI-compatible HTTP API",
-        description="Serve a model over an OpenAI-compatible HTTP API. SIGTERM or Ctrl-C lets running requests "
+        help="serve a model over HTTP, to clients of OpenAI and Ollama",
+        description="Serve a model over HTTP, to clients of OpenAI and Ollama. SIGTERM or Ctrl-C lets running requests "
         "finish; a second one stops at once.",
     )
     add_serve_options(parser)

@@ -25,7 +25,7 @@ from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.hub import place_notices, resolve_model
 from quire.compute.models.source import ModelFolder, ModelSource
 from quire.compute.reference.backend import ReferenceBackend
-from quire.compute.weights.decoder_weights import WeightReader
+from quire.compute.weights.decoder_weights import WeightReader, weight_bytes
 from quire.compute.worker.failing_runner import FailingRunner
 from quire.compute.worker.worker import Worker
 from quire.core.clock import Clock, SystemClock
@@ -47,6 +47,7 @@ from quire.memory.sizing import max_sequence_tokens
 from quire.scheduler.scheduler import Scheduler
 
 GUIDE: Final = "guide"
+FLOAT32_BYTES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +188,9 @@ def _report(model: ModelDescription, facts: BackendFacts, plan: MemoryPlan, noti
         max_num_batched_tokens=config.max_num_batched_tokens,
         plan=plan,
         notices=notices,
+        file_format="gguf" if model.source.type else "safetensors",
+        weight_type=model.weight_type,
+        num_parameters=weight_bytes(model.spec, "float32") // FLOAT32_BYTES,
     )
 
 

@@ -1,1 +1,1 @@
-"""The OpenAI-compatible server: HTTP in, requests of an engine out. Only this folder imports the web framework."""
+"""The server, for clients of OpenAI and Ollama. Only this folder imports the web framework."""

@@ -2,8 +2,9 @@
 
     {"error": {"message": "n is 0; allowed: an integer from 1 to 64", "type": "invalid_request_error", "param": "n",
                "code": "invalid_value"}}
+    {"error": "n is 0; allowed: an integer from 1 to 64"}             on the paths of Ollama's interface
 
-Every answer that is not 2xx has this body, whether the frame, the gate, an endpoint or the engine refuses. Clients
+Every answer that is not 2xx has such a body, whether the frame, the gate, an endpoint or the engine refuses. Clients
 decide by the status and the headers whether they try again: openai-python does so on 408, 409, 429 and from 500 on,
 after `Retry-After`, unless `x-should-retry` says "false", as it does here where trying again can only fail again.
 """
@@ -31,6 +32,7 @@ RATE_LIMIT = "rate_limit_error"
 SERVER = "server_error"
 UNAVAILABLE = "service_unavailable_error"
 
+OLLAMA_PATHS = "/api/"
 NO_RETRY: Mapping[str, str] = {"x-should-retry": "false"}
 RESTART_S = 2.0
 """Seconds after which a client may ask again for an engine that was lost."""
@@ -51,11 +53,19 @@ class ErrorBody(msgspec.Struct, frozen=True):
     error: ErrorDetail
 
 
+class OllamaErrorBody(msgspec.Struct, frozen=True):
+    """The same on the paths of Ollama's interface, whose clients know no more than a text."""
+
+    error: str
+
+
 class ApiError(Exception):
     """An answer that is an error.
 
     >>> ApiError(400, "n is 0", param="n", code="invalid_value").body()
     b'{"error":{"message":"n is 0","type":"invalid_request_error","param":"n","code":"invalid_value"}}'
+    >>> ApiError(400, "n is 0", param="n").body("/api/chat")
+    b'{"error":"n is 0"}'
     """
 
     def __init__(
@@ -73,9 +83,10 @@ class ApiError(Exception):
         self.headers = dict(headers or {})
         self.detail = ErrorDetail(message, type, param and shortened(param), code)
 
-    def body(self) -> bytes:
-        """Return the body of the answer. Does not mutate."""
-        return msgspec.json.encode(ErrorBody(self.detail))
+    def body(self, path: str = "") -> bytes:
+        """Return the body of the answer to a call of this path. Does not mutate."""
+        is_ollama = path.startswith(OLLAMA_PATHS)
+        return msgspec.json.encode(OllamaErrorBody(self.detail.message) if is_ollama else ErrorBody(self.detail))
 
 
 def api_error_of(error: BaseException) -> ApiError:
@@ -166,7 +177,7 @@ def not_found(path: str) -> ApiError:
 
 def model_not_found(name: str) -> ApiError:
     """Return the answer to the name of a model that is not served here."""
-    message = f"the model {shortened(name)!r} is not served here; GET /v1/models lists the models"
+    message = f"model {shortened(name)!r} not found: this server does not serve it; GET /v1/models lists the models"
     return ApiError(404, message, type=NOT_FOUND, code="model_not_found", param="model")
 
 

@@ -109,14 +109,14 @@ class Frame:
                 self._services.hosts.check(headers)
                 context.tenant = self._tenant(scope["path"], headers.get(b"authorization", b""))
             except ApiError as refusal:
-                await make_response(refusal)(scope, receive, answer.send)
+                await make_response(refusal, scope["path"])(scope, receive, answer.send)
             else:
                 context.body = self._services.bodies.open(context.tenant.name)
                 await self._app(scope, receive, answer.send)
         except Exception as error:
             logger.exception("call %s failed", context.request_id)
             if not answer.status:
-                await make_response(api_error_of(error))(scope, receive, answer.send)
+                await make_response(api_error_of(error), scope["path"])(scope, receive, answer.send)
         finally:
             context.body.release()
             if context.visit is not None:
@@ -213,18 +213,17 @@ def traceparent_of(header: bytes, draw: Draw) -> str:
     return header[:55].decode()  # what later versions add behind is not ours to understand
 
 
-def make_response(error: ApiError) -> Response:
-    """Return an error as an answer."""
-    return Response(error.body(), error.status, error.headers, media_type="application/json")
+def make_response(error: ApiError, path: str) -> Response:
+    """Return an error as the answer to a call of this path."""
+    return Response(error.body(path), error.status, error.headers, media_type="application/json")
 
 
 async def answer_error(request: Request, error: Exception) -> Response:
     """Return the answer to whatever an endpoint, or the way to it, has raised."""
     if isinstance(error, ClientDisconnect):
         return Response(status_code=CLIENT_CLOSED_REQUEST)  # nobody reads it; the log shows the status
-    if isinstance(error, HTTPException):
-        return make_response(_routing_error(request, error))
-    return make_response(api_error_of(error))
+    answer = _routing_error(request, error) if isinstance(error, HTTPException) else api_error_of(error)
+    return make_response(answer, request.scope["path"])
 
 
 def _routing_error(request: Request, error: HTTPException) -> ApiError:

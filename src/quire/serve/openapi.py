@@ -14,10 +14,21 @@ import msgspec
 
 import quire
 from quire.engine.commands import OPERATOR_COMMANDS
-from quire.serve.errors import ErrorBody
+from quire.serve.errors import ErrorBody, OllamaErrorBody
 from quire.serve.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
 from quire.serve.schemas.completions import Completion, CompletionRequest
 from quire.serve.schemas.fields import IGNORED, REFUSED
+from quire.serve.schemas.ollama import (
+    ListedModels,
+    LoadedModels,
+    OllamaChatAnswer,
+    OllamaChatRequest,
+    OllamaGenerateAnswer,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+    OllamaVersion,
+    ShownModel,
+)
 from quire.serve.schemas.responses import ResponseAnswer, ResponseRequest
 from quire.serve.schemas.tokens import (
     DetokenizeAnswer,
@@ -31,17 +42,33 @@ from quire.serve.schemas.tool_forms import chat_tools, response_tools, tool_choi
 
 Schema = dict[str, Any]
 
-REQUESTS: Final = (CompletionRequest, ChatRequest, ResponseRequest, TokenizeRequest, DetokenizeRequest)
+REQUESTS: Final = (
+    CompletionRequest,
+    ChatRequest,
+    ResponseRequest,
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+)
 ANSWERS: Final = (
     Completion,
     ChatCompletion,
     ChatCompletionChunk,
     ResponseAnswer,
+    OllamaChatAnswer,
+    OllamaGenerateAnswer,
+    ListedModels,
+    LoadedModels,
+    ShownModel,
+    OllamaVersion,
     TokenizeAnswer,
     DetokenizeAnswer,
     ModelCard,
     ModelList,
     ErrorBody,
+    OllamaErrorBody,
 )
 OPEN: Final = {
     "/livez": "Check that the process is alive.",
@@ -79,7 +106,7 @@ def openapi_document() -> bytes:
             "info": {
                 "title": "quire",
                 "version": quire.__version__,
-                "description": "The OpenAI-compatible API of quire, and its extensions.",
+                "description": "The APIs of quire that are compatible with OpenAI and Ollama, and its extensions.",
             },
             "paths": _paths(),
             "components": {
@@ -164,6 +191,24 @@ def _paths() -> Schema:
         paths[path] = _get(summary, {"application/json": {"schema": {"type": "object"}}})
         paths[path]["get"]["security"] = []
     paths["/ping"]["post"] = paths["/ping"]["get"]
+    return paths | _ollama_paths()
+
+
+def _ollama_paths() -> Schema:
+    """Return the paths of Ollama's interface, less those that are only refused."""
+    chat, generate = _lines(OllamaChatAnswer), _lines(OllamaGenerateAnswer)
+    paths: Schema = {
+        "/api/chat": _post("Answer a conversation (Ollama).", OllamaChatRequest, OllamaChatAnswer, chat),
+        "/api/generate": _post("Answer a text (Ollama).", OllamaGenerateRequest, OllamaGenerateAnswer, generate),
+        "/api/show": _post("Describe a served model (Ollama).", OllamaShowRequest, ShownModel),
+        "/api/tags": _get("List the served models (Ollama).", _json(ListedModels)),
+        "/api/ps": _get("List the loaded models (Ollama).", _json(LoadedModels)),
+        "/api/version": _get("The version of Ollama's interface.", _json(OllamaVersion)),
+    }
+    for path in paths.values():
+        for operation in path.values():
+            for status in ("4XX", "5XX"):
+                operation["responses"][status]["content"] = _json(OllamaErrorBody)
     return paths
 
 
@@ -171,23 +216,26 @@ def _get(summary: str, content: Schema) -> Schema:
     return {"get": {"summary": summary, "responses": _answers(content)}}
 
 
-def _post(summary: str, request: type, answer: type, event: Schema | None = None) -> Schema:
-    """Return an operation that answers in one piece, and by events of some form where there is one."""
-    content = _json(answer)
-    if event is not None:
-        content["text/event-stream"] = {"itemSchema": event}
+def _post(summary: str, request: type, answer: type, stream: Schema | None = None) -> Schema:
+    """Return an operation that answers in one piece, and as a stream of some form where there is one."""
+    content = _json(answer) | (stream or {})
     body = {"required": True, "content": _json(request)}
     return {"post": {"summary": summary, "requestBody": body, "responses": _answers(content)}}
 
 
 def _chunks(kind: type) -> Schema:
-    """Return the form of the events of a stream of chunks: after the last there is one that says so."""
+    """Return the form of a stream of chunks: after the last there is an event that says so."""
     chunk = {**JSON_TEXT, "contentSchema": {"$ref": f"#/components/schemas/{kind.__name__}"}}
     return _event({"anyOf": [chunk, {"const": "[DONE]"}]})
 
 
 def _event(data: Schema) -> Schema:
-    return {"type": "object", "required": ["data"], "properties": {"event": {"type": "string"}, "data": data}}
+    event = {"type": "object", "required": ["data"], "properties": {"event": {"type": "string"}, "data": data}}
+    return {"text/event-stream": {"itemSchema": event}}
+
+
+def _lines(kind: type) -> Schema:
+    return {"application/x-ndjson": {"itemSchema": {"$ref": f"#/components/schemas/{kind.__name__}"}}}
 
 
 def _answers(content: Schema) -> Schema:

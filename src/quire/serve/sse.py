@@ -28,7 +28,6 @@ from quire.serve.config import ServerConfig
 from quire.serve.errors import ApiError, api_error_of, deadline_exceeded
 
 HEADERS: Final = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # a proxy that gathers events makes a stream pointless
 )
@@ -46,10 +45,12 @@ class EventStream:
         events: AsyncGenerator[bytes, None],
         config: ServerConfig,
         error_event: Callable[[ApiError], bytes],
+        media_type: str,
     ) -> None:
         self._events = events
         self._config = config
         self._error_event = error_event
+        self._headers = [(b"content-type", media_type.encode()), *HEADERS]
         self._has_begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,7 +78,7 @@ class EventStream:
     async def _pass_on(self, send: Send, event: bytes) -> None:
         if not self._has_begun:
             self._has_begun = True
-            await send({"type": "http.response.start", "status": 200, "headers": list(HEADERS)})
+            await send({"type": "http.response.start", "status": 200, "headers": self._headers})
         await send({"type": "http.response.body", "body": event, "more_body": True})
 
 

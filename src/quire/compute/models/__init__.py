@@ -39,7 +39,7 @@ FAMILIES: Final = MappingProxyType(
 """The first of `architectures` in config.json → the module of its family."""
 
 TEXT_ONLY: Final = "a multimodal model: only its text model is served"
-DTYPES: Final = ("float32", "bfloat16", "float16")
+TYPES: Final = MappingProxyType({"float32": "F32", "bfloat16": "BF16", "float16": "F16"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,11 @@ class ModelDescription:
     generation: GenerationDefaults
     notices: tuple[str, ...]
     quantization: str = ""
+
+    @property
+    def weight_type(self) -> str:
+        """How the weights are stored, such as Q4_K_M, gptq or BF16."""
+        return self.source.type or self.quantization.partition(",")[0] or TYPES[self.dtype]
 
 
 def read_model(source: ModelSource, max_length: int | None = None) -> ModelDescription:
@@ -107,8 +112,8 @@ def _dtype(config: ConfigFile) -> str:
     field = "dtype" if config.is_set("dtype") else "torch_dtype"
     found = config.fields.get(field)
     name = "float32" if found is None else found.removeprefix("torch.") if isinstance(found, str) else ""
-    if name not in DTYPES:
-        raise config.error(field, f"one of {', '.join(DTYPES)}")
+    if name not in TYPES:
+        raise config.error(field, f"one of {', '.join(TYPES)}")
     return name
 
 

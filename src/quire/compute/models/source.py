@@ -26,6 +26,11 @@ from quire.core.model_files import MAX_SETTINGS_BYTES, ModelFiles, is_there, rea
 class ModelSource(ModelFiles, Protocol):
     """The files of a model, and its tensors."""
 
+    @property
+    def type(self) -> str:
+        """How a file packs its numbers, such as Q4_K_M; empty: as the settings say."""
+        ...
+
     def tensors(self) -> WeightFile:
         """Check the headers of all tensors and return the tensors; reads none. Does not mutate."""
         ...
@@ -49,6 +54,11 @@ class ModelFolder:
     def name(self) -> str:
         """The path of the folder."""
         return str(self.folder)
+
+    @property
+    def type(self) -> str:
+        """Nothing: its settings say."""
+        return ""
 
     def where(self, file: str) -> str:
         """Return the path of a file."""

@@ -12,7 +12,10 @@ LABEL_COLUMNS = 12
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """The start-up table as a value; `str` returns the table."""
+    """The start-up table as a value; `str` returns the table.
+
+    It leaves out how the model is stored (a format, and a type such as Q4_K_M or BF16), and how many weights it has.
+    """
 
     model: str
     architecture: str
@@ -29,6 +32,9 @@ class EngineReport:
     max_num_batched_tokens: int
     plan: MemoryPlan
     notices: tuple[str, ...] = ()
+    file_format: str = ""
+    weight_type: str = ""
+    num_parameters: int = 0
 
     def facts(self) -> list[tuple[str, str]]:
         """Return labels and texts, without the memory. Does not mutate."""

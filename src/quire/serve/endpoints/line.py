@@ -27,15 +27,14 @@ from quire.serve.read.body import BodyLimits, read_json_body
 from quire.serve.render.answer import Answer, whole_answer
 from quire.serve.run.generation import Generation, prepare
 from quire.serve.run.request import GenerationRequest, RefusedPrompt
-from quire.serve.schemas.common import ModelFields
+from quire.serve.schemas.common import ModelFields, StreamFields
 from quire.serve.schemas.parse import SHORT_BODY, parse
-from quire.serve.schemas.sampling import SamplingFields
 from quire.serve.services import Services
 from quire.serve.sse import EventStream, unless_gone
 from quire.serve.translate.names import named
 
 Fields = TypeVar("Fields", bound=ModelFields)
-TextFields = TypeVar("TextFields", bound=SamplingFields)
+TextFields = TypeVar("TextFields", bound=StreamFields)
 
 
 async def answer_text(
@@ -62,7 +61,7 @@ async def answer_text(
             raise named(refused, asked) from refused
         if fields.stream:
             answer = render(fields, generation)
-            return EventStream(answer.events(), services.config, answer.failed)
+            return EventStream(answer.events(), services.config, answer.failed, kind.stream_type)
         results = await generation.collect()
         return await whole_answer(render(fields, generation), results, generation)
 
@@ -74,12 +73,12 @@ async def fields_of(request: Request, kind: type[Fields]) -> Fields:
     services: Services = request.app.state.services
     num_prompts = services.config.max_choices if kind.has_batch else 1
     limits = BodyLimits.of(services, num_prompts=num_prompts, has_text=kind.has_text)
-    body = await read_json_body(request, limits)
+    body = await read_json_body(request, limits, any_media_type=kind.any_media_type)
     if len(body) < SHORT_BODY:
         fields = parse(body, kind, limits.bounds)
     else:
         tenant = request.state.context.tenant.name
         fields = await services.model.text_pool.run(tenant, partial(parse, body, kind, limits.bounds))
-    if fields.model is not None and fields.model not in services.model_names:
-        raise model_not_found(fields.model)
+    if not fields.is_for(services.model_names):
+        raise model_not_found(fields.model or "")
     return fields

@@ -12,6 +12,7 @@ from quire.serve.errors import model_not_found
 from quire.serve.frame import RequestContext
 from quire.serve.render.answer import json_answer
 from quire.serve.run.prompts import conversation_ids, encoded, off_loop_if_long
+from quire.serve.schemas.common import same_model
 from quire.serve.schemas.tokens import (
     DetokenizeAnswer,
     DetokenizeRequest,
@@ -80,7 +81,7 @@ async def model(request: Request) -> Response:
     """Answer with what there is to know of one name."""
     services: Services = request.app.state.services
     name = request.path_params["model_id"]
-    if name not in services.model_names:
+    if not any(same_model(name, served) for served in services.model_names):
         raise model_not_found(name)
     services.gate.require_ready()
     return json_answer(_card(services, name))

@@ -31,6 +31,8 @@ JSON_BYTES_PER_ID: Final = 12
 MAX_NUMBERS: Final = 1 << 18
 """Numbers in one body, unless a single prompt can have more: Python runs nothing else while they are read."""
 
+OF_BROWSERS: Final = ("origin", "referer", "sec-fetch-site")
+"""Headers of which a browser sends at least one with every form."""
 
 MAX_LENGTH_DIGITS: Final = 20
 """Of the length that a body announces: a number of more is over every limit."""
@@ -60,10 +62,15 @@ class BodyLimits:
         return cls(fits, why + many, bounds)
 
 
-async def read_json_body(request: Request, limits: BodyLimits) -> bytearray:
-    """Return the body of a call that says it is plain JSON; raises `ApiError` 415 otherwise, and as `read_body`."""
+async def read_json_body(request: Request, limits: BodyLimits, *, any_media_type: bool = False) -> bytearray:
+    """Return the body of a call that says it is plain JSON; raises `ApiError` 415 otherwise, and as `read_body`.
+
+    With `any_media_type`, a body that says it is something else is read as JSON too, if no browser sends it: a page of
+    another site can have a form sent without asking, but never JSON, and not without these headers.
+    """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type != "application/json":
+    is_free = any_media_type and not any(name in request.headers for name in OF_BROWSERS)
+    if media_type != "application/json" and not is_free:
         raise unsupported_media_type("the body must be JSON, with the header Content-Type: application/json")
     if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise unsupported_media_type("the body must not be compressed (no Content-Encoding)")

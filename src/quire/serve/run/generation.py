@@ -106,6 +106,8 @@ class Generation:
         """The time of day at which it was prepared, in seconds as Unix counts them."""
         self.prompt_logprobs: dict[int, list[dict[int, Logprob] | None]] = {}
         """Those of the prompts that they are known of, by the index of the prompt."""
+        self.first_token_s = context.arrival_s
+        """The time of the clock at which the first token came."""
         self._visit = visit
         self._known: list[RequestDelta | None] = [None] * len(prepared)
         self._seen_s = [context.arrival_s] * len(prepared)
@@ -199,6 +201,7 @@ class Generation:
         num_prompt = num_cached = 0
         num_generated = 0 if self.request.prompts_only else delta.num_generated_tokens
         if known is None:
+            self.first_token_s = self.services.clock.now()
             metrics.note_first_token(seconds)
             live.note_first_token(tenant, seconds)
             num_prompt, num_cached = delta.num_prompt_tokens, delta.num_cached_tokens

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Collection
+from typing import ClassVar, Final, Literal
 
 import msgspec
 
@@ -53,10 +54,37 @@ PromptLogprobs = list[dict[str, PromptLogprob] | None]
 FinishReason = Literal["stop", "length"]
 
 
+LATEST: Final = ":latest"
+"""The tag of a name that has none: Ollama lists names with it, and some of its clients then call /v1."""
+
+
+def same_model(asked: str, served: str) -> bool:
+    """Return whether a client that asks for one name means the other.
+
+    >>> same_model("guide:latest", "guide"), same_model("qwen3", "qwen3:0.6b")
+    (True, False)
+    """
+    return asked.removesuffix(LATEST) == served.removesuffix(LATEST)
+
+
 class ModelFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What every call says: which model it is for. None: the one that is served."""
 
     has_batch: ClassVar[bool] = False  # several prompts in one body
     has_text: ClassVar[bool] = True
+    any_media_type: ClassVar[bool] = False  # a body may be JSON that says it is something else
+    paths: ClassVar[tuple[str, ...]] = ()  # of fields within fields, to suggest for one that is not known
 
     model: str | None = None
+
+    def is_for(self, names: Collection[str]) -> bool:
+        """Return whether one of these names is that of the model. Does not mutate."""
+        return self.model is None or any(same_model(self.model, name) for name in names)
+
+
+class StreamFields(ModelFields, kw_only=True, forbid_unknown_fields=True):
+    """What every call for text says: whether the answer comes in pieces."""
+
+    stream_type: ClassVar[str] = "text/event-stream; charset=utf-8"
+
+    stream: bool | None = None

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -63,7 +64,7 @@ def parse(body: bytes | bytearray, kind: type[Request], bounds: JsonBounds = DEF
     try:
         return msgspec.convert(wanted, kind, strict=True)
     except msgspec.ValidationError as error:
-        raise _invalid(str(error)) from None
+        raise _invalid(str(error), (*known, *getattr(kind, "paths", ()))) from None
     except RecursionError:
         raise _too_deep() from None
 
@@ -144,8 +145,8 @@ def _has_utf8(text: str) -> bool:
     return True
 
 
-def _invalid(message: str) -> ApiError:
-    """Return the error for what msgspec says: "Expected `int`, got `str` - at `$.n`"."""
+def _invalid(message: str, names: Sequence[str]) -> ApiError:
+    """Return the error for what msgspec says: "Expected `int`, got `str` - at `$.n`"; `names` are those of fields."""
     what, _, path = message.rpartition(" - at `$") if message.endswith("`") else (message, "", "")
     if not what:
         what, path = message, ""
@@ -153,8 +154,9 @@ def _invalid(message: str) -> ApiError:
     if field := _FIELD.search(what):
         param = shortened(f"{param}.{field['name']}" if param else field["name"])
         code = "missing_required_parameter" if "required" in what else "unknown_parameter"
-        text = f"{param} is required" if "required" in what else f"{param} is not a field of this request"
-        return ApiError(400, text, code=code, param=param)
+        near = [f"; did you mean {name}?" for name in get_close_matches(param, names, n=1)]
+        unknown = "".join([f"{param} is not a field of this request", *near])
+        return ApiError(400, f"{param} is required" if "required" in what else unknown, code=code, param=param)
     what = what[:MAX_MESSAGE]  # it may show a text of the client
     return ApiError(400, f"{param}: {what}" if param else what, code="invalid_type", param=param or None)
 

@@ -15,7 +15,7 @@ from msgspec import Meta
 from quire.core.parameters import Biases, Choice, Integer, Kind, Number, Place, Switch, Texts, TokenIds
 from quire.core.sampling_params import MAX_INT32, MAX_LOGPROBS, MAX_STOP_STRING_LENGTH, PARAMETERS
 from quire.core.validate import MAX_NAME_LENGTH, MAX_PRIORITY, MAX_SALT_LENGTH
-from quire.serve.schemas.common import ModelFields
+from quire.serve.schemas.common import StreamFields
 from quire.serve.schemas.formats import ResponseFormat, StructuredOutputs
 
 MAX_STOPS: Final = 4  # as OpenAI has it
@@ -87,19 +87,18 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 if TYPE_CHECKING:
 
-    class TextParameters(ModelFields):
+    class TextParameters(StreamFields):
         """The parameters that every endpoint takes."""
 
         def __getattr__(self, name: str) -> Any: ...
 
 else:
-    TextParameters = _with_parameters(ModelFields, "TextParameters", Place.DRAW, Place.TEXT)
+    TextParameters = _with_parameters(StreamFields, "TextParameters", Place.DRAW, Place.TEXT)
 
 
 class SamplingFields(TextParameters, kw_only=True, forbid_unknown_fields=True):
     """How text is written. A field that is not given has the value that the makers of the model chose for it."""
 
-    stream: bool | None = None
     stop: StopString | Annotated[list[StopString], at_most(MAX_STOPS)] | None = None
     priority: Annotated[int, within(-MAX_PRIORITY, MAX_PRIORITY)] | None = None
     cache_salt: CacheSalt | None = None

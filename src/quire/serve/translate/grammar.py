@@ -53,7 +53,7 @@ def held_to(response_format: ResponseFormat | None, structured_outputs: Structur
         )
     if isinstance(response_format, JsonObjectFormat):
         return Held(Grammar.json_object(), "response_format")
-    return _schema(response_format.json_schema.schema, "response_format.json_schema.schema")
+    return held_to_schema(response_format.json_schema.schema, "response_format.json_schema.schema")
 
 
 def response_held_to(wanted: OutputFormat) -> Held:
@@ -62,7 +62,7 @@ def response_held_to(wanted: OutputFormat) -> Held:
         return Held()
     if isinstance(wanted, JsonObjectFormat):
         return Held(Grammar.json_object(), "text.format")
-    return _schema(wanted.schema, "text.format.schema")
+    return held_to_schema(wanted.schema, "text.format.schema")
 
 
 def _structured(wanted: StructuredOutputs) -> Held:
@@ -71,7 +71,7 @@ def _structured(wanted: StructuredOutputs) -> Held:
         raise InvalidRequestError("structured_outputs", given, f"exactly one of {', '.join(KINDS)}")
     field = f"structured_outputs.{given[0]}"
     if wanted.json is not None:
-        return _schema(_read_schema(wanted.json, field), field)
+        return held_to_schema(_read_schema(wanted.json, field), field)
     if wanted.choice is not None:
         return _held(Grammar.choice, wanted.choice, field)
     if wanted.regex is not None:
@@ -87,7 +87,8 @@ def _given(wanted: StructuredOutputs) -> list[str]:
     return [kind for kind in KINDS if getattr(wanted, kind) not in (None, False)]
 
 
-def _schema(schema: dict[str, Any] | None, field: str) -> Held:
+def held_to_schema(schema: dict[str, Any] | None, field: str) -> Held:
+    """Return what holds a text to a schema, None: to any JSON object; `field` is the client's name for it."""
     return Held(Grammar.json_object(), field) if schema is None else _held(Grammar.json_schema, schema, field)
 
 

@@ -1,0 +1,167 @@
+"""The answers of Ollama's interface, in one piece or as lines of JSON.
+
+A call is told whole: its arguments are an object there, of which no part can be told. One that is cut off is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import msgspec
+from msgspec import UNSET
+
+from quire.engine.outputs import CompletionDelta
+from quire.serve.errors import ApiError, OllamaErrorBody
+from quire.serve.json_line import encode
+from quire.serve.reader import AnswerReader, ReadAnswer, ReadCall
+from quire.serve.render.answer import shown_model, shown_reason
+from quire.serve.render.logprobs import TokenNames, content_logprobs
+from quire.serve.run.generation import Generation, Results, TokenCounts
+from quire.serve.schemas.ollama import (
+    CalledFunction,
+    DoneReason,
+    OllamaAnswer,
+    OllamaCall,
+    OllamaChatAnswer,
+    OllamaChatRequest,
+    OllamaFields,
+    OllamaGenerateAnswer,
+    OllamaMessage,
+)
+from quire.serve.tools.base import Arguments, CallBegun, Event, merged
+
+NANOSECONDS: Final = 1_000_000_000
+
+
+class OllamaReply:
+    """The answer to one call, of either endpoint. Mutable."""
+
+    def __init__(self, fields: OllamaFields, generation: Generation) -> None:
+        self._fields = fields
+        self._generation = generation
+        self._names = TokenNames(generation.services.model.tokenizer)
+        self._created_at = datetime.fromtimestamp(generation.created_s, UTC)
+        form = generation.request.form
+        self._form = form
+        self._reader: AnswerReader | None = None
+        if form is not None and generation.prepared:
+            self._reader = form.reader(form.thinking(generation.prepared[0].request.prompt_token_ids))
+        self._held: list[Event] = []  # of a call that has begun
+        self._num_calls = 0
+
+    def whole(self, results: Results) -> OllamaAnswer:
+        """Return the answer in one piece. Mutates."""
+        if not results.texts:
+            return self._answer(ReadAnswer(), None, "load", results.counts)
+        [(_, output)] = results.texts
+        return self._answer(self._read(output), self._logprobs(output), shown_reason(output), results.counts)
+
+    async def events(self) -> AsyncGenerator[bytes, None]:
+        """Run the call, and yield the lines of its stream. Mutates."""
+        reason: DoneReason = "load"
+        async with aclosing(self._generation.steps()) as all_steps:
+            async for steps in all_steps:
+                lines = []
+                for output in (output for _, delta in steps for output in delta.outputs):
+                    reason = shown_reason(output) or reason
+                    answer, logprobs = self._read(output), self._logprobs(output)
+                    if answer.text or answer.reasoning or answer.calls or logprobs:
+                        lines.append(_line(self._answer(answer, logprobs)))
+                if lines:
+                    yield b"".join(lines)
+        yield _line(self._answer(ReadAnswer(), None, reason, self._generation.counts))
+
+    def failed(self, error: ApiError) -> bytes:
+        """Return the line that ends a stream which went wrong. Does not mutate."""
+        return _line(OllamaErrorBody(error.detail.message))
+
+    def _read(self, output: CompletionDelta) -> ReadAnswer:
+        """Return what a piece of the answer has brought, less the call that it leaves open. Mutates."""
+        if self._reader is None:
+            return ReadAnswer(text=output.text)
+        is_last = output.finish_reason is not None
+        events = merged([*self._held, *self._reader.read(output.text, is_last=is_last)])
+        length = len(events) if is_last else _without_open_call(events)
+        self._held = events[length:]
+        return ReadAnswer.of(events[:length])
+
+    def _answer(
+        self,
+        answer: ReadAnswer,
+        logprobs: list[Any] | None,
+        reason: DoneReason | None = None,
+        counts: TokenCounts | None = None,
+    ) -> OllamaAnswer:
+        """Return an answer, or a part of one; the reason and the tokens end it. Mutates."""
+        text, thinking = answer.text or "", answer.reasoning or UNSET
+        told: dict[str, Any] = {
+            "model": shown_model(self._fields, self._generation),
+            "created_at": self._created_at,
+            "done": counts is not None,
+            "logprobs": logprobs or UNSET,
+        }
+        if counts is not None:
+            told |= {"done_reason": reason, **self._figures(counts)}
+        if not isinstance(self._fields, OllamaChatRequest):
+            return OllamaGenerateAnswer(**told, response=text, thinking=thinking)
+        return OllamaChatAnswer(
+            **told, message=OllamaMessage("assistant", text, thinking, self._calls(answer.calls) or UNSET)
+        )
+
+    def _calls(self, calls: Sequence[ReadCall]) -> list[OllamaCall]:
+        """Return the calls that are whole. Mutates: they are counted."""
+        found = []
+        for call in calls:
+            arguments = _object(call.arguments)
+            if arguments is not None and self._form is not None:
+                own_id = self._form.call_id(self._generation.context.request_id, 0, self._num_calls)
+                found.append(OllamaCall(own_id, CalledFunction(self._num_calls, call.name, arguments)))
+                self._num_calls += 1
+        return found
+
+    def _figures(self, counts: TokenCounts) -> dict[str, int]:
+        """Return the tokens and how long they took: from the arrival, the wait for a turn counts for the prompt."""
+        generation = self._generation
+        began, first, now = generation.context.arrival_s, generation.first_token_s, generation.services.clock.now()
+        return {
+            "total_duration": _nanoseconds(now - began),
+            "load_duration": 0,
+            "prompt_eval_count": counts.prompt,
+            "prompt_eval_duration": _nanoseconds(first - began),
+            "eval_count": counts.output,
+            "eval_duration": _nanoseconds(now - first),
+        }
+
+    def _logprobs(self, output: CompletionDelta) -> list[Any] | None:
+        if not self._fields.logprobs:
+            return None
+        return content_logprobs(output.logprobs or [], self._fields.top_logprobs or 0, self._names)
+
+
+def _without_open_call(events: Sequence[Event]) -> int:
+    """Return how many events come before a call that may go on."""
+    length = len(events)
+    if events and isinstance(events[-1], CallBegun | Arguments):
+        length = next(index for index in reversed(range(length)) if isinstance(events[index], CallBegun))
+    return length
+
+
+def _object(arguments: str) -> dict[str, Any] | None:
+    """Return the arguments of a call; None where they are cut off, or nest deeper than Python's stack."""
+    try:
+        value = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _nanoseconds(seconds: float) -> int:
+    """Return a time of which clients make a rate: never 0."""
+    return max(1, round(seconds * NANOSECONDS))
+
+
+def _line(value: msgspec.Struct) -> bytes:
+    return encode(value) + b"\n"

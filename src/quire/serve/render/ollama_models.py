@@ -1,0 +1,131 @@
+"""What Ollama's interface tells of the model: in lists, and of one name. It comes from the start-up table."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from quire.core.sampling_params import PARAMETERS, SamplingParams
+from quire.serve.reasoning import is_thinking_format
+from quire.serve.schemas.common import LATEST
+from quire.serve.schemas.ollama import (
+    OPTION_NAMES,
+    ListedModel,
+    ListedModels,
+    LoadedModel,
+    LoadedModels,
+    ModelDetails,
+    ShownModel,
+)
+from quire.serve.services import Services
+from quire.serve.tools import create_tool_format
+
+STAYS: Final = timedelta(days=36_500)
+"""How long the model stays loaded, in the eyes of clients: as long as the server runs."""
+
+
+def listed_models(services: Services) -> ListedModels:
+    """Return the model under each of its names. Does not mutate."""
+    size, digest, details = services.model.report.plan.needs.weight_bytes, _digest(services), _details(services)
+    return ListedModels(
+        [
+            ListedModel(name=name, model=name, modified_at=_began(services), size=size, digest=digest, details=details)
+            for name in _names(services)
+        ]
+    )
+
+
+def loaded_models(services: Services) -> LoadedModels:
+    """Return the model under each of its names, with its memory. Does not mutate."""
+    plan = services.model.report.plan
+    is_on_host = plan.needs.host_bytes is None
+    return LoadedModels(
+        [
+            LoadedModel(
+                name=name,
+                model=name,
+                size=plan.total_bytes,
+                digest=_digest(services),
+                details=_details(services),
+                expires_at=_began(services) + STAYS,
+                size_vram=0 if is_on_host else plan.total_bytes,
+                context_length=plan.max_model_len,
+            )
+            for name in _names(services)
+        ]
+    )
+
+
+def shown_model(services: Services, name: str | None) -> ShownModel:
+    """Return what there is to know of the model. Does not mutate."""
+    report, tokenizer, config = services.model.report, services.model.tokenizer, services.config
+    template, details = "" if tokenizer is None else tokenizer.template_source(), _details(services)
+    with_tools = "" if tokenizer is None else tokenizer.template_source(with_tools=True)
+    capabilities = {
+        "completion": True,
+        "tools": create_tool_format(config.tool_format, with_tools) is not None,
+        "thinking": is_thinking_format(config.reasoning_format, template),
+    }
+    return ShownModel(
+        modelfile=f"# served by quire\nFROM {name or services.model_names[0]}\n",
+        parameters="\n".join(_parameters(services.model.get_default_sampling_params())),
+        template=template,
+        details=details,
+        model_info={
+            "general.architecture": details.family,
+            "general.parameter_count": report.num_parameters,
+            f"{details.family}.block_count": report.num_layers,
+            f"{details.family}.context_length": report.plan.max_model_len,
+        },
+        capabilities=[name for name, has_it in capabilities.items() if has_it],
+        modified_at=_began(services),
+    )
+
+
+def _names(services: Services) -> list[str]:
+    """Return the names as Ollama writes them: with a tag."""
+    return [name if ":" in name.rpartition("/")[2] else f"{name}{LATEST}" for name in services.model_names]
+
+
+def _began(services: Services) -> datetime:
+    return datetime.fromtimestamp(services.created_s, UTC)
+
+
+def _digest(services: Services) -> str:
+    """Return what clients tell models apart by, in the form that they expect; no file has it."""
+    report = services.model.report
+    told = (report.model, report.architecture, report.weight_type, report.num_parameters)
+    return hashlib.sha256(repr(told).encode()).hexdigest()
+
+
+def _details(services: Services) -> ModelDetails:
+    report = services.model.report
+    family = report.architecture.partition("For")[0].lower()
+    return ModelDetails(
+        format=report.file_format,
+        family=family,
+        families=[family],
+        parameter_size=parameter_size(report.num_parameters),
+        quantization_level=report.weight_type,
+    )
+
+
+def parameter_size(count: int) -> str:
+    """Return a number of parameters as Ollama writes it.
+
+    >>> parameter_size(134_515_008), parameter_size(8_030_261_248)
+    ('134.52M', '8.0B')
+    """
+    return f"{count / 1e9:.1f}B" if count >= 1e9 else f"{count / 1e6:.2f}M"
+
+
+def _parameters(sampling: SamplingParams) -> Iterable[str]:
+    """Yield the defaults that the makers of the model have chosen, a line each."""
+    for ours, theirs in OPTION_NAMES.items():
+        value = getattr(sampling, ours)
+        if value != PARAMETERS[ours].default:
+            for each in value if isinstance(value, tuple) else (value,):
+                yield f"{theirs} {json.dumps(each)}"

@@ -1,0 +1,257 @@
+"""Ollama's interface, /api/chat and the other paths: what comes in, what goes out. Streams are lines of JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from quire.core.sampling_params import MAX_LOGPROBS
+from quire.serve.schemas.common import ContentLogprob, FinishReason, ModelFields, StreamFields
+from quire.serve.schemas.fields import Refusal
+
+VERSION: Final = "0.12.11"
+"""Of the Ollama that has this interface: clients compare it with the one that they need. Ours is at /version."""
+
+OPTION_NAMES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "temperature": "temperature",
+        "top_k": "top_k",
+        "top_p": "top_p",
+        "min_p": "min_p",
+        "seed": "seed",
+        "stop": "stop",
+        "repetition_penalty": "repeat_penalty",
+        "presence_penalty": "presence_penalty",
+        "frequency_penalty": "frequency_penalty",
+        "max_tokens": "num_predict",
+    }
+)
+"""A sampling parameter → the option that is the same."""
+
+DoneReason = FinishReason | Literal["load"]
+
+
+class OllamaOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How text is written, and how a model is loaded. What cannot change a text here is accepted, and ignored."""
+
+    num_predict: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    repeat_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repeat_last_n: int | None = None
+    num_ctx: Annotated[int, Meta(ge=1)] | None = None
+    # refused, unless they say nothing
+    embedding_only: bool | None = None
+    mirostat: int | None = None
+    penalize_newline: bool | None = None
+    tfs_z: float | None = None
+    typical_p: float | None = None
+    vocab_only: bool | None = None
+    # ignored: the engine is already loaded
+    f16_kv: bool | None = None
+    logits_all: bool | None = None
+    low_vram: bool | None = None
+    main_gpu: int | None = None
+    mirostat_eta: float | None = None
+    mirostat_tau: float | None = None
+    num_batch: int | None = None
+    num_gpu: int | None = None
+    num_keep: int | None = None
+    num_thread: int | None = None
+    numa: bool | None = None
+    use_mlock: bool | None = None
+    use_mmap: bool | None = None
+
+
+REFUSED_OPTIONS: Final[Mapping[str, Refusal]] = MappingProxyType(
+    {
+        "embedding_only": Refusal("this server makes no embeddings", (False,)),
+        "mirostat": Refusal("use temperature, top_p or min_p", (0,)),
+        "penalize_newline": Refusal("penalties treat all tokens alike", (True,)),
+        "tfs_z": Refusal("use top_p or min_p", (1.0,)),
+        "typical_p": Refusal("use top_p or min_p", (1.0,)),
+        "vocab_only": Refusal("this server has the whole model", (False,)),
+    }
+)
+"""Options that would change a text, that this server does not have, and their neutral values."""
+
+
+class OllamaModelFields(ModelFields, kw_only=True, forbid_unknown_fields=True):
+    """What every call of Ollama's interface says."""
+
+    any_media_type: ClassVar[bool] = True  # curl -d says that it sends a form
+
+
+class OllamaFields(StreamFields, OllamaModelFields, kw_only=True, forbid_unknown_fields=True):
+    """How text is written. Without `stream` the answer is a stream."""
+
+    stream_type: ClassVar[str] = "application/x-ndjson"
+    paths: ClassVar[tuple[str, ...]] = tuple(f"options.{name}" for name in OllamaOptions.__struct_fields__)
+
+    options: OllamaOptions | None = None
+    format: str | dict[str, Any] | None = None
+    think: bool | Literal["low", "medium", "high"] | None = None
+    keep_alive: float | str | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    def __post_init__(self) -> None:
+        self.stream = self.stream is not False
+
+
+class OllamaChatRequest(OllamaFields, kw_only=True, forbid_unknown_fields=True):
+    """A conversation, to be answered. Without messages: the model is to be loaded."""
+
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class OllamaGenerateRequest(OllamaFields, kw_only=True, forbid_unknown_fields=True):
+    """A text, to be answered, or continued if it is raw. Without a text: the model is to be loaded."""
+
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+
+
+class CalledFunction(msgspec.Struct, frozen=True):
+    """The function that is called; `index` counts the calls of an answer."""
+
+    index: int
+    name: str
+    arguments: dict[str, Any]
+
+
+class OllamaCall(msgspec.Struct, frozen=True):
+    """A call of a function."""
+
+    id: str
+    function: CalledFunction
+
+
+class OllamaMessage(msgspec.Struct, frozen=True):
+    """An answer, or in a stream its new part."""
+
+    role: Literal["assistant"]
+    content: str
+    thinking: str | UnsetType = UNSET
+    tool_calls: list[OllamaCall] | UnsetType = UNSET
+
+
+class OllamaAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What all answers have. The last line of a stream tells the reason, the tokens and the nanoseconds they took."""
+
+    model: str
+    created_at: datetime
+    done: bool
+    done_reason: DoneReason | UnsetType = UNSET
+    total_duration: int | UnsetType = UNSET
+    load_duration: int | UnsetType = UNSET
+    prompt_eval_count: int | UnsetType = UNSET
+    prompt_eval_duration: int | UnsetType = UNSET
+    eval_count: int | UnsetType = UNSET
+    eval_duration: int | UnsetType = UNSET
+    logprobs: list[ContentLogprob] | UnsetType = UNSET
+
+
+class OllamaChatAnswer(OllamaAnswer, frozen=True, kw_only=True):
+    """The answer to a conversation; in a stream every line has this form."""
+
+    message: OllamaMessage
+
+
+class OllamaGenerateAnswer(OllamaAnswer, frozen=True, kw_only=True):
+    """The answer to a text; in a stream every line has this form."""
+
+    response: str
+    thinking: str | UnsetType = UNSET
+
+
+class OllamaShowRequest(OllamaModelFields, kw_only=True, forbid_unknown_fields=True):
+    """Which model to describe; `name` is the old word for `model`. The rest is for Ollama's own files."""
+
+    has_text: ClassVar[bool] = False
+
+    name: str | None = None
+    verbose: bool | None = None
+    system: Literal[""] | None = None
+    options: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        self.model = self.model or self.name
+
+
+class ModelDetails(msgspec.Struct, frozen=True, kw_only=True):
+    """What kind of model it is."""
+
+    parent_model: str = ""
+    format: str
+    family: str
+    families: list[str]
+    parameter_size: str
+    quantization_level: str
+
+
+class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that can be asked for."""
+
+    name: str
+    model: str
+    modified_at: datetime
+    size: int
+    digest: str
+    details: ModelDetails
+
+
+class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that is loaded, with the memory it takes: its share of a GPU, too."""
+
+    name: str
+    model: str
+    size: int
+    digest: str
+    details: ModelDetails
+    expires_at: datetime
+    size_vram: int
+    context_length: int
+
+
+class ListedModels(msgspec.Struct, frozen=True):
+    """The models that can be asked for."""
+
+    models: list[ListedModel]
+
+
+class LoadedModels(msgspec.Struct, frozen=True):
+    """The models that are loaded."""
+
+    models: list[LoadedModel]
+
+
+class ShownModel(msgspec.Struct, frozen=True, kw_only=True):
+    """What there is to know of a model; `parameters` are its defaults, in the form of a Modelfile."""
+
+    modelfile: str
+    parameters: str
+    template: str
+    details: ModelDetails
+    model_info: dict[str, str | int]
+    capabilities: list[str]
+    modified_at: datetime
+
+
+class OllamaVersion(msgspec.Struct, frozen=True):
+    """The version of the interface."""
+
+    version: str = VERSION

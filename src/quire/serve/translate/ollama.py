@@ -1,0 +1,159 @@
+"""Requests of Ollama's interface become `GenerationRequest`s.
+
+    /api/chat       messages, tools ───────────────┐
+    /api/generate   system, prompt ──► messages ───┼──► GenerationRequest        as from /v1/chat/completions
+                    prompt, raw ───────────────────┘                             as from /v1/completions
+    neither         no prompts: the model is only to be loaded, and it is
+
+Options have other names here, and are otherwise the sampling parameters that they are everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from quire.core.errors import InvalidRequestError
+from quire.core.grammar import Grammar
+from quire.core.sampling_params import SamplingParams
+from quire.engine.text.prompts import ChatOptions, Prompt, estimated_tokens
+from quire.serve.answer_form import AnswerForm
+from quire.serve.errors import unsupported
+from quire.serve.run.request import GenerationRequest
+from quire.serve.schemas.ollama import (
+    OPTION_NAMES,
+    REFUSED_OPTIONS,
+    OllamaChatRequest,
+    OllamaFields,
+    OllamaGenerateRequest,
+    OllamaOptions,
+)
+from quire.serve.services import Services
+from quire.serve.translate.chat import num_logprobs
+from quire.serve.translate.conversation import chat_options
+from quire.serve.translate.grammar import Held, held_to_schema
+from quire.serve.translate.ollama_messages import messages_of
+from quire.serve.translate.tools import answer_form, tool_choice_of
+
+NAMES: Final = {
+    **{ours: f"options.{theirs}" for ours, theirs in OPTION_NAMES.items()},
+    "logprobs": "top_logprobs",
+    "template_variables": "think",
+}
+"""The client's names for fields of the engine."""
+
+NO_LIMIT: Final = (None, -2, -1, 0)
+"""Of `num_predict`: until the text ends, or the context."""
+
+WHOLE_TEXT: Final = -1
+RANDOM_SEED: Final = -1
+SWITCHES: Final = ("enable_thinking", "thinking")
+"""Variables of chat templates that turn reasoning on and off."""
+
+
+def ollama_chat_request(fields: OllamaChatRequest, services: Services) -> GenerationRequest:
+    """Return what a chat asks of the engine; raises for what is wrong with it. Does not mutate."""
+    messages = messages_of(fields.messages or [])
+    return _conversation(fields, services, messages, fields.tools, "messages")
+
+
+def ollama_generate_request(fields: OllamaGenerateRequest, services: Services) -> GenerationRequest:
+    """Return what a text asks of the engine; raises for what is wrong with it. Does not mutate."""
+    if fields.raw:
+        for name in ("system", "think"):
+            if getattr(fields, name):
+                raise unsupported(name, "a raw prompt has no chat template")
+        return _request(fields, services, fields.prompt or None, "prompt")
+    messages = [{"role": "user", "content": fields.prompt}] if fields.prompt else []
+    if messages and fields.system:
+        messages.insert(0, {"role": "system", "content": fields.system})
+    return _conversation(fields, services, messages, None, "prompt")
+
+
+def _conversation(
+    fields: OllamaFields,
+    services: Services,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    place: str,
+) -> GenerationRequest:
+    choice = tool_choice_of(tools, None, None)
+    form = answer_form(services.config, services.model.tokenizer, choice)
+    variables, effort = _thinking(fields.think, form, services)
+    chat = chat_options(services.model.tokenizer, variables, effort=effort, effort_field="think", tools=choice.shown)
+    return _request(fields, services, messages, place, chat=chat, form=form)
+
+
+def _request(
+    fields: OllamaFields,
+    services: Services,
+    prompt: Prompt | None,
+    place: str,
+    *,
+    chat: ChatOptions | None = None,
+    form: AnswerForm | None = None,
+) -> GenerationRequest:
+    """Return the request of a prompt, named `place`; an empty one is none."""
+    held, tools = _held(fields.format), None if chat is None else chat.tools
+    sampling = _sampling(fields, services, held.grammar)
+    return GenerationRequest(
+        prompts=[prompt] if prompt else [],
+        num_sequences=1,
+        num_tokens=estimated_tokens([prompt, tools], services.model.limits.max_model_len),
+        sampling=sampling,
+        names={**NAMES, "prompt": place, "messages": place, "grammar": "tools" if held.grammar is None else held.field},
+        chat=chat,
+        form=form,
+    )
+
+
+def _held(wanted: str | Mapping[str, Any] | None) -> Held:
+    if isinstance(wanted, Mapping):
+        return held_to_schema(dict(wanted), "format")
+    if wanted not in (None, "", "json"):
+        raise InvalidRequestError("format", wanted, '"json", or a JSON schema')
+    return Held(Grammar.json_object(), "format") if wanted else Held()
+
+
+def _sampling(fields: OllamaFields, services: Services, grammar: Grammar | None) -> SamplingParams:
+    options, report = fields.options or OllamaOptions(), services.model.report
+    for name, refusal in REFUSED_OPTIONS.items():
+        if getattr(options, name) not in (None, *refusal.nothing):
+            raise unsupported(f"options.{name}", refusal.why)
+    max_model_len = services.model.limits.max_model_len
+    if min(options.num_ctx or 0, report.context_length) > max_model_len:  # more than the model's own: Ollama cuts it
+        allowed = f"at most {max_model_len}, the context of this server (--max-model-len)"
+        raise InvalidRequestError("options.num_ctx", options.num_ctx, allowed)
+    given: dict[str, Any] = {
+        ours: value for ours, theirs in OPTION_NAMES.items() if (value := getattr(options, theirs)) is not None
+    }
+    if options.seed == RANDOM_SEED:
+        del given["seed"]
+    given["max_tokens"] = None if options.num_predict in NO_LIMIT else options.num_predict
+    given["logprobs"] = num_logprobs(fields.logprobs, fields.top_logprobs)
+    sampling = replace(services.model.get_default_sampling_params(), **given, grammar=grammar)
+    if sampling.has_penalties and options.repeat_last_n not in (None, WHOLE_TEXT):
+        allowed = f"{WHOLE_TEXT}: penalties count over the whole text"
+        raise InvalidRequestError("options.repeat_last_n", options.repeat_last_n, allowed)
+    return sampling
+
+
+def _thinking(
+    think: bool | str | None, form: AnswerForm | None, services: Services
+) -> tuple[Mapping[str, Any], str | None]:
+    """Return the variables of the chat template, and the effort, that say whether the model reasons.
+
+    Raises `ApiError` where the model cannot do as it is told.
+    """
+    tokenizer = services.model.tokenizer
+    known = frozenset[str]() if tokenizer is None else tokenizer.template_variables
+    switch = next((name for name in SWITCHES if name in known), None)
+    thinks = form is not None and form.thinks
+    if think is None or (think is False and not thinks):
+        return {}, None
+    if think and not thinks and "reasoning_effort" not in known:
+        raise unsupported("think", "this model does not reason")
+    if think is False and switch is None:
+        raise unsupported("think", "the chat template of this model cannot turn reasoning off")
+    return {} if switch is None else {switch: bool(think)}, think if isinstance(think, str) else None
