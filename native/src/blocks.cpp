@@ -51,31 +51,40 @@ std::uint16_t half_at(const Byte* from) { return static_cast<std::uint16_t>(from
 // The sign of a float16 the other way round: what is subtracted in a file is added here.
 std::uint16_t negated(std::uint16_t half) { return half ^ 0x8000U; }
 
-int bit(const Byte* bits, int index) { return bits[index / 8] >> (index % 8) & 1; }
+// Sixteen bytes as 32 codes: the low halves, then the high ones.
+void split(const Byte* packed, std::int8_t* codes) {
+    for (int i = 0; i < 16; ++i) {
+        codes[i] = static_cast<std::int8_t>(packed[i] & 15);
+        codes[i + 16] = static_cast<std::int8_t>(packed[i] >> 4);
+    }
+}
 
-// Element j of 32: the low half of byte j, from 16 on the high half of byte j - 16.
-int nibble(const Byte* packed, int j) { return j < 16 ? packed[j] & 15 : packed[j - 16] >> 4; }
+// The same, with the fifth bits of the codes.
+void split(const Byte* packed, const Byte* fifth, std::int8_t* codes) {
+    std::uint32_t bits;
+    std::memcpy(&bits, fifth, sizeof bits);
+    split(packed, codes);
+    for (int i = 0; i < kCodedGroup; ++i) codes[i] = static_cast<std::int8_t>(codes[i] | (bits >> i & 1) << 4);
+}
 
 // A block of 32 as group `group` of the inputs.
 void read_small_block(StoredType type, const Byte* block, int group, CodedInputs& to) {
     std::int8_t* codes = to.codes + group * kCodedGroup;
-    const auto fill = [&](auto code) {
-        for (int j = 0; j < kCodedGroup; ++j) codes[j] = static_cast<std::int8_t>(code(j));
-    };
     to.scales.floats[group] = half_at(block);
+    to.minimums.floats[group] = half_at(block + 2);  // if the type has minimums
     switch (type) {
         case StoredType::kQ4_0:
-            return fill([&](int j) { return nibble(block + 2, j); });
+            return split(block + 2, codes);
         case StoredType::kQ4_1:
-            to.minimums.floats[group] = half_at(block + 2);
-            return fill([&](int j) { return nibble(block + 4, j); });
+            return split(block + 4, codes);
         case StoredType::kQ5_0:
-            return fill([&](int j) { return nibble(block + 6, j) | bit(block + 2, j) << 4; });
+            return split(block + 6, block + 2, codes);
         case StoredType::kQ5_1:
-            to.minimums.floats[group] = half_at(block + 2);
-            return fill([&](int j) { return nibble(block + 8, j) | bit(block + 4, j) << 4; });
+            return split(block + 8, block + 4, codes);
         case StoredType::kIq4Nl:
-            return fill([&](int j) { return kCurve[nibble(block + 2, j)]; });
+            split(block + 2, codes);
+            for (int i = 0; i < kCodedGroup; ++i) codes[i] = kCurve[codes[i]];
+            return;
         default:
             std::memcpy(codes, block + 2, kCodedGroup);
     }
@@ -152,7 +161,8 @@ void read_iq4_xs(const Byte* block, CodedInputs& to) {
     for (int j = 0; j < 8; ++j) {
         const int low = block[4 + j / 2] >> 4 * (j % 2) & 15, high = half_at(block + 2) >> 2 * j & 3;
         to.scales.nested[j] = static_cast<std::int8_t>((low | high << 4) - 32);
-        for (int i = 0; i < 32; ++i) to.codes[32 * j + i] = kCurve[nibble(block + 8 + 16 * j, i)];
+        split(block + 8 + 16 * j, to.codes + 32 * j);
+        for (int i = 0; i < 32; ++i) to.codes[32 * j + i] = kCurve[to.codes[32 * j + i]];
     }
 }
 

@@ -79,28 +79,45 @@ CodedLane lane_of(const MatrixView& matrix, int row, int input) {
     return {const_cast<std::byte*>(panels.at(input)), panels.layout, panels.place, row % kPanelWidth};
 }
 
-// The codes of 32 inputs as the words of the lane in a unit: one for each bit.
-void fill_words(int bits, const std::int8_t* codes, std::uint32_t* words) {
-    const int more = bits - 4;
-    std::memset(words, 0, bits * sizeof *words);
-    for (int step = 0; step < kUnitSteps; ++step) {
-        std::uint32_t four;
-        std::memcpy(&four, codes + step * kStepInputs, sizeof four);
-        if (bits == 8) {
-            words[step] = four ^ 0x01010101U * CodeStep::kFlip;
-            continue;
+// Writes the codes of 32 inputs as the words of a lane in a unit: one for each bit.
+template <int kBits>
+void put_unit(const std::int8_t* codes, std::byte* to) {
+    constexpr int kMore = kBits - 4;
+    constexpr std::uint32_t kLow = 0x0f0f0f0fU;
+    std::uint32_t four[kUnitSteps], words[kBits] = {};
+    std::memcpy(four, codes, sizeof four);
+    if constexpr (kBits == 8) {
+        QUIRE_UNROLLED for (int step = 0; step < kUnitSteps; ++step) {
+            words[step] = four[step] ^ 0x01010101U * CodeStep::kFlip;
         }
-        words[step / 2] |= (four & 0x0f0f0f0fU) << 4 * (step % 2);
-        if (more > 0) words[4 + step * more / 8] |= (four >> 4 & 0x0f0f0f0fU) << step * more % 8;
+    } else {
+        QUIRE_UNROLLED for (int step = 0; step < kUnitSteps; ++step) {
+            words[step / 2] |= (four[step] & kLow) << 4 * (step % 2);
+            if (kMore > 0) words[4 + step * kMore / 8] |= (four[step] >> 4 & kLow) << step * kMore % 8;
+        }
+    }
+    QUIRE_UNROLLED for (int line = 0; line < kBits; ++line) {
+        std::memcpy(to + line * kStepBytes, &words[line], sizeof words[line]);
     }
 }
 
+template <int kBits>
+void put_units(const CodedLane& lane, const std::int8_t* codes, int num_inputs) {
+    const std::size_t next = lane.layout.panels * lane.layout.unit_bytes();
+    std::byte* to = lane.word(0, 0);
+    for (int input = 0; input < num_inputs; input += kUnitInputs, to += next) put_unit<kBits>(codes + input, to);
+}
+
 void put_codes(const CodedLane& lane, const CodedInputs& from, int num_inputs) {
-    const int bits = lane.layout.coding.bits;
-    std::uint32_t words[8];
-    for (int input = 0; input < num_inputs; input += kUnitInputs) {
-        fill_words(bits, from.codes + input, words);
-        for (int line = 0; line < bits; ++line) std::memcpy(lane.word(input, line), &words[line], sizeof words[line]);
+    switch (lane.layout.coding.bits) {
+        case 4:
+            return put_units<4>(lane, from.codes, num_inputs);
+        case 5:
+            return put_units<5>(lane, from.codes, num_inputs);
+        case 6:
+            return put_units<6>(lane, from.codes, num_inputs);
+        default:
+            return put_units<8>(lane, from.codes, num_inputs);
     }
 }
 

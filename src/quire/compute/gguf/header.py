@@ -40,6 +40,8 @@ MAX_ITEMS: Final = 4_000_000
 """Of all lists together: twice the largest published vocabulary with scores, types and merges."""
 MAX_DIMENSIONS: Final = 4
 WINDOW_BYTES: Final = 4 << 20
+LENGTH: Final = struct.Struct("<Q")
+"""Of a text, before it."""
 PART: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII | re.IGNORECASE)
 MAX_PARTS: Final = 1000
 
@@ -193,7 +195,28 @@ class _Cursor:
         length = self.number("<Q", what)
         if length > max_bytes:
             raise self.error(f"{what}: length", length, f"at most {max_bytes} bytes")
-        data = self.take(length, what)
+        return self._decoded(self.take(length, what), what)
+
+    def texts(self, count: int, what: str) -> list[str]:
+        """Return the next strings: most of a header, so those that lie in the window are read at once. Mutates."""
+        found: list[str] = []
+        while len(found) < count:
+            window, at = self._window, self._at
+            for _ in range(count - len(found)):
+                start = at + LENGTH.size
+                if start > len(window):
+                    break
+                length: int = LENGTH.unpack_from(window, at)[0]
+                if length > MAX_TEXT_BYTES or start + length > len(window):
+                    break
+                at = start + length
+                found.append(self._decoded(window[start:at], what))
+            self._at = at
+            if len(found) < count:
+                found.append(self.text(what))
+        return found
+
+    def _decoded(self, data: bytes, what: str) -> str:
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError as error:
@@ -247,7 +270,7 @@ def _items(cursor: _Cursor, what: str) -> list[Scalar]:
     if cursor.num_items > MAX_ITEMS:
         raise cursor.error(f"{what}: length", count, f"lists of at most {MAX_ITEMS} items together")
     if kind == STRING:
-        return [cursor.text(what) for _ in range(count)]
+        return list(cursor.texts(count, what))
     return _numbers(cursor, kind, count, what)
 
 
