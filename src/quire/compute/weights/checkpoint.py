@@ -65,6 +65,10 @@ class Checkpoint:
             return cls(folder, _read_shards(folder))
         raise folder_refusal(folder, f"{SINGLE_FILE} or {INDEX_FILE}")
 
+    def stored_name(self, name: str) -> str:
+        """Return the name: the file has no other."""
+        return name
+
     def require_floats(self, name: str) -> None:
         """Raise unless a tensor has a dtype that can be read."""
         entry = self.entries[name]

@@ -254,7 +254,7 @@ class WeightReader:
     ) -> None:
         _check_numbers(dtype, weights)
         self._note_loaded = note_loaded
-        self._stored = _Stored(dtype, weights, checkpoint.block_types if keeps_blocks else {})
+        self._stored = _Stored(dtype, weights, checkpoint.block_types if keeps_blocks and weights == "auto" else {})
         self._taken_bytes, self._total_bytes = 0, weight_bytes(spec, dtype, weights, self._stored.block_types)
         self._spec = spec
         self._checkpoint = checkpoint
@@ -331,13 +331,14 @@ class WeightReader:
         ignored = {self._named(name) for name in self._spec.ignored_tensors}
         missing = sorted(expected.keys() - found.keys())
         extra = sorted(found.keys() - expected.keys() - ignored)
+        stored = self._checkpoint.stored_name
         wrong = [
-            f"{name} {list(found[name].shape)} for {list(shape)}"
+            f"{stored(name)} {list(found[name].shape)} for {list(shape)}"
             for name, shape in expected.items()
             if name in found and found[name].shape != shape
         ]
-        problems = {"missing": missing, "extra": extra, "wrong shape": wrong}
-        said = [f"{kind}: {_some(names)}" for kind, names in problems.items() if names]
+        problems = {"missing": [*map(stored, missing)], "extra": [*map(stored, extra)], "wrong shape": wrong}
+        said = [f"{kind}: {_some([*dict.fromkeys(names)])}" for kind, names in problems.items() if names]
         if said:
             where = f"{self._checkpoint.name}: tensors ({'; '.join(said)})"
             raise CheckpointError(where, f"{len(found)} tensors", f"the {len(expected)} tensors of its config")
