@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from quire import LLM, SamplingParams
+from quire.cli.model_shapes import shape_of
+from quire.cli.plan.sizing import EngineSizer
 from quire.compute.gguf import tensors as tensors_module
 from quire.compute.gguf.header import GgufHeader
 from quire.compute.gguf.source import GgufFile
@@ -130,6 +132,23 @@ def test_blocks_stay_packed_and_differ_only_by_the_rounding_of_rows(kind: str, t
     assert 0 < np.std(packed - widened) < 0.05 * np.std(widened)
     for settings in ({"num_threads": 2}, {"max_num_batched_tokens": 3}, {"block_size": 64}):
         assert np.array_equal(logits_of(path, **settings), packed)
+
+
+@pytest.mark.parametrize(
+    ("form", "kind"), [("tied", "Q4_0"), ("llama", "Q5_1"), ("qwen3-moe", "Q8_0"), ("gpt2", "Q8_0")]
+)
+def test_plans_and_simulations_count_the_bytes_that_an_engine_holds(form: str, kind: str, tmp_path: Path) -> None:
+    path = write_gguf(golden(form, tmp_path / "model"), tmp_path / "m.gguf", kind)
+    for weights in ("auto", "widened", "int8", "int4"):
+        config = EngineConfig(model=str(path), skip_tokenizer_init=True, weights=weights, dtype="bfloat16")
+        sized = EngineSizer(config, GgufFile(path)).size(config.resolved(), 1 << 33)
+        shape = shape_of("m", read_model(GgufFile(path)), sized.facts)
+        assert dict(sized.plan.parts)["weights"] == sized.facts.weight_bytes
+        assert shape.weight_bytes("bfloat16", sized.facts.weights) == sized.facts.weight_bytes
+        assert shape.is_packed == (weights == "auto")
+        plain = shape_of("m", read_model(GgufFile(path)))
+        assert (plain.weight_bytes("bfloat16", "auto") > sized.facts.weight_bytes) == (weights != "widened")
+        assert plain.num_parameters == shape.num_parameters
 
 
 def test_parts_of_a_matrix_are_rows_of_the_whole(tmp_path: Path) -> None:

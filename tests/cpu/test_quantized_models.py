@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -37,6 +38,7 @@ from support.quantized_models import (
     quantized_matrices,
     write_quantized,
 )
+from support.spec_models import SPECS
 
 PROMPT = [(7 * i * i + 3 * i + 5) % 128 for i in range(40)]
 SAMPLING = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=2)
@@ -118,6 +120,18 @@ def test_a_weight_takes_the_bits_of_its_codes(tmp_path: Path) -> None:
         )
         rest = weight_bytes(model.spec, "float32") - 4 * matrices
         assert held_bytes(model.source)[1] == rest + matrices * bits / 8
+
+
+def test_experts_may_be_of_different_types() -> None:
+    spec = SPECS["experts"]
+    names = [name for name in expected_tensors(spec) if ".experts." in name]
+    types = {name: kind for name, kind in zip(names, cycle(("Q4_0", "Q8_0", "")), strict=False) if kind}
+    shapes = expected_tensors(spec)
+    saved = sum(
+        2 * prod(shapes[name]) - shapes[name][0] * coded_row_bytes(types[name], shapes[name][1]) for name in types
+    )
+    assert weight_bytes(spec, "bfloat16", "auto", types) == weight_bytes(spec, "bfloat16") - saved
+    assert weight_bytes(spec, "bfloat16", "widened", types) == weight_bytes(spec, "bfloat16")
 
 
 def test_the_reference_counts_a_folder_as_widened(tmp_path: Path) -> None:
