@@ -187,6 +187,14 @@ def test_what_the_folder_cannot_run_the_file_cannot_either(tmp_path: Path) -> No
         read_model(GgufFile(path))
 
 
+def test_the_experts_of_all_tensors_are_counted_together(tmp_path: Path) -> None:
+    header = GgufHeader.read(write_gguf(golden("qwen3-moe", tmp_path / "model"), tmp_path / "m.gguf"))
+    many = replace(header.tensors["blk.0.ffn_gate_exps.weight"], shape=(4096, 1, 1))
+    tensors = {f"blk.{layer}.ffn_gate_exps.weight": many for layer in range(65)}
+    with pytest.raises(CheckpointError, match=r"each expert as one is '266240 and more'; allowed: at most 262144"):
+        GgufTensors(replace(header, tensors=tensors))
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_errors_name_the_tensors_of_the_file(form: str, tmp_path: Path) -> None:
     path = write_gguf(golden(form, tmp_path / "model"), tmp_path / "m.gguf")

@@ -211,7 +211,11 @@ def test_inputs_in_another_order_stay_packed_if_32_of_them_keep_together(tmp_pat
 
 
 @pytest.mark.parametrize(("zero", "kind"), [(8, "Q4_0"), (7, "Q5_0"), (0, "Q5_0"), (15, "Q5_0")])
-def test_one_zero_point_away_from_the_middle_takes_five_bits(zero: int, kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("look", [1, 96 * 5, 1 << 24])
+def test_one_zero_point_away_from_the_middle_takes_five_bits(
+    zero: int, kind: str, look: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantized_tensors, "LOOK", look)  # a few rows at a time
     random = np.random.default_rng(0)
     matrix = matrix_of("packed-zeros")
     codes, zeros = random.integers(0, 16, (64, 96)), np.full((64, 3), 8)

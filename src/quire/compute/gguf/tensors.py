@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from quire.compute.arrays import ByteArray, FloatArray, HalfArray
-from quire.compute.gguf.header import GgufHeader, GgufTensor
+from quire.compute.gguf.header import MAX_TENSORS, GgufHeader, GgufTensor
 from quire.compute.gguf.settings import architecture_of
 from quire.compute.weights.bfloat16 import narrowed
 from quire.compute.weights.weight_file import EVERYTHING
@@ -260,6 +260,10 @@ def _entries(header: GgufHeader, names: _Names) -> dict[str, GgufEntry]:
                 if theirs in entries:
                     raise CheckpointError(f"{header.path}: tensor {name!r}", "given twice", "each once")
                 entries[theirs] = entry
+            if len(entries) > MAX_TENSORS:
+                raise CheckpointError(
+                    f"{header.path}: tensors, each expert as one", f"{len(entries)} and more", f"at most {MAX_TENSORS}"
+                )
     return entries
 
 

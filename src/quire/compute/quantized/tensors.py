@@ -29,6 +29,7 @@ from quire.compute.weights.weight_file import EVERYTHING, WeightEntry
 from quire.core.errors import CheckpointError, InvariantError
 
 CHUNK: Final = 1 << 20  # numbers widened at a time
+LOOK: Final = 1 << 24  # numbers whose scales are looked at at a time
 MAX_DEPTH: Final = 32  # of modules within modules
 SCALES_OF_KV: Final = (".k_scale", ".v_scale")  # for a KV memory in fp8, which quire does not have
 
@@ -153,7 +154,14 @@ class QuantizedTensors:
         method, (out, num_inputs) = self._method, entry.shape
         if not method.integers or not all(entry.shape):
             return ""
-        return blocks.exact_type(method.integers, method.groups(entry.parts, slice(0, out)), num_inputs)
+        step, order, kind = max(1, LOOK // num_inputs), list(blocks.HOLDS), ""
+        for start in range(0, out, step):
+            groups = method.groups(entry.parts, slice(start, min(start + step, out)))
+            of_rows = blocks.exact_type(method.integers, groups, num_inputs)
+            if not of_rows:
+                return ""
+            kind = max(kind or of_rows, of_rows, key=order.index)
+        return kind
 
     def _pieces(self, name: str, rows: slice) -> Iterator[tuple[int, NDArray[Any], Groups]]:
         """Yield codes of some rows of a matrix at a time, and what scales them; first where they begin."""
