@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,13 +16,16 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from quire import LLM, SamplingParams
+from quire.cli.model_shapes import shape_of
+from quire.cli.plan.sizing import EngineSizer
+from quire.compute.gguf import tensors as tensors_module
 from quire.compute.gguf.header import GgufHeader
 from quire.compute.gguf.source import GgufFile
 from quire.compute.gguf.tensors import GgufTensors
 from quire.compute.models import read_model
 from quire.compute.models.source import ModelFolder
 from quire.compute.weights.checkpoint import Checkpoint
-from quire.compute.weights.decoder_weights import expected_tensors, weight_bytes
+from quire.compute.weights.decoder_weights import WeightReader, expected_tensors, weight_bytes
 from quire.core.config import EngineConfig
 from quire.core.errors import CheckpointError, ModelError
 from quire.engine.factory import plan_engine
@@ -130,6 +134,23 @@ def test_blocks_stay_packed_and_differ_only_by_the_rounding_of_rows(kind: str, t
         assert np.array_equal(logits_of(path, **settings), packed)
 
 
+@pytest.mark.parametrize(
+    ("form", "kind"), [("tied", "Q4_0"), ("llama", "Q5_1"), ("qwen3-moe", "Q8_0"), ("gpt2", "Q8_0")]
+)
+def test_plans_and_simulations_count_the_bytes_that_an_engine_holds(form: str, kind: str, tmp_path: Path) -> None:
+    path = write_gguf(golden(form, tmp_path / "model"), tmp_path / "m.gguf", kind)
+    for weights in ("auto", "widened", "int8", "int4"):
+        config = EngineConfig(model=str(path), skip_tokenizer_init=True, weights=weights, dtype="bfloat16")
+        sized = EngineSizer(config, GgufFile(path)).size(config.resolved(), 1 << 33)
+        shape = shape_of("m", read_model(GgufFile(path)), sized.facts)
+        assert dict(sized.plan.parts)["weights"] == sized.facts.weight_bytes
+        assert shape.weight_bytes("bfloat16", sized.facts.weights) == sized.facts.weight_bytes
+        assert shape.is_packed == (weights == "auto")
+        plain = shape_of("m", read_model(GgufFile(path)))
+        assert (plain.weight_bytes("bfloat16", "auto") > sized.facts.weight_bytes) == (weights != "widened")
+        assert plain.num_parameters == shape.num_parameters
+
+
 def test_parts_of_a_matrix_are_rows_of_the_whole(tmp_path: Path) -> None:
     folder = golden("tied", tmp_path / "model")
     tensors = GgufFile(write_gguf(folder, tmp_path / "packed.gguf", "Q8_0")).tensors()
@@ -154,7 +175,7 @@ def test_what_the_folder_cannot_run_the_file_cannot_either(tmp_path: Path) -> No
     data = path.read_bytes()
     path.write_bytes(data.replace(b"blk.1.attn_q.weight", b"blk.1.attn_x.weight"))
     with pytest.raises(
-        CheckpointError, match=r"m\.gguf: tensors \(missing: model\.layers\.1\.self_attn\.q_proj\.weight; extra"
+        CheckpointError, match=r"m\.gguf: tensors \(missing: blk\.1\.attn_q\.weight; extra: blk\.1\.attn_x\.weight\)"
     ):
         LLM(str(path), backend="native", kv_memory="4MiB", skip_tokenizer_init=True)
     key, architecture = b"general.architecture", b"qwen3"
@@ -164,6 +185,40 @@ def test_what_the_folder_cannot_run_the_file_cannot_either(tmp_path: Path) -> No
         ModelError, match=r"a model of the architecture 'rwkv7', which quire cannot run\. Use one of gemma2"
     ):
         read_model(GgufFile(path))
+
+
+def test_the_experts_of_all_tensors_are_counted_together(tmp_path: Path) -> None:
+    header = GgufHeader.read(write_gguf(golden("qwen3-moe", tmp_path / "model"), tmp_path / "m.gguf"))
+    many = replace(header.tensors["blk.0.ffn_gate_exps.weight"], shape=(4096, 1, 1))
+    tensors = {f"blk.{layer}.ffn_gate_exps.weight": many for layer in range(65)}
+    with pytest.raises(CheckpointError, match=r"each expert as one is '266240 and more'; allowed: at most 262144"):
+        GgufTensors(replace(header, tensors=tensors))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_errors_name_the_tensors_of_the_file(form: str, tmp_path: Path) -> None:
+    path = write_gguf(golden(form, tmp_path / "model"), tmp_path / "m.gguf")
+    header, spec = GgufHeader.read(path), read_model(GgufFile(path)).spec
+    stored = GgufTensors(header).stored_name
+    names = {stored(name) for name in expected_tensors(spec)}
+    assert names == header.tensors.keys() - {"rope_factors_long.weight", "rope_factors_short.weight"}
+    assert stored("model.layers.0.unknown.weight") == "model.layers.0.unknown.weight"
+    for name in names:
+        rest = {other: tensor for other, tensor in header.tensors.items() if other != name}
+        with pytest.raises(CheckpointError, match=rf"m\.gguf: tensors \(missing: {re.escape(name)}\) is "):
+            WeightReader(spec, GgufTensors(replace(header, tensors=rest)), "float32")
+        short = replace(header.tensors[name], shape=(*header.tensors[name].shape[:-1], 8))
+        with pytest.raises(CheckpointError, match=rf"wrong shape: {re.escape(name)} \[.*\] for \[.*\]\) is "):
+            WeightReader(spec, GgufTensors(replace(header, tensors={**header.tensors, name: short})), "float32")
+
+
+def test_the_tables_of_a_file_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_gguf(golden("llama", tmp_path / "model"), tmp_path / "m.gguf")
+    made, entries = [], tensors_module._entries
+    monkeypatch.setattr(tensors_module, "_entries", lambda *given: made.append(given) or entries(*given))
+    with LLM(str(path), backend="native", kv_memory="4MiB", skip_tokenizer_init=True) as llm:
+        llm.generate([PROMPT], SamplingParams(max_tokens=2), use_tqdm=False)
+    assert len(made) == 1
 
 
 def test_as_many_experts_as_no_model_has_are_refused_before_they_are_named(tmp_path: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import struct
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +19,7 @@ from quire.cli.model_shapes import find_settings
 from quire.compute.gguf.source import GgufFile
 from quire.compute.models import read_model
 from quire.compute.models.base import Part
-from quire.compute.models.hub import resolve_model, resolve_settings
+from quire.compute.models.hub import HubName, fetch_model, resolve_model, resolve_settings
 from quire.compute.models.source import ModelFolder
 from quire.compute.reference.operations import linear
 from quire.compute.weights.bfloat16 import narrowed, widened
@@ -363,6 +366,77 @@ def test_a_hub_id_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         *(("quire-no-such/model", revision) for revision in ("main", None, "refs/pr/1", None))
     ]
     assert hub.asked[2][2] == ["*Q8_0*.gguf", "*q8_0*.gguf"]
+
+
+COMMIT = "0123456789" * 4
+WHOLE = ("config.json", "tokenizer.json", "model.safetensors.index.json", "a-1.safetensors", "a-2.safetensors")
+
+
+def write_cache(cache: Path, *, without: str = "", blobs: tuple[str, ...] = (), commit: str = COMMIT) -> Path:
+    """Write a repository into the hub's cache, without one of its files, and return its snapshot."""
+    folder = cache / "models--quire-no-such--model"
+    snapshot = folder / "snapshots" / COMMIT
+    for place in (snapshot, folder / "refs", folder / "blobs"):
+        place.mkdir(parents=True)
+    (folder / "refs" / "main").write_text(commit)
+    for name in WHOLE:
+        if name != without:
+            (folder / "blobs" / name).write_text(json.dumps({"weight_map": {"x": WHOLE[3], "y": WHOLE[4]}}))
+        (snapshot / name).symlink_to(folder / "blobs" / name)
+    for name in blobs:
+        (folder / "blobs" / name).touch()
+    return snapshot
+
+
+@pytest.mark.parametrize("resolve", [resolve_model, resolve_settings])
+def test_a_model_that_the_cache_has_all_of_needs_no_hub(
+    resolve: Callable[[str], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)  # type: ignore[arg-type]
+    snapshot = write_cache(tmp_path)
+    assert resolve("quire-no-such/model") == ModelFolder(snapshot)
+    with pytest.raises(ModelError, match="huggingface_hub is not installed"):
+        resolve("quire-no-such/model@main")
+    (snapshot / "m-q8_0-00001-of-00002.gguf").touch()
+    with pytest.raises(ModelError, match="huggingface_hub is not installed"):
+        resolve("quire-no-such/model:Q8_0")
+    (snapshot / "m-q8_0-00002-of-00002.gguf").touch()
+    assert resolve("quire-no-such/model:Q8_0") == GgufFile(snapshot / "m-q8_0-00001-of-00002.gguf")
+    (snapshot / "model.safetensors").touch()
+    (snapshot / "model.safetensors.index.json").unlink()
+    assert resolve("quire-no-such/model") == ModelFolder(snapshot)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"without": name} for name in WHOLE),
+        {"blobs": ("0f.incomplete",)},
+        {"commit": "main"},
+        {"commit": "../../elsewhere"},
+        {"commit": "f" * 40},
+        {"commit": COMMIT * 10},
+    ],
+)
+def test_what_the_cache_has_in_part_is_asked_for(
+    changes: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    hub = FakeHub(tmp_path)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)  # type: ignore[arg-type]
+    (tmp_path / "config.json").touch()
+    write_cache(tmp_path / "cache", **changes)
+    assert resolve_model("quire-no-such/model") == ModelFolder(tmp_path)
+    assert [name for name, *_ in hub.asked] == ["quire-no-such/model"]
+
+
+def test_to_fetch_a_model_asks_the_hub_whatever_the_cache_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+    hub = FakeHub(write_cache(tmp_path / "cache"))
+    monkeypatch.setitem(sys.modules, "huggingface_hub", hub)  # type: ignore[arg-type]
+    fetch_model(HubName("quire-no-such/model"))
+    assert [name for name, *_ in hub.asked] == ["quire-no-such/model"]
 
 
 def test_for_a_plan_only_the_settings_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

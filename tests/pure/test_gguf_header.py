@@ -5,11 +5,15 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from quire.compute.gguf import header as header_module
 from quire.compute.gguf.header import GgufHeader
 from quire.core.errors import CheckpointError
 
@@ -43,6 +47,37 @@ def read(tmp_path: Path) -> Callable[[bytes], GgufHeader]:
         return GgufHeader.read(path)
 
     return read
+
+
+def one_after_the_other(cursor: Any, count: int, what: str) -> list[str]:
+    return [cursor.text(what) for _ in range(count)]
+
+
+@given(
+    items=st.lists(st.one_of(st.text(max_size=40), st.just("x" * 30_000)), max_size=40),
+    broken=st.sampled_from([None, text(b"\xff\xfe"), U64.pack(1 << 40), U64.pack(3)]),
+    window=st.sampled_from([64, 100, 1 << 20]),
+)
+def test_a_list_of_texts_is_read_as_its_texts_are_one_by_one(
+    items: list[str], broken: bytes | None, window: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    path = tmp_path_factory.mktemp("list") / "x.gguf"
+    count, data = len(items) + (broken is not None), b"".join(map(text, items)) + (broken or b"")
+    path.write_bytes(file_of([pair("list", 9, U32.pack(8) + U64.pack(count) + data)], []))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(header_module, "WINDOW_BYTES", window)
+        patch.setattr(header_module, "MAX_TEXT_BYTES", 20_000)
+        results = []
+        for one_by_one in (False, True):
+            if one_by_one:
+                patch.setattr(header_module._Cursor, "texts", one_after_the_other, raising=False)
+            try:
+                results.append(GgufHeader.read(path).settings["list"])
+            except CheckpointError as error:
+                results.append(str(error))
+    assert results[0] == results[1]
+    if broken is None and max(map(len, items), default=0) < 20_000:
+        assert results[0] == items
 
 
 def test_what_the_reference_package_writes_is_read_as_it_reads_it(tmp_path: Path) -> None:
@@ -186,6 +221,28 @@ def test_parts_that_do_not_belong_together_are_refused(parts: list[bytes | None]
     with pytest.raises(CheckpointError) as refused:
         GgufHeader.read(tmp_path / "m-00001-of-00002.gguf")
     assert said in str(refused.value)
+
+
+def test_parts_are_checked_as_they_are_read_and_counted_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = tmp_path / "m-00001-of-00003.gguf"
+    first.write_bytes(part(0, 3, "a"))
+    for number in (2, 3):
+        (tmp_path / f"m-0000{number}-of-00003.gguf").symlink_to(first)
+    read: list[str] = []
+    read_one = GgufHeader.read_one
+    monkeypatch.setattr(GgufHeader, "read_one", lambda path: read.append(path.name) or read_one(path))
+    with pytest.raises(CheckpointError, match=r"m-00002-of-00003\.gguf: split\.no is 0; allowed: 1"):
+        GgufHeader.read(first)
+    assert len(read) == 2
+    for number, name in ((1, "b"), (2, "c")):
+        path = tmp_path / f"m-0000{number + 1}-of-00003.gguf"
+        path.unlink()
+        path.write_bytes(part(number, 3, name))
+    monkeypatch.setattr(header_module, "MAX_TENSORS", 2)
+    with pytest.raises(CheckpointError, match=r"m-00003-of-00003\.gguf: tensors up to here is 3; allowed: at most 2"):
+        GgufHeader.read(first)
 
 
 @pytest.mark.parametrize("name", ["m-00003-of-00002.gguf", "m-00000-of-00002.gguf", "m-00001-of-99999.gguf"])

@@ -178,6 +178,21 @@ def test_weights_add_up_part_by_part() -> None:
     assert found.num_bytes("bfloat16", "int8") == found.read_bytes("bfloat16", "int8") + 2 * 1000
 
 
+def test_matrices_that_stay_in_blocks_are_read_as_blocks_and_multiplied_as_int8() -> None:
+    layers, head = WeightCount(matrices=640, kept=480, kept_bytes=270, tables=64, kept_in_tables=64), WeightCount(80)
+    shape = ModelShape("m", "float32", 8, 2, 1, 4, 10, 64, (None,), layers, head)
+    assert shape.layers.read_bytes("bfloat16", "auto") == 2 * 160 + 270
+    assert shape.layers.num_bytes("bfloat16", "auto") == 2 * 160 + 270 == shape.layers.read_bytes("bfloat16")
+    assert shape.layers.num_bytes("bfloat16", "widened") == 2 * (640 + 64)
+    card = Hardware("card", 1 << 30, 1e9, {"float32": 1e3, "bfloat16": 2e3, "int8": 4e3})
+    for chosen, rate in (("auto", 4e3), ("widened", 2e3)):
+        roofline = Roofline(card, shape, Numbers("bfloat16", chosen))
+        assert roofline.products_s(1, 0) == shape.operations_per_token / rate
+    dense = ModelShape("m", "float32", 8, 2, 1, 4, 10, 64, (None,), WeightCount(matrices=640, kept=320), head)
+    sparse = ModelShape("m", "float32", 8, 2, 1, 4, 10, 64, (None,), layers, head, 0, WeightCount(500), 8, 2)
+    assert [found.is_packed for found in (shape, dense, sparse)] == [True, False, False]
+
+
 @pytest.mark.parametrize(("field", "value"), [("dtype", "float64"), ("weights", "int3"), ("kv_dtype", "int3")])
 def test_numbers_are_those_that_an_engine_computes_with(field: str, value: str) -> None:
     with pytest.raises(InvalidConfigError, match=f"^{field} is '{value}'; allowed: one of "):

@@ -13,10 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.compute.gguf.blocks import BLOCK_TYPES
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.source import ModelFolder
 from quire.compute.quantized import tensors as quantized_tensors
+from quire.compute.quantized.blocks import HOLDS, NUM_BYTES, blocks_of
 from quire.compute.quantized.fp8 import E4M3
+from quire.compute.quantized.matrix import Groups
 from quire.compute.quantized.methods import quantization_of
 from quire.compute.quantized.tensors import QuantizedTensors
 from quire.compute.weights.bfloat16 import narrowed
@@ -30,6 +33,7 @@ from support.quantized_models import (
     Quantized,
     Tensor,
     compressed_settings,
+    gguf_blocks,
     gptq_settings,
     write_tensors,
 )
@@ -45,6 +49,14 @@ def written(folder: Path, tensors: dict[str, Tensor], quantization: object) -> M
     named = {f"{STEM}.{part}": tensor for part, tensor in tensors.items()}
     write_tensors(folder / "model.safetensors", {**named, "norm.weight": ("F32", np.ones(8, np.float32))})
     return ModelFolder(folder)
+
+
+WIDEN = {block.name: block.widen for block in BLOCK_TYPES.values()}
+TYPES = {  # what a form becomes whose groups are a multiple of 32
+    **dict.fromkeys(("gptq", "gptq-one-group", "gptq-v2", "awq", "packed-zeros"), "Q5_0"),
+    **dict.fromkeys(("gptq-8", "packed-8-channels", "int8"), "Q8_0"),
+    "packed": "Q4_0",
+}
 
 
 def matrix_of(form: str, out: int = 64, num_inputs: int = 96) -> Quantized:
@@ -66,6 +78,12 @@ def require_same(found: ModelFolder, weights: Any, rows: slice) -> None:
     bits = narrowed(np.ascontiguousarray(weights[rows]).reshape(-1))
     assert tensors.bfloat16_bits(f"{STEM}.weight", rows).tobytes() == bits.tobytes()
     assert tensors.tensor("norm.weight").tolist() == [1.0] * 8
+    assert tensors.block_types.keys() <= {f"{STEM}.weight"}
+    for name, kind in tensors.block_types.items():
+        blocks = tensors.block_rows(name)
+        assert WIDEN[kind](blocks.reshape(-1, NUM_BYTES[kind])).tobytes() == weights.tobytes()
+        assert not blocks.flags.writeable
+        assert tensors.block_rows(name, rows).tobytes() == blocks[rows].tobytes()
     tensors.release()
 
 
@@ -115,9 +133,130 @@ def test_weights_are_those_of_the_definition_to_the_bit(case: Any, seed: int, ch
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_is_read(form: str, tmp_path: Path) -> None:
+def test_every_form_is_read_and_stays_packed_where_blocks_are_exact(form: str, tmp_path: Path) -> None:
     matrix = matrix_of(form)
-    require_same(written(tmp_path, matrix.tensors, FORMS[form][0]), matrix.weights, slice(3, 50))
+    folder = written(tmp_path, matrix.tensors, FORMS[form][0])
+    require_same(folder, matrix.weights, slice(3, 50))
+    assert folder.block_types() == ({f"{STEM}.weight": TYPES[form]} if form in TYPES else {})
+    if form in TYPES:
+        assert folder.tensors().block_rows(f"{STEM}.weight").tobytes() == gguf_blocks(TYPES[form], matrix).tobytes()
+
+
+def scales_of(numbers: Any) -> Any:
+    """Return scales for a matrix of 64 outputs with three groups of inputs."""
+    return np.resize(np.asarray(numbers), (64, 3))
+
+
+F16_EDGES = [np.inf, -np.inf, np.nan, 0.0, -0.0, -1.0, 6e-8, 65504.0]
+BF16_EDGES = np.array([0x3F80, 0xBF80, 0x0000, 0x8000, 0x7F80, 0xFF80, 0x377F, 0x477F], np.uint16)
+
+
+@pytest.mark.parametrize(
+    ("form", "part", "dtype", "scales", "is_exact"),
+    [
+        ("packed", "weight_scale", "F16", scales_of(F16_EDGES).astype(np.float16), True),
+        ("int8", "weight_scale", "F16", scales_of(F16_EDGES).astype(np.float16)[:, :1], True),
+        ("packed", "weight_scale", "BF16", scales_of(BF16_EDGES), True),
+        ("packed", "weight_scale", "BF16", scales_of([*BF16_EDGES, np.uint16(0x3681)]), False),  # 2^-18 and 2^-25
+        ("packed", "weight_scale", "BF16", scales_of([*BF16_EDGES, np.uint16(0x4780)]), False),  # 65,536
+        ("packed", "weight_scale", "F32", scales_of([0.5, 2.0**-24, np.inf]).astype(np.float32), True),
+        ("packed", "weight_scale", "F32", scales_of([0.5, 1 + 2.0**-11]).astype(np.float32), False),
+        ("packed", "weight_scale", "F32", scales_of([0.5, 1e9]).astype(np.float32), False),
+        ("gptq", "scales", "F32", scales_of([0.1]).T.astype(np.float32), False),
+        ("gptq", "scales", "BF16", scales_of(BF16_EDGES).T, True),
+    ],
+)
+def test_scales_that_float16_lacks_keep_a_matrix_out_of_blocks(
+    form: str, part: str, dtype: str, scales: Any, is_exact: bool, tmp_path: Path
+) -> None:
+    parts = matrix_of(form).tensors | {part: (dtype, scales)}
+    folder = written(tmp_path, parts, FORMS[form][0])
+    weights = folder.tensors().tensor(f"{STEM}.weight").copy()
+    assert bool(folder.block_types()) == is_exact
+    nan = np.isnan(weights)
+    if is_exact:
+        kind = folder.block_types()[f"{STEM}.weight"]
+        with np.errstate(invalid="ignore"):
+            widened = WIDEN[kind](folder.tensors().block_rows(f"{STEM}.weight").reshape(-1, NUM_BYTES[kind]))
+        widened = widened.reshape(weights.shape)
+        assert np.array_equal(np.isnan(widened), nan)
+        assert widened[~nan].tobytes() == weights[~nan].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("group", "num_inputs", "kind"),
+    [(32, 96, "Q4_0"), (64, 96, "Q4_0"), (-1, 96, "Q4_0"), (96, 96, "Q4_0"), (128, 96, "Q4_0"), (48, 96, ""),
+     (16, 96, ""), (40, 96, ""), (32, 80, ""), (-1, 40, "")],
+)  # fmt: skip
+def test_each_block_has_inputs_of_one_group(group: int, num_inputs: int, kind: str, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    weight = random.standard_normal((16, num_inputs), np.float32)
+    matrix = quantized_models.compressed_packed(weight, random, group=group)
+    settings = compressed_settings("pack-quantized", num_bits=4, strategy="group", group_size=group)
+    folder = written(tmp_path, matrix.tensors, settings)
+    require_same(folder, matrix.weights, slice(2, 9))
+    assert folder.block_types() == ({f"{STEM}.weight": kind} if kind else {})
+
+
+def test_inputs_in_another_order_stay_packed_if_32_of_them_keep_together(tmp_path: Path) -> None:
+    matrix = matrix_of("gptq")
+    for order, exact in (([2, 0, 1], True), ([0, 1, 1], True)):
+        matrix.tensors["g_idx"] = ("I32", np.repeat(order, 32).astype(np.int32))
+        assert bool(written(tmp_path, matrix.tensors, gptq_settings()).block_types()) == exact
+        tensors = written(tmp_path, matrix.tensors, gptq_settings()).tensors()
+        blocks = tensors.block_rows(f"{STEM}.weight").reshape(-1, NUM_BYTES["Q5_0"])
+        assert WIDEN["Q5_0"](blocks).tobytes() == tensors.tensor(f"{STEM}.weight").tobytes()
+    matrix.tensors["g_idx"][1][31] = 2
+    assert written(tmp_path, matrix.tensors, gptq_settings()).block_types() == {}
+
+
+@pytest.mark.parametrize(("zero", "kind"), [(8, "Q4_0"), (7, "Q5_0"), (0, "Q5_0"), (15, "Q5_0")])
+@pytest.mark.parametrize("look", [1, 96 * 5, 1 << 24])
+def test_one_zero_point_away_from_the_middle_takes_five_bits(
+    zero: int, kind: str, look: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quantized_tensors, "LOOK", look)  # a few rows at a time
+    random = np.random.default_rng(0)
+    matrix = matrix_of("packed-zeros")
+    codes, zeros = random.integers(0, 16, (64, 96)), np.full((64, 3), 8)
+    codes[0, :2], zeros[5, 1] = (0, 15), zero
+    matrix.tensors["weight_packed"] = ("I32", quantized_models.packed(codes, 4))
+    matrix.tensors["weight_zero_point"] = ("I32", quantized_models.packed(zeros.T, 4).T)
+    folder = written(tmp_path, matrix.tensors, FORMS["packed-zeros"][0])
+    assert folder.block_types() == {f"{STEM}.weight": kind}
+    require_same(folder, folder.tensors().tensor(f"{STEM}.weight").copy(), slice(0, 9))
+
+
+@given(seed=st.integers(0, 99), kind=st.sampled_from(sorted(HOLDS)), chunk=st.sampled_from([1, 64, 1 << 20]))
+def test_blocks_hold_every_integer_of_their_type(seed: int, kind: str, chunk: int) -> None:
+    random, numbers = np.random.default_rng(seed), HOLDS[kind]
+    integers = random.integers(numbers[0], numbers[-1] + 1, (3, 64))
+    integers[0, :2] = numbers[0], numbers[-1]
+    scales = random.standard_normal((3, 2)).astype(np.float16)
+    blocks = blocks_of(kind, integers, Groups(scales, 0, 32))
+    right = integers * np.repeat(scales.astype(np.float32), 32, axis=1)
+    assert np.array_equal(WIDEN[kind](blocks.reshape(-1, NUM_BYTES[kind])).reshape(3, 64), right)
+
+
+def test_what_is_not_on_the_disk_counts_as_widened_and_what_is_broken_too(tmp_path: Path) -> None:
+    folder = written(tmp_path, matrix_of("packed").tensors, PACKED)
+    (tmp_path / "alone.json").write_text((tmp_path / "config.json").read_text())
+    assert ModelFolder(tmp_path, "alone.json").block_types() == {}
+    assert folder.block_types() != {}
+    (tmp_path / "model.safetensors").unlink()
+    assert ModelFolder(tmp_path).block_types() == {}
+    parts = matrix_of("gptq-act-order").tensors
+    parts["g_idx"][1][5] = 7
+    broken = written(tmp_path, parts, FORMS["gptq-act-order"][0])
+    assert broken.block_types() == {}
+    with pytest.raises(CheckpointError, match="g_idx': range"):
+        assert broken.tensors().block_types
+
+
+def test_an_empty_matrix_costs_nothing_to_look_at(tmp_path: Path) -> None:
+    parts = {"weight": ("I8", np.zeros((1 << 40, 0), np.int8)), "weight_scale": ("F16", np.zeros((1 << 40, 0), "f2"))}
+    scheme_of = {"num_bits": 8, "strategy": "group", "group_size": 32}
+    assert written(tmp_path, parts, compressed_settings("int-quantized", **scheme_of)).block_types() == {}
 
 
 def test_every_byte_of_e4m3_is_the_number_of_the_definition() -> None:
@@ -136,10 +275,10 @@ def test_scales_for_other_kinds_of_kv_memory_are_not_shown(tmp_path: Path) -> No
     assert written(tmp_path, parts, FP8).tensors().entries.keys() == {f"{STEM}.weight", "norm.weight"}
 
 
-def test_a_quantised_matrix_has_no_blocks(tmp_path: Path) -> None:
-    tensors = written(tmp_path, matrix_of("awq").tensors, AWQ).tensors()
+def test_a_matrix_that_is_not_exact_in_blocks_has_none(tmp_path: Path) -> None:
+    tensors = written(tmp_path, matrix_of("fp8").tensors, FP8).tensors()
     assert tensors.block_types == {}
-    with pytest.raises(InvariantError, match="is widened, not kept in blocks"):
+    with pytest.raises(InvariantError, match="no blocks are its weights to the bit"):
         tensors.block_rows(f"{STEM}.weight")
 
 

@@ -29,7 +29,8 @@ ARCHITECTURES = {
 class GgufWriting:
     """One file in the making."""
 
-    def __init__(self, folder: Path, path: Path) -> None:
+    def __init__(self, folder: Path, path: Path, blocks: Mapping[str, tuple[str, Any]] | None = None) -> None:
+        self.blocks = blocks or {}  # the type and the bytes of tensors that are blocks already
         self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
         self.architecture = ARCHITECTURES[self.config["architectures"][0]]
         self.writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[self.architecture])
@@ -132,6 +133,10 @@ class GgufWriting:
     def _add(self, name: str, numbers: Any, kind: gguf.GGMLQuantizationType) -> None:
         found = self.names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert found is not None, name
+        if name in self.blocks:
+            made, data = self.blocks[name]
+            self.writer.add_tensor(found, data, raw_dtype=gguf.GGMLQuantizationType[made])
+            return
         size = gguf.GGML_QUANT_SIZES[kind][0]
         if numbers.ndim < 2 or numbers.shape[-1] % size:
             kind = gguf.GGMLQuantizationType.F32
@@ -152,9 +157,14 @@ class GgufWriting:
         self.writer.close()
 
 
-def write_gguf(folder: Path, path: Path, kind: str = "F32") -> Path:
-    """Write the model of a folder, its matrices as a type of GGUF, with a made-up vocabulary; return the path."""
-    writing = GgufWriting(folder, path)
+def write_gguf(
+    folder: Path, path: Path, kind: str = "F32", blocks: Mapping[str, tuple[str, Any]] | None = None
+) -> Path:
+    """Write the model of a folder, its matrices as a type of GGUF, with a made-up vocabulary; return the path.
+
+    `blocks`: the types and bytes of matrices that are blocks already.
+    """
+    writing = GgufWriting(folder, path, blocks)
     writing.settings()
     writing.tokens(
         ["a", "b", "ab", *(f"<{number}>" for number in range(3, writing.config["vocab_size"]))],

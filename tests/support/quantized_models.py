@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,15 @@ AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # of a word, lowest bits first
 
 @dataclass(frozen=True)
 class Quantized:
-    """A matrix as a method stores it, by what its names end with, and the weights it stands for."""
+    """A matrix as a method stores it, by what its names end with, and the weights it stands for.
+
+    `integers` and `scales`: of each weight, where it is an integer times a scale.
+    """
 
     tensors: dict[str, Tensor]
     weights: NDArray[np.float32]
+    integers: NDArray[np.int64] | None = None
+    scales: NDArray[np.float32] | None = None
 
 
 Quantize = Callable[[NDArray[np.float32], np.random.Generator], Quantized]
@@ -44,10 +50,33 @@ def packed(codes: NDArray[Any], bits: int, columns: tuple[int, ...] | None = Non
     return words.astype(np.uint32).view(np.int32)
 
 
-def stand_for(codes: NDArray[Any], scales: NDArray[Any], zeros: NDArray[Any], groups: NDArray[Any]) -> Any:
-    """Return (code - zero point) × scale, each product rounded once."""
-    exact = (codes.astype(np.float64) - zeros[:, groups]) * scales.astype(np.float64)[:, groups]
-    return exact.astype(np.float32)
+def standing_for(
+    tensors: dict[str, Tensor], codes: NDArray[Any], scales: NDArray[Any], zeros: NDArray[Any], groups: NDArray[Any]
+) -> Quantized:
+    """Return a matrix that stands for (code - zero point) × scale, each product rounded once."""
+    integers, of_inputs = codes - zeros[:, groups], scales.astype(np.float64)[:, groups]
+    weights = (integers * of_inputs).astype(np.float32)
+    return Quantized(tensors, weights, integers, of_inputs.astype(np.float32))
+
+
+def gguf_blocks(kind: str, matrix: Quantized) -> NDArray[np.uint8]:
+    """Return a matrix as blocks of Q4_0, Q5_0 or Q8_0, one after the other."""
+    assert matrix.integers is not None and matrix.scales is not None
+    rows = []
+    for integers, scales in zip(matrix.integers, matrix.scales, strict=True):
+        row = bytearray()
+        for start in range(0, len(integers), 32):
+            (scale,), numbers = set(scales[start : start + 32].tolist()), integers[start : start + 32].tolist()
+            row += np.float16(scale).tobytes()
+            if kind == "Q8_0":
+                row += bytes(number & 255 for number in numbers)
+                continue
+            n = [number + {"Q4_0": 8, "Q5_0": 16}[kind] for number in numbers]
+            if kind == "Q5_0":
+                row += sum((each >> 4) << place for place, each in enumerate(n)).to_bytes(4, "little")
+            row += bytes(n[place] & 15 | (n[place + 16] & 15) << 4 for place in range(16))
+        rows.append(list(row))
+    return np.array(rows, np.uint8)
 
 
 def rounded(weight: NDArray[Any], groups: NDArray[Any], bits: int, symmetric: bool) -> tuple[Any, Any, Any]:
@@ -93,7 +122,7 @@ def gptq(
         "scales": ("F16", scales.T),
         "g_idx": ("I32", groups.astype(np.int32)),
     }
-    return Quantized(tensors, stand_for(codes, scales, zeros, groups))
+    return standing_for(tensors, codes, scales, zeros, groups)
 
 
 def awq(weight: NDArray[Any], random: np.random.Generator, *, group: int = 32) -> Quantized:
@@ -104,7 +133,7 @@ def awq(weight: NDArray[Any], random: np.random.Generator, *, group: int = 32) -
         "qzeros": ("I32", packed(zeros.T, 4, AWQ_COLUMNS)),
         "scales": ("F16", scales.T),
     }
-    return Quantized(tensors, stand_for(codes, scales, zeros, groups))
+    return standing_for(tensors, codes, scales, zeros, groups)
 
 
 def compressed_packed(
@@ -129,7 +158,7 @@ def compressed_packed(
         tensors["weight_g_idx"] = ("I32", groups.astype(np.int32))
     if not symmetric:
         tensors["weight_zero_point"] = ("I32", packed(zeros.T, bits).T)
-    return Quantized(tensors, stand_for(codes, scales, zeros, groups))
+    return standing_for(tensors, codes, scales, zeros, groups)
 
 
 def compressed_int8(
@@ -144,7 +173,7 @@ def compressed_int8(
     }
     if not symmetric:
         tensors["weight_zero_point"] = ("I8", (zeros - 128).astype(np.int8))
-    return Quantized(tensors, stand_for(codes, scales, zeros, groups))
+    return standing_for(tensors, codes, scales, zeros, groups)
 
 
 def e4m3_value(byte: int) -> float:
@@ -272,20 +301,38 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
-def write_quantized(folder: Path, form: str, **settings: Any) -> Path:
-    """Write a tiny Qwen3 with quantised projections, and FOLDER-plain with the weights they stand for."""
+def quantized_matrices(form: str, parts: Mapping[str, Quantize | None], config: Any) -> dict[str, Quantized]:
+    """Return the projections of a tiny Qwen3 in a form, or as `parts` says of some: None for those left out."""
+    random, found = np.random.default_rng(1), {}
+    for name, weight in tiny_qwen3_tensors(config, 0).items():
+        quantize = parts.get(name.split(".")[-2], FORMS[form][1] if "_proj.weight" in name else None)
+        if quantize is not None:
+            found[name] = quantize(weight, random)
+    return found
+
+
+def write_quantized(
+    folder: Path, form: str, parts: Mapping[str, Quantize | None] = MappingProxyType({}), **settings: Any
+) -> Path:
+    """Write a tiny Qwen3 with quantised projections, and FOLDER-plain with the weights they stand for.
+
+    A head of its own is bfloat16.
+    """
     config = tiny_qwen3_config() | settings
-    quantization, quantize = FORMS[form]
-    random = np.random.default_rng(1)
+    quantization = FORMS[form][0]
     stored: dict[str, Tensor] = {}
     plain: dict[str, Tensor] = {}
+    matrices = quantized_matrices(form, parts, config)
     for name, weight in tiny_qwen3_tensors(config, 0).items():
         plain[name] = stored[name] = ("F32", weight)
-        if "_proj.weight" in name:
-            quantized = quantize(weight, random)
+        if name == "lm_head.weight":
+            bits = np.ascontiguousarray(weight).view(np.uint32) >> 16
+            stored[name] = ("BF16", bits.astype(np.uint16))
+            plain[name] = ("F32", (bits << 16).view(np.float32))
+        elif name in matrices:
             del stored[name]
-            stored |= {name.removesuffix("weight") + part: tensor for part, tensor in quantized.tensors.items()}
-            plain[name] = ("F32", quantized.weights)
+            stored |= {name.removesuffix("weight") + part: tensor for part, tensor in matrices[name].tensors.items()}
+            plain[name] = ("F32", matrices[name].weights)
     original = folder.with_name(f"{folder.name}-plain")
     for place, tensors, more in ((folder, stored, {"quantization_config": quantization}), (original, plain, {})):
         place.mkdir(parents=True)

@@ -10,17 +10,19 @@ The simulator may not know the compute plane, so the way from one to the other i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+from quire.compute.backend import BackendFacts
 from quire.compute.gguf.source import is_gguf
 from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.base import DecoderSpec, Part, PartShape
 from quire.compute.models.hub import HubName, find_kept, resolve_model, resolve_settings
 from quire.compute.models.packaged import PACKAGES
 from quire.compute.models.source import ModelFolder, ModelSource
-from quire.compute.weights.codes import GROUP
-from quire.compute.weights.decoder_weights import HEAD_PARTS, is_product
+from quire.compute.weights.codes import GROUP, coded_row_bytes
+from quire.compute.weights.decoder_weights import HEAD_PARTS, is_product, kept_type
 from quire.core.errors import ModelError
 from quire.engine.factory import GUIDE
 from quire.guide import GUIDE_FOLDER
@@ -60,18 +62,19 @@ def find_shape(model: str) -> ModelShape:
     return shape_of(model, read_model(find_settings(model)))
 
 
-def shape_of(name: str, model: ModelDescription, kv_head_dim: int = 0) -> ModelShape:
-    """Return the shape of a model that was read; `kv_head_dim`: how many numbers of a head are stored, if not all."""
+def shape_of(name: str, model: ModelDescription, facts: BackendFacts | None = None) -> ModelShape:
+    """Return the shape of a model that was read: as an engine stores heads and weights, if its facts are given."""
     spec = model.spec
+    block_types = model.source.block_types() if facts is not None and facts.block_types else {}
+    counts = _Counts(spec, block_types)
     once = spec.model_parts()
     head_part = Part.EMBEDDING if spec.tied_head else Part.HEAD
-    head = _count(spec, {head_part: once.pop(head_part)})
-    layers = _count(spec, once)
-    for layer in spec.layers:
-        layers += _count(spec, spec.layer_parts(layer))
+    head = counts.of({head_part: once.pop(head_part)})
+    layers = counts.of(once)
     expert, experts = WeightCount(), spec.experts
-    for layer in spec.layers:
-        expert += _count(spec, spec.expert_parts()) if layer.sparse else WeightCount()
+    for index, layer in enumerate(spec.layers):
+        layers += counts.of(spec.layer_parts(layer), index)
+        expert += counts.of(spec.expert_parts(), index) if layer.sparse else WeightCount()
     return ModelShape(
         name=name,
         dtype=model.dtype,
@@ -84,27 +87,40 @@ def shape_of(name: str, model: ModelDescription, kv_head_dim: int = 0) -> ModelS
         windows=tuple(layer.window for layer in spec.layers),
         layers=layers,
         head=head,
-        kv_head_dim=kv_head_dim,
+        kv_head_dim=0 if facts is None else facts.kv_spec.head_dim,
         expert=expert,
         num_experts=0 if experts is None else experts.num_experts,
         experts_per_token=0 if experts is None else experts.experts_per_token,
     )
 
 
-def _count(spec: DecoderSpec, parts: Mapping[Part, PartShape]) -> WeightCount:
-    """Count the numbers of parts by how `quire.compute.weights` stores them."""
-    matrices = rows = tables = floats = groups = head_groups = 0
-    for part, shape in parts.items():
-        size, outputs = prod(shape.weight), shape.weight[0]
-        floats += outputs * shape.bias
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """Counts numbers by how `quire.compute.weights` stores them."""
+
+    spec: DecoderSpec
+    block_types: Mapping[str, str]
+
+    def of(self, parts: Mapping[Part, PartShape], layer: int = 0) -> WeightCount:
+        """Count the numbers of the parts of a layer, or of one of its experts."""
+        return sum((self._part(part, shape, layer) for part, shape in parts.items()), WeightCount())
+
+    def _part(self, part: Part, shape: PartShape, layer: int) -> WeightCount:
+        size, outputs, biases = prod(shape.weight), shape.weight[0], shape.weight[0] * shape.bias
         if len(shape.weight) == 1 or part is Part.ROUTER:
-            floats += size
-        elif is_product(spec, part):
-            matrices, rows, in_codes = matrices + size, rows + outputs, outputs * -(-shape.weight[1] // GROUP)
-            if part in HEAD_PARTS:
-                head_groups += in_codes
-            else:
-                groups += in_codes
-        else:
-            tables += size
-    return WeightCount(matrices, rows, tables, floats, groups, head_groups)
+            return WeightCount(floats=size + biases)
+        kind = kept_type(self.spec, part, shape, self.block_types, layer)
+        kept, kept_bytes = (size, outputs * coded_row_bytes(kind, shape.weight[1])) if kind else (0, 0)
+        if not is_product(self.spec, part):
+            return WeightCount(tables=size, floats=biases, kept_in_tables=kept, kept_table_bytes=kept_bytes)
+        groups = outputs * -(-shape.weight[1] // GROUP)
+        in_head = part in HEAD_PARTS
+        return WeightCount(
+            matrices=size,
+            rows=outputs,
+            floats=biases,
+            groups=0 if in_head else groups,
+            head_groups=groups if in_head else 0,
+            kept=kept,
+            kept_bytes=kept_bytes,
+        )

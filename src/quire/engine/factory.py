@@ -138,7 +138,8 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     config = backend.facts.config
     plan = plan_memory(config, backend.facts.kv_spec, model.spec.context_length, backend.needs())
     failpoints = tuple(parse_failpoints(os.environ.get(FAILPOINTS_VARIABLE, "")))
-    notices = place_notices(config.model, model.source) + model.notices + _dtype_notices(model, backend.facts)
+    notices = place_notices(config.model, model.source) + model.notices
+    notices += _quantization_notices(model, backend.facts) + _dtype_notices(model, backend.facts)
     notices += (notice,) if notice else ()
     notices += step_log_notices(config.step_log)
     notices += tuple(f"{FAILPOINTS_VARIABLE}: {failpoint} is armed; steps will fail" for failpoint in failpoints)
@@ -192,6 +193,13 @@ def _report(model: ModelDescription, facts: BackendFacts, plan: MemoryPlan, noti
         weight_type=model.weight_type,
         num_parameters=weight_bytes(model.spec, "float32") // FLOAT32_BYTES,
     )
+
+
+def _quantization_notices(model: ModelDescription, facts: BackendFacts) -> tuple[str, ...]:
+    if not model.quantization:
+        return ()
+    kept = f"kept as {', '.join(facts.block_types)} where that is exact" if facts.block_types else "widened"
+    return (f"weights quantised by {model.quantization}: {kept}",)
 
 
 def _dtype_notices(model: ModelDescription, facts: BackendFacts) -> tuple[str, ...]:

@@ -11,7 +11,8 @@ simulator knows no families.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import add
 from types import MappingProxyType
 
 from quire.core.config import require_int, require_one_of
@@ -30,11 +31,12 @@ class WeightCount:
 
     `matrices`: in the dtype of the weights, or int8 with a scale for each of their `rows`, or codes in `groups` of 32;
     the `head_groups` have 8 bits at least; `tables`: in the dtype, looked up and never multiplied; `floats`: in float32
-    always (norms, biases, routers).
+    always (norms, biases, routers). With weights "auto", `kept` of the matrices and `kept_in_tables` of the tables stay
+    in the blocks of their file and take `kept_bytes` and `kept_table_bytes`.
 
-    >>> count = WeightCount(matrices=640, rows=10, tables=50, floats=5, groups=20)
-    >>> [count.num_bytes("bfloat16", weights) for weights in ("auto", "int8", "int8_groups")]
-    [1400, 800, 800]
+    >>> count = WeightCount(matrices=640, rows=10, tables=50, floats=5, groups=20, kept=320, kept_bytes=180)
+    >>> [count.num_bytes("bfloat16", weights) for weights in ("auto", "widened", "int8", "int8_groups")]
+    [940, 1400, 800, 800]
     """
 
     matrices: int = 0
@@ -43,16 +45,13 @@ class WeightCount:
     floats: int = 0
     groups: int = 0
     head_groups: int = 0
+    kept: int = 0
+    kept_bytes: int = 0
+    kept_in_tables: int = 0
+    kept_table_bytes: int = 0
 
     def __add__(self, other: WeightCount) -> WeightCount:
-        return WeightCount(
-            self.matrices + other.matrices,
-            self.rows + other.rows,
-            self.tables + other.tables,
-            self.floats + other.floats,
-            self.groups + other.groups,
-            self.head_groups + other.head_groups,
-        )
+        return WeightCount(*map(add, astuple(self), astuple(other)))
 
     @property
     def numbers(self) -> int:
@@ -61,7 +60,10 @@ class WeightCount:
 
     def num_bytes(self, dtype: str, weights: str = "auto") -> int:
         """Return the bytes that they take in memory."""
-        return self.tables * DTYPE_BYTES[dtype] + self.read_bytes(dtype, weights)
+        tables = self.tables * DTYPE_BYTES[dtype]
+        if weights == "auto":
+            tables += self.kept_table_bytes - self.kept_in_tables * DTYPE_BYTES[dtype]
+        return tables + self.read_bytes(dtype, weights)
 
     def read_bytes(self, dtype: str, weights: str = "auto") -> int:
         """Return the bytes that a step reads: all but the tables, of which it takes a few rows."""
@@ -71,6 +73,8 @@ class WeightCount:
             matrices = self.matrices + self.rows * SCALE_BYTES
         else:
             matrices = self.matrices * DTYPE_BYTES[dtype]
+        if weights == "auto":
+            matrices += self.kept_bytes - self.kept * DTYPE_BYTES[dtype]
         return matrices + self.floats * FLOAT_BYTES
 
 
@@ -119,6 +123,12 @@ class ModelShape:
     def num_parameters(self) -> int:
         """How many numbers the weights are."""
         return self.layers.numbers + self.head.numbers + self.num_experts * self.expert.numbers
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether most weights that rows are multiplied by stay in the blocks of their file, with weights "auto"."""
+        parts = ((self.layers, 1), (self.expert, self.num_experts))
+        return 2 * sum(count.kept * n for count, n in parts) > sum(count.matrices * n for count, n in parts)
 
     @property
     def operations_per_token(self) -> int:

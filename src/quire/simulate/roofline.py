@@ -59,7 +59,8 @@ class Roofline:
         self.shape = shape
         self.numbers = numbers
         self.kinds = tuple(Counter(shape.windows).items())  # windows, and how many layers have each
-        self._product_rate = hardware.rate(numbers.multiplied)
+        packed = shape.is_packed and numbers.weights == "auto"  # rows are rounded to int8 for codes
+        self._product_rate = hardware.rate("int8" if packed else numbers.multiplied)
         self._pair_s = shape.operations_per_pair / hardware.rate(numbers.multiplied_kv)
         self._read_s = shape.kv_bytes_per_layer_token(numbers.stored_kv_dtype) / hardware.read_bandwidth
         self._head_s = shape.head.read_bytes(numbers.dtype, numbers.weights) / hardware.read_bandwidth

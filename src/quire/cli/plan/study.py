@@ -139,7 +139,7 @@ class Planner:
 
     def _estimator(self, hardware: Hardware, engine: SizedEngine) -> Estimator:
         facts = engine.facts
-        shape = shape_of(engine.config.model, self._sizer.model, facts.kv_spec.head_dim)
+        shape = shape_of(engine.config.model, self._sizer.model, facts)
         numbers = Numbers(facts.dtype, facts.weights, facts.kv_spec.dtype)
         return Estimator(Roofline(hardware, shape, numbers), self._lengths)
 

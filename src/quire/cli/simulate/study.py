@@ -159,7 +159,7 @@ class Study:
         if self._steps is not None:
             return self._steps
         spec = sized.facts.kv_spec
-        shape = shape_of(sized.config.model, self._sizer.model, spec.head_dim)
+        shape = shape_of(sized.config.model, self._sizer.model, sized.facts)
         numbers = Numbers(sized.facts.dtype, sized.facts.weights, spec.dtype)
         return RooflineCost(Roofline(self._hardware, shape, numbers), bytes_per_block=spec.bytes_per_block)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -22,7 +22,7 @@ from typing import BinaryIO, Final
 import numpy as np
 
 from quire.compute.gguf.blocks import BLOCK_TYPES, BlockType
-from quire.core.errors import CheckpointError
+from quire.core.errors import CheckpointError, InvariantError
 from quire.core.model_files import LFS_POINTER, lfs_pointer, open_model_file, unreadable
 
 MAGIC: Final = b"GGUF"
@@ -93,7 +93,8 @@ class GgufHeader:
             raise CheckpointError(
                 str(path), f"part {split['number']} of {split['count']}", f"at most {MAX_PARTS} parts"
             )
-        return _joined([cls.read_one(path.with_name(name)) for name in parts_of(path.name)])
+        names = parts_of(path.name)
+        return _joined((cls.read_one(path.with_name(name)) for name in names), len(names))
 
     @classmethod
     def read_one(cls, path: Path) -> GgufHeader:
@@ -132,11 +133,15 @@ def parts_of(name: str) -> list[str]:
     return [f"{stem}-{number:05d}-of-{count:05d}{ending}" for number in range(1, min(count, MAX_PARTS) + 1)]
 
 
-def _joined(parts: list[GgufHeader]) -> GgufHeader:
-    """Return the header of a model in several files, of which the first has the settings."""
+def _joined(parts: Iterator[GgufHeader], count: int) -> GgufHeader:
+    """Return the header of a model in several files, of which the first has the settings. Holds one part at a time."""
     tensors: dict[str, GgufTensor] = {}
+    file_bytes: dict[Path, int] = {}
+    first: GgufHeader | None = None
     for number, part in enumerate(parts):
-        for field, expected in (("split.no", number), ("split.count", len(parts))):
+        first = first or part
+        file_bytes |= part.file_bytes
+        for field, expected in (("split.no", number), ("split.count", count)):
             if part.settings.get(field) != expected:
                 raise CheckpointError(
                     f"{part.path}: {field}", part.settings.get(field), f"{expected}, as its name says"
@@ -146,11 +151,13 @@ def _joined(parts: list[GgufHeader]) -> GgufHeader:
                 found = f"in {tensors[name].file.name} and in {part.path.name}"
                 raise CheckpointError(f"{part.path}: tensor {name!r}", found, "in one part")
             tensors[name] = tensor
-    first = parts[0]
+        if len(tensors) > MAX_TENSORS:
+            raise CheckpointError(f"{part.path}: tensors up to here", len(tensors), f"at most {MAX_TENSORS}")
+    if first is None:
+        raise InvariantError("a model of no parts")
     expected_tensors = first.settings.get("split.tensors.count", len(tensors))
     if expected_tensors != len(tensors):
         raise CheckpointError(f"{first.path}: tensors of all parts", len(tensors), f"{expected_tensors}, as it says")
-    file_bytes = {path: size for part in parts for path, size in part.file_bytes.items()}
     return GgufHeader(first.path, first.settings, tensors, file_bytes)
 
 

@@ -65,7 +65,7 @@ class GgufFile:
         """Return the settings that a file of that name would hold."""
         match file:
             case "config.json":
-                return config_of(self._header, GgufTensors(self._header).setting)
+                return config_of(self._header, self._tensors.setting)
             case "generation_config.json":
                 return generation_config_of(self._header)
             case "tokenizer_config.json":
@@ -74,15 +74,19 @@ class GgufFile:
 
     def tensors(self) -> GgufTensors:
         """Return the tensors, which were checked with the header; maps nothing yet."""
-        return GgufTensors(self._header)
+        return self._tensors
 
     def block_types(self) -> Mapping[str, str]:
         """Return the block types of the matrices that are not stored as floats, by name."""
-        return self.tensors().block_types
+        return self._tensors.block_types
 
     @cached_property
     def _header(self) -> GgufHeader:
         return GgufHeader.read(self.path)
+
+    @cached_property
+    def _tensors(self) -> GgufTensors:
+        return GgufTensors(self._header)
 
     @cached_property
     def _tokenizer_json(self) -> str:

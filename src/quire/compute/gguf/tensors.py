@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 import numpy as np
 
 from quire.compute.arrays import ByteArray, FloatArray, HalfArray
-from quire.compute.gguf.header import GgufHeader, GgufTensor
+from quire.compute.gguf.header import MAX_TENSORS, GgufHeader, GgufTensor
 from quire.compute.gguf.settings import architecture_of
 from quire.compute.weights.bfloat16 import narrowed
 from quire.compute.weights.weight_file import EVERYTHING
@@ -81,6 +81,34 @@ GPT2_LAYER: Final = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
+class _Names:
+    """What the tensors of an architecture are called: those that it has once, and those of each layer."""
+
+    architecture: str
+    once: Mapping[str, str]
+    layer: Mapping[str, str]
+    prefix: str
+
+    @classmethod
+    def of(cls, architecture: str) -> _Names:
+        """Return the names of an architecture."""
+        if architecture == "gpt2":
+            return cls(architecture, GPT2_ONCE, GPT2_LAYER, "transformer.h.")
+        return cls(architecture, ONCE, LAYERS.get(architecture, LAYER), "model.layers.")
+
+    def stored(self, name: str) -> str:
+        """Return what a file calls a tensor of Hugging Face; the name itself where files have no other."""
+        stem, _, kind = name.rpartition(".")
+        layer, _, part = stem.removeprefix(self.prefix).partition(".")
+        names, where = self.once, ""
+        if stem.startswith(self.prefix):
+            names, stem, where = self.layer, part, f"blk.{layer}."
+            if part.startswith("mlp.experts."):
+                names, stem = EXPERTS, part.rpartition(".")[2]
+        return next((f"{where}{theirs}.{kind}" for theirs, ours in names.items() if ours == stem), name)
+
+
+@dataclass(frozen=True, slots=True)
 class GgufEntry:
     """A tensor of Hugging Face in a file: one expert of `tensor` where there is one, its rows put in order by `heads`.
 
@@ -126,7 +154,11 @@ class GgufTensors:
     """Implements `WeightFile` with GGUF files; each is mapped when one of its tensors is first asked for."""
 
     def __init__(self, header: GgufHeader) -> None:
-        self.entries: Mapping[str, GgufEntry] = MappingProxyType(_entries(header))
+        self._names = _Names.of(architecture_of(header))
+        self.entries: Mapping[str, GgufEntry] = MappingProxyType(_entries(header, self._names))
+        self.block_types: Mapping[str, str] = MappingProxyType(
+            {name: entry.dtype for name, entry in self.entries.items() if entry.has_blocks}
+        )
         self._header = header
         self._mappings: dict[Path, mmap.mmap] = {}
 
@@ -151,10 +183,9 @@ class GgufTensors:
         bits.flags.writeable = False
         return bits
 
-    @property
-    def block_types(self) -> Mapping[str, str]:
-        """The block types of the matrices that are not stored as floats, by name."""
-        return {name: entry.dtype for name, entry in self.entries.items() if entry.has_blocks}
+    def stored_name(self, name: str) -> str:
+        """Return what a file calls a tensor, whether this one has it or not."""
+        return self._names.stored(name)
 
     def block_rows(self, name: str, rows: slice = EVERYTHING) -> ByteArray:
         """Return rows of a matrix as they are stored, in the order of Hugging Face, read-only.
@@ -193,7 +224,8 @@ class GgufTensors:
 
     def _widened(self, tensor: GgufTensor, start: int, stop: int) -> FloatArray:
         """Return the numbers in a range of a tensor's bytes."""
-        return tensor.type.widen(self._bytes(tensor, start, stop).reshape(-1, tensor.type.num_bytes))
+        with np.errstate(over="ignore", invalid="ignore"):  # scales that are not finite: the weights show it
+            return tensor.type.widen(self._bytes(tensor, start, stop).reshape(-1, tensor.type.num_bytes))
 
     def _bytes(self, tensor: GgufTensor, start: int, stop: int) -> ByteArray:
         if tensor.file not in self._mappings:
@@ -219,44 +251,44 @@ def _halves(interleaved: Rows, heads: int) -> Rows:
     return pairs.swapaxes(1, 2).reshape(rows, *rest)
 
 
-def _entries(header: GgufHeader) -> dict[str, GgufEntry]:
+def _entries(header: GgufHeader, names: _Names) -> dict[str, GgufEntry]:
     """Return the tensors of a file by the names of Hugging Face; a name that is unknown stays as it is."""
-    architecture = architecture_of(header)
     entries: dict[str, GgufEntry] = {}
     for name, tensor in header.tensors.items():
         if name not in SETTINGS:
-            for theirs, entry in _named(header, architecture, name, tensor):
+            for theirs, entry in _named(header, names, name, tensor):
                 if theirs in entries:
                     raise CheckpointError(f"{header.path}: tensor {name!r}", "given twice", "each once")
                 entries[theirs] = entry
+            if len(entries) > MAX_TENSORS:
+                raise CheckpointError(
+                    f"{header.path}: tensors, each expert as one", f"{len(entries)} and more", f"at most {MAX_TENSORS}"
+                )
     return entries
 
 
-def _named(header: GgufHeader, architecture: str, name: str, tensor: GgufTensor) -> list[tuple[str, GgufEntry]]:
+def _named(header: GgufHeader, names: _Names, name: str, tensor: GgufTensor) -> list[tuple[str, GgufEntry]]:
     """Return what a tensor of the file is called, one name for each expert in it."""
     stem, _, kind = name.rpartition(".")
-    is_gpt2 = architecture == "gpt2"
     if not stem.startswith("blk."):
-        once = GPT2_ONCE if is_gpt2 else ONCE
-        return [(f"{once[stem]}.{kind}" if stem in once else name, GgufEntry(tensor))]
+        return [(f"{names.once[stem]}.{kind}" if stem in names.once else name, GgufEntry(tensor))]
     _, layer, part = stem.split(".", 2) if stem.count(".") >= 2 else ("", "", stem)
     if part in EXPERTS and len(tensor.shape) == 3:
         if tensor.shape[0] > MAX_EXPERTS:
             raise CheckpointError(
                 f"{header.path}: tensor {name!r}", f"{tensor.shape[0]} experts", f"at most {MAX_EXPERTS}"
             )
-        prefix = f"model.layers.{layer}.mlp.experts"
+        prefix = f"{names.prefix}{layer}.mlp.experts"
         return [
             (f"{prefix}.{expert}.{EXPERTS[part]}.{kind}", GgufEntry(tensor, expert))
             for expert in range(tensor.shape[0])
         ]
-    names = GPT2_LAYER if is_gpt2 else LAYERS.get(architecture, LAYER)
-    if part not in names:
+    if part not in names.layer:
         return [(name, GgufEntry(tensor))]
-    prefix = f"transformer.h.{layer}" if is_gpt2 else f"model.layers.{layer}"
-    heads = _interleaved_heads(header, architecture, part, tensor)
-    transposed = is_gpt2 and len(tensor.shape) == 2
-    return [(f"{prefix}.{names[part]}.{kind}", GgufEntry(tensor, heads=heads, transposed=transposed))]
+    heads = _interleaved_heads(header, names.architecture, part, tensor)
+    transposed = names.architecture == "gpt2" and len(tensor.shape) == 2
+    ours = f"{names.prefix}{layer}.{names.layer[part]}.{kind}"
+    return [(ours, GgufEntry(tensor, heads=heads, transposed=transposed))]
 
 
 def _interleaved_heads(header: GgufHeader, architecture: str, part: str, tensor: GgufTensor) -> int:

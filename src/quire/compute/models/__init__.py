@@ -79,8 +79,6 @@ def read_model(source: ModelSource, max_length: int | None = None) -> ModelDescr
         generation = ConfigFile.read(source, GENERATION_CONFIG_FILE)
     dtype, quantization = _dtype(config), quantization_of(config)
     notices = (TEXT_ONLY,) if config.is_set("text_config") else rope_notices(config, max_length)
-    if quantization is not None:
-        notices += (f"weights quantised by {quantization.name}: widened while loading",)
     return ModelDescription(
         source=source,
         architecture=architecture,

@@ -2,9 +2,10 @@
 
     a path ──► an installed package ──► what other programs store ──► the cache of the hub ──► the hub
 
-An existing model is used as it is, without a network. Only a name of the form ORGANISATION/NAME is looked up, through
-`huggingface_hub` if that is installed, with its own cache and credentials. Only settings, tokenizer and weights are
-fetched, never code or pickles; a download of weights that was interrupted goes on where it stopped.
+An existing model is used as it is, without a network, and so is one that the hub's cache has all of: `quire models
+pull` asks the hub for a newer one. Other names of the form ORGANISATION/NAME are looked up through `huggingface_hub` if
+that is installed, with its own cache and credentials. Only settings, tokenizer and weights are fetched, never code or
+pickles; a download of weights that was interrupted goes on where it stopped.
 
     ORGANISATION/NAME              the safetensors
     ORGANISATION/NAME:TYPE         the GGUF file with that type in its name, such as Q4_K_M
@@ -24,6 +25,7 @@ from quire.compute.gguf.source import GgufFile, is_gguf
 from quire.compute.models.hub_blobs import fetch_blobs
 from quire.compute.models.packaged import PACKAGES, find_packaged
 from quire.compute.models.refusals import missing_folder
+from quire.compute.models.snapshots import find_complete, hub_cache
 from quire.compute.models.source import ModelFolder, ModelSource
 from quire.compute.models.stores import PART, find_stored, only_gguf
 from quire.compute.weights.checkpoint import INDEX_FILE, SINGLE_FILE
@@ -83,7 +85,7 @@ def resolve_model(name: str) -> ModelSource:
     model = HubName.parse(name)
     if path.exists() or is_gguf(path) or model is None:
         raise missing_folder(name)
-    return fetch_model(model)
+    return _cached(model) or fetch_model(model)
 
 
 def resolve_settings(name: str) -> ModelSource:
@@ -91,7 +93,13 @@ def resolve_settings(name: str) -> ModelSource:
     model = HubName.parse(name)
     if model is None or model.kind or Path(name).expanduser().exists() or find_kept(name) is not None:
         return resolve_model(name)
-    return fetch_settings(model)
+    return _cached(model) or fetch_settings(model)
+
+
+def _cached(model: HubName) -> ModelSource | None:
+    """Return a model that the hub's cache has all of, if no revision is asked for: the hub need not be asked."""
+    cache = hub_cache(Path.home(), os.environ)
+    return None if model.revision else find_complete(model.repository, model.kind, cache)
 
 
 def find_kept(name: str) -> GgufFile | None:

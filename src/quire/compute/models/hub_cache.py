@@ -14,19 +14,12 @@ from typing import TYPE_CHECKING
 
 from quire.compute.models.hub import HubName
 from quire.compute.models.packaged import PACKAGES, find_packaged
+from quire.compute.models.snapshots import hub_cache
 from quire.compute.models.stores import find_stored, ollama_store
 from quire.core.errors import ModelError
 
 if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, CachedRevisionInfo, DeleteCacheStrategy
-
-
-def hub_cache(home: Path, environ: Mapping[str, str]) -> Path:
-    """Return the folder of the cache, whether or not it is there."""
-    if path := environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE"):
-        return Path(path).expanduser()
-    shared = Path(environ.get("XDG_CACHE_HOME") or home / ".cache") / "huggingface"
-    return Path(environ.get("HF_HOME") or shared).expanduser() / "hub"
 
 
 @dataclass(frozen=True, slots=True)

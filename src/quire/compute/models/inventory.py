@@ -20,8 +20,8 @@ from typing import Final
 
 from quire.compute.gguf.header import parts_of
 from quire.compute.gguf.source import GgufFile
-from quire.compute.models.hub_cache import hub_cache
 from quire.compute.models.packaged import PACKAGES, find_packaged
+from quire.compute.models.snapshots import MAIN, commit_of, hub_cache
 from quire.compute.models.source import ModelFolder, ModelSource
 from quire.compute.models.stores import (
     LIBRARY,
@@ -34,17 +34,13 @@ from quire.compute.models.stores import (
     ollama_store,
 )
 from quire.core.errors import CheckpointError
-from quire.core.model_files import read_model_file
 
 NAME: Final = re.compile(PART, re.ASCII)
 TYPE: Final = re.compile(r"(?<![A-Za-z0-9])(I?Q\d\w*|BF16|F16|F32)(?![A-Za-z0-9])", re.ASCII | re.IGNORECASE)
 """The type of the numbers in the name of a GGUF file."""
 
-COMMIT: Final = re.compile(r"[0-9a-f]{40}")
-MAX_REFERENCE_BYTES: Final = 100
 MAX_MODELS: Final = 500
 WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth")
-MAIN: Final = "main"
 HUB, OLLAMA, LM_STUDIO, PACKAGE = "hub", "Ollama", "LM Studio", "package"
 
 
@@ -131,7 +127,7 @@ def _hub(cache: Path) -> Iterator[StoredModel]:
         folder = cache / name
         if kind != "models" or not all(map(NAME.fullmatch, parts)):
             continue
-        references = {_commit(folder / "refs" / name): name for name in walk.names(folder / "refs")}
+        references = {commit_of(folder / "refs" / name): name for name in walk.names(folder / "refs")}
         for commit in walk.names(folder / "snapshots"):
             revision = references.get(commit, commit)
             suffix = "" if revision == MAIN else f"@{revision}"
@@ -169,12 +165,3 @@ def _file_bytes(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
-
-
-def _commit(reference: Path) -> str:
-    """Return the commit that a reference of the hub's cache names; empty where it names none."""
-    try:
-        found = read_model_file(reference, MAX_REFERENCE_BYTES).decode("ascii", "replace")
-    except CheckpointError:
-        return ""
-    return found if COMMIT.fullmatch(found) else ""

@@ -10,7 +10,9 @@ A source has named files, like a model folder, and tensors. Another way to store
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +22,7 @@ from quire.compute.quantized.methods import quantization_of
 from quire.compute.quantized.tensors import QuantizedTensors
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.weight_file import WeightFile
+from quire.core.errors import CheckpointError
 from quire.core.model_files import MAX_SETTINGS_BYTES, ModelFiles, is_there, read_json_object, read_text
 
 
@@ -36,15 +39,16 @@ class ModelSource(ModelFiles, Protocol):
         ...
 
     def block_types(self) -> Mapping[str, str]:
-        """Return the block types of the tensors that are not stored as floats, by name. Does not mutate."""
+        """Return the types of the matrices that are given as blocks, by name; none if they are not here."""
         ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelFolder:
     """Implements `ModelSource` with a folder of safetensors, as `save_pretrained` writes it.
 
-    `config_file`: for settings stored alone, under another name than config.json.
+    `config_file`: for settings stored alone, under another name than config.json. The headers of the tensors are read
+    once, when one is first needed.
     """
 
     folder: Path
@@ -77,14 +81,22 @@ class ModelFolder:
         return read_json_object(self._found(file), max_bytes)
 
     def tensors(self) -> WeightFile:
-        """Check the headers of the safetensors files and return their tensors, quantised ones as floats."""
+        """Check the headers of the safetensors files and return their tensors, quantised ones as blocks and floats."""
+        return self._tensors
+
+    def block_types(self) -> Mapping[str, str]:
+        """Return the types of the matrices that are given as blocks, by name; none if they are not here, or broken."""
+        if self.config_file != CONFIG_FILE or quantization_of(ConfigFile.read(self, CONFIG_FILE)) is None:
+            return {}
+        with suppress(CheckpointError):  # loading them says what is wrong
+            return self._tensors.block_types
+        return {}
+
+    @cached_property
+    def _tensors(self) -> WeightFile:
         checkpoint = Checkpoint.open(self.folder)
         method = quantization_of(ConfigFile.read(self, CONFIG_FILE))
         return checkpoint if method is None else QuantizedTensors(checkpoint, method)
-
-    def block_types(self) -> Mapping[str, str]:
-        """Return nothing: a folder has floats."""
-        return {}
 
     def _path(self, file: str) -> Path:
         return self.folder / (self.config_file if file == CONFIG_FILE else file)

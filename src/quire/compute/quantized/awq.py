@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from quire.compute.arrays import FloatArray
+from quire.compute.arrays import ByteArray
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.quantized.matrix import (
+    Groups,
     MatrixParts,
     group_size,
     num_groups,
     optional_texts,
     refusal,
-    scaled,
     unpacked_columns,
 )
 from quire.compute.weights.checkpoint import FLOAT_DTYPES
@@ -36,6 +36,7 @@ class Awq:
     name: str = "AWQ, 4 bits"
     marker: str = "qweight"
     sides: frozenset[str] = frozenset({"qzeros", "scales"})
+    integers: range = range(16)
 
     @classmethod
     def read(cls, config: ConfigFile) -> Awq:
@@ -60,8 +61,11 @@ class Awq:
         parts.require("scales", (groups, 8 * words), *FLOAT_DTYPES)
         return 8 * words, num_inputs
 
-    def widened(self, parts: MatrixParts, rows: slice) -> FloatArray:
-        """Return rows of a matrix as float32."""
-        codes = unpacked_columns(parts.array("qweight"), rows, 4, PLACES).T
+    def codes(self, parts: MatrixParts, rows: slice) -> ByteArray:
+        """Return the codes of rows of a matrix."""
+        return unpacked_columns(parts.array("qweight"), rows, 4, PLACES).T
+
+    def groups(self, parts: MatrixParts, rows: slice) -> Groups:
+        """Return the scales and zero points of rows of a matrix."""
         zeros = unpacked_columns(parts.array("qzeros"), rows, 4, PLACES).T
-        return scaled(codes, parts.floats("scales", (slice(None), rows)).T, zeros, self.group)
+        return Groups(parts.floats("scales", (slice(None), rows)).T, zeros, self.group)

@@ -17,16 +17,16 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from quire.compute.arrays import FloatArray, IntArray
+from quire.compute.arrays import IntArray
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.quantized.fp8 import block_sizes, e4m3_numbers
 from quire.compute.quantized.matrix import (
+    Groups,
     MatrixParts,
     group_size,
     num_groups,
     optional_texts,
     refusal,
-    scaled,
     unpacked,
     unpacked_columns,
 )
@@ -131,26 +131,33 @@ class Compressed:
             parts.require("weight_g_idx", (num_inputs,), "I32")
         return out, num_inputs
 
-    def widened(self, parts: MatrixParts, rows: slice) -> FloatArray:
-        """Return rows of a matrix as float32."""
-        scheme = self.scheme
-        blocks = np.arange(rows.start, rows.stop) // scheme.block[0] if scheme.block[0] else ...
+    @property
+    def integers(self) -> range:
+        """What a code may be; empty for fp8."""
+        if self.scheme.format == PACKED:
+            return range(1 << self.scheme.bits)
+        return range(-128, 128) if KINDS[self.scheme.format] == "int" else range(0)
+
+    def codes(self, parts: MatrixParts, rows: slice) -> NDArray[Any]:
+        """Return the codes of rows of a matrix."""
+        if self.scheme.format == PACKED:
+            return unpacked(parts.array("weight_packed")[rows], self.scheme.bits)
+        stored = parts.array("weight")[rows]
+        return stored if self.integers else e4m3_numbers(stored)
+
+    def groups(self, parts: MatrixParts, rows: slice) -> Groups:
+        """Return the scales and zero points of rows of a matrix."""
+        scheme, height = self.scheme, self.scheme.block[0]
+        blocks: Any = np.arange(rows.start, rows.stop) // height if height > 1 else rows if height else ...
         scales = parts.floats("weight_scale", blocks)
-        groups: IntArray | int = scheme.block[1]
+        inputs: IntArray | int = scheme.block[1]
         if "weight_g_idx" in parts.entries:
-            groups = parts.groups("weight_g_idx", scales.shape[1])
-        zeros: NDArray[Any] | int = 0
-        if scheme.format == PACKED:
-            codes: NDArray[Any] = unpacked(parts.array("weight_packed")[rows], scheme.bits)
-            zeros = 1 << scheme.bits - 1
-            if not scheme.symmetric:
-                zeros = unpacked_columns(parts.array("weight_zero_point").T, rows, scheme.bits).T
-        elif scheme.format == "float-quantized":
-            codes = e4m3_numbers(parts.array("weight")[rows])
-        else:
-            codes = parts.array("weight")[rows]
-            if not scheme.symmetric:
-                zeros = parts.array("weight_zero_point")[blocks]
-        if not scheme.block[0]:  # one scale, of any number of dimensions
+            inputs = parts.groups("weight_g_idx", scales.shape[1])
+        zeros: NDArray[Any] | int = 1 << scheme.bits - 1 if scheme.format == PACKED else 0
+        if not scheme.symmetric and scheme.format == PACKED:
+            zeros = unpacked_columns(parts.array("weight_zero_point").T, rows, scheme.bits).T
+        elif not scheme.symmetric:
+            zeros = parts.array("weight_zero_point")[blocks]
+        if not height:  # one scale, of any number of dimensions
             scales, zeros = scales.reshape(1, 1), np.reshape(zeros, (1, 1))
-        return scaled(codes, scales, zeros, groups)
+        return Groups(scales, zeros, inputs)

@@ -14,7 +14,7 @@ import numpy as np
 
 from quire.compute.arrays import ByteArray, FloatArray
 from quire.compute.models.config_file import ConfigFile
-from quire.compute.quantized.matrix import MatrixParts, num_groups, optional_texts, scaled
+from quire.compute.quantized.matrix import Groups, MatrixParts, num_groups, optional_texts
 from quire.compute.weights.checkpoint import FLOAT_DTYPES
 
 
@@ -56,6 +56,7 @@ class BlockFp8:
     name: str = "fp8"
     marker: str = "weight_scale_inv"
     sides: frozenset[str] = frozenset({"weight", "input_scale", "activation_scale"})
+    integers: range = range(0)
 
     @classmethod
     def read(cls, config: ConfigFile) -> BlockFp8:
@@ -71,8 +72,11 @@ class BlockFp8:
         parts.require("weight_scale_inv", grid, *FLOAT_DTYPES)
         return out, num_inputs
 
-    def widened(self, parts: MatrixParts, rows: slice) -> FloatArray:
-        """Return rows of a matrix as float32."""
-        numbers = e4m3_numbers(parts.array("weight")[rows])
+    def codes(self, parts: MatrixParts, rows: slice) -> FloatArray:
+        """Return rows of a matrix before they are scaled."""
+        return e4m3_numbers(parts.array("weight")[rows])
+
+    def groups(self, parts: MatrixParts, rows: slice) -> Groups:
+        """Return the scales of rows of a matrix."""
         scales = parts.floats("weight_scale_inv", np.arange(rows.start, rows.stop) // self.block[0])
-        return scaled(numbers, scales, 0, self.block[1])
+        return Groups(scales, 0, self.block[1])

@@ -13,15 +13,15 @@ from typing import Final
 
 import numpy as np
 
-from quire.compute.arrays import FloatArray
+from quire.compute.arrays import ByteArray
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.quantized.matrix import (
+    Groups,
     MatrixParts,
     group_size,
     num_groups,
     optional_texts,
     refusal,
-    scaled,
     unpacked,
     unpacked_columns,
 )
@@ -79,12 +79,20 @@ class Gptq:
             parts.require("g_idx", (num_inputs,), "I32")
         return out, num_inputs
 
-    def widened(self, parts: MatrixParts, rows: slice) -> FloatArray:
-        """Return rows of a matrix as float32."""
-        codes = unpacked(parts.array("qweight")[:, rows].T, self.bits)
+    @property
+    def integers(self) -> range:
+        """What a code may be."""
+        return range(1 << self.bits)
+
+    def codes(self, parts: MatrixParts, rows: slice) -> ByteArray:
+        """Return the codes of rows of a matrix."""
+        return unpacked(parts.array("qweight")[:, rows].T, self.bits)
+
+    def groups(self, parts: MatrixParts, rows: slice) -> Groups:
+        """Return the scales and zero points of rows of a matrix."""
         zeros = unpacked_columns(parts.array("qzeros"), rows, self.bits).T
         if self.zeros_less_one:
             zeros = (zeros + np.uint8(1)) & np.uint8((1 << self.bits) - 1)
         scales = parts.floats("scales", (slice(None), rows)).T
-        groups = parts.groups("g_idx", scales.shape[1]) if "g_idx" in parts.entries else self.group
-        return scaled(codes, scales, zeros, groups)
+        inputs = parts.groups("g_idx", scales.shape[1]) if "g_idx" in parts.entries else self.group
+        return Groups(scales, zeros, inputs)

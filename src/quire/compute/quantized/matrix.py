@@ -64,10 +64,10 @@ class MatrixParts:
         entry = self.entries[part]
         return self.checkpoint.stored(entry.name).view(STORED[entry.dtype]).reshape(entry.shape)
 
-    def floats(self, part: str, index: Any = ...) -> FloatArray:
-        """Return what an index picks of a part that is floats, as float32."""
+    def floats(self, part: str, index: Any = ...) -> NDArray[Any]:
+        """Return what an index picks of a part that is floats: float16 and float32 as stored, bfloat16 widened."""
         numbers = self.array(part)[index]
-        return widened(numbers) if self.entries[part].dtype == "BF16" else numbers.astype(np.float32)
+        return widened(numbers) if self.entries[part].dtype == "BF16" else numbers
 
     def groups(self, part: str, count: int) -> IntArray:
         """Return the group of each input; raises if one is not below `count`."""
@@ -107,9 +107,55 @@ class Method(Protocol):
         """Return the shape `[out, in]` of a matrix, after checking its parts against each other. Reads no tensor."""
         ...
 
-    def widened(self, parts: MatrixParts, rows: slice) -> FloatArray:
-        """Return rows of a matrix as float32."""
+    @property
+    def integers(self) -> range:
+        """What a code may be; empty if codes are floats."""
         ...
+
+    def codes(self, parts: MatrixParts, rows: slice) -> NDArray[Any]:
+        """Return the codes of rows of a matrix, `[rows, in]`."""
+        ...
+
+    def groups(self, parts: MatrixParts, rows: slice) -> Groups:
+        """Return the scales and zero points of rows of a matrix."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """The scales and zero points of rows, `[rows, groups]`; one row of them may stand for all.
+
+    Scales are float32 or float16. `inputs` is the group of each input, or how many inputs a group has, 0 for all.
+    """
+
+    scales: NDArray[Any]
+    zeros: NDArray[Any] | int
+    inputs: IntArray | int
+
+    def scaled(self, codes: NDArray[Any]) -> FloatArray:
+        """Return rows of (code - zero point) × scale."""
+        numbers: FloatArray = codes.astype(np.float32)
+        if not isinstance(self.zeros, int) or self.zeros:
+            zeros = self.zeros if isinstance(self.zeros, int) else self._spread(self.zeros, codes.shape[1])
+            numbers -= zeros
+        with np.errstate(over="ignore", invalid="ignore"):  # scales that are not finite: the weights show it
+            numbers *= self._spread(self.scales, codes.shape[1])
+        return numbers
+
+    def of_runs(self, num_inputs: int, length: int) -> IntArray | None:
+        """Return the group of each `length` inputs; None if they are of several."""
+        starts = np.arange(0, num_inputs, length)
+        if isinstance(self.inputs, int):
+            return None if self.inputs % length else starts // (self.inputs or num_inputs)
+        runs = self.inputs[starts]
+        return runs if np.array_equal(np.repeat(runs, length)[:num_inputs], self.inputs) else None
+
+    def _spread(self, of_groups: NDArray[Any], num_inputs: int) -> FloatArray:
+        """Return the number of each input's group."""
+        numbers: FloatArray = of_groups.astype(np.float32, copy=False)
+        if not isinstance(self.inputs, int):
+            return numbers[:, self.inputs]
+        return np.repeat(numbers, self.inputs, axis=1)[:, :num_inputs] if self.inputs else numbers
 
 
 def refusal(config: ConfigFile, method: str) -> ModelError:
@@ -161,23 +207,3 @@ def unpacked_columns(
     if order != IN_ORDER:
         codes = codes.reshape(len(codes), -1, per_word)[:, :, order].reshape(codes.shape)
     return codes[:, columns.start - first * per_word : columns.stop - first * per_word]
-
-
-def scaled(codes: NDArray[Any], scales: FloatArray, zeros: NDArray[Any] | int, groups: IntArray | int) -> FloatArray:
-    """Return rows of (code - zero point) × scale; `scales` and `zeros` are `[rows, groups]`.
-
-    `groups` is the group of each input, or how many inputs a group has, 0 for all.
-    """
-    numbers: FloatArray = codes.astype(np.float32)
-    if not isinstance(zeros, int) or zeros:
-        numbers -= zeros if isinstance(zeros, int) else _spread(zeros.astype(np.float32), numbers.shape[1], groups)
-    with np.errstate(over="ignore", invalid="ignore"):  # scales that are not finite: the weights show it
-        numbers *= _spread(scales, numbers.shape[1], groups)
-    return numbers
-
-
-def _spread(of_groups: FloatArray, num_inputs: int, groups: IntArray | int) -> FloatArray:
-    """Return the number of each input's group."""
-    if not isinstance(groups, int):
-        return of_groups[:, groups]
-    return np.repeat(of_groups, groups, axis=1)[:, :num_inputs] if groups else of_groups

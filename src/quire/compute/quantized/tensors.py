@@ -2,22 +2,26 @@
 
     model.layers.0.mlp.up_proj.qweight, .qzeros, .scales, .g_idx ──► model.layers.0.mlp.up_proj.weight [out, in]
 
-The tensors say which matrices are quantised; shapes and dtypes are checked before any is mapped. Matrices are widened a
-few rows at a time, so that what is needed meanwhile stays small.
+The tensors say which matrices are quantised; shapes and dtypes are checked before any is mapped. A matrix is given as
+floats, and as blocks of GGUF if they hold its weights to the bit (blocks.py). Both are made a few rows at a time, so
+that what is needed meanwhile stays small.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from quire.compute.arrays import ByteArray, FloatArray, HalfArray
+from quire.compute.quantized import blocks
 from quire.compute.quantized.gptq import Gptq
-from quire.compute.quantized.matrix import MatrixParts, Method
+from quire.compute.quantized.matrix import Groups, MatrixParts, Method
 from quire.compute.weights.bfloat16 import narrowed
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.safetensors import TensorEntry
@@ -25,6 +29,7 @@ from quire.compute.weights.weight_file import EVERYTHING, WeightEntry
 from quire.core.errors import CheckpointError, InvariantError
 
 CHUNK: Final = 1 << 20  # numbers widened at a time
+LOOK: Final = 1 << 24  # numbers whose scales are looked at at a time
 MAX_DEPTH: Final = 32  # of modules within modules
 SCALES_OF_KV: Final = (".k_scale", ".v_scale")  # for a KV memory in fp8, which quire does not have
 
@@ -34,7 +39,7 @@ class QuantizedEntry:
     """A quantised matrix: what it looks like, and its parts."""
 
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[int, int]
     parts: MatrixParts
 
 
@@ -65,14 +70,27 @@ class QuantizedTensors:
         """The path of the folder."""
         return self._checkpoint.name
 
-    @property
+    @cached_property
     def block_types(self) -> Mapping[str, str]:
-        """Nothing: matrices are widened."""
-        return {}
+        """The types of the blocks that hold a matrix to the bit. Reads what scales the codes, no codes."""
+        types = {name: self._exact_type(entry) for name, entry in self._matrices.items()}
+        self.release()
+        return MappingProxyType({name: kind for name, kind in types.items() if kind})
 
     def block_rows(self, name: str, rows: slice = EVERYTHING) -> ByteArray:
-        """Raise: no tensor has blocks of GGUF."""
-        raise InvariantError(f"{name}: a matrix of this folder is widened, not kept in blocks")
+        """Return rows of a matrix as blocks of its type, read-only."""
+        if name not in self.block_types:
+            raise InvariantError(f"{name}: no blocks are its weights to the bit")
+        kind, (num_rows, num_inputs) = self.block_types[name], self._shape(name, rows)
+        result = np.empty((num_rows, num_inputs // blocks.SIZE * blocks.NUM_BYTES[kind]), np.uint8)
+        for start, codes, groups in self._pieces(name, rows):
+            result[start : start + len(codes)] = blocks.blocks_of(kind, codes, groups)
+        result.flags.writeable = False
+        return result
+
+    def stored_name(self, name: str) -> str:
+        """Return the name: the file has no other."""
+        return name
 
     def require_floats(self, name: str) -> None:
         """Raise unless a tensor is quantised or floats."""
@@ -84,8 +102,8 @@ class QuantizedTensors:
         if name not in self._matrices:
             return self._checkpoint.tensor(name, rows)
         result = np.empty(self._shape(name, rows), np.float32)
-        for start, numbers in self._pieces(name, rows):
-            result[start : start + len(numbers)] = numbers
+        for start, codes, groups in self._pieces(name, rows):
+            result[start : start + len(codes)] = groups.scaled(codes)
         result.flags.writeable = False
         return result
 
@@ -94,8 +112,8 @@ class QuantizedTensors:
         if name not in self._matrices:
             return self._checkpoint.bfloat16_bits(name, rows)
         result = np.empty(self._shape(name, rows), np.uint16)
-        for start, numbers in self._pieces(name, rows):
-            result[start : start + len(numbers)] = narrowed(numbers.reshape(-1)).reshape(numbers.shape)
+        for start, codes, groups in self._pieces(name, rows):
+            result[start : start + len(codes)] = narrowed(groups.scaled(codes).reshape(-1)).reshape(codes.shape)
         result.flags.writeable = False
         return result
 
@@ -131,13 +149,28 @@ class QuantizedTensors:
         out, num_inputs = self._matrices[name].shape
         return len(range(out)[rows]), num_inputs
 
-    def _pieces(self, name: str, rows: slice) -> Iterator[tuple[int, FloatArray]]:
-        """Yield rows of a matrix, some at a time, and where they begin among those asked for."""
+    def _exact_type(self, entry: QuantizedEntry) -> str:
+        """Return the type of the blocks that a matrix is given as; empty for none."""
+        method, (out, num_inputs) = self._method, entry.shape
+        if not method.integers or not all(entry.shape):
+            return ""
+        step, order, kind = max(1, LOOK // num_inputs), list(blocks.HOLDS), ""
+        for start in range(0, out, step):
+            groups = method.groups(entry.parts, slice(start, min(start + step, out)))
+            of_rows = blocks.exact_type(method.integers, groups, num_inputs)
+            if not of_rows:
+                return ""
+            kind = max(kind or of_rows, of_rows, key=order.index)
+        return kind
+
+    def _pieces(self, name: str, rows: slice) -> Iterator[tuple[int, NDArray[Any], Groups]]:
+        """Yield codes of some rows of a matrix at a time, and what scales them; first where they begin."""
         parts, chosen = self._matrices[name].parts, range(self._matrices[name].shape[0])[rows]
         step = max(1, CHUNK // max(1, self._matrices[name].shape[1]))
         for start in range(0, len(chosen), step):
             piece = chosen[start : start + step]
-            yield start, self._method.widened(parts, slice(piece.start, piece.stop))
+            some = slice(piece.start, piece.stop)
+            yield start, self._method.codes(parts, some), self._method.groups(parts, some)
 
 
 def _modules_of(stem: str) -> Iterator[str]:

@@ -65,6 +65,10 @@ class Checkpoint:
             return cls(folder, _read_shards(folder))
         raise folder_refusal(folder, f"{SINGLE_FILE} or {INDEX_FILE}")
 
+    def stored_name(self, name: str) -> str:
+        """Return the name: the file has no other."""
+        return name
+
     def require_floats(self, name: str) -> None:
         """Raise unless a tensor has a dtype that can be read."""
         entry = self.entries[name]
@@ -153,7 +157,7 @@ def _read_only(array: Array, shape: tuple[int, ...]) -> Array:
 
 def _read_shards(folder: Path) -> dict[str, TensorEntry]:
     index = folder / INDEX_FILE
-    weight_map = _weight_map(index)
+    weight_map = read_weight_map(index)
     entries: dict[str, TensorEntry] = {}
     for shard in sorted(set(weight_map.values())):
         for name, entry in read_header(folder / shard).items():
@@ -167,7 +171,7 @@ def _read_shards(folder: Path) -> dict[str, TensorEntry]:
     return entries
 
 
-def _weight_map(index: Path) -> dict[str, str]:
+def read_weight_map(index: Path) -> dict[str, str]:
     """Return tensor name → file name. Only plain names: an index must not reach out of its folder."""
     weight_map = read_json_object(index, MAX_TENSOR_NAMES_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:

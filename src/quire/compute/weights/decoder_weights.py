@@ -97,7 +97,7 @@ def weight_bytes(
     weights: str = "auto",
     block_types: Mapping[str, str] = MappingProxyType({}),
 ) -> int:
-    """Return the bytes of a model's weights in memory; O(parts), with one count for all experts of a layer.
+    """Return the bytes of a model's weights in memory; O(parts), one expert for all of a layer if none has blocks.
 
     If the checkpoint has `dtype` it is mapped, and these bytes are pages of its files. `block_types` are those of the
     checkpoint, for weights that stay as they are stored.
@@ -107,14 +107,22 @@ def weight_bytes(
     num_bytes = sum(place.num_bytes(of) for place in _model_places(spec))
     for layer in range(len(spec.layers)):
         num_bytes += sum(place.num_bytes(of) for place in _layer_places(spec, layer))
-        if count := _num_experts(spec, layer):
-            num_bytes += count * sum(place.num_bytes(of) for place in _expert_places(spec, layer, 0))
+        count = _num_experts(spec, layer)
+        num_counted = count if block_types and weights == "auto" else min(count, 1)  # blocks may be of several types
+        for expert in range(num_counted):
+            of_expert = sum(place.num_bytes(of) for place in _expert_places(spec, layer, expert))
+            num_bytes += count // num_counted * of_expert
     return num_bytes
 
 
 def is_product(spec: DecoderSpec, part: Part) -> bool:
     """Return whether rows are multiplied by a part, except the router: then it becomes codes where codes are made."""
     return part in PRODUCTS or (part is Part.EMBEDDING and spec.tied_head)
+
+
+def kept_type(spec: DecoderSpec, part: Part, shape: PartShape, block_types: Mapping[str, str], layer: int) -> str:
+    """Return the type of the blocks that a part of a layer stays in with weights "auto"; empty if it does not."""
+    return _Place.of(spec, part, shape, layer).kept_blocks(_Stored("bfloat16", "auto", block_types))
 
 
 def expected_tensors(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
@@ -254,7 +262,7 @@ class WeightReader:
     ) -> None:
         _check_numbers(dtype, weights)
         self._note_loaded = note_loaded
-        self._stored = _Stored(dtype, weights, checkpoint.block_types if keeps_blocks else {})
+        self._stored = _Stored(dtype, weights, checkpoint.block_types if keeps_blocks and weights == "auto" else {})
         self._taken_bytes, self._total_bytes = 0, weight_bytes(spec, dtype, weights, self._stored.block_types)
         self._spec = spec
         self._checkpoint = checkpoint
@@ -331,13 +339,14 @@ class WeightReader:
         ignored = {self._named(name) for name in self._spec.ignored_tensors}
         missing = sorted(expected.keys() - found.keys())
         extra = sorted(found.keys() - expected.keys() - ignored)
+        stored = self._checkpoint.stored_name
         wrong = [
-            f"{name} {list(found[name].shape)} for {list(shape)}"
+            f"{stored(name)} {list(found[name].shape)} for {list(shape)}"
             for name, shape in expected.items()
             if name in found and found[name].shape != shape
         ]
-        problems = {"missing": missing, "extra": extra, "wrong shape": wrong}
-        said = [f"{kind}: {_some(names)}" for kind, names in problems.items() if names]
+        problems = {"missing": [*map(stored, missing)], "extra": [*map(stored, extra)], "wrong shape": wrong}
+        said = [f"{kind}: {_some([*dict.fromkeys(names)])}" for kind, names in problems.items() if names]
         if said:
             where = f"{self._checkpoint.name}: tensors ({'; '.join(said)})"
             raise CheckpointError(where, f"{len(found)} tensors", f"the {len(expected)} tensors of its config")

@@ -37,6 +37,10 @@ class WeightFile(Protocol):
         """All tensors by name."""
         ...
 
+    def stored_name(self, name: str) -> str:
+        """Return what the file calls a tensor, for errors; the file need not have it."""
+        ...
+
     def require_floats(self, name: str) -> None:
         """Raise unless a tensor is of a dtype that can be asked for. Does not mutate."""
         ...

@@ -52,6 +52,6 @@ def model_costs(model: ModelDescription, facts: BackendFacts) -> ModelCosts | No
     """Return the costs of a model; None if they depend on the tokens."""
     if model.spec.experts is not None:
         return None
-    shape = shape_of(model.architecture, model)
+    shape = shape_of(model.architecture, model, facts)
     read = (shape.layers + shape.head).read_bytes(facts.dtype, facts.weights)
     return ModelCosts(shape, read, facts.kv_spec.bytes_per_layer_token)

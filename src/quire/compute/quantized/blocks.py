@@ -1,0 +1,74 @@
+"""Quantised rows as blocks of GGUF, where that changes no weight: an engine multiplies blocks as they are.
+
+    Q4_0    d(n - 8)     n of 4 bits    18 bytes for 32 weights
+    Q5_0    d(n - 16)    n of 5 bits    22
+    Q8_0    d n          n as int8      34
+
+A weight is (code - zero point) × scale. A matrix becomes blocks if each 32 inputs share a scale, if float16 has all
+scales, and if n holds all differences. Scales, zero points and groups show this, so no code is read to find out.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from quire.compute.arrays import ByteArray
+from quire.compute.quantized.matrix import Groups
+from quire.core.errors import InvariantError
+
+SIZE: Final = 32
+HOLDS: Final = MappingProxyType({"Q4_0": range(-8, 8), "Q5_0": range(-16, 16), "Q8_0": range(-128, 128)})
+"""The differences that each type holds, the smallest type first."""
+
+NUM_BYTES: Final = MappingProxyType({"Q4_0": 18, "Q5_0": 22, "Q8_0": 34})
+
+
+def exact_type(integers: range, groups: Groups, num_inputs: int) -> str:
+    """Return the smallest type whose blocks are the weights of a matrix to the bit; empty if there is none.
+
+    `integers`: those that a code may be, none for codes that are floats. Groups as of all rows.
+    """
+    if not integers or not groups.scales.size or num_inputs % SIZE or groups.of_runs(num_inputs, SIZE) is None:
+        return ""
+    least, most = integers[0] - int(np.max(groups.zeros)), integers[-1] - int(np.min(groups.zeros))
+    kind = next((kind for kind, numbers in HOLDS.items() if least in numbers and most in numbers), "")
+    return kind if kind and _are_float16(groups.scales) else ""
+
+
+def blocks_of(kind: str, codes: NDArray[Any], groups: Groups) -> ByteArray:
+    """Return rows of codes as blocks of a type that `exact_type` returned for their matrix, `[rows, bytes]`.
+
+    >>> codes, groups = np.arange(32).reshape(1, 32) % 16, Groups(np.array([[0.5]], np.float32), 8, 0)
+    >>> blocks_of("Q4_0", codes, groups)[0, :5].tolist()
+    [0, 56, 0, 17, 34]
+    """
+    (num_rows, num_inputs), runs = codes.shape, groups.of_runs(codes.shape[1], SIZE)
+    if runs is None:
+        raise InvariantError(f"{num_inputs} inputs in groups that {SIZE} of them do not share")
+    numbers = codes.astype(np.int16).reshape(num_rows, -1, SIZE)
+    numbers -= groups.zeros if isinstance(groups.zeros, int) else groups.zeros[:, runs, None].astype(np.int16)
+    scales = np.empty((num_rows, len(runs), 1), "<f2")
+    with np.errstate(over="ignore"):  # a type is chosen by the scales of all rows; none of them changes here
+        scales[:, :, 0] = groups.scales[:, runs]
+    return np.concatenate([scales.view(np.uint8), *_fields(kind, numbers)], axis=2).reshape(num_rows, -1)
+
+
+def _fields(kind: str, numbers: NDArray[np.int16]) -> list[ByteArray]:
+    """Return what follows the scale in each block."""
+    if kind == "Q8_0":
+        return [numbers.astype(np.int8).view(np.uint8)]
+    n = (numbers - HOLDS[kind][0]).astype(np.uint8)
+    nibbles: ByteArray = n[..., :16] & np.uint8(15) | n[..., 16:] << np.uint8(4)
+    return [nibbles] if kind == "Q4_0" else [np.packbits(n >> 4, axis=2, bitorder="little"), nibbles]
+
+
+def _are_float16(scales: NDArray[Any]) -> bool:
+    if scales.dtype == np.float16:
+        return True
+    with np.errstate(over="ignore"):
+        halves = scales.astype(np.float16)
+    return np.array_equal(halves.astype(np.float32).view(np.uint32), np.ascontiguousarray(scales).view(np.uint32))
