@@ -51,7 +51,10 @@ def find_removal(name: str, home: Path, environ: Mapping[str, str]) -> Removal:
         raise _elsewhere(name, home, environ)
     from huggingface_hub import scan_cache_dir
 
-    info = scan_cache_dir(cache)
+    try:
+        info = scan_cache_dir(cache)
+    except Exception as error:  # the library stops at some broken links
+        raise ModelError(name, f"The hub's cache, {cache}, cannot be read ({error}). Nothing was removed") from error
     for repository in info.repos:
         if repository.repo_type == "model" and repository.repo_id == model.repository:
             revisions = _revisions(repository, model)
