@@ -195,6 +195,16 @@ def test_a_cache_that_its_library_cannot_read_is_one_line(models: Command, home:
     assert err.count("\n") == 1 and new.exists()
 
 
+def test_a_reference_that_never_ends_is_not_read(models: Command, home: Path) -> None:
+    new, _ = fill(home)
+    link = new.parents[1] / "refs" / "zeros"
+    link.symlink_to("/dev/zero")
+    status, out, err = models("rm", "org/m", "--yes")
+    assert (status, out) == (2, "")
+    assert err == f"quire: error: {link} is no plain file. Remove it. Nothing was removed\n"
+    assert new.exists()
+
+
 def test_nothing_is_removed_unasked(models: Command, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new, _ = fill(home)
     before = files_in(home)
