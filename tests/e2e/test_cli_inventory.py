@@ -186,6 +186,25 @@ def test_a_revision_is_removed_without_what_another_shares(revision: str, models
     assert (new / "config.json").read_bytes() == b"shared"
 
 
+def test_a_cache_that_its_library_cannot_read_is_one_line(models: Command, home: Path) -> None:
+    new, _ = fill(home)
+    (new.parent / ("d" * 40)).symlink_to("nothing")
+    status, out, err = models("rm", "org/m", "--yes")
+    assert (status, out) == (2, "")
+    assert err.startswith("quire: error: The hub's cache, ") and err.endswith("Nothing was removed\n")
+    assert err.count("\n") == 1 and new.exists()
+
+
+def test_a_reference_that_never_ends_is_not_read(models: Command, home: Path) -> None:
+    new, _ = fill(home)
+    link = new.parents[1] / "refs" / "zeros"
+    link.symlink_to("/dev/zero")
+    status, out, err = models("rm", "org/m", "--yes")
+    assert (status, out) == (2, "")
+    assert err == f"quire: error: {link} is no plain file. Remove it. Nothing was removed\n"
+    assert new.exists()
+
+
 def test_nothing_is_removed_unasked(models: Command, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new, _ = fill(home)
     before = files_in(home)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import os
 import random
@@ -22,6 +21,7 @@ from quire.compute.weights.checkpoint import Checkpoint
 from quire.core.errors import CheckpointError, InvalidRequestError, ModelError, QuireError
 from quire.core.model_files import MAX_SETTINGS_BYTES, open_model_file, read_model_file
 from quire.engine.text.tokenizer import Tokenizer
+from support.odd_json import NUMBERS, mutated_bytes, mutated_json
 from support.tiny_checkpoint import write_tiny_qwen3
 from support.tiny_tokenizer import write_chatml
 
@@ -203,10 +203,6 @@ def test_an_index_does_not_reach_out_of_its_folder(shard: str, folder: Path) -> 
 
 # --- settings --------------------------------------------------------------------------------------------------------
 
-NUMBERS: tuple[Any, ...] = (
-    *(0, -1, 2**31 - 2, 2**31 - 1, 2**31, 2**63 - 1, 2**63, 10**400, -(2**63)),
-    *(1.5, 1e308, float("nan"), float("inf"), True, "32", [], {}),
-)
 SIZES = (
     *("head_dim", "hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"),
     *("num_key_value_heads", "vocab_size"),
@@ -295,7 +291,6 @@ def test_a_family_that_does_not_run_is_named_with_those_that_do(folder: Path) ->
 
 # --- anything --------------------------------------------------------------------------------------------------------
 
-ODD: tuple[Any, ...] = (*NUMBERS, None, "", "x", "\n\x1b", "a" * 5000, [0] * 5000, [[]], {"a": 1}, "\ud800")
 MUTATED = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors")
 OTHERS: dict[str, Any] = {
     "num_experts": 4,
@@ -304,36 +299,6 @@ OTHERS: dict[str, Any] = {
     "text_config": {},
     "torch_dtype": "float16",
 }
-
-
-def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield where values stand in JSON, of a long list or object the first few."""
-    yield place
-    keys = list(value)[:40] if isinstance(value, dict) else range(min(len(value), 6)) if isinstance(value, list) else ()
-    for key in keys:
-        yield from places(value[key], (*place, key))
-
-
-def mutated_json(draw: random.Random, value: Any) -> Any:
-    for _ in range(draw.randint(1, 4)):
-        place = draw.choice(list(places(value)))
-        odd = copy.deepcopy(draw.choice(ODD))
-        if not place:
-            continue
-        holder = value
-        for key in place[:-1]:
-            holder = holder[key]
-        if draw.random() < 0.2:
-            del holder[place[-1]]
-        else:
-            holder[place[-1]] = odd
-    return value
-
-
-def mutated_bytes(draw: random.Random, data: bytes) -> bytes:
-    at = draw.randrange(len(data))
-    pieces = (b"", b"[", b"{", b"\x00", b"\xff", b"1e999", b"NaN", b"[" * 2000, data[max(0, at - 40) : at])
-    return data[:at] + draw.choice(pieces) + data[at + draw.choice([0, 1, 30]) :]
 
 
 def mutate(draw: random.Random, folder: Path) -> None:

@@ -80,7 +80,7 @@ struct WideScales {
     Floats at(int group, int panel) const { return first[group * step + panel]; }
 };
 
-// Those of a chunk as it is in memory. Whoever takes one fetches the one at the same place of another chunk.
+// Those of a chunk as it is in memory. Taking one fetches the one at the same place of another chunk.
 struct StoredScales {
     const std::byte* first;
     std::size_t step;

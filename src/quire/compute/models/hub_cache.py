@@ -44,7 +44,13 @@ def find_removal(name: str, home: Path, environ: Mapping[str, str]) -> Removal:
         raise _elsewhere(name, home, environ)
     from huggingface_hub import scan_cache_dir
 
-    info = scan_cache_dir(cache)
+    for path in cache.glob("*/refs/**/*"):
+        if not path.is_dir() and not path.is_file():  # a pipe or a device, which the library would read without end
+            raise ModelError(name, f"{path} is no plain file. Remove it. Nothing was removed")
+    try:
+        info = scan_cache_dir(cache)
+    except Exception as error:  # the library stops at some broken links
+        raise ModelError(name, f"The hub's cache, {cache}, cannot be read ({error}). Nothing was removed") from error
     for repository in info.repos:
         if repository.repo_type == "model" and repository.repo_id == model.repository:
             revisions = _revisions(repository, model)

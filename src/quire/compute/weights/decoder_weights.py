@@ -335,6 +335,10 @@ class WeightReader:
     def _check(self) -> None:
         """Raise unless the checkpoint has exactly the tensors of the spec, with their shapes."""
         found = self._checkpoint.entries
+        num_experts = sum(_num_experts(self._spec, layer) for layer in range(len(self._spec.layers)))
+        if num_experts > len(found):  # a small file may name many, and each becomes three names here
+            where = f"{self._checkpoint.name}: number of experts"
+            raise CheckpointError(where, num_experts, f"at most {len(found)}, the number of its tensors")
         expected = {self._named(name): shape for name, shape in expected_tensors(self._spec).items()}
         ignored = {self._named(name) for name in self._spec.ignored_tensors}
         missing = sorted(expected.keys() - found.keys())
