@@ -166,7 +166,7 @@ def measure(options: argparse.Namespace, workloads: Sequence[Workload]) -> None:
         "peer": "quire",
         "version": " ".join(f"{name} {value}" for name, value in describe_versions().items() if name != "python"),
         "label": options.label or f"{report.instruction_set} batch_tokens={report.max_num_batched_tokens}",
-        "dtype": options.dtype,
+        "dtype": report.weight_type if options.model.endswith(".gguf") else options.dtype,
         "threads": options.threads,
     }
     for workload in workloads:

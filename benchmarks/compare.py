@@ -24,6 +24,8 @@ from pathlib import Path
 from bar_plot import draw
 from comparison import QUIRE, Comparison, Line
 
+from quire.compute.models import read_model
+from quire.compute.models.hub import resolve_settings
 from quire.reporting.machine import MAX_IDLE_LOAD, OthersMeter
 from quire.reporting.results import NOT_CLAIMED, is_busy, is_loaded, render_results, start_facts, write_json, write_part
 
@@ -48,7 +50,11 @@ class EngineError(Exception):
 
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--model", required=True, help="model folder of Hugging Face, for quire and vLLM")
+    made.add_argument(
+        "--model",
+        required=True,
+        help="model folder of Hugging Face, for quire and vLLM; or a GGUF file, for quire and llama.cpp",
+    )
     made.add_argument("--runners", type=Path, default=HERE.parent / "../shared/bench", help="the peers' runners")
     made.add_argument("--workload", nargs="+", help=f"files; default: {', '.join(WORKLOADS)} with the runners")
     made.add_argument("--repeat", type=int, default=5)
@@ -101,7 +107,7 @@ def engines_of(options: argparse.Namespace) -> Iterator[Engine]:
         command += shlex.split(options.openvino_args)
         yield Engine("OpenVINO", command, with_options(how, options.openvino_args))
     if options.llamacpp_python:
-        model, tokens = options.llamacpp_model or options.model, pool_tokens(Path(options.model), gib)
+        model, tokens = options.llamacpp_model or options.model, pool_tokens(options.model, gib)
         command = [options.llamacpp_python, str(runners / "bench_llamacpp.py"), "--model", model]
         command += ["--ctx", str(tokens), "--extra=-ctk bf16 -ctv bf16"]
         how = f"bfloat16, {tokens:,} tokens ({gib} GiB), in one buffer and not paged; requests go through HTTP"
@@ -119,12 +125,11 @@ def with_options(how: str, arguments: str) -> str:
     return f"{how}; `{arguments.strip()}`" if arguments.strip() else how
 
 
-def pool_tokens(model: Path, gib: int) -> int:
+def pool_tokens(model: str, gib: int) -> int:
     """Return how many tokens a pool of this many GiB holds in bfloat16."""
-    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    bytes_per_token = 4 * config["num_hidden_layers"] * config["num_key_value_heads"] * head_dim
-    return gib * 2**30 // int(bytes_per_token)
+    spec = read_model(resolve_settings(model)).spec
+    bytes_per_token = 4 * len(spec.layers) * spec.attention.num_kv_heads * spec.attention.head_dim
+    return gib * 2**30 // bytes_per_token
 
 
 def run_engine(engine: Engine, options: argparse.Namespace) -> list[Line]:
