@@ -81,14 +81,21 @@ inline int four(const std::int8_t* numbers) {
     return word;
 }
 
+// Part by part: gcc 12 would keep a whole copy in memory, not in registers.
+inline Ints load_step(const std::byte* from) {
+    Ints bytes;
+    QUIRE_FOR_PARTS(i) std::memcpy(&bytes.part[i], from + i * kPartBytes, sizeof bytes.part[i]);
+    return bytes;
+}
+
+inline void store_step(std::byte* to, const Ints& bytes) {
+    QUIRE_FOR_PARTS(i) std::memcpy(to + i * kPartBytes, &bytes.part[i], sizeof bytes.part[i]);
+}
+
 // A step of a unit as bytes: codes of fewer than 8 bits are from 0 on.
 template <int kBits>
 inline Ints step_of(const std::byte* unit, int step) {
-    const auto line = [&](int index) {
-        Ints bytes;
-        std::memcpy(&bytes, unit + index * kStepBytes, sizeof bytes);
-        return bytes;
-    };
+    const auto line = [&](int index) { return load_step(unit + index * kStepBytes); };
     if constexpr (kBits == 8) {
         return line(step);
     } else {

@@ -9,6 +9,8 @@
 // So all instruction sets with fma compute the same bits.
 #pragma once
 
+#include <type_traits>
+
 #include "block_product.h"
 #include "coded.h"
 #include "round_rows.h"
@@ -127,18 +129,20 @@ struct CodedTile {
     CodedFetch fetch;
 };
 
-// The sums of a tile are in registers twice: as integers of a group, and as floats. Up to kPackedRows rows widen codes
-// in registers.
+// The sums of a tile are in registers twice: as integers of a group, and as floats. kCodedRows: the rows of most tiles.
+// kMostCodedRows: up to this many rows go through a widened chunk as one tile. Up to kMostPackedRows rows widen codes
+// in registers, in each tile anew.
 #if defined(__AVX512F__)
-constexpr int kCodedSums = 12, kCodedRows = 3, kMostCodedRows = 6, kPackedRows = 2;
+constexpr int kCodedSums = 12, kCodedRows = 3, kMostCodedRows = 6, kMostPackedRows = 8;
 #else
-constexpr int kCodedSums = 2, kCodedRows = 1, kMostCodedRows = 2, kPackedRows = 1;
+constexpr int kCodedSums = 2, kCodedRows = 1, kMostCodedRows = 2, kMostPackedRows = 1;
 #endif
-constexpr int kPackedPanels = least(kGroupPanels, kCodedSums / kPackedRows);
+constexpr int kPackedPanels = least(kGroupPanels, kCodedSums / kCodedRows);
 
 // kBits: of codes in memory; 8 in scratch memory. kGroup: the inputs that share a scale of the codes.
 template <int kBits, int kRows, int kPanels, int kGroup, typename Scales>
 void multiply_codes(const CodedTile<Scales>& tile) {
+    constexpr bool kPacked = std::is_same_v<Scales, StoredScales>;
     constexpr int kGroups = kUnitInputs / kGroup, kSteps = kGroup / kStepInputs, kSums = kGroup / kUnit;
     const std::byte* codes = tile.codes;
     const std::int8_t* rows = tile.rows;
@@ -161,11 +165,11 @@ void multiply_codes(const CodedTile<Scales>& tile) {
                 CodeStep::Vector weights[kPanels];
                 QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) {
                     reached += tile.fetch.pace;
-                    if (kRows <= kPackedRows) __builtin_prefetch(tile.fetch.from + (reached >> 8), 0, 3);
+                    if (kPacked) __builtin_prefetch(tile.fetch.from + (reached >> 8), 0, 3);
                     const Ints bytes = step_of<kBits>(codes + p * kBits * kStepBytes, step);
                     weights[p] = CodeStep::codes(CodeStep::kSigned && kBits < 8 ? less(bytes, tile.middle) : bytes);
                 }
-                for (; kRows > kPackedRows && fetched < reached >> 8; fetched += kLineBytes) {
+                for (; !kPacked && fetched < reached >> 8; fetched += kLineBytes) {
                     __builtin_prefetch(tile.fetch.from + fetched, 0, 3);
                 }
                 QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
@@ -202,8 +206,8 @@ void multiply_wide_tile(const CodedTile<WideScales>& tile, int num_rows, int num
     }
 }
 
-// Multiplies a tile of at most kPackedRows rows and of kPackedPanels panels, from a chunk as it is in memory.
-template <int kBits, int kRows = kPackedRows>
+// Multiplies a tile of at most kCodedRows rows and of kPackedPanels panels, from a chunk as it is in memory.
+template <int kBits, int kRows = kCodedRows>
 void multiply_packed_tile(const CodedTile<StoredScales>& tile, int group, int num_rows) {
     if constexpr (kRows > 1) {
         if (num_rows < kRows) return multiply_packed_tile<kBits, kRows - 1>(tile, group, num_rows);
@@ -214,7 +218,7 @@ void multiply_packed_tile(const CodedTile<StoredScales>& tile, int group, int nu
 
 // Writes units of codes of fewer than 8 bits as units of 8 bits.
 template <int kBits>
-void widen_units(const CodedPanels& panels, const std::byte* from, int num_units, std::int8_t* to) {
+void widen_units(const CodedPanels& panels, const std::byte* from, int num_units, std::byte* to) {
     const std::size_t unit_bytes = panels.layout.unit_bytes();
     from += panels.place * unit_bytes;
     for (int u = 0; u < num_units; ++u, from += panels.layout.panels * unit_bytes) {
@@ -222,7 +226,7 @@ void widen_units(const CodedPanels& panels, const std::byte* from, int num_units
             QUIRE_UNROLLED for (int step = 0; step < kUnitSteps; ++step) {
                 Ints bytes = step_of<kBits>(from + p * unit_bytes, step);
                 if (CodeStep::kSigned) bytes = less(bytes, middle_of(panels.layout.coding));
-                std::memcpy(to + step * kStepBytes, &bytes, sizeof bytes);
+                store_step(to + step * kStepBytes, bytes);
             }
         }
     }
@@ -275,7 +279,7 @@ class WideChunk {
 
   private:
     void take_codes(const CodedPanels& panels, const std::byte* chunk, int num_units) {
-        codes = reinterpret_cast<const std::byte*>(wide_);
+        codes = wide_;
         unit = static_cast<std::size_t>(panels.count) * kUnitSteps * kStepBytes;
         switch (panels.layout.coding.bits) {
             case 4:
@@ -296,7 +300,7 @@ class WideChunk {
         }
     }
 
-    alignas(64) std::int8_t wide_[kChunkInputs * kGroupPanels * kPanelWidth];
+    alignas(64) std::byte wide_[kChunkInputs * kGroupPanels * kPanelWidth];
 };
 
 template <>
@@ -332,10 +336,7 @@ class BlockProduct<Coded> {
   public:
     BlockProduct(const MatrixView& matrix, const BlockPanels<Coded>& panels, const Rows& input, int num_rows,
                  BlockSums& sums)
-        : panels_(panels),
-          num_rows_(num_rows),
-          num_tiles_(num_rows <= kMostCodedRows ? 1 : pieces_of(num_rows, kCodedRows)),
-          sums_(sums) {
+        : panels_(panels), num_rows_(num_rows), sums_(sums) {
         for (int r = 0; r < num_rows; ++r) {
             for (Floats& sum : sums[r]) sum = broadcast(0.0F);
         }
@@ -369,15 +370,16 @@ class BlockProduct<Coded> {
     }
 
     void add_chunk(const SpanChunk& chunk, int panel) {
-        const bool packed = num_rows_ <= kPackedRows && chunk.panels.count % kPackedPanels == 0;
-        const int most_panels = packed ? kPackedPanels : kCodedSums / pieces_of(num_rows_, num_tiles_);
+        const bool packed = num_rows_ <= kMostPackedRows && chunk.panels.count % kPackedPanels == 0;
+        const int num_tiles = !packed && num_rows_ <= kMostCodedRows ? 1 : pieces_of(num_rows_, kCodedRows);
+        const int most_panels = packed ? kPackedPanels : kCodedSums / pieces_of(num_rows_, num_tiles);
         const int count = chunk.panels.count, tile_panels = pieces_of(count, pieces_of(count, most_panels));
         if (!packed) wide_.take(chunk);
         // All tiles together fetch the codes of the next chunk.
         const std::size_t steps = chunk.num_inputs / kStepInputs;
-        CodedFetch fetch = {chunk.next, 0, (chunk.code_bytes() << 8) / (num_tiles_ * count * steps)};
-        for (int t = 0; t < num_tiles_; ++t) {
-            const int row = num_rows_ * t / num_tiles_, end = num_rows_ * (t + 1) / num_tiles_;
+        CodedFetch fetch = {chunk.next, 0, (chunk.code_bytes() << 8) / (num_tiles * count * steps)};
+        for (int t = 0; t < num_tiles; ++t) {
+            const int row = num_rows_ * t / num_tiles, end = num_rows_ * (t + 1) / num_tiles;
             for (int p = 0; p < count; p += tile_panels) {
                 const LinearTile place = {row, end - row, p, least(tile_panels, count - p)};
                 auto* sums = reinterpret_cast<Floats(*)[kBlockPanels]>(&sums_[row][panel + p]);
@@ -462,7 +464,7 @@ class BlockProduct<Coded> {
     }
 
     const BlockPanels<Coded>& panels_;
-    const int num_rows_, num_tiles_;
+    const int num_rows_;
     BlockSums& sums_;
     CodedRows rows_;
     WideChunk wide_;
