@@ -16,7 +16,8 @@ from quire import _native
 from quire.compute.native import NativeSettings, kv_cache_spec
 from quire.compute.weights.bfloat16 import narrowed
 from quire.compute.weights.int4 import quantized, rotated, rounded_to_int4
-from quire.compute.worker.key_centres import key_centres
+from quire.compute.worker.cache_engine import CacheEngine
+from quire.compute.worker.key_centres import key_centres, num_blocks
 from support.native_runs import NativeRun
 from support.tiny_checkpoint import write_tiny_qwen3
 
@@ -86,7 +87,9 @@ def first_layer(
     run.prefill(0, TOKENS)
     keys, values = (array.view(np.uint8) for array in run.worker.cache.places()[0])
     heads, decoder = run.driver.spec.num_kv_heads, run.runner._runner
-    centres = key_centres(decoder.spec, kv_cache_spec(decoder.spec, 16, "float32"), decoder, decoder._read_keys)
+    kv_spec = kv_cache_spec(decoder.spec, 16, "float32")
+    memory = CacheEngine(kv_spec, num_blocks=num_blocks(decoder.spec, kv_spec))
+    centres = key_centres(decoder.spec, memory, decoder, decoder._read_keys)
     assert centres is not None
     return keys.reshape(4, heads, -1), values.reshape(4, heads, -1), centres[0]
 

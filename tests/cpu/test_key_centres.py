@@ -15,6 +15,7 @@ from quire.compute.models.base import RopeSpec
 from quire.compute.native import NativeSettings, kv_cache_spec
 from quire.compute.reference.operations import rope_angles, rotate
 from quire.compute.worker import key_centres
+from quire.compute.worker.cache_engine import CacheEngine
 from support.native_runs import NativeRun
 from support.reference_runs import ReferenceRun
 from support.spec_models import SPECS, write_spec_model
@@ -55,9 +56,9 @@ def test_a_vector_taken_off_every_key_changes_no_logit(folder: Path, instruction
 def native_centres(folder: Path, settings: NativeSettings) -> list[NDArray[np.float32]]:
     run = NativeRun(folder, settings=settings)
     decoder = run.runner._runner
-    found = key_centres.key_centres(
-        decoder.spec, kv_cache_spec(decoder.spec, 16, "float32"), decoder, decoder._read_keys
-    )
+    kv_spec = kv_cache_spec(decoder.spec, 16, "float32")
+    memory = CacheEngine(kv_spec, num_blocks=key_centres.num_blocks(decoder.spec, kv_spec))
+    found = key_centres.key_centres(decoder.spec, memory, decoder, decoder._read_keys)
     assert found is not None
     return found
 

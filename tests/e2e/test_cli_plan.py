@@ -204,8 +204,8 @@ def test_narrow_keys_and_values_hold_more(capsys: pytest.CaptureFixture[str]) ->
     assert [(each["dtype"], each["is_served"]) for each in gpu["narrow_kv"]] == [
         ("int8", True),
         ("fp8", True),
-        ("k8v4", False),
-        ("int4", False),
+        ("k8v4", True),
+        ("int4", True),
     ]
 
 

@@ -78,7 +78,7 @@ def compiled() -> dict[str, int]:
     return {name: len(kernel.device_caches[0][0]) for name, kernel in kernels.items() if 0 in kernel.device_caches}
 
 
-def engine(folder: Path, max_num_seqs: int = 20) -> tuple[Any, Any]:
+def engine(folder: Path, max_num_seqs: int = 20, kv_dtype: str = "auto") -> tuple[Any, Any]:
     """A runner of kernels, and its KV memory."""
     from quire.compute.models import read_model
     from quire.compute.models.source import ModelFolder
@@ -99,7 +99,7 @@ def engine(folder: Path, max_num_seqs: int = 20) -> tuple[Any, Any]:
     from support.recorders import AgainRecorder
 
     spec, device = read_model(ModelFolder(folder)).spec, torch.device("cpu")
-    settings = TorchSettings(device="cpu", max_num_batched_tokens=600, max_num_seqs=max_num_seqs)
+    settings = TorchSettings(device="cpu", kv_dtype=kv_dtype, max_num_batched_tokens=600, max_num_seqs=max_num_seqs)
     kv_spec = kv_cache_spec(spec, settings)
     attention = TritonAttention(kv_spec, device, num_heads=spec.attention.num_heads, num_processors=132)
     cache = TorchCache(kv_spec, attention, device, num_blocks=16)
@@ -148,12 +148,12 @@ def inputs_of(sequences: list[tuple[int, int]], num_groups: int) -> Any:
     )
 
 
-def main(folder: Path) -> None:
+def main(folder: Path, kv_dtype: str) -> None:
     """Rehearse and serve; print what was compiled for the one, and for both."""
     from quire.compute.torch.rehearsal import filtered_draws
 
     use()
-    runner, cache = engine(folder)
+    runner, cache = engine(folder, kv_dtype=kv_dtype)
     runner.prepare(cache)
     rehearsed = compiled()
     cache.rehearse()
@@ -176,4 +176,4 @@ def run_alone(scratch: Path, module: str, *arguments: str) -> Any:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

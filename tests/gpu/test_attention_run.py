@@ -25,7 +25,7 @@ OPTIONS = argparse.Namespace(working_set=1 << 18, repeat=2, read_size=1 << 20)
     (
         SMALL,
         replace(SMALL, contiguous=True),
-        replace(SMALL, kv_dtype="int8"),
+        *(replace(SMALL, kv_dtype=kv_dtype) for kv_dtype in ("int8", "k8v4", "int4")),
         replace(SMALL, contexts=(70,), num_queries=70),
         replace(SMALL, contexts=(530,) * 4, shared_tokens=512, batch_invariant=True),
     ),

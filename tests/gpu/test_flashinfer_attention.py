@@ -84,7 +84,10 @@ def spec_of(folder, head_dim=64):
     (
         (80, FITTING, "FlashInfer knows heads of 64, 128, 256 numbers, and the model's have 80"),
         (64, replace(FITTING, dtype="float32"), "FlashInfer does not compute in float32"),
-        (64, replace(FITTING, kv_dtype="int8"), "FlashInfer knows no scale .* which int8 has"),
+        *(
+            (64, replace(FITTING, kv_dtype=kv_dtype), f"FlashInfer knows no scale .* which {kv_dtype} has")
+            for kv_dtype in ("int8", "k8v4", "int4")
+        ),
         (64, replace(FITTING, kv_dtype="fp8"), "FlashInfer knows no scale .* which fp8 has"),
         (64, replace(FITTING, kv_dtype="bfloat16"), "FlashInfer is not asked to read bfloat16 together with float16"),
         (64, replace(FITTING, batch_invariant=True), "FlashInfer splits contexts .* batch_invariant is on"),

@@ -93,7 +93,7 @@ def test_every_kind_of_model_computes_the_same(model: str, device: str, tmp_path
     assert own == tokens
 
 
-@pytest.mark.parametrize("kv_dtype", ["float16", "int8", "fp8"])
+@pytest.mark.parametrize("kv_dtype", ["float16", "int8", "fp8", "k8v4", "int4"])
 def test_every_kind_of_memory_is_written_as_plainly(kv_dtype: str, device: str, tmp_path: Path) -> None:
     write_spec_model(tmp_path, SPECS["plain"])
     settings = replace(FLOAT32, device=device, dtype="float16", kv_dtype=kv_dtype)

@@ -20,6 +20,7 @@ from quire.compute.torch.decoder import Engines, TorchDecoder
 from quire.compute.torch.fused_experts import FusedExperts
 from quire.compute.torch.fused_operations import FusedOperations
 from quire.compute.torch.graphs import DecodeGraphs
+from quire.compute.torch.load import with_key_centres
 from quire.compute.torch.products import product
 from quire.compute.torch.runner import TorchRunner
 from quire.compute.torch.sampling import TorchSampler
@@ -50,7 +51,10 @@ class KernelRun(TorchRun):
         reader = WeightReader(spec, Checkpoint.open(folder), "float32")
         weights = TorchWeights.load(spec, reader, torch.float32, where)
         experts = FusedExperts(batch_invariant=False)
-        decoder = TorchDecoder(spec, weights, Engines(attention, FusedOperations(attention), product, experts))
+        engines = Engines(attention, FusedOperations(attention), product, experts)
+        if kv_dtype == "int4":
+            weights = with_key_centres(spec, weights, engines)
+        decoder = TorchDecoder(spec, weights, engines)
         sampler = TorchSampler(spec.vocab_size)
         runner = TorchRunner(decoder, sampler, where)
         self.decoder = decoder
@@ -95,13 +99,27 @@ def test_logits_are_those_of_the_reference(model: str, folders: Path, device: st
     assert np.abs(ours - theirs).max() <= 1e-4 * max(1.0, np.abs(theirs).max())
 
 
+@pytest.mark.parametrize("kv_dtype", ["k8v4", "int4"])
+def test_4_bits_are_those_of_the_reference(kv_dtype: str, folders: Path, device: str) -> None:
+    spec = spec_of(folders, "qwen3")
+    exact, reference = ReferenceRun(folders / "qwen3"), ReferenceRun(folders / "qwen3", kv_dtype=kv_dtype)
+    run = KernelRun(folders / "qwen3", spec, device, kv_dtype)
+    for each in (exact, reference, run):
+        each.prefill(0, TOKENS[:30], chunks=[18])
+    best, right, ours = (np.stack([each.logits[0, i] for i in range(30)]) for each in (exact, reference, run))
+    # A last bit that differs may tip the rounding of a number over; most of the logits agree as floats do.
+    assert np.median(np.abs(ours - right)) <= 1e-4 * np.std(right)
+    assert np.std(ours - right) <= 0.2 * np.std(right - best)
+
+
+@pytest.mark.parametrize("kv_dtype", ["int8", "int4"])
 @pytest.mark.filterwarnings("ignore:invalid value")  # of numpy, in the interpreter
-def test_replayed_decodes_are_those_computed(tmp_path: Path, device: str) -> None:
+def test_replayed_decodes_are_those_computed(kv_dtype: str, tmp_path: Path, device: str) -> None:
     spec = replace(SPECS["experts"], layers=SPECS["experts"].layers[:1])
     write_spec_model(tmp_path, spec)
     texts = []
     for records in (False, True):
-        run = KernelRun(tmp_path, spec, device, "int8")
+        run = KernelRun(tmp_path, spec, device, kv_dtype)
         sampler = TorchSampler(spec.vocab_size)
         graphs = DecodeGraphs(run.decoder, recorder_of(device), 4) if records else None
         run.launching(TorchRunner(run.decoder, sampler, torch.device(device), graphs=graphs), sampler)

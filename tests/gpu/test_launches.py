@@ -32,20 +32,23 @@ EXPERTS = {"route_kernel": 1, "group_kernel": 2, "product_kernel": 4, "combine_k
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a driver, and all other tests launch on it")
 @pytest.mark.skipif(shutil.which("cc") is None, reason="Triton builds its launchers with a C compiler")
-@pytest.mark.parametrize("kind", KINDS)
-def test_all_that_is_served_was_compiled_when_the_largest_steps_were_rehearsed(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "kv_dtype"), [*((kind, "auto") for kind in KINDS), ("windows", "int4")])
+def test_all_that_is_served_was_compiled_when_the_largest_steps_were_rehearsed(
+    kind: str, kv_dtype: str, tmp_path: Path
+) -> None:
     model, scratch = tmp_path / "model", tmp_path / "driver"
     scratch.mkdir()
     model.mkdir()
     config = tiny_qwen3_config() | KINDS[kind]
     (model / "config.json").write_text(json.dumps(config))
     write_spec_model(model, read_model(ModelFolder(model)).spec)
-    rehearsed, served = run_alone(scratch, "tests.gpu.counting_driver", str(model))
+    rehearsed, served = run_alone(scratch, "tests.gpu.counting_driver", str(model), kv_dtype)
     assert served == rehearsed
     if kind == "experts":
         # Up and down, of few rows and of many; up has two pairs of a row, down one.
         assert {name: served.get(name) for name in EXPERTS} == EXPERTS
     kernels = {"attend_kernel", "merge_kernel", "rotate_and_write_kernel", "norm_kernel", "activation_kernel"}
+    kernels |= {"turn_kernel", "write_int4_kernel"} if kv_dtype == "int4" else set()
     kernels |= {"highest_kernel", "weigh_kernel", "choose_kernel"}
     assert served.keys() >= kernels and served["merge_kernel"] == 4  # of 2, 4, 8 and 16 parts at a time
 

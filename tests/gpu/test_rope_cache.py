@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
 
-from quire.compute.torch.attention.base import KVPair
+from quire.compute.torch.attention.base import KVPair, KVPool
+from quire.compute.torch.attention.plain import PlainAttention, as_floats
+from quire.compute.torch.int4 import turned
+from quire.compute.torch.kernels.int4 import turn
 from quire.compute.torch.kernels.rope_cache import rotate_and_write
 from quire.compute.torch.operations import Angles, HeadForm, Norm
 from quire.compute.torch.quantize import quantized, restored
 from quire.compute.weights import quantize
+from quire.core.kv_spec import KVCacheSpec
 
 NUM_BLOCKS, BLOCK_SIZE = 5, 8
 STORED = {"plain": torch.float32, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
+INT4_HEADS = ((8, 8), (16, 6), (64, 64), (80, 80), (96, 72), (128, 0), (256, 256))
 
 
 @dataclass(frozen=True)
@@ -182,6 +187,77 @@ def test_rows_at_the_edges_are_quantised_as_the_definition_says(device: str, sto
     assert torch.equal(numbers.float(), q.float())
     assert torch.equal(scales.nan_to_num(-1), scale.nan_to_num(-1))
     assert restored(numbers, scales).isfinite().all(dim=1).tolist() == [True] * 3 + [False] * 3 + [True] * 3
+
+
+def int4_pool(case: Case, kv_dtype: str, device: str) -> KVPool:
+    spec = KVCacheSpec.from_layers(
+        [None], block_size=16, num_kv_heads=case.num_kv_heads, head_dim=case.head_dim, dtype=kv_dtype
+    )
+    pool = KVPool.allocate(spec, NUM_BLOCKS, torch.device(device))
+    pool.content.fill_(0xEE)
+    return pool
+
+
+@pytest.mark.parametrize("kv_dtype", ["k8v4", "int4"])
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), INT4_HEADS)
+def test_4_bits_are_what_the_definition_makes_of_the_same_numbers(
+    device: str, head_dim: int, rotary_dim: int, kv_dtype: str
+) -> None:
+    """To the bit, in the slots of the tokens and nowhere else; the centre of the keys is taken off."""
+    case = Case(num_heads=3, num_kv_heads=9, head_dim=head_dim, rotary_dim=rotary_dim)
+    pool, right, plain = (int4_pool(case, dtype, device) for dtype in (kv_dtype, kv_dtype, "float32"))
+    slots, form = case.slots(device), case.form(device)
+    if kv_dtype == "int4":
+        centre = torch.randn((9, head_dim), generator=torch.Generator().manual_seed(8)).to(device)
+        form = replace(form, key_centre=centre)
+    arguments = case.projected(device), form, case.angles(device)
+    exact = plain.pair(0, 0)
+    queries = rotate_and_write(*arguments, exact, slots)
+    assert torch.equal(rotate_and_write(*arguments, pool.pair(0, 0), slots), queries)
+    kept = slots[slots >= 0].long()
+    keys, values = (rows.transpose(1, 2)[kept // 16, kept % 16] for rows in (exact.keys, exact.values))
+    if form.key_centre is not None:
+        keys = keys - form.key_centre
+    PlainAttention(torch.device(device)).write_kv(right.pair(0, 0), slots[slots >= 0], keys, values)
+    assert torch.equal(pool.content, right.content)
+
+
+@pytest.mark.parametrize("kv_dtype", ["k8v4", "int4"])
+@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid value")
+def test_edges_of_4_bits_are_as_the_definition_says(device: str, kv_dtype: str) -> None:
+    """Equal numbers, nearly none, numbers that are not finite, a range that is no float."""
+    case = Case(num_heads=1, num_kv_heads=1, head_dim=64, rotary_dim=0, norms=False, num_tokens=7)
+    rows = torch.randn((7, 192), generator=torch.Generator().manual_seed(2))
+    rows[0, 64:], rows[1, 64:] = 3.0, 1e-31
+    for token, number in enumerate((torch.nan, torch.inf, -torch.inf)):
+        rows[2 + token, [70, 140]] = number
+    rows[5, 64:], rows[5, [64, 128]] = -3e38, 3e38
+    pool, right = int4_pool(case, kv_dtype, device), int4_pool(case, kv_dtype, device)
+    slots = torch.arange(7, dtype=torch.int32, device=device)
+    rotate_and_write(rows.to(device), case.form(device), None, pool.pair(0, 0), slots)
+    heads = rows.to(device).unflatten(1, (3, 1, 64))
+    PlainAttention(torch.device(device)).write_kv(right.pair(0, 0), slots, heads[:, 1], heads[:, 2])
+    for ours, definition in zip(*(stored_rows(each.pair(0, 0), slots) for each in (pool, right)), strict=True):
+        assert torch.equal(ours.nan_to_num(-1, -2, -3), definition.nan_to_num(-1, -2, -3))
+        assert ours[[0, 1, 6]].isfinite().all() and not ours[2:5].isfinite().any()
+
+
+def stored_rows(pair: KVPair, slots: torch.Tensor) -> list[torch.Tensor]:
+    """Return the keys and values of slots as floats, `[num_slots, num_kv_heads, head_dim]`."""
+    where = slots.long() // 16, slice(None), slots.long() % 16
+    assert pair.key_scales is not None and pair.value_scales is not None
+    pieces = (pair.keys, pair.key_scales), (pair.values, pair.value_scales)
+    return [as_floats(numbers[where], scales[where]) for numbers, scales in pieces]
+
+
+@pytest.mark.parametrize("head_dim", [8, 64, 80, 96, 128, 256])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_rows_are_turned_as_the_definition_says(device: str, head_dim: int, dtype: torch.dtype) -> None:
+    heads = torch.randn((7, 5, head_dim), generator=torch.Generator().manual_seed(4)).to(device, dtype)
+    before = heads.clone()
+    assert torch.equal(turn(heads), turned(heads).to(dtype))
+    assert torch.equal(heads, before)
+    assert turn(heads[:0]).shape == (0, 5, head_dim)
 
 
 def test_torch_makes_the_int8_that_numpy_makes() -> None:

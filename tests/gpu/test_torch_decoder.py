@@ -29,6 +29,8 @@ MACHINES = {
     "bfloat16": replace(INVARIANT, dtype="bfloat16"),
     "int8": replace(INVARIANT, weights="int8", kv_dtype="int8"),
     "fp8": replace(INVARIANT, dtype="bfloat16", kv_dtype="fp8"),
+    "k8v4": replace(INVARIANT, dtype="bfloat16", kv_dtype="k8v4"),
+    "int4": replace(INVARIANT, kv_dtype="int4"),
 }
 
 
@@ -119,10 +121,11 @@ def test_int8_weights_are_near(model: str, models: Models) -> None:
     assert 0 < np.std(logits_of(run) - expected) <= 0.12 * np.std(expected)
 
 
+@pytest.mark.parametrize("kv_dtype", ["int8", "k8v4", "int4"])
 @pytest.mark.parametrize("model", MODELS)
-def test_int8_kv_is_that_of_the_reference(model: str, models: Models) -> None:
-    expected, reference = models.expected(model), models.reference(model, kv_dtype="int8")
-    run = models.run(model, replace(FLOAT32, kv_dtype="int8"))
+def test_narrow_kv_is_that_of_the_reference(model: str, kv_dtype: str, models: Models) -> None:
+    expected, reference = models.expected(model), models.reference(model, kv_dtype=kv_dtype)
+    run = models.run(model, replace(FLOAT32, kv_dtype=kv_dtype))
     for each in (reference, run):
         each.prefill(0, TOKENS, chunks=[30, 41])
     right, ours = logits_of(reference), logits_of(run)

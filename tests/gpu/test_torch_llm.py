@@ -64,3 +64,12 @@ def test_texts_are_those_of_the_reference(
         **limits,
     )
     assert found == expected
+
+
+@pytest.mark.parametrize("kv_dtype", ["k8v4", "int4"])
+def test_texts_with_4_bits_are_those_of_the_reference(kv_dtype: str, folder: Path, device: str) -> None:
+    """Whatever the memory: the engine cuts prompts, preempts, swaps and shares prefixes, and no text changes."""
+    settings: dict[str, Any] = {"kv_dtype": kv_dtype, "max_num_batched_tokens": 24, "max_num_seqs": 8}
+    settings |= {"kv_memory": 6 * BLOCK_BYTES, "swap_space": 20 * BLOCK_BYTES}
+    expected = texts(folder, backend="reference", device="cpu", kv_dtype=kv_dtype, kv_memory=256 * BLOCK_BYTES)
+    assert texts(folder, backend="torch", device=device, batch_invariant=True, **settings) == expected

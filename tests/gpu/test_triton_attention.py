@@ -56,6 +56,13 @@ def assert_near(found: list[torch.Tensor], step: Step) -> None:
         Model(kv_dtype="int8"),
         Model(kv_dtype="fp8"),
         Model(kv_dtype="int8", dtype=torch.float16, window=20, group=2, head_dim=80),
+        Model(kv_dtype="k8v4"),
+        Model(kv_dtype="int4"),
+        Model(kv_dtype="k8v4", head_dim=8),
+        Model(kv_dtype="int4", group=7, num_kv_heads=1, head_dim=96, block_size=64),
+        Model(kv_dtype="int4", soft_cap=3.0, group=2, head_dim=256),
+        Model(kv_dtype="k8v4", dtype=torch.float16, window=20, group=2, head_dim=80),
+        Model(kv_dtype="int4", dtype=torch.float16, window=20, group=2, head_dim=80),
     ),
     ids=repr,
 )
@@ -69,6 +76,8 @@ def test_near_the_oracle(model, device):
     (
         Model(num_kv_heads=1, window=100, soft_cap=2.0, group=2, head_dim=256),
         Model(kv_dtype="int8", dtype=torch.float16),
+        Model(kv_dtype="k8v4", dtype=torch.float16),
+        Model(kv_dtype="int4"),
     ),
     ids=repr,
 )
@@ -84,8 +93,9 @@ def test_near_the_oracle_across_splits(window, invariant, device):
     assert_near(step.run(attention(model, device, batch_invariant=invariant)), step)
 
 
-def test_near_the_plain_backend(device):
-    model = Model(window=70)
+@pytest.mark.parametrize("kv_dtype", ("float32", "k8v4", "int4"))
+def test_near_the_plain_backend(kv_dtype, device):
+    model = Model(window=70, kv_dtype=kv_dtype)
     step = Step(model, (*DECODES, *CHUNKS), device=device)
     pair = step.pair()
     ours, plain = step.run(attention(model, device), pair), step.run(PlainAttention(torch.device(device)), pair)
@@ -102,7 +112,7 @@ def test_what_is_launched_is_what_was_compiled(device):
     queries = torch.cat(step.queries).to(device)
     given = {
         "queries": Queries.of(queries, batch.positions),
-        "cache": Cache.of((pair.keys, pair.values), None, batch.block_tables[0]),
+        "cache": Cache.of(pair, batch.block_tables[0]),
         "work": launch.work,
         "results": Results.of(queries, launch.num_parts),
         "rule": Weighting.of(0.1, None, None),
@@ -125,7 +135,12 @@ def bits(tensors: list[torch.Tensor]) -> list[bytes]:
 
 @pytest.mark.parametrize(
     ("model", "invariant"),
-    ((Model(num_kv_heads=1, window=600, kv_dtype="int8"), False), (Model(num_kv_heads=1), True)),
+    (
+        (Model(num_kv_heads=1, window=600, kv_dtype="int8"), False),
+        (Model(num_kv_heads=1, kv_dtype="int4"), False),
+        (Model(num_kv_heads=1), True),
+        (Model(num_kv_heads=1, kv_dtype="k8v4"), True),
+    ),
     ids=repr,
 )
 def test_same_bits_alone_and_in_a_batch(model, invariant, device):
@@ -138,9 +153,9 @@ def test_same_bits_alone_and_in_a_batch(model, invariant, device):
         assert bits(Step(model, (sequence,), (seed,), order_seed=seed, device=device).run(backend)) == [together[seed]]
 
 
-@pytest.mark.parametrize("invariant", (False, True))
-def test_same_bits_however_the_work_is_cut(invariant, device):
-    model = Model(num_kv_heads=1)
+@pytest.mark.parametrize(("kv_dtype", "invariant"), (("float32", False), ("float32", True), ("int4", True)))
+def test_same_bits_however_the_work_is_cut(kv_dtype, invariant, device):
+    model = Model(num_kv_heads=1, kv_dtype=kv_dtype)
     step = Step(model, ((700, 1), (513, 1), (600, 1), (530, 5)), device=device)
     whole, cut = (
         attention(model, device, num_processors=processors, batch_invariant=invariant) for processors in (1, 1000)
@@ -150,18 +165,28 @@ def test_same_bits_however_the_work_is_cut(invariant, device):
     assert bits(step.run(whole)) == bits(step.run(cut))
 
 
-@pytest.mark.parametrize("block_size", (32, 64, 128))
-def test_same_bits_in_blocks_of_any_size(block_size, device):
-    model, sequences = Model(num_kv_heads=1), ((530, 1), (90, 40))
+@pytest.mark.parametrize(
+    ("kv_dtype", "block_size"), (("float32", 32), ("float32", 64), ("float32", 128), ("k8v4", 128), ("int4", 64))
+)
+def test_same_bits_in_blocks_of_any_size(kv_dtype, block_size, device):
+    model, sequences = Model(num_kv_heads=1, kv_dtype=kv_dtype), ((530, 1), (90, 40))
     small = Step(model, sequences, device=device).run(attention(model, device))
     model = replace(model, block_size=block_size)
     assert bits(Step(model, sequences, device=device).run(attention(model, device))) == bits(small)
 
 
-@pytest.mark.parametrize(("invariant", "chunks"), ((False, (110, 33, 2)), (True, (70, 33, 1))))
-def test_same_bits_whole_and_in_chunks(invariant, chunks, device):
+@pytest.mark.parametrize(
+    ("kv_dtype", "invariant", "chunks"),
+    (
+        ("float32", False, (110, 33, 2)),
+        ("float32", True, (70, 33, 1)),
+        ("k8v4", True, (33, 1)),
+        ("int4", True, (33, 1)),
+    ),
+)
+def test_same_bits_whole_and_in_chunks(kv_dtype, invariant, chunks, device):
     """Without batch invariance, of prompts; with it, of decodes as well."""
-    model, length = Model(num_kv_heads=1, window=550), 620
+    model, length = Model(num_kv_heads=1, window=550, kv_dtype=kv_dtype), 620
     backend = attention(model, device, batch_invariant=invariant)
     [longest] = Step(model, ((length, max(chunks)),), device=device).run(backend)
     for count in chunks:
@@ -169,9 +194,14 @@ def test_same_bits_whole_and_in_chunks(invariant, chunks, device):
         assert bits([chunk]) == bits([longest[-count:]])
 
 
-@pytest.mark.parametrize("invariant", (False, True))
-def test_same_bits_with_a_shared_prefix(invariant, device):
-    model, sequences = Model(num_kv_heads=1, group=2), ((600, 1), (513, 1), (512, 1), (530, 1), (1030, 1))
+@pytest.mark.parametrize(
+    ("kv_dtype", "invariant"), (("float32", False), ("float32", True), ("k8v4", True), ("int4", False))
+)
+def test_same_bits_with_a_shared_prefix(kv_dtype, invariant, device):
+    model, sequences = (
+        Model(num_kv_heads=1, group=2, kv_dtype=kv_dtype),
+        ((600, 1), (513, 1), (512, 1), (530, 1), (1030, 1)),
+    )
     backend = attention(model, device, batch_invariant=invariant)
     shared = Step(model, sequences, shared_tokens=512, device=device)
     apart = Step(model, sequences, shared_tokens=512, copied=True, device=device)
@@ -253,13 +283,17 @@ def test_twice_the_same(device):
 # ---- a whole decoder ------------------------------------------------------------------------------------------------
 
 
-def test_a_decoder_over_it_is_near_the_reference(tmp_path, device):
+@pytest.mark.parametrize("kv_dtype", ("float32", "k8v4", "int4"))
+def test_a_decoder_over_it_is_near_the_reference(kv_dtype, tmp_path, device):
     write_tiny_qwen3(tmp_path, settings={"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1})
     spec = read_model(ModelFolder(tmp_path)).spec
-    settings = TorchSettings(device=device, dtype="float32")
+    settings = TorchSettings(device=device, dtype="float32", kv_dtype=kv_dtype)
     triton = TritonAttention(kv_cache_spec(spec, settings), torch.device(device), num_heads=spec.attention.num_heads)
-    ours, reference = TorchRun(tmp_path, settings=settings, attention=triton), ReferenceRun(tmp_path)
+    ours, reference = TorchRun(tmp_path, settings=settings, attention=triton), ReferenceRun(tmp_path, kv_dtype=kv_dtype)
     for run in (ours, reference):
         run.prefill(0, [(7 * i * i + 3 * i + 5) % 64 for i in range(70)], chunks=[40, 1])
-    for place, wanted in reference.logits.items():
-        np.testing.assert_allclose(ours.logits[place], wanted, rtol=1e-3, atol=1e-3)
+    right, found = (np.stack([run.logits[place] for place in reference.logits]) for run in (reference, ours))
+    # A last bit that differs may tip the rounding to 4 bits over; most of the logits agree as floats do.
+    worst = np.max if kv_dtype == "float32" else np.median
+    assert worst(np.abs(found - right)) <= 1e-3 * np.std(right)
+    assert np.std(found - right) <= 0.02 * np.std(right)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from quire.cli.doctor import examine
 from quire.compute.torch.backend import GPU_KV_SHARE
 from quire.compute.torch.device import CONTEXT_BYTES, DeviceFacts
 from quire.compute.torch.footprint import Footprint
+from quire.compute.torch.settings import TorchSettings, kv_cache_spec
 from quire.core.granted import free_memory
 from quire.engine.factory import plan_engine
 from quire.guide import GUIDE_FOLDER
 from quire.simulate.hardware import find_hardware
+from support.spec_models import SPECS
 
 GIB = 1 << 30
 H200 = DeviceFacts("2.11.0", "13.0", "3.6.0", "NVIDIA H200", "", "580.159.03", (9, 0), 140 * GIB, 139 * GIB)
@@ -213,13 +216,21 @@ def test_what_only_torch_knows_is_refused_elsewhere(settings: dict[str, Any], ba
     assert caught.value.field in settings
 
 
-@pytest.mark.parametrize("kv_dtype", ["k8v4", "int4"])
-def test_torch_says_who_stores_4_bits(answers: Any, kv_dtype: str) -> None:
+@pytest.mark.parametrize(("kv_dtype", "key_bytes"), [("k8v4", lambda dim: dim + 4), ("int4", lambda dim: dim * 5 / 8)])
+def test_a_gpu_stores_4_bits(answers: Any, kv_dtype: str, key_bytes: Callable[[int], float]) -> None:
     answers(H200)
-    told = "only the backends native and reference store 4 bits"
-    message = rf"^kv_dtype is '{kv_dtype}'; allowed: one of bfloat16, .*: {told}$"
-    with pytest.raises(InvalidConfigError, match=message):
-        plan_engine(EngineConfig(device="cuda", kv_dtype=kv_dtype))
+    spec = plan_engine(EngineConfig(device="cuda", kv_dtype=kv_dtype)).backend.facts.kv_spec
+    assert spec.dtype == kv_dtype and spec.head_dim % 32 == 0
+    assert spec.bytes_per_layer_token == spec.num_kv_heads * (key_bytes(spec.head_dim) + spec.head_dim / 2 + 4)
+
+
+@pytest.mark.parametrize("kv_dtype", ["k8v4", "int4"])
+def test_heads_of_an_odd_size_have_no_4_bits(kv_dtype: str) -> None:
+    spec = replace(SPECS["learned"], attention=replace(SPECS["learned"].attention, head_dim=15))
+    settings = TorchSettings(device="cpu", kv_dtype=kv_dtype)
+    told = f"^kv_dtype is '{kv_dtype}'; allowed: another one: {kv_dtype} takes heads of an even size, not 15$"
+    with pytest.raises(InvalidConfigError, match=told):
+        kv_cache_spec(spec, settings)
 
 
 def test_a_plan_for_a_gpu_needs_none(capsys: pytest.CaptureFixture[str]) -> None:

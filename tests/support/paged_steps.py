@@ -19,8 +19,12 @@ from quire.compute.torch.attention.base import (
     StepShape,
 )
 from quire.compute.torch.attention.plain import PlainAttention
+from quire.compute.torch.cache import NOT_A_NUMBER
 from quire.compute.torch.quantize import quantized, restored
+from quire.compute.weights.int4 import rounded_to_int4
 from quire.core.kv_spec import KVCacheSpec
+
+FORMS: dict[str, tuple[torch.dtype | int, torch.dtype | int]] = STORED_AS | {"k8v4": (torch.int8, 0), "int4": (32, 0)}
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,7 @@ class Step:
     def pair(self) -> KVPair:
         """Keys and values of all sequences in their blocks, and poison everywhere else."""
         pool = KVPool.allocate(self.model.spec, self.num_blocks, torch.device(self.device))
-        poison(pool)
+        pool.content.fill_(NOT_A_NUMBER)
         pair = pool.pair(0, 0)
         size = self.model.block_size
         writer = PlainAttention(torch.device(self.device))
@@ -151,7 +155,10 @@ class Step:
 
     def _attended(self, sequence: int) -> torch.Tensor:
         model = self.model
-        keys, values = (self._as_stored(each[sequence]) for each in (self.keys, self.values))
+        written = self.keys[sequence], self.values[sequence]
+        keys, values = (
+            as_stored(rows, form).double() for rows, form in zip(written, FORMS[model.kv_dtype], strict=True)
+        )
         length, count = self.sequences[sequence]
         queries = self.queries[sequence].double().unflatten(1, (model.num_kv_heads, model.group))
         scores = torch.einsum("qhgd,khd->hgqk", queries, keys) * model.rule.scale
@@ -162,17 +169,11 @@ class Step:
         weights = torch.softmax(scores.masked_fill(~seen, -math.inf), dim=-1)
         return torch.einsum("hgqk,khd->qhgd", weights, values).flatten(1, 2)
 
-    def _as_stored(self, rows: torch.Tensor) -> torch.Tensor:
-        dtype = STORED_AS[self.model.kv_dtype]
-        if self.model.kv_dtype in ("int8", "fp8"):
-            return restored(*quantized(rows, dtype)).double()
-        return rows.to(dtype).double()
 
-
-def poison(pool: KVPool) -> None:
-    """Fill a pool with what must never be read. Mutates."""
-    if pool.scales is not None:
-        pool.numbers.view(torch.uint8).fill_(0x7F)  # int8: 127; fp8: NaN
-        pool.scales.fill_(math.nan)
-    else:
-        pool.numbers.fill_(math.nan)
+def as_stored(rows: torch.Tensor, form: torch.dtype | int) -> torch.Tensor:
+    """Return rows rounded as memory holds them: `form` is a dtype, or the numbers of a group of 4 bits, 0 for all."""
+    if isinstance(form, int):
+        return torch.from_numpy(rounded_to_int4(rows.float().numpy(), form or None))
+    if form in (torch.int8, torch.float8_e4m3fn):
+        return restored(*quantized(rows, form))
+    return rows.to(form)

@@ -9,7 +9,7 @@ from quire.compute.arrays import FloatArray
 from quire.compute.models.base import DecoderSpec, Part
 from quire.compute.weights.decoder_weights import Parts, PartWeights, WeightReader
 from quire.compute.worker.cache_engine import CacheArray, CacheEngine
-from quire.compute.worker.key_centres import key_centres
+from quire.compute.worker.key_centres import key_centres, num_blocks
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
 from quire.core.kv_spec import KVCacheSpec
 
@@ -83,7 +83,8 @@ class NativeDecoder:
 
     def centre_keys(self, kv_spec: KVCacheSpec) -> None:
         """Take the centre of the keys off them from now on; see `quire.compute.worker.key_centres`. Mutates."""
-        for layer, centre in enumerate(key_centres(self.spec, kv_spec, self, self._read_keys) or ()):
+        memory = CacheEngine(kv_spec, num_blocks=num_blocks(self.spec, kv_spec))
+        for layer, centre in enumerate(key_centres(self.spec, memory, self, self._read_keys) or ()):
             self._decoder.set_key_centre(layer, np.ascontiguousarray(centre.ravel(), np.float32))
         self._cache = []  # frees the memory that was used
 

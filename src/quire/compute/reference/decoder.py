@@ -31,7 +31,7 @@ from quire.compute.reference.operations import (
 from quire.compute.weights.decoder_weights import DecoderWeights, Parts
 from quire.compute.weights.int4 import KV_ROUNDINGS
 from quire.compute.worker.cache_engine import CacheEngine, LayerCache
-from quire.compute.worker.key_centres import BLOCK, key_centres
+from quire.compute.worker.key_centres import BLOCK, key_centres, num_blocks
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
 
 
@@ -47,8 +47,9 @@ class ReferenceDecoder:
         self.kv_dtype = kv_dtype
         self._centres: list[FloatArray] | None = None
         if kv_dtype == "int4":
-            exact = ReferenceDecoder(spec, weights)
-            self._centres = key_centres(spec, spec.kv_cache_spec(BLOCK), exact, _read_keys)
+            exact, kv_spec = ReferenceDecoder(spec, weights), spec.kv_cache_spec(BLOCK)
+            memory = CacheEngine(kv_spec, num_blocks=num_blocks(spec, kv_spec))
+            self._centres = key_centres(spec, memory, exact, _read_keys)
 
     @property
     def vocab_size(self) -> int:

@@ -18,16 +18,15 @@ import torch
 from quire.compute.arrays import IntArray
 from quire.compute.torch.attention import flashinfer
 from quire.compute.torch.attention.base import (
-    STORED_AS,
     AttentionBackend,
     AttentionRule,
     KVPair,
-    KVPool,
     StepBatch,
     StepShape,
 )
+from quire.compute.torch.attention.plain import as_floats
 from quire.compute.torch.attention.triton import TritonAttention
-from quire.compute.torch.quantize import restored
+from quire.compute.torch.weights import DTYPES
 from quire.core.errors import InvariantError
 from quire.core.kv_spec import KVCacheSpec
 
@@ -36,7 +35,6 @@ MAX_ERROR: Final = 0.02
 MAX_LAYERS: Final = 64
 MOST_CHECKED: Final = 64
 """The last queries of a sequence, to compare."""
-SCALE: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +98,10 @@ class AttentionRun:
         spec = step.spec(self.num_layers)
         self._attention = _attention(step, spec, self._device)
         self._pool = self._attention.allocate_kv(spec, int(self._tables.max()) + 1)
-        fill(self._pool)
         self._pairs = [self._pool.pair(layer, 0) for layer in range(self.num_layers)]
+        self._fill()
         shape = (step.num_tokens, step.num_heads, step.head_dim)
-        self._queries = torch.randn(shape, device=self._device).to(STORED_AS[step.dtype])
+        self._queries = torch.randn(shape, device=self._device).to(DTYPES[step.dtype])
         self._rule = AttentionRule(step.head_dim**-0.5)
         self._planned = self._plan()
         self._pass: Callable[[], None] | None = None
@@ -136,6 +134,14 @@ class AttentionRun:
         end.record()
         end.synchronize()
         return float(start.elapsed_time(end)) / 1e3 / self.num_layers
+
+    def _fill(self) -> None:
+        """Write numbers of a normal distribution to every slot. Mutates."""
+        spec, num_blocks = self._pool.spec, self._pool.content.shape[1]
+        slots = torch.arange(num_blocks * spec.block_size, device=self._device)
+        shape = (len(slots), spec.num_kv_heads, spec.head_dim)
+        for pair in self._pairs:
+            self._attention.write_kv(pair, slots, *(torch.randn(shape, device=self._device) for _ in range(2)))
 
     def _captured(self) -> Callable[[], None]:
         """Return a function that computes all layers once: a graph's replay on a GPU."""
@@ -213,9 +219,8 @@ def _attention(step: AttentionStep, spec: KVCacheSpec, device: torch.device) -> 
 
 def _gathered(numbers: torch.Tensor, scales: torch.Tensor | None, blocks: torch.Tensor) -> torch.Tensor:
     """Return the keys or values in some blocks, float32 `[num_kv_heads, num_tokens, head_dim]`."""
-    rows = torch.stack([numbers[block].float() for block in blocks.tolist()])  # not every torch joins fp8
-    exact = rows if scales is None else restored(rows, scales[blocks])
-    return exact.transpose(0, 1).flatten(1, 2)
+    rows = [as_floats(numbers[block], None if scales is None else scales[block]) for block in blocks.tolist()]
+    return torch.stack(rows).transpose(0, 1).flatten(1, 2)
 
 
 def block_tables(step: AttentionStep) -> IntArray:
@@ -228,12 +233,3 @@ def block_tables(step: AttentionStep) -> IntArray:
     shared = step.shared_tokens // step.block_size
     tables[:, :shared] = tables[0, :shared]
     return tables
-
-
-def fill(pool: KVPool) -> None:
-    """Fill a pool with numbers of a normal distribution. Mutates."""
-    for numbers in pool.numbers:
-        drawn = torch.randn(numbers.shape, device=numbers.device)
-        numbers.copy_(drawn if pool.scales is None else (drawn / SCALE).clamp(-127, 127))
-    if pool.scales is not None:
-        pool.scales.fill_(SCALE)

@@ -12,7 +12,6 @@ With `poison` the memory starts as NaN: reading a slot that was never written sh
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from itertools import chain
@@ -21,13 +20,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from quire.compute.torch.attention.base import SCALED, STORED_AS, AttentionBackend, KVPair, KVPool
+from quire.compute.torch.attention.base import AttentionBackend, KVPair, KVPool
 from quire.compute.torch.upload import on_device
 from quire.core.errors import ExecutionError, InvalidConfigError
 from quire.core.kv_spec import KVCacheSpec
 from quire.core.step import BlockCopy, StepPlan
 
-FP8_NAN = 0x7F
+NOT_A_NUMBER = 0xFF
+"""Memory of this byte is NaN in every float format, and so are its scales."""
 
 
 class TorchCache:
@@ -62,8 +62,8 @@ class TorchCache:
         blocks = _Tier("num_blocks", self.num_blocks, self._new_pool("num_blocks"))
         host = _Tier("num_host_blocks", self._num_host_blocks, self._new_pool("num_host_blocks"))
         if self._poison:
-            _poison(blocks.pool)
-            _poison(host.pool)
+            for tier in (blocks, host):
+                tier.pool.content.fill_(NOT_A_NUMBER)
         self._tiers = blocks, host
         homes = {
             layer: (place, index)
@@ -136,19 +136,17 @@ class _Tier:
         """Copy a block of `source` into a block of this tier. Mutates, on the current stream."""
         self._require(block)
         source._require(source_block)
-        for written, read in zip(self.pool.tensors, source.pool.tensors, strict=True):
-            written[:, block].copy_(read[:, source_block], non_blocking=True)
+        self.pool.content[:, block].copy_(source.pool.content[:, source_block], non_blocking=True)
 
     def copy(self, copies: Sequence[BlockCopy]) -> None:
         """Copy blocks within this tier: on a GPU with one kernel. Mutates, on the current stream."""
         for block in chain.from_iterable(copies):
             self._require(block)
-        if copies and self.pool.numbers.is_cuda:
+        content = self.pool.content
+        if copies and content.is_cuda:
             from quire.compute.torch.kernels.blocks import copy_blocks  # needs Triton
 
-            pairs = on_device(np.array(copies, np.int32), self.pool.numbers.device)
-            for tensor in self.pool.tensors:
-                copy_blocks(tensor, tensor, pairs)
+            copy_blocks(content, content, on_device(np.array(copies, np.int32), content.device))
             return
         for source, destination in copies:
             self.take(destination, self, source)
@@ -160,19 +158,5 @@ class _Tier:
 
 def _host_pool(spec: KVCacheSpec, num_blocks: int, *, pinned: bool) -> KVPool:
     """Return a pool in which a block is one piece of memory."""
-    shape = (num_blocks, 2 * spec.layers_per_group, spec.num_kv_heads, spec.block_size)
-    numbers = torch.empty((*shape, spec.head_dim), dtype=STORED_AS[spec.dtype], pin_memory=pinned)
-    scales = (
-        torch.empty(shape, dtype=torch.float32, pin_memory=pinned).transpose(0, 1) if spec.dtype in SCALED else None
-    )
-    return KVPool(numbers.transpose(0, 1), scales)
-
-
-def _poison(pool: KVPool) -> None:
-    """Fill a pool with NaN; for int8, only its scales. Mutates."""
-    if pool.numbers.dtype is torch.float8_e4m3fn:
-        pool.numbers.view(torch.uint8).fill_(FP8_NAN)
-    else:
-        pool.numbers.fill_(math.nan if pool.numbers.is_floating_point() else -1)
-    if pool.scales is not None:
-        pool.scales.fill_(math.nan)
+    shape = (num_blocks, spec.layers_per_group, spec.block_size * spec.bytes_per_layer_token)
+    return KVPool(torch.empty(shape, dtype=torch.uint8, pin_memory=pinned).transpose(0, 1), spec)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from quire.compute.arrays import FloatArray
 from quire.compute.backend import WorkerParts
 from quire.compute.models import ModelDescription
 from quire.compute.models.base import DecoderSpec
@@ -25,6 +27,7 @@ from quire.compute.torch.runner import DeviceSampler, TorchRunner
 from quire.compute.torch.settings import TorchSettings, kv_cache_spec
 from quire.compute.torch.weights import DTYPES, PartReader, TorchWeights
 from quire.compute.weights.decoder_weights import WeightReader
+from quire.compute.worker.key_centres import BLOCK, key_centres, num_blocks
 from quire.compute.worker.model_runner import StepInputs
 from quire.core.errors import ExecutionError, OutOfMemoryError
 from quire.core.executor import NoteLoaded
@@ -129,8 +132,27 @@ def load_decoder(spec: DecoderSpec, reader: PartReader, settings: TorchSettings,
         raise OutOfMemoryError(f"the weights do not fit into the memory of {cache.device}") from error
     attention, chosen = cache.attention, _product(weights, settings)
     experts = create_experts(chosen, cache.device, batch_invariant=settings.batch_invariant)
-    operations = create_operations(attention, cache.device)
-    return TorchDecoder(spec, weights, Engines(attention, operations, chosen, experts))
+    engines = Engines(attention, create_operations(attention, cache.device), chosen, experts)
+    if cache.spec.dtype == "int4":
+        weights = with_key_centres(spec, weights, engines)
+    return TorchDecoder(spec, weights, engines)
+
+
+def with_key_centres(spec: DecoderSpec, weights: TorchWeights, engines: Engines) -> TorchWeights:
+    """Return the weights with the centre of the keys of each layer, computed plainly over float32 KV memory."""
+    device, kv_spec = weights.embedding.weight.device, spec.kv_cache_spec(BLOCK)
+    attention: AttentionBackend[Any] = PlainAttention(device)
+    plain = replace(engines, attention=attention, operations=PlainOperations(attention))
+    runner = TorchRunner(TorchDecoder(spec, weights, plain), create_sampler(spec.vocab_size, device), device)
+    memory = TorchCache(kv_spec, attention, device, num_blocks=num_blocks(spec, kv_spec))
+    centres = key_centres(spec, memory, runner, _read_keys)
+    return weights if centres is None else weights.with_key_centres(centres)
+
+
+def _read_keys(cache: TorchCache, layer: int) -> FloatArray:
+    """Return the keys of a layer by slot, `[num_slots, num_kv_heads, head_dim]`."""
+    keys: FloatArray = cache.pairs()[layer].keys.transpose(1, 2).flatten(0, 1).cpu().numpy()
+    return keys
 
 
 def create_operations(attention: AttentionBackend[Any], device: torch.device) -> Operations:

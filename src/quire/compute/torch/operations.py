@@ -35,13 +35,17 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class HeadForm:
-    """How to cut the rows of a fused product: num_heads queries, num_kv_heads keys, as many values; and their norms."""
+    """How to cut the rows of a fused product: num_heads queries, num_kv_heads keys, as many values; and their norms.
+
+    `key_centre`, float32 `[num_kv_heads, head_dim]`, is taken off the keys before they are stored.
+    """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int
     query_norm: Norm | None = None
     key_norm: Norm | None = None
+    key_centre: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +132,8 @@ class PlainOperations:
             queries, keys = self.norm(queries, form.query_norm), self.norm(keys, form.key_norm)
         if angles is not None:
             queries, keys = rotated(queries, angles), rotated(keys, angles)
+        if form.key_centre is not None:
+            keys = keys - form.key_centre
         self._attention.write_kv(pair, slots, keys, values)
         return queries.to(projected.dtype)
 

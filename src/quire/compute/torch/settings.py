@@ -8,12 +8,12 @@ from typing import Final
 from quire.compute.models.base import DecoderSpec
 from quire.compute.torch.device import DeviceNeeds
 from quire.core.errors import InvalidConfigError
-from quire.core.kv_spec import INT4_VALUES, KVCacheSpec
+from quire.core.kv_spec import INT4_VALUES, KV_FORMS, KVCacheSpec
 from quire.core.step import MAX_PROMPT_LOGITS
 
 BLOCK_SIZES: Final = (16, 32, 64, 128)
 DTYPES: Final = ("bfloat16", "float16", "float32")
-KV_DTYPES: Final = ("bfloat16", "float16", "float32", "int8", "fp8")
+KV_DTYPES: Final = ("bfloat16", "float16", "float32", "int8", "fp8", "k8v4", "int4")
 MAX_HEAD_DIM: Final = 256
 HEAD_DIM_STEP: Final = 8
 """Heads whose size is a multiple of this are loaded 16 bytes at a time."""
@@ -56,8 +56,10 @@ def kv_cache_spec(spec: DecoderSpec, settings: TorchSettings) -> KVCacheSpec:
     if settings.block_size not in BLOCK_SIZES:
         raise InvalidConfigError("block_size", settings.block_size, f"one of {', '.join(map(str, BLOCK_SIZES))}")
     if settings.stored_kv_dtype not in KV_DTYPES:
-        others = ": only the backends native and reference store 4 bits" if settings.kv_dtype in INT4_VALUES else ""
-        raise InvalidConfigError("kv_dtype", settings.kv_dtype, f"one of {', '.join(KV_DTYPES)}{others}")
+        raise InvalidConfigError("kv_dtype", settings.kv_dtype, f"one of {', '.join(KV_DTYPES)}")
+    if settings.kv_dtype in INT4_VALUES and spec.attention.head_dim % 2:
+        heads = f"heads of an even size, not {spec.attention.head_dim}"
+        raise InvalidConfigError("kv_dtype", settings.kv_dtype, f"another one: {settings.kv_dtype} takes {heads}")
     _check_attention(spec, settings)
     return spec.kv_cache_spec(settings.block_size, settings.stored_kv_dtype)
 
@@ -73,7 +75,7 @@ def _check_attention(spec: DecoderSpec, settings: TorchSettings) -> None:
     obstacles = {
         f"knows heads of {heads} numbers, and the model's have {head_dim}": head_dim not in FLASHINFER_HEAD_DIMS,
         "does not compute in float32": settings.dtype == "float32",
-        f"knows no scale for each token and head, which {kv_dtype} has": kv_dtype in ("int8", "fp8"),
+        f"knows no scale for each token and head, which {kv_dtype} has": KV_FORMS[kv_dtype][0].scaled,
         f"is not asked to read {kv_dtype} together with {settings.dtype}": kv_dtype != settings.dtype,
         "splits contexts by what else is in the step, and batch_invariant is on": settings.batch_invariant,
     }

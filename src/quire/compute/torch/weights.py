@@ -9,7 +9,7 @@ on the device, directly from the numbers of the checkpoint. Norms and routers ar
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, Protocol
@@ -17,7 +17,7 @@ from typing import Final, Protocol
 import numpy as np
 import torch
 
-from quire.compute.arrays import WeightArray
+from quire.compute.arrays import FloatArray, WeightArray
 from quire.compute.models.base import DecoderSpec, NormKind, NormSpec, Part
 from quire.compute.torch.operations import HeadForm, Norm
 from quire.compute.torch.products import Matrix
@@ -111,6 +111,15 @@ class TorchWeights:
         )
         reader.release()
         return replace(weights, layers=tuple(loader.layer(index) for index in range(len(spec.layers))))
+
+    def with_key_centres(self, centres: Sequence[FloatArray]) -> TorchWeights:
+        """Return the same weights, with a centre for the keys of each layer, `[num_kv_heads, head_dim]`."""
+        moved = [torch.from_numpy(centre).to(self.embedding.weight.device, torch.float32) for centre in centres]
+        layers = (
+            replace(layer, form=replace(layer.form, key_centre=centre))
+            for layer, centre in zip(self.layers, moved, strict=True)
+        )
+        return replace(self, layers=tuple(layers))
 
     def matrices(self) -> Iterator[Matrix]:
         """Yield every matrix that rows are multiplied by; only the first expert of a layer, because all are alike."""

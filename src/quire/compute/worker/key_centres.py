@@ -14,15 +14,17 @@ this, the centre would fit short texts only, and make long ones worse than none.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 
 from quire.compute.arrays import FloatArray
 from quire.compute.models.base import DecoderSpec, RopeSpec
-from quire.compute.worker.cache_engine import CacheEngine
+from quire.compute.worker.kv_memory import KVMemory
 from quire.compute.worker.model_runner import ModelRunner, StepInputs
 from quire.core.kv_spec import KVCacheSpec
+
+Memory = TypeVar("Memory", bound=KVMemory)
 
 NUM_TOKENS: Final = 256
 CHUNK: Final = 64
@@ -33,33 +35,42 @@ NUM_POSITIONS: Final = 2048
 """The length of the texts that the centre is meant for."""
 
 
+def num_blocks(spec: DecoderSpec, kv_spec: KVCacheSpec) -> int:
+    """Return the blocks that the text takes, of `BLOCK` tokens each."""
+    return -(-_num_tokens(spec) // BLOCK) * len(kv_spec.groups)
+
+
 def key_centres(
     spec: DecoderSpec,
-    kv_spec: KVCacheSpec,
-    runner: ModelRunner[CacheEngine],
-    read_keys: Callable[[CacheEngine, int], FloatArray],
+    memory: Memory,
+    runner: ModelRunner[Memory],
+    read_keys: Callable[[Memory, int], FloatArray],
 ) -> list[FloatArray] | None:
     """Return the centre of the keys of each layer, `[num_kv_heads, head_dim]`; None if the model caps scores.
 
-    `kv_spec`: memory of float32 with blocks of `BLOCK` tokens, as the runner takes it. `read_keys` returns the keys of
-    a layer in it by slot, `[num_slots, num_kv_heads, head_dim]`.
+    `memory`: `num_blocks` of `BLOCK` tokens, in float32; it is allocated and released here. `read_keys` returns the
+    keys of a layer in it by slot, `[num_slots, num_kv_heads, head_dim]`.
     """
     if spec.attention.score_soft_cap is not None:
         return None
-    count = min(NUM_TOKENS, spec.context_length)
-    num_blocks, num_groups = -(-count // BLOCK), len(kv_spec.groups)
-    cache = CacheEngine(kv_spec, num_blocks=num_blocks * num_groups)
-    cache.allocate()
+    count, groups = _num_tokens(spec), memory.spec.groups
+    blocks_each = num_blocks(spec, memory.spec) // len(groups)
+    memory.allocate()
     for first in range(0, count, CHUNK):
         chunk = range(first, min(count, first + CHUNK))
-        runner.run(_inputs(spec.vocab_size, num_groups, num_blocks, chunk), cache)
+        runner.run(_inputs(spec.vocab_size, len(groups), blocks_each, chunk), memory)
     centres = []
     for index, layer in enumerate(spec.layers):
-        group = next(number for number, each in enumerate(kv_spec.groups) if index in each.layers)
-        first = group * num_blocks * BLOCK
-        mean = _mean(read_keys(cache, index)[first : first + count], layer.rope)
+        group = next(number for number, each in enumerate(groups) if index in each.layers)
+        first = group * blocks_each * BLOCK
+        mean = _mean(read_keys(memory, index)[first : first + count], layer.rope)
         centres.append(np.where(np.isfinite(mean), mean, np.float32(0)))
+    memory.release()
     return centres
+
+
+def _num_tokens(spec: DecoderSpec) -> int:
+    return min(NUM_TOKENS, spec.context_length)
 
 
 def _inputs(vocab_size: int, num_groups: int, num_blocks: int, chunk: range) -> StepInputs:

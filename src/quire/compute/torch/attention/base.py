@@ -5,11 +5,15 @@
     once a layer     write_kv(pair, slots, keys, values), then run(queries, pair, planned, rule)
 
 A step's keys and values are written before it attends, so cached and new tokens are read the same way: from blocks. A
-pool is one tensor, so that one operation copies or moves a block for any number of layers. The tokens of a head are
-adjacent within a block (HND), so a head of a block is one contiguous piece:
+pool is one tensor of bytes, so that one operation copies or moves a block for any number of layers. A block of a place
+holds, one after another:
 
-    numbers   [2 × num_places, num_blocks, num_kv_heads, block_size, head_dim]   keys of place p at 2p, values at 2p + 1
-    scales    [2 × num_places, num_blocks, num_kv_heads, block_size]             only for int8 and fp8
+    keys           [num_kv_heads, block_size, head_dim]          or head_dim / 2 bytes of two 4-bit numbers
+    values         [num_kv_heads, block_size, head_dim]          the same
+    key scales     [num_kv_heads, block_size]                    only for 8 and 4 bits; see `KVPair`
+    value scales   [num_kv_heads, block_size]
+
+The tokens of a head are adjacent (HND), so a head of a block is one contiguous piece.
 
 Kernels take strides as data; only the last dimension must be contiguous. One layer of each KV group shares a place (see
 `quire.compute.worker.cache_engine`); a pair names the group whose block tables its layer uses. Block tables hold -1 for
@@ -18,6 +22,7 @@ blocks that no query reads; a row with slot -1 writes nothing.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, Protocol, TypeVar
@@ -25,31 +30,37 @@ from typing import Final, Protocol, TypeVar
 import torch
 
 from quire.compute.arrays import IntArray
-from quire.core.kv_spec import KVCacheSpec
+from quire.compute.torch.int4 import INT4
+from quire.core.kv_spec import KV_FORMS, KVCacheSpec
 
 STORED_AS: Final = MappingProxyType(
     {
-        "float32": torch.float32,
-        "bfloat16": torch.bfloat16,
-        "float16": torch.float16,
-        "int8": torch.int8,
-        "fp8": torch.float8_e4m3fn,
+        "float32": (torch.float32, torch.float32),
+        "bfloat16": (torch.bfloat16, torch.bfloat16),
+        "float16": (torch.float16, torch.float16),
+        "int8": (torch.int8, torch.int8),
+        "fp8": (torch.float8_e4m3fn, torch.float8_e4m3fn),
+        "k8v4": (torch.int8, INT4),
+        "int4": (INT4, INT4),
     }
 )
-SCALED: Final = frozenset({"int8", "fp8"})
-"""Stored with a scale for each token and head; see `quire.compute.torch.quantize`."""
+"""The dtypes of keys and of values in memory."""
 
 Planned = TypeVar("Planned")
 
 
 @dataclass(frozen=True, slots=True)
 class KVPair:
-    """The keys and values of a layer, as views of a pool, and the group whose block tables it uses."""
+    """The keys and values of a layer, as views of a pool, and the group whose block tables it uses.
 
-    keys: torch.Tensor  # [num_blocks, num_kv_heads, block_size, head_dim]
-    values: torch.Tensor  # [num_blocks, num_kv_heads, block_size, head_dim]
-    key_scales: torch.Tensor | None = None  # float32 [num_blocks, num_kv_heads, block_size]
-    value_scales: torch.Tensor | None = None  # float32 [num_blocks, num_kv_heads, block_size]
+    int8 and fp8 have a float32 scale for each token and head (`quire.compute.torch.quantize`). 4 bits are two numbers a
+    byte, with an int32 scale and minimum for each group of numbers (`quire.compute.torch.int4`).
+    """
+
+    keys: torch.Tensor  # [num_blocks, num_kv_heads, block_size, head_dim, or half as many bytes]
+    values: torch.Tensor  # the same
+    key_scales: torch.Tensor | None = None  # [num_blocks, num_kv_heads, block_size], for 4 bits [..., num_groups]
+    value_scales: torch.Tensor | None = None
     group: int = 0
 
 
@@ -57,30 +68,38 @@ class KVPair:
 class KVPool:
     """All blocks of one tier of memory."""
 
-    numbers: torch.Tensor  # [2 × num_places, num_blocks, num_kv_heads, block_size, head_dim]
-    scales: torch.Tensor | None  # float32 [2 × num_places, num_blocks, num_kv_heads, block_size]
+    content: torch.Tensor  # uint8 [num_places, num_blocks, bytes of a place of a block]
+    spec: KVCacheSpec
 
     @classmethod
     def allocate(cls, spec: KVCacheSpec, num_blocks: int, device: torch.device) -> KVPool:
         """Return new blocks with undefined content."""
-        shape = (2 * spec.layers_per_group, num_blocks, spec.num_kv_heads, spec.block_size)
-        dtype = STORED_AS[spec.dtype]
-        numbers = torch.empty((*shape, spec.head_dim), dtype=dtype, device=device)
-        if spec.dtype not in SCALED:
-            return cls(numbers, None)
-        return cls(numbers, torch.empty(shape, dtype=torch.float32, device=device))
-
-    @property
-    def tensors(self) -> tuple[torch.Tensor, ...]:
-        """The tensors of the pool; blocks are their second dimension."""
-        return (self.numbers,) if self.scales is None else (self.numbers, self.scales)
+        shape = (spec.layers_per_group, num_blocks, spec.block_size * spec.bytes_per_layer_token)
+        return cls(torch.empty(shape, dtype=torch.uint8, device=device), spec)
 
     def pair(self, place: int, group: int) -> KVPair:
         """Return the part of the pool that belongs to a layer at a place. Does not mutate."""
-        keys, values = self.numbers[2 * place], self.numbers[2 * place + 1]
-        if self.scales is None:
-            return KVPair(keys, values, group=group)
-        return KVPair(keys, values, self.scales[2 * place], self.scales[2 * place + 1], group)
+        head_dim, forms, start = self.spec.head_dim, KV_FORMS[self.spec.dtype], 0
+        numbers, scales = [], []
+        stored = STORED_AS[self.spec.dtype]
+        for dtype in stored:
+            piece, start = self._piece(place, start, dtype, (head_dim // 2 if dtype is INT4 else head_dim,))
+            numbers.append(piece)
+        for form, dtype in zip(forms, stored, strict=True):
+            if form.scaled:
+                groups = (-(-head_dim // (form.group or head_dim)),) if dtype is INT4 else ()
+                piece, start = self._piece(place, start, torch.int32 if dtype is INT4 else torch.float32, groups)
+                scales.append(piece)
+        (keys, values), (key_scales, value_scales) = numbers, scales or (None, None)
+        return KVPair(keys, values, key_scales, value_scales, group)
+
+    def _piece(
+        self, place: int, start: int, dtype: torch.dtype, of_a_token: tuple[int, ...]
+    ) -> tuple[torch.Tensor, int]:
+        """Return a view of what begins at a byte of each block, and the byte where it ends."""
+        shape = (self.spec.num_kv_heads, self.spec.block_size, *of_a_token)
+        end = start + math.prod(shape) * dtype.itemsize
+        return self.content[place, :, start:end].view(dtype).unflatten(1, shape), end
 
 
 @dataclass(frozen=True, slots=True)

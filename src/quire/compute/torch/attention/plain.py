@@ -21,6 +21,7 @@ from typing import Final
 import torch
 
 from quire.compute.torch.attention.base import AttentionRule, KVPair, KVPool, StepBatch
+from quire.compute.torch.int4 import INT4, packed, unpacked
 from quire.compute.torch.quantize import quantized, restored
 from quire.core.kv_spec import KVCacheSpec
 
@@ -73,7 +74,7 @@ def _store(
     """Write rows to the blocks and offsets of their tokens. Mutates."""
     blocks, offsets = where
     if scales is not None:
-        rows, row_scales = quantized(rows, numbers.dtype)
+        rows, row_scales = packed(rows, scales.shape[-1]) if numbers.dtype is INT4 else quantized(rows, numbers.dtype)
         scales[blocks, :, offsets] = row_scales
     if numbers.dtype is torch.float8_e4m3fn:  # which torch does not index everywhere
         numbers, rows = numbers.view(torch.uint8), rows.view(torch.uint8)
@@ -163,7 +164,14 @@ def _tile(
         rows = numbers.view(torch.uint8)[blocks, :, offsets].view(torch.float8_e4m3fn)
     else:
         rows = numbers[blocks, :, offsets]  # [tokens, num_kv_heads, head_dim]
-    exact = rows.to(torch.float32) if scales is None else restored(rows, scales[blocks, :, offsets])
-    tile = exact.new_zeros((numbers.shape[1], TILE, numbers.shape[3]))
+    exact = as_floats(rows, None if scales is None else scales[blocks, :, offsets])
+    tile = exact.new_zeros((numbers.shape[1], TILE, exact.shape[-1]))
     tile[:, filled] = exact.transpose(0, 1)
     return tile
+
+
+def as_floats(rows: torch.Tensor, scales: torch.Tensor | None) -> torch.Tensor:
+    """Return the numbers of stored rows, float32, whatever their form. Does not mutate."""
+    if scales is None:
+        return rows.to(torch.float32)
+    return unpacked(rows, scales) if rows.dtype is INT4 else restored(rows, scales)

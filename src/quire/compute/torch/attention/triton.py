@@ -28,11 +28,13 @@ from quire.compute.torch.attention.base import AttentionRule, KVPair, KVPool, St
 from quire.compute.torch.attention.plain import PlainAttention
 from quire.compute.torch.attention.shared_prefix import shared_prefixes
 from quire.compute.torch.attention.work import Tiles, WorkList, work_list
+from quire.compute.torch.int4 import INT4
+from quire.compute.torch.kernels.int4 import turn
 from quire.compute.torch.kernels.merge import AT_A_TIME, Results, merge
 from quire.compute.torch.kernels.paged_attention import Cache, Queries, Weighting, Work, attend
 from quire.compute.torch.kernels.tile_shape import SPLIT, TileShape, Use
 from quire.compute.torch.upload import Shape, apart, joined, on_device, together
-from quire.core.kv_spec import DTYPE_BYTES, KVCacheSpec, KVGroup
+from quire.core.kv_spec import KV_FORMS, KVCacheSpec, KVGroup
 
 TASKS_EACH: Final = 2
 ENTRIES_EACH: Final = 5
@@ -97,7 +99,7 @@ class TritonAttention:
                 head_dim=spec.head_dim,
                 group=num_heads // spec.num_kv_heads,
                 block_size=spec.block_size,
-                kv_bytes=DTYPE_BYTES[spec.dtype],
+                kv_bits=KV_FORMS[spec.dtype][1].bits,
                 capability=_capability(device),
             )
             for use in Use
@@ -130,17 +132,16 @@ class TritonAttention:
     def run(self, queries: torch.Tensor, pair: KVPair, planned: PlannedStep, rule: AttentionRule) -> torch.Tensor:
         """Return the attention of each query, `[num_tokens, num_heads, head_dim]`. Mutates the outputs of the plan."""
         outputs = torch.empty_like(queries) if planned.outputs is None else planned.outputs
-        scales = None
-        if pair.key_scales is not None and pair.value_scales is not None:
-            scales = pair.key_scales, pair.value_scales
-        cache = Cache.of((pair.keys, pair.values), scales, planned.batch.block_tables[pair.group])
+        if pair.keys.dtype is INT4:
+            queries = turn(queries)
+        cache = Cache.of(pair, planned.batch.block_tables[pair.group])
         weighting = Weighting.of(rule.scale, rule.window, rule.soft_cap)
         for launch in planned.launches[pair.group]:
             results = Results.of(outputs, launch.num_parts)
             attend(launch.shape, Queries.of(queries, planned.batch.positions), cache, launch.work, results, weighting)
             if launch.num_parts:
                 merge(launch.merges, results, weighting.exponent_scale, launch.most_parts)
-        return outputs
+        return turn(outputs) if pair.values.dtype is INT4 else outputs
 
     def work(self, batch: StepBatch) -> list[list[tuple[TileShape, WorkList]]]:
         """Return the kernels of a step and the work of each, per KV group; tasks have the offsets of their tables."""

@@ -12,6 +12,11 @@ A program has a *task*: some tokens, a span of positions of one block table, and
 To keep the pipeline, the ids of the next tile's blocks are loaded one tile ahead and carried through the loop. If ids
 and keys were loaded in the same turn, Triton 3.6 would silently give up the overlap.
 
+Numbers of 4 bits are unpacked in registers; queries and outputs are turned by other launches (`kernels.int4`). A key is
+n × scale + minimum, rounded to the dtype of queries. Values count from 7.5, as in the native kernel:
+
+    sum of w × value  =  sum of (w × scale) × (n - 7.5)  +  sum of w × (7.5 × scale + minimum), the same for all numbers
+
 To keep the bits, tiles begin at absolute positions, the order of a row's sums depends on its own positions, a place
 that a row does not see adds an exact zero, and the sums of each split are folded (`merge`) as if they had been computed
 elsewhere. So a row's bits depend neither on the other rows of its tile, nor on how many programs shared its splits.
@@ -31,12 +36,16 @@ import torch
 import triton
 import triton.language as tl
 
+from quire.compute.torch.attention.base import KVPair
 from quire.compute.torch.kernels.merge import Results, fold
 from quire.compute.torch.kernels.tile_shape import NUM_STAGES, TileShape, Use
 from quire.compute.torch.kernels.variants import KernelVariant
+from quire.core.kv_spec import INT4_GROUP, INT4_VALUES
 
 LOG2_E: Final = math.log2(math.e)
 TANH_SCALE: Final = tl.constexpr(2 * LOG2_E)
+KEY_GROUP: Final = tl.constexpr(INT4_GROUP)
+VALUE_CENTRE: Final = tl.constexpr(7.5)
 TASK_COLUMNS: Final = tl.constexpr(5)
 """The columns of a task: first entry, number of entries, offset of its block table, first position, end position."""
 
@@ -56,30 +65,42 @@ class Queries(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """A layer's keys and values, `[num_blocks, num_kv_heads, block_size, head_dim]`, and its block tables."""
+    """A layer's keys and values, `[num_blocks, num_kv_heads, block_size, head_dim]`, and its block tables.
+
+    uint8: two 4-bit numbers a byte, with words as scales. The scales of the tokens of a head are adjacent, and keys and
+    values have the same strides from block to block.
+    """
 
     key_data: torch.Tensor
     value_data: torch.Tensor
-    key_scales: torch.Tensor | None  # float32 [num_blocks, num_kv_heads, block_size]
+    key_scales: torch.Tensor | None  # [num_blocks, num_kv_heads, block_size], or [..., num_groups]
     value_scales: torch.Tensor | None
     tables: torch.Tensor  # int32, one table after another
     block_stride: int
-    head_stride: int
-    token_stride: int
+    key_head_stride: int
+    key_token_stride: int
+    value_head_stride: int
+    value_token_stride: int
     scale_block_stride: int
-    scale_head_stride: int
+    key_scale_head_stride: int
+    value_scale_head_stride: int
 
     @classmethod
-    def of(
-        cls,
-        numbers: tuple[torch.Tensor, torch.Tensor],
-        scales: tuple[torch.Tensor, torch.Tensor] | None,
-        tables: torch.Tensor,
-    ) -> Cache:
-        """Return keys and values, and the scales of both if quantised, in the form that kernels take."""
-        (keys, values), (key_scales, value_scales) = numbers, scales or (None, None)
-        strides = (0, 0) if key_scales is None else key_scales.stride()[:2]
-        return cls(keys, values, key_scales, value_scales, tables, *keys.stride()[:3], *strides)
+    def of(cls, pair: KVPair, tables: torch.Tensor) -> Cache:
+        """Return the memory of a layer in the form that kernels take."""
+        keys, values, key_scales, value_scales = pair.keys, pair.values, pair.key_scales, pair.value_scales
+        block, head, token, _ = keys.stride()
+        _, value_head, value_token, _ = values.stride()
+        scale_block, key_scale_head, value_scale_head = 0, 0, 0
+        if key_scales is not None and value_scales is not None:
+            scale_block, key_scale_head, value_scale_head = (
+                key_scales.stride(0),
+                key_scales.stride(1),
+                value_scales.stride(1),
+            )
+        memory = keys, values, key_scales, value_scales, tables
+        strides = block, head, token, value_head, value_token, scale_block, key_scale_head, value_scale_head
+        return cls(*memory, *strides)
 
 
 class Work(NamedTuple):
@@ -160,17 +181,44 @@ def block_ids(task: Task, start, SHAPE: tl.constexpr):
 
 
 @triton.jit
-def load_tile(data, places, readable, SHAPE: tl.constexpr, MASKED: tl.constexpr):
-    """Return a tile of keys or values, `[tokens, padded_dim]`, zero where it is not readable."""
-    dims = tl.arange(0, SHAPE.padded_dim)
+def load_tile(data, places, readable, WIDTH: tl.constexpr, PADDED: tl.constexpr, MASKED: tl.constexpr):
+    """Return a tile of `WIDTH` columns, `[tokens, PADDED]`, zero where it is not readable."""
+    dims = tl.arange(0, PADDED)
     pointers = data + (places[:, None] + dims[None, :])
     if MASKED:
-        tile = tl.load(pointers, mask=readable[:, None] & (dims < SHAPE.head_dim)[None, :], other=0.0)
-    elif SHAPE.padded_dim > SHAPE.head_dim:
-        tile = tl.load(pointers, mask=(dims < SHAPE.head_dim)[None, :], other=0.0)
+        tile = tl.load(pointers, mask=readable[:, None] & (dims < WIDTH)[None, :], other=0.0)
+    elif PADDED > WIDTH:
+        tile = tl.load(pointers, mask=(dims < WIDTH)[None, :], other=0.0)
     else:
         tile = tl.load(pointers)
     return tile
+
+
+@triton.jit
+def load_int4(data, places, readable, SHAPE: tl.constexpr, MASKED: tl.constexpr):
+    """Return a tile of 4-bit numbers as float32, `[tokens, padded_dim]`."""
+    tile = load_tile(data, places, readable, SHAPE.head_dim // 2, SHAPE.padded_dim // 2, MASKED)
+    return tl.interleave(tile & 15, tile >> 4).to(tl.float32)
+
+
+@triton.jit
+def scales_and_minimums(words):
+    """Return what the words of groups stand for, float32."""
+    return (words << 16).to(tl.float32, bitcast=True), (words & -0x10000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def load_int4_keys(cache: Cache, places, scale_places, readable, SHAPE: tl.constexpr, MASKED: tl.constexpr):
+    """Return a tile of keys of 4 bits, turned, as float32; `scale_places`: the first group of each token."""
+    group: tl.constexpr = min(KEY_GROUP, SHAPE.padded_dim)
+    num_groups: tl.constexpr = SHAPE.padded_dim // group
+    real_groups: tl.constexpr = (SHAPE.head_dim + group - 1) // group
+    words = load_tile(cache.key_scales, scale_places, readable, real_groups, num_groups, MASKED)
+    scales, minimums = scales_and_minimums(words)
+    numbers = load_int4(cache.key_data, places, readable, SHAPE, MASKED)
+    grouped = tl.reshape(numbers, [SHAPE.tokens, num_groups, group])
+    keys = tl.fma(grouped, scales[:, :, None], minimums[:, :, None])
+    return tl.reshape(keys, [SHAPE.tokens, SHAPE.padded_dim])
 
 
 @triton.jit
@@ -211,12 +259,22 @@ def attend_tile(task: Task, part, blocks, start, SHAPE: tl.constexpr, MASKED: tl
     positions = start + tl.arange(0, SHAPE.tokens)
     offsets = positions % SHAPE.block_size
     readable = (positions >= span.first) & (positions < span.stop)
-    places = blocks.to(tl.int64) * cache.block_stride + (task.head * cache.head_stride + offsets * cache.token_stride)
-    keys = load_tile(cache.key_data, places, readable, SHAPE, MASKED)
-    values = load_tile(cache.value_data, places, readable, SHAPE, MASKED)
+    block, scale_block = blocks.to(tl.int64) * cache.block_stride, blocks.to(tl.int64) * cache.scale_block_stride
+    places = block + (task.head * cache.key_head_stride + offsets * cache.key_token_stride)
+    if cache.key_data.dtype.element_ty == tl.uint8:
+        num_groups: tl.constexpr = (SHAPE.head_dim + KEY_GROUP - 1) // KEY_GROUP
+        scale_places = scale_block + (task.head * cache.key_scale_head_stride + offsets * num_groups)
+        keys = load_int4_keys(cache, places, scale_places, readable, SHAPE, MASKED)
+    else:
+        keys = load_tile(cache.key_data, places, readable, SHAPE.head_dim, SHAPE.padded_dim, MASKED)
+    places = block + (task.head * cache.value_head_stride + offsets * cache.value_token_stride)
+    if cache.value_data.dtype.element_ty == tl.uint8:
+        values = load_int4(cache.value_data, places, readable, SHAPE, MASKED) - VALUE_CENTRE
+    else:
+        values = load_tile(cache.value_data, places, readable, SHAPE.head_dim, SHAPE.padded_dim, MASKED)
     scores = tl.dot(task.query, tl.trans(keys.to(task.query.dtype)), input_precision="ieee")  # [rows, tokens]
-    scale_places = blocks.to(tl.int64) * cache.scale_block_stride + (task.head * cache.scale_head_stride + offsets)
-    if cache.key_scales is not None:
+    if cache.key_scales is not None and cache.key_data.dtype.element_ty != tl.uint8:
+        scale_places = scale_block + (task.head * cache.key_scale_head_stride + offsets)
         scores *= load_scales(cache.key_scales, scale_places, readable, MASKED)[None, :]
     if rule.cap_scale is not None:
         scores = 1 - 2 / (1 + tl.exp2(scores * (TANH_SCALE * rule.cap_scale)))  # tanh
@@ -227,7 +285,13 @@ def attend_tile(task: Task, part, blocks, start, SHAPE: tl.constexpr, MASKED: tl
         scores = tl.where(seen, scores, float("-inf"))
     weights, highest, total, sums = weigh(part, scores, rule, MASKED)
     if cache.value_scales is not None:
-        weights *= load_scales(cache.value_scales, scale_places, readable, MASKED)[None, :]
+        scale_places = scale_block + (task.head * cache.value_scale_head_stride + offsets)
+        scales = load_scales(cache.value_scales, scale_places, readable, MASKED)
+        if cache.value_data.dtype.element_ty == tl.uint8:
+            scales, minimums = scales_and_minimums(scales)
+            # fma, for the same reason as in `weigh`: this product is added up at once.
+            sums += tl.sum(tl.fma(weights, tl.fma(scales, VALUE_CENTRE, minimums)[None, :], 0.0), 1)[:, None]
+        weights *= scales[None, :]
     sums = tl.dot(weights.to(task.query.dtype), values.to(task.query.dtype), sums, input_precision="ieee")
     return highest, total, sums
 
@@ -315,13 +379,15 @@ class _Form(NamedTuple):
 
 def _variant(use: Use, form: _Form, capabilities: tuple[int, ...]) -> KernelVariant:
     dtype, head_dim, kv_dtype, narrowed, paged = form
-    kv_bytes, quantised = (1 if kv_dtype else 2), kv_dtype != ""
-    shape = TileShape.of(use, head_dim=head_dim, group=4, block_size=16, kv_bytes=kv_bytes, capability=capabilities[0])
-    numbers, scales = f"*{kv_dtype or dtype}:16", "*fp32:16" if quantised else None
+    kv_bits, quantised = (4 if kv_dtype in INT4_VALUES else 8 if kv_dtype else 16), kv_dtype != ""
+    shape = TileShape.of(use, head_dim=head_dim, group=4, block_size=16, kv_bits=kv_bits, capability=capabilities[0])
+    memory = {"k8v4": ("*i8:16", "*u8:16", "*fp32:16", "*i32:16"), "int4": (*["*u8:16"] * 2, *["*i32:16"] * 2)}.get(
+        kv_dtype, (*[f"*{kv_dtype or dtype}:16"] * 2, *["*fp32:16" if quantised else None] * 2)
+    )
     words = [use.value, dtype, str(head_dim), kv_dtype, "window cap" * narrowed, "contiguous" * (not paged)]
     arguments: dict[str, tuple[Any, ...]] = {
         "queries": Queries._make([f"*{dtype}:16", "*i32:16", "i32:16", "i32:16"]),
-        "cache": Cache._make([numbers, numbers, scales, scales, "*i32:16", *["i32:16"] * 5]),
+        "cache": Cache._make([*memory, "*i32:16", *["i32:16"] * 8]),
         "work": Work._make(["*i32:16"] * 3),
         "results": Results._make([f"*{dtype}:16", "*fp32:16", "*fp32:16", "i32:16", "i32:16", "i32"]),
         "rule": Weighting._make(["fp32", "fp32" if narrowed else None, "i32" if narrowed else None]),
@@ -336,9 +402,15 @@ def _variant(use: Use, form: _Form, capabilities: tuple[int, ...]) -> KernelVari
         num_stages=NUM_STAGES,
         # A product that reads a tile from shared memory while it runs keeps it there for one more turn.
         num_buffers=NUM_STAGES if from_shared else NUM_STAGES - 1,
-        min_wide_share=0.2 if quantised else 0.6,
+        min_wide_share=_min_wide_share(form),
         capabilities=capabilities,
     )
+
+
+def _min_wide_share(form: _Form) -> float:
+    if form.kv_dtype in INT4_VALUES:  # 40 bytes of a head of 80 are no multiple of 16
+        return 0.1 if form.head_dim % 32 == 0 else 0.0
+    return 0.2 if form.kv_dtype else 0.6
 
 
 WARP_GROUP_ROWS: Final = 64
@@ -352,6 +424,7 @@ VARIANTS: Final = tuple(
         _Form("bf16", 128, paged=False),
         *(_Form("bf16", head_dim, narrowed=True) for head_dim in (64, 80, 128, 256)),
         *(_Form("bf16", head_dim, kv, narrowed=True) for head_dim, kv in ((128, "i8"), (128, FP8), (256, "i8"))),
+        *(_Form("bf16", head_dim, kv, narrowed=True) for head_dim in (80, 128, 256) for kv in ("k8v4", "int4")),
     )
     for capabilities in ((80,), (90, 100))
     if (form.kv_dtype, capabilities) != (FP8, (80,))  # sm_80 has no fp8

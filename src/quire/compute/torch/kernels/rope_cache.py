@@ -5,6 +5,8 @@
     keys    ─► norm ─► rotate ─► scale, int8 or e4m3 if configured ───► their slots in the KV memory
     values  ───────────────────► scale, int8 or e4m3 if configured ───► their slots
 
+With 4-bit values, keys and values become float32 rows of tokens here, and `kernels.int4` turns and stores whole heads.
+
 A head is held in three parts: the first of each pair, the second of each pair, and the rest that does not rotate. A sum
 or maximum over a head is computed over each part, and the results are joined in one order. Everything between the load
 and the store is float32 and rounds once. A program may hold heads of all three kinds: it computes all three results for
@@ -21,6 +23,8 @@ import triton
 import triton.language as tl
 
 from quire.compute.torch.attention.base import KVPair
+from quire.compute.torch.int4 import INT4
+from quire.compute.torch.kernels.int4 import write_int4
 from quire.compute.torch.kernels.quantize import (
     EXACT,
     FP8_MOST,
@@ -142,14 +146,15 @@ def rotate_and_write_kernel(
         turned = turned_pairs(first, second, cosines + token * HALF, sines + token * HALF, HALF, HALF_BLOCK)
         first, second = tl.where(is_value, first, turned[0]), tl.where(is_value, second, turned[1])
     parts = (first, second, rest)
-    target = queries + (token * NUM_HEADS + heads) * head_dim
-    store_parts(target, is_query, parts, HALF, REST, HALF_BLOCK, REST_BLOCK)
+    store_parts(queries + (token * NUM_HEADS + heads) * head_dim, is_query, parts, HALF, REST, HALF_BLOCK, REST_BLOCK)
 
     slot = tl.load(slots + token).to(tl.int64)
     block, offset, kv_heads = slot // block_size, slot % block_size, (heads - NUM_HEADS) % NUM_KV_HEADS
+    if FORMAT == "rows":
+        block, offset = token, token * 0
     is_key = (is_query == 0) & (is_value == 0) & (slot >= 0)
     is_value = is_value & held & (slot >= 0)
-    if FORMAT != "plain":
+    if FORMAT == "int8" or FORMAT == "fp8":  # noqa: PLR1714  not every Triton has `in`
         scale, factor = scale_and_factor(highest_size(first, second, rest), INT8_MOST if FORMAT == "int8" else FP8_MOST)
         parts = quantized_parts(first, second, rest, factor, FORMAT == "int8")
         place = block * scale_block_stride + kv_heads * scale_head_stride + offset * scale_token_stride
@@ -167,6 +172,24 @@ def rotate_and_write(
 
     Like `Operations.rotate_and_write`, for RMS norms without a bias. There may be gaps between rows of `projected`.
     """
+    if pair.values.dtype is not INT4:
+        format_ = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}.get(pair.keys.dtype, "plain")
+        return _rotate(projected, form, angles, pair, slots, format_)
+    rows = projected.new_empty((2, len(projected), form.num_kv_heads, 1, form.head_dim), dtype=torch.float32)
+    queries = _rotate(projected, form, angles, KVPair(rows[0], rows[1]), slots, "rows")
+    write_int4(rows[0, :, :, 0], rows[1, :, :, 0], form.key_centre, pair, slots)
+    return queries
+
+
+def _rotate(
+    projected: torch.Tensor,
+    form: HeadForm,
+    angles: Angles | None,
+    pair: KVPair,
+    slots: torch.Tensor,
+    format_: str,
+) -> torch.Tensor:
+    """Return the queries. Mutates the slots of the pair; if the format is "rows", the rows of the tokens."""
     num_tokens = len(projected)
     queries = projected.new_empty((num_tokens, form.num_heads, form.head_dim))
     if num_tokens == 0:
@@ -174,7 +197,6 @@ def rotate_and_write(
     # Programs write through one set of strides.
     assert pair.keys.stride() == pair.values.stride()
     query_norm, key_norm = form.query_norm, form.key_norm
-    format_ = {torch.int8: "int8", torch.float8_e4m3fn: "fp8"}.get(pair.keys.dtype, "plain")
     scales = pair.keys if pair.key_scales is None else pair.key_scales
     grid = (num_tokens, triton.cdiv(form.num_heads + 2 * form.num_kv_heads, HEADS))
     rotate_and_write_kernel[grid](
@@ -216,8 +238,9 @@ def _parts(head_dim: int, rotary_dim: int) -> dict[str, Any]:
 
 
 def _variant(head_dim: int, rotary_dim: int, dtype: str, stored: str, *, norms: bool = False) -> KernelVariant:
-    format_ = {"i8": "int8", "fp8e4nv": "fp8"}.get(stored, "plain")
-    scale = f"*{stored}:16" if format_ == "plain" else "*fp32:16"
+    # What is stored as float32 is compiled as rows.
+    format_ = {"i8": "int8", "fp8e4nv": "fp8", "fp32": "rows"}.get(stored, "plain")
+    scale = "*fp32:16" if format_ in ("int8", "fp8") else f"*{stored}:16"
     arguments = {name: f"*{dtype}:16" for name in ("projected", "queries")} | {"slots": "*i32:16"}
     arguments |= dict.fromkeys(("keys", "values"), f"*{stored}:16") | dict.fromkeys(
         ("key_scales", "value_scales"), scale
@@ -253,6 +276,7 @@ VARIANTS = (
     _variant(128, 128, "fp16", "fp16", norms=True),
     _variant(128, 128, "bf16", "i8", norms=True),
     _variant(128, 128, "bf16", "fp8e4nv", norms=True),
+    _variant(128, 128, "bf16", "fp32", norms=True),
     _variant(256, 256, "bf16", "bf16", norms=True),
     _variant(256, 256, "bf16", "i8", norms=True),
     _variant(96, 72, "bf16", "bf16"),

@@ -73,18 +73,20 @@ class TileShape:
 
     @classmethod
     def of(
-        cls, use: Use, *, head_dim: int, group: int, block_size: int, kv_bytes: int = 2, capability: int = 90
+        cls, use: Use, *, head_dim: int, group: int, block_size: int, kv_bits: int = 16, capability: int = 90
     ) -> TileShape:
         """Return the shape for a use. It depends on the model and the GPU, never on the step.
 
-        `kv_bytes`: the bytes of a number in the KV memory.
+        `kv_bits`: the bits of a number in the KV memory, of values if keys have more.
 
         >>> shape = TileShape.of(Use.DECODE, head_dim=80, group=4, block_size=16)
         >>> shape.rows, shape.tokens_per_task, shape.padded_dim
         (16, 4, 128)
         """
         is_decode = use is Use.DECODE
-        rows, tokens, num_warps = FORMS[use, head_dim > WIDE, kv_bytes == 1 or (capability < 90 and not is_decode)]
+        rows, tokens, num_warps = FORMS[use, head_dim > WIDE, kv_bits < 16 or (capability < 90 and not is_decode)]
+        if kv_bits == 4 and head_dim <= WIDE:
+            num_warps = 4  # with more, a thread would load less than 16 bytes of a tile; and sm_100 would spill
         if is_decode and head_dim <= NARROW and capability >= 90:
             tokens *= 2  # as many bytes in flight as with other heads
         split = 0 if use is Use.PROMPT else SPLIT
