@@ -85,7 +85,7 @@ class Quire:
 def start_of(command: Sequence[str]) -> list[float]:
     """Run a program; return the seconds that it says or took, those that it took, and the megabytes that it held."""
     start = time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", LAUNCH, *command], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-P", "-c", LAUNCH, *command], capture_output=True, text=True, check=True)
     seconds = time.perf_counter() - start
     text, _, kilobytes = done.stdout.strip().rpartition(chr(10))
     return [seconds if "|" in text else float(text), seconds, int(kilobytes) * 1024 / 1e6]
@@ -115,7 +115,7 @@ def measure(options: argparse.Namespace, path: str, tell: Tell) -> Section:
     threads = options.num_threads
     quire = Quire(path, threads)
     ours, theirs = [], []
-    start_quire = [sys.executable, "-c", FIRST_TOKEN, path, str(threads)]
+    start_quire = [sys.executable, "-P", "-c", FIRST_TOKEN, path, str(threads)]
     start_llama = [str(options.llama_cpp / "llama-bench"), "-m", path, "-t", str(threads), "-p", str(SHORT)]
     start_llama += ["-n", "0", "-r", "1", "--no-warmup"]
     for index in range(options.repeat):

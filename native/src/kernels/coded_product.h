@@ -131,7 +131,7 @@ struct CodedTile {
 
 // The sums of a tile are in registers twice: as integers of a group, and as floats. kCodedRows: the rows of most tiles.
 // kMostCodedRows: up to this many rows go through a widened chunk as one tile. Up to kMostPackedRows rows widen codes
-// in registers, in each tile anew.
+// in registers, once for each tile.
 #if defined(__AVX512F__)
 constexpr int kCodedSums = 12, kCodedRows = 3, kMostCodedRows = 6, kMostPackedRows = 8;
 #else
