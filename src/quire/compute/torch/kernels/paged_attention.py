@@ -267,7 +267,8 @@ def attend_tile(task: Task, part, blocks, start, SHAPE: tl.constexpr, MASKED: tl
         keys = load_int4_keys(cache, places, scale_places, readable, SHAPE, MASKED)
     else:
         keys = load_tile(cache.key_data, places, readable, SHAPE.head_dim, SHAPE.padded_dim, MASKED)
-    places = block + (task.head * cache.value_head_stride + offsets * cache.value_token_stride)
+    if cache.key_data.dtype.element_ty != cache.value_data.dtype.element_ty:  # else the same, without more registers
+        places = block + (task.head * cache.value_head_stride + offsets * cache.value_token_stride)
     if cache.value_data.dtype.element_ty == tl.uint8:
         values = load_int4(cache.value_data, places, readable, SHAPE, MASKED) - VALUE_CENTRE
     else:
