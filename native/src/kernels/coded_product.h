@@ -74,7 +74,7 @@ struct CodedFetch {
     std::size_t reached, pace;
 };
 
-// The scales of a chunk, widened, or its minimums.
+// The scales of a chunk, or its minimums, widened.
 struct WideScales {
     const Floats* first;  // of the first panel of a tile
     int step;             // from one group to the next
@@ -82,7 +82,7 @@ struct WideScales {
     Floats at(int group, int panel) const { return first[group * step + panel]; }
 };
 
-// Those of a chunk as it is in memory. Taking one fetches the one at the same place of another chunk.
+// The same as they are in memory. Each read prefetches the same place of the chunk that comes next.
 struct StoredScales {
     const std::byte* first;
     std::size_t step;
@@ -357,7 +357,7 @@ class BlockProduct<Coded> {
         for (int g = 0; g < panels_.num_groups; ++g) {
             const CodedPanels& group = panels_.groups[g];
             for (int input = start; input < end; input += kChunkInputs) {
-                // The next chunk: of this group, the next span, the next group or the next block.
+                // The next chunk: of this group, the next group, the next span or the next block.
                 const std::byte* next = input + kChunkInputs < end   ? group.at(input + kChunkInputs)
                                         : g + 1 < panels_.num_groups ? panels_.groups[g + 1].at(start)
                                         : more                       ? panels_.groups[0].at(end)
