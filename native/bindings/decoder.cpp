@@ -150,7 +150,7 @@ void set_matrix(Decoder& decoder, const std::string& part, int layer, int expert
     const MatrixRows from = rows_of(rows, blocks);
     const StoredType as = codes.empty() ? from.type : block_type_of(codes);
     nb::gil_scoped_release release;
-    matrix.pack(decoder.kernels(), decoder.team(), from, as);
+    matrix.pack(decoder.kernels(), decoder.team(), decoder.weights.memory, from, as);
 }
 
 void set_bias(Decoder& decoder, const std::string& part, int layer, const Array<const float, 1>& bias) {

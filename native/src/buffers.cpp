@@ -1,5 +1,7 @@
 #include "quire/buffers.h"
 
+#include <algorithm>
+
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -16,6 +18,17 @@ void* allocate_aligned(std::size_t num_bytes) {
     if (alignment == kHugePage) madvise(memory, num_bytes, MADV_HUGEPAGE);
 #endif
     return memory;
+}
+
+std::byte* Arena::take(std::size_t num_bytes) {
+    constexpr std::size_t kCacheLine = 64;
+    const std::size_t wanted = (num_bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
+    if (pieces_.empty() || pieces_.back().size() - used_ < wanted) {
+        pieces_.emplace_back(std::max(wanted, kPieceBytes));
+        used_ = 0;
+    }
+    used_ += wanted;
+    return pieces_.back().data() + used_ - wanted;
 }
 
 }  // namespace quire

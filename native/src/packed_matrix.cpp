@@ -4,16 +4,19 @@
 
 namespace quire {
 
-void PackedMatrix::pack(const Kernels& kernels, ThreadTeam& team, const MatrixRows& rows, StoredType as) {
+void PackedMatrix::pack(const Kernels& kernels, ThreadTeam& team, Arena& memory, const MatrixRows& rows,
+                        StoredType as) {
     shape_.type = packed_type(as);
     if (has_blocks(as)) shape_.coding = coding_of(as);
     shape_.num_outputs = rows.num_outputs;
     shape_.num_inputs = rows.num_inputs;
     const int num_panels = shape_.num_panels();
-    panels_.allocate(kernels.packed_bytes(shape_));
+    panel_bytes_ = kernels.packed_bytes(shape_);
+    std::byte* panels = memory.take(panel_bytes_);
+    shape_.panels = panels;
     constexpr int kPanelsPerPiece = 16;
     const int num_pieces = (num_panels + kPanelsPerPiece - 1) / kPanelsPerPiece;
-    team.run([&kernels, rows, as, shape = shape_, panels = panels_.data(), num_panels, num_pieces](auto& member) {
+    team.run([&kernels, rows, as, shape = shape_, panels, num_panels, num_pieces](auto& member) {
         member.for_pieces(num_pieces, [&](int piece) {
             const int first = piece * kPanelsPerPiece;
             const int count = num_panels - first < kPanelsPerPiece ? num_panels - first : kPanelsPerPiece;
@@ -31,7 +34,6 @@ void PackedMatrix::set_bias(const float* bias, int count) {
 
 MatrixView PackedMatrix::view() const {
     MatrixView result = shape_;
-    result.panels = panels_.data();
     result.bias = bias_.data();
     return result;
 }

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <new>
 #include <utility>
+#include <vector>
 
 namespace quire {
 
@@ -39,6 +40,20 @@ class Buffer {
 // Returns memory aligned to 64 bytes. Memory of 2 MiB or more is aligned to 2 MiB and asks for huge pages.
 // Throws std::bad_alloc. Free it with std::free.
 void* allocate_aligned(std::size_t num_bytes);
+
+// Memory for what stays as long as the arena: cut from large pieces, so that small parts lie in huge pages too.
+class Arena {
+  public:
+    // Returns uninitialised memory, aligned to a cache line. Throws std::bad_alloc.
+    std::byte* take(std::size_t num_bytes);
+
+  private:
+    // The part of a piece that is never used is never touched, so it takes no memory.
+    static constexpr std::size_t kPieceBytes = std::size_t{64} << 20;
+
+    std::vector<Buffer<std::byte>> pieces_;
+    std::size_t used_ = 0;  // of the last piece
+};
 
 template <typename T>
 void Buffer<T>::allocate(std::size_t count) {

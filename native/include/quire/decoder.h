@@ -73,16 +73,17 @@ struct DecoderShape {
 // A matrix in panels, with its bias.
 class PackedMatrix {
   public:
-    // `as` is the type of the rows, or that of codes made of floats (make_codes). Throws std::bad_alloc.
-    void pack(const Kernels& kernels, ThreadTeam& team, const MatrixRows& rows, StoredType as);
+    // `as` is the type of the rows, or that of codes made of floats (make_codes). The panels are in `memory`.
+    // Throws std::bad_alloc.
+    void pack(const Kernels& kernels, ThreadTeam& team, Arena& memory, const MatrixRows& rows, StoredType as);
     void set_bias(const float* bias, int count);
-    bool empty() const { return panels_.size() == 0; }
+    bool empty() const { return shape_.panels == nullptr; }
     MatrixView view() const;
-    std::size_t num_bytes() const { return panels_.size() + bias_.size() * sizeof(float); }
+    std::size_t num_bytes() const { return panel_bytes_ + bias_.size() * sizeof(float); }
 
   private:
     MatrixView shape_;
-    Buffer<std::byte> panels_;
+    std::size_t panel_bytes_ = 0;
     Buffer<float> bias_;
 };
 
@@ -106,6 +107,7 @@ struct LayerWeights {
 };
 
 struct DecoderWeights {
+    Arena memory;  // of all matrices
     PackedMatrix embedding_in, embedding_out, head;
     // Row by row as in the checkpoint, because rows are looked up; borrowed. Null if the head is tied.
     const void* embedding = nullptr;

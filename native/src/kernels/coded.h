@@ -1,18 +1,18 @@
 // The layout of a coded matrix, and one step of its products.
 //
 //     matrix [out, in]    [out / 64][in / 256] chunks; the last chunk has the remaining inputs, rounded up to 32
-//     chunk               codes: [inputs / 32][4 panels] units
-//                         scales: [groups][4 panels][16] float16; nested: [4 panels][16] float16, then
-//                         [groups][4 panels][16] int8
-//                         minimums: like scales, if there are any
-//     unit                the codes of 16 outputs and 32 inputs, eight steps: for each bit of a code a line of 64 bytes
-//                         8 bits: a line is a step, [16 outputs][4 inputs]
+//     chunk               nested scales: the float16 that the small ones of 256 inputs are times, [4 panels][16], and
+//                         the same for minimums; then [inputs / 32] units
+//     unit                32 inputs of four panels: codes, then scales, then minimums if there are any
+//     codes               for each bit of a code a line of 64 bytes of each panel, [bits][4 panels][16 outputs][4]
+//                         8 bits: a line is a step of four inputs
 //                         4 bits: a line has two steps, the first one in the low halves of its bytes
 //                         5, 6 bits: four lines of the low four bits, then a line of the fifth bits of all eight
 //                         steps, the first step in the lowest bits; or two lines of two more bits for four steps each
+//     scales, minimums    [groups][4 panels][16] float16; nested: int8
 //
-// So a chunk is one stream of memory. Codes of fewer than 8 bits are widened to bytes before they are multiplied: for
-// a few rows in registers; for more, once for all rows, into scratch memory in the nearest cache.
+// So a product reads one stream of memory, line after line. Codes of fewer than 8 bits are widened to bytes before they
+// are multiplied: for a few rows in registers; for more, once for all rows, into scratch memory in the nearest cache.
 #pragma once
 
 #include <cstring>
@@ -32,15 +32,17 @@ struct CodedLayout {
     Coding coding;
     int panels;
 
-    std::size_t unit_bytes() const { return static_cast<std::size_t>(coding.bits) * kStepBytes; }
-    std::size_t code_bytes(int inputs) const { return inputs / kUnitInputs * panels * unit_bytes(); }
-    std::size_t scale_bytes(int inputs) const {
-        const std::size_t lanes = static_cast<std::size_t>(panels) * kPanelWidth, groups = inputs / coding.group;
-        return coding.nested ? lanes * (groups + 2) : lanes * groups * 2;
-    }
-    std::size_t chunk_bytes(int inputs) const {
-        return code_bytes(inputs) + scale_bytes(inputs) * (coding.minimums ? 2 : 1);
-    }
+    std::size_t lanes() const { return static_cast<std::size_t>(panels) * kPanelWidth; }
+    int groups() const { return kUnitInputs / coding.group; }  // of a unit
+    std::size_t line_bytes() const { return panels * static_cast<std::size_t>(kStepBytes); }
+    std::size_t code_bytes() const { return coding.bits * line_bytes(); }
+    std::size_t group_bytes() const { return lanes() * (coding.nested ? 1 : 2); }  // of the scales of a group
+    std::size_t scale_bytes() const { return groups() * group_bytes(); }
+    std::size_t unit_bytes() const { return code_bytes() + scale_bytes() * (coding.minimums ? 2 : 1); }
+    // What comes before the units.
+    std::size_t outer_bytes() const { return coding.nested ? 2 * lanes() : 0; }
+    std::size_t head_bytes() const { return outer_bytes() * (coding.minimums ? 2 : 1); }
+    std::size_t chunk_bytes(int inputs) const { return head_bytes() + inputs / kUnitInputs * unit_bytes(); }
     // Of all chunks of a matrix with this many inputs.
     std::size_t bytes(int num_inputs) const {
         const int rest = num_inputs % kCodedInputs;
@@ -92,26 +94,32 @@ inline void store_step(std::byte* to, const Ints& bytes) {
     QUIRE_FOR_PARTS(i) std::memcpy(to + i * kPartBytes, &bytes.part[i], sizeof bytes.part[i]);
 }
 
-// A step of a unit as bytes: codes of fewer than 8 bits are from 0 on.
+// The steps that have the low bits of their codes in one line.
 template <int kBits>
-inline Ints step_of(const std::byte* unit, int step) {
-    const auto line = [&](int index) { return load_step(unit + index * kStepBytes); };
-    if constexpr (kBits == 8) {
-        return line(step);
-    } else {
-        Ints codes = line(step / 2);
-        QUIRE_FOR_PARTS(i) codes.part[i] = codes.part[i] >> 4 * (step % 2) & 0x0f0f0f0f;
-        if constexpr (kBits > 4) {
-            // The bits from the fifth on: of this step, above those of the steps before it in the same line.
-            constexpr int kMore = kBits - 4, kSteps = 8 / kMore;
-            constexpr int kMask = ((1 << kMore) - 1) * 0x10101010;
-            const Ints more = line(4 + step / kSteps);
-            const int up = 4 - step % kSteps * kMore;
-            QUIRE_FOR_PARTS(i) {
-                codes.part[i] |= (up >= 0 ? more.part[i] << (up & 7) : more.part[i] >> (-up & 7)) & kMask;
-            }
+constexpr int kLineSteps = kBits == 8 ? 1 : 2;
+
+// The steps of a line of a panel as bytes; codes of fewer than 8 bits are from 0 on. `high`: the first of the lines
+// that have the bits from the fifth on, if there are any.
+template <int kBits>
+inline void steps_of(const std::byte* at, const std::byte* high, std::size_t line_bytes, int line,
+                     Ints (&steps)[kLineSteps<kBits>]) {
+    steps[0] = load_step(at);
+    if constexpr (kBits < 8) {
+        QUIRE_FOR_PARTS(i) {
+            steps[1].part[i] = steps[0].part[i] >> 4 & 0x0f0f0f0f;
+            steps[0].part[i] &= 0x0f0f0f0f;
         }
-        return codes;
+    }
+    if constexpr (kBits == 5 || kBits == 6) {
+        // The bits from the fifth on: of this step, above those of the steps before it in the same line.
+        constexpr int kMore = kBits - 4, kMask = ((1 << kMore) - 1) * 0x10101010;
+        const Ints more = load_step(high + line * kMore / 4 * line_bytes);
+        const int before = 2 * line * kMore % 8;
+        QUIRE_FOR_PARTS(i) {
+            const IntPart own = more.part[i] >> before;
+            steps[0].part[i] |= own << 4 & kMask;
+            steps[1].part[i] |= own << (4 - kMore) & kMask;
+        }
     }
 }
 

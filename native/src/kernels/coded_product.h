@@ -68,7 +68,7 @@ class CodedRows {
 };
 
 // What to prefetch while a tile is computed: `pace` is in 1/256 bytes, for each step and panel, and so is the place
-// that was reached. Spread like this, it never fills the queue for what is on its way, at which the core would wait.
+// that was reached. Spread like this, it seldom fills the queue for what is on its way: a full one drops what comes.
 struct CodedFetch {
     const std::byte* from;
     std::size_t reached, pace;
@@ -77,56 +77,35 @@ struct CodedFetch {
 // The scales of a chunk, or its minimums, widened.
 struct WideScales {
     const Floats* first;  // of the first panel of a tile
-    int step;             // from one group to the next
+    int groups, panels;   // of a unit, of a group
 
-    Floats at(int group, int panel) const { return first[group * step + panel]; }
+    Floats at(int unit, int group, int panel) const { return first[(unit * groups + group) * panels + panel]; }
 };
 
-// The same as they are in memory. Each read prefetches the same place of the chunk that comes next.
+// The same as they are in memory.
 struct StoredScales {
     const std::byte* first;
-    std::size_t step;
-    std::ptrdiff_t ahead;
+    std::size_t unit, group;  // bytes from one to the next
     bool nested;
     Floats outer[kGroupPanels];
 
-    // From a panel of a group on.
-    StoredScales(const CodedLayout& layout, const std::byte* from, int place, std::ptrdiff_t ahead)
-        : ahead(ahead), nested(layout.coding.nested) {
-        const std::size_t lanes = static_cast<std::size_t>(layout.panels) * kPanelWidth;
-        first = from + place * kPanelWidth * (nested ? 1 : 2);
-        step = lanes * (nested ? 1 : 2);
+    // From the panel at `place` of a group on.
+    StoredScales(const CodedLayout& layout, const std::byte* chunk, int place, bool minimums)
+        : unit(layout.unit_bytes()), group(layout.group_bytes()), nested(layout.coding.nested) {
+        const std::size_t before = layout.code_bytes() + (minimums ? layout.scale_bytes() : 0);
+        first = chunk + layout.head_bytes() + before + place * kPanelWidth * (nested ? 1 : 2);
         if (!nested) return;
+        const std::byte* from = chunk + (minimums ? layout.outer_bytes() : 0);
         for (int p = 0; p < layout.panels - place; ++p) outer[p] = half(from + 2 * (place + p) * kPanelWidth);
-        first += 2 * lanes;
     }
-    Floats at(int group, int panel) const {
-        const std::byte* place = first + group * step + panel * kPanelWidth * (nested ? 1 : 2);
-        return nested ? outer[panel] * load(fetched<std::int8_t>(place)) : half(place);
+    Floats at(int unit_index, int group_index, int panel) const {
+        const std::byte* from = first + unit_index * unit + group_index * group;
+        if (!nested) return half(from + 2 * panel * kPanelWidth);
+        return outer[panel] * load(reinterpret_cast<const std::int8_t*>(from + panel * kPanelWidth));
     }
 
   private:
-    template <typename Number>
-    const Number* fetched(const std::byte* place) const {
-        __builtin_prefetch(place + ahead, 0, 3);
-        return reinterpret_cast<const Number*>(place);
-    }
-    Floats half(const std::byte* place) const { return load_float16(fetched<std::uint16_t>(place)); }
-};
-
-// Some rows and panels of a chunk.
-template <typename Scales>
-struct CodedTile {
-    const std::int8_t* rows;
-    const std::int32_t* row_sums;
-    const float* row_scales;
-    std::size_t row_stride;  // in inputs
-    const std::byte* codes;
-    std::size_t unit;  // bytes from the units of 32 inputs to the next ones
-    Scales scales;
-    int num_units, middle;
-    Floats (*sums)[kBlockPanels];
-    CodedFetch fetch;
+    static Floats half(const std::byte* from) { return load_float16(reinterpret_cast<const std::uint16_t*>(from)); }
 };
 
 // The sums of a tile are in registers twice: as integers of a group, and as floats. kCodedRows: the rows of most tiles.
@@ -139,19 +118,42 @@ constexpr int kCodedSums = 2, kCodedRows = 1, kMostCodedRows = 2, kMostPackedRow
 #endif
 constexpr int kPackedPanels = least(kGroupPanels, kCodedSums / kCodedRows);
 
+// The lines of codes from a panel on, in memory or in scratch memory; in bytes from one to the next.
+struct CodeLines {
+    const std::byte* first;
+    std::size_t line, unit;
+};
+
+// Some rows and panels of a chunk.
+template <typename Scales>
+struct CodedTile {
+    const std::int8_t* rows;
+    const std::int32_t* row_sums;
+    const float* row_scales;
+    std::size_t row_stride;  // in inputs
+    CodeLines codes;
+    Scales scales;
+    int num_units, middle;
+    Floats (*sums)[kBlockPanels];
+    CodedFetch fetch;
+};
+
 // kBits: of codes in memory; 8 in scratch memory. kGroup: the inputs that share a scale of the codes.
 template <int kBits, int kRows, int kPanels, int kGroup, typename Scales>
 void multiply_codes(const CodedTile<Scales>& tile) {
     constexpr bool kPacked = std::is_same_v<Scales, StoredScales>;
-    constexpr int kGroups = kUnitInputs / kGroup, kSteps = kGroup / kStepInputs, kSums = kGroup / kUnit;
-    const std::byte* codes = tile.codes;
+    constexpr int kGroups = kUnitInputs / kGroup, kSums = kGroup / kUnit;
+    constexpr int kSteps = kLineSteps<kBits>, kLines = kGroup / kStepInputs / kSteps;
+    const std::byte* codes = tile.codes.first;
+    const std::size_t line_bytes = tile.codes.line;
     const std::int8_t* rows = tile.rows;
     std::size_t reached = tile.fetch.reached, fetched = reached >> 8;
     Floats totals[kRows][kPanels];
     QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
         QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) totals[r][p] = tile.sums[r][p];
     }
-    for (int u = 0; u < tile.num_units; ++u, codes += tile.unit, rows += kUnitInputs) {
+    for (int u = 0; u < tile.num_units; ++u, codes += tile.codes.unit, rows += kUnitInputs) {
+        const std::byte *at = codes, *high = codes + 4 * line_bytes;
         QUIRE_UNROLLED for (int g = 0; g < kGroups; ++g) {
             Ints sums[kRows][kPanels];
             QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
@@ -160,27 +162,38 @@ void multiply_codes(const CodedTile<Scales>& tile) {
                 const Ints first = broadcast_int(CodeStep::kSigned ? 0 : -tile.middle * start);
                 QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) sums[r][p] = first;
             }
-            QUIRE_UNROLLED for (int i = 0; i < kSteps; ++i) {
-                const int step = g * kSteps + i;
-                CodeStep::Vector weights[kPanels];
+            const auto add_line = [&](int line) {
+                CodeStep::Vector weights[kSteps][kPanels];
                 QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) {
-                    reached += tile.fetch.pace;
-                    if (kPacked) __builtin_prefetch(tile.fetch.from + (reached >> 8), 0, 3);
-                    const Ints bytes = step_of<kBits>(codes + p * kBits * kStepBytes, step);
-                    weights[p] = CodeStep::codes(CodeStep::kSigned && kBits < 8 ? less(bytes, tile.middle) : bytes);
+                    const std::byte* panel = at + p * kStepBytes;
+                    Ints steps[kSteps];
+                    steps_of<kBits>(panel, high + p * kStepBytes, line_bytes, line, steps);
+                    QUIRE_UNROLLED for (int s = 0; s < kSteps; ++s) {
+                        const bool from_zero = CodeStep::kSigned && kBits < 8;
+                        weights[s][p] = CodeStep::codes(from_zero ? less(steps[s], tile.middle) : steps[s]);
+                    }
                 }
-                for (; !kPacked && fetched < reached >> 8; fetched += kLineBytes) {
+                at += line_bytes;
+                reached += kPanels * kSteps * tile.fetch.pace;
+                for (; fetched < reached >> 8; fetched += kLineBytes) {
                     __builtin_prefetch(tile.fetch.from + fetched, 0, 3);
                 }
                 QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
-                    const std::int8_t* numbers = rows + r * tile.row_stride + step * kStepInputs;
-                    QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) {
-                        sums[r][p] = CodeStep::add(sums[r][p], weights[p], numbers);
+                    const std::int8_t* numbers = rows + r * tile.row_stride + line * kSteps * kStepInputs;
+                    QUIRE_UNROLLED for (int s = 0; s < kSteps; ++s) {
+                        QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) {
+                            sums[r][p] = CodeStep::add(sums[r][p], weights[s][p], numbers + s * kStepInputs);
+                        }
                     }
                 }
+            };
+            if constexpr (kPacked) {
+                QUIRE_ROLLED for (int line = 0; line < kLines; ++line) add_line(g * kLines + line);
+            } else {
+                QUIRE_UNROLLED for (int line = 0; line < kLines; ++line) add_line(g * kLines + line);
             }
             Floats scales[kPanels];
-            QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) scales[p] = tile.scales.at(u * kGroups + g, p);
+            QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) scales[p] = tile.scales.at(u, g, p);
             QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
                 const Floats row_scale = broadcast(tile.row_scales[r * tile.row_stride / kRowGroup + u]);
                 QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) {
@@ -216,18 +229,24 @@ void multiply_packed_tile(const CodedTile<StoredScales>& tile, int group, int nu
     multiply_codes<kBits, kRows, kPackedPanels, kRowGroup>(tile);
 }
 
-// Writes units of codes of fewer than 8 bits as units of 8 bits.
+// Writes the units of some panels, of codes of fewer than 8 bits, as units of 8 bits.
 template <int kBits>
 void widen_units(const CodedPanels& panels, const std::byte* from, int num_units, std::byte* to) {
-    const std::size_t unit_bytes = panels.layout.unit_bytes();
-    from += panels.place * unit_bytes;
-    for (int u = 0; u < num_units; ++u, from += panels.layout.panels * unit_bytes) {
-        for (int p = 0; p < panels.count; ++p, to += kUnitSteps * kStepBytes) {
-            QUIRE_UNROLLED for (int step = 0; step < kUnitSteps; ++step) {
-                Ints bytes = step_of<kBits>(from + p * unit_bytes, step);
-                if (CodeStep::kSigned) bytes = less(bytes, middle_of(panels.layout.coding));
-                store_step(to + step * kStepBytes, bytes);
+    const CodedLayout& layout = panels.layout;
+    const std::size_t line_bytes = layout.line_bytes();
+    constexpr int kSteps = kLineSteps<kBits>;
+    for (int u = 0; u < num_units; ++u, from += layout.unit_bytes()) {
+        for (int line = 0; line < kUnitSteps / kSteps; ++line) {
+            for (int p = 0; p < panels.count; ++p) {
+                Ints steps[kSteps];
+                const std::byte* panel = from + p * kStepBytes;
+                steps_of<kBits>(panel + line * line_bytes, panel + 4 * line_bytes, line_bytes, line, steps);
+                QUIRE_UNROLLED for (int s = 0; s < kSteps; ++s) {
+                    store_step(to + (s * panels.count + p) * kStepBytes,
+                               CodeStep::kSigned ? less(steps[s], middle_of(layout.coding)) : steps[s]);
+                }
             }
+            to += kSteps * panels.count * kStepBytes;
         }
     }
 }
@@ -239,25 +258,24 @@ struct SpanChunk {
     const std::byte* next;  // the chunk to prefetch
 
     const std::byte* stored() const { return panels.at(input); }
-    std::size_t code_bytes() const { return panels.layout.code_bytes(num_inputs); }
-    StoredScales scales(int first_panel) const { return scales_at(code_bytes(), first_panel); }
-    StoredScales minimums(int first_panel) const {
-        return scales_at(code_bytes() + panels.layout.scale_bytes(num_inputs), first_panel);
+    std::size_t bytes() const { return panels.layout.chunk_bytes(num_inputs); }
+    CodeLines codes(int first_panel) const {
+        const CodedLayout& layout = panels.layout;
+        return {stored() + layout.head_bytes() + first_panel * kStepBytes, layout.line_bytes(), layout.unit_bytes()};
     }
-
-  private:
-    StoredScales scales_at(std::size_t offset, int first_panel) const {
-        return {panels.layout, stored() + offset, first_panel, next - stored()};
-    }
+    StoredScales scales(int first_panel) const { return {panels.layout, stored(), first_panel, false}; }
+    StoredScales minimums(int first_panel) const { return {panels.layout, stored(), first_panel, true}; }
 };
 
 // Adds the minimums of kPackedPanels panels, times the totals of a row's groups.
-inline void add_minimums(const float* totals, const StoredScales& minimums, int num_groups, Floats* sums) {
+inline void add_minimums(const float* totals, const StoredScales& minimums, int num_units, int groups, Floats* sums) {
     Floats all[kPackedPanels];
     QUIRE_UNROLLED for (int p = 0; p < kPackedPanels; ++p) all[p] = sums[p];
-    for (int g = 0; g < num_groups; ++g) {
-        const Floats total = broadcast(totals[g]);
-        QUIRE_UNROLLED for (int p = 0; p < kPackedPanels; ++p) all[p] = fma(total, minimums.at(g, p), all[p]);
+    for (int u = 0; u < num_units; ++u) {
+        for (int g = 0; g < groups; ++g) {
+            const Floats total = broadcast(*totals++);
+            QUIRE_UNROLLED for (int p = 0; p < kPackedPanels; ++p) all[p] = fma(total, minimums.at(u, g, p), all[p]);
+        }
     }
     QUIRE_UNROLLED for (int p = 0; p < kPackedPanels; ++p) sums[p] = all[p];
 }
@@ -267,36 +285,36 @@ class WideChunk {
   public:
     void take(const SpanChunk& chunk) {
         const CodedPanels& panels = chunk.panels;
-        const int num_groups = chunk.num_inputs / panels.layout.coding.group;
-        take_codes(panels, chunk.stored(), chunk.num_inputs / kUnitInputs);
-        widen(chunk.scales(panels.place), num_groups, panels.count, scales);
-        if (panels.layout.coding.minimums) widen(chunk.minimums(panels.place), num_groups, panels.count, minimums);
+        const int num_units = chunk.num_inputs / kUnitInputs;
+        codes = chunk.codes(panels.place);
+        if (panels.layout.coding.bits < 8) widen_codes(panels, num_units);
+        widen(chunk.scales(panels.place), panels, num_units, scales);
+        if (panels.layout.coding.minimums) widen(chunk.minimums(panels.place), panels, num_units, minimums);
     }
 
-    const std::byte* codes;
-    std::size_t unit;
+    CodeLines codes;
     Floats scales[kChunkInputs / 16 * kGroupPanels], minimums[kChunkInputs / 16 * kGroupPanels];
 
   private:
-    void take_codes(const CodedPanels& panels, const std::byte* chunk, int num_units) {
-        codes = wide_;
-        unit = static_cast<std::size_t>(panels.count) * kUnitSteps * kStepBytes;
+    void widen_codes(const CodedPanels& panels, int num_units) {
+        const std::byte* from = codes.first;
+        const std::size_t line = panels.count * static_cast<std::size_t>(kStepBytes);
+        codes = {wide_, line, kUnitSteps * line};
         switch (panels.layout.coding.bits) {
             case 4:
-                return widen_units<4>(panels, chunk, num_units, wide_);
+                return widen_units<4>(panels, from, num_units, wide_);
             case 5:
-                return widen_units<5>(panels, chunk, num_units, wide_);
-            case 6:
-                return widen_units<6>(panels, chunk, num_units, wide_);
+                return widen_units<5>(panels, from, num_units, wide_);
             default:
-                codes = chunk + panels.place * panels.layout.unit_bytes();
-                unit = panels.layout.panels * panels.layout.unit_bytes();
+                return widen_units<6>(panels, from, num_units, wide_);
         }
     }
 
-    static void widen(const StoredScales& stored, int num_groups, int num_panels, Floats* to) {
-        for (int g = 0; g < num_groups; ++g) {
-            for (int p = 0; p < num_panels; ++p) *to++ = stored.at(g, p);
+    static void widen(const StoredScales& stored, const CodedPanels& panels, int num_units, Floats* to) {
+        for (int u = 0; u < num_units; ++u) {
+            for (int g = 0; g < panels.layout.groups(); ++g) {
+                for (int p = 0; p < panels.count; ++p) *to++ = stored.at(u, g, p);
+            }
         }
     }
 
@@ -375,9 +393,9 @@ class BlockProduct<Coded> {
         const int most_panels = packed ? kPackedPanels : kCodedSums / pieces_of(num_rows_, num_tiles);
         const int count = chunk.panels.count, tile_panels = pieces_of(count, pieces_of(count, most_panels));
         if (!packed) wide_.take(chunk);
-        // All tiles together fetch the codes of the next chunk.
+        // All tiles together fetch the next chunk.
         const std::size_t steps = chunk.num_inputs / kStepInputs;
-        CodedFetch fetch = {chunk.next, 0, (chunk.code_bytes() << 8) / (num_tiles * count * steps)};
+        CodedFetch fetch = {chunk.next, 0, (chunk.bytes() << 8) / (num_tiles * count * steps)};
         for (int t = 0; t < num_tiles; ++t) {
             const int row = num_rows_ * t / num_tiles, end = num_rows_ * (t + 1) / num_tiles;
             for (int p = 0; p < count; p += tile_panels) {
@@ -393,30 +411,11 @@ class BlockProduct<Coded> {
         }
     }
 
-    template <typename Scales>
-    CodedTile<Scales> tile_of(const SpanChunk& chunk, int row, const Scales& scales, const CodedFetch& fetch) const {
-        const Coding& coding = chunk.panels.layout.coding;
-        return {.rows = rows_.numbers_at(row, chunk.input_of_span),
-                .row_sums = rows_.sums_at(row, chunk.input_of_span),
-                .row_scales = rows_.scales_at(row, chunk.input_of_span),
-                .row_stride = rows_.inputs(),
-                .codes = nullptr,
-                .unit = 0,
-                .scales = scales,
-                .num_units = chunk.num_inputs / kUnitInputs,
-                .middle = coding.bits == 8 ? CodeStep::kFlip : middle_of(coding),
-                .sums = nullptr,
-                .fetch = fetch};
-    }
-
     void add_packed_tile(const SpanChunk& chunk, const LinearTile& place, Floats (*sums)[kBlockPanels],
                          const CodedFetch& fetch) const {
         const CodedLayout& layout = chunk.panels.layout;
         const int first = chunk.panels.place + place.first_panel, group = layout.coding.group;
-        CodedTile tile = tile_of(chunk, place.first_row, chunk.scales(first), fetch);
-        tile.codes = chunk.stored() + first * layout.unit_bytes();
-        tile.unit = layout.panels * layout.unit_bytes();
-        tile.sums = sums;
+        const CodedTile tile = tile_of(chunk, place.first_row, chunk.codes(first), chunk.scales(first), sums, fetch);
         switch (layout.coding.bits) {
             case 4:
                 multiply_packed_tile<4>(tile, group, place.num_rows);
@@ -433,34 +432,50 @@ class BlockProduct<Coded> {
         if (!layout.coding.minimums) return;
         const StoredScales minimums = chunk.minimums(first);
         for (int r = 0; r < place.num_rows; ++r) {
-            add_minimums(rows_.totals_at(place.first_row + r, chunk.input_of_span, group), minimums,
-                         chunk.num_inputs / group, sums[r]);
+            add_minimums(rows_.totals_at(place.first_row + r, chunk.input_of_span, group), minimums, tile.num_units,
+                         layout.groups(), sums[r]);
         }
     }
 
     void add_wide_tile(const SpanChunk& chunk, const LinearTile& place, Floats (*sums)[kBlockPanels],
                        const CodedFetch& fetch) const {
-        const Coding& coding = chunk.panels.layout.coding;
-        const int count = chunk.panels.count;
-        CodedTile tile = tile_of(chunk, place.first_row, WideScales{wide_.scales + place.first_panel, count}, fetch);
-        tile.codes = wide_.codes + static_cast<std::size_t>(place.first_panel) * kUnitSteps * kStepBytes;
-        tile.unit = wide_.unit;
-        tile.sums = sums;
-        if (coding.group == kUnit) {
+        const CodedLayout& layout = chunk.panels.layout;
+        const int count = chunk.panels.count, groups = layout.groups();
+        CodeLines codes = wide_.codes;
+        codes.first += place.first_panel * kStepBytes;
+        const WideScales scales = {wide_.scales + place.first_panel, groups, count};
+        const CodedTile tile = tile_of(chunk, place.first_row, codes, scales, sums, fetch);
+        if (layout.coding.group == kUnit) {
             multiply_wide_tile<kUnit>(tile, place.num_rows, place.num_panels);
         } else {
             multiply_wide_tile<kRowGroup>(tile, place.num_rows, place.num_panels);
         }
-        if (!coding.minimums) return;
+        if (!layout.coding.minimums) return;
         multiply_tile<kMostTileRows, kGroupPanels>(
-            Tile<float>{.rows = rows_.totals_at(place.first_row, chunk.input_of_span, coding.group),
-                        .row_stride = rows_.inputs() / coding.group,
+            Tile<float>{.rows = rows_.totals_at(place.first_row, chunk.input_of_span, layout.coding.group),
+                        .row_stride = rows_.inputs() / layout.coding.group,
                         .weights = reinterpret_cast<const float*>(wide_.minimums + place.first_panel),
                         .weight_step = static_cast<std::size_t>(count) * kPanelWidth,
-                        .num_steps = chunk.num_inputs / coding.group,
+                        .num_steps = chunk.num_inputs / layout.coding.group,
                         .sums = sums,
                         .fetch = {reinterpret_cast<const char*>(fetch.from), 0, 0}},
             place.num_rows, place.num_panels);
+    }
+
+    template <typename Scales>
+    CodedTile<Scales> tile_of(const SpanChunk& chunk, int row, const CodeLines& codes, const Scales& scales,
+                              Floats (*sums)[kBlockPanels], const CodedFetch& fetch) const {
+        const Coding& coding = chunk.panels.layout.coding;
+        return {.rows = rows_.numbers_at(row, chunk.input_of_span),
+                .row_sums = rows_.sums_at(row, chunk.input_of_span),
+                .row_scales = rows_.scales_at(row, chunk.input_of_span),
+                .row_stride = rows_.inputs(),
+                .codes = codes,
+                .scales = scales,
+                .num_units = chunk.num_inputs / kUnitInputs,
+                .middle = coding.bits == 8 ? CodeStep::kFlip : middle_of(coding),
+                .sums = sums,
+                .fetch = fetch};
     }
 
     const BlockPanels<Coded>& panels_;

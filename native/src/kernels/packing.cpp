@@ -63,15 +63,23 @@ struct CodedLane {
     CodedLayout layout;
     int panel, lane;  // in the group, in the panel
 
-    // Four bytes of the lane, in a line of the unit of an input.
-    std::byte* word(int input, int line) const {
-        const std::size_t unit = static_cast<std::size_t>(input / kUnitInputs) * layout.panels + panel;
-        return chunk + unit * layout.unit_bytes() + line * kStepBytes + lane * kStepInputs;
+    // Four bytes of the lane, in a line of a unit.
+    std::byte* word(int unit, int line) const {
+        return unit_at(unit) + line * layout.line_bytes() + (panel * kPanelWidth + lane) * kStepInputs;
     }
-    // The place of the lane among the scales of a group of inputs.
-    std::size_t scale(int group) const {
-        return (static_cast<std::size_t>(group) * layout.panels + panel) * kPanelWidth + lane;
+    // The scale of a group of inputs, or their minimum.
+    std::byte* scale(int group, bool minimum) const {
+        const int unit = group / layout.groups(), own = group % layout.groups();
+        return unit_at(unit) + layout.code_bytes() + (minimum ? layout.scale_bytes() : 0) + own * layout.group_bytes() +
+               (panel * kPanelWidth + lane) * (layout.coding.nested ? 1 : 2);
     }
+    // What nested scales are times, or nested minimums.
+    std::byte* outer(bool minimum) const {
+        return chunk + (minimum ? layout.outer_bytes() : 0) + 2 * (panel * kPanelWidth + lane);
+    }
+
+  private:
+    std::byte* unit_at(int unit) const { return chunk + layout.head_bytes() + unit * layout.unit_bytes(); }
 };
 
 CodedLane lane_of(const MatrixView& matrix, int row, int input) {
@@ -81,7 +89,7 @@ CodedLane lane_of(const MatrixView& matrix, int row, int input) {
 
 // Writes the codes of 32 inputs as the words of a lane in a unit: one for each bit.
 template <int kBits>
-void put_unit(const std::int8_t* codes, std::byte* to) {
+void put_unit(const std::int8_t* codes, std::byte* to, std::size_t line_bytes) {
     constexpr int kMore = kBits - 4;
     constexpr std::uint32_t kLow = 0x0f0f0f0fU;
     std::uint32_t four[kUnitSteps], words[kBits] = {};
@@ -97,15 +105,16 @@ void put_unit(const std::int8_t* codes, std::byte* to) {
         }
     }
     QUIRE_UNROLLED for (int line = 0; line < kBits; ++line) {
-        std::memcpy(to + line * kStepBytes, &words[line], sizeof words[line]);
+        std::memcpy(to + line * line_bytes, &words[line], sizeof words[line]);
     }
 }
 
 template <int kBits>
 void put_units(const CodedLane& lane, const std::int8_t* codes, int num_inputs) {
-    const std::size_t next = lane.layout.panels * lane.layout.unit_bytes();
     std::byte* to = lane.word(0, 0);
-    for (int input = 0; input < num_inputs; input += kUnitInputs, to += next) put_unit<kBits>(codes + input, to);
+    for (int input = 0; input < num_inputs; input += kUnitInputs, to += lane.layout.unit_bytes()) {
+        put_unit<kBits>(codes + input, to, lane.layout.line_bytes());
+    }
 }
 
 void put_codes(const CodedLane& lane, const CodedInputs& from, int num_inputs) {
@@ -121,15 +130,13 @@ void put_codes(const CodedLane& lane, const CodedInputs& from, int num_inputs) {
     }
 }
 
-void put_scales(const CodedLane& lane, std::byte* to, const CodedInputs::Scales& from, int num_groups) {
-    auto* halves = reinterpret_cast<std::uint16_t*>(to);
+void put_scales(const CodedLane& lane, const CodedInputs::Scales& from, int num_groups, bool minimums) {
     if (!lane.layout.coding.nested) {
-        for (int g = 0; g < num_groups; ++g) halves[lane.scale(g)] = from.floats[g];
+        for (int g = 0; g < num_groups; ++g) std::memcpy(lane.scale(g, minimums), &from.floats[g], 2);
         return;
     }
-    halves[lane.scale(0)] = from.floats[0];
-    auto* nested = reinterpret_cast<std::int8_t*>(halves + lane.layout.panels * kPanelWidth);
-    for (int g = 0; g < num_groups; ++g) nested[lane.scale(g)] = from.nested[g];
+    std::memcpy(lane.outer(minimums), &from.floats[0], 2);
+    for (int g = 0; g < num_groups; ++g) std::memcpy(lane.scale(g, minimums), &from.nested[g], 1);
 }
 
 // Up to 256 weights of a row as codes.
@@ -151,27 +158,31 @@ void pack_coded(const MatrixRows& rows, const MatrixView& matrix, StoredType as,
             if (row < matrix.num_outputs) code_inputs(rows, as, row, start, count, coded);
             const CodedLane lane = lane_of(matrix, row, start);
             const int num_groups = padded / matrix.coding.group;
-            std::byte* scales = lane.chunk + lane.layout.code_bytes(padded);
             put_codes(lane, coded, padded);
-            put_scales(lane, scales, coded.scales, num_groups);
-            if (matrix.coding.minimums) {
-                put_scales(lane, scales + lane.layout.scale_bytes(padded), coded.minimums, num_groups);
-            }
+            put_scales(lane, coded.scales, num_groups, false);
+            if (matrix.coding.minimums) put_scales(lane, coded.minimums, num_groups, true);
         }
     }
 }
 
-float scale_at(const CodedLane& lane, const std::byte* from, int group) {
-    const auto* halves = reinterpret_cast<const std::uint16_t*>(from);
-    if (!lane.layout.coding.nested) return from_float16(halves[lane.scale(group)]);
-    const auto* nested = reinterpret_cast<const std::int8_t*>(halves + lane.layout.panels * kPanelWidth);
-    return from_float16(halves[lane.scale(0)]) * static_cast<float>(nested[lane.scale(group)]);
+float half_at(const std::byte* from) {
+    std::uint16_t half;
+    std::memcpy(&half, from, sizeof half);
+    return from_float16(half);
+}
+
+float scale_at(const CodedLane& lane, int group, bool minimum) {
+    const std::byte* scale = lane.scale(group, minimum);
+    if (!lane.layout.coding.nested) return half_at(scale);
+    return half_at(lane.outer(minimum)) * static_cast<float>(static_cast<std::int8_t>(*scale));
 }
 
 int code_at(const CodedLane& lane, int input) {
     const Coding& coding = lane.layout.coding;
     const int step = input % kUnitInputs / kStepInputs, more = coding.bits - 4;
-    const auto byte = [&](int line) { return std::to_integer<int>(lane.word(input, line)[input % kStepInputs]); };
+    const auto byte = [&](int line) {
+        return std::to_integer<int>(lane.word(input / kUnitInputs, line)[input % kStepInputs]);
+    };
     if (coding.bits == 8) return static_cast<std::int8_t>(byte(step) ^ CodeStep::kFlip);
     const int high = more == 0 ? 0 : byte(4 + step * more / 8) >> step * more % 8 & ((1 << more) - 1);
     return ((byte(step / 2) >> 4 * (step % 2) & 15) | high << 4) - middle_of(coding);
@@ -179,14 +190,12 @@ int code_at(const CodedLane& lane, int input) {
 
 void unpack_coded(const MatrixView& matrix, int row, float* output) {
     for (int start = 0; start < matrix.num_inputs; start += kCodedInputs) {
-        const int count = least(kCodedInputs, matrix.num_inputs - start), padded = round_up(count, kCodedGroup);
+        const int count = least(kCodedInputs, matrix.num_inputs - start);
         const CodedLane lane = lane_of(matrix, row, start);
-        const std::byte* scales = lane.chunk + lane.layout.code_bytes(padded);
-        const std::byte* minimums = scales + lane.layout.scale_bytes(padded);
         for (int i = 0; i < count; ++i) {
             const int group = i / matrix.coding.group;
-            const float weight = scale_at(lane, scales, group) * static_cast<float>(code_at(lane, i));
-            output[start + i] = matrix.coding.minimums ? weight + scale_at(lane, minimums, group) : weight;
+            const float weight = scale_at(lane, group, false) * static_cast<float>(code_at(lane, i));
+            output[start + i] = matrix.coding.minimums ? weight + scale_at(lane, group, true) : weight;
         }
     }
 }
