@@ -200,10 +200,14 @@ SetArithmetic arithmetic_of(std::string_view set_name) {
 
 // ---- products -------------------------------------------------------------------------------------------------------
 
-void compute_product(const Kernels& kernels, ThreadTeam& team, const MatrixView& matrix, const Rows& input,
-                     const Rows& output, int num_rows) {
+void compute_product(const Kernels& kernels, ThreadTeam& team, const MatrixView& matrix, const LinearInput& input,
+                     const Rows& output) {
+    const int num_rows = input.rounded.num_rows;
     const LinearPieces pieces(matrix, num_rows, team.size());
-    team.run([&kernels, matrix, input, output, pieces](ThreadTeam::Member& member) {
+    team.run([&kernels, matrix, input, output, num_rows, pieces](ThreadTeam::Member& member) {
+        if (matrix.type == NumberType::kCoded) {
+            member.for_pieces(num_rows, [&](int row) { kernels.round_row(input, matrix.num_inputs, row); });
+        }
         member.for_pieces(pieces.count(),
                           [&](int piece) { kernels.linear(matrix, input, output, pieces.tile(piece), false); });
     });
@@ -245,9 +249,10 @@ double arithmetic_rate(const char* set_name, ThreadTeam& team, double seconds) {
 
 std::vector<double> time_products(const Kernels& kernels, ThreadTeam& team, const std::vector<MatrixView>& matrices,
                                   const Rows& input, const Rows& output, int num_rows, int num_calls) {
-    std::vector<double> seconds = time_calls(num_calls, [&](int index) {
-        compute_product(kernels, team, matrices[index % matrices.size()], input, output, num_rows);
-    });
+    Buffer<std::byte> rounded(RoundedRows::bytes(matrices.front().num_inputs, num_rows));
+    const LinearInput rows = {input, {rounded.data(), num_rows}};
+    std::vector<double> seconds = time_calls(
+        num_calls, [&](int index) { compute_product(kernels, team, matrices[index % matrices.size()], rows, output); });
     team.quiesce();
     return seconds;
 }

@@ -50,9 +50,18 @@ struct ActivationSizes {
         for (const RopeShape& rope : shape.ropes) angles += rope.rotary_dim;
     }
 
+    // Of the rows of a product, rounded: every product of a step uses the same memory.
+    std::size_t rounded_bytes(std::size_t tokens, std::size_t assignments, std::size_t logits) const {
+        return std::max({RoundedRows::bytes(std::max(hidden, query), static_cast<int>(tokens)),
+                         RoundedRows::bytes(std::max(hidden, inner), static_cast<int>(assignments)),
+                         RoundedRows::bytes(hidden, static_cast<int>(logits))});
+    }
+
     int hidden, query, key, inner, experts, logits;
     int angles = 0;
 };
+
+bool coded(const PackedMatrix& matrix) { return matrix.view().type == NumberType::kCoded; }
 
 }  // namespace
 
@@ -66,6 +75,7 @@ struct Decoder::Activations {
     Buffer<float> angles;                    // [num_tokens, angles]: per rope cosines, then sines
     Buffer<float> wanted, wanted_projected;  // [num_logits, hidden]
     Buffer<float> scratch;                   // per member: attention_scratch
+    Buffer<std::byte> rounded;               // the rows of a product
     // Experts: the tokens are sorted by expert into assignments, [num_tokens * experts_per_token].
     Buffer<float> router;                       // [num_tokens, experts]
     Buffer<float> expert_input, expert_output;  // [assignments, hidden]
@@ -91,7 +101,7 @@ std::size_t activation_bytes(const DecoderShape& shape, int num_tokens, int num_
     if (shape.num_experts > 0) floats += num_tokens * (sizes.experts + 2 * assignments * sizes.hidden);
     floats += static_cast<std::size_t>(num_logits) * 2 * sizes.hidden;
     floats += num_threads * attention_scratch(shape.head_dim);
-    return floats * sizeof(float);
+    return floats * sizeof(float) + sizes.rounded_bytes(num_tokens, num_tokens * assignments, num_logits);
 }
 
 Decoder::Decoder(DecoderShape shape, const Kernels& kernels, ThreadTeam& team)
@@ -173,6 +183,9 @@ void Decoder::reserve(int num_tokens, int num_logits) {
             buffer->allocate(num_logits * std::size_t(sizes.hidden));
         a.num_logits = num_logits;
     }
+    const std::size_t assignments = std::size_t(a.num_tokens) * std::max(1, shape_.experts_per_token);
+    const std::size_t rounded = sizes.rounded_bytes(a.num_tokens, assignments, a.num_logits);
+    if (rounded > a.rounded.size()) a.rounded.allocate(rounded);
     if (a.scratch.size() == 0) a.scratch.allocate(team_.size() * attention_scratch(shape_.head_dim));
 }
 
@@ -223,8 +236,16 @@ class Decoder::Step {
         return LinearPieces(matrix, num_rows, num_threads_);
     }
 
-    void linear(const PackedMatrix& packed, const Rows& input, const Rows& output, int num_rows, bool accumulate) {
+    LinearInput rounded(const Rows& rows, int num_rows) const { return {rows, {a_.rounded.data(), num_rows}}; }
+
+    void round(const LinearInput& input, int num_inputs) {
+        for_rows(input.rounded.num_rows, [&](int row) { kernels_.round_row(input, num_inputs, row); });
+    }
+
+    void linear(const PackedMatrix& packed, const Rows& rows, const Rows& output, int num_rows, bool accumulate) {
         const MatrixView matrix = packed.view();
+        const LinearInput input = rounded(rows, num_rows);
+        if (coded(packed)) round(input, matrix.num_inputs);
         const LinearPieces pieces = pieces_for(matrix, num_rows);
         member_.for_pieces(pieces.count(),
                            [&](int piece) { kernels_.linear(matrix, input, output, pieces.tile(piece), accumulate); });
@@ -237,10 +258,19 @@ class Decoder::Step {
                  [&](int row) { kernels_.normalize(input.row(row), output.row(row), shape_.hidden_size, view); });
     }
 
-    const Rows& normed(const NormWeights& norm) {
-        if (norm.weight.empty()) return hidden_;
-        normalize(norm, hidden_, normed_, view_.num_tokens);
-        return normed_;
+    // The norms of the hidden states, which may be the input of several products; `rounds`: one of them is coded.
+    LinearInput normed(const NormWeights& norm, bool rounds) {
+        const LinearInput input = rounded(norm.weight.empty() ? hidden_ : normed_, view_.num_tokens);
+        if (norm.weight.empty()) {
+            if (rounds) round(input, shape_.hidden_size);
+            return input;
+        }
+        const NormView view = view_of(shape_.norm, norm);
+        for_rows(view_.num_tokens, [&](int row) {
+            kernels_.normalize(hidden_.row(row), normed_.row(row), shape_.hidden_size, view);
+            if (rounds) kernels_.round_row(input, shape_.hidden_size, row);
+        });
+        return input;
     }
 
     // hidden += after(matrix * input), then hidden = joined(hidden); the model may lack either norm.
@@ -308,7 +338,8 @@ class Decoder::Step {
     }
 
     void attend(const LayerShape& layer, const LayerWeights& weights) {
-        const Rows& input = normed(weights.attention_norm);
+        const bool rounds = coded(weights.query) || coded(weights.key) || coded(weights.value);
+        const LinearInput input = normed(weights.attention_norm, rounds);
         project(weights, input);
         prepare_heads(layer, weights);
         member_.for_pieces(view_.num_attention_pieces[layer.kv_group], [&](int piece) { attend_piece(layer, piece); });
@@ -316,7 +347,7 @@ class Decoder::Step {
     }
 
     // Computes queries, keys and values in one phase: first the pieces of one, then those of the next.
-    void project(const LayerWeights& weights, const Rows& input) {
+    void project(const LayerWeights& weights, const LinearInput& input) {
         const MatrixView matrices[] = {weights.query.view(), weights.key.view(), weights.value.view()};
         const Rows outputs[] = {query_, key_, value_};
         const LinearPieces pieces[] = {pieces_for(matrices[0], view_.num_tokens),
@@ -373,9 +404,10 @@ class Decoder::Step {
     }
 
     void transform(const LayerShape& layer, const LayerWeights& weights) {
-        const Rows& input = normed(weights.mlp_norm);
+        const bool rounds = !layer.sparse && (coded(weights.up) || coded(weights.gate));
+        const LinearInput input = normed(weights.mlp_norm, rounds);
         if (layer.sparse) {
-            mix_experts(weights, input);
+            mix_experts(weights, input.rows);
             join_update(weights.after_mlp_norm);
             if (!weights.joined_mlp_norm.weight.empty()) {
                 normalize(weights.joined_mlp_norm, hidden_, hidden_, view_.num_tokens);
@@ -389,7 +421,7 @@ class Decoder::Step {
     }
 
     // inner = activation(gate(input)) * up(input), or activation(up(input)) without a gate.
-    void expand(const MatrixView& gate, const MatrixView& up, const Rows& input, const LinearTile& tile) const {
+    void expand(const MatrixView& gate, const MatrixView& up, const LinearInput& input, const LinearTile& tile) const {
         if (shape_.gated) return kernels_.gated_linear(gate, up, input, inner_, tile, shape_.activation);
         kernels_.linear(up, input, inner_, tile, false);
         for (int row = tile.first_row; row < tile.first_row + tile.num_rows; ++row) {
@@ -410,18 +442,27 @@ class Decoder::Step {
             a_.num_expert_down_pieces = list_pieces(weights, &ExpertWeights::down, a_.expert_down_pieces);
         });
         const int per_token = shape_.experts_per_token, num_assignments = view_.num_tokens * per_token;
-        const Rows gathered{a_.expert_input.data(), sizes_.hidden}, outputs{a_.expert_output.data(), sizes_.hidden};
+        const Rows outputs{a_.expert_output.data(), sizes_.hidden};
+        const LinearInput gathered = rounded({a_.expert_input.data(), sizes_.hidden}, num_assignments);
+        const LinearInput inner = rounded(inner_, num_assignments);
+        const auto any_coded = [&](auto which) {
+            return std::any_of(weights.experts.begin(), weights.experts.end(), which);
+        };
+        const bool rounds = any_coded([](const ExpertWeights& each) { return coded(each.gate) || coded(each.up); });
         for_rows(num_assignments, [&](int place) {
-            std::memcpy(gathered.row(place), input.row(a_.assigned_token[place]), shape_.hidden_size * sizeof(float));
+            float* to = gathered.rows.row(place);
+            std::memcpy(to, input.row(a_.assigned_token[place]), shape_.hidden_size * sizeof(float));
+            if (rounds) kernels_.round_row(gathered, shape_.hidden_size, place);
         });
         member_.for_pieces(a_.num_expert_up_pieces, [&](int index) {
             const ExpertPiece& piece = a_.expert_up_pieces[index];
             const ExpertWeights& expert = weights.experts[piece.expert];
             expand(expert.gate.view(), expert.up.view(), gathered, piece.tile);
         });
+        if (any_coded([](const ExpertWeights& each) { return coded(each.down); })) round(inner, shape_.expert_size);
         member_.for_pieces(a_.num_expert_down_pieces, [&](int index) {
             const ExpertPiece& piece = a_.expert_down_pieces[index];
-            kernels_.linear(weights.experts[piece.expert].down.view(), inner_, outputs, piece.tile, false);
+            kernels_.linear(weights.experts[piece.expert].down.view(), inner, outputs, piece.tile, false);
         });
         for_rows(view_.num_tokens, [&](int row) {
             float* to = update_.row(row);

@@ -264,6 +264,33 @@ LinearTile whole(const Matrix& matrix, int num_rows) {
     return {.first_row = 0, .num_rows = num_rows, .first_panel = 0, .num_panels = matrix.view.num_panels()};
 }
 
+// The products with rows that are rounded first, for matrices with codes.
+class Input {
+  public:
+    Input(const Kernels& kernels, const Rows& rows, int num_inputs, int num_rows)
+        : parts_(quire::RoundedRows::bytes(num_inputs, num_rows)), input{rows, {parts_.data(), num_rows}} {
+        for (int row = 0; row < num_rows; ++row) kernels.round_row(input, num_inputs, row);
+    }
+
+  private:
+    std::vector<std::byte> parts_;
+
+  public:
+    const quire::LinearInput input;
+};
+
+void multiply(const Kernels& kernels, const MatrixView& matrix, const Rows& rows, const Rows& output,
+              const LinearTile& tile, bool accumulate) {
+    const Input rounded(kernels, rows, matrix.num_inputs, tile.first_row + tile.num_rows);
+    kernels.linear(matrix, rounded.input, output, tile, accumulate);
+}
+
+void multiply_gated(const Kernels& kernels, const MatrixView& gate, const MatrixView& up, const Rows& rows,
+                    const Rows& output, const LinearTile& tile, Activation activation) {
+    const Input rounded(kernels, rows, gate.num_inputs, tile.first_row + tile.num_rows);
+    kernels.gated_linear(gate, up, rounded.input, output, tile, activation);
+}
+
 void expect_rows(const Kernels& kernels, const Matrix& matrix) {
     std::vector<float> row(matrix.view.num_inputs);
     for (int output = 0; output < matrix.view.num_outputs; ++output) {
@@ -331,7 +358,7 @@ void test_blocks(const Kernels& kernels, StoredType type) {
             std::vector<float> input = random.numbers(static_cast<std::size_t>(num_rows) * num_inputs);
             std::vector<float> output(static_cast<std::size_t>(num_rows) * stride, kUntouched);
             const Rows from{input.data(), num_inputs}, to{output.data(), stride};
-            kernels.linear(matrix.view, from, to, whole(matrix, num_rows), false);
+            multiply(kernels, matrix.view, from, to, whole(matrix, num_rows), false);
             for (int r = 0; r < num_rows; ++r) {
                 for (int column = 0; column < shape.num_outputs; ++column) {
                     const float expected = matrix.exact_product(from.row(r), column);
@@ -355,10 +382,10 @@ void test_mixed_gate(const Kernels& kernels) {
                 std::vector<float> input = random.numbers(static_cast<std::size_t>(num_rows) * 67);
                 std::vector<float> gated(static_cast<std::size_t>(num_rows) * stride), up_alone = gated, output = gated;
                 const Rows from{input.data(), 67};
-                kernels.linear(gate.view, from, {gated.data(), stride}, whole(gate, num_rows), false);
-                kernels.linear(up.view, from, {up_alone.data(), stride}, whole(up, num_rows), false);
-                kernels.gated_linear(gate.view, up.view, from, {output.data(), stride}, whole(gate, num_rows),
-                                     Activation::kRelu);
+                multiply(kernels, gate.view, from, {gated.data(), stride}, whole(gate, num_rows), false);
+                multiply(kernels, up.view, from, {up_alone.data(), stride}, whole(up, num_rows), false);
+                multiply_gated(kernels, gate.view, up.view, from, {output.data(), stride}, whole(gate, num_rows),
+                               Activation::kRelu);
                 for (std::size_t i = 0; i < output.size(); ++i) {
                     const float share = gated[i] < 0.0F ? 0.0F : gated[i];
                     expect(output[i] == share * up_alone[i], "%s: gate of type %d and up of %d", kernels.name,
@@ -393,11 +420,11 @@ void test_linear(const Kernels& kernels, StoredType type) {
                 std::vector<float> input = random.numbers(static_cast<std::size_t>(num_rows) * shape.num_inputs);
                 std::vector<float> output(static_cast<std::size_t>(num_rows) * stride, kUntouched);
                 const Rows from{input.data(), shape.num_inputs}, to{output.data(), stride};
-                kernels.linear(matrix.view, from, to, whole(matrix, num_rows), false);
+                multiply(kernels, matrix.view, from, to, whole(matrix, num_rows), false);
                 expect_edges(kernels, matrix, output, num_rows, 0.0F);
                 std::vector<float> twice = output;
                 const Rows to_twice{twice.data(), stride};
-                kernels.linear(matrix.view, from, to_twice, whole(matrix, num_rows), true);
+                multiply(kernels, matrix.view, from, to_twice, whole(matrix, num_rows), true);
                 expect_edges(kernels, matrix, twice, num_rows, 0.0F);
                 for (int row = 0; row < num_rows; ++row) {
                     for (int column = 0; column < shape.num_outputs; ++column) {
@@ -427,7 +454,7 @@ void test_order_of_sums(const Kernels& kernels, StoredType type) {
             std::vector<float> input = random.numbers(static_cast<std::size_t>(num_rows) * shape.num_inputs);
             std::vector<float> output(static_cast<std::size_t>(num_rows) * stride, kUntouched);
             const Rows from{input.data(), shape.num_inputs}, to{output.data(), stride};
-            kernels.linear(matrix.view, from, to, whole(matrix, num_rows), false);
+            multiply(kernels, matrix.view, from, to, whole(matrix, num_rows), false);
             expect_edges(kernels, matrix, output, num_rows, 0.0F);
             for (int row = 0; row < num_rows; ++row) {
                 for (int column = 0; column < shape.num_outputs; ++column) {
@@ -468,7 +495,7 @@ void test_gated_linear(const Kernels& kernels, StoredType type) {
                 std::vector<float> input = random.numbers(static_cast<std::size_t>(num_rows) * shape.num_inputs);
                 std::vector<float> output(static_cast<std::size_t>(num_rows) * stride, kUntouched);
                 const Rows from{input.data(), shape.num_inputs}, to{output.data(), stride};
-                kernels.gated_linear(gate.view, up.view, from, to, whole(gate, num_rows), activation);
+                multiply_gated(kernels, gate.view, up.view, from, to, whole(gate, num_rows), activation);
                 expect_edges(kernels, gate, output, num_rows, 0.0F);
                 for (int row = 0; row < num_rows; ++row) {
                     for (int column = 0; column < shape.num_outputs; ++column) {
@@ -502,9 +529,9 @@ struct Products {
 
     void operator()(const Rows& from, const Rows& to, const LinearTile& tile) const {
         if (product == Product::kGated) {
-            kernels.gated_linear(matrix.view, up.view, from, to, tile, Activation::kSilu);
+            multiply_gated(kernels, matrix.view, up.view, from, to, tile, Activation::kSilu);
         } else {
-            kernels.linear(matrix.view, from, to, tile, product == Product::kAccumulated);
+            multiply(kernels, matrix.view, from, to, tile, product == Product::kAccumulated);
         }
     }
 };
@@ -589,11 +616,11 @@ void test_padding_is_harmless(const Kernels& kernels, StoredType type) {
     const int stride = stride_of(matrix);
     std::vector<float> input = random.numbers(30), clean(stride, 1.0F), soiled(stride, kNan);
     std::fill_n(soiled.begin(), 21, 1.0F);
-    kernels.linear(matrix.view, {input.data(), 30}, {clean.data(), stride}, whole(matrix, 1), true);
-    kernels.linear(matrix.view, {input.data(), 30}, {soiled.data(), stride}, whole(matrix, 1), true);
+    multiply(kernels, matrix.view, {input.data(), 30}, {clean.data(), stride}, whole(matrix, 1), true);
+    multiply(kernels, matrix.view, {input.data(), 30}, {soiled.data(), stride}, whole(matrix, 1), true);
     expect(same_bits(clean.data(), soiled.data(), 21), "%s: padding columns that hold NaN", kernels.name);
     input[3] = std::numeric_limits<float>::infinity();
-    kernels.linear(matrix.view, {input.data(), 30}, {clean.data(), stride}, whole(matrix, 1), false);
+    multiply(kernels, matrix.view, {input.data(), 30}, {clean.data(), stride}, whole(matrix, 1), false);
     for (int column = 0; column < 21; ++column) {
         expect(!std::isfinite(clean[column]), "%s %s: an infinite input shows in column %d", kernels.name,
                matrix.name(), column);
@@ -628,7 +655,7 @@ void test_int8_edges(const Kernels& kernels) {
     for (int i = 0; i < kNumInputs; ++i) identity[i * (kNumInputs + 1)] = 127.0F;  // a scale of 1
     const Matrix one(kernels, StoredType::kQ8_0, kNumInputs, kNumInputs, identity, StoredType::kFloat32);
     std::vector<float> input = rows, output(static_cast<std::size_t>(6) * 16);
-    kernels.linear(one.view, {input.data(), kNumInputs}, {output.data(), 16}, whole(one, 6), false);
+    multiply(kernels, one.view, {input.data(), kNumInputs}, {output.data(), 16}, whole(one, 6), false);
     for (int r = 0; r < 6; ++r) {
         for (int i = 0; i < kNumInputs; ++i) {
             const float value = output[r * 16 + i] / 127.0F;
@@ -660,8 +687,8 @@ void test_weights_stay_apart(const Kernels& kernels, StoredType type) {
     for (const int num_rows : {1, 20}) {
         std::vector<float> input = random.numbers(static_cast<std::size_t>(num_rows) * 37);
         std::vector<float> expected(static_cast<std::size_t>(num_rows) * stride), output = expected;
-        kernels.linear(matrix.view, {input.data(), 37}, {expected.data(), stride}, whole(matrix, num_rows), false);
-        kernels.linear(view, {input.data(), 37}, {output.data(), stride}, whole(matrix, num_rows), false);
+        multiply(kernels, matrix.view, {input.data(), 37}, {expected.data(), stride}, whole(matrix, num_rows), false);
+        multiply(kernels, view, {input.data(), 37}, {output.data(), stride}, whole(matrix, num_rows), false);
         for (int row = 0; row < num_rows; ++row) {
             for (int column = 0; column < 150; ++column) {
                 const std::size_t place = static_cast<std::size_t>(row) * stride + column;

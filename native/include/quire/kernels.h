@@ -110,6 +110,26 @@ struct Rows {
     QUIRE_INLINE float* row(int index) const { return data + static_cast<std::size_t>(index) * stride; }
 };
 
+// Rows rounded to int8 by Kernels::round_row, as products with coded matrices take them. For each 256 inputs the
+// numbers of all rows, then their sums and scales; so a chunk of a matrix meets rows that lie close together.
+struct RoundedRows {
+    std::byte* data = nullptr;
+    int num_rows = 0;  // of a product
+
+    // The bytes that each 256 inputs of a row take.
+    static constexpr int kChunkInputs = 256, kChunkBytes = 448;
+
+    QUIRE_INLINE static constexpr std::size_t bytes(int num_inputs, int num_rows) {
+        return static_cast<std::size_t>((num_inputs + kChunkInputs - 1) / kChunkInputs) * kChunkBytes * num_rows;
+    }
+};
+
+// The rows of a product; coded matrices need them rounded.
+struct LinearInput {
+    Rows rows;
+    RoundedRows rounded = {};
+};
+
 // Rows and panels of a product: rows first_row … first_row + num_rows - 1, panels likewise.
 struct LinearTile {
     int first_row = 0;
@@ -206,11 +226,13 @@ struct Kernels {
     // Reads one row of a packed matrix as floats, for embeddings.
     void (*unpack_row)(const MatrixView& matrix, int row, float* output);
 
+    // Rounds a row of an input.
+    void (*round_row)(const LinearInput& input, int num_inputs, int row);
     // output = input * matrix^T + bias, or output += … with `accumulate`.
-    void (*linear)(const MatrixView& matrix, const Rows& input, const Rows& output, const LinearTile& tile,
+    void (*linear)(const MatrixView& matrix, const LinearInput& input, const Rows& output, const LinearTile& tile,
                    bool accumulate);
     // output = activation(gate(input)) * up(input)
-    void (*gated_linear)(const MatrixView& gate, const MatrixView& up, const Rows& input, const Rows& output,
+    void (*gated_linear)(const MatrixView& gate, const MatrixView& up, const LinearInput& input, const Rows& output,
                          const LinearTile& tile, Activation activation);
     void (*activate)(float* values, int count, Activation activation);
 

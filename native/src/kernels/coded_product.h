@@ -22,51 +22,6 @@ constexpr std::size_t kLineBytes = 64;
 // A tag for matrices with codes, next to float and std::uint16_t.
 struct Coded {};
 
-// The sums of a row's numbers are kept for each kUnit inputs: the smallest group that codes share a scale in.
-constexpr int kUnit = 16;
-
-// The rows of a span, rounded.
-class CodedRows {
-  public:
-    // The number of inputs of a span.
-    static int num_inputs(int num_rows) { return kMostNumbers / num_rows / kChunkInputs * kChunkInputs; }
-
-    void take(const Rows& input, int first_input, int num_inputs, int num_rows) {
-        inputs_ = round_up(num_inputs, kRowGroup);
-        for (int r = 0; r < num_rows; ++r) {
-            const RoundedRow to = {.numbers = numbers_ + r * inputs_,
-                                   .sums = sums_ + r * (inputs_ / kUnit),
-                                   .scales = scales_ + r * (inputs_ / kRowGroup)};
-            round_row(input.row(r) + first_input, num_inputs, to);
-        }
-    }
-    // The sum of the numbers of each group, as floats, which minimums are multiplied by.
-    void add_up(int group, int num_rows) {
-        const std::size_t num_groups = num_rows * inputs_ / group;
-        for (std::size_t g = 0; g < num_groups; ++g) {
-            const std::int32_t sum = group == kUnit ? sums_[g] : sums_[2 * g] + sums_[2 * g + 1];
-            totals_[group == kUnit][g] = scales_[g * group / kRowGroup] * static_cast<float>(sum);
-        }
-    }
-
-    std::size_t inputs() const { return inputs_; }  // from one row to the next
-    const std::int8_t* numbers_at(int row, int input) const { return numbers_ + row * inputs_ + input; }
-    const std::int32_t* sums_at(int row, int input) const { return sums_ + (row * inputs_ + input) / kUnit; }
-    const float* scales_at(int row, int input) const { return scales_ + (row * inputs_ + input) / kRowGroup; }
-    const float* totals_at(int row, int input, int group) const {
-        return totals_[group == kUnit] + (row * inputs_ + input) / group;
-    }
-
-  private:
-    static constexpr int kMostNumbers = 4 * kSpanNumbers;
-
-    alignas(64) std::int8_t numbers_[kMostNumbers];
-    std::int32_t sums_[kMostNumbers / kUnit];
-    float scales_[kMostNumbers / kRowGroup];
-    float totals_[2][kMostNumbers / kUnit];  // of groups of 32, and of 16
-    std::size_t inputs_ = 0;
-};
-
 // What to prefetch while a tile is computed: `pace` is in 1/256 bytes, for each step and panel, and so is the place
 // that was reached. Spread like this, it seldom fills the queue for what is on its way: a full one drops what comes.
 struct CodedFetch {
@@ -108,15 +63,20 @@ struct StoredScales {
     static Floats half(const std::byte* from) { return load_float16(reinterpret_cast<const std::uint16_t*>(from)); }
 };
 
-// The sums of a tile are in registers twice: as integers of a group, and as floats. kCodedRows: the rows of most tiles.
-// kMostCodedRows: up to this many rows go through a widened chunk as one tile. Up to kMostPackedRows rows widen codes
-// in registers, once for each tile.
+// The sums of a tile are in registers twice: as integers of a group, and as floats. kCodedRows: the most rows of a
+// tile. Blocks of up to kMostPackedRows rows widen codes in registers, once for each tile; their tiles have fewer rows
+// and more panels.
 #if defined(__AVX512F__)
-constexpr int kCodedSums = 12, kCodedRows = 3, kMostCodedRows = 6, kMostPackedRows = 8;
+constexpr int kCodedSums = 12, kCodedRows = 6, kPackedRows = 3, kMostPackedRows = 8;
 #else
-constexpr int kCodedSums = 2, kCodedRows = 1, kMostCodedRows = 2, kMostPackedRows = 1;
+constexpr int kCodedSums = 2, kCodedRows = 2, kPackedRows = 1, kMostPackedRows = 1;
 #endif
-constexpr int kPackedPanels = least(kGroupPanels, kCodedSums / kCodedRows);
+
+// The most panels of a tile. Of three panels of a group the last one would be alone.
+constexpr int coded_panels(int num_rows) {
+    const int most = least(kGroupPanels, kCodedSums / num_rows);
+    return most == 3 ? 2 : most;
+}
 
 // The lines of codes from a panel on, in memory or in scratch memory; in bytes from one to the next.
 struct CodeLines {
@@ -127,10 +87,7 @@ struct CodeLines {
 // Some rows and panels of a chunk.
 template <typename Scales>
 struct CodedTile {
-    const std::int8_t* rows;
-    const std::int32_t* row_sums;
-    const float* row_scales;
-    std::size_t row_stride;  // in inputs
+    RoundedChunk rows;
     CodeLines codes;
     Scales scales;
     int num_units, middle;
@@ -146,7 +103,7 @@ void multiply_codes(const CodedTile<Scales>& tile) {
     constexpr int kSteps = kLineSteps<kBits>, kLines = kGroup / kStepInputs / kSteps;
     const std::byte* codes = tile.codes.first;
     const std::size_t line_bytes = tile.codes.line;
-    const std::int8_t* rows = tile.rows;
+    const std::int8_t* rows = tile.rows.numbers;
     std::size_t reached = tile.fetch.reached, fetched = reached >> 8;
     Floats totals[kRows][kPanels];
     QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
@@ -157,7 +114,7 @@ void multiply_codes(const CodedTile<Scales>& tile) {
         QUIRE_UNROLLED for (int g = 0; g < kGroups; ++g) {
             Ints sums[kRows][kPanels];
             QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
-                const std::int32_t* of_row = tile.row_sums + r * tile.row_stride / kUnit + u * 2 + g;
+                const std::int32_t* of_row = tile.rows.sums + r * RoundedChunk::kSums + u * 2 + g;
                 const int start = kSums == 1 ? *of_row : of_row[0] + of_row[1];
                 const Ints first = broadcast_int(CodeStep::kSigned ? 0 : -tile.middle * start);
                 QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) sums[r][p] = first;
@@ -179,7 +136,7 @@ void multiply_codes(const CodedTile<Scales>& tile) {
                     __builtin_prefetch(tile.fetch.from + fetched, 0, 3);
                 }
                 QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
-                    const std::int8_t* numbers = rows + r * tile.row_stride + line * kSteps * kStepInputs;
+                    const std::int8_t* numbers = rows + r * kChunkInputs + line * kSteps * kStepInputs;
                     QUIRE_UNROLLED for (int s = 0; s < kSteps; ++s) {
                         QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) {
                             sums[r][p] = CodeStep::add(sums[r][p], weights[s][p], numbers + s * kStepInputs);
@@ -195,7 +152,7 @@ void multiply_codes(const CodedTile<Scales>& tile) {
             Floats scales[kPanels];
             QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) scales[p] = tile.scales.at(u, g, p);
             QUIRE_UNROLLED for (int r = 0; r < kRows; ++r) {
-                const Floats row_scale = broadcast(tile.row_scales[r * tile.row_stride / kRowGroup + u]);
+                const Floats row_scale = broadcast(tile.rows.scales[r * RoundedChunk::kScales + u]);
                 QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) {
                     totals[r][p] = fma(to_floats(sums[r][p]), scales[p] * row_scale, totals[r][p]);
                 }
@@ -208,7 +165,7 @@ void multiply_codes(const CodedTile<Scales>& tile) {
 }
 
 // Multiplies a tile of at most kRows rows and kPanels panels.
-template <int kGroup, int kRows = kMostCodedRows, int kPanels = kGroupPanels>
+template <int kGroup, int kRows = kCodedRows, int kPanels = kGroupPanels>
 void multiply_wide_tile(const CodedTile<WideScales>& tile, int num_rows, int num_panels) {
     if (num_rows < kRows) {
         if constexpr (kRows > 1) multiply_wide_tile<kGroup, kRows - 1, kPanels>(tile, num_rows, num_panels);
@@ -219,14 +176,14 @@ void multiply_wide_tile(const CodedTile<WideScales>& tile, int num_rows, int num
     }
 }
 
-// Multiplies a tile of at most kCodedRows rows and of kPackedPanels panels, from a chunk as it is in memory.
-template <int kBits, int kRows = kCodedRows>
+// Multiplies a tile of at most kPackedRows rows and of all panels that it may have, from a chunk as it is in memory.
+template <int kBits, int kRows = kPackedRows>
 void multiply_packed_tile(const CodedTile<StoredScales>& tile, int group, int num_rows) {
     if constexpr (kRows > 1) {
         if (num_rows < kRows) return multiply_packed_tile<kBits, kRows - 1>(tile, group, num_rows);
     }
-    if (group == kUnit) return multiply_codes<kBits, kRows, kPackedPanels, kUnit>(tile);
-    multiply_codes<kBits, kRows, kPackedPanels, kRowGroup>(tile);
+    if (group == kUnit) return multiply_codes<kBits, kRows, coded_panels(kRows), kUnit>(tile);
+    multiply_codes<kBits, kRows, coded_panels(kRows), kRowGroup>(tile);
 }
 
 // Writes the units of some panels, of codes of fewer than 8 bits, as units of 8 bits.
@@ -254,7 +211,7 @@ void widen_units(const CodedPanels& panels, const std::byte* from, int num_units
 // A chunk of some panels, as it is in memory.
 struct SpanChunk {
     const CodedPanels& panels;
-    int input, input_of_span, num_inputs;
+    int input, num_inputs;
     const std::byte* next;  // the chunk to prefetch
 
     const std::byte* stored() const { return panels.at(input); }
@@ -267,17 +224,22 @@ struct SpanChunk {
     StoredScales minimums(int first_panel) const { return {panels.layout, stored(), first_panel, true}; }
 };
 
-// Adds the minimums of kPackedPanels panels, times the totals of a row's groups.
-inline void add_minimums(const float* totals, const StoredScales& minimums, int num_units, int groups, Floats* sums) {
-    Floats all[kPackedPanels];
-    QUIRE_UNROLLED for (int p = 0; p < kPackedPanels; ++p) all[p] = sums[p];
-    for (int u = 0; u < num_units; ++u) {
-        for (int g = 0; g < groups; ++g) {
+// Adds the minimums of kPanels panels, times the totals of a row's groups.
+template <int kPanels = kGroupPanels>
+void add_minimums(const float* totals, const StoredScales& minimums, const SpanChunk& chunk, int num_panels,
+                  Floats* sums) {
+    if constexpr (kPanels > 1) {
+        if (num_panels < kPanels) return add_minimums<kPanels / 2>(totals, minimums, chunk, num_panels, sums);
+    }
+    Floats all[kPanels];
+    QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) all[p] = sums[p];
+    for (int u = 0; u < chunk.num_inputs / kUnitInputs; ++u) {
+        for (int g = 0; g < chunk.panels.layout.groups(); ++g) {
             const Floats total = broadcast(*totals++);
-            QUIRE_UNROLLED for (int p = 0; p < kPackedPanels; ++p) all[p] = fma(total, minimums.at(u, g, p), all[p]);
+            QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) all[p] = fma(total, minimums.at(u, g, p), all[p]);
         }
     }
-    QUIRE_UNROLLED for (int p = 0; p < kPackedPanels; ++p) sums[p] = all[p];
+    QUIRE_UNROLLED for (int p = 0; p < kPanels; ++p) sums[p] = all[p];
 }
 
 // A chunk of some panels, widened.
@@ -334,15 +296,6 @@ struct BlockPanels<Coded> {
             groups[num_groups] = coded_panels_from(matrix, panel, end - panel);
         }
     }
-    // Of panels whose scales are those of `group` inputs.
-    bool have_minimums(int group) const {
-        bool found = false;
-        for (int g = 0; g < num_groups; ++g) {
-            const Coding& coding = groups[g].layout.coding;
-            found |= coding.minimums && coding.group == group;
-        }
-        return found;
-    }
 };
 
 template <typename Number>
@@ -352,54 +305,40 @@ class BlockProduct;
 template <>
 class BlockProduct<Coded> {
   public:
-    BlockProduct(const MatrixView& matrix, const BlockPanels<Coded>& panels, const Rows& input, int num_rows,
-                 BlockSums& sums)
-        : panels_(panels), num_rows_(num_rows), sums_(sums) {
+    BlockProduct(const MatrixView& matrix, const BlockPanels<Coded>& panels, const LinearInput& input, int first_row,
+                 int num_rows, BlockSums& sums)
+        : rounded_(input.rounded), first_row_(first_row), num_rows_(num_rows), sums_(sums) {
         for (int r = 0; r < num_rows; ++r) {
             for (Floats& sum : sums[r]) sum = broadcast(0.0F);
         }
-        const int span = CodedRows::num_inputs(num_rows);
-        for (int start = 0; start < matrix.num_inputs; start += span) {
-            const int end = least(matrix.num_inputs, start + span);
-            rows_.take(input, start, end - start, num_rows);
-            for (const int group : {kUnit, kRowGroup}) {
-                if (panels.have_minimums(group)) rows_.add_up(group, num_rows);
+        int panel = 0;
+        for (int g = 0; g < panels.num_groups; panel += panels.groups[g++].count) {
+            const CodedPanels& group = panels.groups[g];
+            for (int from = 0; from < matrix.num_inputs; from += kChunkInputs) {
+                // The next chunk: of this group, the next group or the next block.
+                const std::byte* next = from + kChunkInputs < matrix.num_inputs ? group.at(from + kChunkInputs)
+                                        : g + 1 < panels.num_groups             ? panels.groups[g + 1].at(0)
+                                                                                : panels.next.at(0);
+                const int num_inputs = round_up(least(kChunkInputs, matrix.num_inputs - from), kCodedGroup);
+                add_chunk({group, from, num_inputs, next}, panel);
             }
-            add_span(start, end, end < matrix.num_inputs);
         }
     }
 
   private:
-    void add_span(int start, int end, bool more) {
-        int panel = 0;
-        for (int g = 0; g < panels_.num_groups; ++g) {
-            const CodedPanels& group = panels_.groups[g];
-            for (int input = start; input < end; input += kChunkInputs) {
-                // The next chunk: of this group, the next group, the next span or the next block.
-                const std::byte* next = input + kChunkInputs < end   ? group.at(input + kChunkInputs)
-                                        : g + 1 < panels_.num_groups ? panels_.groups[g + 1].at(start)
-                                        : more                       ? panels_.groups[0].at(end)
-                                                                     : panels_.next.at(0);
-                const int num_inputs = round_up(least(kChunkInputs, end - input), kCodedGroup);
-                add_chunk({group, input, input - start, num_inputs, next}, panel);
-            }
-            panel += group.count;
-        }
-    }
-
     void add_chunk(const SpanChunk& chunk, int panel) {
-        const bool packed = num_rows_ <= kMostPackedRows && chunk.panels.count % kPackedPanels == 0;
-        const int num_tiles = !packed && num_rows_ <= kMostCodedRows ? 1 : pieces_of(num_rows_, kCodedRows);
-        const int most_panels = packed ? kPackedPanels : kCodedSums / pieces_of(num_rows_, num_tiles);
-        const int count = chunk.panels.count, tile_panels = pieces_of(count, pieces_of(count, most_panels));
+        const int count = chunk.panels.count;
+        const bool packed = num_rows_ <= kMostPackedRows && count % coded_panels(1) == 0;
+        const int num_tiles = pieces_of(num_rows_, packed ? kPackedRows : kCodedRows);
         if (!packed) wide_.take(chunk);
         // All tiles together fetch the next chunk.
         const std::size_t steps = chunk.num_inputs / kStepInputs;
         CodedFetch fetch = {chunk.next, 0, (chunk.bytes() << 8) / (num_tiles * count * steps)};
         for (int t = 0; t < num_tiles; ++t) {
-            const int row = num_rows_ * t / num_tiles, end = num_rows_ * (t + 1) / num_tiles;
-            for (int p = 0; p < count; p += tile_panels) {
-                const LinearTile place = {row, end - row, p, least(tile_panels, count - p)};
+            const int row = num_rows_ * t / num_tiles, num_rows = num_rows_ * (t + 1) / num_tiles - row;
+            for (int p = 0, next; p < count; p = next) {
+                next = least(count, p + coded_panels(num_rows));
+                const LinearTile place = {row, num_rows, p, next - p};
                 auto* sums = reinterpret_cast<Floats(*)[kBlockPanels]>(&sums_[row][panel + p]);
                 if (packed) {
                     add_packed_tile(chunk, place, sums, fetch);
@@ -432,8 +371,7 @@ class BlockProduct<Coded> {
         if (!layout.coding.minimums) return;
         const StoredScales minimums = chunk.minimums(first);
         for (int r = 0; r < place.num_rows; ++r) {
-            add_minimums(rows_.totals_at(place.first_row + r, chunk.input_of_span, group), minimums, tile.num_units,
-                         layout.groups(), sums[r]);
+            add_minimums(totals_of(tile.rows, group, r), minimums, chunk, place.num_panels, sums[r]);
         }
     }
 
@@ -452,8 +390,8 @@ class BlockProduct<Coded> {
         }
         if (!layout.coding.minimums) return;
         multiply_tile<kMostTileRows, kGroupPanels>(
-            Tile<float>{.rows = rows_.totals_at(place.first_row, chunk.input_of_span, layout.coding.group),
-                        .row_stride = rows_.inputs() / layout.coding.group,
+            Tile<float>{.rows = totals_of(tile.rows, layout.coding.group, 0),
+                        .row_stride = static_cast<std::size_t>(kChunkInputs / layout.coding.group),
                         .weights = reinterpret_cast<const float*>(wide_.minimums + place.first_panel),
                         .weight_step = static_cast<std::size_t>(count) * kPanelWidth,
                         .num_steps = chunk.num_inputs / layout.coding.group,
@@ -462,14 +400,16 @@ class BlockProduct<Coded> {
             place.num_rows, place.num_panels);
     }
 
+    static const float* totals_of(const RoundedChunk& rows, int group, int row) {
+        return group == kUnit ? rows.unit_totals + row * RoundedChunk::kSums
+                              : rows.totals + row * RoundedChunk::kScales;
+    }
+
     template <typename Scales>
     CodedTile<Scales> tile_of(const SpanChunk& chunk, int row, const CodeLines& codes, const Scales& scales,
                               Floats (*sums)[kBlockPanels], const CodedFetch& fetch) const {
         const Coding& coding = chunk.panels.layout.coding;
-        return {.rows = rows_.numbers_at(row, chunk.input_of_span),
-                .row_sums = rows_.sums_at(row, chunk.input_of_span),
-                .row_scales = rows_.scales_at(row, chunk.input_of_span),
-                .row_stride = rows_.inputs(),
+        return {.rows = RoundedChunk(rounded_, chunk.input, first_row_ + row),
                 .codes = codes,
                 .scales = scales,
                 .num_units = chunk.num_inputs / kUnitInputs,
@@ -478,10 +418,9 @@ class BlockProduct<Coded> {
                 .fetch = fetch};
     }
 
-    const BlockPanels<Coded>& panels_;
-    const int num_rows_;
+    const RoundedRows rounded_;
+    const int first_row_, num_rows_;
     BlockSums& sums_;
-    CodedRows rows_;
     WideChunk wide_;
 };
 

@@ -11,6 +11,7 @@ const Kernels& kernels() {
         .packed_bytes = packed_bytes,
         .pack_panels = pack_panels,
         .unpack_row = unpack_row,
+        .round_row = round_row,
         .linear = linear,
         .gated_linear = gated_linear,
         .activate = activate,

@@ -72,8 +72,8 @@ class SpanRows<std::uint16_t> {
 template <typename Number>
 class BlockProduct {
   public:
-    BlockProduct(const MatrixView& matrix, const BlockPanels<Number>& panels, const Rows& input, int num_rows,
-                 BlockSums& sums)
+    BlockProduct(const MatrixView& matrix, const BlockPanels<Number>& panels, const LinearInput& input, int first_row,
+                 int num_rows, BlockSums& sums)
         : tiles_(num_rows),
           panels_(panels),
           num_rows_(num_rows),
@@ -82,10 +82,11 @@ class BlockProduct {
         for (int r = 0; r < num_rows; ++r) {
             for (Floats& sum : sums[r]) sum = broadcast(0.0F);
         }
+        const Rows rows = {input.rows.row(first_row), input.rows.stride};
         const int span = SpanRows<Number>::num_inputs(matrix, num_rows);
         for (int start = 0; start < matrix.num_inputs; start += span) {
             const int end = least(matrix.num_inputs, start + span);
-            rows_.take(input, start, end - start, num_rows);
+            rows_.take(rows, start, end - start, num_rows);
             add_span(start, end, end < matrix.num_inputs);
         }
     }
@@ -190,14 +191,14 @@ Floats output_of(const Floats& sum, const MatrixView& matrix, int column) {
 }
 
 template <typename Number>
-void linear_of(const MatrixView& matrix, const Rows& input, const Rows& output, const LinearTile& tile,
+void linear_of(const MatrixView& matrix, const LinearInput& input, const Rows& output, const LinearTile& tile,
                bool accumulate) {
     for_blocks(tile, kBlockPanels, [&](const LinearTile& block) {
         const auto [row, num_rows, panel, num_panels, next_panel] = block;
         BlockPanels<Number> panels(matrix, next_panel);
         panels.add(matrix, panel, num_panels);
         BlockSums sums;
-        BlockProduct<Number>(matrix, panels, {input.row(row), input.stride}, num_rows, sums);
+        BlockProduct<Number>(matrix, panels, input, row, num_rows, sums);
         for (int r = 0; r < num_rows; ++r) {
             for (int p = 0; p < num_panels; ++p) {
                 const int column = (panel + p) * kPanelWidth;
@@ -223,7 +224,7 @@ void join(const Floats* gate_sums, const MatrixView& gate, const Floats* up_sums
 
 // A block has panels of both matrices, gate and up.
 template <typename Number>
-void gated_of(const MatrixView& gate, const MatrixView& up, const Rows& input, const Rows& output,
+void gated_of(const MatrixView& gate, const MatrixView& up, const LinearInput& input, const Rows& output,
               const LinearTile& tile, Activation activation) {
     for_blocks(tile, kBlockPanels / 2, [&](const LinearTile& block) {
         const auto [row, num_rows, panel, num_panels, next_panel] = block;
@@ -231,7 +232,7 @@ void gated_of(const MatrixView& gate, const MatrixView& up, const Rows& input, c
         panels.add(gate, panel, num_panels);
         panels.add(up, panel, num_panels);
         BlockSums sums;
-        BlockProduct<Number>(gate, panels, {input.row(row), input.stride}, num_rows, sums);
+        BlockProduct<Number>(gate, panels, input, row, num_rows, sums);
         for (int r = 0; r < num_rows; ++r) {
             join(sums[r], gate, sums[r] + num_panels, up, output.row(row + r), panel, num_panels, activation);
         }
@@ -240,7 +241,7 @@ void gated_of(const MatrixView& gate, const MatrixView& up, const Rows& input, c
 
 // The same for matrices of two types, one after the other.
 template <typename GateNumber, typename UpNumber>
-void mixed_gated_of(const MatrixView& gate, const MatrixView& up, const Rows& input, const Rows& output,
+void mixed_gated_of(const MatrixView& gate, const MatrixView& up, const LinearInput& input, const Rows& output,
                     const LinearTile& tile, Activation activation) {
     for_blocks(tile, kBlockPanels, [&](const LinearTile& block) {
         const auto [row, num_rows, panel, num_panels, next_panel] = block;
@@ -249,9 +250,8 @@ void mixed_gated_of(const MatrixView& gate, const MatrixView& up, const Rows& in
         gate_panels.add(gate, panel, num_panels);
         up_panels.add(up, panel, num_panels);
         BlockSums gate_sums, up_sums;
-        const Rows rows{input.row(row), input.stride};
-        BlockProduct<GateNumber>(gate, gate_panels, rows, num_rows, gate_sums);
-        BlockProduct<UpNumber>(up, up_panels, rows, num_rows, up_sums);
+        BlockProduct<GateNumber>(gate, gate_panels, input, row, num_rows, gate_sums);
+        BlockProduct<UpNumber>(up, up_panels, input, row, num_rows, up_sums);
         for (int r = 0; r < num_rows; ++r) {
             join(gate_sums[r], gate, up_sums[r], up, output.row(row + r), panel, num_panels, activation);
         }
@@ -273,11 +273,24 @@ void with_number(const MatrixView& matrix, Work work) {
 
 }  // namespace
 
-void linear(const MatrixView& matrix, const Rows& input, const Rows& output, const LinearTile& tile, bool accumulate) {
+void round_row(const LinearInput& input, int num_inputs, int row) {
+    const float* from = input.rows.row(row);
+    const RoundedRows& to = input.rounded;
+    int i = 0;
+#if defined(__AVX512F__)
+    constexpr int kAtOnce = kGroupsAtOnce * kRowGroup;
+    for (; i + kAtOnce <= num_inputs; i += kAtOnce) round_groups(from + i, to, i, row);
+#endif
+    for (; i < num_inputs; i += kRowGroup) round_group(from + i, least(kRowGroup, num_inputs - i), {to, i, row});
+    for (i = 0; i < num_inputs; i += kChunkInputs) add_up({to, i, row}, least(kChunkInputs, num_inputs - i));
+}
+
+void linear(const MatrixView& matrix, const LinearInput& input, const Rows& output, const LinearTile& tile,
+            bool accumulate) {
     with_number(matrix, [&](auto number) { linear_of<decltype(number)>(matrix, input, output, tile, accumulate); });
 }
 
-void gated_linear(const MatrixView& gate, const MatrixView& up, const Rows& input, const Rows& output,
+void gated_linear(const MatrixView& gate, const MatrixView& up, const LinearInput& input, const Rows& output,
                   const LinearTile& tile, Activation activation) {
     with_number(gate, [&](auto of_gate) {
         using Gate = decltype(of_gate);

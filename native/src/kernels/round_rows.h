@@ -1,19 +1,56 @@
 // Rounds a row to int8, each 32 inputs by a scale of their own (see quantize.h), and adds up what it rounded to.
 #pragma once
 
+#include "block_product.h"
 #include "quantize.h"
 
 namespace quire::QUIRE_ISA {
 
-// Where the parts of a row go: numbers up to a multiple of 32, the sum of each 16, the scale of each 32.
-struct RoundedRow {
+// The sums of a row's numbers are kept for each kUnit inputs: the smallest group that codes share a scale in.
+constexpr int kUnit = 16;
+
+// The parts of rounded rows, from a chunk and a row on: the numbers of 256 inputs, the sum of each 16, the scale of
+// each 32; and the sums of each 32 and each 16 times their scales, which minimums are multiplied by.
+struct RoundedChunk {
     std::int8_t* numbers;
     std::int32_t* sums;
-    float* scales;
+    float *scales, *totals, *unit_totals;
+
+    static constexpr int kNumbers = kChunkInputs, kSums = kChunkInputs / kUnit, kScales = kChunkInputs / kRowGroup;
+    static constexpr int kBytes = kNumbers + 4 * (2 * kSums + 2 * kScales);
+    static_assert(kBytes == RoundedRows::kChunkBytes && kChunkInputs == RoundedRows::kChunkInputs);
+
+    RoundedChunk(const RoundedRows& rows, int input, int row) {
+        std::byte* from = rows.data + input / kChunkInputs * static_cast<std::size_t>(rows.num_rows) * kBytes;
+        const auto part = [&]<typename Number>(Number*& to, int count) {
+            to = reinterpret_cast<Number*>(from) + row * count;
+            from += rows.num_rows * count * sizeof(Number);
+        };
+        part(numbers, kNumbers);
+        part(sums, kSums);
+        part(scales, kScales);
+        part(totals, kScales);
+        part(unit_totals, kSums);
+    }
+};
+
+// The same for the first group of a row that begins with `input`.
+struct RoundedGroup {
+    std::int8_t* numbers;
+    std::int32_t* sums;
+    float* scale;
+
+    RoundedGroup(const RoundedRows& rows, int input, int row) {
+        const RoundedChunk chunk(rows, input, row);
+        const int own = input % kChunkInputs;
+        numbers = chunk.numbers + own;
+        sums = chunk.sums + own / kUnit;
+        scale = chunk.scales + own / kRowGroup;
+    }
 };
 
 // One group of up to 32 inputs, with zeros after the last one.
-inline void round_group(const float* inputs, int count, const RoundedRow& to) {
+inline void round_group(const float* inputs, int count, const RoundedGroup& to) {
     float padded[kRowGroup];
     if (count < kRowGroup) {
         std::memset(padded, 0, sizeof padded);
@@ -21,7 +58,7 @@ inline void round_group(const float* inputs, int count, const RoundedRow& to) {
         inputs = padded;
     }
     const Quantizer quantizer = quantizer_of(highest_size(inputs, kRowGroup));
-    *to.scales = quantizer.scale;
+    *to.scale = quantizer.scale;
     quantize_pair(inputs, quantizer.factor, to.numbers, to.sums);
 }
 
@@ -51,7 +88,10 @@ inline __m512i joined_lanes(__m512i* vectors, Join join) {
 constexpr int kGroupsAtOnce = 16;
 
 // Sixteen groups, with the bits of one after the other: their largest sizes and their sums are found together.
-inline void round_groups(const float* inputs, const RoundedRow& to) {
+inline void round_groups(const float* inputs, const RoundedRows& rows, int input, int row) {
+    static_assert(kGroupsAtOnce * kRowGroup == 2 * kChunkInputs);
+    constexpr int kGroups = kGroupsAtOnce / 2;  // of a chunk
+    const RoundedGroup chunks[] = {{rows, input, row}, {rows, input + kChunkInputs, row}};
     const __m512i size_bits = _mm512_set1_epi32(0x7fffffff);
     __m512i found[kGroupsAtOnce];
     const auto size_of = [&](const float* from) { return _mm512_and_si512(_mm512_loadu_si512(from), size_bits); };
@@ -64,35 +104,32 @@ inline void round_groups(const float* inputs, const RoundedRow& to) {
     _mm512_storeu_si512(highest, joined_lanes(found, larger));
     for (int g = 0; g < kGroupsAtOnce; ++g) {
         const Quantizer quantizer = quantizer_of(highest[g]);
-        to.scales[g] = quantizer.scale;
+        chunks[g / kGroups].scale[g % kGroups] = quantizer.scale;
         factors[g] = quantizer.factor;
     }
     QUIRE_UNROLLED for (int g = 0; g < kGroupsAtOnce; ++g) {
         const float* group = inputs + g * kRowGroup;
-        const Ints first = quantized(load(group), factors[g]), second = quantized(load(group + kLanes), factors[g]);
-        store_narrow(to.numbers + g * kRowGroup, first);
-        store_narrow(to.numbers + g * kRowGroup + kLanes, second);
-        found[g] = (__m512i)(first.part[0] + (second.part[0] << 16));
+        const Ints low = quantized(load(group), factors[g]), high = quantized(load(group + kLanes), factors[g]);
+        std::int8_t* numbers = chunks[g / kGroups].numbers + g % kGroups * kRowGroup;
+        store_narrow(numbers, low);
+        store_narrow(numbers + kLanes, high);
+        found[g] = (__m512i)(low.part[0] + (high.part[0] << 16));
     }
     const auto sum = [](__m512i a, __m512i b) { return _mm512_add_epi32(a, b); };
     std::int32_t pairs[kGroupsAtOnce];
     _mm512_storeu_si512(pairs, joined_lanes(found, sum));
-    for (int g = 0; g < kGroupsAtOnce; ++g) split_sums(pairs[g], to.sums + 2 * g);
+    for (int g = 0; g < kGroupsAtOnce; ++g) split_sums(pairs[g], chunks[g / kGroups].sums + g % kGroups * 2);
 }
 #endif
 
-inline void round_row(const float* inputs, int num_inputs, RoundedRow to) {
-    int i = 0;
-    const auto advance = [&](int num_groups) {
-        i += num_groups * kRowGroup;
-        to.numbers += num_groups * kRowGroup;
-        to.sums += num_groups * 2;
-        to.scales += num_groups;
-    };
-#if defined(__AVX512F__)
-    for (; i + kGroupsAtOnce * kRowGroup <= num_inputs; advance(kGroupsAtOnce)) round_groups(inputs + i, to);
-#endif
-    for (; i < num_inputs; advance(1)) round_group(inputs + i, least(kRowGroup, num_inputs - i), to);
+// The totals of a chunk of a row.
+inline void add_up(const RoundedChunk& chunk, int num_inputs) {
+    for (int g = 0; g < round_up(num_inputs, kRowGroup) / kRowGroup; ++g) {
+        const std::int32_t* sums = chunk.sums + 2 * g;
+        const float scale = chunk.scales[g];
+        chunk.totals[g] = scale * static_cast<float>(sums[0] + sums[1]);
+        for (int i = 0; i < 2; ++i) chunk.unit_totals[2 * g + i] = scale * static_cast<float>(sums[i]);
+    }
 }
 
 }  // namespace quire::QUIRE_ISA
