@@ -482,6 +482,13 @@ def test_graphs_are_a_part_of_their_own() -> None:
     )
 
 
+def test_the_rest_of_a_swap_block_is_left_to_kv_blocks() -> None:
+    block = SPEC.bytes_per_block
+    needs = replace(NEEDS, free_bytes=NEEDS.weight_bytes + NEEDS.activation_bytes + 5 * block)
+    made = plan(needs=needs, swap_space=2 * block - 1, max_model_len=16, kv_memory=4 * block)
+    assert (made.num_blocks, made.num_host_blocks) == (4, 1)
+
+
 def test_the_largest_swap_that_is_said_to_fit_does() -> None:
     needs = replace(NEEDS, free_bytes=12 * MIB + 4 * SPEC.bytes_per_block)
     with pytest.raises(InvalidConfigError) as caught:

@@ -112,7 +112,7 @@ def _kv_budget(config: EngineConfig, spec: KVCacheSpec, needs: MemoryNeeds, most
     if needs.host_bytes is not None and int(config.swap_space) > needs.host_bytes:
         allowed = f"at most {format_bytes(needs.host_bytes)}, the free memory of the host"
         raise InvalidConfigError("swap_space", format_bytes(int(config.swap_space)), allowed)
-    left = needs.left_beside(int(config.swap_space))
+    left = needs.left_beside(_num_host_blocks(config, spec) * spec.bytes_per_block)
     if left < spec.bytes_per_block:
         most = format_bytes(max(needs.left_bytes - spec.bytes_per_block, 0))
         allowed = f"at most {most}, to leave room for the KV memory"

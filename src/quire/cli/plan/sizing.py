@@ -73,7 +73,7 @@ class EngineSizer:
         self._require(config, facts, needs)
         if config.kv_memory is None:
             block = facts.kv_spec.bytes_per_block
-            left = needs.left_bytes - int(config.swap_space)
+            left = needs.left_bytes - int(config.swap_space) // block * block
             config = replace(config, kv_memory=left // block * block)
         plan = plan_memory(config, facts.kv_spec, self.model.spec.context_length, needs)
         return SizedEngine(config, facts, plan)
