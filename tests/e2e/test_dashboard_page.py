@@ -257,7 +257,7 @@ def test_a_refusal_is_shown_as_the_server_says_it(server: RunningServer, open_pa
     page.type("x")
     page.press("Enter")
     page.wait_for("document.querySelector('#transcript [data-who=error]')")
-    assert "the model 'other'" in page.text("#transcript").lower()
+    assert "model 'other' not found" in page.text("#transcript").lower()
     assert [text for text in page.complaints if "404" not in text] == []  # Chromium tells of every such answer
     page.complaints.clear()
 
