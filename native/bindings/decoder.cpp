@@ -205,6 +205,17 @@ void set_cache(Decoder& decoder, const std::vector<std::tuple<Blocks, Blocks>>& 
     decoder.set_cache(std::move(cache));
 }
 
+using Bytes = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+
+void prepare_memory(Decoder& decoder, const std::vector<Bytes>& kv_memory) {
+    std::vector<MemoryRange> ranges;
+    for (const Bytes& array : kv_memory) {
+        ranges.push_back({static_cast<const std::byte*>(array.data()), array.nbytes()});
+    }
+    nb::gil_scoped_release release;
+    decoder.prepare_memory(ranges);
+}
+
 using Column = Array<const std::int64_t, 1>;
 using Table = Array<const std::int64_t, 2>;
 
@@ -293,6 +304,9 @@ void bind_decoder(nb::module_& module) {
              "Borrow the KV memory: the keys and the values of each place in a group.")
         .def("reserve", &Decoder::reserve, nb::arg("num_tokens"), nb::arg("num_logits"),
              nb::call_guard<nb::gil_scoped_release>(), "Allocate activations for steps of this size.")
+        .def("prepare_memory", &prepare_memory, nb::arg("kv_memory"),
+             "Take activations, these arrays and huge pages for the weights from the system while no step runs.")
+        .def("num_unprepared", &Decoder::num_unprepared, "The pieces of memory that are still to be prepared.")
         .def("weight_bytes", &Decoder::weight_bytes, "Bytes of the weights, as they lie in memory.")
         .def("run", &run, nb::arg("query_starts"), nb::arg("token_ids"), nb::arg("positions"), nb::arg("logit_indices"),
              nb::arg("slots"), nb::arg("tables"), nb::arg("logits"), nb::arg("finite_logits"), nb::arg("finite_tokens"),

@@ -189,6 +189,20 @@ void Decoder::reserve(int num_tokens, int num_logits) {
     if (a.scratch.size() == 0) a.scratch.allocate(team_.size() * attention_scratch(shape_.head_dim));
 }
 
+void Decoder::prepare_memory(const std::vector<MemoryRange>& kv_memory) {
+    const Activations& a = *activations_;
+    std::vector<MemoryRange> ranges = {a.rounded.range()};
+    for (const Buffer<float>* buffer :
+         {&a.hidden, &a.normed, &a.update, &a.query, &a.attended, &a.key, &a.value, &a.inner, &a.angles, &a.wanted,
+          &a.wanted_projected, &a.scratch, &a.router, &a.expert_input, &a.expert_output}) {
+        ranges.push_back(buffer->range());
+    }
+    ranges.insert(ranges.end(), kv_memory.begin(), kv_memory.end());
+    const std::vector<MemoryRange> packed = weights.memory.ranges();
+    ranges.insert(ranges.end(), packed.begin(), packed.end());
+    preparer_.start(ranges);
+}
+
 // One step, as each member of the team computes it. All members hold the same call; pieces divide among them
 // what they write.
 class Decoder::Step {
@@ -569,6 +583,7 @@ class Decoder::Step {
 };
 
 void Decoder::run(const StepView& step, const StepResultView& results) {
+    const MemoryPreparer::Pause pause(preparer_);
     StepCall call(step, results);
     std::vector<AttentionPieces>& pieces = activations_->attention_pieces;
     for (std::size_t group = 0; group < pieces.size(); ++group) {

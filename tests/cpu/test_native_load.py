@@ -41,6 +41,45 @@ print(in_memory("VmHWM") - before, in_memory("VmRSS") - before)
 """
 
 
+START = """
+import sys, time
+from pathlib import Path
+from quire.compute.models import read_model
+from quire.compute.models.source import ModelFolder
+from quire.compute.native.load import NativeSettings, kv_cache_spec, load_parts
+from quire.compute.worker.worker import Worker
+
+def in_memory():
+    (line,) = (line for line in open("/proc/self/status") if line.startswith("VmRSS"))
+    return int(line.split()[1]) * 1024
+
+model = read_model(ModelFolder(Path(sys.argv[1])))
+settings = NativeSettings(max_num_seqs=1, max_num_batched_tokens=8, touch_kv_memory=sys.argv[2])
+num_blocks = (64 << 20) // kv_cache_spec(model.spec, settings.block_size, settings.stored_kv_dtype).bytes_per_block
+worker = Worker(parts := load_parts(model, settings, num_blocks))
+before = in_memory()
+worker.start()
+print(in_memory() - before)
+while parts.runner.num_unprepared:
+    time.sleep(0.01)
+print(in_memory() - before)
+worker.shutdown()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux takes memory that nothing has written")
+@pytest.mark.parametrize(("touch", "at_start", "later"), [("use", 0, 0), ("idle", 0, 64), ("start", 64, 64)])
+def test_kv_memory_is_taken_at_the_start_while_idle_or_as_it_is_used(
+    touch: str, at_start: int, later: int, tmp_path: Path
+) -> None:
+    write_tiny_qwen3(tmp_path)
+    command = [sys.executable, "-c", START, tmp_path, touch]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300)
+    found = [int(line) / (1 << 20) for line in done.stdout.split()]
+    for taken, expected in zip(found, (at_start, later), strict=True):
+        assert expected - 4 <= taken <= expected + 12
+
+
 @pytest.mark.parametrize(
     ("stored", "dtype", "weights"),
     [

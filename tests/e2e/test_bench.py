@@ -704,7 +704,7 @@ def test_a_comparison_without_quire_is_none(single: Path, tmp_path: Path) -> Non
 def test_settings_of_the_runner_are_numbers_truths_and_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     runner = importlib.import_module("bench_quire")
-    pairs = ("touch_kv_memory=true", "enable_prefix_caching=false", "block_size=32", "policy=priority")
+    pairs = ("batch_invariant=true", "enable_prefix_caching=false", "block_size=32", "policy=priority")
     given = [word for pair in pairs for word in ("--set", pair)]
     settings = runner.settings_of(runner.parser().parse_args(["--model", "m", "--workload", "w", *given]))
     found = [settings[pair.partition("=")[0]] for pair in pairs]

@@ -236,7 +236,7 @@ def test_each_number_may_be_its_bounds_and_nothing_beyond_them(field: str, low: 
         assert str(caught.value) == f"{field} is {value}; allowed: an integer from {low} to {high}"
 
 
-@pytest.mark.parametrize("field", ["skip_tokenizer_init", "batch_invariant", "touch_kv_memory"])
+@pytest.mark.parametrize("field", ["skip_tokenizer_init", "batch_invariant"])
 def test_what_changes_an_engine_is_off_until_it_is_asked_for(field: str) -> None:
     assert getattr(EngineConfig(), field) is False
     assert getattr(EngineConfig(**{field: True}), field) is True  # type: ignore[arg-type]

@@ -195,7 +195,7 @@ def test_a_cpu_that_was_asked_for_stays(answers: Any) -> None:
     ("settings", "field"),
     [
         ({"block_size": 8}, "block_size"),
-        ({"touch_kv_memory": True}, "touch_kv_memory"),
+        ({"touch_kv_memory": "start"}, "touch_kv_memory"),
         ({"kv_memory": "200GiB"}, "kv_memory"),
         ({"swap_space": "100000GiB"}, "swap_space"),
         ({"attention_backend": "flashinfer", "batch_invariant": True}, "attention_backend"),

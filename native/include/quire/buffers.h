@@ -9,7 +9,13 @@
 
 namespace quire {
 
-// Uninitialised memory for `T`, aligned to a cache line. A large buffer asks for huge pages.
+// Memory that a MemoryPreparer can prepare.
+struct MemoryRange {
+    const std::byte* data;
+    std::size_t num_bytes;
+};
+
+// Uninitialised memory for `T`, aligned to a cache line.
 template <typename T>
 class Buffer {
   public:
@@ -26,6 +32,7 @@ class Buffer {
     void allocate(std::size_t count);
     T* data() const { return data_; }
     std::size_t size() const { return count_; }
+    MemoryRange range() const { return {reinterpret_cast<const std::byte*>(data_), count_ * sizeof(T)}; }
 
   private:
     void swap(Buffer& other) {
@@ -37,8 +44,8 @@ class Buffer {
     std::size_t count_ = 0;
 };
 
-// Returns memory aligned to 64 bytes. Memory of 2 MiB or more is aligned to 2 MiB and asks for huge pages.
-// Throws std::bad_alloc. Free it with std::free.
+// Returns memory aligned to a cache line; memory of 2 MiB or more is aligned to 2 MiB, so that it can lie in huge
+// pages. Throws std::bad_alloc. Free it with std::free.
 void* allocate_aligned(std::size_t num_bytes);
 
 // Memory for what stays as long as the arena: cut from large pieces, so that small parts lie in huge pages too.
@@ -47,12 +54,19 @@ class Arena {
     // Returns uninitialised memory, aligned to a cache line. Throws std::bad_alloc.
     std::byte* take(std::size_t num_bytes);
 
+    // What was taken.
+    std::vector<MemoryRange> ranges() const;
+
   private:
     // The part of a piece that is never used is never touched, so it takes no memory.
     static constexpr std::size_t kPieceBytes = std::size_t{64} << 20;
 
-    std::vector<Buffer<std::byte>> pieces_;
-    std::size_t used_ = 0;  // of the last piece
+    struct Piece {
+        Buffer<std::byte> memory;
+        std::size_t num_used;
+    };
+
+    std::vector<Piece> pieces_;
 };
 
 template <typename T>

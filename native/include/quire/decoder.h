@@ -19,6 +19,7 @@
 #include "quire/buffers.h"
 #include "quire/cpu_features.h"
 #include "quire/kernels.h"
+#include "quire/memory_preparer.h"
 #include "quire/thread_team.h"
 
 namespace quire {
@@ -157,6 +158,13 @@ class Decoder {
     // Allocates activations for steps of up to `num_tokens` tokens and `num_logits` logits. Throws std::bad_alloc.
     void reserve(int num_tokens, int num_logits);
 
+    // Prepares the activations, this KV memory and the weights while no step runs; see MemoryPreparer. Throws
+    // std::system_error if a thread cannot be started.
+    void prepare_memory(const std::vector<MemoryRange>& kv_memory);
+
+    // The pieces of memory that are still to be prepared.
+    std::size_t num_unprepared() const { return preparer_.num_left(); }
+
     // Computes one step, no larger than `reserve` allowed. Throws std::bad_alloc.
     void run(const StepView& step, const StepResultView& results);
 
@@ -169,6 +177,7 @@ class Decoder {
     ThreadTeam& team_;
     std::vector<PagedKv> cache_;
     std::unique_ptr<Activations> activations_;
+    MemoryPreparer preparer_;
 };
 
 // The bytes that Decoder::reserve allocates.

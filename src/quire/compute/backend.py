@@ -11,6 +11,7 @@ is made.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -51,7 +52,10 @@ class BackendFacts:
 
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
-    """The parts of a worker. `launcher`: the runner, if it can launch steps ahead. `masks`: for grammars."""
+    """The parts of a worker. `launcher`: the runner, if it can launch steps ahead. `masks`: for grammars.
+
+    `on_start` is called once the KV memory is allocated.
+    """
 
     runner: ModelRunner[Any]
     cache: KVMemory
@@ -59,6 +63,7 @@ class WorkerParts:
     eos_token_ids: frozenset[int] = frozenset()
     launcher: Launcher[Any] | None = None
     masks: MaskService | None = None
+    on_start: Callable[[], None] | None = None
 
     def with_runner(self, runner: ModelRunner[Any]) -> WorkerParts:
         """Return the parts with another runner, which sees every step: the launcher is dropped."""

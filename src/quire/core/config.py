@@ -18,6 +18,7 @@ from typing import Any, Final, TypedDict
 from quire.core.byte_sizes import parse_bytes
 from quire.core.errors import InvalidConfigError
 
+TOUCH_KV_MEMORY = ("start", "idle", "use")
 PREFIX_INDEXES = ("hash_chain", "radix_tree", "none")
 EVICTIONS = ("lru", "fifo", "priority")
 POLICIES = ("fcfs", "priority", "fair_share")
@@ -136,7 +137,9 @@ class EngineConfig:
     kv_memory: int | str | None = setting(
         None, "size of the KV memory; none: half of the free memory (most of a GPU's), or less if that is enough"
     )
-    touch_kv_memory: bool = setting(False, "claim all KV memory from the system at startup, not as it fills")
+    touch_kv_memory: str = setting(
+        "idle", "when to claim KV memory from the system: start (before it is ready), idle (between steps) or use"
+    )
     swap_space: int | str = setting(0, "KV memory on the host for swapping; 0: preempt by recompute only")
     max_num_seqs: int | None = setting(None, "sequences that run at once; none: 64, or 256 on a GPU")
     max_num_batched_tokens: int | None = setting(
@@ -170,6 +173,7 @@ class EngineConfig:
         require_one_of("dtype", self.dtype, DTYPES)
         require_one_of("weights", self.weights, WEIGHTS)
         require_one_of("kv_dtype", self.kv_dtype, KV_DTYPES)
+        require_one_of("touch_kv_memory", self.touch_kv_memory, TOUCH_KV_MEMORY)
         require_one_of("device", self.device, DEVICES)
         require_one_of("backend", self.backend, BACKENDS)
         require_one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
@@ -257,7 +261,7 @@ class EngineSettings(TypedDict, total=False):
     num_threads: int | None
     block_size: int
     kv_memory: int | str | None
-    touch_kv_memory: bool
+    touch_kv_memory: str
     swap_space: int | str
     max_num_seqs: int | None
     max_num_batched_tokens: int | None

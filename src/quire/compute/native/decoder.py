@@ -60,6 +60,11 @@ class NativeDecoder:
         """The bytes of the weights in memory."""
         return self._decoder.weight_bytes()
 
+    @property
+    def num_unprepared(self) -> int:
+        """The pieces of memory that are still to be prepared; see `prepare_memory`."""
+        return self._decoder.num_unprepared()
+
     def run(self, inputs: StepInputs, cache: CacheEngine) -> StepOutputs:
         """Compute one step. Mutates the slots of its tokens in the cache; the logits are valid until the next step."""
         self._follow(cache)
@@ -80,6 +85,11 @@ class NativeDecoder:
             finite,
         )
         return StepOutputs(self._logits[:num_logits], finite, finite_logits)
+
+    def prepare_memory(self, cache: CacheEngine, touches_cache: bool) -> None:
+        """Take memory for activations, weights in huge pages and perhaps the cache, while no step runs. Mutates."""
+        arrays = [array for pair in cache.places() for array in pair] if touches_cache else []
+        self._decoder.prepare_memory(arrays)
 
     def centre_keys(self, kv_spec: KVCacheSpec) -> None:
         """Take the centre of the keys off them from now on; see `quire.compute.worker.key_centres`. Mutates."""

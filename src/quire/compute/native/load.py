@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from quire._native import Decoder, Kernels, ThreadTeam, kernel_names, kernels
@@ -41,7 +42,7 @@ class NativeSettings:
     num_threads: int = 1
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 256
-    touch_kv_memory: bool = False
+    touch_kv_memory: str = "use"
     instruction_set: str | None = None
 
     @property
@@ -94,7 +95,7 @@ def load_parts(
     """
     kv_spec = kv_cache_spec(model.spec, settings.block_size, settings.stored_kv_dtype)
     checkpoint = model.source.tensors()
-    touch_threads = settings.num_threads if settings.touch_kv_memory else 0
+    touch_threads = settings.num_threads if settings.touch_kv_memory == "start" else 0
     cache = CacheEngine(kv_spec, num_blocks=num_blocks, num_host_blocks=num_host_blocks, touch_threads=touch_threads)
     eos_token_ids = frozenset(model.eos_token_ids)
     return make_parts(model.spec, checkpoint, settings, cache, eos_token_ids=eos_token_ids, note_loaded=note_loaded)
@@ -119,7 +120,10 @@ def make_parts(
         runner.centre_keys(kv_cache_spec(spec, BLOCK, "float32"))
     decoder.reserve(settings.max_num_batched_tokens, settings.max_num_seqs + MAX_PROMPT_LOGITS)
     sampler = NativeSampler(chosen, team, spec.vocab_size)
-    return WorkerParts(runner, cache, sampler, eos_token_ids=eos_token_ids)
+    touches = settings.touch_kv_memory == "idle"
+    return WorkerParts(
+        runner, cache, sampler, eos_token_ids=eos_token_ids, on_start=partial(runner.prepare_memory, cache, touches)
+    )
 
 
 def _thread_team(num_threads: int) -> ThreadTeam:

@@ -30,9 +30,9 @@ class ReferenceBackend:
         """Return the backend for a model; raises `InvalidConfigError` for settings that it does not support."""
         if config.dtype not in ("auto", "float32"):
             raise InvalidConfigError("dtype", config.dtype, "float32 or auto: the reference backend knows no other")
-        if config.touch_kv_memory:
+        if config.touch_kv_memory == "start":
             raise InvalidConfigError(
-                "touch_kv_memory", True, "False: the reference backend takes memory as it fills it"
+                "touch_kv_memory", "start", "idle or use: the reference backend takes memory as it fills it"
             )
         if config.kv_dtype not in ("auto", "float32", *KV_ROUNDINGS):
             allowed = f"one of auto, float32, {', '.join(KV_ROUNDINGS)}: the reference backend knows no other"

@@ -56,8 +56,8 @@ class TorchBackend:
         """
         if device == "cpu" and find_spec("torch") is None:
             raise InvalidConfigError("backend", "torch", "native or reference: torch is not installed")
-        if config.touch_kv_memory and device == "cuda":
-            raise InvalidConfigError("touch_kv_memory", True, "False: a GPU gives its memory at once")
+        if config.touch_kv_memory == "start" and device == "cuda":
+            raise InvalidConfigError("touch_kv_memory", "start", "idle or use: a GPU gives its memory at once")
         if config.weights == "int4":
             raise InvalidConfigError("weights", "int4", "auto, widened or int8: only the native backend has int4")
         dtype = config.dtype

@@ -16,6 +16,7 @@ With `poison` the memory starts as NaN: reading a slot that was never written sh
 from __future__ import annotations
 
 import math
+import mmap
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias
@@ -127,7 +128,7 @@ class _Tier:
         sizes = [size // np.dtype(dtype).itemsize for size in (spec.key_head_bytes, spec.value_head_bytes)]
         try:
             self.arrays = [_new_array((*shape, size), dtype, poison) for size in sizes * spec.layers_per_group]
-        except (MemoryError, ValueError) as error:
+        except (OSError, OverflowError) as error:
             allowed = f"as many as fit into memory, {spec.bytes_per_block} bytes each"
             raise InvalidConfigError(self.name, self.num_blocks, allowed) from error
 
@@ -148,8 +149,11 @@ def _touch(array: CacheArray) -> None:
 
 
 def _new_array(shape: tuple[int, ...], dtype: type[Any], poison: bool) -> CacheArray:
-    # The system maps zeros without touching memory: blocks take memory only when written.
-    array: CacheArray = np.zeros(shape, dtype)
+    # Zeros that the system maps without touching memory: blocks take memory only when written. numpy.zeros would ask
+    # for huge pages, and a first write that has to clear one takes a millisecond and more.
+    count = math.prod(shape)
+    mapping = mmap.mmap(-1, max(count * np.dtype(dtype).itemsize, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    array: CacheArray = np.frombuffer(mapping, dtype, count).reshape(shape)
     if poison:
         array[...] = POISON[dtype]
     return array

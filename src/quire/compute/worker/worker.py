@@ -51,6 +51,7 @@ class Worker:
         self._beams = BeamRows(parts.eos_token_ids)
         self._careful = CarefulRows()
         self._decodes = DecodeSteps(self._careful)
+        self._on_start = parts.on_start
         self._ahead = None if parts.launcher is None else StepsAhead(parts.launcher, self._columns, self._careful)
         self._batch: InputBatch | None = None
         self._step_s = 0.0  # compute time of the last step
@@ -63,6 +64,8 @@ class Worker:
         self._batch = InputBatch(self.cache.spec, num_blocks=num_blocks, vocab_size=vocab_size)
         if self._ahead is not None:
             self._ahead.prepare(self.cache)
+        if self._on_start is not None:
+            self._on_start()
 
     def submit(self, plan: StepPlan) -> None:
         """Compute a plan and queue its result, or start it and queue the running step. Mutates."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from quire.core.byte_sizes import format_bytes
 from quire.instruments.bench.flags import add_model_options, count
@@ -87,7 +87,9 @@ def run(options: argparse.Namespace) -> int:
     def measure(tell: Tell) -> Iterator[Section]:
         with measured_config(options) as config:
             tell(f"loading {config.model}")
-            yield from measure_memory(MeasuredEngine(config), read, options.limit, tell)
+            # Written blocks are counted, so memory has to come as it is used.
+            engine = MeasuredEngine(replace(config, touch_kv_memory="use"))
+            yield from measure_memory(engine, read, options.limit, tell)
 
     return run_benchmark(options, "Memory", measure)
 

@@ -173,7 +173,7 @@ def run_python(
 def engine_environment(config: EngineConfig) -> dict[str, str]:
     """Return the settings of an engine, except its model, as environment variables.
 
-    >>> engine_environment(EngineConfig(kv_memory="1MiB", touch_kv_memory=True))["QUIRE_KV_MEMORY"]
+    >>> engine_environment(EngineConfig(kv_memory="1MiB", touch_kv_memory="start"))["QUIRE_KV_MEMORY"]
     '1048576'
     """
     found = {}

@@ -150,7 +150,7 @@ def children_of_a_client(stage: Stage) -> str:
 
 def slow_reader(stage: Stage) -> str:
     """F9: a client asks for megabytes and reads nothing; it is cut off, and others do not notice."""
-    spec = ServerSpec.of({"QUIRE_WRITE_TIMEOUT_S": "1"}, touch_kv_memory=True)
+    spec = ServerSpec.of({"QUIRE_WRITE_TIMEOUT_S": "1"}, touch_kv_memory="start")
     body = {"prompt": [29] * 8, "n": 32, "max_tokens": 1900, "logprobs": 20, "temperature": 1.0, **STREAM}
     with stage.serving(spec) as server:
         before = server.process.resident_bytes() or 0

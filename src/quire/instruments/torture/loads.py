@@ -60,7 +60,7 @@ def overload(stage: Stage) -> str:
     """L1: twice the capacity, in an open loop: goodput holds, and the rest is rejected at once with Retry-After."""
     seconds = 20.0 if stage.is_quick else 600.0
     model = _random_model(stage, "slow", SLOW_MODEL)
-    spec = ServerSpec.of(model=model, kv_memory="64MiB", max_num_seqs=16, touch_kv_memory=True)
+    spec = ServerSpec.of(model=model, kv_memory="64MiB", max_num_seqs=16, touch_kv_memory="start")
     with stage.serving(spec) as server:
         target, shape = Target(server.url, server.model, COMPLETIONS), DrawnShape(48, 40)
         closed = run_closed(target, drawn_requests(shape, VOCAB_SIZE, stage.seed), 16, max(8.0, seconds / 20), 10.0)
@@ -127,7 +127,7 @@ def long_prompt(stage: Stage) -> str:
 def connect_and_leave(stage: Stage) -> str:
     """L4: clients connect and disconnect ten thousand times: memory, blocks and files are as before."""
     num_cycles = 400 if stage.is_quick else 10_000
-    with stage.serving(ServerSpec.of(touch_kv_memory=True)) as server:
+    with stage.serving(ServerSpec.of(touch_kv_memory="start")) as server:
         body = {"model": server.model, "prompt": [9] * 24, "max_tokens": 200, "stream": True, "ignore_eos": True}
         asyncio.run(_come_and_leave(server, body, WARM_UP_CYCLES))  # for memory that is allocated only once
         before = server.process.resident_bytes() or 0
