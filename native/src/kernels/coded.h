@@ -11,8 +11,8 @@
 //                         steps, the first step in the lowest bits; or two lines of two more bits for four steps each
 //     scales, minimums    [groups][4 panels][16] float16; nested: int8
 //
-// So a product reads one stream of memory, line after line. Codes of fewer than 8 bits are widened to bytes before they
-// are multiplied: for a few rows in registers; for more, once for all rows, into scratch memory in the nearest cache.
+// So a product reads one stream of memory, line after line. Codes of fewer than 8 bits are widened to bytes in
+// registers, just before they are multiplied.
 #pragma once
 
 #include <cstring>
@@ -88,10 +88,6 @@ inline Ints load_step(const std::byte* from) {
     Ints bytes;
     QUIRE_FOR_PARTS(i) std::memcpy(&bytes.part[i], from + i * kPartBytes, sizeof bytes.part[i]);
     return bytes;
-}
-
-inline void store_step(std::byte* to, const Ints& bytes) {
-    QUIRE_FOR_PARTS(i) std::memcpy(to + i * kPartBytes, &bytes.part[i], sizeof bytes.part[i]);
 }
 
 // The steps that have the low bits of their codes in one line.
