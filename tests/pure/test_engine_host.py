@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from array import array
@@ -56,6 +57,7 @@ def connected() -> Iterator[tuple[MessageSocket, socket.socket]]:
         try:
             yield end, theirs
         finally:
+            theirs.close()
             end.close()
 
 
@@ -103,8 +105,30 @@ def test_what_is_sent_before_the_end_arrives_in_order_from_any_thread(texts: lis
     with connected() as (engine, server):
         for index, text in enumerate(texts):
             engine.send(Loaded(index, len(texts), text))
+        server.shutdown(socket.SHUT_WR)
         engine.close()
         assert read_all(server) == [Loaded(index, len(texts), text) for index, text in enumerate(texts)]
+
+
+def test_what_is_sent_before_the_end_arrives_though_the_server_writes_meanwhile() -> None:
+    """The writer of a server's event loop gives its connection up at the first error, and what was not read with it."""
+
+    async def serve(server: socket.socket, closing: threading.Thread) -> Any:
+        reader, writer = await asyncio.open_connection(sock=server)
+        closing.start()
+        closing.join(0.2)  # the event loop does not read meanwhile
+        writer.write(encode_message(Beat()))
+        try:
+            data = await reader.read()
+        finally:
+            writer.close()
+        return message_from_engine(data[LENGTH_BYTES:])
+
+    with connected() as (engine, server):
+        engine.send(Failed("the reason"))
+        closing = threading.Thread(target=engine.close)
+        assert asyncio.run(serve(server, closing)) == Failed("the reason")
+        closing.join()
 
 
 def test_a_server_that_has_gone_keeps_no_engine_waiting() -> None:
@@ -208,5 +232,6 @@ def test_loading_is_told_now_and_then() -> None:
         for seconds in (0.0, 0.01, 0.01, 10.0, 0.0):
             clock.advance(seconds)
             host._note_loaded(int(clock.now()), 100, "weights")
+        server.shutdown(socket.SHUT_WR)
         engine.close()
         assert [message.count for message in read_all(server)] == [50, 60]

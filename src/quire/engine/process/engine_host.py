@@ -11,6 +11,7 @@ service) are meant for the server, which lets requests finish first.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import math
@@ -20,6 +21,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from typing import Final
 
 from quire.core.clock import Clock, SystemClock
@@ -79,9 +81,19 @@ class MessageSocket:
         return None if body is None else message_to_engine(body)
 
     def close(self) -> None:
-        """Send the queued messages, and close."""
+        """Send the queued messages, wait until the other end has read them and closed, and close.
+
+        An end that writes to a closed socket gets an error at once, and may never read what was sent to it before.
+        """
         self._outgoing.put(None)
         self._writer.join(CLOSING_S)
+        last_s = time.monotonic() + CLOSING_S
+        with contextlib.suppress(OSError):  # it has closed already
+            self._socket.shutdown(socket.SHUT_WR)
+            while (left_s := last_s - time.monotonic()) > 0:
+                self._socket.settimeout(left_s)
+                if not self._socket.recv(1 << 16):
+                    break
         self._socket.close()
 
     def _read(self, count: int) -> bytes | None:
