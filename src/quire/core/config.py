@@ -78,6 +78,7 @@ class SchedulerConfig:
     recompute_tokens_per_s: float = setting(2000.0, "speed of recomputing tokens, used by preemption auto")
     swap_bytes_per_s: float = setting(4e9, "speed of copying blocks to or from the host, used by preemption auto")
     max_steps_under_way: int = setting(1, "steps to submit to the executor before waiting for the first result")
+    itl_slo_ms: float | None = setting(None, "time allowed between two tokens while prompts are computed; None: any")
 
     def __post_init__(self) -> None:
         require_int("max_num_seqs", self.max_num_seqs, 1, 1 << 20)
@@ -94,6 +95,8 @@ class SchedulerConfig:
         require_number("recompute_tokens_per_s", self.recompute_tokens_per_s, 1e-3, 1e12)
         require_number("swap_bytes_per_s", self.swap_bytes_per_s, 1.0, 1e15)
         require_int("max_steps_under_way", self.max_steps_under_way, 1, 16)
+        if self.itl_slo_ms is not None:
+            require_number("itl_slo_ms", self.itl_slo_ms, 1.0, 1e6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +159,9 @@ class EngineConfig:
     preemption: str = setting("auto", "how to preempt a request: recompute, swap, or auto (the cheaper one)")
     max_steps_under_way: int | None = setting(
         None, "steps to submit before waiting for a result; none: 1, or 2 with torch"
+    )
+    itl_slo_ms: float | None = setting(
+        None, "milliseconds allowed between two tokens of a text while prompts are computed; none: any time"
     )
     cuda_graphs: bool = setting(True, "on a GPU: record decode steps at startup and replay them")
     max_cached_blocks_per_tenant: int | None = setting(None, "maximum cached blocks per tenant; none: no limit")
@@ -272,6 +278,7 @@ class EngineSettings(TypedDict, total=False):
     policy: str
     preemption: str
     max_steps_under_way: int | None
+    itl_slo_ms: float | None
     cuda_graphs: bool
     max_cached_blocks_per_tenant: int | None
     seed: int

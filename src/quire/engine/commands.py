@@ -95,13 +95,20 @@ class Clear(Command):
 
 
 @dataclass(frozen=True, slots=True)
+class LimitPrompts(Command):
+    """Compute at most this many tokens of prompts in a step while others generate, besides one for each request."""
+
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Watch(Command):
     """Report memory events from the beginning, at most once in this many seconds; None: stop."""
 
     every_s: float | None
 
 
-AnyCommand = Add | Abort | Fail | Stop | Clear | Watch
+AnyCommand = Add | Abort | Fail | Stop | Clear | LimitPrompts | Watch
 
 
 OPERATOR_COMMANDS: Final[Mapping[str, AnyCommand]] = MappingProxyType({"reset_prefix_cache": Clear()})
@@ -133,6 +140,8 @@ def carry_out(command: Command, scheduler: Scheduler) -> None:
             scheduler.stop(request_id, branch)
         case Clear():
             scheduler.memory.reset()
+        case LimitPrompts(num_tokens):
+            scheduler.prompt_limit = num_tokens
         case _:
             raise StepLogError(f"{type(command).__name__} is not a scheduler command")
 
@@ -178,5 +187,5 @@ def _decode_column(kind: type, data: object) -> array[int]:
 
 
 _KINDS: Final[Mapping[str, type[AnyCommand]]] = MappingProxyType(
-    {kind.__name__: kind for kind in (Add, Abort, Fail, Stop, Clear, Watch)}
+    {kind.__name__: kind for kind in (Add, Abort, Fail, Stop, Clear, LimitPrompts, Watch)}
 )

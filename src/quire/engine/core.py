@@ -15,11 +15,12 @@ from quire.core.clock import Clock
 from quire.core.errors import ExecutionError, ExecutorLostError
 from quire.core.executor import Executor
 from quire.core.request import FinishReason, Request
-from quire.engine.commands import Add, AnyCommand, Watch, carry_out
+from quire.engine.commands import Add, AnyCommand, LimitPrompts, Watch, carry_out
 from quire.engine.records.live import LiveFrame, LiveJournal
 from quire.engine.records.stats import EngineStats
 from quire.engine.records.step_log import StepLogWriter
 from quire.scheduler.commit import StepOutcome
+from quire.scheduler.pace import StepPace
 from quire.scheduler.scheduler import Scheduler
 
 logger = logging.getLogger("quire.engine")
@@ -36,6 +37,8 @@ class EngineCore:
         self._clock = clock
         self._log = log
         self._depth = scheduler.config.max_steps_under_way
+        allowed_ms = scheduler.config.itl_slo_ms
+        self._pace = None if allowed_ms is None else StepPace(allowed_ms)
         self._num_steps = 0  # that brought a result
         self._num_corrupted = 0  # requests that failed alone in a step that went well
         self._busy_s = 0.0
@@ -44,6 +47,8 @@ class EngineCore:
         executor.start()
         if log is not None:
             log.begin(scheduler)
+        if self._pace is not None:
+            self.send(LimitPrompts(self._pace.limit))
 
     def add_request(self, request: Request) -> None:
         """Take a request in; raises `InvalidRequestError` for what can never be served. Mutates."""
@@ -89,6 +94,8 @@ class EngineCore:
                 break
             if log is not None:
                 log.planned(plan)
+            if self._pace is not None:
+                self._pace.note_submitted(plan, self._clock.now())
             self._executor.submit(plan)
         self._stamp()
         if not scheduler.num_steps_under_way:
@@ -102,6 +109,8 @@ class EngineCore:
         if log is not None:
             log.computed(result)
         self._num_steps += 1
+        if self._pace is not None and self._pace.note_result(self._clock.now()):
+            self.send(LimitPrompts(self._pace.limit))
         outcome = scheduler.update(result)
         if result.failures:
             ended = {each.request_id for each in outcome.finished if each.finish_reason is FinishReason.ERROR}
@@ -117,6 +126,8 @@ class EngineCore:
         isolation = self.scheduler.isolation
         if self._log is not None:
             self._log.lost(error)
+        if self._pace is not None:
+            self._pace.forget_steps()
         ended = self.scheduler.lose_steps(error)
         names = ", ".join(dict.fromkeys(each.request_id for each in ended)) or "none"
         logger.warning("%s; requests tried apart: %d; ended: %s", error, isolation.num_suspects, names)
@@ -146,6 +157,7 @@ class EngineCore:
             num_cached_blocks=pool.num_cached,
             num_suspects=isolation.num_suspects,
             max_step_tokens=isolation.max_step_tokens,
+            prompt_limit=scheduler.prompt_limit or 0,
             queried_tokens_total=queried_tokens,
             hit_tokens_total=hit_tokens,
             evictions_total=pool.num_evictions,

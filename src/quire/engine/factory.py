@@ -188,6 +188,7 @@ def _report(model: ModelDescription, facts: BackendFacts, plan: MemoryPlan, noti
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         plan=plan,
+        itl_slo_ms=config.itl_slo_ms,
         notices=notices,
         file_format="gguf" if model.source.type else "safetensors",
         weight_type=model.weight_type,

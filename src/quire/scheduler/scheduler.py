@@ -74,6 +74,7 @@ class Scheduler:
         self.eos_token_ids = eos_token_ids
         self.requests: dict[str, Request] = {}  # by id, until they end; of a group, the leader
         self.isolation = Isolation(config.max_num_batched_tokens)
+        self.prompt_limit: int | None = None  # tokens of prompts in a step while others generate
         self._policy = create_policy(config)
         self._waiting = self._policy.make_queue()
         self._running = RunningSet(config.max_num_seqs, self._policy)
@@ -219,7 +220,7 @@ class Scheduler:
                 return None  # one step at a time, so that a failure is that of the requests on trial
             self._make_place_on_trial()
         newcomer, running = self._make_way(), self._running.requests
-        budget = max(self.isolation.max_step_tokens, len(running))
+        budget = self._token_budget(running)
         step = PlanBuilder(budget, self._policy.token_shares(newcomer, budget - len(running), running))
         preemptions = self.num_preemptions
         self._plan_running(step)
@@ -237,6 +238,13 @@ class Scheduler:
         outcome = self._committer.update(result)
         self.isolation.note_success(outcome.advanced)
         return outcome
+
+    def _token_budget(self, running: list[Request]) -> int:
+        """Return how many tokens the next step may compute: at least one for each that runs."""
+        most = max(self.isolation.max_step_tokens, len(running))
+        if self.prompt_limit is None or all(request.backlog != 1 for request in running):
+            return most
+        return min(most, len(running) + self.prompt_limit)
 
     def _plan_running(self, step: PlanBuilder) -> None:
         take_up_decode, take_up_start = step.decodes.append, step.decode_starts.append

@@ -191,6 +191,7 @@ def _engine_families(state: ModelState, stats: EngineStats) -> list[Family]:
         counter("quire_engine_restarts_total", "Restarts of the engine.", stats.restarts_total),
         gauge("quire_suspects", "Requests run apart from others after a failed step.", stats.num_suspects),
         gauge("quire_step_tokens_max", "Maximum tokens per step.", stats.max_step_tokens),
+        gauge("quire_step_prompt_tokens_max", "Maximum tokens of prompts per step; 0: any.", stats.prompt_limit),
         counter("quire_engine_busy_seconds_total", "Time spent in steps.", stats.busy_s_total),
     ]
 

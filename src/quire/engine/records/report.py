@@ -31,6 +31,7 @@ class EngineReport:
     max_num_seqs: int
     max_num_batched_tokens: int
     plan: MemoryPlan
+    itl_slo_ms: float | None = None
     notices: tuple[str, ...] = ()
     file_format: str = ""
     weight_type: str = ""
@@ -46,13 +47,14 @@ class EngineReport:
         numbers = ", ".join([self.dtype, *(f"{name} {dtype}" for name, dtype in others)])
         count = plan.num_full_sequences
         at_once = f"{count:,} sequence{'s' * (count != 1)} of {plan.max_model_len:,} tokens at once"
+        pace = "" if self.itl_slo_ms is None else f"; {self.itl_slo_ms:g} ms while others generate"
         cut = f" of the model's {self.context_length:,}" if plan.max_model_len < self.context_length else ""
         return [
             ("model", f"{self.model}: {self.architecture}, {self.num_layers} layers, {numbers}"),
             ("runs on", f"{self.backend} backend, {self.instruction_set}{threads}"),
             ("context", f"{plan.max_model_len:,} tokens{cut}"),
             ("KV memory", f"{plan.num_blocks:,} blocks of {self.block_size} tokens, {at_once}"),
-            ("a step", f"at most {self.max_num_seqs} sequences and {self.max_num_batched_tokens:,} tokens"),
+            ("a step", f"at most {self.max_num_seqs} sequences and {self.max_num_batched_tokens:,} tokens{pace}"),
         ]
 
     def __str__(self) -> str:

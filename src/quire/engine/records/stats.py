@@ -33,7 +33,8 @@ class EngineStats:
     `culprits_total` are requests that ended because a step with only them failed; `corrupted_requests_total` those
     whose own numbers went wrong (such as NaN) in a good step. `num_suspects` counts the requests that are now tried
     apart from the others, and `max_step_tokens` is the most tokens of a step: less than the setting after memory has
-    run out.
+    run out. `prompt_limit` is the most tokens of prompts in a step while others generate, as the setting `itl_slo_ms`
+    asks for; 0: any.
     """
 
     num_running: int = 0
@@ -43,6 +44,7 @@ class EngineStats:
     num_cached_blocks: int = 0
     num_suspects: int = 0
     max_step_tokens: int = 0
+    prompt_limit: int = 0
     queried_tokens_total: int = 0
     hit_tokens_total: int = 0
     evictions_total: int = 0

@@ -3,8 +3,8 @@
     chats     ├ token ┼ token ┼ token ┼──── token ────┼──── token ────┼ …
     prompt                             ├ chunk ────────┼ chunk ────────┤ first token
 
-A chunk of the prompt takes the budget of a step that the chats leave. So the result depends mainly on the setting
-`max_num_batched_tokens`.
+A chunk of the prompt takes the budget of a step that the chats leave. So the result depends mainly on the settings
+`max_num_batched_tokens` and `itl_slo_ms`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ DrawPrompt = Callable[[int], tuple[int, ...]]
 
 @dataclass(slots=True)
 class DisturbedRun:
-    """Seconds between two tokens of one chat: before the prompt arrived, and until its first token."""
+    """Seconds between two tokens of one chat, before the prompt arrived and until its first token; and until that."""
 
     quiet_s: list[float] = field(default_factory=list)
     disturbed_s: list[float] = field(default_factory=list)
+    first_token_s: float = 0.0
 
 
 def measure_disturbance(
@@ -54,11 +55,13 @@ def measure_disturbance(
         ("between tokens, meanwhile: p99, ms", cell(summarize([1e3 * seconds for seconds in slowest]))),
         ("p99 to the median meanwhile", cell(to_median, "×")),
         ("p99 to the median without a prompt", cell(summarize(ratios(slowest, quiet)), "×")),
+        ("first token of the prompt, s", cell(summarize([run.first_token_s for run in runs]))),
     ]
+    config = engine.blueprint.config
+    allowed = "" if config.itl_slo_ms is None else f", and {config.itl_slo_ms:g} ms are allowed between tokens"
     text = (
         f"{num_chats} chats decode; after {num_steps} steps a prompt of {prompt_tokens:,} tokens arrives; a step "
-        f"computes at most {engine.blueprint.config.max_num_batched_tokens:,} tokens. Median of {repeat} runs "
-        "(min–max)."
+        f"computes at most {config.max_num_batched_tokens:,} tokens{allowed}. Median of {repeat} runs (min–max)."
     )
     label = f"{num_chats} chats during a prompt of {prompt_tokens:,}: p99 to the median meanwhile"
     goals = [Goal(label, to_median.median, MAX_TO_MEDIAN)]
@@ -88,8 +91,10 @@ def _run(engine: MeasuredEngine, sizes: tuple[int, int, int], draw_prompt: DrawP
     for _ in range(num_steps):
         step(run.quiet_s)
     engine.add(LONG_PROMPT, WorkloadRequest(draw_prompt(prompt_tokens), 1))
+    begun = time.perf_counter()
     while not step(run.disturbed_s):
         pass
+    run.first_token_s = time.perf_counter() - begun
     for index in range(num_chats):
         client.send(Abort(str(index)))
     return run
