@@ -1,4 +1,4 @@
-"""The script that tries the GPU engine where it has never run: it outlasts whatever its steps do."""
+"""The scripts that try what has never run on some hardware: they outlast whatever their steps do."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -21,18 +21,29 @@ from quire.cli import doctor, generate
 from quire.instruments import bench
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = ROOT / "scripts" / "first-gpu-run"
+SCRIPTS = ROOT / "scripts"
+
+
+def load(name: str) -> ModuleType:
+    """Load a script as a module."""
+    spec = spec_from_loader(name, SourceFileLoader(name, str(SCRIPTS / name)))
+    assert spec is not None and spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[name] = module  # where its dataclasses look for their types
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", sys.path[:])  # scripts put folders in front
+        spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = spec_from_loader("first_gpu_run", SourceFileLoader("first_gpu_run", str(SCRIPT)))
-    assert spec is not None and spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules["first_gpu_run"] = module  # where its dataclasses look for their types
-    spec.loader.exec_module(module)
-    sys.path.remove(str(ROOT / "src"))
-    return module
+    return load("first_run.py")
+
+
+def run_of(script: ModuleType, steps: Sequence[Any], missing: str = "") -> Any:
+    """A run of some steps."""
+    return script.FirstRun("scripts/first-unit-run", "a unit", steps, missing)
 
 
 @pytest.fixture
@@ -46,7 +57,7 @@ def test_a_step_that_fails_keeps_no_other_from_running(
 ) -> None:
     program.write_text("import sys; print('said', sys.argv[1]); sys.exit(int(sys.argv[1]))")
     steps = [script.Step(name, 60, f"python {program} {number}", False) for name, number in (("one", 3), ("two", 0))]
-    outcomes = script.run_all(steps, tmp_path, 600, has_gpu=False)
+    outcomes = run_of(script, steps).run_all(steps, tmp_path, 600)
     assert [(each.name, each.result) for each in outcomes] == [("one", "failed"), ("two", "ok")]
     assert outcomes[0].why.startswith("exit status 3, ")
     log, shown = (tmp_path / "log.txt").read_text(), capfd.readouterr().out
@@ -78,7 +89,8 @@ def test_a_step_is_ended_with_all_that_it_has_started(
             raise subprocess.TimeoutExpired(self.args, timeout)
 
     monkeypatch.setattr(subprocess, "Popen", Clockless)
-    (outcome,) = script.run_all([script.Step("slow", 2, f"python {program}", False)], tmp_path, 600, has_gpu=False)
+    steps = [script.Step("slow", 2, f"python {program}", False)]
+    (outcome,) = run_of(script, steps).run_all(steps, tmp_path, 600)
     assert (outcome.result, outcome.why) == ("failed", "ended after 2 s")
     found = re.search(r"child (\d+)\nasked\n", log.read_text())
     assert found is not None, log.read_text()
@@ -95,40 +107,54 @@ def wait_until(is_so: Callable[[], object], limit_s: float = 300) -> None:
 
 def test_what_cannot_be_run_is_named(script: ModuleType, tmp_path: Path) -> None:
     needing = script.Step("needing", 60, "python -V")
-    lacking = script.Step("lacking", 60, "no-such-program", needs_gpu=False)
-    late = script.Step("late", 60, "python -V", needs_gpu=False)
-    outcomes = script.run_all([needing, lacking], tmp_path, 600, has_gpu=False)
-    outcomes += script.run_all([late, needing], tmp_path, -1, has_gpu=True)
+    lacking = script.Step("lacking", 60, "no-such-program", needs_device=False)
+    late = script.Step("late", 60, "python -V", needs_device=False)
+    run = run_of(script, [needing, lacking, late], missing="none is here")
+    outcomes = run.run_all([needing, lacking], tmp_path, 600)
+    outcomes += run_of(script, run.steps).run_all([late, needing], tmp_path, -1)
     assert [(each.result, each.why) for each in outcomes] == [
-        ("skipped", "needs a GPU"),
+        ("skipped", "needs a unit"),
         ("skipped", "there is no no-such-program"),
         ("not reached", "0 s were left"),
         ("not reached", "0 s were left"),
     ]
-    assert script.summary(outcomes, "--out here").splitlines()[-1] == (
-        "go on with: scripts/first-gpu-run late needing --out here"
+    assert run.summary(outcomes, "--out here").splitlines()[-1] == (
+        "go on with: scripts/first-unit-run late needing --out here"
     )
-    assert "go on" not in script.summary(outcomes[:2], "")
+    assert "go on" not in run.summary(outcomes[:2], "")
     assert not (tmp_path / "log.txt").exists()
 
 
-def test_commands_of_the_steps_are_those_of_this_tree(script: ModuleType) -> None:
+def test_where_to_look_is_said_of_what_failed_alone(script: ModuleType) -> None:
+    steps = [script.Step(name, 60, "python -V", fix=f"{name}.h") for name in ("one", "two")]
+    outcomes = [script.Outcome("one", "failed", "exit status 1"), script.Outcome("two", "ok", "exit status 0")]
+    assert run_of(script, steps).summary(outcomes, "").splitlines()[2:] == ["look at: one: one.h"]
+
+
+@pytest.mark.parametrize("name", ["first-gpu-run", "first-amx-run"])
+def test_commands_of_the_steps_are_those_of_this_tree(name: str) -> None:
     parser = argparse.ArgumentParser(exit_on_error=False)
     subparsers = parser.add_subparsers()
     for command in (bench, doctor, generate):
         command.add_parser(subparsers)
-    for step in script.STEPS:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    for step in load(name).STEPS:
         words = step.words(Path("out"))
-        assert words[0] in (sys.executable, "compute-sanitizer")
+        assert words[0] in (sys.executable, "compute-sanitizer", "make", "env")
+        paths = [word.removeprefix("--ignore=") for word in words if "tests/" in word]
+        paths += re.findall(r"(?:native|docs)/[\w/.-]+\.(?:h|cpp|md)", step.fix)
+        assert all((ROOT / path).exists() for path in paths)
         if "quire" in words:
             parser.parse_args(words[words.index("quire") + 1 :])  # raises for what it does not know
+        elif words[0] == "make":
+            assert words[1] in targets
         else:
-            paths = [word.removeprefix("--ignore=") for word in words if "tests/" in word]
-            assert paths and all((ROOT / path).exists() for path in paths)
+            assert paths
 
 
 def test_the_script_as_it_is_called(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPT), "doctor", "large", "--out", str(tmp_path)]
+    gpu_run = str(SCRIPTS / "first-gpu-run")
+    command = [sys.executable, gpu_run, "doctor", "large", "--out", str(tmp_path)]
     environ = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
     first, *_, middle, last = done.stdout.splitlines()
@@ -138,7 +164,16 @@ def test_the_script_as_it_is_called(tmp_path: Path) -> None:
     )
     assert done.returncode == int("failed" in middle), done.stderr
     assert (tmp_path / "log.txt").read_text().endswith(f"\n{middle}\n{last}\n")
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), "all"], capture_output=True, text=True, timeout=300, check=False
-    )
+    done = subprocess.run([sys.executable, gpu_run, "all"], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 2 and "all is no step; allowed: doctor, kernel, text, tests, " in done.stderr
+
+
+def test_a_machine_without_the_matrix_unit_is_told_so(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPTS / "first-amx-run"), "text", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    first, *_, last = done.stdout.splitlines()
+    if re.fullmatch("text +skipped +needs a matrix unit", last):
+        assert first.startswith("no matrix unit is used: ") and "amx" in first
+    else:
+        assert re.match("text +ok ", last)

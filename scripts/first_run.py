@@ -1,0 +1,159 @@
+"""Steps that try what has never run on a kind of hardware, one after another: see first-gpu-run and first-amx-run.
+
+Every step asks more than the one before it, and what is worth most comes first. Each has a time of its own and is ended
+when that is over; one that fails keeps no other from running, and says where to look. Where the hardware is missing,
+what needs it is skipped. Steps that --within leaves no time for are named at the end, with the command that goes on.
+
+    FOLDER/log.txt       all that was printed, and what came of each step
+    FOLDER/results.md    the reports of the benchmarks
+    FOLDER/STEP.json     their samples
+
+The exit status is 0 where no step has failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+ROOT = Path(__file__).resolve().parent.parent
+LAST_LINES = 16
+GRACE_S = 20.0
+"""What a step has to say how far it came, once it is told to end."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing to try: a command, and the most seconds that it may take. `fix`: where to look if it fails."""
+
+    name: str
+    limit_s: float
+    command: str
+    needs_device: bool = True
+    fix: str = ""
+
+    def words(self, out: Path, title: str = "") -> list[str]:
+        """Return the command: with this Python, and for a benchmark with where it reports to."""
+        words = [sys.executable if word == "python" else word for word in self.command.split()]
+        if "bench" in words:
+            words += ["--title", f"{title}: {self.name}", "--markdown", str(out / "results.md")]
+            words += ["--json", str(out / f"{self.name}.json")]
+        return words
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a step: ok, failed, skipped or not reached, and why."""
+
+    name: str
+    result: str
+    why: str
+
+
+@dataclass(frozen=True)
+class FirstRun:
+    """A kind of hardware and what to try on it. `missing`: why it cannot be used here, or nothing."""
+
+    program: str
+    device: str
+    steps: Sequence[Step]
+    missing: str = ""
+
+    def run_all(self, chosen: Sequence[Step], out: Path, within_s: float) -> list[Outcome]:
+        """Run steps one after another, and print what comes of each."""
+        ends = time.monotonic() + within_s
+        outcomes = []
+        for step in chosen:
+            words, left_s = step.words(out, f"The first {self.device}"), ends - time.monotonic()
+            if step.needs_device and self.missing:
+                outcome = Outcome(step.name, "skipped", f"needs {self.device}")
+            elif shutil.which(words[0]) is None:
+                outcome = Outcome(step.name, "skipped", f"there is no {words[0]}")
+            elif left_s < min(step.limit_s, within_s) / 2:
+                outcome = Outcome(step.name, "not reached", f"{max(left_s, 0):.0f} s were left")
+            else:
+                outcome = _run(step, words, out, min(step.limit_s, left_s))
+            outcomes.append(outcome)
+        return outcomes
+
+    def summary(self, outcomes: Sequence[Outcome], options: str) -> str:
+        """Return a line for each step, where to look for what failed, and how to go on."""
+        lines = [f"{each.name:<12}{each.result:<13}{each.why}" for each in outcomes]
+        fixes = {step.name: step.fix for step in self.steps if step.fix}
+        lines += [f"look at: {each.name}: {fixes[each.name]}" for each in outcomes if _is_to_fix(each, fixes)]
+        rest = [each.name for each in outcomes if each.result == "not reached"]
+        return "\n".join([*lines, f"go on with: {self.program} {' '.join(rest)} {options}"] if rest else lines)
+
+    def main(self, description: str, arguments: Sequence[str] | None = None) -> int:
+        """Run what is asked for. Returns the exit status."""
+        names, folder = [step.name for step in self.steps], f"build/{Path(self.program).name}"
+        parser = argparse.ArgumentParser(description=description)
+        parser.add_argument("steps", metavar="STEP", nargs="*", help=f"default: all, which are {', '.join(names)}")
+        parser.add_argument("--out", metavar="FOLDER", default=folder, help="default: %(default)s")
+        parser.add_argument(
+            "--within", metavar="SECONDS", type=float, default=570, help="for all; default: %(default)s"
+        )
+        options = parser.parse_args(arguments)
+        unknown = [name for name in options.steps if name not in names]
+        if unknown:
+            parser.error(f"{unknown[0]} is no step; allowed: {', '.join(names)}")
+        out = Path(options.out).resolve()
+        out.mkdir(parents=True, exist_ok=True)
+        if self.missing:
+            print(f"no {self.device.removeprefix('a ')} is used: {self.missing}\n", flush=True)
+        chosen = [step for step in self.steps if step.name in (options.steps or names)]
+        outcomes = self.run_all(chosen, out, options.within)
+        told = self.summary(outcomes, f"--out {options.out} --within {options.within:g}")
+        print(told)
+        with (out / "log.txt").open("a", encoding="utf-8") as log:
+            log.write(f"\n{told}\n")
+        return int(any(each.result == "failed" for each in outcomes))
+
+
+def _is_to_fix(outcome: Outcome, fixes: dict[str, str]) -> bool:
+    return outcome.result == "failed" and outcome.name in fixes
+
+
+def _run(step: Step, words: list[str], out: Path, limit_s: float) -> Outcome:
+    """Run a step, with its output in the log; print the end of it."""
+    paths = [str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONUNBUFFERED": "1"}
+    print(f"== {step.name}: {' '.join(words)}", flush=True)
+    with (out / "log.txt").open("a+b") as log:
+        log.write(f"\n== {step.name}: {' '.join(words)}\n".encode())
+        log.flush()
+        began, started = log.tell(), time.monotonic()
+        # A group of its own, so that all of it can be ended; no session, so that it ends with this one.
+        process = subprocess.Popen(
+            words, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log, process_group=0
+        )
+        result, why = "failed", f"ended after {limit_s:.0f} s"
+        try:
+            status = process.wait(limit_s)
+            result, why = "failed" if status else "ok", f"exit status {status}, {time.monotonic() - started:.0f} s"
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)  # tests then say what has failed so far
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(GRACE_S)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        print(_last_lines(log, began))
+    print(f"== {step.name}: {result}, {why}\n", flush=True)
+    return Outcome(step.name, result, why)
+
+
+def _last_lines(log: BinaryIO, began: int) -> str:
+    log.seek(began)
+    return "\n".join(log.read().decode(errors="replace").splitlines()[-LAST_LINES:])
