@@ -205,8 +205,8 @@ void compute_product(const Kernels& kernels, ThreadTeam& team, const MatrixView&
     const int num_rows = input.rounded.num_rows;
     const LinearPieces pieces(matrix, num_rows, team.size());
     team.run([&kernels, matrix, input, output, num_rows, pieces](ThreadTeam::Member& member) {
-        if (matrix.type == NumberType::kCoded) {
-            member.for_pieces(num_rows, [&](int row) { kernels.round_row(input, matrix.num_inputs, row); });
+        if (const RowForms forms = kernels.forms_for(matrix.type); forms.any()) {
+            member.for_pieces(num_rows, [&](int row) { kernels.round_row(input, forms, matrix.num_inputs, row); });
         }
         member.for_pieces(pieces.count(),
                           [&](int piece) { kernels.linear(matrix, input, output, pieces.tile(piece), false); });

@@ -61,8 +61,6 @@ struct ActivationSizes {
     int angles = 0;
 };
 
-bool coded(const PackedMatrix& matrix) { return matrix.view().type == NumberType::kCoded; }
-
 }  // namespace
 
 struct Decoder::Activations {
@@ -252,14 +250,17 @@ class Decoder::Step {
 
     LinearInput rounded(const Rows& rows, int num_rows) const { return {rows, {a_.rounded.data(), num_rows}}; }
 
-    void round(const LinearInput& input, int num_inputs) {
-        for_rows(input.rounded.num_rows, [&](int row) { kernels_.round_row(input, num_inputs, row); });
+    RowForms forms_for(const PackedMatrix& matrix) const { return kernels_.forms_for(matrix.view().type); }
+
+    void round(const LinearInput& input, RowForms forms, int num_inputs) {
+        if (!forms.any()) return;
+        for_rows(input.rounded.num_rows, [&](int row) { kernels_.round_row(input, forms, num_inputs, row); });
     }
 
     void linear(const PackedMatrix& packed, const Rows& rows, const Rows& output, int num_rows, bool accumulate) {
         const MatrixView matrix = packed.view();
         const LinearInput input = rounded(rows, num_rows);
-        if (coded(packed)) round(input, matrix.num_inputs);
+        round(input, forms_for(packed), matrix.num_inputs);
         const LinearPieces pieces = pieces_for(matrix, num_rows);
         member_.for_pieces(pieces.count(),
                            [&](int piece) { kernels_.linear(matrix, input, output, pieces.tile(piece), accumulate); });
@@ -272,17 +273,16 @@ class Decoder::Step {
                  [&](int row) { kernels_.normalize(input.row(row), output.row(row), shape_.hidden_size, view); });
     }
 
-    // The norms of the hidden states, which may be the input of several products; `rounds`: one of them is coded.
-    LinearInput normed(const NormWeights& norm, bool rounds) {
-        const LinearInput input = rounded(norm.weight.empty() ? hidden_ : normed_, view_.num_tokens);
-        if (norm.weight.empty()) {
-            if (rounds) round(input, shape_.hidden_size);
-            return input;
-        }
+    // The norms of the hidden states, in the forms that the products of some matrices take.
+    template <typename... Matrices>
+    LinearInput normed(const NormWeights& norm, const Matrices&... matrices) {
+        const RowForms forms = (forms_for(matrices) | ... | RowForms());
+        const bool normalizes = !norm.weight.empty();
+        const LinearInput input = rounded(normalizes ? normed_ : hidden_, view_.num_tokens);
         const NormView view = view_of(shape_.norm, norm);
         for_rows(view_.num_tokens, [&](int row) {
-            kernels_.normalize(hidden_.row(row), normed_.row(row), shape_.hidden_size, view);
-            if (rounds) kernels_.round_row(input, shape_.hidden_size, row);
+            if (normalizes) kernels_.normalize(hidden_.row(row), normed_.row(row), shape_.hidden_size, view);
+            kernels_.round_row(input, forms, shape_.hidden_size, row);
         });
         return input;
     }
@@ -352,9 +352,7 @@ class Decoder::Step {
     }
 
     void attend(const LayerShape& layer, const LayerWeights& weights) {
-        const bool rounds = coded(weights.query) || coded(weights.key) || coded(weights.value);
-        const LinearInput input = normed(weights.attention_norm, rounds);
-        project(weights, input);
+        project(weights, normed(weights.attention_norm, weights.query, weights.key, weights.value));
         prepare_heads(layer, weights);
         member_.for_pieces(view_.num_attention_pieces[layer.kv_group], [&](int piece) { attend_piece(layer, piece); });
         join(weights.output, attended_, weights.after_attention_norm, weights.joined_attention_norm);
@@ -418,16 +416,15 @@ class Decoder::Step {
     }
 
     void transform(const LayerShape& layer, const LayerWeights& weights) {
-        const bool rounds = !layer.sparse && (coded(weights.up) || coded(weights.gate));
-        const LinearInput input = normed(weights.mlp_norm, rounds);
         if (layer.sparse) {
-            mix_experts(weights, input.rows);
+            mix_experts(weights, normed(weights.mlp_norm).rows);
             join_update(weights.after_mlp_norm);
             if (!weights.joined_mlp_norm.weight.empty()) {
                 normalize(weights.joined_mlp_norm, hidden_, hidden_, view_.num_tokens);
             }
             return;
         }
+        const LinearInput input = normed(weights.mlp_norm, weights.up, weights.gate);
         const MatrixView up = weights.up.view(), gate = weights.gate.view();
         const LinearPieces pieces = pieces_for(up, view_.num_tokens);
         member_.for_pieces(pieces.count(), [&](int piece) { expand(gate, up, input, pieces.tile(piece)); });
@@ -459,21 +456,22 @@ class Decoder::Step {
         const Rows outputs{a_.expert_output.data(), sizes_.hidden};
         const LinearInput gathered = rounded({a_.expert_input.data(), sizes_.hidden}, num_assignments);
         const LinearInput inner = rounded(inner_, num_assignments);
-        const auto any_coded = [&](auto which) {
-            return std::any_of(weights.experts.begin(), weights.experts.end(), which);
-        };
-        const bool rounds = any_coded([](const ExpertWeights& each) { return coded(each.gate) || coded(each.up); });
+        RowForms of_gathered, of_inner;
+        for (const ExpertWeights& each : weights.experts) {
+            of_gathered = of_gathered | forms_for(each.gate) | forms_for(each.up);
+            of_inner = of_inner | forms_for(each.down);
+        }
         for_rows(num_assignments, [&](int place) {
             float* to = gathered.rows.row(place);
             std::memcpy(to, input.row(a_.assigned_token[place]), shape_.hidden_size * sizeof(float));
-            if (rounds) kernels_.round_row(gathered, shape_.hidden_size, place);
+            kernels_.round_row(gathered, of_gathered, shape_.hidden_size, place);
         });
         member_.for_pieces(a_.num_expert_up_pieces, [&](int index) {
             const ExpertPiece& piece = a_.expert_up_pieces[index];
             const ExpertWeights& expert = weights.experts[piece.expert];
             expand(expert.gate.view(), expert.up.view(), gathered, piece.tile);
         });
-        if (any_coded([](const ExpertWeights& each) { return coded(each.down); })) round(inner, shape_.expert_size);
+        round(inner, of_inner, shape_.expert_size);
         member_.for_pieces(a_.num_expert_down_pieces, [&](int index) {
             const ExpertPiece& piece = a_.expert_down_pieces[index];
             kernels_.linear(weights.experts[piece.expert].down.view(), inner, outputs, piece.tile, false);

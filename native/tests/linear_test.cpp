@@ -264,12 +264,12 @@ LinearTile whole(const Matrix& matrix, int num_rows) {
     return {.first_row = 0, .num_rows = num_rows, .first_panel = 0, .num_panels = matrix.view.num_panels()};
 }
 
-// The products with rows that are rounded first, for matrices with codes.
+// Rows in every form that products take.
 class Input {
   public:
     Input(const Kernels& kernels, const Rows& rows, int num_inputs, int num_rows)
         : parts_(quire::RoundedRows::bytes(num_inputs, num_rows)), input{rows, {parts_.data(), num_rows}} {
-        for (int row = 0; row < num_rows; ++row) kernels.round_row(input, num_inputs, row);
+        for (int row = 0; row < num_rows; ++row) kernels.round_row(input, {true, true}, num_inputs, row);
     }
 
   private:
@@ -444,7 +444,7 @@ void test_linear(const Kernels& kernels, StoredType type) {
     }
 }
 
-// Every sum has the bits of the plain sum, with rows and inputs for several blocks, spans and chunks.
+// Every sum has the bits of the plain sum, with rows and inputs for several blocks and chunks.
 void test_order_of_sums(const Kernels& kernels, StoredType type) {
     Random random(6);
     for (const Shape& shape : {Shape{70, 1}, Shape{37, 255}, Shape{150, 256}, Shape{270, 257}, Shape{21, 1100}}) {

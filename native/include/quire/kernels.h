@@ -110,21 +110,43 @@ struct Rows {
     QUIRE_INLINE float* row(int index) const { return data + static_cast<std::size_t>(index) * stride; }
 };
 
-// Rows rounded to int8 by Kernels::round_row, as products with coded matrices take them. For each 256 inputs the
-// numbers of all rows, then their sums and scales; so a chunk of a matrix meets rows that lie close together.
+// The forms that products take rows in, besides floats.
+struct RowForms {
+    bool int8 = false;      // for coded matrices
+    bool bfloat16 = false;  // for those of bfloat16, where an instruction multiplies pairs of them
+
+    QUIRE_INLINE RowForms operator|(const RowForms& other) const {
+        return {int8 || other.int8, bfloat16 || other.bfloat16};
+    }
+    QUIRE_INLINE bool any() const { return int8 || bfloat16; }
+};
+
+// Rows in the forms that Kernels::round_row has made, once for all products that they enter. For each 256 inputs: the
+// int8 numbers of all rows, then their sums and scales; then the bfloat16 numbers of all rows. So a chunk of a matrix
+// meets rows that lie close together.
 struct RoundedRows {
     std::byte* data = nullptr;
     int num_rows = 0;  // of a product
 
     // The bytes that each 256 inputs of a row take.
-    static constexpr int kChunkInputs = 256, kChunkBytes = 448;
+    static constexpr int kChunkInputs = 256, kInt8Bytes = 448, kBfloat16Bytes = 2 * kChunkInputs;
+    // The tiles of a matrix unit read up to this many rows more, for sums that nothing reads.
+    static constexpr int kRowsBehind = 3;
 
     QUIRE_INLINE static constexpr std::size_t bytes(int num_inputs, int num_rows) {
-        return static_cast<std::size_t>((num_inputs + kChunkInputs - 1) / kChunkInputs) * kChunkBytes * num_rows;
+        const std::size_t num_chunks = (num_inputs + kChunkInputs - 1) / kChunkInputs;
+        return num_chunks * num_rows * (kInt8Bytes + kBfloat16Bytes) + kRowsBehind * kBfloat16Bytes;
+    }
+    QUIRE_INLINE std::byte* int8_at(int input) const {
+        return data + static_cast<std::size_t>(input / kChunkInputs) * num_rows * (kInt8Bytes + kBfloat16Bytes);
+    }
+    QUIRE_INLINE std::byte* bfloat16_at(int input, int row) const {
+        return int8_at(input) + static_cast<std::size_t>(num_rows) * kInt8Bytes +
+               static_cast<std::size_t>(row) * kBfloat16Bytes;
     }
 };
 
-// The rows of a product; coded matrices need them rounded.
+// The rows of a product, and what they were rounded to.
 struct LinearInput {
     Rows rows;
     RoundedRows rounded = {};
@@ -216,6 +238,12 @@ constexpr int kAttentionTokens = 16;
 
 struct Kernels {
     const char* name;
+    // Whether matrices of bfloat16 take rows of bfloat16.
+    bool multiplies_pairs;
+
+    QUIRE_INLINE RowForms forms_for(NumberType type) const {
+        return {type == NumberType::kCoded, type == NumberType::kBfloat16 && multiplies_pairs};
+    }
 
     // Bytes of a matrix in panels.
     std::size_t (*packed_bytes)(const MatrixView& matrix);
@@ -227,7 +255,7 @@ struct Kernels {
     void (*unpack_row)(const MatrixView& matrix, int row, float* output);
 
     // Rounds a row of an input.
-    void (*round_row)(const LinearInput& input, int num_inputs, int row);
+    void (*round_row)(const LinearInput& input, RowForms forms, int num_inputs, int row);
     // output = input * matrix^T + bias, or output += … with `accumulate`.
     void (*linear)(const MatrixView& matrix, const LinearInput& input, const Rows& output, const LinearTile& tile,
                    bool accumulate);

@@ -5,8 +5,8 @@
 //       ▼    │ 1 │ 3 │ 5 │    in this order, so that threads work on neighbouring panels
 //
 // A piece has as many rows as possible, so that its weights are read from memory once. It has many panels, so that
-// rounding the rows costs little compared with the products, and a stream of weights is long. If that gives
-// too few pieces for the team, they get smaller. No cut changes the order of a sum.
+// a stream of weights is long. If that gives too few pieces for the team, they get smaller. No cut changes the order
+// of a sum.
 #pragma once
 
 #include <algorithm>

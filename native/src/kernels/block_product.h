@@ -10,7 +10,6 @@ constexpr int kBlockRows = 64, kBlockPanels = 16;
 // The most groups that the panels of a block are in, of one matrix or two.
 constexpr int kBlockGroups = kBlockPanels / kGroupPanels + 2;
 constexpr int kChunkInputs = 256;
-constexpr int kSpanNumbers = kBlockRows * kChunkInputs;
 // kTileSums: rows * panels of a tile. Each sum takes kParts of the 32 (AVX-512) or 16 registers. kTileRows: the rows
 // of most tiles. kMostTileRows: up to this many rows go through a chunk as one tile.
 #if defined(__AVX512F__)

@@ -1,5 +1,7 @@
 #include "kernels_of_set.h"
 
+#include "steps.h"
+
 namespace quire::QUIRE_ISA {
 
 #define QUIRE_NAME_OF(set) #set
@@ -8,6 +10,7 @@ namespace quire::QUIRE_ISA {
 const Kernels& kernels() {
     static constexpr Kernels kKernels = {
         .name = QUIRE_NAME(QUIRE_ISA),
+        .multiplies_pairs = Step<std::uint16_t>::kInputs == 2,
         .packed_bytes = packed_bytes,
         .pack_panels = pack_panels,
         .unpack_row = unpack_row,

@@ -9,7 +9,7 @@ std::size_t packed_bytes(const MatrixView& matrix);
 void pack_panels(const MatrixRows& rows, const MatrixView& matrix, StoredType as, void* panels, int first_panel,
                  int num_panels);
 void unpack_row(const MatrixView& matrix, int row, float* output);
-void round_row(const LinearInput& input, int num_inputs, int row);
+void round_row(const LinearInput& input, RowForms forms, int num_inputs, int row);
 void linear(const MatrixView& matrix, const LinearInput& input, const Rows& output, const LinearTile& tile,
             bool accumulate);
 void gated_linear(const MatrixView& gate, const MatrixView& up, const LinearInput& input, const Rows& output,

@@ -6,8 +6,7 @@
 // memory the numbers come from:
 //
 //     block    up to 64 rows and 16 panels; their sums are in scratch memory
-//     span     as many inputs of a block as fit into scratch memory, in the form that steps need
-//     chunk    256 inputs of a span, of up to four panels
+//     chunk    256 inputs of a block, of up to four panels
 //     tile     some rows and panels of a chunk: sums are in registers, and each weight is loaded once for all rows
 //
 // The weights of a chunk stay in the nearest cache while all rows of the block use them. Meanwhile
@@ -25,17 +24,13 @@
 
 namespace quire::QUIRE_ISA {
 
-// The rows of a span in the form that steps need: floats unchanged …
+// The rows of a block in the form that steps need: floats …
 template <typename Number>
-class SpanRows {
+class BlockRows {
   public:
-    // The number of inputs of a span.
-    static int num_inputs(const MatrixView& matrix, int) { return matrix.num_inputs; }
+    BlockRows(const LinearInput& input, int first_row)
+        : first_(input.rows.row(first_row)), stride_(static_cast<std::size_t>(input.rows.stride)) {}
 
-    void take(const Rows& input, int first_input, int, int) {
-        first_ = input.data + first_input;
-        stride_ = input.stride;
-    }
     const float* at(int row, int input) const { return first_ + row * stride_ + input; }
     std::size_t stride() const { return stride_; }
 
@@ -45,26 +40,20 @@ class SpanRows {
 };
 
 #if defined(__AVX512BF16__)
-// … or rounded to bfloat16, to the nearest even, with a zero after an odd last input.
+// … or pairs of bfloat16, of the chunk that begins with an input.
 template <>
-class SpanRows<std::uint16_t> {
+class BlockRows<std::uint16_t> {
   public:
-    static int num_inputs(const MatrixView&, int num_rows) {
-        return kSpanNumbers / BlockTiles<std::uint16_t>::rows_taken(num_rows) / kChunkInputs * kChunkInputs;
-    }
+    BlockRows(const LinearInput& input, int first_row) : rounded_(input.rounded), first_row_(first_row) {}
 
-    void take(const Rows& input, int first_input, int num_inputs, int num_rows) {
-        stride_ = round_up(num_inputs, 2 * kLanes) / 2;
-        for (int r = 0; r < num_rows; ++r) {
-            Step<std::uint16_t>::inputs(input.row(r) + first_input, num_inputs, pairs_ + r * stride_);
-        }
+    const std::uint32_t* at(int row, int input) const {
+        return reinterpret_cast<const std::uint32_t*>(rounded_.bfloat16_at(input, first_row_ + row));
     }
-    const std::uint32_t* at(int row, int input) const { return pairs_ + row * stride_ + input / 2; }
-    std::size_t stride() const { return stride_; }
+    static constexpr std::size_t stride() { return kChunkInputs / 2; }
 
   private:
-    alignas(64) std::uint32_t pairs_[kSpanNumbers / 2];
-    std::size_t stride_ = 0;
+    const RoundedRows rounded_;
+    const int first_row_;
 };
 #endif
 
@@ -75,49 +64,30 @@ class BlockProduct {
     BlockProduct(const MatrixView& matrix, const BlockPanels<Number>& panels, const LinearInput& input, int first_row,
                  int num_rows, BlockSums& sums)
         : tiles_(num_rows),
-          panels_(panels),
+          rows_(input, first_row),
           num_rows_(num_rows),
           num_tiles_(num_rows <= kMostTileRows ? 1 : pieces_of(num_rows, kTileRows)),
           sums_(sums) {
         for (int r = 0; r < num_rows; ++r) {
             for (Floats& sum : sums[r]) sum = broadcast(0.0F);
         }
-        const Rows rows = {input.rows.row(first_row), input.rows.stride};
-        const int span = SpanRows<Number>::num_inputs(matrix, num_rows);
-        for (int start = 0; start < matrix.num_inputs; start += span) {
-            const int end = least(matrix.num_inputs, start + span);
-            rows_.take(rows, start, end - start, num_rows);
-            add_span(start, end, end < matrix.num_inputs);
+        for (int g = 0, panel = 0; g < panels.num_groups; panel += panels.groups[g++].count) {
+            const Panels<Number>& group = panels.groups[g];
+            const char* next_group = bytes_at(g + 1 < panels.num_groups ? panels.groups[g + 1] : panels.next, 0);
+            for (int input = 0; input < matrix.num_inputs; input += kChunkInputs) {
+                const int left = matrix.num_inputs - input;
+                const char* next = left > kChunkInputs ? bytes_at(group, input + kChunkInputs) : next_group;
+                add_chunk(group, panel, input, num_steps<Number>(least(kChunkInputs, left)), next);
+            }
         }
     }
 
   private:
-    void add_span(int start, int end, bool more) {
-        int panel = 0;
-        for (int g = 0; g < panels_.num_groups; ++g) {
-            const Panels<Number>& group = panels_.groups[g];
-            for (int input = start; input < end; input += kChunkInputs) {
-                const int steps = num_steps<Number>(least(kChunkInputs, end - input));
-                // The next chunk: of this group, the next group, the next span or the next block.
-                const char* next = bytes_at(panels_.next, 0);
-                if (input + kChunkInputs < end) {
-                    next = bytes_at(group, input + kChunkInputs);
-                } else if (g + 1 < panels_.num_groups) {
-                    next = bytes_at(panels_.groups[g + 1], start);
-                } else if (more) {
-                    next = bytes_at(panels_.groups[0], end);
-                }
-                add_chunk(group, panel, input, input - start, steps, next);
-            }
-            panel += group.count;
-        }
-    }
-
     static const char* bytes_at(const Panels<Number>& group, int input) {
         return reinterpret_cast<const char*>(group.at(input / Step<Number>::kInputs));
     }
 
-    void add_chunk(const Panels<Number>& group, int panel, int input, int input_of_span, int steps, const char* next) {
+    void add_chunk(const Panels<Number>& group, int panel, int input, int steps, const char* next) {
         constexpr int kInputs = Step<Number>::kInputs;
         const int most_panels = kTileSums / pieces_of(num_rows_, num_tiles_);
         const int tile_panels = pieces_of(group.count, pieces_of(group.count, most_panels));
@@ -128,7 +98,7 @@ class BlockProduct {
             for (int p = 0; p < group.count; p += tile_panels) {
                 const int num_panels = least(tile_panels, group.count - p);
                 multiply_tile<kMostTileRows, kGroupPanels>(
-                    Tile<Number>{.rows = rows_.at(row, input_of_span),
+                    Tile<Number>{.rows = rows_.at(row, input),
                                  .row_stride = rows_.stride(),
                                  .weights = group.at(input / kInputs) + p * kPanelWidth * kInputs,
                                  .weight_step = group.step,
@@ -142,20 +112,19 @@ class BlockProduct {
     }
 
     const BlockTiles<Number> tiles_;
-    const BlockPanels<Number>& panels_;
+    const BlockRows<Number> rows_;
     const int num_rows_, num_tiles_;
     BlockSums& sums_;
-    SpanRows<Number> rows_;
 };
 
 #if QUIRE_HAS_TILES
 // For any number of rows, because this unit adds in its own order.
 template <>
-void BlockProduct<std::uint16_t>::add_chunk(const Panels<std::uint16_t>& group, int panel, int input, int input_of_span,
-                                            int steps, const char* next) {
+void BlockProduct<std::uint16_t>::add_chunk(const Panels<std::uint16_t>& group, int panel, int input, int steps,
+                                            const char* next) {
     constexpr int kInputs = Step<std::uint16_t>::kInputs;
     static_assert(kChunkInputs % (kTileSteps * kInputs) == 0);
-    tiles_.add({.rows = rows_.at(0, input_of_span),
+    tiles_.add({.rows = rows_.at(0, input),
                 .row_stride = rows_.stride(),
                 .weights = {.first = group.at(input / kInputs), .step = group.step, .count = group.count},
                 .num_steps = steps,
@@ -273,16 +242,16 @@ void with_number(const MatrixView& matrix, Work work) {
 
 }  // namespace
 
-void round_row(const LinearInput& input, int num_inputs, int row) {
+void round_row(const LinearInput& input, RowForms forms, int num_inputs, int row) {
     const float* from = input.rows.row(row);
     const RoundedRows& to = input.rounded;
-    int i = 0;
-#if defined(__AVX512F__)
-    constexpr int kAtOnce = kGroupsAtOnce * kRowGroup;
-    for (; i + kAtOnce <= num_inputs; i += kAtOnce) round_groups(from + i, to, i, row);
+    if (forms.int8) round_to_int8(from, num_inputs, to, row);
+#if defined(__AVX512BF16__)
+    for (int i = 0; forms.bfloat16 && i < num_inputs; i += kChunkInputs) {
+        auto* pairs = reinterpret_cast<Step<std::uint16_t>::Input*>(to.bfloat16_at(i, row));
+        Step<std::uint16_t>::inputs(from + i, least(kChunkInputs, num_inputs - i), pairs);
+    }
 #endif
-    for (; i < num_inputs; i += kRowGroup) round_group(from + i, least(kRowGroup, num_inputs - i), {to, i, row});
-    for (i = 0; i < num_inputs; i += kChunkInputs) add_up({to, i, row}, least(kChunkInputs, num_inputs - i));
 }
 
 void linear(const MatrixView& matrix, const LinearInput& input, const Rows& output, const LinearTile& tile,

@@ -18,10 +18,10 @@ struct RoundedChunk {
 
     static constexpr int kNumbers = kChunkInputs, kSums = kChunkInputs / kUnit, kScales = kChunkInputs / kRowGroup;
     static constexpr int kBytes = kNumbers + 4 * (2 * kSums + 2 * kScales);
-    static_assert(kBytes == RoundedRows::kChunkBytes && kChunkInputs == RoundedRows::kChunkInputs);
+    static_assert(kBytes == RoundedRows::kInt8Bytes && kChunkInputs == RoundedRows::kChunkInputs);
 
     RoundedChunk(const RoundedRows& rows, int input, int row) {
-        std::byte* from = rows.data + input / kChunkInputs * static_cast<std::size_t>(rows.num_rows) * kBytes;
+        std::byte* from = rows.int8_at(input);
         const auto part = [&]<typename Number>(Number*& to, int count) {
             to = reinterpret_cast<Number*>(from) + row * count;
             from += rows.num_rows * count * sizeof(Number);
@@ -130,6 +130,16 @@ inline void add_up(const RoundedChunk& chunk, int num_inputs) {
         chunk.totals[g] = scale * static_cast<float>(sums[0] + sums[1]);
         for (int i = 0; i < 2; ++i) chunk.unit_totals[2 * g + i] = scale * static_cast<float>(sums[i]);
     }
+}
+
+inline void round_to_int8(const float* from, int num_inputs, const RoundedRows& to, int row) {
+    int i = 0;
+#if defined(__AVX512F__)
+    constexpr int kAtOnce = kGroupsAtOnce * kRowGroup;
+    for (; i + kAtOnce <= num_inputs; i += kAtOnce) round_groups(from + i, to, i, row);
+#endif
+    for (; i < num_inputs; i += kRowGroup) round_group(from + i, least(kRowGroup, num_inputs - i), {to, i, row});
+    for (i = 0; i < num_inputs; i += kChunkInputs) add_up({to, i, row}, least(kChunkInputs, num_inputs - i));
 }
 
 }  // namespace quire::QUIRE_ISA

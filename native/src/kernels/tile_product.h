@@ -9,7 +9,7 @@
 //
 // In a tile, the first inputs of all pairs are added up in order, then the second ones, and both together are
 // added to the sum of the row. AVX-512 adds in another order, so tiles are used for every number of rows.
-// Tiles begin at multiples of 32 inputs, wherever chunks and spans begin.
+// Tiles begin at multiples of 32 inputs, wherever chunks begin.
 //
 // Rows are spread over tiles of one size, so that a block needs one configuration: 17 rows are two tiles of 9.
 // The last row of the second tile is then unused: its contents reach only its own sum, which is never read.
@@ -29,7 +29,6 @@ class BlockTiles {
   public:
     explicit BlockTiles(int) {}
     // The rows of scratch memory for `num_rows` rows.
-    static int rows_taken(int num_rows) { return num_rows; }
 };
 
 #if QUIRE_HAS_TILES
@@ -147,8 +146,6 @@ class BlockTiles<std::uint16_t> {
         : num_tiles_(tiles_of(num_rows)),
           tile_rows_(pieces_of(num_rows, num_tiles_)),
           configured_(configuration_for(tile_rows_)) {}
-
-    static int rows_taken(int num_rows) { return tiles_of(num_rows) * pieces_of(num_rows, tiles_of(num_rows)); }
 
     // Adds the products of all rows of the block.
     void add(const TileChunk& block) const {
