@@ -162,7 +162,7 @@ def test_steps_that_overlap_are_timed_from_the_end_of_the_one_before():
     pace.note_submitted(plan_of(0), 0.0)
     pace.note_submitted(plan_of(FIRST_LIMIT), 0.001)
     assert not pace.note_result(0.02)
-    assert pace.note_result(0.02 + 0.15)  # 130 ms more than a step of decodes; 65 ms more are planned
+    assert pace.note_result(0.02 + 0.139)  # 119 ms more than a step of decodes; 60 ms are planned
     assert pace.limit == FIRST_LIMIT // 2
 
 

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from quire.core.step import StepPlan
 
-SHARE_OF_TIME: Final = 0.85
+SHARE_OF_TIME: Final = 0.8
 """The part of the time allowed that a step is planned to take, because equal steps take unequal times."""
 
 FIRST_LIMIT: Final = 64
