@@ -61,10 +61,11 @@ def break_stores(draw: random.Random, home: Path) -> None:
     kind = draw.randrange(8)
     if kind < 4 and path.is_file():
         data = path.read_bytes()
-        is_json = data.startswith(b"{") and draw.random() < 0.7
-        changed = (
-            json.dumps(mutated_json(draw, json.loads(data))).encode() if is_json else mutated_bytes(draw, data or b" ")
-        )
+        try:
+            value = json.loads(data) if draw.random() < 0.7 else None
+        except ValueError:  # it is none, or was broken before
+            value = None
+        changed = mutated_bytes(draw, data or b" ") if value is None else json.dumps(mutated_json(draw, value)).encode()
         path.unlink()
         path.write_bytes(draw.choice([changed, changed, changed, data[: len(data) // 2], b"", b"\0" * 50]))
     elif kind < 6:
