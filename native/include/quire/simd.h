@@ -237,10 +237,11 @@ template <typename Lanes, typename Join>
 auto fold(const Lanes& value, Join join) {
     auto part = value.part[0];
 #if defined(__AVX512F__)
-    part = join(part, __builtin_shufflevector(part, part, 8, 9, 10, 11, 12, 13, 14, 15, 0, 0, 0, 0, 0, 0, 0, 0));
-    part = join(part, __builtin_shufflevector(part, part, 4, 5, 6, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0));
-    part = join(part, __builtin_shufflevector(part, part, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0));
-    part = join(part, __builtin_shufflevector(part, part, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0));
+    // Only lane 0 of each is used; the others are such that one instruction moves them all.
+    part = join(part, __builtin_shufflevector(part, part, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7));
+    part = join(part, __builtin_shufflevector(part, part, 4, 5, 6, 7, 0, 1, 2, 3, 12, 13, 14, 15, 8, 9, 10, 11));
+    part = join(part, __builtin_shufflevector(part, part, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13));
+    part = join(part, __builtin_shufflevector(part, part, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14));
 #elif defined(__AVX2__)
     part = join(part, value.part[1]);
     part = join(part, __builtin_shufflevector(part, part, 4, 5, 6, 7, 0, 0, 0, 0));

@@ -23,6 +23,8 @@
 // of a token, rounded, is multiplied by n - 7.5, and as a float by scale * 7.5 + minimum. So its rounding adds an error
 // of either sign to each number, and not the same to all, which the rotation of the output would collect in one number.
 #include <cstring>
+#include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "attention_int4.h"
@@ -36,8 +38,8 @@ namespace quire::QUIRE_ISA {
 namespace {
 
 // Computes the scores of kCount queries with the tokens of kAtOnce groups of 16.
-template <int kCount, int kAtOnce, typename Key, typename Value>
-void score_groups(Query* queries, const Tile<Key, Value>& tile, const PagedKv& kv, int group) {
+template <int kCount, int kAtOnce, typename Key>
+void score_groups(Query* queries, const Part<Key>& part, const PagedKv& kv, int group) {
     using Each = Step<Key>;
     const typename Each::Input* vectors[kCount];
     typename Each::Sum sums[kCount][kAtOnce];
@@ -47,12 +49,12 @@ void score_groups(Query* queries, const Tile<Key, Value>& tile, const PagedKv& k
     }
     constexpr int kStepNumbers = kLanes * Each::kInputs;
     const int steps = num_steps<Key>(kv.head_dim);
-    for (int part = 0; part < kAtOnce; ++part) {  // each part prefetches one group
-        const char* next = static_cast<const char*>(tile.after_keys[group + part]);
-        for (int i = steps * part / kAtOnce, end = steps * (part + 1) / kAtOnce; i < end; ++i) {
+    for (int turn = 0; turn < kAtOnce; ++turn) {  // each prefetches one group
+        const char* next = part.next[group + turn];
+        for (int i = steps * turn / kAtOnce, end = steps * (turn + 1) / kAtOnce; i < end; ++i) {
             typename Each::Vector keys[kAtOnce];
             QUIRE_UNROLLED for (int g = 0; g < kAtOnce; ++g) {
-                keys[g] = Each::weights(tile.keys[group + g] + static_cast<std::size_t>(i) * kStepNumbers);
+                keys[g] = Each::weights(part.numbers[group + g] + static_cast<std::size_t>(i) * kStepNumbers);
             }
             for (std::size_t line = 0; line < kAtOnce * kStepNumbers * sizeof(Key); line += kLineBytes) {
                 fetch(next + line);
@@ -67,47 +69,46 @@ void score_groups(Query* queries, const Tile<Key, Value>& tile, const PagedKv& k
     QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {
         QUIRE_UNROLLED for (int g = 0; g < kAtOnce; ++g) {
             Floats scores = to_floats(sums[q][g]) * broadcast(queries[q].score_scale);
-            if constexpr (kIsInt8<Key>) scores = scores * load(tile.key_scales[group + g]);
+            if constexpr (kIsInt8<Key>) scores = scores * load(part.scales[group + g]);
             store(queries[q].scores + (group + g) * kLanes, scores);
         }
     }
 }
 
 // Computes the scores of kCount queries with the tokens of some groups.
-template <int kCount, typename Key, typename Value>
-void score(Query* queries, const Tile<Key, Value>& tile, const PagedKv& kv, int group, int end_group) {
+template <int kCount, typename Key>
+void score(Query* queries, const Part<Key>& keys, const PagedKv& kv) {
     constexpr int kMost = kIsInt4<Key> ? 2 : kGroups;
     constexpr int kAtOnce = least(kSums / kCount, kCount < 4 ? 2 : kMost);
-    for (; group + kAtOnce <= end_group; group += kAtOnce) {
-        score_groups<kCount, kAtOnce>(queries, tile, kv, group);
-    }
-    for (; group < end_group; ++group) score_groups<kCount, 1>(queries, tile, kv, group);
+    int group = keys.first;
+    for (; group + kAtOnce <= keys.end; group += kAtOnce) score_groups<kCount, kAtOnce>(queries, keys, kv, group);
+    for (; group < keys.end; ++group) score_groups<kCount, 1>(queries, keys, kv, group);
 }
 
 // Multiplies the weights of some groups of a tile by the scales of their values, and rounds them to 16 bits.
 // Weights of unseen tokens become zero, whatever their scales are.
-template <typename Key, typename Value>
-void round_weights(Query* query, const Tile<Key, Value>& tile, int group, int end_group) {
+template <typename Value>
+void round_weights(Query* query, const Part<Value>& part) {
     const Floats zero = broadcast(0.0F);
     Floats centres = zero;
-    for (int g = group; g < end_group; ++g) {
+    for (int g = part.first; g < part.end; ++g) {
         float* to = query->scores + g * kLanes;
         const Mask seen = lanes_between(query->first - g * kLanes, query->end - g * kLanes);
         const Floats weights = load(to);
         if constexpr (kIsInt4<Value>) {
-            const Scales scales(tile.value_scales[g]);
+            const Scales scales(part.scales[g]);
             const Floats centre = scales.scale * broadcast(kInt4Centre) + scales.minimum;
             centres = centres + select(seen, weights * centre, zero);
             store(to, select(seen, weights * scales.scale, zero));
         } else {
-            store(to, select(seen, weights * load(tile.value_scales[g]), zero));
+            store(to, select(seen, weights * load(part.scales[g]), zero));
         }
     }
-    const float* weights = query->scores + group * kLanes;
-    const int count = (end_group - group) * kLanes;
+    const float* weights = query->scores + part.first * kLanes;
+    const int count = (part.end - part.first) * kLanes;
     const Quantizer quantizer = quantizer_of(highest_size(weights, count), kMostInput);
     query->weight_scale = quantizer.scale;
-    std::int16_t* rounded = reinterpret_cast<std::int16_t*>(query->scores) + group * kLanes;
+    std::int16_t* rounded = reinterpret_cast<std::int16_t*>(query->scores) + part.first * kLanes;
     quantize(weights, count, quantizer.factor, rounded);
     if constexpr (kIsInt4<Value>) {
         std::int32_t total = 0;
@@ -117,50 +118,60 @@ void round_weights(Query* query, const Tile<Key, Value>& tile, int group, int en
     }
 }
 
-// Turns the scores of some groups of a tile into weights, and rescales the sums of the query.
-template <typename Key, typename Value>
-void weigh(Query* query, const Tile<Key, Value>& tile, float soft_cap, int value_stride, int group, int end_group) {
+// Turns the scores of a tile into weights, and rescales the sums of kCount queries. Weights of unseen tokens are zero,
+// whatever their scores are.
+template <int kCount, typename Value>
+void weigh(Query* queries, float soft_cap, int value_stride) {
     using Each = Step<Value>;
-    Floats highest = broadcast(kNothing);
-    for (int g = group; g < end_group; ++g) {
-        float* scores = query->scores + g * kLanes;
-        Floats score = load(scores);
-        if (soft_cap > 0.0F) score = broadcast(soft_cap) * tanh(score / broadcast(soft_cap));
-        const Mask seen = lanes_between(query->first - g * kLanes, query->end - g * kLanes);
-        score = select(seen, score, broadcast(kNothing));
-        store(scores, score);
-        highest = max(highest, score);
+    Floats scores[kCount][kGroups];
+    float now[kCount];
+    QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {
+        const Query& query = queries[q];
+        const bool sees_all = query.first == 0 && query.end == kAttentionTile;
+        Floats highest = broadcast(kNothing);
+        QUIRE_UNROLLED for (int g = 0; g < kGroups; ++g) {
+            Floats score = load(query.scores + g * kLanes);
+            if (soft_cap > 0.0F) score = broadcast(soft_cap) * tanh(score / broadcast(soft_cap));
+            if (!sees_all) {
+                const Mask seen = lanes_between(query.first - g * kLanes, query.end - g * kLanes);
+                score = select(seen, score, broadcast(kNothing));
+            }
+            scores[q][g] = score;
+            highest = max(highest, score);
+        }
+        const float in_tile = quire::QUIRE_ISA::highest(highest);
+        now[q] = query.highest < in_tile ? in_tile : query.highest;
     }
-    const float in_tile = quire::QUIRE_ISA::highest(highest);
-    const float now = query->highest < in_tile ? in_tile : query->highest;
-    Floats total = broadcast(0.0F);
-    for (int g = group; g < end_group; ++g) {
-        float* scores = query->scores + g * kLanes;
-        Floats weights = exp(load(scores) - broadcast(now));
-        if constexpr (!kIsWhole<Value>) weights = Each::rounded(weights);
-        store(scores, weights);
-        total = total + weights;
+    Floats totals[kCount];
+    QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) totals[q] = broadcast(0.0F);
+    QUIRE_UNROLLED for (int g = 0; g < kGroups; ++g) {
+        QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {
+            Floats weights = exp(scores[q][g] - broadcast(now[q]));
+            if constexpr (!kIsWhole<Value>) weights = Each::rounded(weights);
+            store(queries[q].scores + g * kLanes, weights);
+            totals[q] = totals[q] + weights;
+        }
     }
-    if (query->highest != now) {  // else it would be multiplied by 1
-        const Floats rescale = exp(broadcast(query->highest - now));
-        query->total *= rescale.part[0][0];
-        if constexpr (kIsInt4<Value>) query->centres *= rescale.part[0][0];
-        query->highest = now;
-        for (int d = 0; d < value_stride; d += kLanes) store(query->sums + d, load(query->sums + d) * rescale);
-    }
-    query->total = query->total + sum(total);
-    if constexpr (kIsWhole<Value>) {
-        round_weights(query, tile, group, end_group);
-    } else {
-        auto* weights = reinterpret_cast<typename Each::Input*>(query->scores) + group * kLanes / Each::kInputs;
-        Each::inputs(query->scores + group * kLanes, (end_group - group) * kLanes, weights);
+    QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {
+        Query& query = queries[q];
+        if (query.highest != now[q]) {  // else it would be multiplied by 1
+            const Floats rescale = exp(broadcast(query.highest - now[q]));
+            query.total *= rescale.part[0][0];
+            if constexpr (kIsInt4<Value>) query.centres *= rescale.part[0][0];
+            query.highest = now[q];
+            for (int d = 0; d < value_stride; d += kLanes) store(query.sums + d, load(query.sums + d) * rescale);
+        }
+        query.total = query.total + sum(totals[q]);
+        if constexpr (!kIsWhole<Value>) {
+            Each::inputs(query.scores, kAttentionTile, reinterpret_cast<typename Each::Input*>(query.scores));
+        }
     }
 }
 
 // Adds the weighted values of some steps of tokens to the sums of kCount queries, kWide vectors of them.
 // For steps that a query sees only in part, kCount must be 1, except with int8.
-template <int kCount, int kWide, typename Key, typename Value>
-void add_wide(Query* queries, const Tile<Key, Value>& tile, int first_step, int end_step, int value_stride, int d) {
+template <int kCount, int kWide, typename Value>
+void add_wide(Query* queries, const Part<Value>& part, int first_step, int end_step, int value_stride, int d) {
     using Each = Step<Value>;
     constexpr int kLineNumbers = kLineBytes / sizeof(Value), kStepNumbers = kLanes * Each::kInputs;
     constexpr int kGroupSteps = kLanes / Each::kInputs;
@@ -182,14 +193,14 @@ void add_wide(Query* queries, const Tile<Key, Value>& tile, int first_step, int 
         for (; step < end_of_group; ++step, at += static_cast<std::size_t>(value_stride) * Each::kInputs) {
             typename Each::Vector values[kWide];
             QUIRE_UNROLLED for (int w = 0; w < kWide; ++w) {
-                values[w] = Each::weights(tile.values[group] + at + w * kStepNumbers);
+                values[w] = Each::weights(part.numbers[group] + at + w * kStepNumbers);
                 if constexpr (kCount == 1 && !kIsInt8<Value>) {
                     const int place = step * Each::kInputs;
                     values[w] = Each::between(values[w], queries[0].first - place, queries[0].end - place);
                 }
             }
-            const Value* after = static_cast<const Value*>(tile.after_values[group]) + at;
-            for (int i = 0; i < kWide * kStepNumbers; i += kLineNumbers) fetch(after + i);
+            const char* next = part.next[group] + at * sizeof(Value);
+            for (int i = 0; i < kWide * kStepNumbers; i += kLineNumbers) fetch(next + i * sizeof(Value));
             QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {
                 const auto weight = Each::input(weights[q] + step);
                 QUIRE_UNROLLED for (int w = 0; w < kWide; ++w) sums[q][w] = Each::add(sums[q][w], weight, values[w]);
@@ -209,60 +220,62 @@ void add_wide(Query* queries, const Tile<Key, Value>& tile, int first_step, int 
 }
 
 // Adds the weighted values of some steps of tokens to the sums of kCount queries.
-template <int kCount, typename Key, typename Value>
-void add_values(Query* queries, const Tile<Key, Value>& tile, int first_step, int end_step, int value_stride) {
+template <int kCount, typename Value>
+void add_values(Query* queries, const Part<Value>& part, int first_step, int end_step, int value_stride) {
     if (first_step >= end_step) return;
     constexpr int kLeast = kIsInt4<Value> ? 2 : 1, kMost = least(kSums / kCount, 8);
     constexpr int kWide = kMost < kLeast ? kLeast : kMost;
     int d = 0;
     for (; d + kWide * kLanes <= value_stride; d += kWide * kLanes) {
-        add_wide<kCount, kWide>(queries, tile, first_step, end_step, value_stride, d);
+        add_wide<kCount, kWide>(queries, part, first_step, end_step, value_stride, d);
     }
     for (; d < value_stride; d += kLeast * kLanes) {
-        add_wide<kCount, kLeast>(queries, tile, first_step, end_step, value_stride, d);
+        add_wide<kCount, kLeast>(queries, part, first_step, end_step, value_stride, d);
     }
 }
 
-// Computes one tile for kCount queries that all see a part. The queries are in the order of their positions,
-// and so are the first and last tokens that they see. Steps that all queries see in full are computed together,
-// those before and after for one query at a time. With whole numbers all steps go together: their sums must become
-// floats once, and a weight of zero adds nothing to them.
-template <int kCount, typename Key, typename Value>
-void attend_tile(const AttentionTask& task, Query* queries, const Tile<Key, Value>& tile) {
-    constexpr int kInputs = kIsInt4<Value> ? kInt4Tokens : Step<Value>::kInputs;
-    const int value_stride = task.kv.value_stride();
+// Adds the values of some groups for kCount queries that all see a part of the tile. The queries are in the order of
+// their positions, and so are the first and last tokens that they see. Steps that all queries see in full are computed
+// together, those before and after for one query at a time. With whole numbers all steps go together: a weight of zero
+// adds nothing to their sums.
+template <int kCount, typename Value>
+void add_part(Query* queries, const Part<Value>& part, int value_stride) {
+    constexpr int kInputs = kIsInt4<Value> ? kInt4Tokens : Step<Value>::kInputs, kGroupSteps = kLanes / kInputs;
+    const int first_step = part.first * kGroupSteps, end_step = part.end * kGroupSteps;
+    const auto within = [&](int step) { return step < first_step ? first_step : least(step, end_step); };
     const int first = queries[0].first, end = queries[kCount - 1].end;
-    const int group = first / kLanes, end_group = pieces_of(end, kLanes);
-    score<kCount>(queries, tile, task.kv, group, end_group);
-    for (int q = 0; q < kCount; ++q) weigh(queries + q, tile, task.soft_cap, value_stride, group, end_group);
     if constexpr (kIsWhole<Value>) {
-        add_values<kCount>(queries, tile, first / kInputs, pieces_of(end, kInputs), value_stride);
+        add_values<kCount>(queries, part, first / kInputs, pieces_of(end, kInputs), value_stride);
         return;
     }
-    int all_first = pieces_of(queries[kCount - 1].first, kInputs), all_end = queries[0].end / kInputs;
-    if (kCount == 1 || all_first >= all_end) all_first = all_end = kAttentionTile / kInputs;
+    int all_first = within(pieces_of(queries[kCount - 1].first, kInputs)), all_end = within(queries[0].end / kInputs);
+    if (kCount == 1 || all_first >= all_end) all_first = all_end = end_step;
     const auto add_alone = [&](int q, int from, int to) {
         from = from < queries[q].first / kInputs ? queries[q].first / kInputs : from;
-        add_values<1>(queries + q, tile, from, least(to, pieces_of(queries[q].end, kInputs)), value_stride);
+        add_values<1>(queries + q, part, from, least(to, pieces_of(queries[q].end, kInputs)), value_stride);
     };
-    for (int q = 0; q < kCount; ++q) add_alone(q, 0, all_first);
-    add_values<kCount>(queries, tile, all_first, all_end, value_stride);
-    for (int q = 0; q < kCount; ++q) add_alone(q, all_end, kAttentionTile / kInputs);
+    for (int q = 0; q < kCount; ++q) add_alone(q, first_step, all_first);
+    add_values<kCount>(queries, part, all_first, all_end, value_stride);
+    for (int q = 0; q < kCount; ++q) add_alone(q, all_end, end_step);
 }
 
 std::int64_t first_seen(const AttentionTask& task, std::int64_t position) {
     return task.window == 0 || position < task.window ? 0 : position - task.window + 1;
 }
 
-template <typename Key, typename Value>
-void attend_some(const AttentionTask& task, Query* queries, int count, const Tile<Key, Value>& tile) {
+template <int kCount>
+using Count = std::integral_constant<int, kCount>;
+
+// Calls work(queries, their number) for eight queries at a time, then for four, two and one.
+template <typename Work>
+void for_some(Query* queries, int count, Work work) {
     int q = 0;
     if constexpr (kSums >= 16) {
-        for (; q + 8 <= count; q += 8) attend_tile<8>(task, queries + q, tile);
+        for (; q + 8 <= count; q += 8) work(queries + q, Count<8>());
     }
-    for (; q + 4 <= count; q += 4) attend_tile<4>(task, queries + q, tile);
-    for (; q + 2 <= count; q += 2) attend_tile<2>(task, queries + q, tile);
-    if (q < count) attend_tile<1>(task, queries + q, tile);
+    for (; q + 4 <= count; q += 4) work(queries + q, Count<4>());
+    for (; q + 2 <= count; q += 2) work(queries + q, Count<2>());
+    if (q < count) work(queries + q, Count<1>());
 }
 
 // Sets which places of a tile the queries see; returns the range of the queries that see any.
@@ -283,34 +296,67 @@ std::pair<int, int> look(const AttentionTask& task, Query* queries, int count, s
     return {low, high};
 }
 
+// Computes one tile for queries that all see a part of it: `count` of each head, those of the next head `stride` later.
+template <typename Key, typename Value>
+void attend_tile(const AttentionTask& task, Query* queries, int count, int stride, const Tile<Key, Value>& tile,
+                 const Tile<Key, Value>& coming) {
+    // Two groups keep the processor busy, unless there are four queries. The sums of whole numbers go over a tile at
+    // once.
+    const int keys_at_once = count % 8 >= 4 ? kGroups : 2;
+    const int values_at_once = kIsWhole<Value> || task.num_kv_heads == 1 ? kGroups : 2;
+    const int value_stride = task.kv.value_stride();
+    for (int group = tile.first(); group < tile.end(); group += keys_at_once) {
+        for (int head = 0; head < task.num_kv_heads; ++head) {
+            const auto part = tile.keys(head, group, least(group + keys_at_once, tile.end()));
+            for_some(queries + head * stride, count,
+                     [&](Query* some, auto number) { score<number.value>(some, part, task.kv); });
+        }
+    }
+    for (int head = 0; head < task.num_kv_heads; ++head) {
+        Query* own = queries + head * stride;
+        int q = 0;
+        for (; q + 2 <= count; q += 2) {
+            tile.fetch_values(head * count + q, 2);
+            weigh<2, Value>(own + q, task.soft_cap, value_stride);
+        }
+        if (q < count) {
+            tile.fetch_values(head * count + q, 1);
+            weigh<1, Value>(own + q, task.soft_cap, value_stride);
+        }
+    }
+    for (int group = tile.first(); group < tile.end(); group += values_at_once) {
+        for (int head = 0; head < task.num_kv_heads; ++head) {
+            const auto part = tile.values(head, group, least(group + values_at_once, tile.end()), coming);
+            Query* own = queries + head * stride;
+            if constexpr (kIsWhole<Value>) {
+                for (int q = 0; q < count; ++q) round_weights(own + q, part);
+            }
+            for_some(own, count, [&](Query* some, auto number) { add_part<number.value>(some, part, value_stride); });
+        }
+    }
+}
+
 // Computes the tiles of positions `begin` … `limit` - 1, where a tile begins at `begin`. Each head has `count`
 // queries, at the same positions; the queries of the next head follow `stride` later.
 template <typename Key, typename Value>
 void attend(const AttentionTask& task, Query* queries, int count, int stride, std::int64_t begin, std::int64_t limit) {
     std::int64_t start = first_seen(task, queries[0].position) / kAttentionTile * kAttentionTile;
-    for (start = start < begin ? begin : start; start < limit; start += kAttentionTile) {
+    start = start < begin ? begin : start;
+    const auto tile_at = [&](std::int64_t place) {
+        const std::int64_t left = limit - place;
+        return Tile<Key, Value>(task, place, 0,
+                                left < 0                ? 0
+                                : left < kAttentionTile ? static_cast<int>(left)
+                                                        : kAttentionTile);
+    };
+    for (; start < limit; start += kAttentionTile) {
+        int low = 0, high = 0;
         for (int head = 0; head < task.num_kv_heads; ++head) {
-            Query* own = queries + head * stride;
-            const auto [low, high] = look(task, own, count, start);
-            if (low >= high) break;
-            Tile<Key, Value> tile, coming;
-            const int first = own[low].first, end = own[high - 1].end;
-            locate(task, task.kv_head + head, start, first, end, &tile);
-            const std::int64_t next = start + kAttentionTile;
-            int first_coming = first, end_coming = end;
-            if (head + 1 < task.num_kv_heads) {
-                locate(task, task.kv_head + head + 1, start, first, end, &coming);
-            } else {
-                first_coming = 0;
-                end_coming = next >= limit                   ? 0
-                             : limit - next < kAttentionTile ? static_cast<int>(limit - next)
-                                                             : kAttentionTile;
-                locate(task, task.kv_head, next, 0, end_coming, &coming);
-            }
-            look_ahead(first / kLanes, pieces_of(end, kLanes), coming, first_coming / kLanes,
-                       pieces_of(end_coming, kLanes), &tile);
-            attend_some(task, own + low, high - low, tile);
+            std::tie(low, high) = look(task, queries + head * stride, count, start);
         }
+        if (low >= high) continue;
+        const Tile<Key, Value> tile(task, start, queries[low].first, queries[high - 1].end);
+        attend_tile(task, queries + low, high - low, stride, tile, tile_at(start + kAttentionTile));
     }
 }
 

@@ -12,8 +12,8 @@ inline const std::uint32_t* pairs_of_query(const Query& query) {
 
 // Computes the scores of kCount queries with the tokens of kAtOnce groups of 16. Integers become floats after each
 // group of numbers with a scale.
-template <int kCount, int kAtOnce, typename Value>
-void score_groups(Query* queries, const Tile<CachedInt4, Value>& tile, const PagedKv& kv, int group) {
+template <int kCount, int kAtOnce>
+void score_groups(Query* queries, const Part<CachedInt4>& tokens, const PagedKv& kv, int group) {
     const int num_parts = kv.value_stride() / kInt4Group;
     Floats scores[kCount][kAtOnce];
     QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {
@@ -29,8 +29,8 @@ void score_groups(Query* queries, const Tile<CachedInt4, Value>& tile, const Pag
             const std::size_t at = static_cast<std::size_t>(part * kPairs + pair) / kInt4Pairs * kLineBytes;
             Ints bytes[kAtOnce];
             QUIRE_UNROLLED for (int g = 0; g < kAtOnce; ++g) {
-                bytes[g] = load_ints(tile.keys[group + g] + at);
-                fetch(static_cast<const char*>(tile.after_keys[group + g]) + at);
+                bytes[g] = load_ints(tokens.numbers[group + g] + at);
+                fetch(tokens.next[group + g] + at);
             }
             QUIRE_UNROLLED for (int p = 0; p < kInt4Pairs; ++p) {
                 Ints keys[kAtOnce];
@@ -42,7 +42,7 @@ void score_groups(Query* queries, const Tile<CachedInt4, Value>& tile, const Pag
             }
         }
         QUIRE_UNROLLED for (int g = 0; g < kAtOnce; ++g) {
-            const Scales scales(tile.key_scales[group + g] + static_cast<std::size_t>(part) * kv.block_size);
+            const Scales scales(tokens.scales[group + g] + static_cast<std::size_t>(part) * kv.block_size);
             QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {
                 const Floats sum = fma(to_floats(sums[q][g]), scales.scale, scores[q][g]);
                 const float* of_parts = reinterpret_cast<const float*>(pairs_of_query(queries[q]) + num_parts * kPairs);
@@ -59,12 +59,9 @@ void score_groups(Query* queries, const Tile<CachedInt4, Value>& tile, const Pag
 
 // Adds the weighted values of some steps of four tokens to the sums of kCount queries, kWide vectors of them. kWide is
 // even.
-template <int kCount, int kWide, typename Key>
-void add_wide(Query* queries, const Tile<Key, CachedInt4>& tile, int first_step, int end_step, int value_stride,
-              int d) {
+template <int kCount, int kWide>
+void add_wide(Query* queries, const Part<CachedInt4>& part, int first_step, int end_step, int value_stride, int d) {
     constexpr int kGroupSteps = kLanes / kInt4Tokens;
-    constexpr int kAfterLines =
-        kIsInt4<Key> ? 1 : 2;  // the keys of a group take as much memory as its values, or twice
     const std::uint32_t* weights[kCount];
     Ints sums[kCount][kWide];
     QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {
@@ -74,10 +71,9 @@ void add_wide(Query* queries, const Tile<Key, CachedInt4>& tile, int first_step,
     for (int step = first_step; step < end_step; ++step) {
         const int group = step / kGroupSteps;
         const std::size_t at = static_cast<std::size_t>(step % kGroupSteps * value_stride + d) * kInt4Tokens / 2;
-        const char* after = static_cast<const char*>(tile.after_values[group]) + at * kAfterLines;
         QUIRE_UNROLLED for (int w = 0; w < kWide; w += 2) {
-            const Ints bytes = load_ints(tile.values[group] + at + w / 2 * kLineBytes);
-            for (int i = 0; i < kAfterLines; ++i) fetch(after + (w / 2 * kAfterLines + i) * kLineBytes);
+            const Ints bytes = load_ints(part.numbers[group] + at + w / 2 * kLineBytes);
+            fetch(part.next[group] + at + w / 2 * kLineBytes);
             QUIRE_UNROLLED for (int p = 0; p < kInt4Pairs; ++p) {
                 const Ints values = pairs_of(bytes, p);
                 QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {

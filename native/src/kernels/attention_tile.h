@@ -9,6 +9,7 @@
 namespace quire::QUIRE_ISA {
 
 constexpr int kGroups = kAttentionTile / kLanes;  // of 16 tokens, in a tile
+constexpr int kLineBytes = 64;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 // The largest number that a query or a weight is rounded to for int8 keys and values: a sum over 1024
@@ -33,65 +34,121 @@ struct Query {
     int end;
 };
 
-// The memory of a tile: the keys and the values of each group of 16 tokens. Only groups that have a token
-// between first and end are set. They are read in this order, and while one is read, the one two places
-// later is prefetched:
-//
-//     keys 0, 1, 2, 3, values 0, 1, 2, 3, keys of the next head's or the next tile 0, 1, …
-//
-// That is little enough to stay in the nearest cache until it is needed.
-template <typename Key, typename Value>
-struct Tile {
-    const Key* keys[kGroups];
-    const Value* values[kGroups];
-    const void* after_keys[kGroups];
-    const void* after_values[kGroups];
-    const ScaleOf<Key>* key_scales[kGroups];
-    const ScaleOf<Value>* value_scales[kGroups];
+// The keys or the values of some groups of one head, and what is read after each of them, which is prefetched.
+template <typename Number>
+struct Part {
+    int first = 0;  // groups of the tile
+    int end = 0;
+    const Number* numbers[kGroups];
+    const ScaleOf<Number>* scales[kGroups];
+    const char* next[kGroups];
 };
-
-template <typename Key, typename Value>
-void locate(const AttentionTask& task, int kv_head, std::int64_t tile_start, int first, int end,
-            Tile<Key, Value>* tile) {
-    const PagedKv& kv = task.kv;
-    for (int group = first / kLanes; group * kLanes < end; ++group) {
-        const std::int64_t position = tile_start + group * kLanes;
-        const std::int64_t block = task.block_table[position / kv.block_size];
-        const std::size_t in_block = position % kv.block_size;
-        const Key* keys = reinterpret_cast<const Key*>(kv.keys_of(block, kv_head));
-        const Value* values = reinterpret_cast<const Value*>(kv.values_of(block, kv_head));
-        tile->keys[group] = keys + in_block * key_stride<Key>(kv);
-        tile->values[group] = values + in_block * value_elements<Value>(kv);
-        if constexpr (kIsWhole<Key>) tile->key_scales[group] = scales_of(kv, keys) + in_block;
-        if constexpr (kIsWhole<Value>) tile->value_scales[group] = scales_of(kv, values) + in_block;
-    }
-}
 
 // Prefetches a cache line.
 inline void fetch(const void* place) { __builtin_prefetch(place, 0, 3); }
 
-constexpr int kAhead = 2;  // groups to prefetch
-
-// Sets what to prefetch while each group of a tile is read; the group itself if nothing follows.
+// The memory of a tile. A block holds one head after another, so memory is read in long stretches if every head takes
+// the same few groups before any head takes more:
+//
+//     keys 0, 1 of head 0, of head 1, …   keys 2, 3 of head 0, of head 1, …   values 0, 1 of head 0, …   next tile
+//
+// While some groups are read, those that follow in this order are prefetched: that is little enough to stay in the
+// nearest cache until it is needed.
 template <typename Key, typename Value>
-void look_ahead(int first, int end, const Tile<Key, Value>& coming, int first_coming, int end_coming,
-                Tile<Key, Value>* tile) {
-    const auto as_bytes = [](const auto* place) { return static_cast<const void*>(place); };
-    for (int group = first; group < end; ++group) {
-        const int place = group + kAhead, after = place - end;
-        tile->after_keys[group] =
-            after < 0 ? as_bytes(tile->keys[place]) : as_bytes(tile->values[least(first + after, end - 1)]);
-        tile->after_values[group] = after < 0                           ? as_bytes(tile->values[place])
-                                    : first_coming + after < end_coming ? as_bytes(coming.keys[first_coming + after])
-                                                                        : as_bytes(tile->values[group]);
+class Tile {
+  public:
+    Tile(const AttentionTask& task, std::int64_t start, int first, int end)
+        : first_(first / kLanes), end_(pieces_of(end, kLanes)), num_heads_(task.num_kv_heads) {
+        const PagedKv& kv = task.kv;
+        key_head_bytes_ = kv.block_size * kv.key_bytes();
+        value_head_bytes_ = kv.block_size * kv.value_bytes();
+        num_groups_in_block_ = kv.block_size / kLanes;
+        for (int group = first_; group < end_; ++group) {
+            const auto position = static_cast<std::uint32_t>(start) + group * kLanes;
+            const std::int64_t block = task.block_table[position / static_cast<std::uint32_t>(kv.block_size)];
+            const std::size_t in_block = position % static_cast<std::uint32_t>(kv.block_size);
+            const Key* keys = reinterpret_cast<const Key*>(kv.keys_of(block, task.kv_head));
+            const Value* values = reinterpret_cast<const Value*>(kv.values_of(block, task.kv_head));
+            keys_[group] = keys + in_block * key_stride<Key>(kv);
+            values_[group] = values + in_block * value_elements<Value>(kv);
+            if constexpr (kIsWhole<Key>) key_scales_[group] = scales_of(kv, keys) + in_block;
+            if constexpr (kIsWhole<Value>) value_scales_[group] = scales_of(kv, values) + in_block;
+        }
     }
-    for (int group = first_coming; group < end_coming; ++group) {  // one line per group
-        if constexpr (kIsWhole<Key>) fetch(coming.key_scales[group]);
-        if constexpr (kIsWhole<Value>) fetch(coming.value_scales[group]);
-    }
-}
 
-constexpr int kLineBytes = 64;
+    int first() const { return first_; }
+    int end() const { return end_; }
+
+    Part<Key> keys(int head, int first, int end) const {
+        Part<Key> part = part_of(keys_, key_scales_, key_head_bytes_, head, first, end);
+        if (head + 1 == num_heads_ && end == end_) follow(&part, values_, first_, end_);
+        return part;
+    }
+
+    Part<Value> values(int head, int first, int end, const Tile& coming) const {
+        Part<Value> part = part_of(values_, value_scales_, value_head_bytes_, head, first, end);
+        if (head + 1 == num_heads_ && end == end_) follow(&part, coming.keys_, coming.first_, coming.end_);
+        return part;
+    }
+
+    // Prefetches some of the values that will be read first: memory must not idle while `count` queries from `query`
+    // on, counted over all heads, are weighed.
+    void fetch_values(int query, int count) const {
+        constexpr std::size_t kBytes = 512;  // for each query, and of each of two groups
+        const std::size_t group_bytes = value_head_bytes_ / num_groups_in_block_;
+        for (std::size_t at = query * kBytes, end = at + count * kBytes; at < end; at += kLineBytes) {
+            const std::size_t head = at / group_bytes;
+            if (head >= static_cast<std::size_t>(num_heads_)) return;
+            for (int group = first_; group < least(first_ + 2, end_); ++group) {
+                fetch(reinterpret_cast<const char*>(values_[group]) + head * value_head_bytes_ + at % group_bytes);
+            }
+        }
+    }
+
+  private:
+    template <typename Number>
+    Part<Number> part_of(const Number* const* numbers, const ScaleOf<Number>* const* scales, std::size_t head_bytes,
+                         int head, int first, int end) const {
+        const auto of_head = [&](const auto* place, int which) {
+            const char* bytes = reinterpret_cast<const char*>(place) + which * head_bytes;
+            return reinterpret_cast<decltype(place)>(bytes);
+        };
+        Part<Number> part;
+        part.first = first;
+        part.end = end;
+        const int next_head = head + 1 < num_heads_ ? head + 1 : 0, later = next_head > 0 ? 0 : end - first;
+        for (int group = first; group < end; ++group) {
+            const int next_group = least(group + later, end_ - 1);
+            part.numbers[group] = of_head(numbers[group], head);
+            part.next[group] = reinterpret_cast<const char*>(of_head(numbers[next_group], next_head));
+            if constexpr (kIsWhole<Number>) {
+                part.scales[group] = of_head(scales[group], head);
+                fetch(of_head(scales[next_group], next_head));
+            }
+        }
+        return part;
+    }
+
+    // Sets what follows the last part of a kind: as many groups of `numbers`, if there are any.
+    template <typename Number, typename After>
+    static void follow(Part<Number>* part, const After* const* numbers, int first, int end) {
+        for (int group = part->first; group < part->end && first < end; ++group) {
+            part->next[group] = reinterpret_cast<const char*>(numbers[least(first + group - part->first, end - 1)]);
+        }
+    }
+
+    int first_;  // groups that any query sees
+    int end_;
+    int num_heads_;
+    std::size_t key_head_bytes_;
+    std::size_t value_head_bytes_;
+    std::size_t num_groups_in_block_;
+    // Of the first head, by group.
+    const Key* keys_[kGroups];
+    const Value* values_[kGroups];
+    const ScaleOf<Key>* key_scales_[kGroups];
+    const ScaleOf<Value>* value_scales_[kGroups];
+};
 
 // As many sums at a time as there are registers for: enough to hide the latency of an addition.
 #if defined(__AVX512F__)
