@@ -7,7 +7,7 @@ namespace quire {
 void AttentionPieces::reserve(int num_tokens, int num_kv_heads) {
     runs_.reserve(num_tokens);
     whole_.reserve(num_tokens);
-    pieces_.reserve(static_cast<std::size_t>(num_tokens) * num_kv_heads);
+    for (auto* pieces : {&pieces_, &sorted_}) pieces->reserve(static_cast<std::size_t>(num_tokens) * num_kv_heads);
 }
 
 void AttentionPieces::plan(const StepView& step, int group, const DecoderShape& shape, int block_size, bool can_share,
@@ -33,10 +33,18 @@ void AttentionPieces::plan(const StepView& step, int group, const DecoderShape& 
     }
     for (int run = num_singles; run < num_runs; ++run) whole_.push_back({run, 1, 0, 0, 0});
     share_heads(shape, num_threads);
-    // The longest first, so that the last pieces to be claimed are short.
-    std::stable_sort(pieces_.begin(), pieces_.end(), [this](const AttentionPiece& one, const AttentionPiece& other) {
+    deal_out(num_threads);
+}
+
+void AttentionPieces::deal_out(int num_threads) {
+    sorted_ = pieces_;
+    std::stable_sort(sorted_.begin(), sorted_.end(), [this](const AttentionPiece& one, const AttentionPiece& other) {
         return work_of(one) > work_of(other);
     });
+    pieces_.clear();
+    for (int share = 0; share < num_threads; ++share) {
+        for (std::size_t i = share; i < sorted_.size(); i += num_threads) pieces_.push_back(sorted_[i]);
+    }
 }
 
 void AttentionPieces::share_heads(const DecoderShape& shape, int num_threads) {

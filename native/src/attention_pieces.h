@@ -55,10 +55,13 @@ class AttentionPieces {
   private:
     void share_heads(const DecoderShape& shape, int num_threads);
     void join_beginnings(const StepView& step, int group, int num_singles, int block_size, int most_runs);
+    // Orders the pieces so that each share of the team (see thread_team.h) has as much work, its longest piece first:
+    // the last pieces to be claimed are short.
+    void deal_out(int num_threads);
     std::int64_t work_of(const AttentionPiece& piece) const;
 
     std::vector<AttentionRun> runs_;  // runs of one token first
-    std::vector<AttentionPiece> pieces_, whole_;
+    std::vector<AttentionPiece> pieces_, sorted_, whole_;
 };
 
 }  // namespace quire

@@ -168,7 +168,7 @@ void Decoder::reserve(int num_tokens, int num_logits) {
             a.chosen_weight.resize(assignments);
             a.place_of.resize(assignments);
             a.expert_starts.resize(shape_.num_experts + 1);
-            const std::size_t row_pieces = assignments / LinearPieces::kMostRows + shape_.num_experts;
+            const std::size_t row_pieces = assignments / LinearPieces::kLeastRows + shape_.num_experts;
             a.expert_up_pieces.reserve(row_pieces * LinearPieces::most_panel_pieces(sizes.inner / kPanelWidth));
             a.expert_down_pieces.reserve(row_pieces * LinearPieces::most_panel_pieces(sizes.hidden / kPanelWidth));
         }

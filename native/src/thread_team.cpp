@@ -25,11 +25,16 @@ void await_change(const std::atomic<std::uint32_t>& value, std::uint32_t old) {
     value.wait(old, std::memory_order_acquire);
 }
 
-std::uint64_t start_of(std::uint32_t phase) { return static_cast<std::uint64_t>(phase) << 32; }
+std::uint64_t claim_of(std::uint32_t phase, int next) { return static_cast<std::uint64_t>(phase) << 32 | next; }
 
 }  // namespace
 
-ThreadTeam::ThreadTeam(int num_threads) : num_threads_(num_threads), home_(getpid()), crew_(std::make_unique<Crew>()) {
+ThreadTeam::ThreadTeam(int num_threads)
+    : num_threads_(num_threads),
+      home_(getpid()),
+      shares_(num_threads),
+      groups_((num_threads + kSharesOfGroup - 1) / kSharesOfGroup),
+      crew_(std::make_unique<Crew>()) {
     crew_->threads.reserve(num_threads - 1);
     try {
         for (int index = 1; index < num_threads; ++index) {
@@ -104,41 +109,49 @@ void ThreadTeam::serve(int index) {
     }
 }
 
-int ThreadTeam::claim(std::uint32_t phase, int num_pieces) {
-    std::uint64_t state = state_.load(std::memory_order_acquire);
-    while (static_cast<std::uint32_t>(state >> 32) == phase) {
-        const int piece = static_cast<int>(static_cast<std::uint32_t>(state));
-        if (num_pieces == 0) {
-            // No piece will be completed, so the first member to arrive ends the phase.
-            if (state_.compare_exchange_weak(state, start_of(phase + 1), std::memory_order_acq_rel)) tell_of_end();
-        } else if (piece >= num_pieces) {
-            return -1;
-        } else if (state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) {
-            return piece;
-        }
+bool ThreadTeam::begin(std::uint32_t phase, int num_pieces) {
+    if (num_pieces == 0) end(phase);  // the first member that comes ends it
+    return current_phase() == phase;
+}
+
+int ThreadTeam::first_piece(int share, int num_pieces) const {
+    const int each = num_pieces / num_threads_, more = num_pieces % num_threads_;
+    return share * each + (share < more ? share : more);
+}
+
+int ThreadTeam::claim(int share, std::uint32_t phase, int num_pieces) {
+    const int end = first_piece(share + 1, num_pieces);
+    std::atomic<std::uint64_t>& claimed = shares_[share].claimed;
+    std::uint64_t last = claimed.load(std::memory_order_acquire);
+    for (;;) {
+        const bool begun = static_cast<std::uint32_t>(last >> 32) == phase;
+        // If the phase ends after this, all of the share has been claimed, and the exchange fails.
+        if (!begun && current_phase() != phase) return -1;
+        const int piece = begun ? static_cast<int>(static_cast<std::uint32_t>(last)) : first_piece(share, num_pieces);
+        if (piece >= end) return -1;
+        if (claimed.compare_exchange_weak(last, claim_of(phase, piece + 1), std::memory_order_acq_rel)) return piece;
     }
-    return -1;
 }
 
-void ThreadTeam::complete(std::uint32_t phase, int num_pieces) {
-    if (num_done_.fetch_add(1, std::memory_order_acq_rel) + 1 < num_pieces) return;
-    num_done_.store(0, std::memory_order_relaxed);
-    state_.store(start_of(phase + 1), std::memory_order_release);
-    tell_of_end();
+void ThreadTeam::complete(int share, std::uint32_t phase, int num_pieces) {
+    // Counters are set to zero by who reaches their end, before the phase ends.
+    const auto count = [](std::atomic<int>& counter, int all) {
+        if (counter.fetch_add(1, std::memory_order_acq_rel) + 1 < all) return false;
+        counter.store(0, std::memory_order_relaxed);
+        return true;
+    };
+    if (!count(shares_[share].num_done, first_piece(share + 1, num_pieces) - first_piece(share, num_pieces))) return;
+    const int group = share / kSharesOfGroup, shares_after = num_shares(num_pieces) - group * kSharesOfGroup;
+    if (!count(groups_[group].num_done, shares_after < kSharesOfGroup ? shares_after : kSharesOfGroup)) return;
+    if (count(num_groups_done_, (num_shares(num_pieces) + kSharesOfGroup - 1) / kSharesOfGroup)) end(phase);
 }
 
-void ThreadTeam::tell_of_end() {
-    num_ends_.fetch_add(1, std::memory_order_release);
-    num_ends_.notify_all();
+void ThreadTeam::end(std::uint32_t phase) {
+    if (phase_.compare_exchange_strong(phase, phase + 1, std::memory_order_acq_rel)) phase_.notify_all();
 }
 
 void ThreadTeam::await_end(std::uint32_t phase) {
-    for (;;) {
-        // Read before the phase: if the phase ends in between, this number has changed.
-        const std::uint32_t num_ends = num_ends_.load(std::memory_order_acquire);
-        if (current_phase() != phase) return;
-        await_change(num_ends_, num_ends);
-    }
+    while (current_phase() == phase) await_change(phase_, phase);
 }
 
 }  // namespace quire

@@ -255,7 +255,7 @@ def test_memory_brings_a_workload_of_its_own(tmp_path: Path) -> None:
 
 def test_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sizes = ["--rows", "1", "3", "--block-sizes", "16", "32", "--decodes", "2x40", "--repeat", "1"]
-    memory = ["--read-size", "1MiB", "--working-set", "100KiB", "--num-threads", "2"]
+    memory = ["--read-size", "1MiB", "--working-set", "100KiB", "--threads", "2"]
     samples = bench("kernels", "--shape", "tiny", *sizes, *memory, folder=tmp_path)
     printed = capsys.readouterr().out
     assert "## Limits of the machine" in printed
@@ -283,6 +283,17 @@ def test_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     }  # fmt: skip
 
 
+def test_kernels_with_several_numbers_of_threads(tmp_path: Path) -> None:
+    only = ["--only", "limits", "products", "attention", "--shape", "tiny", "--rows", "3"]
+    sizes = ["--block-sizes", "16", "--decodes", "2x40", "--repeat", "1"]
+    memory = ["--read-size", "1MiB", "--working-set", "1KiB", "--threads", "1", "3"]
+    samples = bench("kernels", *only, *sizes, *memory, folder=tmp_path)
+    assert list(samples["Limits of the machine"]) == ["1 threads", "3 threads"]
+    assert {"Products: tiny, 1 thread", "Paged attention: tiny, 3 threads"} <= set(samples)
+    works = ["tiny, products of 3 rows", "tiny, decode of 2 × 40, blocks of 16"]
+    assert {number: list(seconds) for number, seconds in samples["Threads"].items()} == {"1": works, "3": works}
+
+
 def test_a_roofline_shows_what_was_measured_below_what_is_possible(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,7 +312,7 @@ def test_a_roofline_shows_what_was_measured_below_what_is_possible(
 
 
 def test_products_of_prompts_are_without_the_head(tmp_path: Path) -> None:
-    memory = ["--read-size", "1MiB", "--working-set", "1KiB", "--num-threads", "1", "--repeat", "1"]
+    memory = ["--read-size", "1MiB", "--working-set", "1KiB", "--threads", "1", "--repeat", "1"]
     samples = bench("kernels", "--only", "products", "--shape", "tiny", "--rows", "65", *memory, folder=tmp_path)
     (step,), (head,) = (samples["Products: tiny"][f"{name}, 65 rows"] for name in ("all of a step", "head"))
     assert step["num_bytes"] == 2 * 2 * (8 * 32 * 64 + 64 * 128 + 96 * 64 + 64 * 48)

@@ -3,13 +3,17 @@
 //     run ──► every member: for_pieces ─► for_pieces ─► … ──► run returns when the last phase is done
 //                           phase p       phase p + 1
 //
-// Members claim the pieces of a phase from one counter. A phase ends when all of its *pieces* are done,
-// not when all members have arrived. So a member that loses its core holds up only the one piece that it has,
-// if any. The others go on to the next phases and the next runs without it. When it comes back, it skips
+// Each member has a share of the pieces of a phase, the same one in every phase with as many pieces: neighbouring
+// weights stay with one core. Who is done with the own share claims pieces of other shares. A phase ends when all of
+// its *pieces* are done, not when all members have arrived. So a member that loses its core holds up only the one piece
+// that it has, if any. The others go on to the next phases and the next runs without it. When it comes back, it skips
 // the phases that it missed. Which member computes a piece never changes a result.
 //
-//     member 0   ├ piece 0 ┼ piece 2 ┼ piece 3 ┤ phase p + 1: ├ piece 0 ┼ …
-//     member 1   ├ piece 1 ┤ no core ……………………………………………………………………………┤ skips p, joins p + 1
+//     share 0: pieces 0 1 2    member 0   ├ 0 ┼ 1 ┼ 2 ┼ 5 ┤ phase p + 1: ├ 0 ┼ …
+//     share 1: pieces 3 4 5    member 1   ├ 3   ┼ 4   ┤ no core ………………………………………………┤ skips p + 1
+//
+// No counter is written by all members for each piece: a share has its own, on its own cache line. That of the phase
+// is written once for each eight shares.
 //
 // A waiting member spins for some microseconds, about as long as a phase, and then sleeps, so that it
 // takes no core from others while the engine is idle or the machine oversubscribed.
@@ -46,11 +50,17 @@ class ThreadTeam {
         // calls it after the phase has ended may pass another number of pieces.
         template <typename Work>
         void for_pieces(int num_pieces, Work work) {
-            for (int piece; (piece = team_.claim(phase_, num_pieces)) >= 0;) {
-                work(piece);
-                team_.complete(phase_, num_pieces);
+            if (team_.begin(phase_, num_pieces)) {
+                const int num_shares = team_.num_shares(num_pieces);
+                for (int turn = 0; turn < num_shares; ++turn) {
+                    const int share = (index_ + turn) % num_shares;
+                    for (int piece; (piece = team_.claim(share, phase_, num_pieces)) >= 0;) {
+                        work(piece);
+                        team_.complete(share, phase_, num_pieces);
+                    }
+                }
+                team_.await_end(phase_);
             }
-            team_.await_end(phase_);
             ++phase_;
         }
 
@@ -92,12 +102,28 @@ class ThreadTeam {
         std::uint32_t first_phase;
     };
 
-    // The next piece of the phase; -1 if all are claimed or the phase is over.
-    int claim(std::uint32_t phase, int num_pieces);
-    void complete(std::uint32_t phase, int num_pieces);
-    void tell_of_end();
+    // The pieces of a member.
+    struct alignas(64) Share {
+        std::atomic<std::uint64_t> claimed{0};  // the phase of the last claim (upper half), and its next piece
+        std::atomic<int> num_done{0};           // pieces of the phase
+    };
+    // What is left of a phase is counted over some shares first, then over all.
+    static constexpr int kSharesOfGroup = 8;
+    struct alignas(64) Group {
+        std::atomic<int> num_done{0};  // shares of the phase
+    };
+
+    // Whether the phase goes on; ends it if it has no pieces. Only while it does is `num_pieces` sure to be right.
+    bool begin(std::uint32_t phase, int num_pieces);
+    // The shares that have any pieces; the first ones have one more than the others.
+    int num_shares(int num_pieces) const { return num_pieces < num_threads_ ? num_pieces : num_threads_; }
+    int first_piece(int share, int num_pieces) const;
+    // The next piece of a share; -1 if all are claimed or the phase is over.
+    int claim(int share, std::uint32_t phase, int num_pieces);
+    void complete(int share, std::uint32_t phase, int num_pieces);
+    void end(std::uint32_t phase);
     void await_end(std::uint32_t phase);
-    std::uint32_t current_phase() const { return static_cast<std::uint32_t>(state_.load() >> 32); }
+    std::uint32_t current_phase() const { return phase_.load(std::memory_order_acquire); }
     void serve(int index);
     void stop();
     bool was_forked() const;
@@ -111,10 +137,11 @@ class ThreadTeam {
 
     const int num_threads_;
     const pid_t home_;  // the process that has the threads
-    // Each on its own cache line, because all members write them.
-    alignas(64) std::atomic<std::uint64_t> state_{0};  // the phase (upper half), and the next piece (lower half)
-    alignas(64) std::atomic<int> num_done_{0};         // pieces of the phase
-    alignas(64) std::atomic<std::uint32_t> num_ends_{0};
+    std::vector<Share> shares_;
+    std::vector<Group> groups_;
+    // Each on its own cache line, because all members read or write them.
+    alignas(64) std::atomic<std::uint32_t> phase_{1};
+    alignas(64) std::atomic<int> num_groups_done_{0};
     alignas(64) std::atomic<std::uint32_t> num_runs_{0};
 
     std::unique_ptr<Crew> crew_;

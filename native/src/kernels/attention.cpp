@@ -296,7 +296,8 @@ std::pair<int, int> look(const AttentionTask& task, Query* queries, int count, s
     return {low, high};
 }
 
-// Computes one tile for queries that all see a part of it: `count` of each head, those of the next head `stride` later.
+// Computes one tile for queries that all see some tokens there: `count` of each head, those of the next head `stride`
+// later.
 template <typename Key, typename Value>
 void attend_tile(const AttentionTask& task, Query* queries, int count, int stride, const Tile<Key, Value>& tile,
                  const Tile<Key, Value>& coming) {

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
@@ -21,6 +21,7 @@ from quire.core.granted import usable_cores
 from quire.instruments.bench.attention_layout import CONTIGUOUS, IN_ORDER, SHUFFLED, PagedLayers
 from quire.instruments.bench.flags import SHAPES, add_choices, add_count, add_counts, add_size, count, decode_load
 from quire.instruments.bench.shapes import HEAD, KernelShape, Matrix, kernel_shape
+from quire.instruments.bench.thread_counts import Seconds, compare_threads
 from quire.reporting.report import Goal, Section, cell
 from quire.reporting.results import Tell, run_benchmark
 from quire.reporting.samples import ratios, summarize
@@ -120,7 +121,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_count(parser, "repeat", 5, "repetitions of each measurement")
     parser.add_argument(
-        "--num-threads", metavar="N", type=count, help="default: one per core that this process may use"
+        "--threads",
+        metavar="N",
+        type=count,
+        nargs="+",
+        default=(usable_cores(),),
+        help="threads; with several numbers, everything is measured with each, and the times are compared; "
+        "default: one per core that this process may use",
     )
     add_size(parser, "read-size", "1GiB", "amount of memory to read when measuring bandwidth")
     add_size(parser, "working-set", "512MiB", "memory to cycle through; must be larger than the caches")
@@ -135,18 +142,17 @@ def run(options: argparse.Namespace) -> int:
     shapes = [kernel_shape(name) for name in options.shape]
 
     def measure(tell: Tell) -> Iterator[Section]:
-        num_threads = options.num_threads or usable_cores()
-        bench = KernelBench(MachineLimits(num_threads, options.read_size), options, tell)
-        if "limits" in options.only:
-            yield bench.measure_limits()
-        for shape in shapes:
-            if "products" in options.only:
-                yield bench.measure_products(shape)
-            if "codes" in options.only:
-                yield bench.measure_codes(shape)
-            if "attention" in options.only:
-                yield bench.measure_attention(shape)
-                yield bench.measure_int8_attention(shape)
+        seconds: dict[int, Seconds] = {}
+        for num_threads in options.threads:
+            bench = KernelBench(MachineLimits(num_threads, options.read_size), options, tell)
+            if "limits" in options.only and not seconds:
+                yield bench.measure_limits()
+            for section in bench.measure_shapes(shapes):
+                team = "1 thread" if num_threads == 1 else f"{num_threads} threads"
+                yield section if len(options.threads) == 1 else replace(section, title=f"{section.title}, {team}")
+            seconds[num_threads] = bench.seconds
+        if len(seconds) > 1:
+            yield compare_threads(seconds)
 
     return run_benchmark(options, "Kernels", measure)
 
@@ -159,14 +165,26 @@ class KernelBench:
         self._options = options
         self._tell = tell
         self._repeat: int = options.repeat
+        self.seconds: Seconds = {}
+
+    def measure_shapes(self, shapes: Sequence[KernelShape]) -> Iterator[Section]:
+        """Measure the parts of every shape that were asked for."""
+        for shape in shapes:
+            if "products" in self._options.only:
+                yield self.measure_products(shape)
+            if "codes" in self._options.only:
+                yield self.measure_codes(shape)
+            if "attention" in self._options.only:
+                yield self.measure_attention(shape)
+                yield self.measure_int8_attention(shape)
 
     # ---- limits -----------------------------------------------------------------------------------------------
 
     def measure_limits(self) -> Section:
-        """Measure the limits of the machine with one thread and with all."""
-        options, num_threads = self._options, self._limits.team.size
+        """Measure the limits of the machine with one thread and with each number of threads."""
+        options = self._options
         found: dict[int, tuple[list[float], list[float]]] = {}
-        teams = {1: MachineLimits(1, options.read_size), num_threads: self._limits}
+        teams = {n: MachineLimits(n, options.read_size) for n in (1, *options.threads)}
         for index in range(self._repeat):
             self._tell(f"limits: run {index + 1} of {self._repeat}")
             for size, limits in teams.items():
@@ -198,6 +216,8 @@ class KernelBench:
             runs |= {(name, num_rows): found[BFLOAT16, num_rows] for num_rows in self._options.rows}
         steps = {num_rows: self._steps(shape, runs, num_rows) for num_rows in self._options.rows}
         runs |= {(STEP, num_rows): found for num_rows, found in steps.items()}
+        for num_rows, own in steps.items():
+            self.seconds[f"{shape.name}, products of {num_rows} rows"] = [run.seconds for run in own]
         rows = [self._product_row(matrix, num_rows, found) for (matrix, num_rows), found in runs.items()]
         text = (
             f"{self._limits.kernels.name}, bfloat16 weights, {self._limits.team.size} threads; copies of each matrix "
@@ -268,6 +288,7 @@ class KernelBench:
                 for which in (kind, BFLOAT16)
             )
             samples[f"{kind}, {num_rows} rows"] = [asdict(run) for run in own]
+            self.seconds[f"{shape.name}, {kind} products of {num_rows} rows"] = [run.seconds for run in own]
             rows.append(
                 (
                     str(num_rows),
@@ -341,6 +362,7 @@ class KernelBench:
                     )
                 )
                 samples[f"{what}, blocks of {block_size}"] = asdict(found)
+                self.seconds[f"{shape.name}, decode of {what}, blocks of {block_size}"] = shuffled_s
                 if self._options.working_set >= GOAL_BYTES:
                     label = f"{shape.name}, {what}, blocks of {block_size}"
                     goals += _attention_goals(label, block_size, summarize(shares).median, paged.median)
