@@ -70,6 +70,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--vllm-args", default="", help="more options for bench_vllm.py")
     made.add_argument("--openvino-python", metavar="PATH", help="interpreter that has OpenVINO GenAI")
     made.add_argument("--openvino-model", metavar="FOLDER", help="the model as optimum-cli exports it")
+    made.add_argument(
+        "--openvino-int8", action="store_true", help="that model has int8 weights; give it KV memory of 8 bits"
+    )
     made.add_argument("--openvino-args", default="", help="more options for bench_openvino.py")
     made.add_argument("--llamacpp-python", metavar="PATH", help="any interpreter; LLAMA_CPP_BIN names the binaries")
     made.add_argument("--llamacpp-model", metavar="FILE", help="the model as .gguf")
@@ -100,12 +103,16 @@ def engines_of(options: argparse.Namespace) -> Iterator[Engine]:
         command += shlex.split(options.vllm_args)
         yield Engine("vLLM", command, with_options(how, options.vllm_args), environment)
     if options.openvino_python:
+        narrow = "int8" if options.openvino_int8 else ""
         model = options.openvino_model or options.model
         command = [options.openvino_python, str(runners / "bench_openvino.py"), "--model", model]
-        command += ["--dtype", "fp16 weights", "--cache-gb", str(gib), "--kv-precision", "bf16"]
-        how = f"bfloat16, {gib} GiB; weights are stored in fp16, computed in bfloat16"
+        command += ["--dtype", narrow or "fp16 weights", "--cache-gb", str(gib)]
+        command += ["--kv-precision", "u8" if narrow else "bf16"]
+        how = f"8 bits, {gib} GiB" if narrow else f"bfloat16, {gib} GiB; weights are stored in fp16"
         command += shlex.split(options.openvino_args)
-        yield Engine("OpenVINO", command, with_options(how, options.openvino_args))
+        yield Engine(
+            f"OpenVINO {narrow}".strip(), command, with_options(f"{how}, computed in bfloat16", options.openvino_args)
+        )
     if options.llamacpp_python:
         model, tokens = options.llamacpp_model or options.model, pool_tokens(options.model, gib)
         command = [options.llamacpp_python, str(runners / "bench_llamacpp.py"), "--model", model]

@@ -53,14 +53,17 @@ class Bound:
 
 
 BOUNDS = (
-    Bound(QUIRE, SINGLE, 1.2),
-    Bound(QUIRE, MIXED, 1.7),
-    Bound(QUIRE, PREFIX, 2.0),
-    Bound(QUIRE, PARALLEL, 1.5),
-    Bound(QUIRE, FIRST_TOKEN, 0.55),
+    Bound(QUIRE, SINGLE, 1.3),
+    Bound(QUIRE, MIXED, 1.4),
+    Bound(QUIRE, PREFIX, 1.6),
+    Bound(QUIRE, PARALLEL, 1.6),
+    Bound(QUIRE, FIRST_TOKEN, 0.85),
     Bound(QUIRE, LOAD, 1.0, ("OpenVINO",)),
     Bound(f"{QUIRE} int8-kv", MIXED, 1.9),
-    Bound(f"{QUIRE} int8", MIXED, 2.4),
+    Bound(f"{QUIRE} int8", SINGLE, 2.3),
+    Bound(f"{QUIRE} int8", MIXED, 2.2),
+    Bound(f"{QUIRE} int8", FIRST_TOKEN, 0.5),
+    Bound(f"{QUIRE} int8", MIXED, 1.8, ("OpenVINO int8",)),
     Bound(f"{QUIRE} int8", SINGLE, 1.2, ("llama.cpp",)),
 )
 """Variants by the names that they are to be given: with int8 keys and values, and with int8 weights as well."""
