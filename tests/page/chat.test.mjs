@@ -13,7 +13,7 @@ function openChat() {
     const elements = {
         text: field("text", ""),
         answers: field("answers", "1"),
-        length: field("length", "64"),
+        tokens: field("tokens", "64"),
         anew: new Element("button", { name: "anew" }),
     };
     const stop = new Element("button", { name: "stop" });

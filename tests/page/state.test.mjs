@@ -90,7 +90,7 @@ class Engine {
                 const id = [...this.requests.keys()][this.pick(this.requests.size)];
                 if (touched.has(id)) continue;
                 this.requests.delete(id);
-                gone.push(id);
+                gone.push([id, 9, 30, 2]);
             } else {
                 const id = this.pick(3) && this.requests.size ? [...this.requests.keys()][0] : ++this.lastRequest;
                 this.requests.set(id, [
@@ -126,7 +126,7 @@ class Engine {
             state: "ready",
             ttft_ms: [],
             itl_ms: [],
-            events: gone.map((id) => [this.time, "finished", id, 5]),
+            events: gone.map(([id]) => [this.time, "finished", id, 5]),
         };
     }
 }
@@ -179,9 +179,10 @@ test("what ends is remembered with how it ended", () => {
         events: [],
     };
     model.apply(frame);
-    model.apply({ ...frame, full: false, requests: [], gone: [7], events: [[1, "aborted", 7, 0]] });
+    model.apply({ ...frame, full: false, requests: [], gone: [[7, 31, 32, 16]], events: [[1, "aborted", 7, 0]] });
     assert.equal(model.requests.size, 0);
-    assert.deepEqual([model.ended[0].id, model.ended[0].status, model.ended[0].tenant], [7, "aborted", "ada"]);
+    const { id, status, tenant, computed, total, cached } = model.ended[0];
+    assert.deepEqual([id, status, tenant, computed, total, cached], [7, "aborted", "ada", 31, 32, 16]);
 });
 
 test("a block that is not there is not written", () => {

@@ -35,7 +35,7 @@ class LivePicture:
             self.mirror = LiveMirror(frame.num_blocks)
         assert self.mirror is not None
         change = self.mirror.take_in(frame)
-        assert not set(change.gone) & set(self.mirror.requests)
+        assert not {row.number for row in change.gone} & set(self.mirror.requests)
         self.events += change.events
 
     def check(self) -> None:

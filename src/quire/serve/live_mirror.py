@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from quire.engine.records.live import (
     BLOCK_COLUMNS,
     EVENT_COLUMNS,
+    GONE_COLUMNS,
     REQUEST_COLUMNS,
     SLOT_COLUMNS,
     UNCHANGED_S,
@@ -82,11 +83,11 @@ class Holdings:
 
 
 class LiveChange(NamedTuple):
-    """What a frame has changed: block ids, numbers of requests, those that are gone, and events."""
+    """What a frame has changed: block ids, numbers of requests, those that are gone as they ended, and events."""
 
     blocks: list[int]
     requests: list[int]
-    gone: list[int]
+    gone: list[RequestRow]
     events: list[EventRow]
 
 
@@ -112,7 +113,11 @@ class LiveMirror:
         self._holdings += [Holdings() for _ in frame.tenants]
         blocks = self._set_blocks(frame)
         requests = self._set_requests(map(RequestRow._make, unpacked(frame.requests, REQUEST_COLUMNS)))
-        gone = [number for (number,) in unpacked(frame.gone, 1) if self.requests.pop(number, None) is not None]
+        gone = [
+            self.requests.pop(number)._replace(num_computed=computed, num_known=known, num_cached=cached)
+            for number, computed, known, cached in unpacked(frame.gone, GONE_COLUMNS)
+            if number in self.requests
+        ]
         for held in self._holdings:
             held.reserved = held.fragmented = 0
         for tenant, reserved, fragmented in unpacked(frame.slots, SLOT_COLUMNS):

@@ -34,6 +34,8 @@ BLOCK_COLUMNS: Final = 6
 """Id, state, reference count, owner, parent, tenant."""
 REQUEST_COLUMNS: Final = 8
 """Number, status, tenant, tokens of the prompt, computed, known, from the cache, preemptions."""
+GONE_COLUMNS: Final = 4
+"""Number, and as they were at the end: tokens computed, known, from the cache."""
 EVENT_COLUMNS: Final = 4
 """Kind, request, number, tenant."""
 SLOT_COLUMNS: Final = 3
@@ -175,7 +177,7 @@ class LiveJournal:
             blocks=blocks,
             block_times=times.tobytes(),
             requests=packed(requests),
-            gone=packed([gone]),
+            gone=packed(gone),
             slots=packed((self._tenant(tenant), *unfilled) for tenant, unfilled in slots.items()),
             events=packed(self._events),
             event_times=self._event_times.tobytes(),
@@ -195,11 +197,11 @@ class LiveJournal:
         number = NOBODY if owner is None else self._number(owner)
         return change.block_id, state, change.num_holders, number, change.parent, tenant
 
-    def _request_rows(self) -> tuple[list[tuple[int, ...]], list[int]]:
-        """The requests that may have changed, and the numbers of those that have ended. Mutates."""
+    def _request_rows(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+        """The requests that may have changed, and those that have ended. Mutates."""
         running = self._scheduler.running
         moving = list(running)
-        rows, gone = [], []
+        rows, gone = [], list[tuple[int, ...]]()
         for request in dict.fromkeys([*self._requests.take_changed(), *self._moving, *running]):
             if not request.is_finished:
                 self._told.add(request)
@@ -210,7 +212,7 @@ class LiveJournal:
             number = self._numbers.pop(request, NOBODY)
             if request in self._told:
                 self._told.remove(request)
-                gone.append(number)
+                gone.append((number, request.num_computed, len(request.tokens), request.num_cached_tokens))
         self._moving = moving
         return rows, gone
 

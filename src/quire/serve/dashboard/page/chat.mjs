@@ -88,7 +88,7 @@ export class Chat {
             stream: true,
             stream_options: { include_usage: true, continuous_usage_stats: true },
             n: Number(this.form.elements.answers.value),
-            max_tokens: Number(this.form.elements.length.value),
+            max_tokens: Number(this.form.elements.tokens.value),
         };
         this.onAsked();
         let response = this.hasTemplate
