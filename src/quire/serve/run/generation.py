@@ -230,6 +230,7 @@ class Generation:
         for _ in range(self.num_choices - len(self._reasons)):
             self._reasons.append(self._left)
             metrics.note_finish(self._left, self.services.clock.now() - context.arrival_s)
+        metrics.note_lengths(counts.prompt, counts.output)
         context.num_prompt_tokens = counts.prompt
         context.num_cached_tokens = counts.cached
         context.num_output_tokens = counts.output
