@@ -102,6 +102,7 @@ class Engine {
                     20 + this.pick(9),
                     this.pick(9),
                     this.pick(2),
+                    `req-${id}`,
                 ]);
                 touched.add(id);
             }
@@ -148,7 +149,7 @@ function assertEqual(model, engine) {
         [...model.requests.keys()].sort((a, b) => a - b),
         [...engine.requests.keys()].sort((a, b) => a - b),
     );
-    for (const [id, row] of engine.requests) assert.deepEqual(Object.values(model.requests.get(id)).slice(0, 8), row);
+    for (const [id, row] of engine.requests) assert.deepEqual(Object.values(model.requests.get(id)).slice(0, 9), row);
 }
 
 test("frames added up are the full state", () => {
@@ -174,7 +175,7 @@ test("what ends is remembered with how it ended", () => {
     const frame = {
         ...engine.frame(true),
         blocks: [],
-        requests: [[7, "running", "ada", 4, 4, 5, 0, 0]],
+        requests: [[7, "running", "ada", 4, 4, 5, 0, 0, "req-1"]],
         gone: [],
         events: [],
     };

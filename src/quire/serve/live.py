@@ -34,6 +34,8 @@ from quire.serve.tenants import Tenant
 FRAMES_EVERY_S: Final = 0.125
 BEATS_EVERY_S: Final = 1.0
 """How long a reader may wait for a frame, though nothing happens."""
+MOST_CALLS: Final = 1 << 14
+"""Calls whose ids are known, the newest ones."""
 HEADERS: Final = (
     (b"content-type", b"application/x-ndjson"),
     (b"cache-control", b"no-cache"),
@@ -61,6 +63,7 @@ class Live:
         self._clock = clock
         self._readers: set[LiveReader] = set()
         self._totals: dict[str, LiveTotals] = {}
+        self._calls: dict[str, str] = {}
         self._mirror: LiveMirror | None = None
         self._received_s = 0.0  # when the mirror last heard of the engine
         self.is_closed = False
@@ -80,7 +83,7 @@ class Live:
     def join(self, tenant: Tenant) -> LiveReader:
         """Return a new reader; raises `ApiError` where there are as many as there may be. Mutates."""
         self._places.require(tenant, [reader.tenant for reader in self._readers])
-        reader = LiveReader(tenant)
+        reader = LiveReader(tenant, self._calls)
         reader.num_rejected = self._num_rejected(reader)
         if self._mirror is not None or self.state != ModelState.READY.value:
             reader.wake.set()  # what is known is shown at once
@@ -105,6 +108,12 @@ class Live:
             reader.wake.set()
 
     # ---- what is told -------------------------------------------------------------------------------------------
+
+    def note_call(self, engine_id: str, call_id: str) -> None:
+        """The engine calls a request of this call so. Mutates."""
+        self._calls[engine_id] = call_id
+        if len(self._calls) > MOST_CALLS:
+            del self._calls[next(iter(self._calls))]
 
     def note_tokens(self, tenant: Tenant, num_prompt: int, num_generated: int, num_cached: int) -> None:
         """A call of a tenant has taken this many more tokens. Mutates."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Any, Final
 
@@ -78,8 +78,9 @@ class Names:
 class LiveReader:
     """One client that watches. Use it in one event loop."""
 
-    def __init__(self, tenant: Tenant) -> None:
+    def __init__(self, tenant: Tenant, calls: Mapping[str, str]) -> None:
         self.tenant = tenant
+        self._calls = calls  # by the engine's id of a request: the id of its call, as in logs
         self.wake = asyncio.Event()
         self.num_frames = 0
         self.at_s = 0.0
@@ -225,6 +226,7 @@ class LiveReader:
             row.num_known,
             row.num_cached,
             row.num_preemptions,
+            self._calls.get(row.engine_id, ""),
         ]
 
     def _event_row(self, event: EventRow) -> Row:

@@ -71,6 +71,7 @@ async def prepare(services: Services, context: RequestContext, request: Generati
         with _refused(index if len(prompts) > 1 else None):
             made = await services.model.prepare(each.prompt, each.sampling, ticket, chat=request.chat)
         prepared.append(replace(made, shown_token_ids=shown))
+        services.live.note_call(made.request.request_id, context.request_id)
     visit.correct(sum(len(each.request.prompt_token_ids) for each in prepared))
     return Generation(services, context, visit, request, prepared, [each.text for each in prompts])
 

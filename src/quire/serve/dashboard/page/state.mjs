@@ -95,8 +95,8 @@ export class Memory {
 }
 
 /** Return a request as an object. */
-function readRequest([id, status, tenant, promptTokens, computed, total, cached, preemptions]) {
-    return { id, status, tenant, promptTokens, computed, total, cached, preemptions };
+function readRequest([id, status, tenant, promptTokens, computed, total, cached, preemptions, call]) {
+    return { id, status, tenant, promptTokens, computed, total, cached, preemptions, call };
 }
 
 /** Everything known of a server. `step` is -1 until the first frame, and null for a tenant. */
