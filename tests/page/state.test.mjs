@@ -294,6 +294,20 @@ test("samples are rates over a second, and begin anew after a restart", () => {
     assert.ok(history.columns.time[0] >= 119 && history.marks.every((mark) => mark.time >= 119));
 });
 
+test("samples begin with the last minutes of the server, and fall to nothing where it says nothing", () => {
+    const history = new History(300);
+    const rows = [
+        [9.5, 3, 2, 40, 8, 0.5, 120, 130, 20, 30],
+        [8.5, 4, 2, 50, 0, null, null, null, 21, 31],
+        [2.5, 5, 2, 60, 0, null, null, null, 22, 32],
+    ];
+    history.fill(rows, 10, 1000);
+    const { time, free, generated, hitRate, ttftMiddle } = history.columns;
+    assert.deepEqual(time, [990.5, 991.5, 992.5, 997.5]);
+    assert.deepEqual([free, generated], [[5, 4, 3, 3], [40, 50, 0, 60]]);
+    assert.deepEqual([hitRate[0], ttftMiddle[2], history.ttft, history.itl], [0.5, null, 120, 22]);
+});
+
 test("numbers", () => {
     assert.deepEqual([quantile([], 0.5), quantile([3, 1, 2], 0.5), quantile([1, 2, 3, 4], 0.95)], [null, 2, 4]);
     assert.deepEqual(

@@ -24,6 +24,7 @@ from quire.engine.records.live import LiveFrame
 from quire.engine.records.stats import ModelState
 from quire.serve.gate import Gate
 from quire.serve.json_line import encode
+from quire.serve.live_history import LiveHistory
 from quire.serve.live_mirror import Holdings, LiveMirror
 from quire.serve.live_places import LivePlaces
 from quire.serve.live_reader import Line, LiveReader
@@ -64,6 +65,7 @@ class Live:
         self._readers: set[LiveReader] = set()
         self._totals: dict[str, LiveTotals] = {}
         self._calls: dict[str, str] = {}
+        self._history = LiveHistory(clock, model.stats)
         self._mirror: LiveMirror | None = None
         self._received_s = 0.0  # when the mirror last heard of the engine
         self.is_closed = False
@@ -123,15 +125,18 @@ class Live:
         totals.prompt_tokens += num_prompt
         totals.generated_tokens += num_generated
         totals.cached_tokens += num_cached
+        self._history.note_tokens(num_prompt, num_generated)
 
     def note_first_token(self, tenant: Tenant, seconds: float) -> None:
         """The first token of a call of a tenant came so long after the call. Mutates."""
+        self._history.note_first_token(seconds)
         for reader in self._readers:
             if reader.name is None or reader.name == tenant.name:
                 reader.first_tokens_s.append(seconds)
 
     def note_gap(self, tenant: Tenant, seconds: float) -> None:
         """So much time passed between two pieces of a text. Mutates."""
+        self._history.note_gap(seconds)
         for reader in self._readers:
             if reader.name is None or reader.name == tenant.name:
                 reader.gaps_s.append(seconds)
@@ -168,6 +173,7 @@ class Live:
             "scope": "operator" if reader.name is None else "tenant",
             "tenant": reader.tenant.name,
             "max_num_seqs": config.max_num_seqs,
+            "history": self._history.rows() if reader.name is None else [],
         }
 
     def frame(self, reader: LiveReader) -> Iterator[bytes]:

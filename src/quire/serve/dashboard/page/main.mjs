@@ -104,8 +104,10 @@ class Page {
             `${counted(hello.num_blocks, "block")} of ${counted(hello.block_size, "token")}, ` +
             `${bytes(hello.bytes_per_block)} each`;
         find("curl").textContent = this.curl(hello.model);
-        if (before && WHOSE.some((name) => before[name] !== hello[name]))
+        if (!before || WHOSE.some((name) => before[name] !== hello[name])) {
             this.history = this.plots.history = new History();
+            this.history.fill(hello.history, hello.num_blocks, Date.now() / 1000);
+        }
         this.map.show(this.model.memory);
     }
 
