@@ -249,6 +249,11 @@ class Page {
 
     showPhase(phase, text, retryAt) {
         if (phase === this.phase && phase === "live") return;
+        if (phase === "connecting" && this.phase === "lost") {
+            this.retryAt = 0; // what is shown is still out of date: the banner stays until the line is there
+            this.countDown();
+            return;
+        }
         this.phase = phase;
         this.phaseText = text;
         this.retryAt = retryAt;
