@@ -1,4 +1,4 @@
-"""Names that quire does not know: what was meant is said, for commands, for options, and for those of other programs."""
+"""Names that quire does not know: what was meant is said, of commands, options, and the flags of other programs."""
 
 from __future__ import annotations
 
