@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -102,6 +103,23 @@ def test_it_prints_the_table_where_it_listens_and_when_it_is_ready(served: Serve
     assert served.process.stdout is not None
     assert re.fullmatch(r"ready after \d+\.\d\d s\n", served.process.stdout.readline())
     assert served.status("/readyz") == 200
+
+
+def test_it_says_where_to_look_and_how_to_call_it(served: Served) -> None:
+    assert served.process.stdout is not None
+    lines = [served.process.stdout.readline() for _ in range(7)][1:]
+    address = served.lines[-1].removeprefix("listening on ").strip()
+    assert lines[0] == f"dashboard   {address}/\n"
+    call = "".join(lines[1:3]).removeprefix("terminal").strip()
+    if shutil.which("curl"):
+        done = subprocess.run(["bash", "-c", f"{call} --silent"], capture_output=True, check=True, timeout=300)
+        assert json.loads(done.stdout)["choices"][0]["message"]["content"]
+    program = "".join(line[12:] for line in lines[3:])
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=300, check=False)
+    if found.returncode:  # only where the client is not installed
+        assert b"No module named 'openai'" in found.stderr
+    else:
+        assert found.stdout.strip()
 
 
 def test_a_prompt_is_answered_and_not_written_into_the_log(tmp_path: Path) -> None:

@@ -225,6 +225,7 @@ def test_only_what_changed_is_drawn_again_in_a_million_blocks(
 def test_one_asks_and_watches_ones_own_blocks(server: RunningServer, open_page: Callable[..., Page]) -> None:
     page = open_page(server.url)
     page.wait_for(IS_LIVE)
+    page.evaluate("document.querySelector('[name=tokens]').value = '3'")
     page.click("#chat-text")
     page.type(QUESTIONS[0])
     page.click("#chat-form [type=submit]")
@@ -232,9 +233,11 @@ def test_one_asks_and_watches_ones_own_blocks(server: RunningServer, open_page: 
     answer = page.evaluate("quire.chat.messages[1].content")
     assert answer
     assert answer in page.text("#transcript")
+    page.wait_for("quire.model.ended.length === 1")
+    assert page.evaluate("quire.model.ended[0].total - quire.model.ended[0].promptTokens") == 3
 
     page.evaluate("document.querySelector('[name=answers]').value = '8'")
-    page.evaluate("document.querySelector('[name=length]').value = '1500'")
+    page.evaluate("document.querySelector('[name=tokens]').value = '1500'")
     page.evaluate(ENDLESS)
     page.click("#chat-text")
     page.type("Tell me all that you know of blocks.")

@@ -127,7 +127,7 @@ def test_the_memory_of_a_gpu_is_told_again_once_it_was_measured(host_bytes: int 
         needs = replace(plan.needs, host_bytes=host_bytes, graph_bytes=3 << 20)
         model.report = replace(model.report, plan=replace(plan, needs=needs))
         model.is_slow = False
-        wait_until(lambda: server.said[-1].startswith("ready after"))
+        wait_until(lambda: any(said.startswith("ready after") for said in server.said))
         assert server.said[2:-1] == ([] if host_bytes is None else [str(model.report)])
 
 

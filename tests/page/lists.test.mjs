@@ -95,7 +95,7 @@ test("the list is filtered from the beginning, and when the choice changes", () 
 function openRequests() {
     const span = (name) => new Element("span", { class: name });
     const bar = new Element("div", { role: "progressbar" }, ...["from-cache", "computed", "missing"].map(span));
-    const cells = ["status", "tenant", "own", "tokens", "cached"].map(span);
+    const cells = ["status", "tenant", "own", "call", "tokens", "cached"].map(span);
     const row = new Element("tr", {}, new Element("button", {}, span("swatch")), ...cells, bar);
     openDocument({ "request-row": { content: new Element("fragment", {}, row) } });
     const [body, note] = [new Element("tbody"), new Element("p")];
@@ -113,6 +113,7 @@ const request = (id, more = {}) => ({
     total: 20,
     cached: 8,
     preemptions: 0,
+    call: `req-${id}234567890`,
     ...more,
 });
 const ids = (body) => body.children.map((row) => Number(row.dataset.id));
@@ -173,11 +174,12 @@ test("the bars of all requests have one scale, and their parts add up to the len
 
 test("a row says how its request is, and whose it is", () => {
     const { body, table } = openRequests();
-    table.own.add(1001);
+    table.own.add("req-1234567890");
     table.update([request(1, { status: "aborted" }), request(2, { status: "waiting", preemptions: 2, total: 3 })], []);
     const [first, second] = body.children;
     assert.deepEqual([text(first, ".status"), text(first, ".own"), text(first, ".tenant")], ["left", "yours", "ada"]);
     assert.deepEqual([text(second, ".status"), text(second, ".own")], ["waiting, preempted 2×", ""]);
+    assert.deepEqual([text(second, ".call"), second.querySelector(".call").title], ["req-22345678", "req-2234567890"]);
     assert.equal(text(second, ".tokens"), "10 + 0");
     assert.deepEqual([first.dataset.status, first.querySelector(".swatch").dataset.owner], ["aborted", "1"]);
     table.update([request(1, { status: "running" })], []);

@@ -90,7 +90,7 @@ class Engine {
                 const id = [...this.requests.keys()][this.pick(this.requests.size)];
                 if (touched.has(id)) continue;
                 this.requests.delete(id);
-                gone.push(id);
+                gone.push([id, 9, 30, 2]);
             } else {
                 const id = this.pick(3) && this.requests.size ? [...this.requests.keys()][0] : ++this.lastRequest;
                 this.requests.set(id, [
@@ -102,6 +102,7 @@ class Engine {
                     20 + this.pick(9),
                     this.pick(9),
                     this.pick(2),
+                    `req-${id}`,
                 ]);
                 touched.add(id);
             }
@@ -126,7 +127,7 @@ class Engine {
             state: "ready",
             ttft_ms: [],
             itl_ms: [],
-            events: gone.map((id) => [this.time, "finished", id, 5]),
+            events: gone.map(([id]) => [this.time, "finished", id, 5]),
         };
     }
 }
@@ -148,7 +149,7 @@ function assertEqual(model, engine) {
         [...model.requests.keys()].sort((a, b) => a - b),
         [...engine.requests.keys()].sort((a, b) => a - b),
     );
-    for (const [id, row] of engine.requests) assert.deepEqual(Object.values(model.requests.get(id)).slice(0, 8), row);
+    for (const [id, row] of engine.requests) assert.deepEqual(Object.values(model.requests.get(id)).slice(0, 9), row);
 }
 
 test("frames added up are the full state", () => {
@@ -174,14 +175,15 @@ test("what ends is remembered with how it ended", () => {
     const frame = {
         ...engine.frame(true),
         blocks: [],
-        requests: [[7, "running", "ada", 4, 4, 5, 0, 0]],
+        requests: [[7, "running", "ada", 4, 4, 5, 0, 0, "req-1"]],
         gone: [],
         events: [],
     };
     model.apply(frame);
-    model.apply({ ...frame, full: false, requests: [], gone: [7], events: [[1, "aborted", 7, 0]] });
+    model.apply({ ...frame, full: false, requests: [], gone: [[7, 31, 32, 16]], events: [[1, "aborted", 7, 0]] });
     assert.equal(model.requests.size, 0);
-    assert.deepEqual([model.ended[0].id, model.ended[0].status, model.ended[0].tenant], [7, "aborted", "ada"]);
+    const { id, status, tenant, computed, total, cached } = model.ended[0];
+    assert.deepEqual([id, status, tenant, computed, total, cached], [7, "aborted", "ada", 31, 32, 16]);
 });
 
 test("a block that is not there is not written", () => {
@@ -290,6 +292,20 @@ test("samples are rates over a second, and begin anew after a restart", () => {
     assert.deepEqual([history.newest("generated"), history.newest("ttftMiddle"), history.ttft], [8, null, 20]);
     for (let time = 105; time < 130; time += 1) history.add(frame(20, []), time);
     assert.ok(history.columns.time[0] >= 119 && history.marks.every((mark) => mark.time >= 119));
+});
+
+test("samples begin with the last minutes of the server, and fall to nothing where it says nothing", () => {
+    const history = new History(300);
+    const rows = [
+        [9.5, 3, 2, 40, 8, 0.5, 120, 130, 20, 30],
+        [8.5, 4, 2, 50, 0, null, null, null, 21, 31],
+        [2.5, 5, 2, 60, 0, null, null, null, 22, 32],
+    ];
+    history.fill(rows, 10, 1000);
+    const { time, free, generated, hitRate, ttftMiddle } = history.columns;
+    assert.deepEqual(time, [990.5, 991.5, 992.5, 997.5]);
+    assert.deepEqual([free, generated], [[5, 4, 3, 3], [40, 50, 0, 60]]);
+    assert.deepEqual([hitRate[0], ttftMiddle[2], history.ttft, history.itl], [0.5, null, 120, 22]);
 });
 
 test("numbers", () => {

@@ -17,7 +17,7 @@ from quire.engine.records.live import LiveFrame, LiveJournal, packed
 from quire.engine.records.stats import EngineStats, ModelState
 from quire.serve.errors import ApiError
 from quire.serve.gate import Gate, GateLimits
-from quire.serve.live import Live
+from quire.serve.live import MOST_CALLS, Live
 from quire.serve.live_places import live_places
 from quire.serve.live_reader import MOST_EVENTS, MOST_OWED, MOST_SAMPLES, LiveReader
 from quire.serve.tenants import ANYBODY, Tenant
@@ -173,6 +173,7 @@ def frame_of(num_blocks: int, block_ids: range, **fields: Any) -> LiveFrame:
         "blocks": packed((block_id, 1, 1, 0, -2, 0) for block_id in block_ids),
         "block_times": b"\x00" * 8 * len(block_ids),
         "requests": packed([(0, 1, 0, 5, 4, 6, 0, 0)]),
+        "ids": ["31"],
         "gone": b"",
         "slots": b"",
         "events": b"",
@@ -367,3 +368,26 @@ def test_whoever_comes_late_need_not_wait_and_whoever_is_first_waits_for_the_eng
     assert first.wake.is_set() and live.join(ANYBODY).wake.is_set()
     model.state = ModelState.RESTARTING
     assert live.join(ANYBODY).wake.is_set()
+
+
+def test_a_request_is_shown_with_the_id_of_its_call() -> None:
+    model = WatchedModel()
+    live, _ = make_live(model)
+    reader = live.join(ANYBODY)
+    live.note_call("31", "req-1f2a")
+    model.show(frame_of(4, range(1)))
+    assert line_of(live, reader)["requests"] == [[0, "running", "a", 5, 4, 6, 0, 0, "req-1f2a"]]
+    model.show(frame_of(4, range(1), begins=False, requests=packed([(0, 1, 0, 5, 5, 7, 0, 0)]), ids=[""]))
+    assert line_of(live, reader)["requests"] == [[0, "running", "a", 5, 5, 7, 0, 0, "req-1f2a"]]
+    model.show(frame_of(4, range(1), begins=False, requests=b"", ids=[], gone=packed([(0, 6, 8, 4)])))
+    assert line_of(live, reader)["gone"] == [[0, 6, 8, 4]]
+
+
+def test_ids_of_calls_are_forgotten_when_there_are_too_many() -> None:
+    model = WatchedModel()
+    live, _ = make_live(model)
+    for number in range(MOST_CALLS + 31):
+        live.note_call(str(number), f"req-{number}")
+    reader = live.join(ANYBODY)
+    model.show(frame_of(4, range(1), requests=packed([(n, 1, 0, 5, 4, 6, 0, 0) for n in range(2)]), ids=["30", "31"]))
+    assert [row[-1] for row in line_of(live, reader)["requests"]] == ["", "req-31"]

@@ -51,6 +51,7 @@ def filled(compat: str = "none") -> Metrics:
     metrics.note_tokens(10, 5, 8)
     metrics.note_finish("stop", 1.5)
     metrics.note_finish("abort", 0.5)
+    metrics.note_lengths(10, 5)
     return metrics
 
 
@@ -68,6 +69,9 @@ def test_what_is_noted_is_told() -> None:
     assert families["quire_inter_token_latency_seconds"].value("_bucket", le="60") == 1
     assert families["quire_inter_token_latency_seconds"].value("_sum") == pytest.approx(100.005)
     assert families["quire_request_duration_seconds"].value("_count") == 2
+    assert families["quire_request_prompt_tokens"].value("_bucket", le="5") == 0
+    assert families["quire_request_prompt_tokens"].value("_bucket", le="10") == 1
+    assert families["quire_request_generated_tokens"].value("_sum") == 5
     assert families["quire_queue_sequences"].value() == 2
     assert families["quire_queue_tokens"].value() == 30
     assert families["quire_admission_rejections_total"].value(reason="queue_full") == 1

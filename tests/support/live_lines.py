@@ -38,8 +38,9 @@ class Picture:
                 del self.blocks[row[0]]
         for row in frame["requests"]:
             self.requests[row[0]] = row
-        for number in frame["gone"]:
-            del self.requests[number]
+        for number, computed, total, cached in frame["gone"]:
+            shown = self.requests.pop(number)
+            assert total >= shown[5] and total >= computed >= 0 and cached >= 0
         self.events += frame["events"]
         self.last = frame
         self.check()

@@ -35,7 +35,7 @@ class LivePicture:
             self.mirror = LiveMirror(frame.num_blocks)
         assert self.mirror is not None
         change = self.mirror.take_in(frame)
-        assert not set(change.gone) & set(self.mirror.requests)
+        assert not {row.number for row in change.gone} & set(self.mirror.requests)
         self.events += change.events
 
     def check(self) -> None:
@@ -44,7 +44,7 @@ class LivePicture:
         if mirror is None or not mirror.is_whole:
             return
         requests = self._scan_requests()
-        assert sorted(row[1:] for row in mirror.requests.values()) == sorted(requests.values())
+        assert sorted(row[1:8] for row in mirror.requests.values()) == sorted(requests.values())
         memory = self.scheduler.memory
         for block in memory.pool.blocks:
             row = mirror.block(block.block_id)

@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 import quire
 from quire.core.errors import InvalidValueError, QuireError
 
+INVALID_CHOICE: Final = re.compile(r"invalid choice: '(.*?)' \(choose from (.*)\)")
 FAILED, MISUSED, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
 
 
@@ -54,7 +56,25 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the message and exit."""
+        choice = INVALID_CHOICE.search(message)
+        if choice is not None:
+            message += _hint(choice[1], re.findall(r"'([^']*)'", choice[2]))
         self.exit(MISUSED, f"{self.prog}: error: {message}; see {self.prog} --help\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse what is unknown here, where it is known what there is instead."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            known = [name for action in self._actions for name in action.option_strings]
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{_hint(unknown[0], known)}")
+        return found, unknown
+
+
+def _hint(name: str, known: Sequence[str]) -> str:
+    from quire.cli.near_names import meant_by
+
+    hint = meant_by(name, known)
+    return f"; {hint}" if hint else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -24,6 +24,7 @@ from quire.engine.records.live import LiveFrame
 from quire.engine.records.stats import ModelState
 from quire.serve.gate import Gate
 from quire.serve.json_line import encode
+from quire.serve.live_history import LiveHistory
 from quire.serve.live_mirror import Holdings, LiveMirror
 from quire.serve.live_places import LivePlaces
 from quire.serve.live_reader import Line, LiveReader
@@ -34,6 +35,8 @@ from quire.serve.tenants import Tenant
 FRAMES_EVERY_S: Final = 0.125
 BEATS_EVERY_S: Final = 1.0
 """How long a reader may wait for a frame, though nothing happens."""
+MOST_CALLS: Final = 1 << 14
+"""Calls whose ids are known, the newest ones."""
 HEADERS: Final = (
     (b"content-type", b"application/x-ndjson"),
     (b"cache-control", b"no-cache"),
@@ -61,6 +64,8 @@ class Live:
         self._clock = clock
         self._readers: set[LiveReader] = set()
         self._totals: dict[str, LiveTotals] = {}
+        self._calls: dict[str, str] = {}
+        self._history = LiveHistory(clock, model.stats)
         self._mirror: LiveMirror | None = None
         self._received_s = 0.0  # when the mirror last heard of the engine
         self.is_closed = False
@@ -80,7 +85,7 @@ class Live:
     def join(self, tenant: Tenant) -> LiveReader:
         """Return a new reader; raises `ApiError` where there are as many as there may be. Mutates."""
         self._places.require(tenant, [reader.tenant for reader in self._readers])
-        reader = LiveReader(tenant)
+        reader = LiveReader(tenant, self._calls)
         reader.num_rejected = self._num_rejected(reader)
         if self._mirror is not None or self.state != ModelState.READY.value:
             reader.wake.set()  # what is known is shown at once
@@ -106,6 +111,12 @@ class Live:
 
     # ---- what is told -------------------------------------------------------------------------------------------
 
+    def note_call(self, engine_id: str, call_id: str) -> None:
+        """The engine calls a request of this call so. Mutates."""
+        self._calls[engine_id] = call_id
+        if len(self._calls) > MOST_CALLS:
+            del self._calls[next(iter(self._calls))]
+
     def note_tokens(self, tenant: Tenant, num_prompt: int, num_generated: int, num_cached: int) -> None:
         """A call of a tenant has taken this many more tokens. Mutates."""
         totals = self._totals.get(tenant.name)
@@ -114,15 +125,18 @@ class Live:
         totals.prompt_tokens += num_prompt
         totals.generated_tokens += num_generated
         totals.cached_tokens += num_cached
+        self._history.note_tokens(num_prompt, num_generated)
 
     def note_first_token(self, tenant: Tenant, seconds: float) -> None:
         """The first token of a call of a tenant came so long after the call. Mutates."""
+        self._history.note_first_token(seconds)
         for reader in self._readers:
             if reader.name is None or reader.name == tenant.name:
                 reader.first_tokens_s.append(seconds)
 
     def note_gap(self, tenant: Tenant, seconds: float) -> None:
         """So much time passed between two pieces of a text. Mutates."""
+        self._history.note_gap(seconds)
         for reader in self._readers:
             if reader.name is None or reader.name == tenant.name:
                 reader.gaps_s.append(seconds)
@@ -159,6 +173,7 @@ class Live:
             "scope": "operator" if reader.name is None else "tenant",
             "tenant": reader.tenant.name,
             "max_num_seqs": config.max_num_seqs,
+            "history": self._history.rows() if reader.name is None else [],
         }
 
     def frame(self, reader: LiveReader) -> Iterator[bytes]:

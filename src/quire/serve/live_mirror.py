@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from quire.engine.records.live import (
     BLOCK_COLUMNS,
     EVENT_COLUMNS,
+    GONE_COLUMNS,
     REQUEST_COLUMNS,
     SLOT_COLUMNS,
     UNCHANGED_S,
@@ -56,6 +57,7 @@ class RequestRow(NamedTuple):
     num_known: int
     num_cached: int
     num_preemptions: int
+    engine_id: str = ""
 
 
 class EventRow(NamedTuple):
@@ -82,11 +84,11 @@ class Holdings:
 
 
 class LiveChange(NamedTuple):
-    """What a frame has changed: block ids, numbers of requests, those that are gone, and events."""
+    """What a frame has changed: block ids, numbers of requests, those that are gone as they ended, and events."""
 
     blocks: list[int]
     requests: list[int]
-    gone: list[int]
+    gone: list[RequestRow]
     events: list[EventRow]
 
 
@@ -111,8 +113,12 @@ class LiveMirror:
         self.tenants += frame.tenants
         self._holdings += [Holdings() for _ in frame.tenants]
         blocks = self._set_blocks(frame)
-        requests = self._set_requests(map(RequestRow._make, unpacked(frame.requests, REQUEST_COLUMNS)))
-        gone = [number for (number,) in unpacked(frame.gone, 1) if self.requests.pop(number, None) is not None]
+        requests = self._set_requests(zip(unpacked(frame.requests, REQUEST_COLUMNS), frame.ids, strict=True))
+        gone = [
+            self.requests.pop(number)._replace(num_computed=computed, num_known=known, num_cached=cached)
+            for number, computed, known, cached in unpacked(frame.gone, GONE_COLUMNS)
+            if number in self.requests
+        ]
         for held in self._holdings:
             held.reserved = held.fragmented = 0
         for tenant, reserved, fragmented in unpacked(frame.slots, SLOT_COLUMNS):
@@ -179,11 +185,13 @@ class LiveMirror:
         elif event.kind == EventKind.PREEMPTED:
             self._holdings[event.tenant].preemptions += 1
 
-    def _set_requests(self, rows: Iterable[RequestRow]) -> list[int]:
+    def _set_requests(self, rows: Iterable[tuple[tuple[int, ...], str]]) -> list[int]:
         """Take requests in; return the numbers of those that are not as they were. Mutates."""
         changed = []
-        for row in rows:
-            if self.requests.get(row.number) != row:
+        for columns, engine_id in rows:
+            known = self.requests.get(columns[0])
+            row = RequestRow(*columns, engine_id=engine_id if known is None else known.engine_id)
+            if known != row:
                 self.requests[row.number] = row
                 changed.append(row.number)
         return changed

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Any, Final
 
@@ -78,8 +78,9 @@ class Names:
 class LiveReader:
     """One client that watches. Use it in one event loop."""
 
-    def __init__(self, tenant: Tenant) -> None:
+    def __init__(self, tenant: Tenant, calls: Mapping[str, str]) -> None:
         self.tenant = tenant
+        self._calls = calls  # by the engine's id of a request: the id of its call, as in logs
         self.wake = asyncio.Event()
         self.num_frames = 0
         self.at_s = 0.0
@@ -97,7 +98,7 @@ class LiveReader:
         self._is_owed_all = True
         self._blocks: set[int] = set()
         self._requests: set[int] = set()
-        self._gone: set[int] = set()
+        self._gone: dict[int, RequestRow] = {}  # as they ended
         self._shown: set[int] = set()  # requests
         self._events: deque[EventRow] = deque(maxlen=MOST_EVENTS)
         self._names = Names()
@@ -122,8 +123,8 @@ class LiveReader:
                 block_id for block_id in change.blocks if block_id in known or mirror.block(block_id).tenant == mine
             )
             self._requests.update(number for number in change.requests if mirror.requests[number].tenant == mine)
-        self._requests.difference_update(change.gone)
-        self._gone.update(self._shown.intersection(change.gone))
+        self._requests.difference_update(row.number for row in change.gone)
+        self._gone |= {row.number: row for row in change.gone if row.number in self._shown}
         return mine is None or bool(self._events or self._blocks or self._requests or self._gone)
 
     def take(self, mirror: LiveMirror | None, at_s: float) -> tuple[Line, Iterator[list[Row]]]:
@@ -138,7 +139,10 @@ class LiveReader:
             return line | {"requests": [], "gone": [], "events": []}, iter(())
         owed = mirror.blocks_not_free() if is_full else sorted(self._blocks)
         line["requests"] = self._request_rows(mirror)
-        line["gone"] = sorted(self._number(self._names.requests, number) for number in self._gone)
+        line["gone"] = sorted(
+            [self._number(self._names.requests, row.number), row.num_computed, row.num_known, row.num_cached]
+            for row in self._gone.values()
+        )
         line["events"] = [self._event_row(event) for event in self._events]
         self._forget(mirror)
         return line, self._block_rows(mirror, owed, round(at_s, 3))
@@ -222,6 +226,7 @@ class LiveReader:
             row.num_known,
             row.num_cached,
             row.num_preemptions,
+            self._calls.get(row.engine_id, ""),
         ]
 
     def _event_row(self, event: EventRow) -> Row:
@@ -233,7 +238,7 @@ class LiveReader:
         for number in [*self._gone, *(event.request for event in self._events)]:
             if number not in mirror.requests:
                 self._names.requests.release(number)
-        self._shown -= self._gone
-        self._blocks, self._requests, self._gone = set(), set(), set()
+        self._shown -= self._gone.keys()
+        self._blocks, self._requests, self._gone = set(), set(), {}
         self._events.clear()
         self._is_owed_all = False

@@ -29,6 +29,8 @@ SHORT_S: Final = (
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
 LONG_S: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0, 8.0, 13.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+LENGTHS: Final = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
+"""Tokens: 1, 2, 5, 10 … 500,000."""
 
 VLLM_NAMES: Final = {
     "quire_requests_running": "vllm:num_requests_running",
@@ -41,6 +43,8 @@ VLLM_NAMES: Final = {
     "quire_generated_tokens_total": "vllm:generation_tokens_total",
     "quire_time_to_first_token_seconds": "vllm:time_to_first_token_seconds",
     "quire_inter_token_latency_seconds": "vllm:inter_token_latency_seconds",
+    "quire_request_prompt_tokens": "vllm:request_prompt_tokens",
+    "quire_request_generated_tokens": "vllm:request_generation_tokens",
     "quire_request_duration_seconds": "vllm:e2e_request_latency_seconds",
     "quire_admission_rejections_total": "vllm:admission_rejections_total",
     "quire_corrupted_requests_total": "vllm:corrupted_requests_total",
@@ -60,6 +64,8 @@ class Metrics:
         self._first_token = Histogram(SHORT_S)
         self._gap = Histogram(SHORT_S)
         self._duration = Histogram(LONG_S)
+        self._prompt_length = Histogram(LENGTHS)
+        self._generated_length = Histogram(LENGTHS)
 
     def note_call(self, change: int) -> None:
         """A call has come (1), or gone (-1). Mutates."""
@@ -87,6 +93,11 @@ class Metrics:
         """A text ended for a reason, so long after its call. Mutates."""
         self._finished[reason] += 1
         self._duration.observe(seconds)
+
+    def note_lengths(self, num_prompt: int, num_generated: int) -> None:
+        """A call has ended, with so many tokens of its prompts and its texts. Mutates."""
+        self._prompt_length.observe(num_prompt)
+        self._generated_length.observe(num_generated)
 
     def families(self, gate: Gate, state: ModelState, stats: EngineStats, model_name: str) -> list[Family]:
         """Return everything there is to tell. Does not mutate."""
@@ -120,6 +131,8 @@ class Metrics:
             histogram("quire_time_to_first_token_seconds", "Time to first token.", self._first_token),
             histogram("quire_inter_token_latency_seconds", "Time between two pieces of a text.", self._gap),
             histogram("quire_request_duration_seconds", "Time from a request to its end.", self._duration),
+            histogram("quire_request_prompt_tokens", "Prompt tokens of a request.", self._prompt_length),
+            histogram("quire_request_generated_tokens", "Generated tokens of a request.", self._generated_length),
         ]
 
     def _vllm_families(self, own: list[Family], labels: Labels) -> list[Family]:

@@ -35,6 +35,7 @@ from quire.serve.app import make_app
 from quire.serve.config import ServerConfig
 from quire.serve.connections import ACCEPTED_AT_ONCE, allow_connections
 from quire.serve.frame import NO_ROUTE
+from quire.serve.greeting import greeting
 from quire.serve.guard import GuardLimits, guarded
 from quire.serve.host_names import is_loopback
 from quire.serve.model import ServedModel
@@ -121,7 +122,7 @@ class Server:
                 "pages on other host names",
                 config.host,
             )
-        tasks = [asyncio.create_task(self._load()), asyncio.create_task(self._tell())]
+        tasks = [asyncio.create_task(self._load(address_of(listener))), asyncio.create_task(self._tell())]
         with self._signals():
             try:
                 await self._http.serve(sockets=[listener])
@@ -144,7 +145,7 @@ class Server:
         self._stopping.cancel()
         self._http.end_now()
 
-    async def _load(self) -> None:
+    async def _load(self, address: str) -> None:
         clock = self._services.clock
         began_s = clock.now()
         self._model.start()
@@ -157,7 +158,18 @@ class Server:
             if self._model.report.plan.needs.host_bytes is not None:  # of a GPU it was measured meanwhile
                 self._announce(str(self._model.report))
             self._announce(f"ready after {clock.now() - began_s:.2f} s")
+            self._announce(self._greeting(address))
             await self._end_with_model()
+
+    def _greeting(self, address: str) -> str:
+        tokenizer, services = self._model.tokenizer, self._services
+        return greeting(
+            address,
+            services.model_names[0],
+            has_dashboard=services.config.dashboard,
+            has_keys=services.tenants.has_keys,
+            has_chat=tokenizer is not None and tokenizer.has_chat_template,
+        )
 
     async def _end_with_model(self) -> None:
         """End when the engine is lost for good: a supervisor can start the server again, which may help."""

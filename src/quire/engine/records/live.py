@@ -8,7 +8,7 @@ A frame has the changes since the frame before, and the small facts that every f
 O(changes + running), between steps. The first frames describe the present state, in parts; a frame says when that is
 complete. Numbers are sent as columns of bytes, as in `messages`.
 
-Requests and tenants get short numbers, in the order of their first report. The ids that clients chose are not sent.
+Requests and tenants get short numbers, in the order of their first report.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ BLOCK_COLUMNS: Final = 6
 """Id, state, reference count, owner, parent, tenant."""
 REQUEST_COLUMNS: Final = 8
 """Number, status, tenant, tokens of the prompt, computed, known, from the cache, preemptions."""
+GONE_COLUMNS: Final = 4
+"""Number, and as they were at the end: tokens computed, known, from the cache."""
 EVENT_COLUMNS: Final = 4
 """Kind, request, number, tenant."""
 SLOT_COLUMNS: Final = 3
@@ -67,7 +69,8 @@ STATUS_NUMBERS: Final = {status: number for number, status in enumerate(STATUSES
 class LiveFrame:
     """The changes since the frame before, and the facts that every frame repeats.
 
-    Times are seconds since the engine began. `tenants` are new names; their numbers continue those before.
+    Times are seconds since the engine began. `tenants` are new names; their numbers continue those before. `ids` has an
+    entry for each row of `requests`: the engine's id of one that is told of first, else nothing.
     """
 
     at_s: float
@@ -79,6 +82,7 @@ class LiveFrame:
     blocks: bytes
     block_times: bytes
     requests: bytes
+    ids: list[str]
     gone: bytes
     slots: bytes
     events: bytes
@@ -163,7 +167,7 @@ class LiveJournal:
         changes = self._memory.take()
         blocks = packed(map(self._block_row, changes))
         times = array("d", [UNCHANGED_S if change.changed_s is None else change.changed_s for change in changes])
-        requests, gone = self._request_rows()
+        requests, ids, gone = self._request_rows()
         slots = self._scheduler.memory.slots_of_tenants()
         frame = LiveFrame(
             at_s=now_s - self._began_s,
@@ -175,7 +179,8 @@ class LiveJournal:
             blocks=blocks,
             block_times=times.tobytes(),
             requests=packed(requests),
-            gone=packed([gone]),
+            ids=ids,
+            gone=packed(gone),
             slots=packed((self._tenant(tenant), *unfilled) for tenant, unfilled in slots.items()),
             events=packed(self._events),
             event_times=self._event_times.tobytes(),
@@ -195,13 +200,14 @@ class LiveJournal:
         number = NOBODY if owner is None else self._number(owner)
         return change.block_id, state, change.num_holders, number, change.parent, tenant
 
-    def _request_rows(self) -> tuple[list[tuple[int, ...]], list[int]]:
-        """The requests that may have changed, and the numbers of those that have ended. Mutates."""
+    def _request_rows(self) -> tuple[list[tuple[int, ...]], list[str], list[tuple[int, ...]]]:
+        """The requests that may have changed, their ids if they are new, and those that have ended. Mutates."""
         running = self._scheduler.running
         moving = list(running)
-        rows, gone = [], []
+        rows, ids, gone = [], list[str](), list[tuple[int, ...]]()
         for request in dict.fromkeys([*self._requests.take_changed(), *self._moving, *running]):
             if not request.is_finished:
+                ids.append("" if request in self._told else request.request_id)
                 self._told.add(request)
                 rows.append(self._request_row(request))
                 if request.num_late_results:  # preempted, with results still to come
@@ -210,9 +216,9 @@ class LiveJournal:
             number = self._numbers.pop(request, NOBODY)
             if request in self._told:
                 self._told.remove(request)
-                gone.append(number)
+                gone.append((number, request.num_computed, len(request.tokens), request.num_cached_tokens))
         self._moving = moving
-        return rows, gone
+        return rows, ids, gone
 
     def _request_row(self, request: Request) -> tuple[int, ...]:
         return (

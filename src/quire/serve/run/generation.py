@@ -71,6 +71,7 @@ async def prepare(services: Services, context: RequestContext, request: Generati
         with _refused(index if len(prompts) > 1 else None):
             made = await services.model.prepare(each.prompt, each.sampling, ticket, chat=request.chat)
         prepared.append(replace(made, shown_token_ids=shown))
+        services.live.note_call(made.request.request_id, context.request_id)
     visit.correct(sum(len(each.request.prompt_token_ids) for each in prepared))
     return Generation(services, context, visit, request, prepared, [each.text for each in prompts])
 
@@ -230,6 +231,7 @@ class Generation:
         for _ in range(self.num_choices - len(self._reasons)):
             self._reasons.append(self._left)
             metrics.note_finish(self._left, self.services.clock.now() - context.arrival_s)
+        metrics.note_lengths(counts.prompt, counts.output)
         context.num_prompt_tokens = counts.prompt
         context.num_cached_tokens = counts.cached
         context.num_output_tokens = counts.output

@@ -21,15 +21,13 @@ export async function readEvents(stream, onEvent) {
     }
 }
 
-/** The chat of the page. `headers()` has the key; what else is called helps to find the request in the frames. */
+/** The chat of the page. `headers()` has the key; `onCall(id)` is told of each call that the server has taken. */
 export class Chat {
-    constructor(form, transcript, { headers, onAsked, onPromptTokens, onEnded }) {
+    constructor(form, transcript, { headers, onCall }) {
         this.form = form;
         this.transcript = transcript;
         this.headers = headers;
-        this.onAsked = onAsked;
-        this.onPromptTokens = onPromptTokens;
-        this.onEnded = onEnded;
+        this.onCall = onCall;
         this.model = "";
         this.messages = [];
         this.hasTemplate = true;
@@ -71,7 +69,6 @@ export class Chat {
         } finally {
             if (messages.at(-1).role === "user") messages.pop(); // it got no answer, and templates want turns
             this.setBusy(null);
-            this.onEnded();
         }
     }
 
@@ -86,11 +83,9 @@ export class Chat {
         const fields = {
             model: this.model,
             stream: true,
-            stream_options: { include_usage: true, continuous_usage_stats: true },
             n: Number(this.form.elements.answers.value),
-            max_tokens: Number(this.form.elements.length.value),
+            max_tokens: Number(this.form.elements.tokens.value),
         };
-        this.onAsked();
         let response = this.hasTemplate
             ? await this.post("v1/chat/completions", { ...fields, messages }, signal)
             : null;
@@ -98,6 +93,7 @@ export class Chat {
         const prompt = messages.at(-1).content;
         if (!this.hasTemplate) response = await this.post("v1/completions", { ...fields, prompt }, signal);
         if (!response.ok) throw new Error(await errorMessage(response));
+        this.onCall(response.headers.get("x-request-id"));
         await this.read(response.body, messages);
     }
 
@@ -120,7 +116,6 @@ export class Chat {
         try {
             await readEvents(stream, (event) => {
                 if (event.error) failure = event.error.message;
-                if (event.usage) this.onPromptTokens(event.usage.prompt_tokens);
                 for (const choice of event.choices ?? []) {
                     const piece = choice.delta?.content ?? choice.text ?? "";
                     if (!piece) continue;

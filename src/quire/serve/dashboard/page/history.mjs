@@ -18,6 +18,8 @@ const COLUMNS = [
     "itlSlow",
 ];
 
+const IDLE = { generated: 0, prompt: 0, hitRate: null, ttftMiddle: null, ttftSlow: null, itlMiddle: null, itlSlow: null };
+
 /** Return a quantile of numbers; null where there are none. */
 export function quantile(values, share) {
     if (values.length === 0) return null;
@@ -34,6 +36,26 @@ export class History {
         this.ttft = null; // the newest that were measured, in ms
         this.itl = null;
         this.startBin(null, null);
+    }
+
+    /** Begin with the rows of a server: its last minutes, of `numBlocks` blocks. Mutates. */
+    fill(rows, numBlocks, time) {
+        const { columns } = this;
+        for (const [age, used, cached, generated, prompt, hitRate, ...latencies] of rows) {
+            const [ttftMiddle, ttftSlow, itlMiddle, itlSlow] = latencies;
+            const free = numBlocks - used - cached;
+            const sample = { used, cached, free, generated, prompt, hitRate, ttftMiddle, ttftSlow, itlMiddle, itlSlow };
+            const before = columns.time.at(-1);
+            // In seconds without a row nothing was computed.
+            if (before !== undefined && time - age - before > 1.5) this.push({ ...IDLE, used, cached, free }, before + 1);
+            this.push(sample, time - age);
+            this.ttft = ttftMiddle ?? this.ttft;
+            this.itl = itlMiddle ?? this.itl;
+        }
+    }
+
+    push(sample, time) {
+        for (const name of COLUMNS) this.columns[name].push(name === "time" ? time : sample[name]);
     }
 
     startBin(time, totals) {
@@ -61,13 +83,12 @@ export class History {
     }
 
     endBin(frame, time) {
-        const { bin, columns } = this;
+        const { bin } = this;
         const seconds = time - bin.time;
         const grown = (name) => frame.totals[name] - bin.totals[name];
         this.ttft = quantile(bin.ttft, 0.5) ?? this.ttft;
         this.itl = quantile(bin.itl, 0.5) ?? this.itl;
         const sample = {
-            time,
             used: frame.ledger.used,
             cached: frame.ledger.cached,
             free: frame.ledger.free,
@@ -79,7 +100,7 @@ export class History {
             itlMiddle: quantile(bin.itl, 0.5),
             itlSlow: quantile(bin.itl, 0.95),
         };
-        for (const name of COLUMNS) columns[name].push(sample[name]);
+        this.push(sample, time);
         for (const [kind, number] of bin.kinds) this.marks.push({ time, kind, number });
         this.forget(time - this.windowS);
         this.startBin(time, frame.totals);

@@ -21,7 +21,6 @@ import { Model, ROOT, UNPUBLISHED } from "./state.mjs";
 const KEY_NAME = "quire-key";
 const THEME_NAME = "quire-theme";
 const SPEAK_EVERY_MS = 20_000;
-const GIVE_UP_MS = 400;
 const WHOSE = ["num_blocks", "scope", "tenant"]; // of the hello: whose memory is shown
 const find = (id) => document.getElementById(id);
 
@@ -43,7 +42,6 @@ class Page {
         this.spokenAt = -SPEAK_EVERY_MS;
         this.isAsked = false;
         this.marked = null; // the request that stands out; null: none
-        this.asked = null; // what is known of a call of our own whose number is not: {seen, promptTokens}
         this.live = new Live("live", {
             onObject: (object) => this.take(object),
             onPhase: (...phase) => this.showPhase(...phase),
@@ -57,9 +55,7 @@ class Page {
         this.tree = new PrefixTree(find("tree"), find("tree-note"), { onMark: (blocks) => this.map.highlight(blocks) });
         this.chat = new Chat(find("chat-form"), find("transcript"), {
             headers: () => this.live.headers(),
-            onAsked: () => (this.asked = { seen: this.known(), promptTokens: null }),
-            onPromptTokens: (number) => this.learn(number),
-            onEnded: () => this.giveUp(this.asked),
+            onCall: (id) => this.requests.own.add(id),
         });
         this.plots = new Plots(find("plots"), this.history);
         this.listen();
@@ -108,8 +104,10 @@ class Page {
             `${counted(hello.num_blocks, "block")} of ${counted(hello.block_size, "token")}, ` +
             `${bytes(hello.bytes_per_block)} each`;
         find("curl").textContent = this.curl(hello.model);
-        if (before && WHOSE.some((name) => before[name] !== hello[name]))
+        if (!before || WHOSE.some((name) => before[name] !== hello[name])) {
             this.history = this.plots.history = new History();
+            this.history.fill(hello.history, hello.num_blocks, Date.now() / 1000);
+        }
         this.map.show(this.model.memory);
     }
 
@@ -127,7 +125,6 @@ class Page {
         this.events.add(change.events, (time) => time + this.wallOffset);
         if (change.isRestart) this.requests.pin(null);
         const isSampled = this.history.add(frame, now);
-        this.recognise();
         this.later(isSampled);
     }
 
@@ -248,42 +245,15 @@ class Page {
         this.map.highlight(blocks?.size ? blocks : null); // one that has ended holds none
     }
 
-    learn(promptTokens) {
-        if (!this.asked) return;
-        this.asked.promptTokens = promptTokens;
-        this.recognise();
-    }
-
-    /** A call has ended whose request was not found: after the next frames it would be another's. Mutates. */
-    giveUp(asked) {
-        setTimeout(() => {
-            if (this.asked === asked) this.asked = null;
-        }, GIVE_UP_MS);
-    }
-
-    /** Return the keys of all requests that the page has. */
-    known() {
-        const { requests, ended } = this.model ?? { requests: new Map(), ended: [] };
-        return new Set([...requests.values(), ...ended].map((request) => request.key));
-    }
-
-    /** Find the request of the chat: the only new one with that many prompt tokens. */
-    recognise() {
-        if (!this.asked || this.asked.promptTokens === null) return;
-        const { seen, promptTokens } = this.asked;
-        const found = [...this.model.requests.values(), ...this.model.ended].filter(
-            (one) => !seen.has(one.key) && one.promptTokens === promptTokens,
-        );
-        if (!found.length) return;
-        this.asked = null;
-        const numAnswers = Number(find("chat-form").elements.answers.value);
-        if (found.length <= numAnswers) for (const one of found) this.requests.own.add(one.key);
-    }
-
     // ---- how the line is ----------------------------------------------------------------------------------------
 
     showPhase(phase, text, retryAt) {
         if (phase === this.phase && phase === "live") return;
+        if (phase === "connecting" && this.phase === "lost") {
+            this.retryAt = 0; // what is shown is still out of date: the banner stays until the line is there
+            this.countDown();
+            return;
+        }
         this.phase = phase;
         this.phaseText = text;
         this.retryAt = retryAt;

@@ -8,6 +8,7 @@ import { ownerIndex } from "./colours.mjs";
 import { count, counted, requestName } from "./format.mjs";
 
 const MAX_ROWS = 60;
+const CALL_LENGTH = "req-".length + 8; // enough to find it in the logs
 const FILL_UP_TO = 10; // rows, with those that have ended lately
 
 /** Rows in a table body. `onMark(id)`: the blocks of this request shall stand out; null: of none. */
@@ -19,7 +20,7 @@ export class Requests {
         this.rows = new Map();
         this.pinned = null;
         this.pointed = null; // the row under the mouse; one that is removed tells of no leave
-        this.own = new Set(); // keys of the requests of the chat on this page
+        this.own = new Set(); // ids of the calls of the chat on this page
     }
 
     /** Show these requests, in this order, and below them some of those that have ended. Mutates. */
@@ -78,7 +79,9 @@ export class Requests {
         const status = request.status === "aborted" ? "left" : request.status;
         set(".status", request.preemptions ? `${status}, preempted ${request.preemptions}×` : status);
         set(".tenant", request.tenant);
-        set(".own", this.own.has(request.key) ? "yours" : "");
+        set(".own", this.own.has(request.call) ? "yours" : "");
+        set(".call", request.call.slice(0, CALL_LENGTH));
+        row.querySelector(".call").title = request.call;
         set(".tokens", `${count(promptTokens)} + ${count(Math.max(total - promptTokens, 0))}`);
         set(".cached", count(cached));
         row.dataset.status = request.status;

@@ -95,8 +95,8 @@ export class Memory {
 }
 
 /** Return a request as an object. */
-function readRequest([id, status, tenant, promptTokens, computed, total, cached, preemptions]) {
-    return { id, status, tenant, promptTokens, computed, total, cached, preemptions };
+function readRequest([id, status, tenant, promptTokens, computed, total, cached, preemptions, call]) {
+    return { id, status, tenant, promptTokens, computed, total, cached, preemptions, call };
 }
 
 /** Everything known of a server. `step` is -1 until the first frame, and null for a tenant. */
@@ -132,7 +132,7 @@ export class Model {
         const blocks = [];
         for (const row of frame.blocks) if (this.memory.write(row)) blocks.push(row[0]);
         for (const row of frame.requests) this.write(row);
-        for (const id of frame.gone) this.end(id, frame.events);
+        for (const row of frame.gone) this.end(row, frame.events);
         this.events.push(...frame.events.map(([t, kind, request, number]) => ({ t, kind, request, number })));
         if (this.events.length > MAX_EVENTS) this.events.splice(0, this.events.length - MAX_EVENTS);
         this.ledger = frame.ledger;
@@ -158,13 +158,13 @@ export class Model {
         this.requests.set(row[0], { ...readRequest(row), key });
     }
 
-    /** A request has ended; its events say how. Mutates. */
-    end(id, events) {
+    /** A request has ended, with these tokens; its events say how. Mutates. */
+    end([id, computed, total, cached], events) {
         const request = this.requests.get(id);
         if (!request) return;
         this.requests.delete(id);
         const how = events.findLast(([, kind, who]) => who === id && ENDS.includes(kind));
-        this.ended.unshift({ ...request, status: how ? how[1] : "ended" });
+        this.ended.unshift({ ...request, computed, total, cached, status: how ? how[1] : "ended" });
         if (this.ended.length > MAX_ENDED) this.ended.pop();
     }
 

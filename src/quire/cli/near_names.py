@@ -1,0 +1,53 @@
+"""What somebody may have meant by a name that quire does not know: a near one, or what another program calls the same.
+
+>>> meant_by("--kv-memry", ["--kv-memory", "--kv-dtype"]), meant_by("--ctx-size", ["--max-model-len"])
+('did you mean --kv-memory?', 'quire calls it --max-model-len')
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Final
+
+ELSEWHERE: Final = MappingProxyType(
+    {
+        # llama-server
+        "--model": "MODEL, without a flag",
+        "-m": "MODEL, without a flag",
+        "--ctx-size": "--max-model-len",
+        "-c": "--max-model-len",
+        "--threads": "--num-threads",
+        "-t": "--num-threads",
+        "--parallel": "--max-num-seqs",
+        "-np": "--max-num-seqs",
+        "--batch-size": "--max-num-batched-tokens",
+        "-b": "--max-num-batched-tokens",
+        "--alias": "--served-model-name",
+        "-a": "--served-model-name",
+        "--cache-type-k": "--kv-dtype",
+        "--cache-type-v": "--kv-dtype",
+        "-ctk": "--kv-dtype",
+        "-ctv": "--kv-dtype",
+        # vLLM
+        "--quantization": "--weights",
+        "-q": "--weights",
+        "--kv-cache-dtype": "--kv-dtype",
+        "--kv-cache-memory-bytes": "--kv-memory",
+        "--gpu-memory-utilization": "--kv-memory",
+        "--num-gpu-blocks-override": "--kv-memory",
+        "--disable-log-requests": "--no-access-log",
+        "--swap-space": "--num-host-blocks",
+    }
+)
+"""Flags of llama-server and vLLM that quire has under another name."""
+
+
+def meant_by(name: str, known: Iterable[str]) -> str:
+    """Return a hint; empty where there is none."""
+    name = name.partition("=")[0]
+    if name in ELSEWHERE:
+        return f"quire calls it {ELSEWHERE[name]}"
+    near = get_close_matches(name, list(known), n=1, cutoff=0.7)
+    return f"did you mean {near[0]}?" if near else ""
