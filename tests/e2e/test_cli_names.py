@@ -13,13 +13,12 @@ from quire.cli.near_names import ELSEWHERE
     [
         ("srve", "did you mean serve?; see quire --help"),
         ("serve --kv-memry 1GiB", "did you mean --kv-memory?; see quire serve --help"),
-        ("serve --ctx-size 4096", "unrecognized arguments: --ctx-size 4096; quire calls it --max-model-len"),
+        ("serve --ctx-size 4096", "unrecognized arguments: --ctx-size; quire calls it --max-model-len"),
         ("serve --gpu-memory-utilization=0.9", "quire calls it --kv-memory"),
         ("serve -m folder", "quire calls it MODEL, without a flag"),
         ("bench kernels --only limit", "did you mean limits?"),
         ("bench kernls", "did you mean kernels?"),
         ("--versoin", "did you mean --version?"),
-        ("serve --dtype bfloat", "did you mean bfloat16?"),
     ],
 )
 def test_what_was_meant_is_said(line: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -120,7 +120,7 @@ class ShownSimulation(Simulation):
             assert {row[2] for row in picture.requests.values()} <= {name}
             assert max([*shown, -1]) < self.memory.pool.num_blocks
         assert Counter(row[1] for row in picture.requests.values()) == Counter(each.status.value for each in requests)
-        assert sorted(row[3:] for row in picture.requests.values()) == sorted(
+        assert sorted(row[3:8] for row in picture.requests.values()) == sorted(
             [each.num_prompt_tokens, each.num_computed, len(each.tokens), each.num_cached_tokens, each.num_preemptions]
             for each in requests
         )

@@ -1,4 +1,4 @@
-"""What somebody may have meant by a name that quire does not know: a near one, or what another program calls the same.
+"""What was probably meant by a name that quire does not know: a near one, or what another program calls the same.
 
 >>> meant_by("--kv-memry", ["--kv-memory", "--kv-dtype"]), meant_by("--ctx-size", ["--max-model-len"])
 ('did you mean --kv-memory?', 'quire calls it --max-model-len')
@@ -38,7 +38,6 @@ ELSEWHERE: Final = MappingProxyType(
         "--gpu-memory-utilization": "--kv-memory",
         "--num-gpu-blocks-override": "--kv-memory",
         "--disable-log-requests": "--no-access-log",
-        "--swap-space": "--num-host-blocks",
     }
 )
 """Flags of llama-server and vLLM that quire has under another name."""

@@ -44,7 +44,7 @@ class LiveHistory:
         self._seconds: deque[Second] = deque(maxlen=SECONDS)
 
     def note_tokens(self, num_prompt: int, num_generated: int) -> None:
-        """So many more tokens were computed. Mutates."""
+        """More tokens were computed. Mutates."""
         second = self._second()
         second.num_prompt += num_prompt
         second.num_generated += num_generated

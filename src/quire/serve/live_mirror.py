@@ -190,7 +190,7 @@ class LiveMirror:
         changed = []
         for columns, engine_id in rows:
             known = self.requests.get(columns[0])
-            row = RequestRow(*columns, engine_id=engine_id if known is None else known.engine_id)
+            row = RequestRow._make((*columns, engine_id if known is None else known.engine_id))
             if known != row:
                 self.requests[row.number] = row
                 changed.append(row.number)

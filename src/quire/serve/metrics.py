@@ -95,7 +95,7 @@ class Metrics:
         self._duration.observe(seconds)
 
     def note_lengths(self, num_prompt: int, num_generated: int) -> None:
-        """A call has ended, with so many tokens of its prompts and its texts. Mutates."""
+        """A call has ended, with these numbers of tokens of its prompts and its texts. Mutates."""
         self._prompt_length.observe(num_prompt)
         self._generated_length.observe(num_generated)
 
