@@ -73,7 +73,10 @@ def test_what_a_reader_puts_together_is_the_engine(server: RunningServer) -> Non
         time.sleep(0.3)
         with LiveLines(server.port) as second:
             late = second.until(is_idle)
-            assert first.hello == second.hello
+            # Each line has the history of the time before it.
+            assert first.hello | {"history": None} == second.hello | {"history": None}
+            assert not first.hello["history"]
+            assert second.hello["history"]
             assert (late.blocks, late.last["ledger"]) == (picture.blocks, picture.last["ledger"])
         memory = server.llm.engine.scheduler.memory
         ledger = memory.ledger()
