@@ -190,7 +190,7 @@ SetArithmetic arithmetic_of(std::string_view set_name) {
     if (set_name == "portable") return {compute_portable, 2 * 4};
 #if defined(__x86_64__)
     const CpuFeatures& features = cpu_features();
-    if (set_name == "avx2" && features.avx2 && features.fma) return {compute_avx2, 2 * 8};
+    if (set_name.starts_with("avx2") && features.avx2 && features.fma) return {compute_avx2, 2 * 8};
     if (set_name == "avx512" && features.avx512f) return {compute_avx512, 2 * 16};
     if (set_name == "avx512_bf16" && features.avx512_bf16) return {compute_avx512_bf16, 2 * 32};
     if (set_name == "amx" && features.amx_bf16) return {compute_amx, 2 * 16 * 16 * 32};
@@ -258,19 +258,23 @@ std::vector<double> time_products(const Kernels& kernels, ThreadTeam& team, cons
 }
 
 std::vector<double> time_attention(const Kernels& kernels, ThreadTeam& team, const std::vector<PagedKv>& layers,
-                                   const DecodingSequences& sequences, int num_passes) {
+                                   const AttendingSequences& sequences, int num_passes) {
     const int num_heads = sequences.num_heads, num_kv_heads = layers.front().num_kv_heads;
     const int head_dim = layers.front().head_dim, stride = round_up(num_heads * head_dim, kPanelWidth);
-    const std::size_t count = static_cast<std::size_t>(sequences.num_sequences) * stride;
+    const int num_tokens = sequences.num_sequences * sequences.num_queries;
+    const std::size_t count = static_cast<std::size_t>(num_tokens) * stride;
     Buffer<float> query(count), output(count), scratch(team.size() * attention_scratch(head_dim));
     for (std::size_t i = 0; i < count; ++i) query.data()[i] = static_cast<float>(i % 7) - 3.0F;
     const Rows from{query.data(), stride}, to{output.data(), stride};
     // Cut into pieces as in a step.
     std::vector<std::int64_t> starts, positions;
-    for (int i = 0; i <= sequences.num_sequences; ++i) starts.push_back(i);
-    for (int i = 0; i < sequences.num_sequences; ++i) positions.push_back(sequences.lengths[i] - 1);
+    for (int i = 0; i <= sequences.num_sequences; ++i) starts.push_back(i * sequences.num_queries);
+    for (int i = 0; i < sequences.num_sequences; ++i) {
+        for (int back = sequences.num_queries; back > 0; --back) positions.push_back(sequences.lengths[i] - back);
+    }
     StepView step;
-    step.num_sequences = step.num_tokens = sequences.num_sequences;
+    step.num_sequences = sequences.num_sequences;
+    step.num_tokens = num_tokens;
     step.query_starts = starts.data();
     step.positions = positions.data();
     step.tables = {sequences.block_tables};

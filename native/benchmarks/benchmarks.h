@@ -26,17 +26,18 @@ double arithmetic_rate(const char* set_name, ThreadTeam& team, double seconds);
 std::vector<double> time_products(const Kernels& kernels, ThreadTeam& team, const std::vector<MatrixView>& matrices,
                                   const Rows& input, const Rows& output, int num_rows, int num_calls);
 
-// Sequences that decode: the newest token of each attends to all tokens of its sequence.
-struct DecodingSequences {
+// Sequences in a step: the newest tokens of each attend to the tokens up to their own.
+struct AttendingSequences {
     const std::int64_t* block_tables = nullptr;  // [num_sequences, table_stride]
     std::int64_t table_stride = 0;
-    const std::int64_t* lengths = nullptr;  // [num_sequences], including the newest token
+    const std::int64_t* lengths = nullptr;  // [num_sequences], including the newest tokens
     int num_sequences = 0;
+    int num_queries = 1;  // the newest tokens of each
     int num_heads = 0;
 };
 
-// The attention of all layers in a step of decodes, once per pass. Throws std::bad_alloc.
+// The attention of all layers in a step, once per pass. Throws std::bad_alloc.
 std::vector<double> time_attention(const Kernels& kernels, ThreadTeam& team, const std::vector<PagedKv>& layers,
-                                   const DecodingSequences& sequences, int num_passes);
+                                   const AttendingSequences& sequences, int num_passes);
 
 }  // namespace quire

@@ -89,8 +89,8 @@ PagedKv layer_of(const Blocks& keys, const Blocks& values, const std::string& dt
 
 std::vector<double> attention_seconds(const Kernels& kernels, ThreadTeam& team,
                                       const std::vector<std::tuple<Blocks, Blocks>>& layers, const std::string& dtype,
-                                      const Table& tables, const Column& lengths, int num_heads, int head_dim,
-                                      int num_passes) {
+                                      const Table& tables, const Column& lengths, int num_queries, int num_heads,
+                                      int head_dim, int num_passes) {
     if (layers.empty()) throw std::invalid_argument("at least one layer is wanted");
     std::vector<PagedKv> views;
     std::size_t num_blocks = 0;
@@ -102,17 +102,18 @@ std::vector<double> attention_seconds(const Kernels& kernels, ThreadTeam& team,
         return block >= 0 && block < static_cast<std::int64_t>(num_blocks);
     };
     const std::int64_t most = static_cast<std::int64_t>(tables.shape(1)) * views.front().block_size;
-    const auto is_length = [&](std::int64_t length) { return length >= 1 && length <= most; };
-    if (lengths.shape(0) != tables.shape(0) || num_heads % views.front().num_kv_heads != 0 ||
+    const auto is_length = [&](std::int64_t length) { return length >= num_queries && length <= most; };
+    if (num_queries < 1 || lengths.shape(0) != tables.shape(0) || num_heads % views.front().num_kv_heads != 0 ||
         !std::all_of(tables.data(), tables.data() + tables.size(), is_block) ||
         !std::all_of(lengths.data(), lengths.data() + lengths.size(), is_length)) {
         throw std::invalid_argument("the sequences do not fit into the KV memory");
     }
-    const DecodingSequences sequences = {.block_tables = tables.data(),
-                                         .table_stride = static_cast<std::int64_t>(tables.shape(1)),
-                                         .lengths = lengths.data(),
-                                         .num_sequences = static_cast<int>(tables.shape(0)),
-                                         .num_heads = num_heads};
+    const AttendingSequences sequences = {.block_tables = tables.data(),
+                                          .table_stride = static_cast<std::int64_t>(tables.shape(1)),
+                                          .lengths = lengths.data(),
+                                          .num_sequences = static_cast<int>(tables.shape(0)),
+                                          .num_queries = num_queries,
+                                          .num_heads = num_heads};
     nb::gil_scoped_release release;
     return time_attention(kernels, team, views, sequences, num_passes);
 }
@@ -137,7 +138,8 @@ NB_MODULE(_benchmarks, module) {
         .def("run", &ProductBenchmark::run, nb::arg("num_rows"), nb::arg("num_calls"),
              "Seconds of each product; every call takes the next copy.");
     module.def("attention_seconds", &attention_seconds, nb::arg("kernels"), nb::arg("team"), nb::arg("layers"),
-               nb::arg("dtype"), nb::arg("tables"), nb::arg("lengths"), nb::arg("num_heads"), nb::arg("head_dim"),
-               nb::arg("num_passes"),
-               "Seconds of each pass of decodes over all layers, each given by its keys and values.");
+               nb::arg("dtype"), nb::arg("tables"), nb::arg("lengths"), nb::arg("num_queries"), nb::arg("num_heads"),
+               nb::arg("head_dim"), nb::arg("num_passes"),
+               "Seconds of each pass of the newest tokens of all sequences over all layers, each given by its keys and "
+               "values.");
 }

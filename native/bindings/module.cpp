@@ -13,6 +13,7 @@ nb::dict cpu_features() {
     result["avx2"] = features.avx2;
     result["fma"] = features.fma;
     result["f16c"] = features.f16c;
+    result["avx_vnni"] = features.avx_vnni;
     result["avx512f"] = features.avx512f;
     result["avx512bw"] = features.avx512bw;
     result["avx512vl"] = features.avx512vl;

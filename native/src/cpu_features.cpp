@@ -1,5 +1,7 @@
 #include "quire/cpu_features.h"
 
+#include <initializer_list>
+
 #if defined(__x86_64__) && defined(__GNUC__)
 #define QUIRE_X86_64 1
 #include <cpuid.h>
@@ -93,6 +95,7 @@ CpuFeatures decode_cpu_features(const CpuidWords& words) {
     features.avx2 = avx && has_bit(words.leaf7_ebx, 5);
     features.fma = avx && has_bit(words.leaf1_ecx, 12);
     features.f16c = avx && has_bit(words.leaf1_ecx, 29);
+    features.avx_vnni = avx && has_bit(words.leaf7_1_eax, 4);
     features.avx512f = avx512f;
     features.avx512dq = avx512f && has_bit(words.leaf7_ebx, 17);
     features.avx512bw = avx512f && has_bit(words.leaf7_ebx, 30);
@@ -110,15 +113,32 @@ const CpuFeatures& cpu_features() {
     return features;
 }
 
-InstructionSet best_instruction_set(const CpuFeatures& features) {
+bool can_use(InstructionSet instruction_set, const CpuFeatures& features) {
     const bool avx2 = features.avx2 && features.fma && features.f16c;
     const bool avx512 = avx2 && features.avx512f && features.avx512bw && features.avx512vl && features.avx512dq;
     const bool avx512_bf16 = avx512 && features.avx512_bf16 && features.avx512_vnni;
-    const bool amx = avx512_bf16 && features.amx_tile && features.amx_bf16 && features.amx_int8;
-    if (amx) return InstructionSet::kAmx;
-    if (avx512_bf16) return InstructionSet::kAvx512Bf16;
-    if (avx512) return InstructionSet::kAvx512;
-    if (avx2) return InstructionSet::kAvx2;
+    switch (instruction_set) {
+        case InstructionSet::kAmx:
+            return avx512_bf16 && features.amx_tile && features.amx_bf16 && features.amx_int8;
+        case InstructionSet::kAvx512Bf16:
+            return avx512_bf16;
+        case InstructionSet::kAvx512:
+            return avx512;
+        case InstructionSet::kAvx2Vnni:
+            return avx2 && features.avx_vnni;
+        case InstructionSet::kAvx2:
+            return avx2;
+        case InstructionSet::kPortable:
+            break;
+    }
+    return true;
+}
+
+InstructionSet best_instruction_set(const CpuFeatures& features) {
+    for (const InstructionSet set : {InstructionSet::kAmx, InstructionSet::kAvx512Bf16, InstructionSet::kAvx512,
+                                     InstructionSet::kAvx2Vnni, InstructionSet::kAvx2}) {
+        if (can_use(set, features)) return set;
+    }
     return InstructionSet::kPortable;
 }
 
@@ -130,6 +150,8 @@ const char* name_of(InstructionSet instruction_set) {
             return "avx512_bf16";
         case InstructionSet::kAvx512:
             return "avx512";
+        case InstructionSet::kAvx2Vnni:
+            return "avx2_vnni";
         case InstructionSet::kAvx2:
             return "avx2";
         case InstructionSet::kPortable:

@@ -9,6 +9,9 @@ const Kernels& kernels();
 namespace avx2 {
 const Kernels& kernels();
 }
+namespace avx2_vnni {
+const Kernels& kernels();
+}
 namespace avx512 {
 const Kernels& kernels();
 }
@@ -29,6 +32,8 @@ const Kernels& kernels_for(InstructionSet instruction_set) {
             return avx512_bf16::kernels();
         case InstructionSet::kAvx512:
             return avx512::kernels();
+        case InstructionSet::kAvx2Vnni:
+            return avx2_vnni::kernels();
         case InstructionSet::kAvx2:
             return avx2::kernels();
         case InstructionSet::kPortable:
@@ -41,11 +46,10 @@ const Kernels& kernels_for(InstructionSet instruction_set) {
 
 std::vector<const Kernels*> usable_kernels() {
     std::vector<const Kernels*> result;
-    const InstructionSet best = best_instruction_set(cpu_features());
-    for (const InstructionSet set : {InstructionSet::kPortable, InstructionSet::kAvx2, InstructionSet::kAvx512,
-                                     InstructionSet::kAvx512Bf16, InstructionSet::kAmx}) {
+    for (const InstructionSet set : {InstructionSet::kPortable, InstructionSet::kAvx2, InstructionSet::kAvx2Vnni,
+                                     InstructionSet::kAvx512, InstructionSet::kAvx512Bf16, InstructionSet::kAmx}) {
         const Kernels& kernels = kernels_for(set);
-        if (set <= best && (result.empty() || result.back() != &kernels)) result.push_back(&kernels);
+        if (can_use(set, cpu_features()) && (result.empty() || result.back() != &kernels)) result.push_back(&kernels);
     }
     return result;
 }

@@ -26,7 +26,7 @@ quire::CpuidWords full_machine() {
     words.leaf7_ebx = (1u << 5) | (1u << 16) | (1u << 17) | (1u << 30) | (1u << 31);
     words.leaf7_ecx = 1u << 11;
     words.leaf7_edx = (1u << 22) | (1u << 24) | (1u << 25);
-    words.leaf7_1_eax = 1u << 5;
+    words.leaf7_1_eax = (1u << 4) | (1u << 5);
     words.xcr0 = 0x600e7;
     words.tiles_granted = true;
     return words;
@@ -44,14 +44,19 @@ void test_instructions_decide() {
     for (const int bit : {16, 17, 30, 31}) {
         quire::CpuidWords words = full_machine();
         words.leaf7_ebx &= ~(1u << bit);
-        expect_set(words, "avx2", "one of AVX-512 f, dq, bw, vl is missing");
+        expect_set(words, "avx2_vnni", "one of AVX-512 f, dq, bw, vl is missing");
     }
     quire::CpuidWords no_vnni = full_machine();
     no_vnni.leaf7_ecx = 0;
     expect_set(no_vnni, "avx512", "AVX-512 VNNI is missing");
     quire::CpuidWords no_bf16 = full_machine();
-    no_bf16.leaf7_1_eax = 0;
+    no_bf16.leaf7_1_eax = 1u << 4;
     expect_set(no_bf16, "avx512", "AVX-512 BF16 is missing");
+    quire::CpuidWords early = full_machine();
+    early.leaf7_1_eax = 1u << 5;
+    expect_set(early, "amx", "AVX-VNNI is missing, and nothing after it needs it");
+    early.leaf7_ebx = 1u << 5;
+    expect_set(early, "avx2", "AVX-VNNI and AVX-512 are missing");
     for (const int bit : {12, 28, 29}) {
         quire::CpuidWords words = full_machine();
         words.leaf1_ecx &= ~(1u << bit);
@@ -73,7 +78,7 @@ void test_operating_system_decides() {
     expect_set(words, "avx512_bf16", "no tile state is saved");
     for (const std::uint64_t missing : {0x20u, 0x40u, 0x80u}) {
         words.xcr0 = 0x600e7 & ~missing;
-        expect_set(words, "avx2", "AVX-512 state is not saved whole");
+        expect_set(words, "avx2_vnni", "AVX-512 state is not saved whole");
     }
     for (const std::uint64_t missing : {0x2u, 0x4u}) {
         words.xcr0 = 0x600e7 & ~missing;
@@ -82,6 +87,7 @@ void test_operating_system_decides() {
     words.xcr0 = 0;
     const quire::CpuFeatures none = quire::decode_cpu_features(words);
     expect(!none.avx2 && !none.fma && !none.f16c, "no xsave, no AVX2, FMA, F16C");
+    expect(!none.avx_vnni, "no xsave, no AVX-VNNI");
     expect(!none.avx512f && !none.avx512_bf16 && !none.avx512_vnni, "no xsave, no AVX-512");
     expect(!none.amx_tile && !none.amx_bf16 && !none.amx_int8, "no xsave, no AMX");
 }

@@ -32,8 +32,9 @@ def attention_seconds(
     dtype: str,
     tables: NDArray[np.int64],
     lengths: NDArray[np.int64],
+    num_queries: int,
     num_heads: int,
     head_dim: int,
     num_passes: int,
 ) -> list[float]:
-    """Seconds of each pass of decodes over all layers, each given by its keys and values."""
+    """Seconds of each pass of the newest tokens of all sequences over all layers, each given by its keys and values."""

@@ -11,8 +11,8 @@ from quire.compute.sampling.draws import Choices, Draws
 def cpu_features() -> dict[str, bool]:
     """What the processor and the operating system let a kernel use, by name."""
 
-def instruction_set() -> Literal["portable", "avx2", "avx512", "avx512_bf16", "amx"]:
-    """The best form of the kernels here: portable, avx2, avx512, avx512_bf16 or amx."""
+def instruction_set() -> Literal["portable", "avx2", "avx2_vnni", "avx512", "avx512_bf16", "amx"]:
+    """The best form of the kernels here: portable, avx2, avx2_vnni, avx512, avx512_bf16 or amx."""
 
 def kernel_names() -> list[str]:
     """The instruction sets that this machine has kernels for, the fastest last."""

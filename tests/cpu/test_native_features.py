@@ -10,6 +10,7 @@ from quire import _native
 CPUINFO = Path("/proc/cpuinfo")
 
 AVX2 = {"avx2", "fma", "f16c"}
+AVX2_VNNI = AVX2 | {"avx_vnni"}
 AVX512 = AVX2 | {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
 AVX512_BF16 = AVX512 | {"avx512_bf16", "avx512_vnni"}
 AMX = AVX512_BF16 | {"amx_tile", "amx_bf16", "amx_int8"}  # the same names as in /proc/cpuinfo
@@ -27,7 +28,7 @@ def listed_flags() -> set[str]:
 
 def test_names_and_types() -> None:
     features = _native.cpu_features()
-    assert set(features) == AMX
+    assert set(features) == AMX | AVX2_VNNI
     assert all(type(value) is bool for value in features.values())
 
 
@@ -50,6 +51,8 @@ def test_instruction_set_follows_from_the_features() -> None:
         expected = "avx512_bf16"
     elif present >= AVX512:
         expected = "avx512"
+    elif present >= AVX2_VNNI:
+        expected = "avx2_vnni"
     elif present >= AVX2:
         expected = "avx2"
     else:

@@ -254,7 +254,7 @@ def test_memory_brings_a_workload_of_its_own(tmp_path: Path) -> None:
 
 
 def test_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = ["--rows", "1", "3", "--block-sizes", "16", "32", "--decodes", "2x40", "--repeat", "1"]
+    sizes = ["--rows", "1", "3", "--block-sizes", "16", "32", "--decodes", "2x40", "--prompts", "24", "--repeat", "1"]
     memory = ["--read-size", "1MiB", "--working-set", "100KiB", "--threads", "2"]
     samples = bench("kernels", "--shape", "tiny", *sizes, *memory, folder=tmp_path)
     printed = capsys.readouterr().out
@@ -281,16 +281,19 @@ def test_kernels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert {name: len(seconds) for name, seconds in samples["Attention with int8: tiny"]["2 × 40"].items()} == {
         "bfloat16": 1, "int8": 1
     }  # fmt: skip
+    assert {name: len(found) for name, found in samples["Attention of prompts: tiny"]["24"].items()} == {
+        "rates": 1, "shares": 1
+    }  # fmt: skip
 
 
 def test_kernels_with_several_numbers_of_threads(tmp_path: Path) -> None:
     only = ["--only", "limits", "products", "attention", "--shape", "tiny", "--rows", "3"]
-    sizes = ["--block-sizes", "16", "--decodes", "2x40", "--repeat", "1"]
+    sizes = ["--block-sizes", "16", "--decodes", "2x40", "--prompts", "24", "--repeat", "1"]
     memory = ["--read-size", "1MiB", "--working-set", "1KiB", "--threads", "1", "3"]
     samples = bench("kernels", *only, *sizes, *memory, folder=tmp_path)
     assert list(samples["Limits of the machine"]) == ["1 threads", "3 threads"]
     assert {"Products: tiny, 1 thread", "Paged attention: tiny, 3 threads"} <= set(samples)
-    works = ["tiny, products of 3 rows", "tiny, decode of 2 × 40, blocks of 16"]
+    works = ["tiny, products of 3 rows", "tiny, decode of 2 × 40, blocks of 16", "tiny, attention of a prompt of 24"]
     assert {number: list(seconds) for number, seconds in samples["Threads"].items()} == {"1": works, "3": works}
 
 
@@ -563,19 +566,22 @@ def test_native_measurements_refuse_what_does_not_fit() -> None:
     layer = (np.zeros((2, 16, 1, 32), np.uint16), np.zeros((2, 16, 1, 32), np.uint16))
     table, lengths = np.array([[0, 1]]), np.array([20])
 
-    def attend(table: Any, lengths: Any, num_heads: int = 2, head_dim: int = 32) -> list[float]:
+    def attend(table: Any, lengths: Any, num_queries: int = 1, head_dim: int = 32) -> list[float]:
         seconds: list[float] = timed.attention_seconds(
-            kernels, team, [layer], "bfloat16", table, lengths, num_heads, head_dim, 3
+            kernels, team, [layer], "bfloat16", table, lengths, num_queries, 2, head_dim, 3
         )
         return seconds
 
     assert len(attend(table, lengths)) == 3
+    assert len(attend(table, lengths, 20)) == 3
     for arguments in (
         (np.array([[0, 2]]), lengths),
         (table, np.array([33])),
         (table, np.array([0])),
         (table, np.array([1, 1])),
-        (table, lengths, 2, 48),
+        (table, lengths, 0),
+        (table, lengths, 21),
+        (table, lengths, 1, 48),
     ):
         with pytest.raises(ValueError, match=r"do(es)? not"):
             attend(*arguments)

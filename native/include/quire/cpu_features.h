@@ -20,6 +20,7 @@ struct CpuFeatures {
     bool avx2 = false;
     bool fma = false;
     bool f16c = false;
+    bool avx_vnni = false;
     bool avx512f = false;
     bool avx512bw = false;
     bool avx512vl = false;
@@ -31,10 +32,12 @@ struct CpuFeatures {
     bool amx_int8 = false;
 };
 
-// The kernels are compiled for these five sets. Each needs all features of the one before.
+// The kernels are compiled for these six sets, the best last. Each needs all features of the one before; but the
+// first processors with AVX-512 have no avx_vnni, and need none.
 enum class InstructionSet {
     kPortable,    // plain C++
     kAvx2,        // avx2, fma, f16c
+    kAvx2Vnni,    // and avx_vnni
     kAvx512,      // and avx512 f, bw, vl, dq
     kAvx512Bf16,  // and avx512 bf16, vnni
     kAmx,         // and amx tile, bf16, int8
@@ -60,9 +63,11 @@ CpuFeatures decode_cpu_features(const CpuidWords& words);
 // The features of this machine, read once. Call it before any tile instruction.
 const CpuFeatures& cpu_features();
 
+bool can_use(InstructionSet instruction_set, const CpuFeatures& features);
+
 InstructionSet best_instruction_set(const CpuFeatures& features);
 
-// "portable", "avx2", "avx512", "avx512_bf16" or "amx".
+// "portable", "avx2", "avx2_vnni", "avx512", "avx512_bf16" or "amx".
 const char* name_of(InstructionSet instruction_set);
 
 }  // namespace quire

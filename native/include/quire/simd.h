@@ -24,7 +24,7 @@
 #endif
 
 #ifndef QUIRE_ISA
-#error "kernels are compiled with QUIRE_ISA=portable, avx2, avx512, avx512_bf16 or amx"
+#error "kernels are compiled with QUIRE_ISA=portable, avx2, avx2_vnni, avx512, avx512_bf16 or amx"
 #endif
 
 namespace quire::QUIRE_ISA {

@@ -128,8 +128,8 @@ inline Ints less(const Ints& bytes, int middle) {
 }
 
 // The codes of a step, 64 bytes, times four numbers of a row; sums are exact integers.
+// An instruction of VNNI takes unsigned codes, so sums start from -middle times the sum of the row's numbers.
 #if defined(__AVX512VNNI__)
-// The instruction takes unsigned codes, so sums start from -middle times the sum of the row's numbers.
 struct CodeStep {
     using Vector = __m512i;
     static constexpr int kFlip = 128;  // a code of 8 bits is stored as code ^ kFlip
@@ -139,6 +139,22 @@ struct CodeStep {
     static Ints add(const Ints& sum, const Vector& codes, const std::int8_t* numbers) {
         const __m512i row = _mm512_set1_epi32(four(numbers));
         return {{(IntPart)_mm512_dpbusd_epi32((__m512i)sum.part[0], codes, row)}};
+    }
+};
+#elif defined(__AVXVNNI__)
+struct CodeStep {
+    using Vector = Ints;
+    static constexpr int kFlip = 128;
+    static constexpr bool kSigned = false;
+
+    static Vector codes(const Ints& bytes) { return bytes; }
+    static Ints add(const Ints& sum, const Vector& codes, const std::int8_t* numbers) {
+        const __m256i row = _mm256_set1_epi32(four(numbers));
+        Ints result;
+        QUIRE_FOR_PARTS(i) {
+            result.part[i] = (IntPart)_mm256_dpbusd_avx_epi32((__m256i)sum.part[i], (__m256i)codes.part[i], row);
+        }
+        return result;
     }
 };
 #else

@@ -89,11 +89,12 @@ class PagedLayers:
         }
         self._lengths = np.full(num_sequences, num_tokens, np.int64)
 
-    def attend(self, kernels: Kernels, team: ThreadTeam, layout: Layout) -> float:
-        """Return the seconds of one pass over all layers. Does not mutate."""
+    def attend(self, kernels: Kernels, team: ThreadTeam, layout: Layout, num_queries: int = 1) -> float:
+        """Return the seconds of one pass over all layers, of the newest tokens of each sequence. Does not mutate."""
         from quire._benchmarks import attention_seconds
 
+        heads = self._num_heads, self._head_dim
         (seconds,) = attention_seconds(
-            kernels, team, layout.layers, self._dtype, layout.tables, self._lengths, self._num_heads, self._head_dim, 1
+            kernels, team, layout.layers, self._dtype, layout.tables, self._lengths, num_queries, *heads, 1
         )
         return seconds

@@ -36,6 +36,7 @@ MIN_ARITHMETIC_SHARE = 60.0
 MIN_ATTENTION_SHARE = 80.0
 MAX_PAGED = {16: 1.03, 32: 1.01, 64: 1.01, 128: 1.01}
 INT8_BLOCK, INT8_GOAL_TOKENS, MAX_INT8 = 16, 4096, 0.62
+PROMPT_BLOCK, PROMPT_BYTES, MIN_PROMPT_SHARE = 16, 64 << 20, 70.0
 MAX_HEAD_ROWS = 64
 """Steps of more rows are prompts, and only the last token of a prompt goes through the head."""
 
@@ -119,6 +120,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=((1, 8192), (8, 2048), (32, 512)),
         help="sequences x tokens in attention; default: 1x8192 8x2048 32x512",
     )
+    add_counts(parser, "prompts", (512, 1024, 2048, 4096), "tokens of a prompt in attention")
     add_count(parser, "repeat", 5, "repetitions of each measurement")
     parser.add_argument(
         "--threads",
@@ -177,6 +179,7 @@ class KernelBench:
             if "attention" in self._options.only:
                 yield self.measure_attention(shape)
                 yield self.measure_int8_attention(shape)
+                yield self.measure_prompt_attention(shape)
 
     # ---- limits -----------------------------------------------------------------------------------------------
 
@@ -428,6 +431,42 @@ class KernelBench:
         )
         header = ("decodes", "bfloat16, ms", "int8, ms", "int8 to bfloat16")
         return Section(f"Attention with int8: {shape.name}", text, header, rows, samples, goals)
+
+    def measure_prompt_attention(self, shape: KernelShape) -> Section:
+        """Measure attention of whole prompts, in which keys and values are used by many rows."""
+        rows: list[tuple[str, ...]] = []
+        samples: dict[str, object] = {}
+        goals: list[Goal] = []
+        limits, heads = self._limits, (shape.num_heads, shape.num_kv_heads, shape.head_dim)
+        size = min(self._options.working_set, PROMPT_BYTES)
+        for num_tokens in self._options.prompts:
+            self._tell(f"attention of {shape.name}: a prompt of {num_tokens}")
+            layers = PagedLayers(heads, (1, num_tokens), block_size=PROMPT_BLOCK, num_bytes=size)
+            # Scores and sums of values: two operations for each of the tokens up to a token's own.
+            operations = 2 * shape.num_heads * shape.head_dim * num_tokens * (num_tokens + 1)
+            times, rates, shares = [], [], []
+            for _ in range(self._repeat):
+                rate = limits.arithmetic()
+                seconds = layers.attend(limits.kernels, limits.team, layers.layouts[SHUFFLED], num_tokens)
+                times.append(seconds / layers.num_layers)
+                rates.append(operations / times[-1] / 1e9)
+                if rate is not None:
+                    shares.append(100e9 * rates[-1] / rate)
+            what = f"{num_tokens:,}"
+            share = cell(summarize(shares)) if shares else "–"
+            rows.append((what, cell(summarize([1e3 * s for s in times])), cell(summarize(rates)), share))
+            samples[what] = {"rates": rates, "shares": shares}
+            self.seconds[f"{shape.name}, attention of a prompt of {what}"] = times
+            if shares and size == PROMPT_BYTES:
+                label = f"{shape.name}, attention of a prompt of {what}: % of the arithmetic"
+                goals.append(Goal(label, summarize(shares).median, MIN_PROMPT_SHARE, at_least=True))
+        text = (
+            f"{shape.num_heads} heads over {shape.num_kv_heads}, head_dim {shape.head_dim}, bfloat16, a whole prompt "
+            f"at once over shuffled blocks of {PROMPT_BLOCK}; times of one layer. Only scores up to a token's own are "
+            f"counted as work. Median of {self._repeat} runs (min–max)."
+        )
+        header = ("tokens", "ms", "GFLOP/s", "% of the arithmetic")
+        return Section(f"Attention of prompts: {shape.name}", text, header, rows, samples, goals)
 
 
 @dataclass(frozen=True, slots=True)

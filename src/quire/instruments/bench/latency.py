@@ -238,7 +238,7 @@ class LatencyBench:
 
     def _decode_goals(self, runs: dict[tuple[int, int], list[DecodeRun]]) -> list[Goal]:
         goals = []
-        bounds = MIN_DECODE_SHARE_AVX2 if self._limits.name == "avx2" else MIN_DECODE_SHARE
+        bounds = MIN_DECODE_SHARE_AVX2 if self._limits.name.startswith("avx2") else MIN_DECODE_SHARE
         for (context, count), found in runs.items() if self._has_goals else ():
             what = f"context {context:,}, {count} sequences"
             if count in bounds and context == 256:
