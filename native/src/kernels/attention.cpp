@@ -175,10 +175,11 @@ void add_wide(Query* queries, const Part<Value>& part, int first_step, int end_s
     using Each = Step<Value>;
     constexpr int kLineNumbers = kLineBytes / sizeof(Value), kStepNumbers = kLanes * Each::kInputs;
     constexpr int kGroupSteps = kLanes / Each::kInputs;
-    const typename Each::Input* weights[kCount];
+    // The weights of a query follow those of the one before: a place is a number, and needs no register.
+    constexpr int kOfQuery = kAttentionTile * sizeof(float) / sizeof(typename Each::Input);
+    const typename Each::Input* weights = reinterpret_cast<const typename Each::Input*>(queries[0].scores);
     typename Each::Sum sums[kCount][kWide];
     QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {
-        weights[q] = reinterpret_cast<const typename Each::Input*>(queries[q].scores);
         QUIRE_UNROLLED for (int w = 0; w < kWide; ++w) {
             if constexpr (kIsInt8<Value>) {
                 sums[q][w] = {};
@@ -202,7 +203,7 @@ void add_wide(Query* queries, const Part<Value>& part, int first_step, int end_s
             const char* next = part.next[group] + at * sizeof(Value);
             for (int i = 0; i < kWide * kStepNumbers; i += kLineNumbers) fetch(next + i * sizeof(Value));
             QUIRE_UNROLLED for (int q = 0; q < kCount; ++q) {
-                const auto weight = Each::input(weights[q] + step);
+                const auto weight = Each::input(weights + q * kOfQuery + step);
                 QUIRE_UNROLLED for (int w = 0; w < kWide; ++w) sums[q][w] = Each::add(sums[q][w], weight, values[w]);
             }
         }
@@ -373,17 +374,19 @@ class Queries {
         for (int head = first_head; head < first_head + num_heads; ++head, ++count_) {
             const std::size_t column =
                 static_cast<std::size_t>((task_.kv_head + kv_head) * task_.group + head) * head_dim;
-            float* own = scratch_ + static_cast<std::size_t>(count_) * (2 * value_stride + kAttentionTile);
+            float* scores = scratch_ + static_cast<std::size_t>(count_) * kAttentionTile;
+            float* own =
+                scratch_ + kAttentionQueries * kAttentionTile + static_cast<std::size_t>(count_) * 2 * value_stride;
             const float* row = task_.query.row(token) + column;
             if constexpr (kIsInt4<Key>) {
                 std::memcpy(own, row, head_dim * sizeof(float));
                 rotate_head(own, head_dim);
                 row = own;
             }
-            Input* rounded = reinterpret_cast<Input*>(own + value_stride + kAttentionTile);
+            Input* rounded = reinterpret_cast<Input*>(own + value_stride);
             float scale = task_.scale;
             queries_[count_] = {.vector = rounded_vector(row, head_dim, rounded, &scale),
-                                .scores = own + value_stride,
+                                .scores = scores,
                                 .sums = own,
                                 .output = task_.output.row(token) + column,
                                 .position = position,
