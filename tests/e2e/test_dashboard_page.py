@@ -284,17 +284,37 @@ def test_a_model_without_a_chat_template_writes_on(open_page: Callable[..., Page
         page.complaints.clear()
 
 
-def test_the_line_for_a_terminal_works(open_page: Callable[..., Page]) -> None:
+def test_the_calls_that_are_shown_work_as_printed(open_page: Callable[..., Page]) -> None:
     with running_server(settings=SETTINGS) as server:
         page = open_page(server.url)
         page.wait_for(IS_LIVE)
-        line = page.wait_for(
-            "document.querySelector('.when-new').checkVisibility() && document.getElementById('curl').textContent"
-        )
+        page.wait_for("document.querySelector('.when-new').checkVisibility()")
+        line = page.evaluate("document.getElementById('call-terminal').textContent")
         if shutil.which("curl"):
             done = subprocess.run(["bash", "-c", f"{line} --silent"], capture_output=True, check=True, timeout=60)
             assert json.loads(done.stdout)["choices"][0]["message"]["content"]
             page.wait_for("!document.querySelector('.when-new').checkVisibility()")
+        program = page.evaluate("document.getElementById('call-python').textContent")
+        assert f'base_url="{server.url.rstrip("/")}/v1"' in program
+        compile(program, "call", "exec")
+        facts = page.evaluate("document.getElementById('facts').textContent")
+        assert "Qwen3ForCausalLM" in facts and "128 blocks of 16 tokens" in facts
+
+
+def test_answers_are_shown_as_markdown_and_never_as_html(open_page: Callable[..., Page], server: RunningServer) -> None:
+    page = open_page(server.url)
+    page.wait_for(IS_LIVE)
+    text = "**Bold** <img src=x onerror=alert(1)>\n\n```python\nx = 1\n```\n- [a](javascript:alert(1))"
+    choices = {"choices": [{"index": 0, "delta": {"content": text}}]}
+    page.evaluate(
+        f"""quire.chat.post = async () => new Response("data: " + JSON.stringify({json.dumps(choices)}) + "\\n\\n")"""
+    )
+    page.click("#chat-text")
+    page.type("Show me")
+    page.press("Enter")
+    page.wait_for("document.querySelector('#transcript pre code')?.textContent === 'x = 1'")
+    assert page.evaluate("document.querySelector('#transcript strong').textContent") == "Bold"
+    assert page.evaluate("document.querySelectorAll('#transcript :is(img, a, script)').length") == 0
 
 
 # ---- pointing -------------------------------------------------------------------------------------------------------
@@ -343,7 +363,7 @@ def test_everything_is_reached_by_the_keyboard_and_shows_that_it_is(
             break
         seen.append(found[0])
         assert found[1] != "none" and found[2] != "0px", f"{found[0]} does not show its focus"
-    for name in ("skip", "theme", "key-button", "map", "chat-text", "answers", "length", "treeitem", "event-list"):
+    for name in ("skip", "theme", "key-button", "map", "chat-text", "answers", "tokens", "treeitem", "event-list"):
         assert name in seen
 
     page.evaluate("document.getElementById('map').focus()")

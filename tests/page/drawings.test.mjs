@@ -161,7 +161,7 @@ function openMap(numBlocks, width = 280) {
     const told = [];
     const map = new BlockMap(host, { onPoint: (...point) => told.push(point) });
     const memory = new Memory(numBlocks);
-    map.show(memory);
+    map.show(memory, (owner) => (owner < 100 ? owner : null));
     draw();
     const drawn = () => context.drawn.splice(0);
     drawn();
@@ -185,6 +185,19 @@ test("only what changed is drawn again, once for each picture", () => {
     map.update([]);
     draw();
     assert.equal(map.numDrawn - before, 2 + 50);
+});
+
+test("a block has the colour and the mark of its request's look, and none of one that has ended", () => {
+    const { map, memory, drawn } = openMap(50);
+    memory.write([1, USED, 1, 9, ROOT, 0]);
+    memory.write([2, USED, 1, 17, ROOT, 0]);
+    memory.write([3, USED, 1, 200, ROOT, 0]);
+    map.update([1, 2, 3]);
+    draw();
+    const cells = drawn().filter((each) => each.style !== "ground");
+    assert.deepEqual(cells.map((each) => each.style), ["owner-1", "panel", "owner-1", "panel", "unknown"]);
+    const [, square, , bar] = cells.map((each) => each.place);
+    assert.ok(square[2] === square[3] && bar[2] > 3 * bar[3], "a square in the middle, a bar across");
 });
 
 test("the cursor follows mouse and keys, and tells which blocks it is on", () => {
@@ -241,7 +254,7 @@ test("without a memory or a width nothing is drawn, and the keyboard finds nothi
     map.update([1]);
     draw();
     host.clientWidth = 100;
-    map.show(memory);
+    map.show(memory, () => null);
     draw();
     assert.equal(map.numDrawn, 8);
 });

@@ -99,8 +99,9 @@ function openRequests() {
     const row = new Element("tr", {}, new Element("button", {}, span("swatch")), ...cells, bar);
     openDocument({ "request-row": { content: new Element("fragment", {}, row) } });
     const [body, note] = [new Element("tbody"), new Element("p")];
+    const scroller = Object.assign(new Element("div", { class: "scroll" }, body), { scrollTop: 0, clientHeight: 1e4 });
     const marks = [];
-    return { body, note, marks, table: new Requests(body, note, { onMark: (id) => marks.push(id) }) };
+    return { body, note, marks, scroller, table: new Requests(body, note, { onMark: (id) => marks.push(id) }) };
 }
 
 const request = (id, more = {}) => ({
@@ -113,6 +114,7 @@ const request = (id, more = {}) => ({
     total: 20,
     cached: 8,
     preemptions: 0,
+    look: id % 24,
     call: `req-${id}234567890`,
     ...more,
 });
@@ -150,6 +152,22 @@ test("at most sixty are listed; those that ended fill up to ten", () => {
     assert.deepEqual(ids(body), [0, 1, 2, 3, 4, 5, 6, 900, 901, 902]);
     table.update([], []);
     assert.deepEqual(ids(body), []);
+});
+
+test("requests that are cut off below are counted, until they are scrolled to", () => {
+    const { note, scroller, table } = openRequests();
+    table.update(Array.from({ length: 8 }, (_, id) => request(id)), []);
+    assert.equal(note.textContent, "");
+    table.body.children.forEach((row, place) => Object.assign(row, { offsetTop: 20 + 20 * place, offsetHeight: 20 }));
+    scroller.clientHeight = 100;
+    table.tellMore();
+    assert.equal(note.textContent, "4 more requests below: scroll.");
+    scroller.scrollTop = 60;
+    scroller.fire("scroll");
+    assert.equal(note.textContent, "1 more request below: scroll.");
+    scroller.scrollTop = 80;
+    scroller.fire("scroll");
+    assert.equal(note.textContent, "");
 });
 
 test("the bars of all requests have one scale, and their parts add up to the length", () => {
@@ -223,12 +241,14 @@ function grownMemory() {
     return memory;
 }
 
+const lookOf = (id) => (id === 2 ? 17 : null);
+
 function openTree(memory = grownMemory()) {
     openDocument();
     const [list, note] = [new Element("ul"), new Element("p")];
     const marks = [];
     const tree = new PrefixTree(list, note, { onMark: (blocks) => marks.push(blocks && [...blocks].sort((a, b) => a - b)) });
-    tree.update(memory, 16);
+    tree.update(memory, 16, lookOf);
     const labels = () => list.children.map((item) => item.lastChild.textContent);
     const key = (name) => (document.activeElement ?? list.firstChild).fire("keydown", { key: name });
     return { tree, list, note, marks, labels, key };
@@ -292,16 +312,21 @@ test("what the user has folded stays folded as the memory changes, and the focus
     list.children[0].fire("click");
     assert.equal(list.children.length, 2);
     memory.write([5, USED, 1, 3, ROOT, 0]);
-    tree.update(memory, 16);
+    tree.update(memory, 16, lookOf);
     assert.deepEqual(labels().slice(1), ["4 blocks, 10 to 13 · 64 tokens · cached", "block 5 · 16 tokens · read by #3"]);
     list.children[0].focus();
     list.children[0].fire("keydown", { key: "End" });
     memory.write([13, 0, 0, -1, -2, 0]);
-    tree.update(memory, 16);
+    tree.update(memory, 16, lookOf);
     assert.equal(list.children.indexOf(document.activeElement), 2);
     const before = list.children;
-    tree.update(memory, 16);
+    tree.update(memory, 16, lookOf);
     assert.deepEqual(list.children, before, "nothing is built again where nothing has changed");
+});
+
+test("a run has the look of the request that reads it", () => {
+    const swatches = openTree().list.children.map((item) => item.childNodes[1].dataset);
+    assert.deepEqual([swatches[1].owner, swatches[1].mark, swatches[2].owner], ["1", "2", undefined]);
 });
 
 test("to point at a run marks it, all before it and all behind it", () => {
@@ -321,7 +346,7 @@ test("a tree with too many branches tells how many are not shown, an empty one n
     assert.equal(list.children.length, 150);
     assert.equal(note.textContent, "400 blocks in the prefix cache. 250 more branches not shown.");
     memory.clear();
-    tree.update(memory, 16);
+    tree.update(memory, 16, lookOf);
     assert.deepEqual([list.children.length, note.textContent], [0, ""]);
     assert.ok(!list.fire("keydown", { key: "ArrowDown" }));
 });

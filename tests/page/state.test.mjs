@@ -16,6 +16,7 @@ import {
     Memory,
     Model,
     NOBODY,
+    NUM_LOOKS,
     ROOT,
     UNPUBLISHED,
     USED,
@@ -184,6 +185,34 @@ test("what ends is remembered with how it ended", () => {
     assert.equal(model.requests.size, 0);
     const { id, status, tenant, computed, total, cached } = model.ended[0];
     assert.deepEqual([id, status, tenant, computed, total, cached], [7, "aborted", "ada", 31, 32, 16]);
+});
+
+test("up to twenty-four requests look each another way, and keep their look", () => {
+    const next = random(5);
+    const model = new Model(HELLO);
+    const engine = new Engine(2);
+    const row = (id) => [id, "running", "ada", 4, 4, 5, 0, 0, `req-${id}`];
+    const frame = { ...engine.frame(true), blocks: [], requests: [], gone: [], events: [] };
+    model.apply(frame);
+    let running = [];
+    for (let turn = 0; turn < 300; turn += 1) {
+        const before = new Map(running.map((id) => [id, model.lookOf(id)]));
+        const gone = running.filter(() => next() < 0.2);
+        const added = Array.from({ length: Math.floor(next() * 8) }, (_, place) => 1000 * turn + place);
+        running = running.filter((id) => !gone.includes(id));
+        added.length = Math.min(added.length, 24 - running.length);
+        running.push(...added);
+        model.apply({ ...frame, full: false, gone: gone.map((id) => [id, 1, 1, 0]) });
+        model.apply({ ...frame, full: false, requests: running.map(row) });
+        const looks = running.map((id) => model.lookOf(id));
+        assert.equal(new Set(looks).size, running.length);
+        for (const id of running) if (before.has(id)) assert.equal(model.lookOf(id), before.get(id));
+        for (const id of gone) assert.equal(model.lookOf(id), null);
+    }
+    const many = Array.from({ length: 60 }, (_, place) => 10 ** 6 + place);
+    model.apply({ ...frame, requests: many.map(row) });
+    const numOf = Array.from({ length: NUM_LOOKS }, (_, look) => many.filter((id) => model.lookOf(id) === look).length);
+    assert.ok(Math.max(...numOf) - Math.min(...numOf) <= 1, "more of them share looks evenly");
 });
 
 test("a block that is not there is not written", () => {

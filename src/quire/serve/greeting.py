@@ -1,17 +1,56 @@
-"""The lines that a server prints when it is ready: where to look, and how to call it."""
+"""How to call a server, in a line for a terminal and a few for Python, and the lines that it prints when it is ready.
+
+The dashboard shows the same calls, so they are said here only.
+"""
 
 from __future__ import annotations
 
 import json
 import shlex
+from typing import Final
 
-QUESTION = "What is a block table?"
+QUESTION: Final = "What is a block table?"
+
+
+def example_calls(address: str, model_name: str, *, has_keys: bool, has_chat: bool) -> dict[str, list[str]]:
+    """Return the lines of a call, by where they are typed.
+
+    `has_chat`: the model has a chat template; without one it continues texts.
+
+    >>> for line in example_calls("http://localhost:8000", "guide", has_keys=True, has_chat=True)["Python"]:
+    ...     print(line)
+    import os
+    from openai import OpenAI
+    client = OpenAI(base_url="http://localhost:8000/v1", api_key=os.environ["QUIRE_API_KEY"])
+    messages = [{"role": "user", "content": "What is a block table?"}]
+    print(client.chat.completions.create(model="guide", messages=messages).choices[0].message.content)
+    """
+    if has_chat:
+        path, name, field, answer = "chat/completions", "chat.completions", "messages", "message.content"
+        value: object = [{"role": "user", "content": QUESTION}]
+    else:
+        path, name, field, answer = "completions", "completions", "prompt", "text"
+        value = QUESTION
+    key = ' -H "Authorization: Bearer $QUIRE_API_KEY"' if has_keys else ""
+    api_key = 'os.environ["QUIRE_API_KEY"]' if has_keys else '"none"'
+    model = json.dumps(model_name)
+    return {
+        "terminal": [
+            f"curl {address}/v1/{path} -H 'Content-Type: application/json'{key} \\",
+            f"  -d {shlex.quote(json.dumps({'model': model_name, field: value}))}",
+        ],
+        "Python": [
+            *(["import os"] if has_keys else []),
+            "from openai import OpenAI",
+            f'client = OpenAI(base_url="{address}/v1", api_key={api_key})',
+            f"{field} = {json.dumps(value)}",
+            f"print(client.{name}.create(model={model}, {field}={field}).choices[0].{answer})",
+        ],
+    }
 
 
 def greeting(address: str, model_name: str, *, has_dashboard: bool, has_keys: bool, has_chat: bool) -> str:
     r"""Return the dashboard's address, a line for a terminal, and a few for Python.
-
-    `has_chat`: the model has a chat template; without one it continues texts.
 
     >>> print(greeting("http://localhost:8000", "guide", has_dashboard=True, has_keys=False, has_chat=False))
     dashboard   http://localhost:8000/
@@ -19,27 +58,10 @@ def greeting(address: str, model_name: str, *, has_dashboard: bool, has_keys: bo
                   -d '{"model": "guide", "prompt": "What is a block table?"}'
     Python      from openai import OpenAI
                 client = OpenAI(base_url="http://localhost:8000/v1", api_key="none")
-                print(client.completions.create(model="guide", prompt="What is a block table?").choices[0].text)
+                prompt = "What is a block table?"
+                print(client.completions.create(model="guide", prompt=prompt).choices[0].text)
     """
-    asked = {"messages": [{"role": "user", "content": QUESTION}]} if has_chat else {"prompt": QUESTION}
-    path, name, answer = (
-        ("chat/completions", "chat.completions", "message.content") if has_chat else ("completions",) * 2 + ("text",)
-    )
-    key = ' -H "Authorization: Bearer $QUIRE_API_KEY"' if has_keys else ""
-    fields = ", ".join(f"{field}={json.dumps(value)}" for field, value in {"model": model_name, **asked}.items())
-    api_key = 'os.environ["QUIRE_API_KEY"]' if has_keys else '"none"'
-    lines = {
-        "terminal": [
-            f"curl {address}/v1/{path} -H 'Content-Type: application/json'{key} \\",
-            f"  -d {shlex.quote(json.dumps({'model': model_name, **asked}))}",
-        ],
-        "Python": [
-            *(["import os"] if has_keys else []),
-            "from openai import OpenAI",
-            f'client = OpenAI(base_url="{address}/v1", api_key={api_key})',
-            f"print(client.{name}.create({fields}).choices[0].{answer})",
-        ],
-    }
+    lines = example_calls(address, model_name, has_keys=has_keys, has_chat=has_chat)
     if has_dashboard:
         lines = {"dashboard": [f"{address}/"], **lines}
     return "\n".join(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from starlette.requests import ClientDisconnect
@@ -23,6 +23,7 @@ from quire.core.errors import ExecutionError
 from quire.engine.records.live import LiveFrame
 from quire.engine.records.stats import ModelState
 from quire.serve.gate import Gate
+from quire.serve.greeting import example_calls
 from quire.serve.json_line import encode
 from quire.serve.live_history import LiveHistory
 from quire.serve.live_mirror import Holdings, LiveMirror
@@ -30,11 +31,13 @@ from quire.serve.live_places import LivePlaces
 from quire.serve.live_reader import Line, LiveReader
 from quire.serve.model import ServedModel
 from quire.serve.sse import gone, unless
-from quire.serve.tenants import Tenant
+from quire.serve.tenants import ANYBODY, Tenant
 
 FRAMES_EVERY_S: Final = 0.125
 BEATS_EVERY_S: Final = 1.0
 """How long a reader may wait for a frame, though nothing happens."""
+ADDRESS: Final = "{address}"
+"""In the calls that are shown: a reader puts the address there by which it reached this server."""
 MOST_CALLS: Final = 1 << 14
 """Calls whose ids are known, the newest ones."""
 HEADERS: Final = (
@@ -161,7 +164,14 @@ class Live:
 
     def hello(self, reader: LiveReader) -> Line:
         """Return the first line of a reader. Does not mutate."""
-        plan, config = self._model.report.plan, self._model.config
+        report, config, tokenizer = self._model.report, self._model.config, self._model.tokenizer
+        plan = report.plan
+        calls = example_calls(
+            ADDRESS,
+            self._model_name,
+            has_keys=reader.tenant.name != ANYBODY.name,
+            has_chat=tokenizer is not None and tokenizer.has_chat_template,
+        )
         return {
             "type": "hello",
             "version": quire.__version__,
@@ -173,6 +183,8 @@ class Live:
             "scope": "operator" if reader.name is None else "tenant",
             "tenant": reader.tenant.name,
             "max_num_seqs": config.max_num_seqs,
+            "facts": replace(report, model=self._model_name).facts(),
+            "calls": {where: "\n".join(each) for where, each in calls.items()},
             "history": self._history.rows() if reader.name is None else [],
         }
 

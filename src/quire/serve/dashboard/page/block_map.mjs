@@ -7,7 +7,7 @@
 // be too small, several blocks share one, which is the stronger the more of them are held. The cursor is an element
 // over the canvas, so that it costs no drawing: the mouse moves it, and so do the arrow keys.
 
-import { ownerIndex, readColours } from "./colours.mjs";
+import { markIn, partsOf, readColours } from "./colours.mjs";
 import { cellAt, layoutOf, moved } from "./layout.mjs";
 import { IS_CACHED, IS_FREE, IS_ONE, IS_SHARED } from "./state.mjs";
 
@@ -20,6 +20,7 @@ const FAINTEST = 0.4; // of what is held, however little
 /** A map on a canvas in a host that can be focused. `onPoint(firstBlock, numBlocks, byKey)` is told of the cursor. */
 export class BlockMap {
     constructor(host, { onPoint }) {
+        this.lookOf = () => null;
         this.host = host;
         this.canvas = host.querySelector("canvas");
         this.marker = host.querySelector(".cursor");
@@ -56,9 +57,10 @@ export class BlockMap {
         });
     }
 
-    /** Show a memory from now on. Mutates. */
-    show(memory) {
+    /** Show a memory from now on; `lookOf` tells the look of a request. Mutates. */
+    show(memory, lookOf) {
         this.memory = memory;
+        this.lookOf = lookOf;
         this.redraw();
     }
 
@@ -154,7 +156,17 @@ export class BlockMap {
         const kind = this.memory.kind(block);
         this.context.fillStyle = this.colourOf(block, kind);
         this.context.fillRect(x, y, side, side);
-        if (kind === IS_SHARED && this.layout.cell >= HATCH_FROM) this.drawShared(block, x, y, side);
+        if (this.layout.cell < HATCH_FROM) return;
+        if (kind === IS_SHARED) this.drawShared(block, x, y, side);
+        if (kind === IS_ONE) this.drawMark(block, x, y, side);
+    }
+
+    drawMark(block, x, y, side) {
+        const look = this.lookOf(this.memory.owners[block]);
+        const place = look === null ? null : markIn(side, partsOf(look)[1]);
+        if (place === null) return;
+        this.context.fillStyle = this.colours.panel;
+        this.context.fillRect(x + place[0], y + place[1], place[2], place[3]);
     }
 
     /** Draw a cell of several: what most are that nobody holds, and over it, as strong as they are many, the held. */
@@ -198,8 +210,8 @@ export class BlockMap {
         if (kind === IS_FREE) return colours.free;
         if (kind === IS_CACHED) return colours.cached;
         if (kind === IS_SHARED) return colours.shared;
-        const owner = this.memory.owners[block];
-        return owner < 0 ? colours.unknown : colours.owners[ownerIndex(owner)];
+        const look = this.lookOf(this.memory.owners[block]);
+        return look === null ? colours.unknown : colours.owners[partsOf(look)[0]];
     }
 
     *blocksIn(cell) {

@@ -2,8 +2,10 @@
 //
 // It talks to /v1/chat/completions, and to /v1/completions where the model has no chat template. Several answers to one
 // prompt can be asked for, because that is how blocks come to be shared. A conversation goes on from the first of them.
+// Answers are read as Markdown, which is what most models write; what the user and errors say is text.
 
 import { errorMessage } from "./live.mjs";
+import { Markdown } from "./markdown.mjs";
 
 /** Hand the events of a stream on, each as the object that it says. Returns at its end. */
 export async function readEvents(stream, onEvent) {
@@ -110,7 +112,8 @@ export class Chat {
         const answers = new Map();
         let failure = "";
         const said = (index) => {
-            if (!answers.has(index)) answers.set(index, { text: "", node: this.show("model", "", index).firstChild });
+            if (!answers.has(index))
+                answers.set(index, { text: "", page: new Markdown(this.show("model", "", index)) });
             return answers.get(index);
         };
         try {
@@ -141,7 +144,7 @@ export class Chat {
     }
 
     write(answers) {
-        for (const { text, node } of answers.values()) node.appendData(text.slice(node.length));
+        for (const { text, page } of answers.values()) page.show(text);
         this.scroll();
     }
 
@@ -151,8 +154,8 @@ export class Chat {
         const name = document.createElement("b");
         name.textContent =
             who === "model" && index ? `${this.model}, answer ${index + 1}` : who === "model" ? this.model : who;
-        const body = document.createElement("p");
-        body.append(document.createTextNode(text));
+        const body = document.createElement(who === "model" ? "div" : "p");
+        body.append(text);
         item.append(name, body);
         this.transcript.append(item);
         this.scroll();

@@ -4,8 +4,22 @@
 
 export const NUM_OWNERS = 8;
 
-/** Return the index of the colour of a request. Numbers are given in order, so neighbours in time differ. */
-export const ownerIndex = (owner) => owner % NUM_OWNERS;
+/** Return the index of the colour of a look, and its mark: 0 none, 1 a square in the middle, 2 a bar below it. */
+export const partsOf = (look) => [look % NUM_OWNERS, Math.floor(look / NUM_OWNERS)];
+
+/** Give a swatch a look; null: of a request that has ended, or nobody's. Mutates the swatch. */
+export function paint(swatch, look) {
+    if (look === null) return;
+    const [colour, mark] = partsOf(look);
+    Object.assign(swatch.dataset, { owner: colour, mark });
+}
+
+/** Return where the mark of a look lies in a square of this side: x, y, width, height; null: it has none. */
+export function markIn(side, mark) {
+    if (mark === 0) return null;
+    const third = side / 3;
+    return mark === 1 ? [third, third, third, third] : [0, 2 * third, side, third / 2];
+}
 
 /** Return the colours of the theme that is in force. */
 export function readColours(root = document.documentElement) {
@@ -21,6 +35,7 @@ export function readColours(root = document.documentElement) {
         "faint",
         "line",
         "ground",
+        "panel",
         "accent",
         "free",
         "cached",

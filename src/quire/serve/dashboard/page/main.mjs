@@ -75,6 +75,8 @@ class Page {
         find("key-button").addEventListener("click", () => this.askForKey(""));
         find("key-form").addEventListener("submit", (event) => this.takeKey(event));
         find("key-cancel").addEventListener("click", () => find("key-dialog").close());
+        for (const button of document.querySelectorAll("[data-copies]"))
+            button.addEventListener("click", () => this.copy(button));
         setInterval(() => this.countDown(), 500);
     }
 
@@ -103,18 +105,40 @@ class Page {
         find("memory-size").textContent =
             `${counted(hello.num_blocks, "block")} of ${counted(hello.block_size, "token")}, ` +
             `${bytes(hello.bytes_per_block)} each`;
-        find("curl").textContent = this.curl(hello.model);
+        this.describeModel(hello);
         if (!before || WHOSE.some((name) => before[name] !== hello[name])) {
             this.history = this.plots.history = new History();
             this.history.fill(hello.history, hello.num_blocks, Date.now() / 1000);
         }
-        this.map.show(this.model.memory);
+        this.map.show(this.model.memory, (id) => this.model.lookOf(id));
     }
 
-    curl(model) {
-        const key = this.live.key ? " -H 'Authorization: Bearer …'" : "";
-        const body = JSON.stringify({ model, messages: [{ role: "user", content: "What is a block table?" }] });
-        return `curl ${location.origin}/v1/chat/completions -H 'Content-Type: application/json'${key} -d '${body}'`;
+    /** Show how the model is called from here, and what it is. Mutates. */
+    describeModel({ calls, facts }) {
+        for (const [id, where] of Object.entries({ "call-terminal": "terminal", "call-python": "Python" }))
+            find(id).textContent = calls[where].replaceAll("{address}", location.origin);
+        const pairs = facts.map(([label, text]) => {
+            const pair = document.createElement("div");
+            for (const [tag, words] of [
+                ["dt", label],
+                ["dd", text],
+            ])
+                pair.append(Object.assign(document.createElement(tag), { textContent: words }));
+            return pair;
+        });
+        find("facts").replaceChildren(...pairs);
+    }
+
+    async copy(button) {
+        const text = find(button.dataset.copies).textContent;
+        try {
+            await navigator.clipboard.writeText(text);
+            find("call-note").textContent = "Copied.";
+        } catch {
+            getSelection().selectAllChildren(find(button.dataset.copies));
+            find("call-note").textContent =
+                "The browser keeps its clipboard to itself here: the text is selected, copy it.";
+        }
     }
 
     apply(frame) {
@@ -149,7 +173,7 @@ class Page {
         if (this.isSampled) this.plots.update();
         this.isSampled = false;
         if (now < this.lastSlow) return;
-        this.tree.update(model.memory, model.hello.block_size);
+        this.tree.update(model.memory, model.hello.block_size, (id) => model.lookOf(id));
         this.speak(now);
         if (this.marked !== null) this.markRequest(this.marked);
         this.lastSlow = now + Math.max(900, 20 * (performance.now() - now));
@@ -188,9 +212,7 @@ class Page {
             `${one} held by one request, ${shared} shared by several, ${cached} cached, ${free} ${rest}.`;
         const perCell = Number(find("map").querySelector("canvas").dataset.perCell ?? 1);
         find("map-note").textContent =
-            perCell > 1
-                ? `Each cell shows ${perCell} blocks: the more are held, the stronger its colour.`
-                : "";
+            perCell > 1 ? `Each cell shows ${perCell} blocks: the more are held, the stronger its colour.` : "";
     }
 
     /** Say the summary to a screen reader, not too often. Mutates. */
@@ -219,7 +241,8 @@ class Page {
         const parent =
             { [ROOT]: "first block of its prompt", [UNPUBLISHED]: "not published" }[block.parent] ??
             `after block ${block.parent}`;
-        const owner = `taken by ${requestName(block.owner)}`;
+        const hasEnded = block.owner >= 0 && this.model.lookOf(block.owner) === null;
+        const owner = `taken by ${requestName(block.owner)}${hasEnded ? ", which has ended" : ""}`;
         const words = {
             free: this.model.hello.scope === "operator" ? ["free"] : ["free, or another's"],
             one: ["held by one", "1 reference", owner, since, parent],

@@ -4,8 +4,9 @@
 // all of one kind, is one run. Only unfolded runs are built, up to a limit: a tree of a million blocks costs what is
 // visible, and one walk to count.
 
+import { paint } from "./colours.mjs";
 import { count, counted } from "./format.mjs";
-import { CACHED, IS_SHARED, KINDS, ROOT } from "./state.mjs";
+import { CACHED, IS_ONE, IS_SHARED, KINDS, ROOT } from "./state.mjs";
 
 export const MAX_RUNS = 150;
 
@@ -137,10 +138,11 @@ export class PrefixTree {
         list.addEventListener("focusout", () => this.onMark(null));
     }
 
-    /** Draw the tree of a memory. Mutates. */
-    update(memory, blockSize) {
+    /** Draw the tree of a memory; `lookOf` tells the look of a request. Mutates. */
+    update(memory, blockSize, lookOf) {
         this.index = new TreeIndex(memory);
         this.blockSize = blockSize;
+        this.lookOf = lookOf;
         const { runs, numHidden } = this.index.visible((run, level) => this.unfolded.get(run.first) ?? level < 3);
         this.runs = runs;
         const signature = JSON.stringify(
@@ -150,6 +152,7 @@ export class PrefixTree {
                 run.refs,
                 run.kind,
                 run.owner,
+                lookOf(run.owner),
                 run.level,
                 run.open,
                 run.numBelow,
@@ -163,9 +166,7 @@ export class PrefixTree {
         if (hadFocus) this.list.querySelector('[tabindex="0"]')?.focus();
         const more = numHidden ? ` ${count(numHidden)} more branches not shown.` : "";
         const { numPublished } = this.index;
-        this.note.textContent = numPublished
-            ? `${counted(numPublished, "block")} in the prefix cache.${more}`
-            : "";
+        this.note.textContent = numPublished ? `${counted(numPublished, "block")} in the prefix cache.${more}` : "";
     }
 
     item(run, place) {
@@ -184,7 +185,7 @@ export class PrefixTree {
         twist.textContent = run.children.length ? (run.open ? "▾" : "▸") : "";
         const swatch = document.createElement("span");
         swatch.className = `swatch ${KINDS[run.kind]}`;
-        if (run.kind === 1 && run.owner >= 0) swatch.dataset.owner = run.owner % 8;
+        if (run.kind === IS_ONE) paint(swatch, this.lookOf(run.owner));
         const label = document.createElement("span");
         label.textContent = this.describe(run);
         item.append(twist, swatch, label);
@@ -229,7 +230,7 @@ export class PrefixTree {
 
     again() {
         this.shown = "";
-        this.update(this.index.memory, this.blockSize);
+        this.update(this.index.memory, this.blockSize, this.lookOf);
         this.list.querySelector('[tabindex="0"]')?.focus();
     }
 

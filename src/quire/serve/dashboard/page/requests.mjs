@@ -4,7 +4,7 @@
 //
 // Rows are kept from frame to frame and only their cells are written again, so that a button keeps its focus.
 
-import { ownerIndex } from "./colours.mjs";
+import { paint } from "./colours.mjs";
 import { count, counted, requestName } from "./format.mjs";
 
 const MAX_ROWS = 60;
@@ -16,6 +16,9 @@ export class Requests {
     constructor(body, note, { onMark }) {
         this.body = body;
         this.note = note;
+        this.numMore = 0; // requests without a row
+        this.scroller = body.closest(".scroll");
+        this.scroller.addEventListener("scroll", () => this.tellMore());
         this.onMark = onMark;
         this.rows = new Map();
         this.pinned = null;
@@ -41,15 +44,28 @@ export class Requests {
             this.write(row, request, longest);
             if (this.body.children[place] !== row) this.body.insertBefore(row, this.body.children[place] ?? null);
         });
-        const numMore = Math.max(0, requests.length - MAX_ROWS);
-        this.note.textContent = numMore ? `${counted(numMore, "more request")} not listed.` : "";
+        this.numMore = Math.max(0, requests.length - MAX_ROWS);
+        this.tellMore();
+    }
+
+    /** Say how many requests are below what can be seen, and how many have no row. Mutates. */
+    tellMore() {
+        const { scrollTop, clientHeight } = this.scroller;
+        const isBelow = (row) => row.offsetTop + row.offsetHeight / 2 > scrollTop + clientHeight;
+        const numBelow = [...this.body.children].filter(isBelow).length;
+        const words = [
+            numBelow ? `${counted(numBelow, "more request")} below: scroll.` : "",
+            this.numMore ? `${counted(this.numMore, "more request")} not listed.` : "",
+        ];
+        const text = words.filter(Boolean).join(" ");
+        if (this.note.textContent !== text) this.note.textContent = text;
     }
 
     addRow(request) {
         const row = document.getElementById("request-row").content.firstElementChild.cloneNode(true);
         const button = row.querySelector("button");
         button.append(requestName(request.id));
-        button.querySelector(".swatch").dataset.owner = ownerIndex(request.id);
+        paint(button.querySelector(".swatch"), request.look);
         button.addEventListener("click", () => this.pin(this.pinned === request.id ? null : request.id));
         row.addEventListener("pointerenter", () => this.point(row));
         row.addEventListener("pointerleave", () => this.point(null));

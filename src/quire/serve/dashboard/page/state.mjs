@@ -18,6 +18,8 @@ export const NOBODY = -1; // owner
 export const KINDS = ["free", "one", "shared", "cached"];
 export const [IS_FREE, IS_ONE, IS_SHARED, IS_CACHED] = [0, 1, 2, 3];
 
+export const NUM_LOOKS = 24; // eight colours, each plain or with one of two marks
+
 const MAX_EVENTS = 400;
 const MAX_ENDED = 12;
 const ENDS = ["finished", "aborted", "failed"];
@@ -106,6 +108,7 @@ export class Model {
         this.memory = new Memory(hello.num_blocks);
         this.requests = new Map();
         this.numSeen = 0; // requests, ever: numbers may be given again, keys are not
+        this.looks = new Int32Array(NUM_LOOKS); // how many of the requests have each
         this.ended = []; // the requests that ended last, the newest first
         this.events = []; // the newest last
         this.ledger = null;
@@ -128,6 +131,7 @@ export class Model {
         if (frame.full) {
             this.memory.clear();
             this.requests.clear();
+            this.looks.fill(0);
         }
         const blocks = [];
         for (const row of frame.blocks) if (this.memory.write(row)) blocks.push(row[0]);
@@ -154,8 +158,21 @@ export class Model {
 
     /** Write a request down as a frame tells it. Mutates. */
     write(row) {
-        const key = this.requests.get(row[0])?.key ?? (this.numSeen += 1);
-        this.requests.set(row[0], { ...readRequest(row), key });
+        const { key, look } = this.requests.get(row[0]) ?? this.introduce();
+        this.requests.set(row[0], { ...readRequest(row), key, look });
+    }
+
+    /** Return a key that no other request ever had, and the look that the fewest now have. Mutates. */
+    introduce() {
+        const look = this.looks.indexOf(Math.min(...this.looks));
+        this.looks[look] += 1;
+        this.numSeen += 1;
+        return { key: this.numSeen, look };
+    }
+
+    /** Return the look of a request; null where it has ended. */
+    lookOf(id) {
+        return this.requests.get(id)?.look ?? null;
     }
 
     /** A request has ended, with these tokens; its events say how. Mutates. */
@@ -163,6 +180,7 @@ export class Model {
         const request = this.requests.get(id);
         if (!request) return;
         this.requests.delete(id);
+        this.looks[request.look] -= 1;
         const how = events.findLast(([, kind, who]) => who === id && ENDS.includes(kind));
         this.ended.unshift({ ...request, computed, total, cached, status: how ? how[1] : "ended" });
         if (this.ended.length > MAX_ENDED) this.ended.pop();
