@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire import LLM, EngineConfig, Request, SamplingParams
+from quire import LLM, EngineConfig, SamplingParams
 from quire.compute import backend
 from quire.core.errors import (
     CheckpointError,
@@ -27,6 +26,7 @@ from quire.core.errors import (
 )
 from quire.engine import factory
 from quire.engine.text.detokenizer import IncrementalDetokenizer
+from support.guesses import Guesser
 from support.tiny_checkpoint import tiny_qwen3_config, tiny_qwen3_tensors, write_model_weights, write_tiny_qwen3
 from support.tiny_tokenizer import write_chatml
 
@@ -267,20 +267,11 @@ def test_a_step_that_has_drafts_draws_by_the_same_rules(folder: Path) -> None:
     )
     with make(folder) as llm:
         (expected,) = tokens(llm, [SYSTEM], sampling)
-        llm.reset_prefix_cache()
-        guessed = [0]
-
-        def draft(request: Request, most: int) -> array[int]:
-            at = len(request.tokens) - len(SYSTEM)
-            guesses = array("i", expected[at : at + min(3, most)])
-            if at % 3 == 0 and guesses:
-                guesses[-1] = (guesses[-1] + 1) % VOCAB_SIZE
-            guessed[0] += len(guesses)
-            return guesses
-
-        llm.engine.scheduler._drafter = draft
+    with make(folder, speculation="ngram") as llm:
+        guesser = Guesser({tuple(SYSTEM): expected}, wrong_each=3, wrong=lambda token: (token + 1) % VOCAB_SIZE)
+        llm.engine._executor._proposer = guesser
         assert tokens(llm, [SYSTEM], sampling) == [expected]
-        assert guessed[0] > 20
+        assert guesser.num_guesses > 20
         assert_clean(llm)
 
 

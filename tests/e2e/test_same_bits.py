@@ -16,6 +16,7 @@ import pytest
 
 from quire import LLM, RequestOutput, SamplingParams, _native
 from quire.engine.outputs import Logprob
+from support.guesses import Guesser
 from support.swaps import noted_swaps
 from support.tiny_checkpoint import write_tiny_llama, write_tiny_qwen3
 
@@ -143,6 +144,8 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "three_at_once": {"max_num_seqs": 3},
     "radix_tree": {"prefix_index": "radix_tree"},
     "steps_ahead": {"max_steps_under_way": 3},
+    "guesses": {"speculation": "ngram"},
+    "guesses_and_steps_ahead": {"speculation": "ngram", "max_steps_under_way": 3, "max_num_batched_tokens": 40},
 }
 
 
@@ -189,6 +192,33 @@ def test_preempted_is_as_alone(
         assert (tokens[:count], entries[:count], prompt) == expected
     with make(folder, **NUMBERS[numbers], num_threads=1, enable_prefix_caching=False) as llm:
         assert texts == [run(llm, [each])[0] for each in longer]
+
+
+@pytest.mark.parametrize("numbers", NUMBERS)
+@pytest.mark.parametrize("wrong_each", [0, 1, 4])
+def test_guessed_ahead_is_as_alone(folder: Path, instruction_set: str, wrong_each: int, numbers: str) -> None:
+    """By guesses that are right, wrong, and mixed."""
+    expected = alone(folder, instruction_set, numbers)
+    texts = {tuple(prompt): tokens for (prompt, _), (tokens, _, _) in zip(WORKLOAD, expected, strict=True)}
+    with make(folder, **NUMBERS[numbers], speculation="ngram", max_num_seqs=5) as llm:
+        llm.engine._executor._proposer = Guesser(texts, wrong_each=wrong_each, most=9)
+        assert run(llm, WORKLOAD) == expected
+        drafts = llm.engine.scheduler.drafts
+        assert drafts.num_drafts > 20
+        assert (drafts.num_accepted == drafts.num_drafts) == (wrong_each == 0)
+        assert (drafts.num_accepted == 0) == (wrong_each == 1)
+
+
+def test_guessed_ahead_in_too_little_memory_is_as_alone(folder: Path, instruction_set: str) -> None:
+    longer = [(prompt, replace(sampling, max_tokens=LONGEST - len(prompt) - 10)) for prompt, sampling in WORKLOAD]
+    with make(folder, enable_prefix_caching=False) as llm:
+        expected = run(llm, longer)
+    texts = {tuple(prompt): tokens for (prompt, _), (tokens, _, _) in zip(longer, expected, strict=True)}
+    with make(folder, kv_memory="600KiB", speculation="ngram") as llm:
+        llm.engine._executor._proposer = Guesser(texts, wrong_each=5, most=9)
+        assert run(llm, longer) == expected
+        assert llm.engine.scheduler.num_preemptions > 0
+        assert llm.engine.scheduler.drafts.num_accepted > 0
 
 
 def test_n_sequences_of_one_request_are_n_requests(folder: Path, instruction_set: str) -> None:

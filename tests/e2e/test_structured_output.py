@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +32,7 @@ from quire.engine.core import EngineCore
 from quire.engine.factory import plan_engine
 from quire.engine.process.supervised import SupervisedLLM
 from quire.engine.records.step_log import StepLogWriter, replay
+from support.guesses import Guesser
 from support.swaps import noted_swaps
 from support.tiny_checkpoint import write_tiny_qwen3
 from support.tiny_tokenizer import byte_level, write_chatml
@@ -196,21 +196,13 @@ def test_n_sequences_of_one_request_are_n_requests(folder: Path) -> None:
 def test_drafts_change_no_text_and_the_log_can_be_replayed(folder: Path, alone: list[Text]) -> None:
     """Guesses are right for a while, then wrong, and now and then an end where there can be none."""
     right = {tuple(prompt): tokens for (prompt, _), (tokens, *_) in zip(WORKLOAD, alone, strict=True)}
-    num_drafted = 0
-
-    def draft(request: Request, most: int) -> array[int]:
-        nonlocal num_drafted
-        prompt, done = tuple(request.tokens[: request.num_prompt_tokens]), request.num_output_tokens
-        guesses = right[prompt][done : done + min(most, 3)]
-        if done % 3 == 1 and guesses:
-            guesses[-1] = END if done % 2 else (guesses[-1] + 1) % 90
-        num_drafted += len(guesses)
-        return array("i", guesses)
-
-    blueprint = plan_engine(EngineConfig(model=str(folder), kv_memory="8MiB", max_model_len=LONGEST, num_threads=1))
+    guesser = Guesser(right, wrong_each=3, wrong=lambda token: END if token % 2 else (token + 1) % 90)
+    config = EngineConfig(
+        model=str(folder), kv_memory="8MiB", max_model_len=LONGEST, num_threads=1, speculation="ngram"
+    )
     log, clock = io.BytesIO(), SystemClock()
-    built = blueprint.build(clock)
-    built.scheduler._drafter = draft
+    built = plan_engine(config).build(clock)
+    built._executor._proposer = guesser
     engine = EngineCore(built.scheduler, built._executor, clock, log=StepLogWriter(log, clock))
     requests = [Request(str(i), prompt, sampling) for i, (prompt, sampling) in enumerate(WORKLOAD)]
     for request in requests:
@@ -221,7 +213,7 @@ def test_drafts_change_no_text_and_the_log_can_be_replayed(folder: Path, alone: 
     assert [request.tokens[request.num_prompt_tokens :].tolist() for request in requests] == [
         tokens for tokens, *_ in alone
     ]
-    assert num_drafted > 50
+    assert guesser.num_guesses > 50
     assert replay(io.BytesIO(log.getvalue())) > 20
 
 

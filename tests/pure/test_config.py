@@ -24,6 +24,7 @@ INTEGERS: list[tuple[type[Config], str, int, int]] = [
     (SchedulerConfig, "max_num_batched_tokens", 1, 1 << 30),
     (SchedulerConfig, "max_model_len", 1, 1 << 30),
     (SchedulerConfig, "max_steps_under_way", 1, 16),
+    (SchedulerConfig, "max_drafts", 0, 15),
 ]
 NUMBERS: list[tuple[str, float, float]] = [
     ("priority_ageing_s", 1e-3, 1e9),

@@ -16,7 +16,7 @@ from quire.core.request import CacheScope
 from quire.instruments.bench import fairness
 from quire.instruments.bench.busy_tenants import ENDS, BusyTenants, Habit, worst_miss
 from support.control import Control
-from support.simulation import Scenario, Simulation, make_drafter
+from support.simulation import Scenario, Simulation
 
 FAIR = 0.05
 """By how much the share of a tenant may miss the fair one, as a part of that."""
@@ -51,7 +51,7 @@ def draw_tenants(seed: int) -> tuple[BusyTenants, int]:
         block_size=block_size,
         at_once=rng.choice([rows, 2 * rows, 20 * rows]),
         memory=MemoryConfig(num_blocks=num_blocks, num_host_blocks=rng.choice([0, 100])),
-        drafter=None if accuracy is None else make_drafter(accuracy, seed, lambda name: ""),
+        acceptance=accuracy,
     )
     return busy, 25 * len(tenants) * rows * max(habit.most_tokens for habit in tenants)
 

@@ -191,11 +191,11 @@ def test_samples_of_one_request_are_one_suspect() -> None:
 
 @pytest.mark.parametrize("right", [True, False])
 def test_drafts_are_tried_again_with_their_request(right: bool) -> None:
-    def drafter(request: Request, most: int) -> array[int]:
-        tokens = expected_tokens(request.tokens.tolist(), min(most, 3), 50)
-        return array("i", tokens if right else [(token + 1) % 50 for token in tokens])
+    def guess(request_id: str, known: array[int], most: int) -> list[int]:
+        tokens = expected_tokens(known.tolist(), min(most, 3), 50)
+        return tokens if right else [(token + 1) % 50 for token in tokens]
 
-    control = Control(drafter=drafter)
+    control = Control(guess=guess)
     crowd(control, 4, max_tokens=20)
     control.executor.fault = poisoned("r2", position=15)
     control.run()

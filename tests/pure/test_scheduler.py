@@ -28,7 +28,7 @@ from quire.memory.sizing import max_sequence_tokens
 from quire.scheduler import plan_builder
 from quire.scheduler.commit import note_prompt
 from support.control import VOCAB_SIZE, Control
-from support.shadow import expected_report, expected_tokens
+from support.shadow import Guess, expected_report, expected_tokens
 
 
 def prompt(length: int, first: int = 0) -> list[int]:
@@ -558,8 +558,8 @@ def ends_at(stops: set[int], min_tokens: int) -> int:
 @pytest.mark.parametrize("as_eos", [True, False])
 @pytest.mark.parametrize("drafts", [True, False])
 def test_stop_tokens_count_from_min_tokens_on(min_tokens: int, stop: int, as_eos: bool, drafts: bool) -> None:
-    drafter = right_drafter(3) if drafts else None
-    control = Control(eos=(stop,) if as_eos else (), block_size=4, drafter=drafter)
+    guess = right_guesses(3) if drafts else None
+    control = Control(eos=(stop,) if as_eos else (), block_size=4, guess=guess)
     stop_token_ids = () if as_eos else (stop,)
     request = control.add("stops", prompt(6), max_tokens=30, min_tokens=min_tokens, stop_token_ids=stop_token_ids)
     control.run()
@@ -710,13 +710,12 @@ def test_a_lost_step_sets_back_those_in_it_and_in_the_steps_behind_it(depth: int
 # ---- drafts --------------------------------------------------------------------------------------------------------
 
 
-def right_drafter(num_right: int, num_wrong: int = 0) -> Any:
+def right_guesses(num_right: int, num_wrong: int = 0) -> Guess:
     """Guesses so many tokens rightly, and then so many wrongly."""
 
-    def guess(request: Request, most: int) -> array[int]:
-        right = expected_tokens(request.tokens.tolist(), num_right + num_wrong, VOCAB_SIZE)
-        guesses = right[:num_right] + [(token + 1) % VOCAB_SIZE for token in right[num_right:]]
-        return array("i", guesses)
+    def guess(request_id: str, known: array[int], most: int) -> list[int]:
+        right = expected_tokens(known.tolist(), num_right + num_wrong, VOCAB_SIZE)
+        return right[:num_right] + [(token + 1) % VOCAB_SIZE for token in right[num_right:]]
 
     return guess
 
@@ -725,7 +724,7 @@ def right_drafter(num_right: int, num_wrong: int = 0) -> Any:
 @pytest.mark.parametrize("num_right", [0, 1, 2, 5])
 @pytest.mark.parametrize("block_size", [1, 4])
 def test_accepted_drafts_count_and_refused_ones_do_not(num_right: int, num_wrong: int, block_size: int) -> None:
-    control = Control(block_size=block_size, drafter=right_drafter(num_right, num_wrong))
+    control = Control(block_size=block_size, guess=right_guesses(num_right, num_wrong))
     request = control.add("r", prompt(6), max_tokens=24)
     control.step()
     assert request.num_output_tokens == 1
@@ -746,7 +745,7 @@ def test_accepted_drafts_count_and_refused_ones_do_not(num_right: int, num_wrong
 
 
 def test_drafts_give_way_where_there_is_no_room() -> None:
-    control = Control(num_blocks=6, drafter=right_drafter(3), preemption="recompute")
+    control = Control(num_blocks=6, guess=right_guesses(3), preemption="recompute")
     for number in range(3):
         control.add(f"r{number}", prompt(6, number), max_tokens=14)
     control.run()
@@ -758,7 +757,7 @@ def test_drafts_give_way_where_there_is_no_room() -> None:
 def test_drafts_beyond_the_token_that_ends_a_request_are_not_published(prefix_index: str, stop_at: int) -> None:
     """They are computed, but not known: a block of them must not become one that others hit."""
     stop = STREAM[stop_at]
-    control = Control(block_size=2, prefix_index=prefix_index, drafter=right_drafter(10))
+    control = Control(block_size=2, prefix_index=prefix_index, guess=right_guesses(10))
     control.add("stops", prompt(6), max_tokens=30, stop_token_ids=(stop,))
     control.run()
     control.memory.check()

@@ -110,12 +110,11 @@ def test_what_one_sees_of_a_scheduler() -> None:
     scheduler = control.scheduler
     runs, yielded, waits = (control.requests[name] for name in ("runs", "yielded", "waits"))
     assert (scheduler.running, scheduler.num_waiting, scheduler.num_preemptions) == ([runs], 2, 1)
-    assert (scheduler.num_steps_under_way, scheduler.has_drafter) == (0, False)
+    assert scheduler.num_steps_under_way == 0
     assert (runs.status, yielded.status) == (RequestStatus.RUNNING, RequestStatus.PREEMPTED)
     assert (runs.serial, yielded.serial, waits.serial) == (0, 1, 2)
     control.plan()
     assert scheduler.num_steps_under_way == 1
-    assert Control(drafter=lambda request, most: request.tokens[:0]).scheduler.has_drafter
     scheduler.running.clear()
     assert scheduler.running == [runs, yielded], "a copy"
     control.run()

@@ -78,6 +78,7 @@ PLANS = st.builds(
     moves_out=tuples_of(BlockMove),
     copies=tuples_of(BlockCopy),
     moves_in=tuples_of(BlockMove),
+    proposals=st.dictionaries(INT32, INT32, max_size=3),
 )
 ROWS = st.integers(0, 1 << 30)
 ENTRIES = st.builds(
@@ -87,7 +88,17 @@ REPORTS = st.dictionaries(ROWS, st.lists(ENTRIES, max_size=2).map(tuple), max_si
 FOUND = st.builds(Hypothesis, st.lists(INT32, max_size=3).map(tuple), NUMBERS, NUMBERS)
 SEARCHES = st.dictionaries(ROWS, st.lists(FOUND, max_size=2).map(tuple), max_size=2)
 RESULTS = st.builds(
-    StepResult, INT64, COLUMNS, COLUMNS, COLUMNS, st.dictionaries(ROWS, TEXTS, max_size=3), REPORTS, REPORTS, SEARCHES
+    StepResult,
+    INT64,
+    COLUMNS,
+    COLUMNS,
+    COLUMNS,
+    st.dictionaries(ROWS, TEXTS, max_size=3),
+    REPORTS,
+    REPORTS,
+    SEARCHES,
+    st.dictionaries(ROWS, COLUMNS, max_size=3),
+    INT64,
 )
 
 RULED = SamplingParams(
@@ -113,6 +124,7 @@ PLAN = StepPlan(
     moves_out=(BlockMove(1, 0),),
     copies=(BlockCopy(2, 3),),
     moves_in=(BlockMove(4, 1),),
+    proposals={0: 5},
 )
 RESULT = StepResult(
     7,
@@ -123,6 +135,8 @@ RESULT = StepResult(
     logprobs={0: (TokenLogprobs(-0.5, 1, column(42, 7), array("d", [-0.5, -1.5])),)},
     prompt_logprobs={1: (TokenLogprobs(-2.5, 3, column(), array("d")),)},
     searches={0: (Hypothesis((5, 6), -1.25, -0.5), Hypothesis((), 0.0, 0.0))},
+    proposals={0: column(9, 11)},
+    duration_us=1500,
 )
 
 
@@ -232,7 +246,7 @@ def test_any_bytes_are_a_value_or_raise_a_step_log_error(data: bytes) -> None:
 def test_a_plan_has_a_small_form() -> None:
     decodes, ones = array("i", range(256)), array("i", [1]) * 256
     plan = StepPlan(1, decodes, decodes, ones, ones, 256)
-    assert len(plan.to_bytes()) == 4 * (4 * 256) + 16 * 8
+    assert len(plan.to_bytes()) == 4 * (4 * 256) + 17 * 8
 
 
 def test_a_plan_counts_the_tokens_that_it_computes() -> None:
@@ -301,6 +315,7 @@ def test_a_result_is_written_as_the_logs_that_are_kept_have_it() -> None:
             struct.pack("<qqq dq qii qdd", 1, 0, 1, -0.5, 1, 8, 42, 7, 16, -0.5, -1.5),
             struct.pack("<qqq dq qq", 1, 1, 1, -2.5, 3, 0, 0),
             struct.pack("<qqq qiidd qdd", 1, 0, 2, 8, 5, 6, -1.25, -0.5, 0, 0.0, 0.0),
+            struct.pack("<qqqii q", 1, 0, 8, 9, 11, 1500),
         ]
     )
 
@@ -314,11 +329,11 @@ def test_a_request_takes_a_row_without_reports_of_its_prompt_unless_they_are_wan
 
 def test_a_column_of_pairs_must_be_one() -> None:
     data = replace(
-        PLAN, tables=TableChanges(), row_starts=(), drafts={}, moves_out=(), copies=(), moves_in=()
+        PLAN, tables=TableChanges(), row_starts=(), drafts={}, moves_out=(), copies=(), moves_in=(), proposals={}
     ).to_bytes()
-    tail = struct.pack("<q", 0) * 5  # moves out, copies, moves in, drafts, rows taken
+    tail = struct.pack("<q", 0) * 6  # moves out, copies, moves in, drafts, proposals, rows taken
     assert data.endswith(tail)
     for place in range(3):
         columns = [struct.pack("<qi", 4, 1) if place == number else struct.pack("<q", 0) for number in range(3)]
         with pytest.raises(StepLogError, match=r"^a column of pairs has an odd length$"):
-            StepPlan.from_bytes(data[: -len(tail)] + b"".join(columns) + struct.pack("<qq", 0, 0))
+            StepPlan.from_bytes(data[: -len(tail)] + b"".join(columns) + struct.pack("<qqq", 0, 0, 0))

@@ -41,11 +41,10 @@ VOCAB = 50
 SALTS = ("", "the salt of a tenant")
 
 
-def drafter(request: Request, most: int) -> array[int]:
+def guess(request_id: str, tokens: array[int], most: int) -> list[int]:
     """Guess the next tokens, the last of them wrongly."""
-    salt = SALTS[int(request.scope.tenant)]
-    right = expected_tokens(request.tokens.tolist(), min(most, 3), VOCAB, salt=salt)
-    return array("i", [*right[:-1], (right[-1] + 1) % VOCAB])
+    right = expected_tokens(tokens.tolist(), min(most, 3), VOCAB, salt=SALTS[int(request_id[-1])])
+    return [*right[:-1], (right[-1] + 1) % VOCAB]
 
 
 def faults_of(seed: int) -> StepFaults:
@@ -74,6 +73,7 @@ def run(seed: int, *, drafts: bool = False) -> bytes:
         policy=rng.choice(["fcfs", "priority", "fair_share"]),
         preemption=rng.choice(["recompute", "swap"]),
         max_steps_under_way=depth,
+        max_drafts=5 if drafts else 0,
     )
     longest = max_sequence_tokens(memory.num_blocks, spec, longest_chunk=1 + depth)
     scheduler = Scheduler(
@@ -81,17 +81,17 @@ def run(seed: int, *, drafts: bool = False) -> bytes:
         KVCacheManager(spec, memory),
         RequestLimits(VOCAB, 40, longest, 6),
         eos_token_ids=frozenset({7}),
-        drafter=drafter if drafts else None,
     )
     file = io.BytesIO()
     executor = ShadowExecutor(spec, VOCAB, salt_of=lambda name: SALTS[int(name[-1])])
+    executor.guess = guess
     executor.fault = faults_of(seed).fault()
     clock = ManualClock()
     engine = EngineCore(scheduler, executor, clock, log=StepLogWriter(file, clock))
     for index in range(16):
         tenant = rng.randrange(2)
         beams = rng.random() < 0.2
-        n = 2 if beams else rng.choice([1, 1, 1 if drafts else 3])
+        n = 2 if beams else rng.choice([1, 1, 3])
         temperature = 0.0 if beams else 1.0
         sampling = SamplingParams(n=n, beam_search=beams, temperature=temperature, max_tokens=rng.randrange(1, 12))
         scope = CacheScope(str(tenant), SALTS[tenant], ("adapter",) if index % 5 == 0 else ())
@@ -269,4 +269,4 @@ def test_a_place_that_takes_no_file_is_refused(tmp_path):
 )
 def test_settings_that_are_none_are_an_error_of_the_log(payload: bytes) -> None:
     with pytest.raises(StepLogError, match=r"^the settings in the log do not match this version: "):
-        read_scheduler(payload, drafter)
+        read_scheduler(payload)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from quire.core.config import MemoryConfig, SchedulerConfig
+from quire.core.config import MOST_DRAFTS, MemoryConfig, SchedulerConfig
 from quire.core.errors import ExecutionError
 from quire.core.kv_spec import KVCacheSpec, KVGroup
 from quire.core.request import CacheScope, Request
@@ -15,8 +15,8 @@ from quire.core.validate import RequestLimits
 from quire.memory.manager import KVCacheManager
 from quire.memory.sizing import max_sequence_tokens
 from quire.scheduler.commit import StepOutcome
-from quire.scheduler.scheduler import Drafter, Scheduler
-from support.shadow import ShadowExecutor, expected_search, expected_tokens
+from quire.scheduler.scheduler import Scheduler
+from support.shadow import Guess, ShadowExecutor, expected_search, expected_tokens
 
 VOCAB_SIZE = 50
 MEMORY_SETTINGS = set(MemoryConfig.__dataclass_fields__)
@@ -31,7 +31,7 @@ class Control:
         block_size: int = 4,
         windows: Sequence[int | None] = (None,),
         eos: Iterable[int] = (),
-        drafter: Drafter | None = None,
+        guess: Guess | None = None,
         vocab_size: int = VOCAB_SIZE,
         check_every: int = 1,
         **settings: Any,
@@ -42,12 +42,16 @@ class Control:
         of_scheduler = {name: value for name, value in settings.items() if name not in MEMORY_SETTINGS}
         self.memory = KVCacheManager(self.spec, MemoryConfig(**{"num_blocks": 64} | in_memory))
         defaults = {"max_num_seqs": 16, "max_num_batched_tokens": 64, "max_model_len": 128, "headroom": 0.0}
+        if guess is not None:
+            defaults["max_drafts"] = MOST_DRAFTS
         config = SchedulerConfig(**defaults | of_scheduler)
         longest = max_sequence_tokens(self.memory.pool.num_blocks, self.spec)
         limits = RequestLimits(vocab_size, config.max_model_len, longest, config.max_num_seqs)
         eos_ids = frozenset(eos)
-        self.scheduler = Scheduler(config, self.memory, limits, eos_token_ids=eos_ids, drafter=drafter)
+        self.scheduler = Scheduler(config, self.memory, limits, eos_token_ids=eos_ids)
         self.executor = ShadowExecutor(self.spec, vocab_size, salt_of=self._salt_of)
+        if guess is not None:
+            self.executor.guess = guess
         self.requests: dict[str, Request] = {}
         self._salts: dict[str, str] = {}
         self.plans: list[StepPlan] = []

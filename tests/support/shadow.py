@@ -30,6 +30,9 @@ from quire.core.step import NO_BLOCK, StepPlan, StepResult
 _PRIME = 1099511628211
 _MASK = (1 << 64) - 1
 
+Guess = Callable[[str, "array[int]", int], Sequence[int]]
+"""Asked for a request, its known tokens and a number: at most so many guesses of the tokens that follow."""
+
 Fault = Callable[[StepPlan, dict[int, str]], ExecutionError | None]
 """Asked for each plan, with the request of each row in it: the error that the step fails with, or None."""
 
@@ -140,6 +143,7 @@ class ShadowExecutor:
         self._ends_searches = ends_searches
         self._rows: dict[int, _Row] = {}
         self._results: deque[tuple[StepResult | ExecutionError, list[tuple[int, int]]]] = deque()
+        self.guess: Guess = lambda request_id, tokens, most: ()
         self.fault: Fault = lambda plan, requests: None
         self.fail_next_collect = False
         self.fail_rows: set[int] = set()  # rows that fail from the next plan that has them, until they are released
@@ -230,6 +234,7 @@ class ShadowExecutor:
             self._write(self._rows[row], start, count, plan.drafts.get(row, array("i")))
         beams, searches = self._choose_beams({row: samples for row, _, _, samples in entries})
         num_tokens, tokens, parents, failures, reported = array("i"), array("i"), array("i"), {}, {}
+        proposals: dict[int, array[int]] = {}
         for index, (row, start, count, samples) in enumerate(entries):
             drafts = plan.drafts.get(row, array("i"))
             parents.append(beams[row][0] if row in beams else row)
@@ -256,6 +261,9 @@ class ShadowExecutor:
                 sampled = self._sample(self._rows[row], samples, drafts)
             num_tokens.append(len(sampled))
             tokens.extend(sampled)
+            if sampled and row in plan.proposals:
+                state, most = self._rows[row], plan.proposals[row]
+                proposals[row] = array("i", list(self.guess(state.request_id, state.tokens, most))[:most])
         return StepResult(
             plan.step_id,
             num_tokens,
@@ -264,6 +272,7 @@ class ShadowExecutor:
             failures,
             prompt_logprobs=reported,
             searches={rows[0]: self._found(rows) for rows in searches.values()},
+            proposals=proposals,
         )
 
     def _postponed(self, plan: StepPlan) -> tuple[set[int], set[int]]:

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import hashlib
 import random
-from array import array
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from quire.core.config import MemoryConfig, SchedulerConfig
+from quire.core.config import MOST_DRAFTS, MemoryConfig, SchedulerConfig
 from quire.core.errors import ExecutionError, RequestTooLargeError
 from quire.core.kv_spec import KVCacheSpec, KVGroup
 from quire.core.request import CacheScope, FinishReason, Request
@@ -28,8 +27,17 @@ from quire.core.validate import RequestLimits
 from quire.memory.block_pool import BlockPool
 from quire.memory.manager import KVCacheManager
 from quire.memory.sizing import max_sequence_tokens
-from quire.scheduler.scheduler import Drafter, Scheduler
-from support.shadow import ShadowExecutor, draw, expected_report, expected_search, expected_tokens, extend, root_digest
+from quire.scheduler.scheduler import Scheduler
+from support.shadow import (
+    Guess,
+    ShadowExecutor,
+    draw,
+    expected_report,
+    expected_search,
+    expected_tokens,
+    extend,
+    root_digest,
+)
 from support.step_faults import StepFaults
 
 VOCAB_SIZE = 50
@@ -230,13 +238,13 @@ def expected_ends(job: Job, max_total_tokens: int) -> tuple[list[list[int]], boo
     return ends, False
 
 
-def make_drafter(accuracy: float, seed: int, salt_of: Callable[[str], str]) -> Drafter:
-    """Return a drafter that guesses each token right with that probability."""
+def make_guesser(accuracy: float, seed: int, salt_of: Callable[[str], str]) -> Guess:
+    """Return what guesses each token right with that probability."""
     rng = random.Random(seed)
 
-    def guess(request: Request, most: int) -> array[int]:
-        digest = extend(root_digest(salt_of(request.request_id)), *request.tokens)
-        tokens = array("i")
+    def guess(request_id: str, known: Sequence[int], most: int) -> list[int]:
+        digest = extend(root_digest(salt_of(request_id)), *known)
+        tokens = []
         for _ in range(rng.randrange(most + 1)):
             token = draw(digest, VOCAB_SIZE)
             if rng.random() >= accuracy:
@@ -293,10 +301,12 @@ class Simulation:
             scenario.scheduler.max_num_seqs,
         )
         accuracy = scenario.draft_accuracy
-        drafter = None if accuracy is None else make_drafter(accuracy, scenario.seed, self._salt_of)
+        config = scenario.scheduler if accuracy is None else replace(scenario.scheduler, max_drafts=MOST_DRAFTS)
         eos = frozenset([EOS])
-        self.scheduler = Scheduler(scenario.scheduler, self.memory, limits, eos_token_ids=eos, drafter=drafter)
+        self.scheduler = Scheduler(config, self.memory, limits, eos_token_ids=eos)
         self.executor = ShadowExecutor(scenario.spec, VOCAB_SIZE, salt_of=self._salt_of, ends_searches=True)
+        if accuracy is not None:
+            self.executor.guess = make_guesser(accuracy, scenario.seed, self._salt_of)
         self.executor.fault = scenario.step_faults.fault()
         late = random.Random(scenario.seed + 2)
         self.executor.is_late = lambda: late.random() < scenario.late_share

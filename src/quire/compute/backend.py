@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from quire.compute.sampling.draws import Sampler
+from quire.compute.speculation.base import Proposer
 from quire.compute.worker.kv_memory import KVMemory
 from quire.compute.worker.model_runner import ModelRunner
 from quire.compute.worker.step_ahead import Launcher
@@ -54,6 +55,7 @@ class BackendFacts:
 class WorkerParts:
     """The parts of a worker. `launcher`: the runner, if it can launch steps ahead. `masks`: for grammars.
 
+    `proposer` guesses tokens; None: nobody does.
     `on_start` is called once the KV memory is allocated.
     """
 
@@ -63,6 +65,7 @@ class WorkerParts:
     eos_token_ids: frozenset[int] = frozenset()
     launcher: Launcher[Any] | None = None
     masks: MaskService | None = None
+    proposer: Proposer | None = None
     on_start: Callable[[], None] | None = None
 
     def with_runner(self, runner: ModelRunner[Any]) -> WorkerParts:

@@ -29,6 +29,9 @@ KV_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "fp8", "k8v4", "i
 BACKENDS = ("auto", "native", "reference", "torch")
 DEVICES = ("auto", "cpu", "cuda")
 ATTENTION_BACKENDS = ("auto", "triton", "flashinfer", "plain")
+SPECULATIONS = ("off", "ngram")
+MOST_DRAFTS: Final = 15
+"""Guesses for a sequence in a step: with the token before them, as many rows as the kernels compute at once."""
 LARGE_GPU_BYTES: Final = 64 << 30
 """A GPU with this much memory is so fast that steps of 2,048 tokens of a small model would wait for their launches."""
 
@@ -79,6 +82,7 @@ class SchedulerConfig:
     swap_bytes_per_s: float = setting(4e9, "speed of copying blocks to or from the host, used by preemption auto")
     max_steps_under_way: int = setting(1, "steps to submit to the executor before waiting for the first result")
     itl_slo_ms: float | None = setting(None, "time allowed between two tokens while prompts are computed; None: any")
+    max_drafts: int = setting(0, "tokens guessed ahead for a sequence in a step; 0: none")
 
     def __post_init__(self) -> None:
         require_int("max_num_seqs", self.max_num_seqs, 1, 1 << 20)
@@ -95,6 +99,7 @@ class SchedulerConfig:
         require_number("recompute_tokens_per_s", self.recompute_tokens_per_s, 1e-3, 1e12)
         require_number("swap_bytes_per_s", self.swap_bytes_per_s, 1.0, 1e15)
         require_int("max_steps_under_way", self.max_steps_under_way, 1, 16)
+        require_int("max_drafts", self.max_drafts, 0, MOST_DRAFTS)
         if self.itl_slo_ms is not None:
             require_number("itl_slo_ms", self.itl_slo_ms, 1.0, 1e6)
 
@@ -163,6 +168,11 @@ class EngineConfig:
     itl_slo_ms: float | None = setting(
         None, "milliseconds allowed between two tokens of a text while prompts are computed; none: any time"
     )
+    speculation: str = setting(
+        "off",
+        "guess tokens ahead and verify several in a step, to the same text: off, or ngram (what followed the last "
+        "tokens when the text had them before)",
+    )
     cuda_graphs: bool = setting(True, "on a GPU: record decode steps at startup and replay them")
     max_cached_blocks_per_tenant: int | None = setting(None, "maximum cached blocks per tenant; none: no limit")
     seed: int = setting(0, "base seed for requests that set none")
@@ -183,6 +193,7 @@ class EngineConfig:
         require_one_of("device", self.device, DEVICES)
         require_one_of("backend", self.backend, BACKENDS)
         require_one_of("attention_backend", self.attention_backend, ATTENTION_BACKENDS)
+        require_one_of("speculation", self.speculation, SPECULATIONS)
         if self.device == "cuda" and self.backend not in ("auto", "torch"):
             raise InvalidConfigError("backend", self.backend, "torch or auto: nothing else runs on device cuda")
         require_int("block_size", self.block_size, 1, 4096)
@@ -249,7 +260,13 @@ class ResolvedConfig(EngineConfig):
 
     def scheduler_config(self, max_model_len: int) -> SchedulerConfig:
         """Return the settings of the scheduler. Does not mutate."""
-        return SchedulerConfig(**self._shared(SchedulerConfig) | {"max_model_len": max_model_len})
+        given = {"max_model_len": max_model_len, "max_drafts": self.max_drafts}
+        return SchedulerConfig(**self._shared(SchedulerConfig) | given)
+
+    @property
+    def max_drafts(self) -> int:
+        """How many tokens are guessed ahead for a sequence in a step."""
+        return 0 if self.speculation == "off" else MOST_DRAFTS
 
 
 class EngineSettings(TypedDict, total=False):
@@ -279,6 +296,7 @@ class EngineSettings(TypedDict, total=False):
     preemption: str
     max_steps_under_way: int | None
     itl_slo_ms: float | None
+    speculation: str
     cuda_graphs: bool
     max_cached_blocks_per_tenant: int | None
     seed: int

@@ -69,6 +69,7 @@ class CacheScope:
 
 
 DEFAULT_SCOPE = CacheScope()
+NO_DRAFTS = array("i")
 
 
 class RequestGroup:
@@ -115,6 +116,8 @@ class Request:
         "next_event",
         "num_late_results",
         "generation",
+        "drafts",
+        "awaits_drafts",
         "num_cached_tokens",
         "num_preemptions",
         "logprobs",
@@ -155,6 +158,8 @@ class Request:
         self.next_event = 0  # computed tokens at which update() has more to do than append a token
         self.num_late_results = 0  # of steps in flight when it was preempted; awaited before it resumes
         self.generation = 0  # counts how often progress was thrown away, to recognise late results
+        self.drafts = NO_DRAFTS  # guesses of the next tokens, to be verified by the next plan
+        self.awaits_drafts = False  # a step under way brings guesses; until then it is not planned
         self.num_cached_tokens = 0  # at the first admission, for the caller
         self.num_preemptions = 0
         self.logprobs: list[TokenLogprobs] = []  # of the generated tokens, if requested
@@ -172,6 +177,7 @@ class Request:
         sibling.row = -1
         sibling.num_slots = 0
         sibling.num_late_results = 0
+        sibling.drafts, sibling.awaits_drafts = NO_DRAFTS, False
         return sibling
 
     @property

@@ -11,6 +11,8 @@ its tokens (it sampled them itself) and its block tables, and the plan has only 
     samples[i]  how many tokens are sampled from the logits of the last position: 0 while tokens of the request are
                 still to be computed, usually 1, k when the request opens into k sequences
     drafts      guessed tokens, appended by the plan to the known ones; the result says how many were accepted
+    proposals   rows whose next tokens are to be guessed after the step, and how many at most; the result has the
+                guesses, which the scheduler may plan as drafts
 
 There are no phases: prefill, chunked prefill, decode, the rest after a prefix hit and speculation differ only in starts
 and counts.
@@ -38,6 +40,10 @@ NO_BLOCK = -1
 
 MAX_PROMPT_LOGITS: Final = 128
 """The most prompt positions whose logits one step computes, for `prompt_logprobs`."""
+
+
+MAX_STEP_DRAFTS: Final = 64
+"""The most drafts of a step, of all its rows; engines have memory for their logits."""
 
 
 class BlockCopy(NamedTuple):
@@ -120,6 +126,7 @@ class StepPlan:
     moves_out: tuple[BlockMove, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
     moves_in: tuple[BlockMove, ...] = ()
+    proposals: dict[int, int] = field(default_factory=dict)
 
     @property
     def num_tokens(self) -> int:
@@ -158,6 +165,7 @@ class StepPlan:
         for row, tokens in sorted(self.drafts.items()):
             writer.integer(row)
             writer.column(tokens)
+        writer.column(array("i", [number for pair in sorted(self.proposals.items()) for number in pair]))
         writer.integer(len(self.row_starts))
         for start in self.row_starts:
             _write_row_start(writer, start)
@@ -172,6 +180,7 @@ class StepPlan:
         tables = TableChanges(*(reader.column() for _ in range(4)))
         moves_out, copies, moves_in = (_pairs(reader.column()) for _ in range(3))
         drafts = {reader.integer(): reader.column() for _ in range(reader.integer())}
+        proposals = dict(_pairs(reader.column()))
         row_starts = tuple(_read_row_start(reader) for _ in range(reader.integer()))
         reader.finish()
         return cls(
@@ -188,6 +197,7 @@ class StepPlan:
             tuple(BlockMove(*pair) for pair in moves_out),
             tuple(BlockCopy(*pair) for pair in copies),
             tuple(BlockMove(*pair) for pair in moves_in),
+            proposals,
         )
 
 
@@ -204,7 +214,9 @@ class StepResult:
     otherwise, and if the column is empty, a row continues itself). `searches` maps the row of the first beam to the
     texts of a search that is over, best first: one per beam, and none of the beams gets a token in that step.
     `failures` maps a row to the error of its request. `logprobs` maps a row that asked for them to one entry per token,
-    and `prompt_logprobs` to one entry per prompt token that follows one computed in this step.
+    and `prompt_logprobs` to one entry per prompt token that follows one computed in this step. `proposals` maps a row
+    of the plan's proposals to guesses of its next tokens, if there are any. `duration_us` is how long the executor
+    computed, by its own clock, where it makes guesses.
     """
 
     step_id: int
@@ -215,6 +227,8 @@ class StepResult:
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     searches: dict[int, tuple[Hypothesis, ...]] = field(default_factory=dict)
+    proposals: dict[int, array[int]] = field(default_factory=dict)
+    duration_us: int = field(default=0, compare=False)
 
     def to_bytes(self) -> bytes:
         """Return the compact binary form; equal results give equal bytes."""
@@ -239,6 +253,11 @@ class StepResult:
             writer.integer(len(found))
             for hypothesis in found:
                 write_hypothesis(writer, hypothesis)
+        writer.integer(len(self.proposals))
+        for row, guesses in sorted(self.proposals.items()):
+            writer.integer(row)
+            writer.column(guesses)
+        writer.integer(self.duration_us)
         return writer.to_bytes()
 
     @classmethod
@@ -259,8 +278,21 @@ class StepResult:
             reader.integer(): tuple(read_hypothesis(reader) for _ in range(reader.integer()))
             for _ in range(reader.integer())
         }
+        proposals = {reader.integer(): reader.column() for _ in range(reader.integer())}
+        duration_us = reader.integer()
         reader.finish()
-        return cls(step_id, num_tokens, tokens, parents, failures, logprobs, prompt_logprobs, searches)
+        return cls(
+            step_id,
+            num_tokens,
+            tokens,
+            parents,
+            failures,
+            logprobs,
+            prompt_logprobs,
+            searches,
+            proposals,
+            duration_us,
+        )
 
 
 def _write_row_start(writer: WireWriter, start: RowStart) -> None:

@@ -168,6 +168,9 @@ class EngineCore:
             culprits_total=isolation.num_culprits,
             corrupted_requests_total=self._num_corrupted,
             busy_s_total=self._busy_s,
+            drafts_total=scheduler.drafts.num_verified,
+            draft_tokens_total=scheduler.drafts.num_drafts,
+            accepted_tokens_total=scheduler.drafts.num_accepted,
         )
 
     # ---- what happens, for those who watch ------------------------------------------------------------------------

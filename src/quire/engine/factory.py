@@ -25,6 +25,7 @@ from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.hub import place_notices, resolve_model
 from quire.compute.models.source import ModelFolder, ModelSource
 from quire.compute.reference.backend import ReferenceBackend
+from quire.compute.speculation import NgramProposer
 from quire.compute.weights.decoder_weights import WeightReader, weight_bytes
 from quire.compute.worker.failing_runner import FailingRunner
 from quire.compute.worker.worker import Worker
@@ -118,7 +119,8 @@ class EngineBlueprint:
         scheduler, path = self.config.scheduler_config(plan.max_model_len), self.config.step_log
 
         control = _make_scheduler(self.backend.facts.kv_spec, self.model, memory, scheduler)
-        parts = replace(self.backend.load(memory.num_blocks, memory.num_host_blocks, note_loaded), masks=self.masks)
+        parts = self.backend.load(memory.num_blocks, memory.num_host_blocks, note_loaded)
+        parts = replace(parts, masks=self.masks, proposer=NgramProposer() if scheduler.max_drafts else None)
         if self.failpoints:
             parts = parts.with_runner(FailingRunner(parts.runner, self.failpoints))
         executor = make_executor(parts)

@@ -78,6 +78,11 @@ class StepCommitter:
         """Steps whose result is not in."""
         return len(self._under_way)
 
+    @property
+    def oldest(self) -> StepRecord | None:
+        """The step whose result is awaited first."""
+        return self._under_way[0] if self._under_way else None
+
     def begin_step(self, step: PlanBuilder) -> StepRecord:
         """Remember a step that is about to be handed out. Mutates."""
         record = step.record(self._num_steps)

@@ -40,6 +40,7 @@ class StepRecord:
     decodes: list[Request]
     decode_rows: array[int]
     chunks: list[Chunk]
+    asked: dict[int, tuple[Request, int]] = field(default_factory=dict)  # for guesses, by row; and its generation
     disturbed: bool = False
     generations: dict[Request, int] = field(default_factory=dict)
 
@@ -52,6 +53,11 @@ class StepRecord:
     def num_tokens(self) -> int:
         """How many tokens the step computes, drafts among them."""
         return len(self.decodes) + sum(chunk.num_tokens for chunk in self.chunks)
+
+    @property
+    def is_without_prompts(self) -> bool:
+        """Whether every entry computes one known token, and guesses behind it."""
+        return all(chunk.num_tokens == 1 + len(chunk.drafts) for chunk in self.chunks)
 
     def as_chunks(self) -> list[Chunk]:
         """Return all entries in their long form."""
@@ -104,7 +110,12 @@ class PlanBuilder:
         return StepRecord(step_id, self.decodes, array("i", [request.row for request in self.decodes]), self.chunks)
 
     def plan(
-        self, record: StepRecord, changes: MemoryChanges, starting: list[Request], released_rows: array[int]
+        self,
+        record: StepRecord,
+        changes: MemoryChanges,
+        starting: list[Request],
+        released_rows: array[int],
+        proposals: dict[int, int],
     ) -> StepPlan:
         """Return the plan; changes of tables whose request holds no row any more are left out."""
         ones = array("i", [1]) * len(self.decodes)
@@ -134,6 +145,7 @@ class PlanBuilder:
             tuple(changes.moves_out),
             tuple(changes.copies),
             tuple(changes.moves_in),
+            proposals,
         )
 
 

@@ -16,14 +16,14 @@ Progress: running requests are in the order of the policy, those behind make roo
 could never fit were refused. So the first in order always gets room and finishes, and then the next is first. A policy
 may also take rows for a newcomer, but never that of the first.
 
-Not built in, but separate parts: the order (policy/), admission, preemption, stopping, drafts, isolation after a failed
-step.
+Not built in, but separate parts: the order (policy/), admission, preemption, stopping, isolation after a failed step,
+and how many guessed tokens are verified (speculation.py). The executor guesses: a plan asks for it, the result has the
+guesses, and the next plan of the request verifies them.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
 
 from quire.core.config import SchedulerConfig
 from quire.core.errors import (
@@ -34,7 +34,7 @@ from quire.core.errors import (
     RequestStateError,
     UnknownRequestError,
 )
-from quire.core.request import FinishReason, Request, RequestGroup, RequestStatus
+from quire.core.request import NO_DRAFTS, FinishReason, Request, RequestGroup, RequestStatus
 from quire.core.step import StepPlan, StepResult
 from quire.core.validate import RequestLimits, max_total_tokens, validate, validate_length
 from quire.memory.manager import KVCacheManager
@@ -44,16 +44,12 @@ from quire.scheduler.commit import StepCommitter, StepOutcome
 from quire.scheduler.groups import is_beam, moving_together
 from quire.scheduler.isolation import Isolation
 from quire.scheduler.journal import RequestJournal
-from quire.scheduler.plan_builder import PlanBuilder
+from quire.scheduler.plan_builder import PlanBuilder, StepRecord
 from quire.scheduler.policy import create_policy
 from quire.scheduler.preemption import Preemption
 from quire.scheduler.running import RunningSet
+from quire.scheduler.speculation import DraftBudget
 from quire.scheduler.stopping import Stopping
-
-Drafter = Callable[[Request, int], "array[int]"]
-"""Guesses at most this many of a request's next tokens."""
-
-NO_DRAFTS = array("i")
 
 
 class Scheduler:
@@ -66,7 +62,6 @@ class Scheduler:
         limits: RequestLimits,
         *,
         eos_token_ids: frozenset[int] = frozenset(),
-        drafter: Drafter | None = None,
     ) -> None:
         self.config = config
         self.memory = memory
@@ -82,7 +77,7 @@ class Scheduler:
         self._stopping = Stopping(eos_token_ids, memory.spec.block_size)
         self._committer = StepCommitter(memory, self._running, self._stopping, self._finish)
         self._preemption = Preemption(memory, config, self._committer, self._running, self._waiting)
-        self._drafter = drafter
+        self.drafts = DraftBudget()
         self._awaited: dict[Request, Frontier] = {}  # waiting for a block that another request computes
         self._short_of: tuple[Request, int] | None = None  # the request that did not fit, and what it needed
         self._next_in_turn: Request | None = None  # found no row, or no tokens, in the last step
@@ -169,6 +164,7 @@ class Scheduler:
             self.memory.free(request)
         request.finish_reason = reason
         request.become(RequestStatus.FINISHED)
+        self.drafts.forget(request)
         if self._journal is not None:
             self._journal.note_ended(request, reason)
         members = request.group.members if request.group else [request]
@@ -185,11 +181,6 @@ class Scheduler:
     def unwatch(self) -> None:
         """Nobody watches any more. Mutates."""
         self._journal = self._preemption.journal = None
-
-    @property
-    def has_drafter(self) -> bool:
-        """Whether drafts are asked for."""
-        return self._drafter is not None
 
     @property
     def num_preemptions(self) -> int:
@@ -220,6 +211,8 @@ class Scheduler:
                 return None  # one step at a time, so that a failure is that of the requests on trial
             self._make_place_on_trial()
         newcomer, running = self._make_way(), self._running.requests
+        if self.config.max_drafts:
+            self._share_out_drafts(running)
         budget = self._token_budget(running)
         step = PlanBuilder(budget, self._policy.token_shares(newcomer, budget - len(running), running))
         preemptions = self.num_preemptions
@@ -231,13 +224,58 @@ class Scheduler:
         record = self._committer.begin_step(step)
         self._policy.charge(record)
         starting, released = self._running.take_differences()
-        return step.plan(record, self.memory.take_changes(), starting, released)
+        proposals = self._ask_for_drafts(record) if self.config.max_drafts else {}
+        return step.plan(record, self.memory.take_changes(), starting, released, proposals)
 
     def update(self, result: StepResult) -> StepOutcome:
         """Commit the oldest step under way: append its tokens, publish full blocks, find ends. Mutates."""
+        record = self._committer.oldest
         outcome = self._committer.update(result)
+        if record is not None and self.config.max_drafts:
+            self._take_drafts(record, result)
         self.isolation.note_success(outcome.advanced)
         return outcome
+
+    def _share_out_drafts(self, running: list[Request]) -> None:
+        """Choose which guesses the next step verifies: none while a prompt is computed: arithmetic binds then. Mutates."""
+        if any(request.backlog > 1 for request in running):
+            for request in running:
+                request.drafts = NO_DRAFTS
+        self.drafts.share_out(running, len(running))
+
+    def _ask_for_drafts(self, record: StepRecord) -> dict[int, int]:
+        """Return how many guesses the step shall bring of each row that goes on by one token at a time. Mutates."""
+        # Where each goes on if every guess in this very step is wrong.
+        asked = [(request, request.num_planned) for request in record.decodes]
+        asked += [
+            (each.request, each.request.num_planned - len(each.drafts)) for each in record.chunks if each.samples == 1
+        ]
+        has_steps_ahead = self.config.max_steps_under_way > 1
+        proposals: dict[int, int] = {}
+        for request, start in asked:
+            most = min(self.config.max_drafts, request.max_total_tokens - 2 - start)
+            if most <= 0 or is_beam(request) or self.isolation.is_under_way:
+                continue
+            proposals[request.row] = most
+            record.asked[request.row] = request, request.generation
+            if has_steps_ahead:
+                request.awaits_drafts = True
+                request.num_slots = 0
+        return proposals
+
+    def _take_drafts(self, record: StepRecord, result: StepResult) -> None:
+        """Note what the guesses of a step were worth, and take the new ones. Mutates."""
+        if record.is_without_prompts:
+            self.drafts.note_step(record.num_tokens, result.duration_us)
+        for chunk, count in zip(record.chunks, result.num_tokens[len(record.decodes) :], strict=True):
+            if chunk.drafts and count:
+                self.drafts.note_verified(chunk.request, len(chunk.drafts), count - 1)
+        for row, (request, generation) in record.asked.items():
+            if request.row == row and request.generation == generation:
+                request.awaits_drafts = False
+                request.drafts = result.proposals.get(row, NO_DRAFTS)
+                if request.drafts:
+                    request.num_slots = 0  # its next plan is a decision
 
     def _token_budget(self, running: list[Request]) -> int:
         """Return how many tokens the next step may compute: at least one for each that runs."""
@@ -260,6 +298,8 @@ class Scheduler:
 
     def _plan_one(self, step: PlanBuilder, request: Request, place: int) -> bool:
         """Plan a request that needs a decision; False if it yielded its own place. `place` is that after it."""
+        if request.awaits_drafts:
+            return True
         left = step.num_tokens_left - (len(self._running.requests) - place)
         if is_beam(request):
             return self._plan_beams(step, request, place, left)
@@ -267,7 +307,7 @@ class Scheduler:
         count = step.most_tokens(request, request.num_planned, step.within_share(request, count))
         if count <= 0:
             return True
-        drafts = self._draft(request, left - 1) if request.backlog == 1 else NO_DRAFTS
+        drafts = self._drafts_of(request, left - 1) if request.drafts else NO_DRAFTS
         if drafts and self.memory.allocate_slots(request, request.num_planned + 1 + len(drafts)):
             self._take_up(step, request, 1, drafts)
             return True
@@ -276,11 +316,12 @@ class Scheduler:
             self._take_up(step, request, count)
         return request.row >= 0
 
-    def _draft(self, request: Request, most: int) -> array[int]:
-        if self._drafter is None or request.num_computed != request.num_planned or request.group is not None:
+    def _drafts_of(self, request: Request, most: int) -> array[int]:
+        """Return the guesses to verify now; they are used once. Mutates the request."""
+        drafts, request.drafts = request.drafts, NO_DRAFTS
+        if request.backlog != 1 or request.num_computed != request.num_planned:
             return NO_DRAFTS
-        most = min(most, request.max_total_tokens - 2 - request.num_planned)
-        return self._drafter(request, most)[:most] if most > 0 else NO_DRAFTS
+        return drafts[: max(0, min(most, request.max_total_tokens - 2 - request.num_planned))]
 
     def _make_room(self, step: PlanBuilder, request: Request, count: int, place: int) -> int:
         """Get slots for `count` tokens, or fewer; those behind yield. 0 if there is no room now."""
@@ -322,7 +363,7 @@ class Scheduler:
         else:
             step.add_chunk(request, count + len(drafts), samples, drafts)
         request.num_planned += count + len(drafts)
-        decide_each_time = beam or self._drafter is not None or (group is not None and not group.opened)
+        decide_each_time = beam or (group is not None and not group.opened)
         request.num_slots = 0 if decide_each_time else min(request.num_slots, request.max_total_tokens - 1)
 
     def _plan_beams(self, step: PlanBuilder, request: Request, place: int, left: int) -> bool:
@@ -441,6 +482,7 @@ class Scheduler:
         request.num_computed = request.num_planned = start
         request.backlog = len(request.tokens) - start
         request.num_slots = 0
+        request.drafts, request.awaits_drafts = NO_DRAFTS, False
         request.become(RequestStatus.RUNNING)
         if self._journal is not None:
             self._journal.note_admitted(request)

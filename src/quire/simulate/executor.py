@@ -6,6 +6,8 @@ depends on how long the sequence is and on nothing else: equal prompts go on equ
 batch, the chunks or the cache, so another schedule must bring the same tokens. Where it is known what a request was
 answered (a log says so), it is answered that.
 
+Where tokens are guessed ahead, a guess is right with a probability that is given.
+
 Speed matters here: a step of 256 decodes is one pass in C over 256 iterators. Tokens are made 256 at a time.
 """
 
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import zlib
 from array import array
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,11 +33,18 @@ Outputs = Mapping[str, "Sequence[array[int]]"]
 
 
 class SimExecutor:
-    """Pretends to compute plans."""
+    """Pretends to compute plans. `acceptance`: how likely a guess of a token is right; None: it makes no guesses."""
 
     def __init__(
-        self, vocab_size: int, clock: ManualClock, cost: StepCost | None = None, *, outputs: Outputs | None = None
+        self,
+        vocab_size: int,
+        clock: ManualClock,
+        cost: StepCost | None = None,
+        *,
+        outputs: Outputs | None = None,
+        acceptance: float | None = None,
     ) -> None:
+        self._acceptance = acceptance
         self._vocab_size = vocab_size
         self._clock = clock
         self._cost = cost or LinearCost()
@@ -71,14 +81,40 @@ class SimExecutor:
             self._steady_rows = plan.rows
             self._steady_texts = [texts[row] for row in plan.rows]
         tokens = array("i", map(next, self._steady_texts[:num_decodes]))
+        num_tokens = plan.samples
         for row, samples in zip(plan.rows[num_decodes:], plan.samples[num_decodes:], strict=True):
             if samples:
                 tokens.append(next(texts[row]))
             for branch in range(1, samples):
                 tokens.append(next(self._text(row, branch, 0)))
+            if row in plan.drafts:
+                right = _take_equal(texts[row], tokens[-1], plan.drafts[row])
+                tokens.extend(right)
+                num_tokens = num_tokens[:]
+                num_tokens[plan.rows.index(row)] += len(right)
         parents = self._parents(plan) if self._searches else array("i")
-        result = StepResult(plan.step_id, plan.samples, tokens, parents)
-        self._under_way.append((plan, result, self._cost.step_s(plan)))
+        seconds = self._cost.step_s(plan)
+        proposals = {} if self._acceptance is None else self._guess(plan, self._acceptance)
+        result = StepResult(
+            plan.step_id, num_tokens, tokens, parents, proposals=proposals, duration_us=round(seconds * 1e6)
+        )
+        self._under_way.append((plan, result, seconds))
+
+    def _guess(self, plan: StepPlan, acceptance: float) -> dict[int, array[int]]:
+        """Return guesses of the tokens that follow, wrong ones among them. Mutates: tokens to come are drawn."""
+        found = {}
+        for row, most in plan.proposals.items():
+            text = self._texts[row]
+            if not isinstance(text, _ForeseenText):
+                text = self._texts[row] = _ForeseenText(text)
+                self._steady_rows = array("i")
+            coming = text.coming(most)
+            found[row] = array("i", [self._guessed(self._prompts[row], token, acceptance) for token in coming])
+        return found
+
+    def _guessed(self, prompt: bytes, token: int, acceptance: float) -> int:
+        is_right = zlib.crc32(prompt + token.to_bytes(4)) < acceptance * (1 << 32)
+        return token if is_right else (token + 1) % self._vocab_size
 
     def _text(self, row: int, branch: int, num_known: int) -> Iterator[int]:
         """Return how a sequence goes on after the first `num_known` tokens."""
@@ -116,6 +152,32 @@ class SimExecutor:
     def shutdown(self) -> None:
         """Drop what is under way. Mutates."""
         self._under_way.clear()
+
+
+class _ForeseenText(Iterator[int]):
+    """Tokens to come, some of which have been looked at."""
+
+    def __init__(self, rest: Iterator[int]) -> None:
+        self._rest = rest
+        self._seen: deque[int] = deque()
+
+    def __next__(self) -> int:
+        return self._seen.popleft() if self._seen else next(self._rest)
+
+    def coming(self, count: int) -> list[int]:
+        """Return the next tokens, which stay to come."""
+        self._seen.extend(itertools.islice(self._rest, max(0, count - len(self._seen))))
+        return list(itertools.islice(self._seen, count))
+
+
+def _take_equal(text: Iterator[int], drawn: int, drafts: Sequence[int]) -> list[int]:
+    """Return the tokens that follow the one drawn first, as long as the draft before each is right."""
+    found: list[int] = []
+    for draft in drafts:
+        if draft != (found[-1] if found else drawn):
+            break
+        found.append(next(text))
+    return found
 
 
 def hash_prompt(tokens: array[int]) -> bytes:

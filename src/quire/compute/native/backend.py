@@ -14,6 +14,7 @@ from quire.core.errors import InvalidConfigError
 from quire.core.executor import NoteLoaded
 from quire.core.granted import usable_cores
 from quire.core.memory_needs import MemoryNeeds
+from quire.core.step import MAX_STEP_DRAFTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class NativeBackend:
             num_threads=config.num_threads or usable_cores(),
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_seqs=config.max_num_seqs,
+            max_step_drafts=MAX_STEP_DRAFTS if config.max_drafts else 0,
             touch_kv_memory=config.touch_kv_memory,
         )
         block_types = model.source.block_types() if config.weights == "auto" else {}

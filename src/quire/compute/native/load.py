@@ -42,6 +42,7 @@ class NativeSettings:
     num_threads: int = 1
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 256
+    max_step_drafts: int = 0
     touch_kv_memory: str = "use"
     instruction_set: str | None = None
 
@@ -77,7 +78,7 @@ def kv_cache_spec(spec: DecoderSpec, block_size: int, dtype: str) -> KVCacheSpec
 def activation_bytes(spec: DecoderSpec, settings: NativeSettings) -> int:
     """Return the bytes of activations and logits that steps of the settings' size take."""
     shape = decoder_shape(spec, kv_cache_spec(spec, settings.block_size, settings.stored_kv_dtype))
-    num_logits = settings.max_num_seqs + MAX_PROMPT_LOGITS
+    num_logits = settings.max_num_seqs + settings.max_step_drafts + MAX_PROMPT_LOGITS
     logits = num_logits * -(-spec.vocab_size // PANEL_WIDTH) * PANEL_WIDTH * 4
     return logits + step_bytes(shape, settings.max_num_batched_tokens, num_logits, settings.num_threads)
 
@@ -118,7 +119,8 @@ def make_parts(
     runner = NativeDecoder(spec, decoder, reader)
     if cache.spec.dtype == "int4":
         runner.centre_keys(kv_cache_spec(spec, BLOCK, "float32"))
-    decoder.reserve(settings.max_num_batched_tokens, settings.max_num_seqs + MAX_PROMPT_LOGITS)
+    num_logits = settings.max_num_seqs + settings.max_step_drafts + MAX_PROMPT_LOGITS
+    decoder.reserve(settings.max_num_batched_tokens, num_logits)
     sampler = NativeSampler(chosen, team, spec.vocab_size)
     touches = settings.touch_kv_memory == "idle"
     return WorkerParts(

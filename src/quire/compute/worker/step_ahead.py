@@ -9,9 +9,9 @@ part of every step. It need not wait, because a sampled token is already on the 
 collected.
 
 This does not work for choices that depend on the text or on log-probabilities: penalties, banned words, grammars,
-beams, reports, drafts. A plan with such a row is computed when all tokens before it are known, and so is every plan
-without a `Launcher`. Whether a row's numbers are finite is also known late: by then the row's next step may be running,
-and its token is thrown away.
+beams, reports, drafts, guesses to be made. A plan with such a row is computed when all tokens before it are known, and
+so is every plan without a `Launcher`. Whether a row's numbers are finite is also known late: by then the row's next
+step may be running, and its token is thrown away.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class StepsAhead:
 
     def takes(self, plan: StepPlan) -> bool:
         """Return whether a plan may be launched while the steps before it run. Does not mutate."""
-        is_plain = not plan.drafts and max(plan.samples, default=0) <= 1
+        is_plain = not plan.drafts and not plan.proposals and max(plan.samples, default=0) <= 1
         return is_plain and self._careful.isdisjoint(plan.rows)
 
     def launch(self, plan: StepPlan, batch: InputBatch, cache: KVMemory) -> Launched:

@@ -18,12 +18,14 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from quire.compute.arrays import IntArray
 from quire.compute.backend import WorkerParts
+from quire.compute.speculation.base import Proposer, Wanted
 from quire.compute.worker.beam_rows import BeamRows
 from quire.compute.worker.careful_rows import CarefulRows
 from quire.compute.worker.decode_steps import DecodeSteps
@@ -51,6 +53,7 @@ class Worker:
         self._beams = BeamRows(parts.eos_token_ids)
         self._careful = CarefulRows()
         self._decodes = DecodeSteps(self._careful)
+        self._proposer = parts.proposer
         self._on_start = parts.on_start
         self._ahead = None if parts.launcher is None else StepsAhead(parts.launcher, self._columns, self._careful)
         self._batch: InputBatch | None = None
@@ -113,6 +116,8 @@ class Worker:
         for row in plan.released_rows:
             self._columns.release(row)
             self._grammars.release(row)
+            if self._proposer is not None:
+                self._proposer.release(row)
         for start in plan.row_starts:
             self._enter(start, batch)
         self._beams.apply(plan)
@@ -124,10 +129,29 @@ class Worker:
         try:
             self._columns.start(start)
             self._grammars.start(start)
+            if self._proposer is not None:
+                self._proposer.begin(start.row)
         except Exception as error:
             batch.fail(start.row, f"its settings cannot be entered: {type(error).__name__}: {error}")
 
     def _compute(self, plan: StepPlan, batch: InputBatch) -> StepResult:
+        if self._proposer is None:
+            return self._computed(plan, batch)
+        began_s = time.perf_counter()
+        result = self._computed(plan, batch)
+        proposals = self._guess(plan, result, batch, self._proposer)
+        return replace(result, proposals=proposals, duration_us=round((time.perf_counter() - began_s) * 1e6))
+
+    def _guess(
+        self, plan: StepPlan, result: StepResult, batch: InputBatch, proposer: Proposer
+    ) -> dict[int, array[int]]:
+        """Return guesses for the rows of which the plan asks them, and which have a new token."""
+        have_new = {row for row, count in zip(plan.rows, result.num_tokens, strict=True) if count}
+        return proposer.propose(
+            {row: Wanted(batch.tokens(row), most) for row, most in plan.proposals.items() if row in have_new}
+        )
+
+    def _computed(self, plan: StepPlan, batch: InputBatch) -> StepResult:
         decodes = self._decodes.build(plan, batch)
         inputs = decodes or batch.build(plan, self._postponed(plan, batch))
         sampled: dict[int, _Sampled] = {}

@@ -34,7 +34,8 @@ class EngineStats:
     whose own numbers went wrong (such as NaN) in a good step. `num_suspects` counts the requests that are now tried
     apart from the others, and `max_step_tokens` is the most tokens of a step: less than the setting after memory has
     run out. `prompt_limit` is the most tokens of prompts in a step while others generate, as the setting `itl_slo_ms`
-    asks for; 0: any.
+    asks for; 0: any. `drafts_total` counts the sequences of steps that verified guesses, `draft_tokens_total` the
+    guesses and `accepted_tokens_total` those that were right.
     """
 
     num_running: int = 0
@@ -56,6 +57,9 @@ class EngineStats:
     corrupted_requests_total: int = 0
     busy_s_total: float = 0.0
     restarts_total: int = 0
+    drafts_total: int = 0
+    draft_tokens_total: int = 0
+    accepted_tokens_total: int = 0
 
     @property
     def kv_usage(self) -> float:

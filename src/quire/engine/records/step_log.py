@@ -8,8 +8,8 @@ the one in the log, byte for byte. A log makes a bug report, and a replay shows 
 
 A log that ends between two records is the log of a shorter run. A log that ends within a record, or with an altered
 byte, is refused. The time of a record is the engine's clock when it was written. No decision depends on it; it shows
-readers how long everything took. Drafts come from outside; a replay takes them from the logged plans. An eviction
-policy that was passed as an object is not in the log, so such a run cannot be replayed.
+readers how long everything took. Guesses of tokens, and how long a step took, are in its result. An eviction policy
+that was passed as an object is not in the log, so such a run cannot be replayed.
 
 The key of the prefix hash is not written: it is a secret, and no decision depends on it. Cache salts are written as
 digests, because only their equality matters.
@@ -21,7 +21,6 @@ import hashlib
 import json
 import struct
 import zlib
-from array import array
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import BinaryIO, NamedTuple
@@ -30,15 +29,14 @@ from quire.core.clock import Clock
 from quire.core.config import MemoryConfig, SchedulerConfig
 from quire.core.errors import ExecutionError, OutOfMemoryError, StepLogError, TornStepLogError
 from quire.core.kv_spec import KVCacheSpec, KVGroup
-from quire.core.request import Request
 from quire.core.step import StepPlan, StepResult
 from quire.core.validate import RequestLimits
 from quire.engine.commands import Add, Command, carry_out, command_bytes, read_command
 from quire.memory.manager import KVCacheManager
 from quire.scheduler.commit import StepOutcome
-from quire.scheduler.scheduler import Drafter, Scheduler
+from quire.scheduler.scheduler import Scheduler
 
-MAGIC = b"quire step log 8\n"
+MAGIC = b"quire step log 9\n"
 _HEAD = struct.Struct("<cdII")
 SETTINGS, COMMANDED, PLANNED, IDLED, COMPUTED, LOST, OUT_OF_MEMORY = (bytes([code]) for code in b"SCPIRLM")
 
@@ -67,7 +65,6 @@ class StepLogWriter:
             "scheduler": asdict(scheduler.config),
             "limits": asdict(scheduler.limits),
             "eos": sorted(scheduler.eos_token_ids),
-            "drafts": scheduler.has_drafter,
         }
         self._write(MAGIC)
         self._record(SETTINGS, json.dumps(settings, separators=(",", ":")).encode())
@@ -105,16 +102,6 @@ def _stand_in(salt: str) -> str:
     return hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest() if salt else ""
 
 
-class _LoggedDrafts:
-    """A drafter that returns the drafts of the logged plan."""
-
-    def __init__(self) -> None:
-        self.plan: StepPlan | None = None
-
-    def __call__(self, request: Request, most: int) -> array[int]:
-        return self.plan.drafts.get(request.row, array("i")) if self.plan else array("i")
-
-
 def _checksum(kind: bytes, at_s: float, payload: bytes) -> int:
     return zlib.crc32(payload, zlib.crc32(struct.pack("<cd", kind, at_s)))
 
@@ -143,8 +130,8 @@ def read_records(file: BinaryIO) -> Iterator[Record]:
         yield Record(kind, at_s, payload)
 
 
-def read_scheduler(payload: bytes, drafter: Drafter) -> Scheduler:
-    """Make a scheduler, with its memory, from the settings in a log; uses the drafter if the run had one."""
+def read_scheduler(payload: bytes) -> Scheduler:
+    """Make a scheduler, with its memory, from the settings in a log."""
     try:
         settings = json.loads(payload)
         spec = settings["spec"]
@@ -156,7 +143,6 @@ def read_scheduler(payload: bytes, drafter: Drafter) -> Scheduler:
             KVCacheManager(KVCacheSpec(**spec), MemoryConfig(**settings["memory"])),
             RequestLimits(**limits),
             eos_token_ids=frozenset(settings["eos"]),
-            drafter=drafter if settings["drafts"] else None,
         )
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise StepLogError(f"the settings in the log do not match this version: {error}") from error
@@ -190,12 +176,10 @@ def replayed(file: BinaryIO) -> Iterator[Replayed]:
     first = next(records, None)
     if first is None or first.kind != SETTINGS:
         raise StepLogError("the log does not begin with the settings")
-    drafts = _LoggedDrafts()
-    scheduler = read_scheduler(first.payload, drafts)
+    scheduler = read_scheduler(first.payload)
     num_plans = 0
     for kind, at_s, payload in records:
         if kind == PLANNED:
-            drafts.plan = StepPlan.from_bytes(payload)
             plan = scheduler.schedule()
             if plan is None or plan.to_bytes() != payload:
                 raise StepLogError(f"plan {num_plans} differs from the one logged")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.core.clock import ManualClock
-from quire.core.config import MemoryConfig, SchedulerConfig
+from quire.core.config import MOST_DRAFTS, MemoryConfig, SchedulerConfig
 from quire.core.errors import InvariantError
 from quire.core.kv_spec import KVCacheSpec
 from quire.core.request import CacheScope, Request
@@ -19,7 +19,7 @@ from quire.engine.commands import Abort, Fail, Stop
 from quire.engine.core import EngineCore
 from quire.memory.manager import KVCacheManager
 from quire.memory.sizing import max_sequence_tokens
-from quire.scheduler.scheduler import Drafter, Scheduler
+from quire.scheduler.scheduler import Scheduler
 from quire.simulate.executor import SimExecutor
 
 VOCAB_SIZE = 1000
@@ -64,8 +64,8 @@ class Habit:
 class CountingExecutor(SimExecutor):
     """Counts the tokens that plans compute, by request id up to the first blank: the tenant."""
 
-    def __init__(self) -> None:
-        super().__init__(VOCAB_SIZE, ManualClock())
+    def __init__(self, acceptance: float | None) -> None:
+        super().__init__(VOCAB_SIZE, ManualClock(), acceptance=acceptance)
         self._tenants: dict[int, str] = {}  # by row
         self.computed = Counter[str]()
 
@@ -78,7 +78,7 @@ class CountingExecutor(SimExecutor):
 
 
 class BusyTenants:
-    """Each tenant always has `at_once` requests in the engine."""
+    """Each tenant always has `at_once` requests in the engine. `acceptance`: of guesses; None: there are none."""
 
     def __init__(
         self,
@@ -88,14 +88,15 @@ class BusyTenants:
         block_size: int,
         at_once: int,
         memory: MemoryConfig | None = None,
-        drafter: Drafter | None = None,
+        acceptance: float | None = None,
     ) -> None:
         spec = KVCacheSpec.from_layers([None], block_size=block_size, num_kv_heads=1, head_dim=8, dtype="float32")
         manager = KVCacheManager(spec, memory or MemoryConfig())
         longest = max_sequence_tokens(manager.pool.num_blocks, spec)
         limits = RequestLimits(VOCAB_SIZE, config.max_model_len, longest, config.max_num_seqs)
-        scheduler = Scheduler(config, manager, limits, drafter=drafter)
-        self.executor = CountingExecutor()
+        config = config if acceptance is None else replace(config, max_drafts=MOST_DRAFTS)
+        scheduler = Scheduler(config, manager, limits)
+        self.executor = CountingExecutor(acceptance)
         self.engine = EngineCore(scheduler, self.executor, ManualClock())
         self.habits = {chr(ord("a") + index): habit for index, habit in enumerate(habits)}
         self.ended = Counter[str]()

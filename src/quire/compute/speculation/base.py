@@ -1,0 +1,36 @@
+"""Proposer: guesses the next tokens of rows, after the tokens of a step are known.
+
+    step ──► tokens of each row ──► Proposer.propose ──► StepResult.proposals ──► drafts of the next plan
+
+A proposer knows a row by its number, and is told when a row begins another text. Whatever it guesses changes no text:
+the worker accepts a draft only if it would have drawn it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+
+class Wanted(NamedTuple):
+    """A row whose next tokens are to be guessed: its known tokens, not to be changed, and how many guesses at most."""
+
+    tokens: array[int]
+    most: int
+
+
+class Proposer(Protocol):
+    """Guesses tokens."""
+
+    def begin(self, row: int) -> None:
+        """A row begins a text, which may be the one that it had. Mutates."""
+        ...
+
+    def release(self, row: int) -> None:
+        """A row is free. Mutates."""
+        ...
+
+    def propose(self, rows: Mapping[int, Wanted]) -> dict[int, array[int]]:
+        """Return guesses for the rows that have any, at least one each, all of them tokens. Mutates what it knows."""
+        ...

@@ -1,0 +1,141 @@
+"""DraftBudget: how many guesses of each request a step verifies, so that guessing pays.
+
+A step brings each request one token. With d guesses of its next tokens it computes 1 + d, and brings as many tokens as
+guesses were right, and one more. The text is the same either way: a guess counts only if it is the token that would
+have been drawn. So the one question is time.
+
+    chance of a request   how often its guesses were right lately
+    t(r)                  how long a step with r tokens takes, measured
+
+The next guess of a request is verified while its chance of being reached and right, for the time that it adds, beats
+what the step brings so far for the time that it takes. While memory binds, a few tokens more cost next to nothing; when
+arithmetic binds, each costs its full share, and guesses vanish by themselves.
+
+Chances and times come from results, so the scheduler reads no clock, and a log replays.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable
+from heapq import heapify, heappop, heapreplace
+from typing import Final
+
+from quire.core.request import NO_DRAFTS, Request
+from quire.core.step import MAX_STEP_DRAFTS
+
+FIRST_CHANCE: Final = 0.6
+WEIGHT_OF_NEW: Final = 0.15
+"""How much one guess, right or wrong, changes the chance of a request; a step, what such steps are taken to cost."""
+REST: Final = 16
+"""Steps that a request without a worthy guess rests; then one guess is tried, because texts change."""
+HOPE: Final = 0.7
+"""A guess is tried only where one with this chance would pay."""
+
+
+class StepTimes:
+    """How long steps take, by their number of tokens: measured ones, and straight lines between them.
+
+    >>> times = StepTimes()
+    >>> for tokens, time in ((1, 100.0), (16, 130.0), (32, 200.0)):
+    ...     times.note(tokens, time)
+    >>> times.of(1), times.of(24), times.of(50)
+    (100.0, 165.0, 200.0)
+    """
+
+    def __init__(self) -> None:
+        self._means: dict[int, tuple[float, float]] = {}  # of sizes with as many binary digits: tokens, time
+        self._points: list[tuple[float, float]] = []
+
+    def note(self, num_tokens: int, time: float) -> None:
+        """Take a step's number of tokens, and its time. Mutates."""
+        size = num_tokens.bit_length()
+        tokens_before, before = self._means.get(size, (float(num_tokens), time))
+        self._means[size] = (
+            tokens_before + WEIGHT_OF_NEW * (num_tokens - tokens_before),
+            before + WEIGHT_OF_NEW * (time - before),
+        )
+        slowest, self._points = 0.0, []
+        for tokens, mean in (self._means[each] for each in sorted(self._means)):
+            slowest = max(slowest, mean)  # more tokens take no less time, whatever was measured
+            self._points.append((tokens, slowest))
+
+    def of(self, num_tokens: int) -> float:
+        """Return the time of a step. One larger than any measured is taken to cost no more, until it is tried."""
+        points = self._points
+        place = bisect_left(points, (float(num_tokens), 0.0))
+        if place == 0:
+            return points[0][1] if points else 0.0
+        if place == len(points):
+            return points[-1][1]
+        (low, fast), (high, slow) = points[place - 1], points[place]
+        return min(slow, fast + (slow - fast) * (num_tokens - low) / (high - low))
+
+
+class DraftBudget:
+    """Decides which guesses are verified, and remembers how requests and steps have fared."""
+
+    def __init__(self) -> None:
+        self.times = StepTimes()
+        self._chances: dict[Request, float] = {}
+        self._rests: dict[Request, int] = {}  # steps that a request still rests
+        self.num_verified = 0  # sequences of steps that verified guesses
+        self.num_drafts = 0
+        self.num_accepted = 0
+
+    def share_out(self, requests: Iterable[Request], num_running: int) -> None:
+        """Cut the drafts of requests to those that pay in the next step. Mutates them."""
+        found = [request for request in requests if request.drafts]
+        if not found:
+            return
+        counts = [0] * len(found)
+        total, expected = num_running, float(num_running)
+        # The likeliest guess first: (chance that it is reached and right, negated; which request).
+        queue = [(-self._chances.get(request, FIRST_CHANCE), place) for place, request in enumerate(found)]
+        heapify(queue)
+        while queue and total - num_running < MAX_STEP_DRAFTS:
+            negated, place = queue[0]
+            if not self._pays(-negated, total, expected):
+                break
+            request = found[place]
+            counts[place] += 1
+            total += 1
+            expected -= negated
+            if counts[place] < len(request.drafts):
+                heapreplace(queue, (negated * self._chances.get(request, FIRST_CHANCE), place))
+            else:
+                heappop(queue)
+        for place, request in enumerate(found):
+            if not counts[place] and self._is_rested(request) and self._pays(HOPE, total, expected):
+                counts[place], total = 1, total + 1
+            request.drafts = request.drafts[: counts[place]] if counts[place] else NO_DRAFTS
+
+    def _pays(self, chance: float, total: int, expected: float) -> bool:
+        """Whether one more token in the step, right with this chance, brings more for its time than the step does."""
+        now = self.times.of(total)
+        return chance * now >= expected * (self.times.of(total + 1) - now)
+
+    def _is_rested(self, request: Request) -> bool:
+        left = self._rests.get(request, REST) - 1
+        self._rests[request] = left if left > 0 else REST
+        return left <= 0
+
+    def note_step(self, num_tokens: int, duration_us: int) -> None:
+        """A step of decodes and guesses took so long; 0: nobody measured. Mutates."""
+        if duration_us > 0:
+            self.times.note(num_tokens, float(duration_us))
+
+    def note_verified(self, request: Request, num_drafts: int, num_accepted: int) -> None:
+        """Take how many of a request's guesses were right; those behind the first wrong one tell nothing. Mutates."""
+        chance = self._chances.get(request, FIRST_CHANCE)
+        for was_right in [1.0] * num_accepted + [0.0] * (num_accepted < num_drafts):
+            chance += WEIGHT_OF_NEW * (was_right - chance)
+        self._chances[request] = chance
+        self.num_verified += 1
+        self.num_drafts += num_drafts
+        self.num_accepted += num_accepted
+
+    def forget(self, request: Request) -> None:
+        """A request has ended. Mutates."""
+        self._chances.pop(request, None)
+        self._rests.pop(request, None)

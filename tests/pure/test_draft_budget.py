@@ -1,0 +1,128 @@
+"""DraftBudget: guesses are verified where that pays, and nowhere else."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from array import array
+from collections.abc import Sequence
+
+import pytest
+
+from quire.core.request import Request
+from quire.core.step import MAX_STEP_DRAFTS
+from quire.scheduler.speculation import FIRST_CHANCE, REST, DraftBudget, StepTimes
+
+
+def requests_with(counts: Sequence[int]) -> list[Request]:
+    """Requests with so many guesses each."""
+    found = []
+    for index, count in enumerate(counts):
+        request = Request(f"r{index}", [1])
+        request.drafts = array("i", range(count))
+        found.append(request)
+    return found
+
+
+def budget_with(times: dict[int, float]) -> DraftBudget:
+    budget = DraftBudget()
+    for num_tokens, microseconds in times.items():
+        budget.note_step(num_tokens, round(microseconds))
+    return budget
+
+
+FLAT = {1: 1000.0, 16: 1000.0, 64: 1000.0, 128: 1000.0}
+STEEP = {num_tokens: 1000.0 * num_tokens for num_tokens in (1, 2, 4, 8, 16, 32, 64, 128)}
+
+
+def test_where_more_tokens_cost_nothing_every_guess_is_verified() -> None:
+    requests = requests_with([15, 3, 0, 7])
+    budget_with(FLAT).share_out(requests, 4)
+    assert [len(request.drafts) for request in requests] == [15, 3, 0, 7]
+
+
+def test_where_each_token_costs_its_share_no_guess_is_verified() -> None:
+    requests = requests_with([15, 3, 7])
+    budget_with(STEEP).share_out(requests, 3)
+    assert [len(request.drafts) for request in requests] == [0, 0, 0]
+
+
+def test_a_step_verifies_only_so_many() -> None:
+    requests = requests_with([15] * 20)
+    budget_with(FLAT).share_out(requests, 20)
+    assert sum(len(request.drafts) for request in requests) == MAX_STEP_DRAFTS
+
+
+def test_before_anything_is_measured_guesses_are_tried() -> None:
+    requests = requests_with([5])
+    DraftBudget().share_out(requests, 1)
+    assert len(requests[0].drafts) == 5
+
+
+def test_the_likeliest_guesses_come_first() -> None:
+    budget = budget_with({1: 1000.0, 4: 1000.0, 12: 4000.0})
+    requests = requests_with([4, 4, 4])
+    for _ in range(30):
+        budget.note_verified(requests[1], 3, 3)
+        budget.note_verified(requests[2], 3, 0)
+    budget.share_out(requests, 3)
+    counts = [len(request.drafts) for request in requests]
+    assert counts[1] > counts[0] >= counts[2]
+
+
+def test_the_choice_is_the_best_there_is() -> None:
+    """No other number of guesses for each request brings more tokens for its time: on all curves that bend upwards."""
+    for seed in range(60):
+        rng = random.Random(seed)
+        slope, times, now = rng.choice([5.0, 50.0, 200.0]), {}, 1000.0
+        for num_tokens in (1, 2, 4, 8, 16, 32):
+            times[num_tokens] = now
+            now += slope * num_tokens
+            slope *= rng.choice([1.0, 1.5])
+        budget = budget_with(times)
+        requests = requests_with([rng.randrange(1, 5) for _ in range(3)])
+        chances = []
+        for request in requests:
+            for _ in range(rng.randrange(20)):
+                budget.note_verified(request, 1, rng.randrange(2))
+            chances.append(budget._chances.get(request, FIRST_CHANCE))
+        most = [len(request.drafts) for request in requests]
+        budget.share_out(requests, 3)
+        chosen = tuple(len(request.drafts) for request in requests)
+
+        def gain(counts: Sequence[int], chances: list[float] = chances, budget: DraftBudget = budget) -> float:
+            expected = sum(
+                sum(chance**place for place in range(count + 1)) for chance, count in zip(chances, counts, strict=True)
+            )
+            return expected / budget.times.of(3 + sum(counts))
+
+        best = max(gain(counts) for counts in itertools.product(*(range(count + 1) for count in most)))
+        assert gain(chosen) > 0.97 * best, seed
+
+
+def test_a_request_without_a_worthy_guess_rests_and_is_tried_again() -> None:
+    budget = budget_with({1: 1000.0, 2: 1300.0, 4: 1900.0})
+    (request,) = requests_with([4])
+    for _ in range(40):
+        budget.note_verified(request, 1, 0)
+    verified = []
+    for _ in range(3 * REST):
+        request.drafts = array("i", range(4))
+        budget.share_out([request], 1)
+        verified.append(len(request.drafts))
+    assert [place for place, count in enumerate(verified) if count] == [REST - 1, 2 * REST - 1, 3 * REST - 1]
+    assert set(verified) == {0, 1}
+    budget.forget(request)
+    request.drafts = array("i", range(4))
+    budget.share_out([request], 1)
+    assert request.drafts, "what was known of it is forgotten"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_times_never_fall_as_steps_grow(seed: int) -> None:
+    rng, times = random.Random(seed), StepTimes()
+    assert times.of(5) == 0.0
+    for _ in range(200):
+        times.note(rng.randrange(1, 130), rng.random() * 1e5)
+        found = [times.of(num_tokens) for num_tokens in range(1, 200)]
+        assert found == sorted(found)
