@@ -237,7 +237,7 @@ class Scheduler:
         return outcome
 
     def _share_out_drafts(self, running: list[Request]) -> None:
-        """Choose which guesses the next step verifies: none while a prompt is computed: arithmetic binds then. Mutates."""
+        """Choose which guesses the next step verifies: none while a prompt is computed, by all arithmetic. Mutates."""
         if any(request.backlog > 1 for request in running):
             for request in running:
                 request.drafts = NO_DRAFTS
