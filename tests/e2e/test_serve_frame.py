@@ -99,6 +99,15 @@ def test_a_call_is_a_line_in_the_log_without_its_query(server: BareServer, caplo
     }
 
 
+def test_a_probe_that_goes_well_leaves_no_line(server: BareServer, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "quire.serve.access"):
+        probes = [server.get(path) for path in ("/livez", "/readyz", "/health", "/version", "/load", "/metrics")]
+        failed, last = server.get("/livez/"), server.get("/v1/models")
+        wait_until(lambda: bool(lines_of(last, caplog)))
+    assert {answer.status for answer in probes} == {200}
+    assert [len(lines_of(answer, caplog)) for answer in (*probes, failed)] == [0] * 6 + [1]
+
+
 def lines_of(answer: Answer, caplog: pytest.LogCaptureFixture) -> list[dict[str, Any]]:
     """The lines of the log for a call; those of other calls may come late."""
     fields = [record.__dict__.get("fields", {}) for record in list(caplog.records)]

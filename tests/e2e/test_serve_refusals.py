@@ -294,7 +294,8 @@ def test_deep_nesting(server: RunningServer) -> None:
 def test_types_and_encodings_of_bodies(server: RunningServer) -> None:
     body = json.dumps({"prompt": "a"}).encode()
     for headers in (
-        {},
+        {"origin": server.url},  # a page would say it
+        {"sec-fetch-site": "same-origin"},
         {"content-type": "text/plain"},
         {"content-type": "application/x-www-form-urlencoded"},
         {**JSON, "content-encoding": "gzip"},
@@ -304,6 +305,7 @@ def test_types_and_encodings_of_bodies(server: RunningServer) -> None:
         assert (answer.status, answer.error["code"]) == (415, "unsupported_media_type")
     charset = {"content-type": "Application/JSON; charset=utf-8", "content-encoding": "identity"}
     assert server.ask("POST", "/v1/completions", body, charset).status == 200
+    assert server.ask("POST", "/v1/completions", body, {}).status == 200, "nobody says that it is no JSON"
     large = json.dumps({"prompt": "a" * (2 << 20)}).encode()
     assert server.ask("POST", "/v1/completions", large, JSON).status == 413
 

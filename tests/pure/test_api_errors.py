@@ -55,7 +55,7 @@ ANSWERS: Mapping[str, tuple[ApiError, int, str, str | None, str | None, dict[str
         errors.foreign_origin("https://evil.example"),
         *(403, "permission_error", "foreign_origin", None, {}),
         "web pages from 'https://evil.example' may not use this server; to allow them, start it with "
-        "--allowed-host NAME",
+        "--cors-origin ORIGIN",
     ),
     "repeated_header": (
         errors.repeated_header("host"),

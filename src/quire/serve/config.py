@@ -12,6 +12,7 @@ from quire.core.byte_sizes import parse_bytes
 from quire.core.config import require_int, require_number, require_one_of, setting
 from quire.core.errors import InvalidConfigError
 from quire.engine.process.heartbeat import MAX_SILENCE_S, MAX_STEP_S
+from quire.serve.cors import allowed_origin
 from quire.serve.host_names import allowed_name
 from quire.serve.reasoning import is_thinking_format
 from quire.serve.tools import AUTO, TOOL_FORMATS, create_tool_format
@@ -39,6 +40,11 @@ class ServerConfig:
     allowed_host: tuple[str, ...] = setting(
         (), "host name that clients may use, in addition to loopback names; *: any name"
     )
+    cors_origin: tuple[str, ...] = setting(
+        (), "origin whose web pages may call, such as https://chat.example or app://obsidian.md; *: every page"
+    )
+    tls_cert: str | None = setting(None, "file with the certificate for HTTPS, in PEM form; none: HTTP")
+    tls_key: str | None = setting(None, "file with the key of the certificate, in PEM form and without a password")
     served_model_name: tuple[str, ...] = setting((), "model name that clients use; none: the model's own name")
     api_key: tuple[str, ...] = setting((), "API key that clients must send; each key is a separate tenant", secret=True)
     api_keys_file: str | None = setting(None, "YAML file with tenants: keys, names and limits")
@@ -174,6 +180,12 @@ class ServerConfig:
         for name in self.allowed_host:
             require_text("allowed_host", name)
             allowed_name(name)
+        if not isinstance(self.cors_origin, tuple):
+            raise InvalidConfigError("cors_origin", self.cors_origin, "a tuple of origins")
+        for origin in self.cors_origin:
+            require_text("cors_origin", origin)
+            allowed_origin(origin)
+        self._check_tls()
         if not isinstance(self.api_key, tuple):
             raise InvalidConfigError("api_key", f"a value of type {type(self.api_key).__name__}", "a tuple of keys")
         for index, key in enumerate(self.api_key):
@@ -184,6 +196,13 @@ class ServerConfig:
             require_text("api_keys_file", self.api_keys_file)
         if self.tenant_secret is not None and not (isinstance(self.tenant_secret, str) and self.tenant_secret.strip()):
             raise InvalidConfigError("tenant_secret", "blank, or no text", "a text")
+
+    def _check_tls(self) -> None:
+        for name, value, other in (("tls_cert", self.tls_cert, "tls_key"), ("tls_key", self.tls_key, "tls_cert")):
+            if value is not None:
+                require_text(name, value)
+                if getattr(self, other) is None:
+                    raise InvalidConfigError(other, None, f"a file, because {name} is set")
 
 
 def require_text(field: str, value: object) -> None:

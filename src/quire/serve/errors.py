@@ -142,7 +142,7 @@ def foreign_origin(origin: str) -> ApiError:
     """Return the answer to a page that another site has sent to a browser."""
     message = (
         f"web pages from {shortened(origin)!r} may not use this server; to allow them, start it with "
-        f"--allowed-host NAME"
+        f"--cors-origin ORIGIN"
     )
     return ApiError(403, message, type=PERMISSION, code="foreign_origin")
 

@@ -1,6 +1,6 @@
 """Frame: the work for every request, whatever its endpoint.
 
-    scope ──► a name of ours (421), no page of another site (403), a key (401)
+    scope ──► a name of ours (421), no page of another site (403), a browser that asks first (204), a key (401)
           ──► RequestContext: an id of ours, the tenant of the key, the trace ──► endpoint
     send  ◄── x-request-id, openai-processing-ms, traceparent                 ◄──┘
     at the end: a count, and a line in the log
@@ -36,6 +36,8 @@ from quire.serve.tenants import ANYBODY, Tenant
 
 OPEN_PATHS: Final = frozenset({"/livez", "/readyz", "/health", "/ping", "/version"})
 METRICS_PATH: Final = "/metrics"
+PROBES: Final = OPEN_PATHS | {METRICS_PATH, "/load"}
+"""What monitors ask every few seconds: an answer that is well is no news."""
 NO_ROUTE: Final = "none"
 CLIENT_CLOSED_REQUEST: Final = 499
 MAX_LOGGED_LENGTH: Final = 200
@@ -100,19 +102,23 @@ class Frame:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         context = self._make_context(headers)
         scope.setdefault("state", {})["context"] = context
-        answer = _Answer(send, context, self._services.clock.now)
+        origins = self._services.hosts.origins
+        told = origins.headers(headers.get(b"origin", b""))
+        answer = _Answer(send, context, self._services.clock.now, told)
         metrics = self._services.metrics
         metrics.note_call(1)
         try:
             try:
                 require_single(scope["headers"])
                 self._services.hosts.check(headers)
-                context.tenant = self._tenant(scope["path"], headers.get(b"authorization", b""))
+                preflight = origins.preflight(scope["method"], headers)
+                if preflight is None:
+                    context.tenant = self._tenant(scope["path"], headers.get(b"authorization", b""))
             except ApiError as refusal:
                 await make_response(refusal, scope["path"])(scope, receive, answer.send)
             else:
                 context.body = self._services.bodies.open(context.tenant.name)
-                await self._app(scope, receive, answer.send)
+                await (preflight or self._app)(scope, receive, answer.send)
         except Exception as error:
             logger.exception("call %s failed", context.request_id)
             if not answer.status:
@@ -124,7 +130,7 @@ class Frame:
             metrics.note_call(-1)
             status = answer.status or CLIENT_CLOSED_REQUEST
             metrics.note_request(_route_path(scope), status)
-            if self._is_logged:
+            if self._is_logged and not (scope["path"] in PROBES and status < 400):
                 access_logger.info("call", extra={"fields": self._fields(scope, answer)})
 
     def _make_context(self, headers: dict[bytes, bytes]) -> RequestContext:
@@ -177,11 +183,14 @@ class Frame:
 class _Answer:
     """Passes an answer on, with our headers, and remembers how it was."""
 
-    __slots__ = ("_now", "_send", "context", "status")
+    __slots__ = ("_now", "_send", "_told", "context", "status")
 
-    def __init__(self, send: Send, context: RequestContext, now: Callable[[], float]) -> None:
+    def __init__(
+        self, send: Send, context: RequestContext, now: Callable[[], float], told: list[tuple[bytes, bytes]]
+    ) -> None:
         self._send = send
         self._now = now
+        self._told = told
         self.context = context
         self.status = 0
 
@@ -195,6 +204,7 @@ class _Answer:
                 (b"x-request-id", self.context.request_id.encode()),
                 (b"openai-processing-ms", b"%d" % elapsed_ms),
                 (b"traceparent", self.context.traceparent.encode()),
+                *self._told,
             ]
         return self._send(message)
 

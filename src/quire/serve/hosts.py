@@ -4,10 +4,10 @@
                            ──► http://127.0.0.1:8000 itself                  ──► Origin: evil.example     403
 
 A browser on the same machine reaches a server on loopback for every page that it shows. Without keys nothing else
-protects such a server, so it answers to loopback names only. `allowed_host` adds names. Where the server has keys, or
-listens on other addresses, the check is on only if names are given: a foreign page has no key, and a server that others
-can reach has names that it cannot know. On other addresses any IP address in the header is answered as well, because
-only a name can be pointed somewhere else.
+protects such a server, so it answers to loopback names only. `allowed_host` adds names, and `cors_origin` pages. Where
+the server has keys, or listens on other addresses, the check is on only if names are given: a foreign page has no key,
+and a server that others can reach has names that it cannot know. On other addresses any IP address in the header is
+answered as well, because only a name can be pointed somewhere else.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from quire.serve.cors import Origins
 from quire.serve.errors import foreign_origin, repeated_header, unknown_host
 from quire.serve.host_names import ANY, allowed_name, is_loopback, name_of
 
@@ -28,7 +29,10 @@ DECISIVE: Final = (b"host", b"origin", b"authorization")
 class Hosts:
     """Who may call the server, by which name. Does not change."""
 
-    def __init__(self, names: Sequence[str], *, is_checked: bool, any_address: bool) -> None:
+    def __init__(
+        self, names: Sequence[str], *, is_checked: bool, any_address: bool, origins: Sequence[str] = ()
+    ) -> None:
+        self.origins = Origins(origins)
         self._names = frozenset(map(allowed_name, names))
         self._is_checked = is_checked and ANY not in self._names
         self._any_address = any_address
@@ -50,6 +54,8 @@ class Hosts:
         host, origin = headers.get(b"host", b""), headers.get(b"origin")
         if host and not self._is_ours(host, any_address=self._any_address):
             raise unknown_host(host.decode("latin-1"))
+        if origin is not None and self.origins.allow(origin):
+            return
         if origin is not None:
             if not self._is_ours(origin.partition(b"://")[2], any_address=False):
                 raise foreign_origin(origin.decode("latin-1"))
@@ -67,7 +73,8 @@ def make_hosts(config: ServerConfig) -> Hosts:
     """Return who may call a server with these settings."""
     is_local = is_loopback(config.host)
     is_open = is_local and not config.has_keys
-    return Hosts(config.allowed_host, is_checked=is_open or bool(config.allowed_host), any_address=not is_local)
+    is_checked = is_open or bool(config.allowed_host)
+    return Hosts(config.allowed_host, is_checked=is_checked, any_address=not is_local, origins=config.cors_origin)
 
 
 def require_single(headers: Sequence[tuple[bytes, bytes]]) -> None:

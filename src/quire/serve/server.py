@@ -18,6 +18,7 @@ import math
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -41,6 +42,7 @@ from quire.serve.host_names import is_loopback
 from quire.serve.model import ServedModel
 from quire.serve.services import Services, make_services
 from quire.serve.stats_line import StatsLine
+from quire.serve.tls import make_tls_context
 
 Announce = Callable[[str], None]
 
@@ -108,13 +110,16 @@ class Server:
         self._end_at_latest = end_at_latest
         self._failure: Exception | None = None
         self._stopping: asyncio.Task[None] | None = None
-        self._http = _HttpServer(_uvicorn_config(services, app))
+        tls = make_tls_context(services.config)
+        self._scheme = "http" if tls is None else "https"
+        self._http = _HttpServer(_uvicorn_config(services, app), tls, services.config.header_timeout_s)
         self.was_forced = False
 
     async def run(self, listener: socket.socket) -> None:
         """Listen, load, and serve until `stop`; raises what the model could not be loaded for, or was lost by."""
         self._announce(str(self._model.report))
-        self._announce(f"listening on {address_of(listener)}")
+        address = address_of(listener, self._scheme)
+        self._announce(f"listening on {address}")
         config = self._services.config
         if not self._services.tenants.has_keys and not is_loopback(config.host):
             logger.warning(
@@ -122,7 +127,7 @@ class Server:
                 "pages on other host names",
                 config.host,
             )
-        tasks = [asyncio.create_task(self._load(address_of(listener))), asyncio.create_task(self._tell())]
+        tasks = [asyncio.create_task(self._load(address)), asyncio.create_task(self._tell())]
         with self._signals():
             try:
                 await self._http.serve(sockets=[listener])
@@ -244,7 +249,12 @@ def end_process(status: int) -> NoReturn:
 
 
 class _HttpServer(uvicorn.Server):
-    """uvicorn without its own ideas of signals."""
+    """uvicorn without its own ideas of signals, and with a limit for the handshake of TLS."""
+
+    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None, handshake_timeout_s: float) -> None:
+        super().__init__(config)
+        self._tls = tls
+        self._handshake_timeout_s = None if tls is None else handshake_timeout_s
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -253,9 +263,24 @@ class _HttpServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen. The system lets many wait, though few are accepted at once. Mutates."""
-        await super().startup(sockets)
+
+        def connection() -> asyncio.Protocol:
+            return self.config.http_protocol_class(  # type: ignore[call-arg]
+                config=self.config, server_state=self.server_state, app_state={}, _loop=None
+            )
+
+        self.servers = []
         for listener in sockets or ():
+            server = await asyncio.get_running_loop().create_server(
+                connection,
+                sock=listener,
+                ssl=self._tls,
+                ssl_handshake_timeout=self._handshake_timeout_s,
+                backlog=self.config.backlog,
+            )
+            self.servers.append(server)
             listener.listen(BACKLOG)
+        self.started = True
 
     def end_now(self) -> None:
         """End without waiting for anybody. Mutates."""
@@ -308,7 +333,7 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-def address_of(listener: socket.socket) -> str:
+def address_of(listener: socket.socket, scheme: str = "http") -> str:
     """Return the URL of a socket that listens."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

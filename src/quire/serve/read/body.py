@@ -65,11 +65,12 @@ class BodyLimits:
 async def read_json_body(request: Request, limits: BodyLimits, *, any_media_type: bool = False) -> bytearray:
     """Return the body of a call that says it is plain JSON; raises `ApiError` 415 otherwise, and as `read_body`.
 
-    With `any_media_type`, a body that says it is something else is read as JSON too, if no browser sends it: a page of
-    another site can have a form sent without asking, but never JSON, and not without these headers.
+    A body that says nothing, and with `any_media_type` one that says it is something else, is read as JSON too, if no
+    browser sends it: a page of another site can have a form sent without asking, but never JSON, and not without these
+    headers.
     """
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    is_free = any_media_type and not any(name in request.headers for name in OF_BROWSERS)
+    is_free = (any_media_type or not media_type) and not any(name in request.headers for name in OF_BROWSERS)
     if media_type != "application/json" and not is_free:
         raise unsupported_media_type("the body must be JSON, with the header Content-Type: application/json")
     if request.headers.get("content-encoding", "identity").strip().lower() != "identity":
