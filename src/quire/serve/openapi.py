@@ -18,6 +18,7 @@ from quire.serve.errors import ErrorBody, OllamaErrorBody
 from quire.serve.schemas.chat import ChatCompletion, ChatCompletionChunk, ChatRequest
 from quire.serve.schemas.completions import Completion, CompletionRequest
 from quire.serve.schemas.fields import IGNORED, REFUSED
+from quire.serve.schemas.llama_server import LlamaCompletion, LlamaCompletionRequest, LlamaProps
 from quire.serve.schemas.ollama import (
     ListedModels,
     LoadedModels,
@@ -49,6 +50,7 @@ REQUESTS: Final = (
     OllamaChatRequest,
     OllamaGenerateRequest,
     OllamaShowRequest,
+    LlamaCompletionRequest,
     TokenizeRequest,
     DetokenizeRequest,
 )
@@ -63,6 +65,8 @@ ANSWERS: Final = (
     LoadedModels,
     ShownModel,
     OllamaVersion,
+    LlamaCompletion,
+    LlamaProps,
     TokenizeAnswer,
     DetokenizeAnswer,
     ModelCard,
@@ -128,6 +132,13 @@ def _schemas() -> Schema:
             if name not in properties:
                 properties[name] = {"enum": [None, *refusal.nothing], "description": f"Refused: {refusal.why}."}
     found["CompletionRequest"]["properties"]["prompt"] = PROMPT
+    found["LlamaCompletionRequest"]["properties"]["prompt"] = {
+        "anyOf": [
+            TEXT,
+            TOKEN_IDS,
+            *({"type": "array", "minItems": 1, "maxItems": 1, "items": each} for each in (TEXT, TOKEN_IDS)),
+        ]
+    }
     message = _message("text", ["system", "developer", "user", "assistant"])
     found["ChatRequest"]["properties"]["messages"] = _list_of({"anyOf": [message, *tool_messages()]})
     item = _message("input_text", ["system", "developer", "user", "assistant"]) | {"additionalProperties": False}
@@ -171,6 +182,10 @@ def _paths() -> Schema:
         "/v1/models": _get("List the served models.", _json(ModelList)),
         "/v1/models/{model_id}": _get("Describe a served model.", _json(ModelCard))
         | {"parameters": [{"name": "model_id", "in": "path", "required": True, "schema": {"type": "string"}}]},
+        "/completion": _post(
+            "Continue a prompt (llama-server).", LlamaCompletionRequest, LlamaCompletion, _event(JSON_TEXT)
+        ),
+        "/props": _get("What there is to know of the server (llama-server).", _json(LlamaProps)),
         "/live": _get(
             "Stream events of the KV memory until the client disconnects.",
             {"application/x-ndjson": {"itemSchema": LINE}},

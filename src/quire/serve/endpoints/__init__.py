@@ -12,6 +12,7 @@ from quire.engine.commands import OPERATOR_COMMANDS
 from quire.serve.endpoints.chat import chat_completions
 from quire.serve.endpoints.completions import completions
 from quire.serve.endpoints.live import live
+from quire.serve.endpoints.llama_server import LLAMA_SERVER_ROUTES
 from quire.serve.endpoints.ollama import OLLAMA_ROUTES
 from quire.serve.endpoints.operator import operator_command
 from quire.serve.endpoints.responses import responses
@@ -35,6 +36,7 @@ ROUTES: Final = (
     Route("/v1/tokenize", tokenize, methods=["POST"]),
     Route("/v1/detokenize", detokenize, methods=["POST"]),
     *OLLAMA_ROUTES,
+    *LLAMA_SERVER_ROUTES,
     Route("/live", live, methods=["GET"]),
     Route("/openapi.json", openapi, methods=["GET"]),
     *(Route(f"/{name}", operator_command, methods=["POST"]) for name in OPERATOR_COMMANDS),

@@ -98,7 +98,7 @@ def content_logprobs(entries: Sequence[Entry], num_top: int, names: TokenNames) 
     for entry in entries:
         told_top = [
             TokenLogprob(names.name(token_id, each), told(each.logprob), names.bytes_of(token_id))
-            for token_id, each in _likeliest(entry, num_top)
+            for token_id, each in likeliest(entry, num_top)
         ]
         token_id, itself = next(iter(entry.items()))
         found.append(
@@ -129,12 +129,13 @@ def told(value: float) -> float:
     return max(LEAST, value)  # in this order NaN loses
 
 
-def _likeliest(entry: Entry, num_top: int) -> list[tuple[int, Logprob]]:
+def likeliest(entry: Entry, num_top: int) -> list[tuple[int, Logprob]]:
+    """Return the likeliest tokens at a place, the likeliest first. Does not mutate."""
     return sorted(entry.items(), key=lambda item: item[1].rank)[:num_top]
 
 
 def _itself_and_likeliest(entry: Entry, num_top: int) -> dict[int, Logprob]:
-    return {**dict(islice(entry.items(), 1)), **dict(_likeliest(entry, num_top))}
+    return {**dict(islice(entry.items(), 1)), **dict(likeliest(entry, num_top))}
 
 
 def _by_name(entry: Entry, num_top: int, names: TokenNames) -> dict[str, float]:

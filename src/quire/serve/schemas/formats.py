@@ -58,7 +58,7 @@ OutputFormat = TextFormat | JsonObjectFormat | NamedSchemaFormat
 class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a text is held to, as vLLM names it: exactly one of these.
 
-    `json` is a schema, or its text; `grammar` is written in Lark, as llguidance reads it.
+    `json` is a schema, or its text; `grammar` is written in Lark, as llguidance reads it, or in GBNF.
     """
 
     json: dict[str, Any] | str | None = None

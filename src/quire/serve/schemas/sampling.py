@@ -124,4 +124,5 @@ class ChoiceFields(ChoiceParameters, kw_only=True, forbid_unknown_fields=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     response_format: ResponseFormat | None = None
+    grammar: str | None = None
     structured_outputs: StructuredOutputs | None = None

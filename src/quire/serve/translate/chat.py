@@ -28,7 +28,7 @@ def chat_request(fields: ChatRequest, services: Services) -> GenerationRequest:
     require_plain_messages(fields.messages)
     choice = tool_choice_of(fields.tools, fields.tool_choice, fields.parallel_tool_calls)
     form = answer_form(services.config, model.tokenizer, choice)
-    held = held_to(fields.response_format, fields.structured_outputs)
+    held = held_to(fields.response_format, fields.structured_outputs, fields.grammar)
     sampling = sampling_of(
         fields,
         model.get_default_sampling_params(),

@@ -30,7 +30,7 @@ def completion_request(fields: CompletionRequest, services: Services) -> Generat
     if fields.stream and fields.prompt_logprobs is not None:
         message = "prompt_logprobs need stream: false; in a stream, use echo with logprobs"
         raise ApiError(400, message, code="invalid_value", param="prompt_logprobs")
-    held = held_to(fields.response_format, fields.structured_outputs)
+    held = held_to(fields.response_format, fields.structured_outputs, fields.grammar)
     sampling, prompts = _sampling(fields, services, held), prompts_of(fields.prompt)
     require_few_choices(len(prompts), sampling, services.config.max_choices)
     longest = services.model.limits.max_model_len  # a prompt that is longer will be refused

@@ -21,6 +21,7 @@ from quire.serve.schemas.formats import (
     StructuredOutputs,
     TextFormat,
 )
+from quire.serve.translate.gbnf import lark_of
 
 KINDS: Final = ("json", "regex", "choice", "grammar", "json_object")
 _GBNF_RULE: Final = re.compile(r"^[ \t]*+[\w-]++[ \t]*+::=", re.MULTILINE)  # goes back nowhere
@@ -36,7 +37,9 @@ class Held:
     field: str = "grammar"
 
 
-def held_to(response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None) -> Held:
+def held_to(
+    response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None, grammar: str | None = None
+) -> Held:
     """Return what a chat or a completion is held to; raises `InvalidRequestError` for what is none. Does not mutate.
 
     >>> from quire.serve.schemas.formats import JsonSchema, JsonSchemaFormat
@@ -45,6 +48,11 @@ def held_to(response_format: ResponseFormat | None, structured_outputs: Structur
     >>> held_to(TextFormat(), None).grammar is None
     True
     """
+    if grammar:
+        for name, other in (("response_format", response_format), ("structured_outputs", structured_outputs)):
+            if other is not None and not isinstance(other, TextFormat):
+                raise InvalidRequestError("grammar", grammar, f"none, because {name} is set")
+        return Held(grammar_of(grammar, "grammar"), "grammar")
     if response_format is None or isinstance(response_format, TextFormat):
         return Held() if structured_outputs is None else _structured(structured_outputs)
     if structured_outputs is not None:
@@ -78,9 +86,16 @@ def _structured(wanted: StructuredOutputs) -> Held:
         return Held(Grammar.regex(wanted.regex), field)
     if wanted.grammar is None:
         return Held(Grammar.json_object(), field)
-    if _GBNF_RULE.search(wanted.grammar):
-        raise InvalidRequestError(field, wanted.grammar, 'a grammar in Lark, of rules like start: "a", not in GBNF')
-    return Held(Grammar.lark(wanted.grammar), field)
+    return Held(grammar_of(wanted.grammar, field), field)
+
+
+def grammar_of(text: str, field: str) -> Grammar:
+    """Return a grammar that a client has written in Lark or in GBNF, as its rules show. Does not mutate.
+
+    >>> grammar_of('root ::= "a"', "grammar").text
+    'start: /a/'
+    """
+    return Grammar.lark(lark_of(text, field) if _GBNF_RULE.search(text) else text)
 
 
 def _given(wanted: StructuredOutputs) -> list[str]:

@@ -1,0 +1,54 @@
+"""llama-server's own interface: /completion and /props, and what this server does in another way."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from quire.serve.endpoints.line import answer_text
+from quire.serve.errors import ApiError
+from quire.serve.render.answer import json_answer
+from quire.serve.render.llama_server import LlamaReply, llama_props
+from quire.serve.schemas.llama_server import LlamaCompletionRequest
+from quire.serve.services import Services
+from quire.serve.sse import EventStream
+from quire.serve.translate.llama_server import llama_completion_request
+
+ELSEWHERE: Final = {
+    "/slots": "there are no slots: requests share one KV memory; GET /live shows them, GET /load counts them",
+    "/slots/{slot}": "there are no slots, and nothing to save: the prefix cache keeps what prompts share",
+    "/infill": "this server fills no gaps: send the model's own tokens for that to POST /completion",
+    "/embedding": "this server makes no embeddings",
+    "/reranking": "this server ranks no documents",
+    "/lora-adapters": "this server has no adapters",
+    "/apply-template": "POST /tokenize with messages returns the token ids of a conversation",
+}
+"""Paths of llama-server, and what to do instead."""
+
+
+async def completion(request: Request) -> Response | EventStream:
+    """Answer a call."""
+    return await answer_text(request, LlamaCompletionRequest, llama_completion_request, LlamaReply)
+
+
+async def props(request: Request) -> Response:
+    """Answer with what there is to know of the server."""
+    services: Services = request.app.state.services
+    services.gate.require_ready()
+    return json_answer(llama_props(services))
+
+
+async def elsewhere(request: Request) -> Response:
+    """Refuse; no body is read."""
+    raise ApiError(501, ELSEWHERE[request.scope["route"].path], code="unsupported")
+
+
+LLAMA_SERVER_ROUTES: Final = (
+    Route("/completion", completion, methods=["POST"]),
+    Route("/completions", completion, methods=["POST"]),
+    Route("/props", props, methods=["GET"]),
+    *(Route(path, elsewhere, methods=["GET", "POST"]) for path in ELSEWHERE),
+)

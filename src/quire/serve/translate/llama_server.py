@@ -1,0 +1,100 @@
+"""A request of llama-server's /completion becomes a `GenerationRequest`, as from /v1/completions.
+
+Options have other names here, and are otherwise the sampling parameters that they are everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from quire.core.errors import InvalidRequestError
+from quire.core.sampling_params import MAX_BIASES, SamplingParams
+from quire.engine.text.prompts import estimated_tokens
+from quire.serve.errors import unsupported
+from quire.serve.run.request import GenerationRequest
+from quire.serve.schemas.llama_server import OPTION_NAMES, REFUSED_OPTIONS, LlamaCompletionRequest
+from quire.serve.schemas.sampling import TOKEN_ID
+from quire.serve.services import Services
+from quire.serve.translate.completions import prompts_of
+from quire.serve.translate.grammar import Held, grammar_of, held_to_schema
+from quire.serve.translate.sampling import require_few_stops
+
+NAMES: Final = {**OPTION_NAMES, "logprobs": "n_probs"}
+"""The client's names for fields of the engine."""
+
+NO_LIMIT: Final = (None, -1, -2)
+RANDOM_SEED: Final = (-1, 0xFFFFFFFF)
+WHOLE_TEXT: Final = -1
+FORBIDDEN: Final = -100.0
+BIAS_FORMS: Final = 'a list of [token id, bias], or an object {"token id": bias}'
+
+
+def llama_completion_request(fields: LlamaCompletionRequest, services: Services) -> GenerationRequest:
+    """Return what a completion asks of the engine; raises for what is wrong with it. Does not mutate."""
+    for name, refusal in REFUSED_OPTIONS.items():
+        if getattr(fields, name) not in (None, *refusal.nothing):
+            raise unsupported(name, refusal.why)
+    prompts = prompts_of(fields.prompt)
+    if len(prompts) != 1:
+        raise InvalidRequestError("prompt", f"{len(prompts)} prompts", "one text, or one list of token ids")
+    held = _held(fields)
+    sampling = _sampling(fields, services.model.get_default_sampling_params(), held)
+    return GenerationRequest(
+        prompts=prompts,
+        num_sequences=1,
+        num_tokens=estimated_tokens(prompts[0], services.model.limits.max_model_len),
+        sampling=sampling,
+        names={**NAMES, "grammar": held.field},
+    )
+
+
+def _held(fields: LlamaCompletionRequest) -> Held:
+    if fields.grammar and fields.json_schema is not None:
+        raise InvalidRequestError("grammar", fields.grammar, "none, because json_schema is set")
+    if fields.json_schema is not None:
+        return held_to_schema(fields.json_schema, "json_schema")
+    return Held(grammar_of(fields.grammar, "grammar"), "grammar") if fields.grammar else Held()
+
+
+def _sampling(fields: LlamaCompletionRequest, defaults: SamplingParams, held: Held) -> SamplingParams:
+    require_few_stops(fields.stop)
+    given: dict[str, Any] = {
+        ours: value for ours, theirs in OPTION_NAMES.items() if (value := getattr(fields, theirs)) is not None
+    }
+    if fields.seed in RANDOM_SEED:
+        del given["seed"]
+    given["max_tokens"] = None if fields.n_predict in NO_LIMIT else fields.n_predict
+    if fields.logit_bias:
+        given["logit_bias"] = _biases(fields.logit_bias)
+    sampling = replace(defaults, **given, logprobs=fields.n_probs or None, grammar=held.grammar)
+    if sampling.has_penalties and fields.repeat_last_n not in (None, WHOLE_TEXT):
+        allowed = f"{WHOLE_TEXT}: penalties count over the whole text"
+        raise InvalidRequestError("repeat_last_n", fields.repeat_last_n, allowed)
+    return sampling
+
+
+def _biases(given: list[Any] | Mapping[str, float]) -> dict[int, float]:
+    """Return biases by token id; false forbids a token.
+
+    >>> _biases([[7, 1.5], [8, False]]), _biases({"9": -2.0})
+    ({7: 1.5, 8: -100.0}, {9: -2.0})
+    """
+    if len(given) > MAX_BIASES:
+        raise InvalidRequestError("logit_bias", f"{len(given)} entries", f"at most {MAX_BIASES} entries")
+    found: dict[int, float] = {}
+    pairs: list[Any] = given if isinstance(given, list) else [_numbered(*pair) for pair in given.items()]
+    for pair in pairs:
+        match pair:
+            case [int() as token, False] if type(token) is int:
+                found[token] = FORBIDDEN
+            case [int() as token, int() | float() as bias] if type(token) is int and type(bias) is not bool:
+                found[token] = float(bias)
+            case _:
+                raise InvalidRequestError("logit_bias", pair, BIAS_FORMS)
+    return found
+
+
+def _numbered(token: str, bias: float) -> list[Any]:
+    return [int(token), bias] if TOKEN_ID.fullmatch(token) else [token, bias]
