@@ -38,7 +38,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
 
-.PHONY: help demo test test-long test-gpu test-transformers test-clients test-page check bench paper \
+.PHONY: docs help demo test test-long test-gpu test-transformers test-clients test-page check bench paper \
 	smollm2 mutants clean
 .PHONY: test-native test-torch-yes test-torch-no check-format check-lint check-types check-imports check-native check-size
 
@@ -72,6 +72,11 @@ test-transformers: $(VENV)/.installed-dev $(SMOLLM2) $(GPU)/.installed  ## Compa
 test-clients: $(TO_RUN) $(CLIENTS)/.installed $(CLIENTS)/node_modules  ## Run programs made for OpenAI's service and for Ollama
 	@QUIRE_COMMAND=$(CURDIR)/$(BIN)/quire QUIRE_NODE_MODULES=$(CURDIR)/$(CLIENTS)/node_modules \
 		$(CLIENTS)/bin/python -m pytest -c /dev/null --rootdir tests/clients -q tests/clients $(PYTEST_ARGS)
+
+docs: $(VENV)/.installed-docs  ## Build all pages as a site, build/docs/html: offline, with a search
+	@$(BIN)/python scripts/site_pages build/docs/source
+	@$(BIN)/python -m sphinx -q --fail-on-warning --keep-going -b html -c docs/site build/docs/source build/docs/html
+	@echo "build/docs/html/index.html"
 
 test-page: $(VENV)/.installed-dev  ## Run the tests of our pages in Chromium, and leave pictures in build/page
 	@QUIRE_SCREENSHOTS=$(CURDIR)/build/page $(BIN)/python -m pytest -m browser tests/e2e/test_dashboard_page.py \
@@ -148,6 +153,10 @@ $(VENV)/.installed-dev: $(BUILD_FILES) $(NATIVE_FILES) | $(VENV)/.created
 	@$(INSTALL) --upgrade "pip>=25.1"
 	@$(INSTALL) --group dev
 	@$(INSTALL) --no-build-isolation $(STRICT) --editable .
+	@touch $@
+
+$(VENV)/.installed-docs: pyproject.toml | $(VENV)/.installed-dev
+	@$(INSTALL) --group docs
 	@touch $@
 
 # torch, transformers and Triton, in an environment that has what quire depends on, and not its compiled core.
