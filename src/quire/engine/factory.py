@@ -195,6 +195,7 @@ def _report(model: ModelDescription, facts: BackendFacts, plan: MemoryPlan, noti
         file_format="gguf" if model.source.type else "safetensors",
         weight_type=model.weight_type,
         num_parameters=weight_bytes(model.spec, "float32") // FLOAT32_BYTES,
+        recommends_sampling=model.generation.recommends_sampling,
     )
 
 
