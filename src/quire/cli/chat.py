@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _greeting(llm: LLM, is_verbose: bool, is_watched: bool) -> list[str]:
-    """Return what is said before the first turn."""
+    """Return the lines before the first turn."""
     report = llm.report
     lines = [str(report)] if is_verbose else list(report.notices)
     if is_watched:

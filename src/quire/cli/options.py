@@ -23,6 +23,10 @@ from quire.core.errors import InvalidConfigError
 
 PREFIX: Final = "QUIRE_"
 FILE_VARIABLE: Final = "QUIRE_CONFIG"
+OTHER_VARIABLES: Final = (FILE_VARIABLE, "QUIRE_ISA", "QUIRE_FAILPOINTS")
+NEAR: Final = 0.85
+"""How alike two names of the environment are where one is likely a mistake; other programs may use the prefix."""
+
 DEFAULT: Final = "default"
 FLAG: Final = "flag"
 MASK: Final = "********"
@@ -229,6 +233,7 @@ def resolve(
 
     `known` are the names that the file may contain.
     """
+    _require_known(environ, known)
     given, file = vars(arguments), given_file(arguments, environ)
     in_file = {} if file is None else read_file(file, known)
     settings = {}
@@ -244,6 +249,17 @@ def resolve(
         else:
             settings[name] = Setting(option, option.default, DEFAULT)
     return settings
+
+
+def _require_known(environ: Mapping[str, str], known: Collection[str]) -> None:
+    """Raise for a variable that is nearly a setting: a misspelt key would leave a server open."""
+    variables = {*map(environment_name, known), *OTHER_VARIABLES}
+    for name in environ:
+        if name.startswith(PREFIX) and name not in variables:
+            closest = get_close_matches(name, sorted(variables), n=1, cutoff=NEAR)
+            if closest:
+                allowed = f"names of settings; the closest is {closest[0]}"
+                raise InvalidConfigError("environment variable", name, allowed)
 
 
 def given_file(arguments: argparse.Namespace, environ: Mapping[str, str]) -> str | None:
