@@ -192,6 +192,14 @@ def add_options(group: argparse._ArgumentGroup, options: Iterable[Option]) -> No
             group.add_argument(option.flag, type=reader, default=argparse.SUPPRESS, metavar=_metavar(option), help=text)
 
 
+def add_common_options(parser: argparse.ArgumentParser, options: Mapping[str, Option], names: Iterable[str]) -> None:
+    """Give a command a group of the options that most people need; its help shows it first. Mutates the parser."""
+    group = parser.add_argument_group(
+        "common options", "each can also be set by an environment variable; the flag wins"
+    )
+    add_options(group, [options[name] for name in names])
+
+
 def add_file_option(group: argparse._ArgumentGroup) -> None:
     """Give a command the flag that names a file of settings. Mutates the group."""
     text = f"YAML file with settings; flags and environment variables win ({FILE_VARIABLE})"
