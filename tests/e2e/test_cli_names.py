@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from quire.cli import main
 from quire.cli.near_names import ELSEWHERE
+from quire.cli.options import options_of
+from quire.cli.server_options import COMMON, EXAMPLES
+from quire.core.config import EngineConfig
+from quire.serve.config import ServerConfig
 
 
 @pytest.mark.parametrize(
@@ -41,3 +48,36 @@ def test_the_names_of_other_programs_lead_to_options_that_there_are(capsys: pyte
         assert f"\n  {theirs} " not in shown, "it has an option of that name itself"
         if ours.startswith("--"):
             assert ours in shown.replace("--[no-]", "--no-").replace("--access-log, --no-access-log", "--no-access-log")
+
+
+def test_help_shows_ten_common_options_first_each_option_once_and_examples_that_are_read(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["serve", "--help"]) == 0
+    shown = capsys.readouterr().out
+    groups = [shown.index(f"\n{title}:\n") for title in ("common options", "server", "engine", "examples")]
+    assert groups == sorted(groups)
+    flags = re.findall(r"^  (?:-\w, )?(--[\w\[\]-]+)", shown, re.MULTILINE)
+    assert len(flags) == len(set(flags))
+    assert {option.flag for option in (options_of(EngineConfig) | options_of(ServerConfig)).values()} - {
+        flag.replace("[no-]", "") for flag in flags
+    } == {"--model"}
+    common = re.findall(r"^  (--[\w-]+)", shown[groups[0] : groups[1]], re.MULTILINE)
+    assert common == [f"--{name.replace('_', '-')}" for name in COMMON]
+    assert len(common) == 10
+    for line in EXAMPLES.splitlines()[1:]:
+        words = line.split()
+        assert words[:2] == ["quire", "serve"]
+        assert main(["config", "show", *words[2:]]) == 0
+
+
+def test_an_unknown_model_is_answered_with_the_near_one_what_is_here_and_how_to_get_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, near in (("giude", " Did you mean guide?"), ("xyzzy", "")):
+        assert main(["generate", name, "--prompt", "Hi"]) == 2
+        error = capsys.readouterr().err
+        assert f'No folder named "{name}".' in error
+        assert f"Qwen/Qwen3-0.6B.{near} On this machine: guide" in error
+        assert error.endswith("To fetch one: quire models pull ORGANISATION/NAME\n")

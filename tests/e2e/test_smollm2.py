@@ -47,7 +47,7 @@ def test_it_answers_in_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatc
     smollm2_path()
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{CAPITAL[0]['content']}\n"))
     sizes = ("--kv-memory", "64MiB", "--max-model-len", "512", "--max-tokens", "24")
-    assert cli.main(["chat", "smollm2", "--temperature", "0", *sizes]) == 0
+    assert cli.main(["chat", "smollm2", "--verbose", "--temperature", "0", *sizes]) == 0
     out, err = capsys.readouterr()
     assert "Paris" in out
     assert "model       smollm2: LlamaForCausalLM, 30 layers, bfloat16" in err

@@ -223,7 +223,7 @@ def busy_log(path: Path) -> Path:
 
 def test_advice_has_its_figures_from_another_run(tmp_path: Path) -> None:
     path = busy_log(tmp_path / "run.steplog")
-    report = make_report(str(path), QUIET)
+    report = make_report(str(path), QUIET, limit=1000)
     assert report.simulated is not None
     found = {each.setting: each for each in report.findings}
     larger = found["--kv-memory 21KiB"]
@@ -282,7 +282,7 @@ def test_room_to_swap_is_for_the_most_that_was_lost_at_once(seed: int) -> None:
 
 def test_int8_is_advised_with_what_its_figures_leave_out(tmp_path: Path) -> None:
     path = busy_log(tmp_path / "run.steplog")
-    report = make_report(str(path), QUIET)
+    report = make_report(str(path), QUIET, limit=1000)
     (int8,) = (found for found in report.findings if found.setting == "--kv-dtype int8")
     narrow = replace(SHORT_OF_BLOCKS.spec, dtype="int8")
     num_blocks = 14 * SHORT_OF_BLOCKS.spec.bytes_per_block // narrow.bytes_per_block
@@ -305,14 +305,16 @@ def test_swap_space_is_advised_where_it_shortens_the_waiting_and_not_told_elsewh
     lossy = replace(SHORT_OF_BLOCKS, memory=MemoryConfig(24, prefix_index="none"), cost=LinearCost(0.01, 0.01))
     path = tmp_path / "lossy.steplog"
     path.write_bytes(run_and_log(lossy, requests)[1])
-    report = make_report(str(path), QUIET)
+    report = make_report(str(path), QUIET, limit=1000)
     (swap,) = (found for found in report.findings if "--swap-space" in found.setting)
     assert swap.verdict == "a gain" and swap.after < swap.before and swap.goal.startswith("latency p95 ")
     assert any(re.fullmatch(r"tokens computed again [\d,]+ → 0", other) for other in swap.others)
     assert swap.caveat == "assumes that blocks move at 3.73 GiB per second, as --preemption auto does"
     assert f"\n      note: {swap.caveat}\n" in str(report)
 
-    report = make_report(str(busy_log(tmp_path / "busy.steplog")), QUIET)  # what is lost is soon computed again
+    report = make_report(
+        str(busy_log(tmp_path / "busy.steplog")), QUIET, limit=1000
+    )  # what is lost is soon computed again
     assert [trial for trial in trials(report.recorded, SHORT_OF_BLOCKS) if "--swap-space" in trial.setting]
     assert not [found for found in report.findings if "--swap-space" in found.setting]
     assert {found.caveat for found in report.findings if found.verdict == NO_GAIN} == {""}
@@ -424,14 +426,14 @@ class HurriedClock(ManualClock):
 def test_every_part_of_a_report_says_how_far_it_is(tmp_path: Path) -> None:
     stream = Terminal()
     progress = ProgressLine(stream, HurriedClock())
-    report = make_report(str(busy_log(tmp_path / "run.steplog")), progress)
+    report = make_report(str(busy_log(tmp_path / "run.steplog")), progress, limit=1000)
     for name in ("the same settings", *(found.setting for found in report.findings)):
         assert f"simulating {name}  [#" in stream.getvalue()
         assert f"reading the run of {name}  [####################] 100 %" in stream.getvalue()
 
 
 def test_a_page_has_the_tables_and_charts_of_the_report(tmp_path: Path) -> None:
-    report = make_report(str(busy_log(tmp_path / "run.steplog")), QUIET)
+    report = make_report(str(busy_log(tmp_path / "run.steplog")), QUIET, limit=1000)
     page = report_document(report)
     parts = [part for section in page.sections for part in section.parts]
     settings_told = [row[0] for row in parts[0].rows] if isinstance(parts[0], Table) else []
@@ -453,3 +455,10 @@ def test_a_name_from_outside_cannot_write_to_the_terminal(tmp_path: Path, capsys
     text = capsys.readouterr().out
     assert "\x1b" not in text
     assert "\n?[2J?evil " in text
+
+
+def test_there_is_no_advice_from_fewer_than_a_hundred_requests(tmp_path: Path) -> None:
+    report = make_report(str(busy_log(tmp_path / "run.steplog")), QUIET)
+    assert report.recorded.num_requests == 60
+    assert (report.simulated, report.findings) == (None, ())
+    assert "tried nothing (fewer than 100 requests; --limit N tries them anyway)" in str(report)

@@ -1,13 +1,8 @@
 """The command line of quire.
 
 A subcommand is a module with `add_parser(subparsers)`, which sets `run`: a function from the parsed arguments to the
-exit status. Only the module of the command that is run is imported, so that `quire --help` answers at once.
-
-    exit status   0    done
-                  1    failed
-                  2    called wrongly, or with a value that is not allowed
-                  130  interrupted
-                  141  nobody read the output to its end
+exit status, one of `STATUSES`. Only the module of the command that is run is imported, so that `quire --help` answers
+at once.
 """
 
 from __future__ import annotations
@@ -24,7 +19,17 @@ import quire
 from quire.core.errors import InvalidValueError, QuireError
 
 INVALID_CHOICE: Final = re.compile(r"invalid choice: '(.*?)' \(choose from (.*)\)")
-FAILED, MISUSED, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
+DONE, FAILED, MISUSED, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
+STATUSES: Final = {
+    DONE: "done",
+    FAILED: "failed",
+    MISUSED: "called wrongly, or with a value that is not allowed",
+    INTERRUPTED: "interrupted",
+    PIPE_CLOSED: "the reader of the output closed it early",
+}
+"""Every exit status of every command."""
+
+ASIDE: Final = ("-h", "--help", "--version")
 
 
 class Command(NamedTuple):
@@ -110,6 +115,13 @@ def _in_one_line(error: QuireError | OSError) -> str:
 
 
 def _run(arguments: list[str]) -> int:
+    if arguments and arguments[0] not in ASIDE:
+        from quire.cli.habits import as_quire
+
+        arguments, answer = as_quire(arguments)
+        if answer:
+            print(f"quire: error: {answer}", file=sys.stderr)
+            return MISUSED
     parser = _make_parser(arguments)
     try:
         options = parser.parse_args(arguments)
@@ -124,7 +136,13 @@ def _run(arguments: list[str]) -> int:
 
 def _make_parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """Make the parser; of the commands only the one that is named knows its options."""
-    parser = OneLineParser(prog="quire", description="Serve large language models from paged KV memory.")
+    statuses = "\n".join(f"  {status:<5}{meaning}" for status, meaning in STATUSES.items())
+    parser = OneLineParser(
+        prog="quire",
+        description="Serve large language models from paged KV memory.",
+        epilog=f"exit status:\n{statuses}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"quire {quire.__version__}")
     subparsers = parser.add_subparsers(title="commands", metavar="COMMAND")
     named = next((argument for argument in arguments if not argument.startswith("-")), "")

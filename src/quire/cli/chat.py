@@ -1,7 +1,8 @@
 """`quire chat`: a conversation in the terminal, or a line of a pipe for each turn.
 
-Ctrl-C stops an answer, Ctrl-D leaves. After each answer a line says how many tokens of the prompt, which is all of the
-conversation so far, came from the prefix cache.
+Ctrl-C stops an answer, Ctrl-D leaves. After each answer a line says how many tokens of the prompt, which is the whole
+conversation so far, came from the prefix cache. The engine is one person's: its KV memory holds one sequence of the
+model's context, and is claimed from the system as the conversation grows.
 """
 
 from __future__ import annotations
@@ -9,14 +10,19 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
-from contextlib import closing, suppress
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
 
 from quire.cli.engine_options import add_engine_options, engine_config
+from quire.cli.near_names import meant_by
 from quire.cli.sampling_options import add_sampling_options, sampling_params
-from quire.cli.session import describe, load, remark, stderr_terminal, stream_text
-from quire.cli.terminal import Terminal, add_color_option
+from quire.cli.session import describe, load, remark, stderr_terminal, stream_text, until_interrupted
+from quire.cli.terminal import Terminal, add_color_option, detect
+from quire.cli.turn_reader import pipe_reader, terminal_reader
+from quire.cli.word_wrap import WordWrap
 from quire.core.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -25,17 +31,28 @@ if TYPE_CHECKING:
     from quire.engine.outputs import RequestOutput
     from quire.engine.text.prompts import Message
 
-HELP = """/clear          start over
+HELP: Final = """/clear          start over
 /system TEXT    start over with new instructions; without TEXT, with none
-/help           this list
-/exit           leave (or Ctrl-D); Ctrl-C stops an answer"""
+/?              this list (or /help)
+/bye            leave (or /exit, Ctrl-D, Ctrl-C twice); Ctrl-C stops an answer"""
+
+COMMANDS: Final = ("/clear", "/system", "/?", "/help", "/bye", "/exit", "/quit")
+LEAVING: Final = ("/bye", "/exit", "/quit")
+
+FOR_ONE: Final = MappingProxyType({"max_num_seqs": 1, "touch_kv_memory": "use"})
+"""Settings of an engine for one person, unless others are given."""
+
+CALM: Final[Mapping[str, Any]] = MappingProxyType({"temperature": 0.7, "top_p": 0.95})
+"""Sampling for a model whose makers recommend none: at temperature 1, small models ramble."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command `chat`. Mutates `subparsers`."""
     parser = subparsers.add_parser("chat", help="talk to a model", description="Talk to a model.")
     parser.add_argument("--system", default="", metavar="TEXT", help="system instructions for the conversation")
-    parser.add_argument("--quiet", "-q", action="store_true", help="print only the answers and errors")
+    talk = parser.add_mutually_exclusive_group()
+    talk.add_argument("--quiet", "-q", action="store_true", help="print only the answers and errors")
+    talk.add_argument("--verbose", "-v", action="store_true", help="print the model, its settings and memory first")
     add_sampling_options(parser)
     add_engine_options(parser)
     add_color_option(parser)
@@ -44,7 +61,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(arguments: argparse.Namespace) -> int:
     """Talk until there is nothing more to say. Returns the exit status."""
-    config = engine_config(arguments, os.environ)
+    config = engine_config(arguments, os.environ, FOR_ONE)
     terminal = stderr_terminal(arguments.color)
     with load(config, None if arguments.quiet else terminal) as llm:
         if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
@@ -52,13 +69,31 @@ def run(arguments: argparse.Namespace) -> int:
                 "model", config.model, "a model with a chat template; or use quire generate --raw"
             )
         is_watched = sys.stdin.isatty()
+        sampling, note = _sampling(arguments, llm)
         if not arguments.quiet:
-            remark(str(llm.report), terminal)
-            if is_watched:
-                remark("Ask something; /help lists the commands.", terminal)
-        sampling = sampling_params(arguments, llm.get_default_sampling_params())
+            remark("\n".join([*_greeting(llm, arguments.verbose, is_watched), *note]), terminal)
         conversation = Conversation(llm, sampling, arguments.system, None if arguments.quiet else terminal)
-        return _talk(conversation, _reader(is_watched), is_watched)
+        return _talk(conversation, terminal_reader() if is_watched else pipe_reader(), is_watched)
+
+
+def _greeting(llm: LLM, is_verbose: bool, is_watched: bool) -> list[str]:
+    """Return the lines before the first turn."""
+    report = llm.report
+    lines = [str(report)] if is_verbose else list(report.notices)
+    if is_watched:
+        context = f"{report.plan.max_model_len:,} tokens of context"
+        lines.append(f"{report.model}, {context}. Ask something; /? lists the commands, /bye leaves.")
+    return lines
+
+
+def _sampling(arguments: argparse.Namespace, llm: LLM) -> tuple[SamplingParams, list[str]]:
+    """Return how to sample, and a line that says so where neither the model nor the user does."""
+    defaults = llm.get_default_sampling_params()
+    if llm.report.recommends_sampling or not vars(arguments).keys().isdisjoint(CALM):
+        return sampling_params(arguments, defaults), []
+    calm = " ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in CALM.items())
+    note = f"The model recommends no sampling; quire chat uses {calm}."
+    return sampling_params(arguments, replace(defaults, **CALM)), [note]
 
 
 class Conversation:
@@ -77,22 +112,29 @@ class Conversation:
         if system is not None:
             self._system = system
 
-    def say(self, text: str) -> None:
-        """Print the answer to a message and remember both. Mutates; an interrupt keeps what there is of the answer."""
+    def say(self, text: str, is_watched: bool = False) -> None:
+        """Print the answer to a message and remember both. Mutates; an interrupt keeps the answer so far.
+
+        `is_watched`: Ctrl-C waits for the end of a step, because the engine is asked again afterwards.
+        """
         before: list[Message] = [{"role": "system", "content": self._system}] if self._system else []
         message: Message = {"role": "user", "content": text}
         pieces: list[str] = []
+        screen = detect(sys.stdout, os.environ)
+        wrap = WordWrap(_print, screen.columns) if screen.interactive else None
 
         def write(piece: str) -> None:
             pieces.append(piece)
-            sys.stdout.write(piece)
-            sys.stdout.flush()
+            (wrap.write if wrap is not None else _print)(piece)
 
         output = None
         try:
-            with closing(self._llm.stream([*before, *self._turns, message], self._sampling)) as snapshots:
-                output = stream_text(snapshots, write)
+            snapshots = self._llm.stream([*before, *self._turns, message], self._sampling)
+            with closing(snapshots), closing(until_interrupted(snapshots) if is_watched else snapshots) as shown:
+                output = stream_text(shown, write)
         finally:
+            if wrap is not None:
+                wrap.end()
             if output is not None or pieces:
                 self._turns += [message, {"role": "assistant", "content": "".join(pieces)}]
                 print(flush=True)
@@ -109,14 +151,16 @@ class Conversation:
             remark(describe(output), self._terminal)
 
 
+def _print(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
 def _talk(conversation: Conversation, read: Callable[[], str], is_watched: bool) -> int:
+    is_leaving = False
     while True:
         try:
             text = read().strip()
-            if text in ("/exit", "/quit"):
-                return 0
-            if text:
-                _take_turn(conversation, text)
         except EOFError:
             if is_watched:
                 print()
@@ -124,35 +168,38 @@ def _talk(conversation: Conversation, read: Callable[[], str], is_watched: bool)
         except KeyboardInterrupt:
             if not is_watched:
                 raise
-            conversation.remark("\n(stopped; Ctrl-D leaves)")
+            print()
+            if is_leaving:
+                return 0
+            is_leaving = True
+            conversation.remark("Ctrl-C again leaves; so do Ctrl-D and /bye.")
+            continue
+        if not text:
+            continue
+        if text in LEAVING:
+            return 0
+        is_leaving = False
+        try:
+            _take_turn(conversation, text, is_watched)
+        except KeyboardInterrupt:
+            if not is_watched:
+                raise
+            conversation.remark("(stopped)")
 
 
-def _take_turn(conversation: Conversation, text: str) -> None:
+def _take_turn(conversation: Conversation, text: str, is_watched: bool) -> None:
     command, _, rest = text.partition(" ")
     if command == "/clear":
         conversation.begin()
     elif command == "/system":
         conversation.begin(rest.strip())
-    elif command.startswith("/"):
-        conversation.remark(HELP if command == "/help" else f"{command} is not a command; /help lists them")
+    elif command in ("/?", "/help"):
+        conversation.remark(HELP)
+    elif command.startswith("/") and "\n" not in text:
+        hint = meant_by(command, COMMANDS)
+        conversation.remark(f"{command} is not a command; {hint or '/? lists them'}")
     else:
         try:
-            conversation.say(text)
+            conversation.say(text, is_watched)
         except InvalidRequestError as error:
             conversation.remark(f"error: {error}; /clear starts over")
-
-
-def _reader(is_watched: bool) -> Callable[[], str]:
-    """Return what reads a line and raises EOFError at the end."""
-    if is_watched:
-        with suppress(ImportError):
-            import readline  # noqa: F401 - input() has its keys then
-        return lambda: input("> ")
-
-    def read() -> str:
-        text = sys.stdin.readline()
-        if not text:
-            raise EOFError
-        return text
-
-    return read

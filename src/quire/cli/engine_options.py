@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Final
 
-from quire.cli.options import Setting, add_file_option, add_options, make_config, options_of, resolve
+from quire.cli.options import DEFAULT, Setting, add_file_option, add_options, make_config, options_of, resolve
 from quire.core.config import EngineConfig
 from quire.serve.config import ServerConfig
 
@@ -13,6 +16,7 @@ OTHERWISE_SAID = frozenset({"model", "seed", "skip_tokenizer_init"})
 """The model stands without a flag, --seed is that of the request, and a command line is about text."""
 NOT_STARTED = OTHERWISE_SAID | {"step_log"}
 """The same for commands that start no engine, so that there is nothing to log."""
+NO_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 def add_engine_options(parser: argparse.ArgumentParser, otherwise_said: Collection[str] = OTHERWISE_SAID) -> None:
@@ -31,9 +35,18 @@ def add_engine_options(parser: argparse.ArgumentParser, otherwise_said: Collecti
     add_file_option(group)
 
 
-def engine_config(arguments: argparse.Namespace, environ: Mapping[str, str]) -> EngineConfig:
-    """Return the settings that flags, environment, file and defaults make together. Does not mutate."""
-    return make_config(EngineConfig, engine_settings(arguments, environ))
+def engine_config(
+    arguments: argparse.Namespace, environ: Mapping[str, str], defaults: Mapping[str, Any] = NO_DEFAULTS
+) -> EngineConfig:
+    """Return the settings that flags, environment, file and defaults make together. Does not mutate.
+
+    `defaults` are a command's own: they replace those of the engine.
+    """
+    settings = engine_settings(arguments, environ)
+    for name, value in defaults.items():
+        if settings[name].origin == DEFAULT:
+            settings[name] = replace(settings[name], value=value)
+    return make_config(EngineConfig, settings)
 
 
 def engine_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, Setting]:

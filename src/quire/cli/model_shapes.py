@@ -18,13 +18,12 @@ from quire.compute.backend import BackendFacts
 from quire.compute.gguf.source import is_gguf
 from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.base import DecoderSpec, Part, PartShape
-from quire.compute.models.hub import HubName, find_kept, resolve_model, resolve_settings
+from quire.compute.models.hub import GUIDE, HubName, find_kept, resolve_model, resolve_settings
 from quire.compute.models.packaged import PACKAGES
 from quire.compute.models.source import ModelFolder, ModelSource
 from quire.compute.weights.codes import GROUP, coded_row_bytes
 from quire.compute.weights.decoder_weights import HEAD_PARTS, is_product, kept_type
 from quire.core.errors import ModelError
-from quire.engine.factory import GUIDE
 from quire.guide import GUIDE_FOLDER
 from quire.simulate.model_shape import ModelShape, WeightCount
 

@@ -30,6 +30,8 @@ ELSEWHERE: Final = MappingProxyType(
         "--cache-type-v": "--kv-dtype",
         "-ctk": "--kv-dtype",
         "-ctv": "--kv-dtype",
+        "-ngl": "--device",
+        "--n-gpu-layers": "--device",
         # vLLM
         "--quantization": "--weights",
         "-q": "--weights",

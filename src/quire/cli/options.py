@@ -23,6 +23,10 @@ from quire.core.errors import InvalidConfigError
 
 PREFIX: Final = "QUIRE_"
 FILE_VARIABLE: Final = "QUIRE_CONFIG"
+OTHER_VARIABLES: Final = (FILE_VARIABLE, "QUIRE_ISA", "QUIRE_FAILPOINTS")
+NEAR: Final = 0.85
+"""How alike two names of the environment are where one is likely a mistake; other programs may use the prefix."""
+
 DEFAULT: Final = "default"
 FLAG: Final = "flag"
 MASK: Final = "********"
@@ -188,6 +192,14 @@ def add_options(group: argparse._ArgumentGroup, options: Iterable[Option]) -> No
             group.add_argument(option.flag, type=reader, default=argparse.SUPPRESS, metavar=_metavar(option), help=text)
 
 
+def add_common_options(parser: argparse.ArgumentParser, options: Mapping[str, Option], names: Iterable[str]) -> None:
+    """Give a command a group of the options that most people need; its help shows it first. Mutates the parser."""
+    group = parser.add_argument_group(
+        "common options", "each can also be set by an environment variable; the flag wins"
+    )
+    add_options(group, [options[name] for name in names])
+
+
 def add_file_option(group: argparse._ArgumentGroup) -> None:
     """Give a command the flag that names a file of settings. Mutates the group."""
     text = f"YAML file with settings; flags and environment variables win ({FILE_VARIABLE})"
@@ -229,6 +241,7 @@ def resolve(
 
     `known` are the names that the file may contain.
     """
+    _require_known(environ, known)
     given, file = vars(arguments), given_file(arguments, environ)
     in_file = {} if file is None else read_file(file, known)
     settings = {}
@@ -244,6 +257,17 @@ def resolve(
         else:
             settings[name] = Setting(option, option.default, DEFAULT)
     return settings
+
+
+def _require_known(environ: Mapping[str, str], known: Collection[str]) -> None:
+    """Raise for a variable that is nearly a setting: a misspelt key would leave a server open."""
+    variables = {*map(environment_name, known), *OTHER_VARIABLES}
+    for name in environ:
+        if name.startswith(PREFIX) and name not in variables:
+            closest = get_close_matches(name, sorted(variables), n=1, cutoff=NEAR)
+            if closest:
+                allowed = f"names of settings; the closest is {closest[0]}"
+                raise InvalidConfigError("environment variable", name, allowed)
 
 
 def given_file(arguments: argparse.Namespace, environ: Mapping[str, str]) -> str | None:

@@ -11,9 +11,8 @@ import logging
 import os
 import sys
 
+from quire.cli import DONE, INTERRUPTED
 from quire.cli.server_options import add_serve_options, serve_settings
-
-INTERRUPTED = 130
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -41,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     configure_logs(resolved.server.log_format, sys.stderr)
     patience = Patience(resolved.server.max_step_s, resolved.server.max_silence_s)
     model = SupervisedLLM(resolved.engine, patience=patience)
-    status = 0 if run_server(model, resolved.server, _announce) else INTERRUPTED
+    status = DONE if run_server(model, resolved.server, _announce) else INTERRUPTED
     if model.text_pool.num_running:  # a thread that works on without Python's lock must not meet its end
         logging.getLogger("quire.serve").warning(
             "stopped: dropped the texts that were still being processed for clients that left"

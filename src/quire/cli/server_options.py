@@ -5,13 +5,33 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Final
 
 from quire.cli.engine_options import add_engine_options, known_settings
-from quire.cli.options import DEFAULT, Setting, add_options, make_config, options_of, resolve
+from quire.cli.options import DEFAULT, Setting, add_common_options, add_options, make_config, options_of, resolve
 from quire.core.config import EngineConfig
 from quire.serve.config import ServerConfig
 
 FAIR = "fair_share"
+COMMON: Final = (
+    "host",
+    "port",
+    "api_key",
+    "served_model_name",
+    "max_model_len",
+    "kv_memory",
+    "max_num_seqs",
+    "weights",
+    "kv_dtype",
+    "num_threads",
+)
+"""The options that --help shows first: the ten that most people need."""
+
+EXAMPLES: Final = """examples:
+  quire serve smollm2
+  quire serve ./model.gguf --port 9000 --max-model-len 8K
+  quire serve Qwen/Qwen3-0.6B --weights int8 --kv-dtype int8 --kv-memory 2GiB
+  quire serve guide --host 0.0.0.0 --allowed-host example.org --api-key KEY"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +45,12 @@ class ServeSettings:
 
 def add_serve_options(parser: argparse.ArgumentParser) -> None:
     """Give a command everything that can be said about a server and its engine. Mutates the parser."""
+    add_common_options(parser, {**options_of(EngineConfig), **options_of(ServerConfig)}, COMMON)
     group = parser.add_argument_group("server", "each option can also be set by an environment variable; the flag wins")
-    add_options(group, options_of(ServerConfig).values())
-    add_engine_options(parser, otherwise_said=("model",))
+    add_options(group, [option for name, option in options_of(ServerConfig).items() if name not in COMMON])
+    add_engine_options(parser, otherwise_said=("model", *COMMON))
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EXAMPLES
 
 
 def serve_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> ServeSettings:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 from quire.cli.terminal import Terminal, detect
-from quire.cli.text import FAINT, line, span
+from quire.cli.text import FAINT, line, paragraph, span
 
 if TYPE_CHECKING:
     from quire.core.config import EngineConfig
@@ -36,10 +37,12 @@ def stderr_terminal(color: str) -> Terminal:
 
 
 def remark(text: str, terminal: Terminal) -> None:
-    """Write a remark to stderr, faint where there are colours. Mutates the stream."""
+    """Write a remark to stderr, faint where there are colours, wrapped on a terminal. Mutates the stream."""
     sys.stdout.flush()
     for part in text.splitlines():
-        print(terminal.render(line(span(part, FAINT))), file=sys.stderr)
+        fits = not terminal.interactive or len(part) <= terminal.columns
+        for each in [line(span(part, FAINT))] if fits else paragraph(part, terminal.columns, FAINT):
+            print(terminal.render(each), file=sys.stderr)
 
 
 def stream_text(snapshots: Iterable[RequestOutput], write: Callable[[str], object]) -> RequestOutput | None:
@@ -51,6 +54,22 @@ def stream_text(snapshots: Iterable[RequestOutput], write: Callable[[str], objec
             write(text[num_written:])
             num_written = len(text)
     return last
+
+
+def until_interrupted(snapshots: Iterable[RequestOutput]) -> Generator[RequestOutput, None, None]:
+    """Yield snapshots. Ctrl-C ends this between two of them with KeyboardInterrupt, never inside a step of the engine.
+
+    Call it in the main thread: no other one receives signals.
+    """
+    interrupts: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: interrupts.append(number))
+    try:
+        for snapshot in snapshots:
+            yield snapshot
+            if interrupts:
+                raise KeyboardInterrupt
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def describe(output: RequestOutput) -> str:

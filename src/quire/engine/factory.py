@@ -22,7 +22,7 @@ from quire.compute.backend import Backend, BackendFacts, WorkerParts
 from quire.compute.choice import choose_backend
 from quire.compute.grammar import GrammarVerdicts, MaskService, Vocabulary
 from quire.compute.models import ModelDescription, read_model
-from quire.compute.models.hub import place_notices, resolve_model
+from quire.compute.models.hub import GUIDE, place_notices, resolve_model
 from quire.compute.models.source import ModelFolder, ModelSource
 from quire.compute.reference.backend import ReferenceBackend
 from quire.compute.speculation import NgramProposer
@@ -47,7 +47,6 @@ from quire.memory.manager import KVCacheManager
 from quire.memory.sizing import max_sequence_tokens
 from quire.scheduler.scheduler import Scheduler
 
-GUIDE: Final = "guide"
 FLOAT32_BYTES: Final = 4
 
 
@@ -195,6 +194,7 @@ def _report(model: ModelDescription, facts: BackendFacts, plan: MemoryPlan, noti
         file_format="gguf" if model.source.type else "safetensors",
         weight_type=model.weight_type,
         num_parameters=weight_bytes(model.spec, "float32") // FLOAT32_BYTES,
+        recommends_sampling=model.generation.recommends_sampling,
     )
 
 

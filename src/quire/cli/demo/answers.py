@@ -11,11 +11,12 @@ from quire.cli.demo.panels import draw_memory
 from quire.cli.demo.scene import Picture, Scene
 from quire.cli.demo.snapshot import MemorySnapshot, describe_changes, read_snapshot
 from quire.cli.text import FAINT, Line, line, paragraph, span
+from quire.compute.models.hub import GUIDE
 from quire.core.clock import Clock, SystemClock
 from quire.core.config import EngineConfig
 from quire.core.request import Request
 from quire.core.sampling_params import SamplingParams
-from quire.engine.factory import GUIDE, plan_engine
+from quire.engine.factory import plan_engine
 from quire.engine.text.tokenizer import Tokenizer
 
 SYSTEM_PROMPT = (

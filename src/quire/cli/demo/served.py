@@ -13,9 +13,9 @@ from collections.abc import Callable
 from contextlib import closing, suppress
 
 from quire.cli.demo.crowd import crowd
+from quire.compute.models.hub import GUIDE
 from quire.core.clock import SystemClock
 from quire.core.config import EngineConfig
-from quire.engine.factory import GUIDE
 from quire.engine.process.supervised import SupervisedLLM
 from quire.serve.app import make_app
 from quire.serve.config import ServerConfig

@@ -9,11 +9,14 @@ from __future__ import annotations
 import argparse
 import io
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from quire.cli.report.text import Report
     from quire.cli.simulate.progress import ProgressLine
+
+LEAST_REQUESTS: Final = 100
+"""With fewer, a percentile is the luck of a few requests, and advice from it would be a guess."""
 
 DESCRIPTION = (
     "Replay the step log of a server (quire serve --step-log FILE), show how it used its memory and how long its "
@@ -33,7 +36,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--limit",
         metavar="N",
         type=int,
-        help="try settings on the first N requests only; 0: try none; default: all requests",
+        help="try settings on the first N requests only; 0: try none; default: all, if there are 100 or more",
     )
     parser.set_defaults(run=run)
 
@@ -87,6 +90,8 @@ def make_report(path: str, progress: ProgressLine | None = None, limit: int | No
     traffic = LoggedTraffic(path, recorded.num_records, limit, progress)
     if next(traffic.requests(), None) is None:
         return Report(path, recorded, None, (), "no request received a token" if limit != 0 else "because of --limit")
+    if limit is None and recorded.num_requests < LEAST_REQUESTS:
+        return Report(path, recorded, None, (), f"fewer than {LEAST_REQUESTS} requests; --limit N tries them anyway")
     try:
         setup = EngineSetup(memory.spec, memory.config, recorded.scheduler.config, reader.cost())
     except InvalidValueError as error:

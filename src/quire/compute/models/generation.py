@@ -25,6 +25,11 @@ class GenerationDefaults:
     repetition_penalty: float | None = None
     stop: tuple[str, ...] = ()
 
+    @property
+    def recommends_sampling(self) -> bool:
+        """Whether the makers say how tokens are to be drawn."""
+        return any(each is not None for each in (self.temperature, self.top_p, self.top_k, self.min_p))
+
     @classmethod
     def read(cls, config: ConfigFile) -> GenerationDefaults:
         """Return the defaults in the generation settings.

@@ -23,6 +23,7 @@ from typing import Final
 
 from quire.compute.gguf.source import GgufFile, is_gguf
 from quire.compute.models.hub_blobs import fetch_blobs
+from quire.compute.models.inventory import stored_models
 from quire.compute.models.packaged import PACKAGES, find_packaged
 from quire.compute.models.refusals import missing_folder
 from quire.compute.models.snapshots import find_complete, hub_cache
@@ -31,6 +32,9 @@ from quire.compute.models.stores import PART, find_stored, only_gguf
 from quire.compute.weights.checkpoint import INDEX_FILE, SINGLE_FILE
 from quire.core.errors import ModelError
 from quire.core.model_files import is_there
+
+GUIDE: Final = "guide"
+"""The built-in model; the engine knows where it is."""
 
 HUB_NAME: Final = re.compile(
     rf"(?P<repository>{PART}/{PART})(:(?P<kind>{PART}))?(@(?P<revision>{PART}(/{PART}){{0,3}}))?", re.ASCII
@@ -84,7 +88,7 @@ def resolve_model(name: str) -> ModelSource:
         return kept
     model = HubName.parse(name)
     if path.exists() or is_gguf(path) or model is None:
-        raise missing_folder(name)
+        raise missing_folder(name, [GUIDE, *(each.name for each in stored_models(Path.home(), os.environ))])
     return _cached(model) or fetch_model(model)
 
 

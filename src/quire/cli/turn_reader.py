@@ -1,0 +1,56 @@
+"""What a user says at the prompt of `quire chat`: a line, or a pasted text of several lines, is one turn.
+
+A terminal marks what is pasted (bracketed paste), and GNU readline keeps its lines together until Enter. Without
+either, the lines of a paste arrive at once: what waits on stdin after a line belongs to it. A line that begins with a
+slash is a command, always by itself.
+"""
+
+from __future__ import annotations
+
+import select
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+PROMPT: Final = "> "
+PASTE_GAP_S: Final = 0.05
+"""Between two lines of a paste; nobody types that fast."""
+
+
+def terminal_reader() -> Callable[[], str]:
+    """Return what reads a turn from a terminal, with line editing and history. It raises EOFError at the end."""
+    with suppress(ImportError):
+        import readline
+
+        readline.parse_and_bind("set enable-bracketed-paste on")
+    commands: list[str] = []
+
+    def read() -> str:
+        if commands:
+            return commands.pop()
+        lines = [input(PROMPT)]
+        while not lines[0].startswith("/") and select.select([sys.stdin], [], [], PASTE_GAP_S)[0]:
+            try:
+                line = input()
+            except EOFError:
+                break
+            if line.startswith("/"):
+                commands.append(line)
+                break
+            lines.append(line)
+        return "\n".join(lines)
+
+    return read
+
+
+def pipe_reader() -> Callable[[], str]:
+    """Return what reads a line from a pipe. It raises EOFError at the end."""
+
+    def read() -> str:
+        text = sys.stdin.readline()
+        if not text:
+            raise EOFError
+        return text
+
+    return read
