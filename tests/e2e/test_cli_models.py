@@ -10,11 +10,9 @@ import json
 import os
 import pty
 import re
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -265,32 +263,6 @@ def test_a_model_without_a_template_is_sent_to_generate(quire: Command, tmp_path
     assert quire("generate", str(tmp_path), *QUICK, "-q", "-p", "the")[0] == 0
 
 
-@pytest.fixture
-def session(folder: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A chat on a terminal that would answer for long, and our end of it."""
-    ours, theirs = pty.openpty()
-    command = [
-        sys.executable,
-        "-m",
-        "quire",
-        "chat",
-        folder,
-        "--kv-memory",
-        "1MiB",
-        "--num-threads",
-        "1",
-        "--top-k",
-        "1",
-    ]
-    environ = {**os.environ, "TERM": "dumb", "PYTHONUTF8": "1"}
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environ, start_new_session=True)
-    os.close(theirs)
-    yield process, ours
-    process.kill()
-    process.wait()
-    os.close(ours)
-
-
 def read_until(ours: int, wanted: str, seen: str = "") -> str:
     deadline = time.monotonic() + 300
     while wanted not in seen:
@@ -301,20 +273,6 @@ def read_until(ours: int, wanted: str, seen: str = "") -> str:
             assert error.errno == errno.EIO
             raise AssertionError(seen) from error
     return seen
-
-
-def test_on_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(session: tuple[subprocess.Popen[bytes], int]) -> None:
-    process, ours = session
-    read_until(ours, "> ")
-    os.write(ours, b"hello\n")
-    read_until(ours, "hello\r\n")
-    time.sleep(0.2)
-    process.send_signal(signal.SIGINT)
-    assert "Traceback" not in read_until(ours, "Ctrl-D leaves)\r\n> ")  # a prompt drops what is typed before it
-    os.write(ours, b"/help\n")
-    read_until(ours, "stops an answer\r\n> ")
-    os.write(ours, b"\x04")
-    assert process.wait(300) == 0
 
 
 LOAD_SLOWLY = """

@@ -128,13 +128,24 @@ def test_json_may_be_announced_in_any_spelling(media_type: bytes) -> None:
         assert read([b"{}"], 10, (b"content-type", media_type), *encoding) == b"{}"
 
 
+@pytest.mark.parametrize("header", [(b"accept", b"*/*"), (b"content-type", b""), (b"content-type", b" ")])
+def test_a_body_that_says_nothing_and_comes_from_no_page_is_json(header: tuple[bytes, bytes]) -> None:
+    assert read([b"{}"], 10, header) == b"{}"
+
+
 @pytest.mark.parametrize(
     ("headers", "words"),
     [
-        ([(b"accept", b"*/*")], "the body must be JSON, with the header Content-Type: application/json"),
         *(
             ([(b"content-type", kind)], "the body must be JSON, with the header Content-Type: application/json")
-            for kind in (b"", b"text/json", b"application/json-patch+json", b"application/x-www-form-urlencoded")
+            for kind in (b"text/json", b"application/json-patch+json", b"application/x-www-form-urlencoded")
+        ),
+        *(
+            (
+                [(b"accept", b"*/*"), (name, b"x")],
+                "the body must be JSON, with the header Content-Type: application/json",
+            )
+            for name in (b"origin", b"referer", b"sec-fetch-site")
         ),
         *(
             ([JSON, (b"content-encoding", kind)], "the body must not be compressed (no Content-Encoding)")
