@@ -446,3 +446,39 @@ def test_a_vocabulary_is_read_only_when_it_is_needed() -> None:
     assert not reads
     compiler.open()
     assert reads
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar.regex("(the|and) reference of the [a-c]{1,3}"),
+        Grammar.json_schema({"type": "object", "properties": {"name": {}, "other_name": {}}, "required": ["name"]}),
+        Grammar.choice(["position", "positions of a block", "é"]),
+    ],
+)
+@settings(max_examples=10, deadline=None)
+@given(data=st.data())
+def test_what_is_forced_is_the_longest_token_where_all_others_begin_it(grammar: Grammar, data: st.DataObject) -> None:
+    tokens = walk(grammar, lambda allowed: data.draw(st.sampled_from(allowed)), 12)
+    known = data.draw(st.integers(0, len(tokens)))
+    drafts = tokens[known : known + data.draw(st.integers(0, 3))]
+    matcher = COMPILER.matcher(grammar)
+    if known:
+        matcher.advance(tokens[:known])
+    before = matcher.mask()
+    found = matcher.forced(drafts, 5)
+    assert matcher.mask() == before
+    text = tokens[:known] + drafts
+    for token in [*found, None]:
+        allowed = mask_after(grammar, text) if not text or text[-1] not in ENDS else set()
+        texts = [bytes_of(each) for each in allowed]
+        is_forced = (
+            bool(allowed)
+            and None not in texts
+            and all(max(filter(None, texts), key=len).startswith(each) for each in texts if each is not None)
+        )
+        assert token is not None or not is_forced or len(found) == 5
+        if token is not None:
+            assert is_forced
+            assert len(bytes_of(token) or b"") == max(len(each or b"") for each in texts)
+            text.append(token)

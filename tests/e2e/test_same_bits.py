@@ -16,7 +16,7 @@ import pytest
 
 from quire import LLM, RequestOutput, SamplingParams, _native
 from quire.engine.outputs import Logprob
-from support.guesses import Guesser
+from support.guesses import Guesser, verify_all_guesses
 from support.swaps import noted_swaps
 from support.tiny_checkpoint import write_tiny_llama, write_tiny_qwen3
 
@@ -204,9 +204,20 @@ def test_guessed_ahead_is_as_alone(folder: Path, instruction_set: str, wrong_eac
         llm.engine._executor._proposer = Guesser(texts, wrong_each=wrong_each, most=9)
         assert run(llm, WORKLOAD) == expected
         drafts = llm.engine.scheduler.drafts
-        assert drafts.num_drafts > 20
-        assert (drafts.num_accepted == drafts.num_drafts) == (wrong_each == 0)
-        assert (drafts.num_accepted == 0) == (wrong_each == 1)
+        counts = drafts.counts["ngram"]
+        assert sum(counts.verified) > 20
+        assert (counts.right == counts.verified) == (wrong_each == 0)
+        assert (not any(counts.right)) == (wrong_each == 1)
+
+
+def test_guessed_from_earlier_answers_is_as_alone(folder: Path, instruction_set: str) -> None:
+    """By the proposers themselves: the second time these texts were answered before."""
+    expected = alone(folder, instruction_set, "bfloat16")
+    with make(folder, **NUMBERS["bfloat16"], speculation="auto", max_num_seqs=4, block_size=32) as llm:
+        verify_all_guesses(llm)
+        for _ in range(2):
+            assert run(llm, WORKLOAD) == expected
+        assert sum(llm.engine.stats().right_guesses["suffix"]) > 20
 
 
 def test_guessed_ahead_in_too_little_memory_is_as_alone(folder: Path, instruction_set: str) -> None:
@@ -218,7 +229,7 @@ def test_guessed_ahead_in_too_little_memory_is_as_alone(folder: Path, instructio
         llm.engine._executor._proposer = Guesser(texts, wrong_each=5, most=9)
         assert run(llm, longer) == expected
         assert llm.engine.scheduler.num_preemptions > 0
-        assert llm.engine.scheduler.drafts.num_accepted > 0
+        assert llm.engine.stats().num_right_guesses > 0
 
 
 def test_n_sequences_of_one_request_are_n_requests(folder: Path, instruction_set: str) -> None:

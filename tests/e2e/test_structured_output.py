@@ -32,7 +32,7 @@ from quire.engine.core import EngineCore
 from quire.engine.factory import plan_engine
 from quire.engine.process.supervised import SupervisedLLM
 from quire.engine.records.step_log import StepLogWriter, replay
-from support.guesses import Guesser
+from support.guesses import Guesser, verify_all_guesses
 from support.swaps import noted_swaps
 from support.tiny_checkpoint import write_tiny_qwen3
 from support.tiny_tokenizer import byte_level, write_chatml
@@ -125,6 +125,16 @@ def require_text_of(grammar: Grammar, text: str) -> None:
     else:
         pattern = grammar.text if grammar.kind == "regex" else r"(the[a-z]{1,5} ){2,6}\."
         assert re.fullmatch(pattern, text), text
+
+
+def test_what_a_grammar_forces_is_guessed_and_changes_no_text(folder: Path, alone: list[Text]) -> None:
+    with make(folder, speculation="auto", max_num_seqs=6, block_size=32) as llm:
+        verify_all_guesses(llm)
+        assert run(llm, WORKLOAD) == alone
+        assert run(llm, WORKLOAD) == alone
+        stats = llm.engine.stats()
+    assert sum(stats.right_guesses["forced"]) > 10
+    assert sum(stats.right_guesses["suffix"]) > 10
 
 
 def test_texts_are_what_their_grammars_say(alone: list[Text]) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from quire.core.request import Request
 from quire.core.step import MAX_STEP_DRAFTS
-from quire.scheduler.speculation import FIRST_CHANCE, REST, DraftBudget, StepTimes
+from quire.scheduler.speculation import FIRST_CHANCES, REST, DraftBudget, StepTimes
 
 
 def requests_with(counts: Sequence[int]) -> list[Request]:
@@ -19,7 +19,7 @@ def requests_with(counts: Sequence[int]) -> list[Request]:
     found = []
     for index, count in enumerate(counts):
         request = Request(f"r{index}", [1])
-        request.drafts = array("i", range(count))
+        request.guesser, request.drafts = "ngram", array("i", range(count))
         found.append(request)
     return found
 
@@ -85,7 +85,7 @@ def test_the_choice_is_the_best_there_is() -> None:
         for request in requests:
             for _ in range(rng.randrange(20)):
                 budget.note_verified(request, 1, rng.randrange(2))
-            chances.append(budget._chances.get(request, FIRST_CHANCE))
+            chances.append(budget._chances.get((request, "ngram"), FIRST_CHANCES["ngram"]))
         most = [len(request.drafts) for request in requests]
         budget.share_out(requests, 3)
         chosen = tuple(len(request.drafts) for request in requests)
@@ -107,13 +107,13 @@ def test_a_request_without_a_worthy_guess_rests_and_is_tried_again() -> None:
         budget.note_verified(request, 1, 0)
     verified = []
     for _ in range(3 * REST):
-        request.drafts = array("i", range(4))
+        request.guesser, request.drafts = "ngram", array("i", range(4))
         budget.share_out([request], 1)
         verified.append(len(request.drafts))
     assert [place for place, count in enumerate(verified) if count] == [REST - 1, 2 * REST - 1, 3 * REST - 1]
     assert set(verified) == {0, 1}
     budget.forget(request)
-    request.drafts = array("i", range(4))
+    request.guesser, request.drafts = "ngram", array("i", range(4))
     budget.share_out([request], 1)
     assert request.drafts, "what was known of it is forgotten"
 
@@ -126,3 +126,20 @@ def test_times_never_fall_as_steps_grow(seed: int) -> None:
         times.note(rng.randrange(1, 130), rng.random() * 1e5)
         found = [times.of(num_tokens) for num_tokens in range(1, 200)]
         assert found == sorted(found)
+
+
+def test_each_kind_of_proposer_is_trusted_by_what_it_has_shown() -> None:
+    budget = budget_with({1: 1000.0, 4: 1300.0, 16: 4000.0})
+    (request,) = requests_with([4])
+    for _ in range(40):
+        budget.note_verified(request, 4, 0)
+    budget.share_out([request], 1)
+    assert len(request.drafts) < 4
+    request.guesser, request.drafts = "forced", array("i", range(4))
+    budget.share_out([request], 1)
+    assert len(request.drafts) == 4
+    budget.note_verified(request, 4, 3)
+    assert budget.counts["ngram"].right == [0] * len(budget.counts["ngram"].right)
+    assert budget.counts["ngram"].verified[:5] == [40, 40, 40, 40, 0]
+    assert budget.counts["forced"].right[:5] == [1, 1, 1, 0, 0]
+    assert budget.counts["forced"].verified[:5] == [1, 1, 1, 1, 0]

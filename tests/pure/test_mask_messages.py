@@ -24,8 +24,9 @@ JOBS = st.builds(
     st.none() | st.builds(Grammar, st.sampled_from(GRAMMAR_KINDS), st.text()),
     TOKENS,
     TOKENS,
+    INT64,
 )
-ANSWERS = st.builds(MaskAnswer, INT64, NUMBERS, st.text(), st.binary(max_size=40))
+ANSWERS = st.builds(MaskAnswer, INT64, NUMBERS, st.text(), st.binary(max_size=40), TOKENS)
 
 
 @given(st.lists(JOBS | ANSWERS, max_size=5), st.integers(0, 1 << 40))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from quire.core.errors import InvariantError, StepLogError
 from quire.core.grammar import GRAMMAR_KINDS, Grammar
+from quire.core.guesses import GUESSERS, Guesses
 from quire.core.hypothesis import Hypothesis
 from quire.core.logprobs import TokenLogprobs
 from quire.core.parameters import (
@@ -97,7 +98,7 @@ RESULTS = st.builds(
     REPORTS,
     REPORTS,
     SEARCHES,
-    st.dictionaries(ROWS, COLUMNS, max_size=3),
+    st.dictionaries(ROWS, st.builds(Guesses, st.sampled_from(GUESSERS), COLUMNS), max_size=3),
     INT64,
 )
 
@@ -135,7 +136,7 @@ RESULT = StepResult(
     logprobs={0: (TokenLogprobs(-0.5, 1, column(42, 7), array("d", [-0.5, -1.5])),)},
     prompt_logprobs={1: (TokenLogprobs(-2.5, 3, column(), array("d")),)},
     searches={0: (Hypothesis((5, 6), -1.25, -0.5), Hypothesis((), 0.0, 0.0))},
-    proposals={0: column(9, 11)},
+    proposals={0: Guesses("suffix", column(9, 11))},
     duration_us=1500,
 )
 
@@ -315,7 +316,7 @@ def test_a_result_is_written_as_the_logs_that_are_kept_have_it() -> None:
             struct.pack("<qqq dq qii qdd", 1, 0, 1, -0.5, 1, 8, 42, 7, 16, -0.5, -1.5),
             struct.pack("<qqq dq qq", 1, 1, 1, -2.5, 3, 0, 0),
             struct.pack("<qqq qiidd qdd", 1, 0, 2, 8, 5, 6, -1.25, -0.5, 0, 0.0, 0.0),
-            struct.pack("<qqqii q", 1, 0, 8, 9, 11, 1500),
+            struct.pack("<qqqqii q", 1, 0, 2, 8, 9, 11, 1500),
         ]
     )
 

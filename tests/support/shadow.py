@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from quire.core.errors import ExecutionError
+from quire.core.guesses import Guesses
 from quire.core.hypothesis import Hypothesis
 from quire.core.kv_spec import KVCacheSpec
 from quire.core.logprobs import TokenLogprobs
@@ -234,7 +235,7 @@ class ShadowExecutor:
             self._write(self._rows[row], start, count, plan.drafts.get(row, array("i")))
         beams, searches = self._choose_beams({row: samples for row, _, _, samples in entries})
         num_tokens, tokens, parents, failures, reported = array("i"), array("i"), array("i"), {}, {}
-        proposals: dict[int, array[int]] = {}
+        proposals: dict[int, Guesses] = {}
         for index, (row, start, count, samples) in enumerate(entries):
             drafts = plan.drafts.get(row, array("i"))
             parents.append(beams[row][0] if row in beams else row)
@@ -263,7 +264,8 @@ class ShadowExecutor:
             tokens.extend(sampled)
             if sampled and row in plan.proposals:
                 state, most = self._rows[row], plan.proposals[row]
-                proposals[row] = array("i", list(self.guess(state.request_id, state.tokens, most))[:most])
+                if guesses := list(self.guess(state.request_id, state.tokens, most))[:most]:
+                    proposals[row] = Guesses("ngram", array("i", guesses))
         return StepResult(
             plan.step_id,
             num_tokens,

@@ -29,7 +29,7 @@ KV_DTYPES = ("auto", "bfloat16", "float16", "float32", "int8", "fp8", "k8v4", "i
 BACKENDS = ("auto", "native", "reference", "torch")
 DEVICES = ("auto", "cpu", "cuda")
 ATTENTION_BACKENDS = ("auto", "triton", "flashinfer", "plain")
-SPECULATIONS = ("off", "ngram")
+SPECULATIONS = ("off", "auto", "ngram")
 MOST_DRAFTS: Final = 15
 """Guesses for a sequence in a step: with the token before them, as many rows as the kernels compute at once."""
 LARGE_GPU_BYTES: Final = 64 << 30
@@ -170,8 +170,8 @@ class EngineConfig:
     )
     speculation: str = setting(
         "off",
-        "guess tokens ahead and verify several in a step, to the same text: off, or ngram (what followed the last "
-        "tokens when the text had them before)",
+        "guess tokens ahead and verify several in a step, to the same text: off, ngram (what followed the last tokens "
+        "when the text had them before), or auto (that, what a grammar forces, and earlier answers)",
     )
     cuda_graphs: bool = setting(True, "on a GPU: record decode steps at startup and replay them")
     max_cached_blocks_per_tenant: int | None = setting(None, "maximum cached blocks per tenant; none: no limit")

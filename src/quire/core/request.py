@@ -117,6 +117,7 @@ class Request:
         "num_late_results",
         "generation",
         "drafts",
+        "guesser",
         "awaits_drafts",
         "num_cached_tokens",
         "num_preemptions",
@@ -159,6 +160,7 @@ class Request:
         self.num_late_results = 0  # of steps in flight when it was preempted; awaited before it resumes
         self.generation = 0  # counts how often progress was thrown away, to recognise late results
         self.drafts = NO_DRAFTS  # guesses of the next tokens, to be verified by the next plan
+        self.guesser = ""  # who made the last guesses
         self.awaits_drafts = False  # a step under way brings guesses; until then it is not planned
         self.num_cached_tokens = 0  # at the first admission, for the caller
         self.num_preemptions = 0

@@ -29,8 +29,10 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from quire.core.errors import InvariantError, StepLogError
+from quire.core.guesses import GUESSERS, Guesses
 from quire.core.hypothesis import Hypothesis, read_hypothesis, write_hypothesis
 from quire.core.logprobs import TokenLogprobs, read_logprobs, write_logprobs
+from quire.core.request import DEFAULT_SCOPE, CacheScope
 from quire.core.sampling_params import SamplingParams
 from quire.core.sampling_wire import read_sampling, write_sampling
 from quire.core.wire import WireReader, WireWriter
@@ -65,7 +67,8 @@ class RowStart:
     """A request takes a row: everything that the worker needs to know, except its block tables.
 
     `max_total_tokens` is its maximum length, prompt and output together. If `num_prompt_logits` is not 0, the result
-    reports the log-probability of the token after each of this many leading positions.
+    reports the log-probability of the token after each of this many leading positions. Guesses may
+    come from earlier texts of the same `scope`, and of no other.
     """
 
     row: int
@@ -76,6 +79,7 @@ class RowStart:
     max_total_tokens: int
     branch: int = 0
     num_prompt_logits: int = 0
+    scope: CacheScope = DEFAULT_SCOPE
 
 
 def column(*values: int) -> array[int]:
@@ -227,7 +231,7 @@ class StepResult:
     logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = field(default_factory=dict)
     searches: dict[int, tuple[Hypothesis, ...]] = field(default_factory=dict)
-    proposals: dict[int, array[int]] = field(default_factory=dict)
+    proposals: dict[int, Guesses] = field(default_factory=dict)
     duration_us: int = field(default=0, compare=False)
 
     def to_bytes(self) -> bytes:
@@ -256,7 +260,8 @@ class StepResult:
         writer.integer(len(self.proposals))
         for row, guesses in sorted(self.proposals.items()):
             writer.integer(row)
-            writer.column(guesses)
+            writer.integer(GUESSERS.index(guesses.guesser))
+            writer.column(guesses.tokens)
         writer.integer(self.duration_us)
         return writer.to_bytes()
 
@@ -278,7 +283,7 @@ class StepResult:
             reader.integer(): tuple(read_hypothesis(reader) for _ in range(reader.integer()))
             for _ in range(reader.integer())
         }
-        proposals = {reader.integer(): reader.column() for _ in range(reader.integer())}
+        proposals = dict(_read_guesses(reader) for _ in range(reader.integer()))
         duration_us = reader.integer()
         reader.finish()
         return cls(
@@ -299,14 +304,30 @@ def _write_row_start(writer: WireWriter, start: RowStart) -> None:
     numbers = start.row, start.num_prompt_tokens, start.max_total_tokens, start.branch, start.num_prompt_logits
     writer.column(column(*numbers))
     writer.text(start.request_id)
+    writer.text(start.scope.tenant)
+    writer.text(start.scope.salt)
+    writer.integer(len(start.scope.extra_keys))
+    for key in start.scope.extra_keys:
+        writer.text(key)
     writer.column(start.tokens)
     write_sampling(writer, start.sampling)
 
 
 def _read_row_start(reader: WireReader) -> RowStart:
     row, num_prompt_tokens, max_total_tokens, branch, num_prompt_logits = reader.column(5)
-    request_id, tokens, sampling = reader.text(), reader.column(), read_sampling(reader)
-    return RowStart(row, request_id, tokens, num_prompt_tokens, sampling, max_total_tokens, branch, num_prompt_logits)
+    request_id, tenant, salt = reader.text(), reader.text(), reader.text()
+    scope = CacheScope(tenant, salt, tuple(reader.text() for _ in range(reader.integer())))
+    tokens, sampling = reader.column(), read_sampling(reader)
+    return RowStart(
+        row, request_id, tokens, num_prompt_tokens, sampling, max_total_tokens, branch, num_prompt_logits, scope
+    )
+
+
+def _read_guesses(reader: WireReader) -> tuple[int, Guesses]:
+    row, guesser = reader.integer(), reader.integer()
+    if not 0 <= guesser < len(GUESSERS):
+        raise StepLogError(f"a result has guesses of an unknown proposer, number {guesser}")
+    return row, Guesses(GUESSERS[guesser], reader.column())
 
 
 def _pairs(values: array[int]) -> list[tuple[int, int]]:

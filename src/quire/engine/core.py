@@ -169,8 +169,8 @@ class EngineCore:
             corrupted_requests_total=self._num_corrupted,
             busy_s_total=self._busy_s,
             drafts_total=scheduler.drafts.num_verified,
-            draft_tokens_total=scheduler.drafts.num_drafts,
-            accepted_tokens_total=scheduler.drafts.num_accepted,
+            verified_guesses={name: tuple(counts.verified) for name, counts in scheduler.drafts.counts.items()},
+            right_guesses={name: tuple(counts.right) for name, counts in scheduler.drafts.counts.items()},
         )
 
     # ---- what happens, for those who watch ------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.hub import GUIDE, place_notices, resolve_model
 from quire.compute.models.source import ModelFolder, ModelSource
 from quire.compute.reference.backend import ReferenceBackend
-from quire.compute.speculation import NgramProposer
+from quire.compute.speculation import create_proposer
 from quire.compute.weights.decoder_weights import WeightReader, weight_bytes
 from quire.compute.worker.failing_runner import FailingRunner
 from quire.compute.worker.worker import Worker
@@ -119,7 +119,7 @@ class EngineBlueprint:
 
         control = _make_scheduler(self.backend.facts.kv_spec, self.model, memory, scheduler)
         parts = self.backend.load(memory.num_blocks, memory.num_host_blocks, note_loaded)
-        parts = replace(parts, masks=self.masks, proposer=NgramProposer() if scheduler.max_drafts else None)
+        parts = replace(parts, masks=self.masks, proposer=create_proposer(self.config.speculation))
         if self.failpoints:
             parts = parts.with_runner(FailingRunner(parts.runner, self.failpoints))
         executor = make_executor(parts)
@@ -145,13 +145,14 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     notices += step_log_notices(config.step_log)
     notices += tuple(f"{FAILPOINTS_VARIABLE}: {failpoint} is armed; steps will fail" for failpoint in failpoints)
     vocabulary = _vocabulary(config, model)
+    most_forced = config.max_drafts if config.speculation == "auto" else 0
     return EngineBlueprint(
         config,
         model,
         backend,
         _report(model, backend.facts, plan, notices),
         grammars=None if vocabulary is None else GrammarVerdicts(vocabulary),
-        masks=None if vocabulary is None else MaskService(vocabulary),
+        masks=None if vocabulary is None else MaskService(vocabulary, most_forced=most_forced),
         failpoints=failpoints,
     )
 
@@ -190,6 +191,7 @@ def _report(model: ModelDescription, facts: BackendFacts, plan: MemoryPlan, noti
         max_num_batched_tokens=config.max_num_batched_tokens,
         plan=plan,
         itl_slo_ms=config.itl_slo_ms,
+        speculation=config.speculation,
         notices=notices,
         file_format="gguf" if model.source.type else "safetensors",
         weight_type=model.weight_type,

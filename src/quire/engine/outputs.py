@@ -51,7 +51,7 @@ class CompletionOutput:
 
 @dataclass(frozen=True, slots=True)
 class RequestMetrics:
-    """When what happened to a request, in seconds of the engine's clock; None: not yet.
+    """When what happened to a request, in seconds of the engine's clock; None: not yet. And how many steps brought it.
 
     >>> metrics = RequestMetrics(arrival_s=10.0, first_token_s=10.5, finished_s=12.5, num_generated_tokens=41)
     >>> metrics.time_to_first_token_s, metrics.tokens_per_s
@@ -62,6 +62,16 @@ class RequestMetrics:
     first_token_s: float | None = None
     finished_s: float | None = None
     num_generated_tokens: int = 0
+    num_steps: int = 0
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that a step brought on average, all sequences together: more than one each where guesses were right.
+
+        >>> RequestMetrics(arrival_s=0.0, num_generated_tokens=9, num_steps=4).tokens_per_step
+        2.25
+        """
+        return self.num_generated_tokens / self.num_steps if self.num_steps else 0.0
 
     @property
     def time_to_first_token_s(self) -> float | None:

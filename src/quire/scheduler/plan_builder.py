@@ -160,4 +160,5 @@ def row_start(request: Request) -> RowStart:
         request.max_total_tokens,
         request.branch,
         request.num_prompt_logits_wanted,
+        request.scope,
     )

@@ -273,8 +273,10 @@ class Scheduler:
         for row, (request, generation) in record.asked.items():
             if request.row == row and request.generation == generation:
                 request.awaits_drafts = False
-                request.drafts = result.proposals.get(row, NO_DRAFTS)
-                if request.drafts:
+                guesses = result.proposals.get(row)
+                request.drafts = NO_DRAFTS
+                if guesses is not None:
+                    request.guesser, request.drafts = guesses
                     request.num_slots = 0  # its next plan is a decision
 
     def _token_budget(self, running: list[Request]) -> int:

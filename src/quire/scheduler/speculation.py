@@ -4,7 +4,7 @@ A step brings each request one token. With d guesses of its next tokens it compu
 guesses were right, and one more. The text is the same either way: a guess counts only if it is the token that would
 have been drawn. So the one question is time.
 
-    chance of a request   how often its guesses were right lately
+    chance of a request   how often its guesses were right lately, those of each kind of proposer by themselves
     t(r)                  how long a step with r tokens takes, measured
 
 The next guess of a request is verified while its chance of being reached and right, for the time that it adds, beats
@@ -18,13 +18,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 from typing import Final
 
+from quire.core.config import MOST_DRAFTS
+from quire.core.guesses import GUESSERS
 from quire.core.request import NO_DRAFTS, Request
 from quire.core.step import MAX_STEP_DRAFTS
 
-FIRST_CHANCE: Final = 0.6
+FIRST_CHANCES: Final = {"forced": 0.9, "ngram": 0.6, "suffix": 0.6}
+"""How likely a guess is right, by its proposer, until a request has shown otherwise."""
 WEIGHT_OF_NEW: Final = 0.15
 """How much one guess, right or wrong, changes the chance of a request; a step, what such steps are taken to cost."""
 REST: Final = 16
@@ -72,16 +76,29 @@ class StepTimes:
         return min(slow, fast + (slow - fast) * (num_tokens - low) / (high - low))
 
 
+@dataclass(slots=True)
+class GuessCounts:
+    """The guesses of a kind of proposer that were verified, and those that were right, by their place in a draft."""
+
+    verified: list[int] = field(default_factory=lambda: [0] * MOST_DRAFTS)
+    right: list[int] = field(default_factory=lambda: [0] * MOST_DRAFTS)
+
+    def note(self, num_drafts: int, num_right: int) -> None:
+        """Count a draft. Mutates."""
+        for place in range(num_drafts):
+            self.verified[place] += 1
+            self.right[place] += place < num_right
+
+
 class DraftBudget:
     """Decides which guesses are verified, and remembers how requests and steps have fared."""
 
     def __init__(self) -> None:
         self.times = StepTimes()
-        self._chances: dict[Request, float] = {}
+        self._chances: dict[tuple[Request, str], float] = {}  # by proposer
         self._rests: dict[Request, int] = {}  # steps that a request still rests
         self.num_verified = 0  # sequences of steps that verified guesses
-        self.num_drafts = 0
-        self.num_accepted = 0
+        self.counts = {guesser: GuessCounts() for guesser in GUESSERS}
 
     def share_out(self, requests: Iterable[Request], num_running: int) -> None:
         """Cut the drafts of requests to those that pay in the next step. Mutates them."""
@@ -91,7 +108,7 @@ class DraftBudget:
         counts = [0] * len(found)
         total, expected = num_running, float(num_running)
         # The likeliest guess first: (chance that it is reached and right, negated; which request).
-        queue = [(-self._chances.get(request, FIRST_CHANCE), place) for place, request in enumerate(found)]
+        queue = [(-self._chance(request), place) for place, request in enumerate(found)]
         heapify(queue)
         while queue and total - num_running < MAX_STEP_DRAFTS:
             negated, place = queue[0]
@@ -102,7 +119,7 @@ class DraftBudget:
             total += 1
             expected -= negated
             if counts[place] < len(request.drafts):
-                heapreplace(queue, (negated * self._chances.get(request, FIRST_CHANCE), place))
+                heapreplace(queue, (negated * self._chance(request), place))
             else:
                 heappop(queue)
         for place, request in enumerate(found):
@@ -127,15 +144,19 @@ class DraftBudget:
 
     def note_verified(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         """Take how many of a request's guesses were right; those behind the first wrong one tell nothing. Mutates."""
-        chance = self._chances.get(request, FIRST_CHANCE)
+        chance = self._chance(request)
         for was_right in [1.0] * num_accepted + [0.0] * (num_accepted < num_drafts):
             chance += WEIGHT_OF_NEW * (was_right - chance)
-        self._chances[request] = chance
+        self._chances[request, request.guesser] = chance
         self.num_verified += 1
-        self.num_drafts += num_drafts
-        self.num_accepted += num_accepted
+        self.counts[request.guesser].note(num_drafts, num_accepted)
+
+    def _chance(self, request: Request) -> float:
+        """Return how likely a guess of the kind that the request has now is right."""
+        return self._chances.get((request, request.guesser), FIRST_CHANCES[request.guesser])
 
     def forget(self, request: Request) -> None:
         """A request has ended. Mutates."""
-        self._chances.pop(request, None)
+        for guesser in GUESSERS:
+            self._chances.pop((request, guesser), None)
         self._rests.pop(request, None)

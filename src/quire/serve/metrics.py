@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from collections.abc import Mapping
 from typing import Final
 
 import quire
@@ -42,6 +43,7 @@ VLLM_NAMES: Final = {
     "quire_drafts_total": "vllm:spec_decode_num_drafts_total",
     "quire_draft_tokens_total": "vllm:spec_decode_num_draft_tokens_total",
     "quire_accepted_draft_tokens_total": "vllm:spec_decode_num_accepted_tokens_total",
+    "quire_accepted_draft_tokens_per_pos_total": "vllm:spec_decode_num_accepted_tokens_per_pos_total",
     "quire_prompt_tokens_total": "vllm:prompt_tokens_total",
     "quire_generated_tokens_total": "vllm:generation_tokens_total",
     "quire_time_to_first_token_seconds": "vllm:time_to_first_token_seconds",
@@ -171,6 +173,11 @@ def body_families(bodies: BodyBudget) -> list[Family]:
     ]
 
 
+def _by_place(guesses: Mapping[str, tuple[int, ...]]) -> dict[str, float]:
+    """Return the guesses of all proposers by their place in the draft, from 0."""
+    return {str(place): sum(counts) for place, counts in enumerate(zip(*guesses.values(), strict=True))}
+
+
 def _engine_families(state: ModelState, stats: EngineStats) -> list[Family]:
     states = {known.value: float(known is state) for known in ModelState}
     return [
@@ -196,8 +203,29 @@ def _engine_families(state: ModelState, stats: EngineStats) -> list[Family]:
         counter("quire_evictions_total", "Cached blocks evicted.", stats.evictions_total),
         counter("quire_preemptions_total", "Preemptions of sequences.", stats.preemptions_total),
         counter("quire_drafts_total", "Sequences of steps that verified guessed tokens.", stats.drafts_total),
-        counter("quire_draft_tokens_total", "Guessed tokens verified.", stats.draft_tokens_total),
-        counter("quire_accepted_draft_tokens_total", "Guessed tokens that were right.", stats.accepted_tokens_total),
+        counter("quire_draft_tokens_total", "Guessed tokens verified.", stats.num_verified_guesses),
+        counter("quire_accepted_draft_tokens_total", "Guessed tokens that were right.", stats.num_right_guesses),
+        by_label(
+            "quire_accepted_draft_tokens_per_pos_total",
+            "counter",
+            "Guessed tokens that were right, by their place in the draft.",
+            "position",
+            _by_place(stats.right_guesses),
+        ),
+        by_label(
+            "quire_proposed_tokens_total",
+            "counter",
+            "Guessed tokens verified, by their proposer.",
+            "proposer",
+            {name: sum(counts) for name, counts in stats.verified_guesses.items()},
+        ),
+        by_label(
+            "quire_accepted_proposed_tokens_total",
+            "counter",
+            "Guessed tokens that were right, by their proposer.",
+            "proposer",
+            {name: sum(counts) for name, counts in stats.right_guesses.items()},
+        ),
         counter("quire_steps_total", "Steps of the engine.", stats.steps_total),
         counter("quire_failed_steps_total", "Steps that failed.", stats.failed_steps_total),
         counter("quire_memory_failures_total", "Steps that ran out of memory.", stats.memory_failures_total),

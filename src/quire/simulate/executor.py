@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from quire.core.clock import ManualClock
 from quire.core.errors import ExecutionError
+from quire.core.guesses import Guesses
 from quire.core.step import RowStart, StepPlan, StepResult
 from quire.simulate.beams import BeamModel
 from quire.simulate.cost.base import StepCost
@@ -100,7 +101,7 @@ class SimExecutor:
         )
         self._under_way.append((plan, result, seconds))
 
-    def _guess(self, plan: StepPlan, acceptance: float) -> dict[int, array[int]]:
+    def _guess(self, plan: StepPlan, acceptance: float) -> dict[int, Guesses]:
         """Return guesses of the tokens that follow, wrong ones among them. Mutates: tokens to come are drawn."""
         found = {}
         for row, most in plan.proposals.items():
@@ -109,7 +110,8 @@ class SimExecutor:
                 text = self._texts[row] = _ForeseenText(text)
                 self._steady_rows = array("i")
             coming = text.coming(most)
-            found[row] = array("i", [self._guessed(self._prompts[row], token, acceptance) for token in coming])
+            guesses = array("i", [self._guessed(self._prompts[row], token, acceptance) for token in coming])
+            found[row] = Guesses("ngram", guesses)
         return found
 
     def _guessed(self, prompt: bytes, token: int, acceptance: float) -> int:

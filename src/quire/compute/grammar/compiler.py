@@ -57,7 +57,12 @@ class GrammarCompiler:
             4 * self.vocabulary.num_words,
             renew=lambda: self._renewed(grammar),
             note_advance=lambda num_tokens: self.cache.grow(grammar, BYTES_PER_TOKEN * num_tokens),
+            bytes_of=self._bytes_of,
         )
+
+    def _bytes_of(self, token: int) -> bytes:
+        tokenizer = self.open()
+        return b"" if tokenizer.is_special_token(token) else tokenizer.decode_bytes([token])
 
     def _renewed(self, grammar: Grammar) -> LLMatcher:
         """Compile again, so that later matchers also get a lexer without old states."""

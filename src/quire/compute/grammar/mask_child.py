@@ -54,8 +54,9 @@ class MaskMaker:
         began_s = time.process_time()
         matcher = self._matchers[job.text]
         masks = _masks(matcher, job)
+        forced = matcher.forced(job.drafts, job.most_forced) if job.most_forced and not matcher.failure else ()
         signal.setitimer(signal.ITIMER_PROF, 0)
-        return MaskAnswer(job.job, time.process_time() - began_s, matcher.failure, b"".join(masks))
+        return MaskAnswer(job.job, time.process_time() - began_s, matcher.failure, b"".join(masks), forced)
 
     def forget(self, text: int) -> None:
         """Forget a text. Mutates."""

@@ -21,6 +21,8 @@ _LENGTH = struct.Struct("<I")
 class MaskJob:
     """Advance a text by some tokens, then make the next mask and those after drafts.
 
+    Up to `most_forced` tokens behind the drafts are foreseen where the grammar leaves no choice.
+
     `grammar` is sent if the worker does not know the text. A job that takes more than `limit_s` of processor time,
     without compiling, ends the worker.
     """
@@ -31,6 +33,7 @@ class MaskJob:
     grammar: Grammar | None
     tokens: Sequence[int]
     drafts: Sequence[int]
+    most_forced: int = 0
 
     def to_bytes(self) -> bytes:
         """Return the frame of the job."""
@@ -42,6 +45,7 @@ class MaskJob:
         writer.text("" if self.grammar is None else self.grammar.text)
         writer.column(array("i", self.tokens))
         writer.column(array("i", self.drafts))
+        writer.integer(self.most_forced)
         return _framed(writer.to_bytes())
 
     @classmethod
@@ -52,17 +56,21 @@ class MaskJob:
         grammar = reader.text()
         tokens, drafts = reader.column(), reader.column()
         known = None if kind < 0 else Grammar(GRAMMAR_KINDS[kind], grammar)
-        return cls(job, text, limit_s, known, tokens.tolist(), drafts.tolist())
+        return cls(job, text, limit_s, known, tokens.tolist(), drafts.tolist(), reader.integer())
 
 
 @dataclass(frozen=True, slots=True)
 class MaskAnswer:
-    """The result of a job: its masks, one after another, or why the text cannot go on; and the processor time."""
+    """The result of a job: its masks, one after another, or why the text cannot go on; and the processor time.
+
+    `forced`: the tokens behind the drafts about which the grammar leaves no choice.
+    """
 
     job: int
     spent_s: float
     failure: str = ""
     masks: bytes = b""
+    forced: Sequence[int] = ()
 
     def to_bytes(self) -> bytes:
         """Return the frame of the answer."""
@@ -71,13 +79,14 @@ class MaskAnswer:
         writer.number(self.spent_s)
         writer.text(self.failure)
         writer.raw(self.masks)
+        writer.column(array("i", self.forced))
         return _framed(writer.to_bytes())
 
     @classmethod
     def from_bytes(cls, data: bytes) -> MaskAnswer:
         """Read a frame back, without its length."""
         reader = WireReader(data)
-        return cls(reader.integer(), reader.number(), reader.text(), reader.raw())
+        return cls(reader.integer(), reader.number(), reader.text(), reader.raw(), reader.column().tolist())
 
 
 def forget_frame(text: int) -> bytes:

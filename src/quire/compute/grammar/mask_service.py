@@ -80,12 +80,21 @@ class Cost:
 
 
 class MaskService:
-    """Makes masks over one vocabulary in its own processes. Belongs to one thread, except for `open` and `close`."""
+    """Makes masks over one vocabulary in its own processes. Belongs to one thread, except for `open` and `close`.
+
+    `most_forced`: how many tokens to foresee with each mask where a grammar leaves no choice.
+    """
 
     def __init__(
-        self, vocabulary: Vocabulary, *, limits: GrammarLimits | None = None, clock: Clock | None = None
+        self,
+        vocabulary: Vocabulary,
+        *,
+        limits: GrammarLimits | None = None,
+        clock: Clock | None = None,
+        most_forced: int = 0,
     ) -> None:
         self.vocabulary = vocabulary
+        self._most_forced = most_forced
         self.limits = limits or GrammarLimits()
         self._clock = clock or SystemClock()
         self._parent = WorkerParent(vocabulary, self.limits)
@@ -130,7 +139,7 @@ class MaskService:
         if not worker.jobs:
             worker.since_s = self._clock.now()
         worker.jobs[text.job] = text
-        worker.send(MaskJob(text.job, text.number, limit_s, grammar, new, text.drafts).to_bytes())
+        worker.send(MaskJob(text.job, text.number, limit_s, grammar, new, text.drafts, self._most_forced).to_bytes())
 
     def flush(self) -> None:
         """Send the jobs. Mutates."""
@@ -223,6 +232,7 @@ class MaskService:
         if text.job == answer.job and text.worker is worker:  # the text has asked for nothing else since
             size = 4 * self.vocabulary.num_words
             text.masks = [answer.masks[at : at + size] for at in range(0, len(answer.masks), size)]
+            text.forced = answer.forced
             text.failure = text.failure or answer.failure
 
     def _bury(self, worker: MaskWorker) -> None:

@@ -16,7 +16,8 @@ CHUNK_BYTES = 1 << 16
 class HeldText:
     """A text that must follow a grammar: its `tokens`, without the end, and the masks asked for last.
 
-    `masks`: for the next token and after drafts; None while they are awaited. `failure`: why there will be no more.
+    `masks`: for the next token and after drafts; None while they are awaited. `forced`: the tokens behind the drafts
+    about which there is no choice. `failure`: why there will be no more.
     """
 
     grammar: Grammar
@@ -24,6 +25,7 @@ class HeldText:
     tokens: list[int] = field(default_factory=list)
     drafts: Sequence[int] = ()
     masks: list[bytes] | None = None
+    forced: Sequence[int] = ()
     failure: str = ""
     spent_s: float = 0.0  # processor time of its present worker
     asked: tuple[int, tuple[int, ...]] | None = None  # the number of tokens, and the drafts

@@ -12,17 +12,21 @@ on that text.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+MOST_BEGINNINGS: Final = 32
+"""Where more tokens may come, they are taken for a choice without a look at their texts."""
 
 
 class TextMatcher:
     """The place of one text in its grammar. Belongs to one thread.
 
     A mask is `num_bytes` bytes, a bit for each token. `renew` compiles the grammar again; `note_advance` gets the
-    number of tokens that the text has advanced. Tokens that end a text do not advance it.
+    number of tokens that the text has advanced; `bytes_of` gives the text of a token, empty where it is none. Tokens
+    that end a text do not advance it.
     """
 
     def __init__(
@@ -32,10 +36,12 @@ class TextMatcher:
         *,
         renew: Callable[[], LLMatcher],
         note_advance: Callable[[int], None],
+        bytes_of: Callable[[int], bytes],
     ) -> None:
         self._matcher = matcher
         self._num_bytes = num_bytes
         self._note_advance = note_advance
+        self._bytes_of = bytes_of
         self._renew: Callable[[], LLMatcher] | None = renew
         self._tokens: list[int] = []
 
@@ -76,6 +82,43 @@ class TextMatcher:
         if found:
             self._matcher.rollback(len(found))
         return found
+
+    def forced(self, after: Sequence[int], most: int) -> list[int]:
+        """Return the tokens that the grammar leaves no choice about, after the text and some drafts. Does not advance.
+
+        Where all tokens that may come are the beginning of one of them, it is that one: `{`, or `{"`. A text may be
+        written with the shorter ones, so these are guesses. None for a text whose lexer has been made again: looking
+        ahead could cost it the states that it needs itself.
+        """
+        found: list[int] = []
+        if self._renew is None:
+            return found
+        num_taken = self._matcher.try_consume_tokens(list(after)) if after else 0
+        while num_taken == len(after) + len(found) and len(found) < most and not self._matcher.is_stopped():
+            longest = self._longest_of_one_way(self._mask())
+            if longest < 0:
+                break
+            found.append(longest)
+            num_taken += self._matcher.try_consume_tokens([longest])
+        if self._matcher.is_error():
+            self._retry()
+            return []
+        if num_taken:
+            self._matcher.rollback(num_taken)
+        return found
+
+    def _longest_of_one_way(self, mask: bytes) -> int:
+        """Return the longest of the tokens in a mask, if all others are its beginnings; -1: they are not."""
+        bits = int.from_bytes(mask, "little")
+        if not 0 < bits.bit_count() <= MOST_BEGINNINGS:
+            return -1
+        texts: dict[bytes, int] = {}
+        while bits:
+            token = (bits & -bits).bit_length() - 1
+            bits &= bits - 1
+            texts[self._bytes_of(token)] = token
+        longest = max(texts, key=len)
+        return texts[longest] if all(longest.startswith(text) for text in texts) and b"" not in texts else -1
 
     def _mask(self) -> bytes:
         return self._matcher.compute_bitmask()[: self._num_bytes]

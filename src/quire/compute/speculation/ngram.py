@@ -22,10 +22,12 @@ import numpy as np
 
 from quire.compute.arrays import IntArray
 from quire.compute.speculation.base import Wanted
+from quire.core.guesses import Guesses
+from quire.core.step import RowStart
 
 LENGTHS: Final = (3, 2)
 FEWEST_PLACES: Final = 256
-FACTORS: Final = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)
+FACTORS: Final = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F)
 MASK: Final = (1 << 32) - 1
 
 
@@ -46,11 +48,15 @@ class GramTable:
 
     def find(self, tokens: array[int]) -> int:
         """Return where the last gram of a text stood before it: the place after it; -1: nowhere."""
+        return self.place_of(tokens, tokens) if len(tokens) > self._length else -1
+
+    def place_of(self, tokens: array[int], entered: array[int]) -> int:
+        """Return where the last gram of some tokens stood in the text that was entered; -1: nowhere."""
         length = self._length
-        if len(tokens) <= length:
+        if len(tokens) < length:
             return -1
         end = int(self._ends[self._hash(tokens, len(tokens))])
-        return end if end >= 0 and tokens[end - length : end] == tokens[-length:] else -1
+        return end if end >= 0 and entered[end - length : end] == tokens[-length:] else -1
 
     def enter(self, tokens: array[int], count: int) -> None:
         """Enter the grams of the first `count` tokens, those after the ones entered before. Mutates."""
@@ -88,24 +94,24 @@ class NgramProposer:
     def __init__(self) -> None:
         self._tables: dict[int, list[GramTable]] = {}
 
-    def begin(self, row: int) -> None:
+    def begin(self, start: RowStart) -> None:
         """A row begins a text. Mutates."""
-        self._tables[row] = [GramTable(length) for length in LENGTHS]
+        self._tables[start.row] = [GramTable(length) for length in LENGTHS]
 
-    def release(self, row: int) -> None:
+    def release(self, row: int, tokens: array[int]) -> None:
         """A row is free. Mutates."""
         self._tables.pop(row, None)
 
-    def propose(self, rows: Mapping[int, Wanted]) -> dict[int, array[int]]:
+    def propose(self, rows: Mapping[int, Wanted]) -> dict[int, Guesses]:
         """Return what followed the last tokens of rows before. Mutates the tables."""
-        found: dict[int, array[int]] = {}
-        for row, (tokens, most) in rows.items():
+        found: dict[int, Guesses] = {}
+        for row, (tokens, most, _) in rows.items():
             place = -1
             for table in self._tables[row]:
                 table.enter(tokens, len(tokens) - 1)  # all but the gram that is looked up
                 place = table.find(tokens) if place < 0 else place
             if place >= 0:
-                found[row] = continued(tokens, place, most)
+                found[row] = Guesses("ngram", continued(tokens, place, most))
         return found
 
 

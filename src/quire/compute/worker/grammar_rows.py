@@ -38,6 +38,8 @@ NO_MASKS_MADE = "a grammar needs the tokens of the model, and this worker was ma
 PATIENCE_SHARE: Final = 0.25
 MAX_PATIENCE_S: Final = 0.02
 """The most waiting time that steps without waits can save up for later steps."""
+FORESIGHT_S: Final = 0.0005
+"""How long a step waits at most to learn what a grammar forces: for that long many masks are made."""
 PATIENCE_ALONE_S: Final = 0.02
 """How long a step waits if none of its rows can go on; new requests and aborts wait as long."""
 
@@ -50,6 +52,20 @@ class GrammarRow:
     num_followed: int
     has_ended: bool = False
     is_late: bool = False
+    foreseen_from: int = 0
+    foreseen: Sequence[int] = ()
+    """Tokens from position `foreseen_from` on: drafts, and those behind them about which there was no choice."""
+
+    def foresee(self) -> None:
+        """Note what the last answer foresees; nothing while one is awaited. Mutates."""
+        if not self.held.is_awaited:
+            self.foreseen_from, self.foreseen = self.num_followed, (*self.held.drafts, *self.held.forced)
+
+    def forced(self, text: array[int]) -> Sequence[int]:
+        """Return the tokens that are foreseen after a text. Does not mutate."""
+        num_new = len(text) - self.foreseen_from
+        is_as_foreseen = text[self.foreseen_from :].tolist() == list(self.foreseen[:num_new])
+        return self.foreseen[num_new:] if is_as_foreseen else ()
 
     def follow(self, text: array[int], eos_token_ids: frozenset[int]) -> None:
         """Catch up with a text. Mutates; O(new tokens)."""
@@ -97,6 +113,28 @@ class GrammarRows:
         if self._masks is not None and self._rows:
             self._masks.flush()
 
+    def ask_behind(self, texts: Mapping[int, array[int]], drafts: Mapping[int, Sequence[int]]) -> None:
+        """Ask for the masks behind drafts, while a step computes them. Mutates what is known of texts."""
+        if self._masks is None or not self._rows:
+            return
+        for row, guesses in drafts.items():
+            if row in self._rows:
+                self._ask_behind(self._rows[row], texts[row], guesses)
+        self._masks.flush()
+
+    def forced(self, texts: Mapping[int, array[int]]) -> dict[int, Sequence[int]]:
+        """Return the tokens about which the grammars of rows are known to leave no choice. Mutates what is known."""
+        held = {row: text for row, text in texts.items() if row in self._rows and not self._rows[row].has_ended}
+        if self._masks is None or not held:
+            return {}
+        began_s = time.perf_counter()
+        cheap = [self._rows[row].held for row in held if self._masks.is_cheap(self._rows[row].held)]
+        self._masks.wait(cheap, max(0.0, min(self._patience_s, FORESIGHT_S)))
+        self._patience_s -= time.perf_counter() - began_s
+        for row in held:
+            self._rows[row].foresee()
+        return {row: self._rows[row].forced(text) for row, text in held.items()}
+
     def __contains__(self, row: int) -> bool:
         """Whether a row has a grammar."""
         return row in self._rows
@@ -126,9 +164,7 @@ class GrammarRows:
         if self._masks is None or not held:
             return NO_MASKS
         self.ask({row: texts[row] for row in held if not drafts.get(row)})
-        for row in held:
-            if drafts.get(row):
-                self._ask_behind(self._rows[row], texts[row], drafts[row])
+        self.ask_behind(texts, {row: drafts[row] for row in held if drafts.get(row)})
         texts_held = [self._rows[row].held for row in held]
         cheap = [text for text in texts_held if self._masks.is_cheap(text)]
         if len(held) == num_entries and all(text.is_awaited for text in texts_held):
@@ -153,6 +189,7 @@ class GrammarRows:
         found = _Collected()
         for row in rows:
             entry = self._rows[row]
+            entry.foresee()
             entry.is_late = entry.held.is_awaited and not entry.has_ended
             if entry.held.failure and not entry.has_ended:
                 found.failures[row] = f"{CANNOT_HOLD}: {entry.held.failure}"

@@ -36,6 +36,7 @@ from quire.compute.worker.reports import reports
 from quire.compute.worker.sampling_columns import Sampling, SamplingColumns
 from quire.compute.worker.step_ahead import Launched, StepsAhead, broken
 from quire.core.errors import ExecutionError, ExecutorLostError, OutOfMemoryError
+from quire.core.guesses import Guesses
 from quire.core.hypothesis import Hypothesis
 from quire.core.logprobs import TokenLogprobs
 from quire.core.step import RowStart, StepPlan, StepResult
@@ -112,12 +113,13 @@ class Worker:
     def _apply(self, plan: StepPlan, batch: InputBatch) -> None:
         """Apply the differences, copies and moves: later plans rely on them even if the step fails."""
         plan.check()
+        if self._proposer is not None:
+            for row in plan.released_rows:
+                self._proposer.release(row, batch.tokens(row))
         batch.apply(plan)
         for row in plan.released_rows:
             self._columns.release(row)
             self._grammars.release(row)
-            if self._proposer is not None:
-                self._proposer.release(row)
         for start in plan.row_starts:
             self._enter(start, batch)
         self._beams.apply(plan)
@@ -130,7 +132,7 @@ class Worker:
             self._columns.start(start)
             self._grammars.start(start)
             if self._proposer is not None:
-                self._proposer.begin(start.row)
+                self._proposer.begin(start)
         except Exception as error:
             batch.fail(start.row, f"its settings cannot be entered: {type(error).__name__}: {error}")
 
@@ -142,13 +144,13 @@ class Worker:
         proposals = self._guess(plan, result, batch, self._proposer)
         return replace(result, proposals=proposals, duration_us=round((time.perf_counter() - began_s) * 1e6))
 
-    def _guess(
-        self, plan: StepPlan, result: StepResult, batch: InputBatch, proposer: Proposer
-    ) -> dict[int, array[int]]:
+    def _guess(self, plan: StepPlan, result: StepResult, batch: InputBatch, proposer: Proposer) -> dict[int, Guesses]:
         """Return guesses for the rows of which the plan asks them, and which have a new token."""
         have_new = {row for row, count in zip(plan.rows, result.num_tokens, strict=True) if count}
+        texts = {row: batch.tokens(row) for row in plan.proposals if row in have_new}
+        forced = self._grammars.forced(texts)
         return proposer.propose(
-            {row: Wanted(batch.tokens(row), most) for row, most in plan.proposals.items() if row in have_new}
+            {row: Wanted(text, plan.proposals[row], forced.get(row, ())) for row, text in texts.items()}
         )
 
     def _computed(self, plan: StepPlan, batch: InputBatch) -> StepResult:
@@ -158,6 +160,7 @@ class Worker:
         searches: dict[int, tuple[Hypothesis, ...]] = {}
         prompt_logprobs: dict[int, tuple[TokenLogprobs, ...]] = {}
         if inputs.entries:
+            self._grammars.ask_behind({row: batch.tokens(row) for row in plan.drafts}, plan.drafts)
             began_s = time.perf_counter()
             outputs = self._runner.run(inputs, self.cache)
             self._step_s = time.perf_counter() - began_s

@@ -33,6 +33,7 @@ class EngineReport:
     max_num_batched_tokens: int
     plan: MemoryPlan
     itl_slo_ms: float | None = None
+    speculation: str = "off"
     notices: tuple[str, ...] = ()
     file_format: str = ""
     weight_type: str = ""
@@ -51,6 +52,7 @@ class EngineReport:
         at_once = f"{count:,} sequence{'s' * (count != 1)} of {plan.max_model_len:,} tokens at once"
         rows = f"{self.max_num_seqs} sequence{'s' * (self.max_num_seqs != 1)}"
         pace = "" if self.itl_slo_ms is None else f"; {self.itl_slo_ms:g} ms while others generate"
+        guesses = "" if self.speculation == "off" else f"; guesses tokens ahead ({self.speculation})"
         cut = f" of the model's {self.context_length:,}" if plan.max_model_len < self.context_length else ""
         return [
             ("model", f"{self.model}: {self.architecture}, {self.num_layers} layers, {numbers}"),
@@ -59,7 +61,7 @@ class EngineReport:
             ("KV memory", f"{plan.num_blocks:,} blocks of {self.block_size} tokens, {at_once}"),
             (
                 "a step",
-                f"at most {rows} and {self.max_num_batched_tokens:,} tokens{pace}",
+                f"at most {rows} and {self.max_num_batched_tokens:,} tokens{pace}{guesses}",
             ),
         ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 
@@ -34,8 +34,8 @@ class EngineStats:
     whose own numbers went wrong (such as NaN) in a good step. `num_suspects` counts the requests that are now tried
     apart from the others, and `max_step_tokens` is the most tokens of a step: less than the setting after memory has
     run out. `prompt_limit` is the most tokens of prompts in a step while others generate, as the setting `itl_slo_ms`
-    asks for; 0: any. `drafts_total` counts the sequences of steps that verified guesses, `draft_tokens_total` the
-    guesses and `accepted_tokens_total` those that were right.
+    asks for; 0: any. `drafts_total` counts the sequences of steps that verified guesses, `verified_guesses` the guesses
+    and `right_guesses` those that were right, by their proposer and their place in the draft.
     """
 
     num_running: int = 0
@@ -58,8 +58,8 @@ class EngineStats:
     busy_s_total: float = 0.0
     restarts_total: int = 0
     drafts_total: int = 0
-    draft_tokens_total: int = 0
-    accepted_tokens_total: int = 0
+    verified_guesses: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    right_guesses: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def kv_usage(self) -> float:
@@ -69,3 +69,13 @@ class EngineStats:
         0.25
         """
         return self.num_used_blocks / self.num_blocks if self.num_blocks else 0.0
+
+    @property
+    def num_verified_guesses(self) -> int:
+        """Guessed tokens that steps have verified, of all proposers."""
+        return sum(map(sum, self.verified_guesses.values()))
+
+    @property
+    def num_right_guesses(self) -> int:
+        """Guessed tokens that were right, of all proposers."""
+        return sum(map(sum, self.right_guesses.values()))

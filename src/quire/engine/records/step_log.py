@@ -29,6 +29,7 @@ from quire.core.clock import Clock
 from quire.core.config import MemoryConfig, SchedulerConfig
 from quire.core.errors import ExecutionError, OutOfMemoryError, StepLogError, TornStepLogError
 from quire.core.kv_spec import KVCacheSpec, KVGroup
+from quire.core.request import CacheScope
 from quire.core.step import StepPlan, StepResult
 from quire.core.validate import RequestLimits
 from quire.engine.commands import Add, Command, carry_out, command_bytes, read_command
@@ -36,7 +37,7 @@ from quire.memory.manager import KVCacheManager
 from quire.scheduler.commit import StepOutcome
 from quire.scheduler.scheduler import Scheduler
 
-MAGIC = b"quire step log 9\n"
+MAGIC = b"quire step log 10\n"
 _HEAD = struct.Struct("<cdII")
 SETTINGS, COMMANDED, PLANNED, IDLED, COMPUTED, LOST, OUT_OF_MEMORY = (bytes([code]) for code in b"SCPIRLM")
 
@@ -72,12 +73,14 @@ class StepLogWriter:
     def commanded(self, command: Command) -> None:
         """Write a command to the engine, with a digest in place of a salt."""
         if isinstance(command, Add):
-            scope = replace(command.scope, salt=_stand_in(command.scope.salt))
-            command = replace(command, scope=scope)
+            command = replace(command, scope=_without_salt(command.scope))
         self._record(COMMANDED, command_bytes(command))
 
     def planned(self, plan: StepPlan) -> None:
-        """Write a plan."""
+        """Write a plan, with digests in place of salts."""
+        if any(start.scope.salt for start in plan.row_starts):
+            starts = tuple(replace(start, scope=_without_salt(start.scope)) for start in plan.row_starts)
+            plan = replace(plan, row_starts=starts)
         self._record(PLANNED, plan.to_bytes())
 
     def idled(self) -> None:
@@ -98,8 +101,12 @@ class StepLogWriter:
         self._file.flush()
 
 
-def _stand_in(salt: str) -> str:
-    return hashlib.blake2b(salt.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest() if salt else ""
+def _without_salt(scope: CacheScope) -> CacheScope:
+    """Return a scope with a digest in place of its salt."""
+    if not scope.salt:
+        return scope
+    digest = hashlib.blake2b(scope.salt.encode("utf-8", "surrogatepass"), digest_size=16)
+    return replace(scope, salt=digest.hexdigest())
 
 
 def _checksum(kind: bytes, at_s: float, payload: bytes) -> int:

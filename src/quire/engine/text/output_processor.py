@@ -187,6 +187,7 @@ class RequestText:
         self._arrival_s = now
         self._first_token_s: float | None = None
         self._finished_s: float | None = None
+        self._num_steps = self._num_before = 0
         self.sequences = [SequenceText(index, prepared, tokenizer) for index in range(wanted.num_sequences)]
         self._prompt = prepared.prompt
         self._prompt_token_ids = prompt
@@ -204,8 +205,13 @@ class RequestText:
     @property
     def metrics(self) -> RequestMetrics:
         """The times so far."""
-        count = sum(len(sequence.token_ids) for sequence in self.sequences)
-        return RequestMetrics(self._arrival_s, self._first_token_s, self._finished_s, count)
+        return RequestMetrics(
+            self._arrival_s, self._first_token_s, self._finished_s, self._num_generated, self._num_steps
+        )
+
+    @property
+    def _num_generated(self) -> int:
+        return sum(len(sequence.token_ids) for sequence in self.sequences)
 
     def note_prompt(self, entries: Sequence[TokenLogprobs]) -> None:
         """Keep the log-probabilities of the prompt, whose first token has none. Mutates."""
@@ -216,8 +222,11 @@ class RequestText:
         self._untold_prompt_logprobs = self._prompt_logprobs
 
     def note_progress(self, now: float) -> None:
-        """Keep the times. Mutates."""
-        if self._first_token_s is None and any(sequence.token_ids for sequence in self.sequences):
+        """Keep the times, and count the step if it brought a token. Mutates."""
+        num_generated = self._num_generated
+        if num_generated > self._num_before:
+            self._num_before, self._num_steps = num_generated, self._num_steps + 1
+        if self._first_token_s is None and num_generated:
             self._first_token_s = now
         if self.finished:
             self._finished_s = now
@@ -257,7 +266,7 @@ class RequestText:
             finished=self.finished,
             num_prompt_tokens=self.num_prompt_tokens,
             num_cached_tokens=self.num_cached_tokens,
-            num_generated_tokens=sum(len(sequence.token_ids) for sequence in self.sequences),
+            num_generated_tokens=self._num_generated,
             prompt_logprobs=prompt_logprobs,
         )
 

@@ -1,0 +1,170 @@
+"""`quire bench speculation`: how much sooner texts come with guesses, and that they are the same texts.
+
+    edit    a text is to be repeated with a small change: n-grams of the prompt
+    json    a record with fixed keys, held to a schema: what the grammar forces
+    free    a story: nothing repeats
+
+Two engines, one without guesses and one with them, answer the same requests in turn; no prompt is asked twice, so no
+answer is known from before. Every pair of answers is compared, to the token. No prefix cache: each request is computed
+alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Final
+
+from quire.core.config import EngineConfig
+from quire.core.errors import ExecutionError
+from quire.core.grammar import Grammar
+from quire.core.sampling_params import SamplingParams
+from quire.engine.llm import LLM
+from quire.instruments.bench.flags import add_choices, add_count, add_counts
+from quire.reporting.report import Goal, Section, cell
+from quire.reporting.results import Tell, run_benchmark
+from quire.reporting.samples import ratios, summarize
+
+WORKLOADS: Final = ("edit", "json", "free")
+TEMPERATURES: Final = (0.0, 0.8)
+MANY: Final = 32
+LEAST_GAINS: Final = {"edit": 2.0, "json": 1.3, "free": 0.98}
+"""Of one sequence; of `MANY` sequences it is that of free text, whatever they say."""
+
+WORDS: Final = (
+    "memory block table token prefix request server answer river garden winter letter music engine harbour window "
+    "mountain teacher market bridge silver morning paper forest doctor island number castle summer village"
+)
+NAMES: Final = "Ada Grace Alan Edsger Barbara Donald Frances John Karen Leslie Margaret Niklaus Radia Tony"
+PERSON: Final = {
+    "type": "object",
+    "properties": {
+        "given_name": {"type": "string", "maxLength": 12},
+        "family_name": {"type": "string", "maxLength": 12},
+        "year_of_birth": {"type": "integer", "minimum": 1800, "maximum": 2020},
+        "country_of_birth": {"type": "string", "maxLength": 12},
+        "occupation": {"enum": ["writer", "painter", "engineer", "scientist"]},
+    },
+    "required": ["given_name", "family_name", "year_of_birth", "country_of_birth", "occupation"],
+    "additionalProperties": False,
+}
+
+DESCRIPTION = "Measure how much sooner texts come with guesses of their next tokens, and compare the texts."
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of this benchmark. Mutates the parser."""
+    parser.add_argument("model", nargs="?", default="smollm2", metavar="MODEL", help="a chat model; default: smollm2")
+    parser.add_argument("--speculation", default="auto", metavar="NAME", help="who guesses; default: auto")
+    add_choices(parser, "workloads", WORKLOADS, WORKLOADS, "what is asked for")
+    add_counts(parser, "sequences", (1, 4, 8, 16, MANY), "sequences at once")
+    add_count(parser, "output-tokens", 96, "most tokens of an answer")
+    add_count(parser, "repeat", 5, "repetitions of each kind")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, print, and write the requested files; returns the exit status."""
+    return run_benchmark(options, "Speculation", lambda tell: [measure_speculation(options, tell)])
+
+
+def conversation(workload: str, rng: random.Random) -> list[dict[str, str]]:
+    """Return a question of a workload that has not been asked before.
+
+    >>> conversation("json", random.Random(0))[0]["content"]
+    'Describe Frances the scientist, number 885440, as JSON.'
+    """
+    number, words, names = rng.randrange(1_000_000), WORDS.split(), NAMES.split()
+    if workload == "edit":
+        sentences = [f"The {rng.choice(words)} of the {rng.choice(words)} is {rng.choice(words)}." for _ in range(8)]
+        text = f"Repeat this text word by word, and say nothing else:\n\n{number}. {' '.join(sentences)}"
+    elif workload == "json":
+        text = f"Describe {rng.choice(names)} the {rng.choice(['writer', 'scientist'])}, number {number}, as JSON."
+    else:
+        text = f"Tell a story of {rng.choice(names)}, the {rng.choice(words)}, and {number} birds."
+    return [{"role": "user", "content": text}]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The same requests without and with guesses: seconds, and what the steps of the latter brought."""
+
+    off_s: float
+    on_s: float
+    num_tokens: int
+    num_steps: int
+    num_verified: int
+    num_right: int
+
+
+def measure_speculation(options: argparse.Namespace, tell: Tell) -> Section:
+    """Measure all workloads; raises `ExecutionError` if a text differs."""
+    config = EngineConfig(
+        model=options.model, kv_memory="1GiB", touch_kv_memory="start", enable_prefix_caching=False, max_model_len=1024
+    )
+    rows, samples, goals = [], dict[str, object](), list[Goal]()
+    with LLM(config) as off, LLM(replace(config, speculation=options.speculation)) as on:
+        for workload in options.workloads:
+            for temperature in TEMPERATURES:
+                for count in options.sequences:
+                    tell(f"{workload}, temperature {temperature:g}, {count} at once")
+                    rng = random.Random(f"{workload} {temperature} {count}")
+                    sampling = SamplingParams(temperature=temperature, max_tokens=options.output_tokens)
+                    if workload == "json":
+                        sampling = replace(sampling, grammar=Grammar.json_schema(PERSON))
+                    turns = [_turn(off, on, workload, sampling, rng, (count, n)) for n in range(-1, options.repeat)][1:]
+                    gains = ratios([turn.off_s for turn in turns], [turn.on_s for turn in turns])
+                    rows.append((workload, f"{temperature:g}", str(count), *_cells(turns, gains)))
+                    samples[f"{workload} {temperature:g} {count}"] = [asdict(turn) for turn in turns]
+                    if count in (1, MANY):
+                        least = LEAST_GAINS[workload] if count == 1 else LEAST_GAINS["free"]
+                        name = f"{workload}, temperature {temperature:g}, {count} at once: speed with guesses"
+                        goals.append(Goal(name, summarize(gains).median, least, at_least=True))
+    text = (
+        f"{options.model}, answers of at most {options.output_tokens} tokens, without guesses and with "
+        f"`--speculation {options.speculation}` in turn, median of {options.repeat} (min–max). All pairs of texts were "
+        "equal, to the token."
+    )
+    header = ("asked for", "temperature", "at once", "tok/s without", "tok/s with", "gain", "tokens a step", "right")
+    return Section("Guesses", text, header, rows, samples, goals)
+
+
+def _cells(turns: Sequence[Turn], gains: Sequence[float]) -> tuple[str, ...]:
+    verified = sum(turn.num_verified for turn in turns)
+    return (
+        cell(summarize([turn.num_tokens / turn.off_s for turn in turns])),
+        cell(summarize([turn.num_tokens / turn.on_s for turn in turns])),
+        cell(summarize(gains), "×"),
+        f"{sum(turn.num_tokens for turn in turns) / sum(turn.num_steps for turn in turns):.2f}",
+        f"{sum(turn.num_right for turn in turns)} of {verified}",
+    )
+
+
+def _turn(
+    off: LLM, on: LLM, workload: str, sampling: SamplingParams, rng: random.Random, place: tuple[int, int]
+) -> Turn:
+    """Ask both engines the same; which is first changes from turn to turn. `place`: how many at once, which turn."""
+    count, number = place
+    asked = [conversation(workload, rng) for _ in range(count)]
+    draws = [replace(sampling, seed=rng.randrange(1 << 30)) for _ in range(count)]
+    times: dict[bool, float] = {}
+    texts: dict[bool, list[list[int]]] = {}
+    before = on.stats()
+    for guesses in (False, True) if number % 2 else (True, False):
+        began_s = time.perf_counter()
+        outputs = (on if guesses else off).chat(asked, draws, use_tqdm=False)
+        times[guesses] = time.perf_counter() - began_s
+        texts[guesses] = [output.outputs[0].token_ids for output in outputs]
+    if texts[False] != texts[True]:
+        raise ExecutionError(f"guesses have changed a text of the workload {workload}")
+    after = on.stats()
+    return Turn(
+        off_s=times[False],
+        on_s=times[True],
+        num_tokens=sum(map(len, texts[True])),
+        num_steps=after.steps_total - before.steps_total,
+        num_verified=after.num_verified_guesses - before.num_verified_guesses,
+        num_right=after.num_right_guesses - before.num_right_guesses,
+    )
