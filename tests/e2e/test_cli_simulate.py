@@ -306,3 +306,19 @@ def test_a_plot_that_no_figure_has_costs_nothing_else(capsys: pytest.CaptureFixt
     error = fails(capsys, "--paper", "setup", "--limit", "10", "--html", str(page), "--plot", str(plot))
     assert "a figure that has a plot" in error and page.exists() and not plot.exists()
     assert "num_requests is 0" in fails(capsys, "--paper", "setup", "--limit", "0")
+
+
+def test_right_guesses_bring_answers_sooner_and_wrong_ones_cost_little(capsys: pytest.CaptureFixture[str]) -> None:
+    """One user at a time: while memory binds, a token more in a step costs next to nothing."""
+
+    def token_s(*arguments: str) -> float:
+        load = ["--users", "1", "--thinking", "0.1", "--duration", "20", "--prompt-tokens", "60"]
+        out = run(capsys, *load, "--output-tokens", "60", "--json", "-", *arguments)
+        return float(json.loads(out)["results"]["quire"]["latencies"]["tpot_s"]["mean"])
+
+    off = token_s()
+    mostly_right, wrong = (token_s("--speculation", "auto", "--acceptance", each) for each in ("0.9", "0"))
+    assert mostly_right < 0.5 * off
+    assert off <= wrong < 1.1 * off
+    assert main([*SMALL, "--acceptance", "1.1"]) == 2
+    assert "1.1 is not a number from 0 to 1" in capsys.readouterr().err

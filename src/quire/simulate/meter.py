@@ -62,6 +62,7 @@ class Meter:
         self._steady_rows = array("i")  # whose last token came at the same time
         self._steady_s = 0.0
         self.num_computed_tokens = 0
+        self.num_drafts = 0  # of those: guesses, right and wrong
         self.num_recomputed_tokens = 0  # of those: computed before, and thrown away by a preemption
         self.num_output_tokens = 0
         self.num_needed_tokens = 0  # prompt and output of those that ended, less what samples share
@@ -80,6 +81,7 @@ class Meter:
         """Note that a step has ended. Mutates; O(sequences in the step), mostly in C."""
         self.num_steps += 1
         self.num_computed_tokens += plan.num_tokens
+        self.num_drafts += sum(map(len, plan.drafts.values()))
         self.busy_s += now_s - began_s
         self.sequence_seconds += len(plan.rows) * (now_s - began_s)
         self.num_copied_blocks += len(plan.copies)
@@ -121,7 +123,7 @@ class Meter:
             self.num_recomputed_tokens += max(0, before - starts.get(start.row, before))
         decodes = plan.num_decodes
         for row, first, count in zip(plan.rows[decodes:], plan.starts[decodes:], plan.counts[decodes:], strict=True):
-            self._tracks[self._holders[row]].chunk_end = first + count
+            self._tracks[self._holders[row]].chunk_end = first + count - len(plan.drafts.get(row, ()))
 
     def _note_tokens(self, rows: array[int], now_s: float) -> None:
         last_s = self._last_s

@@ -85,12 +85,16 @@ class SimulatedEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EngineSetup:
-    """What a simulated engine is made of: the product's own settings, and a cost model."""
+    """What a simulated engine is made of: the product's own settings, and a cost model.
+
+    `acceptance`: how likely a guess is right, where the scheduler verifies guesses.
+    """
 
     spec: KVCacheSpec
     memory: MemoryConfig
     scheduler: SchedulerConfig
     cost: StepCost = field(default_factory=LinearCost)
+    acceptance: float = 0.0
 
     def limits(self) -> RequestLimits:
         """Return what requests may ask for."""
@@ -140,7 +144,8 @@ class PagedEngine(ScheduledEngine):
 
     def __init__(self, setup: EngineSetup, *, log: BinaryIO | None = None, outputs: Outputs | None = None) -> None:
         super().__init__(Scheduler(setup.scheduler, KVCacheManager(setup.spec, setup.memory), setup.limits()))
-        self._executor = SimExecutor(VOCAB_SIZE, self.clock, setup.cost, outputs=outputs)
+        acceptance = setup.acceptance if setup.scheduler.max_drafts else None
+        self._executor = SimExecutor(VOCAB_SIZE, self.clock, setup.cost, outputs=outputs, acceptance=acceptance)
         writer = None if log is None else StepLogWriter(log, self.clock)
         self.core = EngineCore(self._scheduler, self._executor, self.clock, log=writer)
 

@@ -208,5 +208,6 @@ class Simulation:
         if tokens != self._output_tokens:
             raise InvariantError(f"{self._output_tokens} tokens were asked for, {tokens} came out")
         preempted = any(replica.engine.num_preemptions for replica in self._replicas)
-        if beyond < 0 or (beyond and not preempted):
+        num_drafts = sum(replica.meter.num_drafts for replica in self._replicas)
+        if beyond < 0 or (beyond > num_drafts and not preempted):
             raise InvariantError(f"{beyond} tokens were computed or hit beyond what was needed")

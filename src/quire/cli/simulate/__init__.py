@@ -114,9 +114,23 @@ def _add_requests(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--prefixes", metavar="N", type=int, default=1, help="number of different shared prefixes; default: 1"
     )
+    group.add_argument(
+        "--acceptance",
+        metavar="P",
+        type=_probability,
+        default=0.6,
+        help="probability that a guess of the next token is right, with --speculation; default: 0.6",
+    )
     group.add_argument("--samples", metavar="N", type=int, default=1, help="samples per prompt; default: 1")
     group.add_argument("--beams", metavar="N", type=int, default=1, help="beams per prompt; default: 1")
     group.add_argument("--seed", metavar="N", type=int, default=0, help="random seed; default: 0")
+
+
+def _probability(text: str) -> float:
+    value = float(text)
+    if not 0.0 <= value <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 to 1")
+    return value
 
 
 def _add_output(group: argparse._ArgumentGroup) -> None:

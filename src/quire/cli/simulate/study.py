@@ -145,6 +145,7 @@ class Study:
             config.memory_config(plan.num_blocks, plan.num_host_blocks, b""),
             config.scheduler_config(plan.max_model_len),
             cost,
+            self._arguments.acceptance,
         )
         if variant.system == "quire":
             return lambda log: PagedEngine(setup, log=log)
