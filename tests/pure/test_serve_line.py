@@ -29,6 +29,7 @@ def test_only_translate_makes_requests_for_the_engine() -> None:
     assert callers_of("GenerationRequest") == {
         "translate/chat.py",
         "translate/completions.py",
+        "translate/llama_server.py",
         "translate/ollama.py",
         "translate/responses.py",
     }
@@ -47,7 +48,7 @@ def test_fields_become_sampling_parameters_in_translate_alone() -> None:
 
 
 def test_every_endpoint_that_generates_goes_along_the_one_line() -> None:
-    endpoints = {f"endpoints/{name}.py" for name in ("chat", "completions", "ollama", "responses")}
+    endpoints = {f"endpoints/{name}.py" for name in ("chat", "completions", "llama_server", "ollama", "responses")}
     assert callers_of("answer_text") == endpoints
     assert callers_of("prepare") == {"endpoints/line.py"}
 

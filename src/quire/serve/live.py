@@ -57,14 +57,26 @@ class LiveTotals:
 
 
 class Live:
-    """The watch over an engine, and its readers. Use it in one event loop."""
+    """The watch over an engine, and its readers. Use it in one event loop.
 
-    def __init__(self, model: ServedModel, model_name: str, gate: Gate, places: LivePlaces, clock: Clock) -> None:
+    `watching`: the tenants of all readers of the server, whichever model they watch; kept up to date.
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        model_name: str,
+        gate: Gate,
+        places: LivePlaces,
+        clock: Clock,
+        watching: list[Tenant] | None = None,
+    ) -> None:
         self._model = model
         self._model_name = model_name
         self._gate = gate
         self._places = places
         self._clock = clock
+        self._watching = [] if watching is None else watching
         self._readers: set[LiveReader] = set()
         self._totals: dict[str, LiveTotals] = {}
         self._calls: dict[str, str] = {}
@@ -87,13 +99,14 @@ class Live:
 
     def join(self, tenant: Tenant) -> LiveReader:
         """Return a new reader; raises `ApiError` where there are as many as there may be. Mutates."""
-        self._places.require(tenant, [reader.tenant for reader in self._readers])
+        self._places.require(tenant, self._watching)
         reader = LiveReader(tenant, self._calls)
         reader.num_rejected = self._num_rejected(reader)
         if self._mirror is not None or self.state != ModelState.READY.value:
             reader.wake.set()  # what is known is shown at once
         reader.state = self.state
         self._readers.add(reader)
+        self._watching.append(tenant)
         if len(self._readers) == 1:
             with suppress(ExecutionError):  # it is gone for good, which is what its state tells
                 self._model.watch(FRAMES_EVERY_S, self._take_in)
@@ -101,7 +114,9 @@ class Live:
 
     def leave(self, reader: LiveReader) -> None:
         """A reader has gone; after the last one nobody watches. Mutates."""
-        self._readers.discard(reader)
+        if reader in self._readers:
+            self._readers.remove(reader)
+            self._watching.remove(reader.tenant)
         if not self._readers:
             self._mirror = None
             self._model.unwatch()
