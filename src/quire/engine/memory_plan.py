@@ -61,6 +61,11 @@ class MemoryPlan:
         """The bytes of this memory that the process takes when everything is in use."""
         return sum(size for _, size in self.parts) - (0 if self.needs.host_bytes is None else self.swap_bytes)
 
+    @property
+    def engine_bytes(self) -> int:
+        """The bytes that an engine takes in addition to a process without one."""
+        return self.total_bytes - self.needs.rest_bytes
+
 
 def plan_memory(config: ResolvedConfig, spec: KVCacheSpec, context_length: int, needs: MemoryNeeds) -> MemoryPlan:
     """Return the plan; raises `InvalidConfigError` for settings that do not fit. Pure.

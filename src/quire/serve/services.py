@@ -16,11 +16,11 @@ from quire.serve.config import ServerConfig
 from quire.serve.gate import Gate, gate_limits
 from quire.serve.hosts import Hosts, make_hosts
 from quire.serve.live import Live
-from quire.serve.live_places import LivePlaces, live_places
+from quire.serve.live_places import LiveShared, live_places
 from quire.serve.metrics import CallMetrics, Metrics
 from quire.serve.model import ReloadableModel
 from quire.serve.read.body_budget import BodyBudget
-from quire.serve.tenants import Tenant, Tenants, read_tenants
+from quire.serve.tenants import Tenants, read_tenants
 
 SECRET_BYTES = 32
 
@@ -29,8 +29,7 @@ SECRET_BYTES = 32
 class ServerServices:
     """What a server has once, whatever models it serves.
 
-    `watching` are the tenants of those who read /live. `created_s` is the time of day at which the server began, as
-    Unix counts seconds.
+    `created_s` is the time of day at which it began, as Unix counts seconds.
     """
 
     config: ServerConfig
@@ -38,8 +37,7 @@ class ServerServices:
     hosts: Hosts
     tenants: Tenants
     calls: CallMetrics
-    live_places: LivePlaces
-    watching: list[Tenant]
+    live_shared: LiveShared
     clock: Clock
     created_s: int
 
@@ -72,15 +70,17 @@ def make_server_services(config: ServerConfig, clock: Clock) -> ServerServices:
         hosts=make_hosts(config),
         tenants=tenants,
         calls=CallMetrics(),
-        live_places=live_places(config.max_live_readers, tenants.each),
-        watching=[],
+        live_shared=LiveShared(live_places(config.max_live_readers, tenants.each)),
         clock=clock,
         created_s=int(time.time()),
     )
 
 
 def services_of(server: ServerServices, model: ReloadableModel) -> Services:
-    """Return the services of a model. It need not be loaded: its gate opens when it is ready. Does not mutate."""
+    """Return the services of a model, which need not be loaded: its gate opens when it is ready.
+
+    Mutates the names of the models that are served.
+    """
     names = server.config.served_model_name or (model_name(model.config.model),)
     gate = Gate(
         server.clock,
@@ -93,7 +93,7 @@ def services_of(server: ServerServices, model: ReloadableModel) -> Services:
         model_names=names,
         gate=gate,
         metrics=Metrics(server.config.metrics_compat),
-        live=Live(model, names[0], gate, server.live_places, server.clock, server.watching),
+        live=Live(model, names[0], gate, server.live_shared, server.clock),
     )
 
 

@@ -2,7 +2,7 @@
 
     budget = what is free when the server starts, or max_memory          12 GiB
     share  = budget / min(number of models, models_at_once)               4 GiB with three models or more
-    a model takes the fewest shares in which it is useful                 its context, or 8,192 tokens of it
+    a model takes the fewest shares in which it is useful                 its context, or 8,192 tokens
 
 So the size of a model, its KV memory and its context depend on the settings only, never on what else is loaded when it
 comes. Models of one share fit together, as many as there are shares; a model of several pushes others out. One model
@@ -90,6 +90,6 @@ def _sized(blueprint: EngineBlueprint, budget_bytes: int, num_shares: int) -> En
         except InvalidConfigError:
             continue
         plan, wanted = sized.report.plan, blueprint.config.max_model_len or USEFUL_CONTEXT
-        if plan.total_bytes <= share_bytes and plan.max_model_len >= min(wanted, sized.report.context_length):
+        if plan.engine_bytes <= share_bytes and plan.max_model_len >= min(wanted, sized.report.context_length):
             return sized
     return blueprint.within(budget_bytes)

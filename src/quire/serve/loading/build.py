@@ -51,7 +51,7 @@ def make_model_set(
         for index, blueprint in enumerate(fleet.blueprints)
     ]
     sizes = {
-        each.name: blueprint.report.plan.total_bytes for each, blueprint in zip(models, fleet.blueprints, strict=True)
+        each.name: blueprint.report.plan.engine_bytes for each, blueprint in zip(models, fleet.blueprints, strict=True)
     }
     keep_alive_s = math.inf if len(models) == 1 else config.keep_alive_s
     return ModelSet(

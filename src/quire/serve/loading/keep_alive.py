@@ -23,7 +23,8 @@ FOREVER_S: Final = 1e9
 def keep_alive_s(value: object) -> float:
     """Return a time in seconds, `math.inf` for one that is negative or never ends; raises ValueError for none."""
     seconds = None
-    if isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value):
+    is_nan = isinstance(value, float) and math.isnan(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and not is_nan:
         seconds = float(value) if abs(value) < FOREVER_S else math.inf
     elif isinstance(value, str):
         seconds = _read(value.strip().lower())

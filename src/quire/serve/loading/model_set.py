@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections import deque
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -82,7 +83,7 @@ class ModelSet:
         self.loads_first = loads_first
         self._by_name = {each.name: each for each in self.models}
         self._waiters: dict[str, deque[_Waiter]] = {name: deque() for name in self._by_name}
-        self._failures: dict[str, tuple[float, ApiError]] = {}
+        self._failures: dict[str, tuple[float, str]] = {}  # until when, and why
         self._changed = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.is_draining = False
@@ -117,7 +118,7 @@ class ModelSet:
 
     def table(self) -> str:
         """Return the models and their memory as the start of a server shows them. Does not mutate."""
-        rows = [(each.name, format_bytes(each.model.report.plan.total_bytes)) for each in self.models]
+        rows = [(each.name, format_bytes(each.model.report.plan.engine_bytes)) for each in self.models]
         rows += [(name, f"cannot be served: {reason}") for name, reason in self.broken]
         width = max(len(name) for name, _ in rows)
         budget = format_bytes(self._residency.budget_bytes)
@@ -247,10 +248,11 @@ class ModelSet:
         except Exception as error:
             if not isinstance(error, QuireError | OSError):
                 logger.exception("loading %s failed", name)
-            answer = model_not_loadable(name, " ".join(str(error).split())[:MAX_REASON])
+            reason = " ".join(str(error).split())[:MAX_REASON]
+            answer = model_not_loadable(name, reason)
             answer.__cause__ = error
             logger.error("%s", answer)
-            self._failures[name] = (clock.now() + FAILED_FOR_S, answer)
+            self._failures[name] = (clock.now() + FAILED_FOR_S, reason)
             self._refuse_all(name, answer)
             self._residency.note_unloaded(name)
         else:
@@ -316,9 +318,9 @@ class ModelSet:
         """Raise the answer where the server ends, or where the model could not be loaded lately. Mutates."""
         if self.is_draining:
             raise draining(DRAINING_RETRY_S)
-        until_s, answer = self._failures.get(services.name, (0.0, None))
-        if answer is not None and self.server.clock.now() < until_s:
-            raise model_not_loadable(services.name, str(answer.__cause__))
+        until_s, reason = self._failures.get(services.name, (-math.inf, ""))
+        if self.server.clock.now() < until_s:
+            raise model_not_loadable(services.name, reason)
         if services.model.state is ModelState.FAILED and len(self.models) > 1:
             self._residency.note_lost(services.name)
 

@@ -6,8 +6,8 @@
                                                                  where that is not enough, let busy ones run empty
 
 Models that do not fit together must not push each other out with every call. So a loaded model keeps its place for
-`MIN_RESIDENCY_S`, whoever waits. After that, if a waiting model needs its room, it admits nobody new: its calls end, it
-is unloaded, and those who ask for it meanwhile wait behind the other. One model is loaded or unloaded at a time.
+`MIN_RESIDENCY_S`, whatever waits. After that, if a waiting model needs its room, it admits nobody new: its calls end,
+it is unloaded, and those who ask for it meanwhile wait behind the other. One model is loaded or unloaded at a time.
 
 Models that wait are loaded in the order of their first calls, but tenants take turns: a tenant that asks for ten models
 delays another tenant's one by a single load.

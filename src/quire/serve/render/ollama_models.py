@@ -92,7 +92,7 @@ def unloaded_model(fields: OllamaFields, services: Services) -> OllamaAnswer:
 
 
 def shown_model(services: Services, model: ServedModel, name: str | None) -> ShownModel:
-    """Return what there is to know of `model`, the model of these services or another one of it. Does not mutate."""
+    """Return what there is to know of `model`, that of the services or a copy without an engine. Does not mutate."""
     report, tokenizer, config = model.report, model.tokenizer, services.config
     template, details = "" if tokenizer is None else tokenizer.template_source(), _details(services)
     with_tools = "" if tokenizer is None else tokenizer.template_source(with_tools=True)
