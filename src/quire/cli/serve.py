@@ -10,6 +10,7 @@ import argparse
 import logging
 import os
 import sys
+from dataclasses import replace
 
 from quire.cli import DONE, INTERRUPTED
 from quire.cli.server_options import add_serve_options, serve_settings
@@ -34,14 +35,19 @@ def run(arguments: argparse.Namespace) -> int:
     from quire.core.clock import SystemClock
     from quire.core.threaded_output import thread_output
     from quire.serve.loading.build import make_model_set
+    from quire.serve.loading.folder import models_in
     from quire.serve.logs import configure_logs
     from quire.serve.server import end_process, run_server
 
     thread_output()
     configure_logs(resolved.server.log_format, sys.stderr)
-    for line in resolved.skipped:
-        _announce(f"skipped     {line}")
-    models = make_model_set(resolved.models, resolved.server, SystemClock(), num_named=resolved.num_named)
+    configs = list(resolved.named)
+    if resolved.server.model_dir is not None:
+        found = models_in(resolved.server.model_dir)
+        configs += [replace(resolved.engine, model=path) for path in found.paths]
+        for line in found.skipped:
+            _announce(f"skipped     {line}")
+    models = make_model_set(configs, resolved.server, SystemClock(), num_named=len(resolved.named))
     status = DONE if run_server(models, _announce) else INTERRUPTED
     if models.first.model.text_pool.num_running:  # a thread that works on without Python's lock must not meet its end
         logging.getLogger("quire.serve").warning(

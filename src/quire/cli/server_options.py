@@ -11,7 +11,6 @@ from quire.cli.engine_options import add_engine_options, known_settings
 from quire.cli.options import DEFAULT, Setting, add_common_options, add_options, make_config, options_of, resolve
 from quire.core.config import EngineConfig
 from quire.serve.config import ServerConfig
-from quire.serve.loading.folder import models_in
 
 FAIR = "fair_share"
 COMMON: Final = (
@@ -41,16 +40,13 @@ EXAMPLES: Final = """examples:
 class ServeSettings:
     """Both configs, and where each of their settings comes from.
 
-    `models` has the settings of each model, the first `num_named` of which the user named; `engine` is the first.
-    `skipped` says what in the folder of models is none.
+    `engine` is that of the first model; `named` has those of all models that the user named.
     """
 
     engine: EngineConfig
     server: ServerConfig
     settings: Mapping[str, Setting]
-    models: tuple[EngineConfig, ...]
-    num_named: int
-    skipped: tuple[str, ...]
+    named: tuple[EngineConfig, ...]
 
 
 def add_serve_options(parser: argparse.ArgumentParser) -> None:
@@ -76,10 +72,6 @@ def serve_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) ->
         settings["policy"] = replace(policy, value=FAIR, origin=f"{DEFAULT} with several keys")
     engine = make_config(EngineConfig, settings)
     named = [engine, *(replace(engine, model=name) for name in names[1:])]
-    if server.model_dir is None:
-        return ServeSettings(engine, server, settings, tuple(named), len(named), ())
-    found = models_in(server.model_dir)
-    if settings["model"].origin == DEFAULT:
+    if server.model_dir is not None and settings["model"].origin == DEFAULT:
         named = []
-    in_folder = [replace(engine, model=path) for path in found.paths]
-    return ServeSettings(engine, server, settings, (*named, *in_folder), len(named), found.skipped)
+    return ServeSettings(engine, server, settings, tuple(named))
