@@ -107,7 +107,7 @@ def test_it_prints_the_table_where_it_listens_and_when_it_is_ready(served: Serve
 
 def test_it_says_where_to_look_and_how_to_call_it(served: Served) -> None:
     assert served.process.stdout is not None
-    lines = [served.process.stdout.readline() for _ in range(7)][1:]
+    lines = [served.process.stdout.readline() for _ in range(8)][1:]
     address = served.lines[-1].removeprefix("listening on ").strip()
     assert lines[0] == f"dashboard   {address}/\n"
     call = "".join(lines[1:3]).removeprefix("terminal").strip()
