@@ -78,9 +78,20 @@ ANSWERS: Mapping[str, tuple[ApiError, int, str, str | None, str | None, dict[str
         f"/{SHORT[1:]} is not a path on this server; GET /openapi.json lists them",
     ),
     "model_not_found": (
-        errors.model_not_found("gpt\n4"),
+        errors.model_not_found("gpt\n4", ["gpt", "phi"]),
         *(404, "not_found_error", "model_not_found", "model", {}),
-        "model 'gpt\\n4' not found: this server does not serve it; GET /v1/models lists the models",
+        "model 'gpt\\n4' not found: this server does not serve it, but 'gpt', 'phi'; GET /v1/models lists all",
+    ),
+    "model_not_loadable": (
+        errors.model_not_loadable("gpt", "its weights are torn"),
+        *(500, "server_error", "model_not_loadable", "model", {"x-should-retry": "false"}),
+        "model 'gpt' cannot be loaded: its weights are torn",
+    ),
+    "model_not_loaded_in_time": (
+        errors.model_not_loaded_in_time("gpt", 120.0, 5.0),
+        *(503, "service_unavailable_error", "model_not_loaded", None, after(5, 5000)),
+        "model 'gpt' was not loaded within 120 seconds (max_load_wait_s), because other models are busy or it is "
+        "large; try again later",
     ),
     "method_not_allowed": (
         errors.method_not_allowed("PATCH", "GET, HEAD"),

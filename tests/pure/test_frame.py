@@ -74,6 +74,7 @@ class Call:
     def metric(self, name: str, **labels: str) -> float:
         services, model = self.services, self.services.model
         families = services.metrics.families(services.gate, model.state, model.stats(), "guide")
+        families += services.calls.families()
         return parse(render(families).decode())[name].value(**labels)
 
     @property

@@ -18,7 +18,7 @@ from quire.engine.records.stats import EngineStats, ModelState
 from quire.serve.errors import ApiError
 from quire.serve.gate import Gate, GateLimits
 from quire.serve.live import MOST_CALLS, Live
-from quire.serve.live_places import live_places
+from quire.serve.live_places import LiveShared, live_places
 from quire.serve.live_reader import MOST_EVENTS, MOST_OWED, MOST_SAMPLES, LiveReader
 from quire.serve.tenants import ANYBODY, Tenant
 from support.bare_server import FakeModel
@@ -49,7 +49,7 @@ class WatchedModel(FakeModel):
 def make_live(model: WatchedModel, max_live_readers: int = 4) -> tuple[Live, Gate]:
     clock = ManualClock()
     gate = Gate(clock, GateLimits(1, 100), lambda: model.state)
-    return Live(model, "made up", gate, live_places(max_live_readers, ()), clock), gate  # type: ignore[arg-type]
+    return Live(model, "made up", gate, LiveShared(live_places(max_live_readers, ())), clock), gate  # type: ignore[arg-type]
 
 
 def tenant(name: str) -> Tenant:

@@ -20,10 +20,10 @@ from quire.engine.records.stats import EngineStats, ModelState
 from quire.serve.config import ServerConfig
 from quire.serve.errors import ApiError
 from quire.serve.gate import Gate, GateLimits
+from quire.serve.loading.build import only_model
 from quire.serve.logs import AGAIN_AFTER_S, MAX_MESSAGES, JsonFormatter, Seldom, TextFormatter, configure_logs
-from quire.serve.metrics import FINISHED_WELL, VLLM_NAMES, Metrics
+from quire.serve.metrics import FINISHED_WELL, VLLM_NAMES, CallMetrics, Metrics
 from quire.serve.prometheus import Histogram, by_label, render
-from quire.serve.services import make_services
 from quire.serve.stats_line import StatsLine
 from quire.serve.tenants import ANYBODY
 from support.bare_server import FakeModel
@@ -37,14 +37,16 @@ def told(metrics: Metrics, stats: EngineStats = STATS, model_name: str = "guide"
     gate.enter(ANYBODY, 2, 30)
     with pytest.raises(ApiError):
         gate.enter(ANYBODY, 3, 30)
-    return parse(render(metrics.families(gate, ModelState.READY, stats, model_name)).decode())
+    calls = CallMetrics()
+    calls.note_call(1)
+    for status in (200, 200, 503):
+        calls.note_request("/v1/completions", status)
+    families = [*calls.families(), *metrics.families(gate, ModelState.READY, stats, model_name)]
+    return parse(render(families).decode())
 
 
 def filled(compat: str = "none") -> Metrics:
     metrics = Metrics(compat)
-    metrics.note_call(1)
-    for status in (200, 200, 503):
-        metrics.note_request("/v1/completions", status)
     metrics.note_first_token(0.02)
     metrics.note_gap(0.005)
     metrics.note_gap(100.0)
@@ -232,8 +234,8 @@ def test_all_of_quire_is_logged_and_nothing_of_uvicorn() -> None:
 def test_the_line_of_lately_tells_what_has_happened_since() -> None:
     clock, model = ManualClock(), FakeModel()
     model.state = ModelState.READY
-    services = make_services(model, ServerConfig(), clock)  # type: ignore[arg-type]
-    line = StatsLine(services)
+    models = only_model(model, ServerConfig(), clock)  # type: ignore[arg-type]
+    services, line = models.first, StatsLine(models)
     clock.advance(10)
     assert line.take() is None
     services.metrics.note_tokens(100, 50, 0)
@@ -258,8 +260,8 @@ def test_the_line_of_lately_tells_what_has_happened_since() -> None:
 def test_the_line_of_lately_goes_on_when_the_engine_was_started_again() -> None:
     clock, model = ManualClock(), FakeModel()
     model.counts = EngineStats(queried_tokens_total=1000, hit_tokens_total=900)
-    services = make_services(model, ServerConfig(), clock)  # type: ignore[arg-type]
-    line = StatsLine(services)
+    models = only_model(model, ServerConfig(), clock)  # type: ignore[arg-type]
+    services, line = models.first, StatsLine(models)
     services.metrics.note_tokens(40, 10, 0)
     model.counts = EngineStats(queried_tokens_total=40, hit_tokens_total=10)
     clock.advance(10)

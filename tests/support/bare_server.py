@@ -25,9 +25,10 @@ from quire.engine.records.stats import EngineStats, ModelState
 from quire.engine.text.tenant_pool import TenantPool
 from quire.serve.app import make_app
 from quire.serve.config import ServerConfig
+from quire.serve.loading.build import only_model
 from quire.serve.read.body import BodyLimits, read_body
 from quire.serve.server import Server, listen
-from quire.serve.services import Services, make_services
+from quire.serve.services import Services
 from support.server_thread import Answer, in_thread
 
 PART = b"a part of a text\n"
@@ -111,7 +112,7 @@ async def _measure(request: Request) -> Response:
 
 async def _stream(request: Request) -> Response:
     """Parts of a text, until there are enough or the engine is closed."""
-    services: Services = request.app.state.services
+    services: Services = request.app.state.models.first
     visit = services.gate.enter(request.state.context.tenant, 1, 10)
 
     async def parts() -> Any:
@@ -129,7 +130,7 @@ async def _stream(request: Request) -> Response:
 
 async def _wait(request: Request) -> Response:
     """A call that waits in the queue for as long as its client stays."""
-    with request.app.state.services.gate.enter(request.state.context.tenant, 1, 10):
+    with request.app.state.models.first.gate.enter(request.state.context.tenant, 1, 10):
         while (await request.receive())["type"] != "http.disconnect":
             pass
     return Response()
@@ -212,10 +213,11 @@ def read_answer(connection: socket.socket) -> Answer:
 def serving(model: FakeModel | None = None, **settings: Any) -> Iterator[BareServer]:
     """A server on a free port; it has ended when the context is left."""
     model = model or FakeModel()
-    services = make_services(model, ServerConfig(**({"port": 0, "drain_timeout_s": 0.0} | settings)), SystemClock())
+    config = ServerConfig(**({"port": 0, "drain_timeout_s": 0.0} | settings))
+    models = only_model(model, config, SystemClock())  # type: ignore[arg-type]
     listener = listen("127.0.0.1", 0)
     port = listener.getsockname()[1]
     said: list[str] = []
-    server = Server(services, model, make_app(services, ROUTES), announce=said.append)
+    server = Server(models, make_app(models, ROUTES), announce=said.append)
     with in_thread(server, listener) as running:
-        yield BareServer(port, services, model, server, running.loop, running.thread, said)
+        yield BareServer(port, models.first, model, server, running.loop, running.thread, said)

@@ -21,8 +21,10 @@ from quire import AsyncLLM
 from quire.core.clock import SystemClock
 from quire.serve.app import make_app
 from quire.serve.config import ServerConfig
+from quire.serve.loading.build import only_model
+from quire.serve.model import SupervisedModel
 from quire.serve.server import Server, listen
-from quire.serve.services import Services, make_services
+from quire.serve.services import Services
 from support.server_thread import Answer, in_thread
 
 SETTINGS: Mapping[str, Any] = {"kv_memory": "8MiB", "num_threads": 1}
@@ -39,6 +41,12 @@ class ServedLLM(AsyncLLM):
 
     async def wait_ready(self) -> None:
         pass
+
+    async def opened(self) -> SupervisedModel:
+        return self
+
+    async def unload(self) -> None:
+        await self.close()
 
 
 @dataclass
@@ -111,13 +119,13 @@ def running_server(
     """
     llm = ServedLLM(model, **{**SETTINGS, **(settings or {})})
     server_config = ServerConfig(**({"port": 0, "drain_timeout_s": 0.0, "access_log": False} | config))
-    services = make_services(llm, server_config, SystemClock())
+    models = only_model(llm, server_config, SystemClock())
     listener = listen("127.0.0.1", 0)
     if send_buffer is not None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer)
-    server = Server(services, llm, make_app(services), announce=lambda _: None)
+    server = Server(models, make_app(models), announce=lambda _: None)
     port = listener.getsockname()[1]
     with in_thread(server, listener) as running_thread:
-        running = RunningServer(port, services, llm, running_thread.loop)
+        running = RunningServer(port, models.first, llm, running_thread.loop)
         yield running
         running.check()

@@ -19,13 +19,21 @@ NOT_STARTED = OTHERWISE_SAID | {"step_log"}
 NO_DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
-def add_engine_options(parser: argparse.ArgumentParser, otherwise_said: Collection[str] = OTHERWISE_SAID) -> None:
-    """Give a command a model and the settings of an engine, but those that it says otherwise. Mutates the parser."""
+def add_engine_options(
+    parser: argparse.ArgumentParser,
+    otherwise_said: Collection[str] = OTHERWISE_SAID,
+    *,
+    several_models: bool = False,
+) -> None:
+    """Give a command a model and the settings of an engine, but those that it says otherwise. Mutates the parser.
+
+    `several_models`: the command takes any number of models.
+    """
     options = options_of(EngineConfig)
     model = options["model"]
     parser.add_argument(
         "model",
-        nargs="?",
+        nargs="*" if several_models else "?",
         default=argparse.SUPPRESS,
         metavar="MODEL",
         help=f"{model.help} (default: {model.default}; {model.variable})",

@@ -10,6 +10,7 @@ import argparse
 import logging
 import os
 import sys
+from dataclasses import replace
 
 from quire.cli import DONE, INTERRUPTED
 from quire.cli.server_options import add_serve_options, serve_settings
@@ -19,9 +20,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Add the command `serve`. Mutates `subparsers`."""
     parser = subparsers.add_parser(
         "serve",
-        help="serve a model over HTTP, to clients of OpenAI and Ollama",
-        description="Serve a model over HTTP, to clients of OpenAI and Ollama. SIGTERM or Ctrl-C lets running requests "
-        "finish; a second one stops at once.",
+        help="serve models over HTTP, to clients of OpenAI and Ollama",
+        description="Serve models over HTTP, to clients of OpenAI and Ollama. One model is loaded at once and stays. "
+        "Several are loaded when they are asked for, and unloaded when they were idle for --keep-alive. SIGTERM or "
+        "Ctrl-C lets running requests finish; a second one stops at once.",
     )
     add_serve_options(parser)
     parser.set_defaults(run=run)
@@ -30,18 +32,24 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(arguments: argparse.Namespace) -> int:
     """Serve until a signal comes. Returns the exit status."""
     resolved = serve_settings(arguments, os.environ)
+    from quire.core.clock import SystemClock
     from quire.core.threaded_output import thread_output
-    from quire.engine.process.heartbeat import Patience
-    from quire.engine.process.supervised import SupervisedLLM
+    from quire.serve.loading.build import make_model_set
+    from quire.serve.loading.folder import models_in
     from quire.serve.logs import configure_logs
     from quire.serve.server import end_process, run_server
 
     thread_output()
     configure_logs(resolved.server.log_format, sys.stderr)
-    patience = Patience(resolved.server.max_step_s, resolved.server.max_silence_s)
-    model = SupervisedLLM(resolved.engine, patience=patience)
-    status = DONE if run_server(model, resolved.server, _announce) else INTERRUPTED
-    if model.text_pool.num_running:  # a thread that works on without Python's lock must not meet its end
+    configs = list(resolved.named)
+    if resolved.server.model_dir is not None:
+        found = models_in(resolved.server.model_dir)
+        configs += [replace(resolved.engine, model=path) for path in found.paths]
+        for line in found.skipped:
+            _announce(f"skipped     {line}")
+    models = make_model_set(configs, resolved.server, SystemClock(), num_named=len(resolved.named))
+    status = DONE if run_server(models, _announce) else INTERRUPTED
+    if models.first.model.text_pool.num_running:  # a thread that works on without Python's lock must not meet its end
         logging.getLogger("quire.serve").warning(
             "stopped: dropped the texts that were still being processed for clients that left"
         )

@@ -31,16 +31,22 @@ EXAMPLES: Final = """examples:
   quire serve smollm2
   quire serve ./model.gguf --port 9000 --max-model-len 8K
   quire serve Qwen/Qwen3-0.6B --weights int8 --kv-dtype int8 --kv-memory 2GiB
+  quire serve smollm2 ./model.gguf --keep-alive 10m
+  quire serve --model-dir ~/models --max-memory 12GiB
   quire serve guide --host 0.0.0.0 --allowed-host example.org --api-key KEY"""
 
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
-    """Both configs, and where each of their settings comes from."""
+    """Both configs, and where each of their settings comes from.
+
+    `engine` is that of the first model; `named` has those of all models that the user named.
+    """
 
     engine: EngineConfig
     server: ServerConfig
     settings: Mapping[str, Setting]
+    named: tuple[EngineConfig, ...]
 
 
 def add_serve_options(parser: argparse.ArgumentParser) -> None:
@@ -48,17 +54,24 @@ def add_serve_options(parser: argparse.ArgumentParser) -> None:
     add_common_options(parser, {**options_of(EngineConfig), **options_of(ServerConfig)}, COMMON)
     group = parser.add_argument_group("server", "each option can also be set by an environment variable; the flag wins")
     add_options(group, [option for name, option in options_of(ServerConfig).items() if name not in COMMON])
-    add_engine_options(parser, otherwise_said=("model", *COMMON))
+    add_engine_options(parser, otherwise_said=("model", *COMMON), several_models=True)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EXAMPLES
 
 
 def serve_settings(arguments: argparse.Namespace, environ: Mapping[str, str]) -> ServeSettings:
     """Return the settings that flags, environment, file and defaults make together. Does not mutate."""
-    known = known_settings()
-    settings = resolve({**options_of(EngineConfig), **options_of(ServerConfig)}, arguments, environ, known)
+    known, given = known_settings(), vars(arguments)
+    names: list[str] = given.get("model") or []
+    own = {name: value for name, value in given.items() if name != "model"}
+    first = argparse.Namespace(**own, **({"model": names[0]} if names else {}))
+    settings = resolve({**options_of(EngineConfig), **options_of(ServerConfig)}, first, environ, known)
     server = make_config(ServerConfig, settings)
     policy = settings["policy"]
     if policy.origin == DEFAULT and server.may_have_several_tenants:
         settings["policy"] = replace(policy, value=FAIR, origin=f"{DEFAULT} with several keys")
-    return ServeSettings(make_config(EngineConfig, settings), server, settings)
+    engine = make_config(EngineConfig, settings)
+    named = [engine, *(replace(engine, model=name) for name in names[1:])]
+    if server.model_dir is not None and settings["model"].origin == DEFAULT:
+        named = []
+    return ServeSettings(engine, server, settings, tuple(named))

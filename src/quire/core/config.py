@@ -142,6 +142,9 @@ class EngineConfig:
     )
     num_threads: int | None = setting(None, "compute threads; none: one per core that this process may use")
     block_size: int = setting(16, "tokens in one block of KV memory")
+    max_memory: int | str | None = setting(
+        None, "maximum memory for weights, KV memory and all else that computes; none: what is free"
+    )
     kv_memory: int | str | None = setting(
         None, "size of the KV memory; none: half of the free memory (most of a GPU's), or less if that is enough"
     )
@@ -183,8 +186,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         for name in ("model", "tokenizer", "step_log"):
             self._take_path(name)
-        if self.kv_memory is not None:
-            object.__setattr__(self, "kv_memory", parse_bytes(self.kv_memory, "kv_memory"))
+        for name in ("max_memory", "kv_memory"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, parse_bytes(getattr(self, name), name))
         object.__setattr__(self, "swap_space", parse_bytes(self.swap_space, "swap_space"))
         require_one_of("dtype", self.dtype, DTYPES)
         require_one_of("weights", self.weights, WEIGHTS)
@@ -283,6 +287,7 @@ class EngineSettings(TypedDict, total=False):
     batch_invariant: bool
     num_threads: int | None
     block_size: int
+    max_memory: int | str | None
     kv_memory: int | str | None
     touch_kv_memory: str
     swap_space: int | str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 KV_SHARE: Final = 0.5
@@ -34,6 +34,17 @@ class MemoryNeeds:
         free = self.free_bytes
         taken = self.weight_bytes + self.activation_bytes + self.graph_bytes
         return UNKNOWN_FREE_BYTES if free is None else free - taken
+
+    def within(self, memory_bytes: int | None) -> MemoryNeeds:
+        """Return the needs where no more than this may be taken, even if more is free; None: no such limit.
+
+        >>> MemoryNeeds(10, 2, free_bytes=100).within(50).left_bytes, MemoryNeeds(10, 2).within(50).left_bytes
+        (38, 38)
+        """
+        if memory_bytes is None:
+            return self
+        free = memory_bytes if self.free_bytes is None else min(self.free_bytes, memory_bytes)
+        return replace(self, free_bytes=free)
 
     def left_beside(self, swap_bytes: int) -> int:
         """Return the memory left by weights, activations and swap."""

@@ -70,10 +70,10 @@ NO_TICKET = Ticket()
 class Door:
     """The tokenizer of an engine, the threads for long texts, and the defaults and seeds of its requests.
 
-    `max_waiting_texts`: long texts of one tenant that may wait for a thread; None: any number.
+    `text_pool`: threads that it shares with other doors, which the caller closes; None: threads of its own.
     """
 
-    def __init__(self, blueprint: EngineBlueprint, *, max_waiting_texts: int | None = None) -> None:
+    def __init__(self, blueprint: EngineBlueprint, *, text_pool: TenantPool | None = None) -> None:
         self.config = blueprint.config
         self.report = blueprint.report
         self.default_sampling = blueprint.default_sampling
@@ -84,7 +84,8 @@ class Door:
                 blueprint.tokenizer_files, vocab_size=blueprint.vocab_size, max_tokens=context
             )
         self.grammars: GrammarChecker | None = blueprint.grammars
-        self.text_pool = TenantPool("quire-text", num_threads=TEXT_THREADS, max_waiting=max_waiting_texts)
+        self._has_own_pool = text_pool is None
+        self.text_pool = TenantPool("quire-text", num_threads=TEXT_THREADS) if text_pool is None else text_pool
         self._turns = GrammarTurns(blueprint.grammars)
         self._seeds = SeedCounter(self.config.seed)
         self._num_prepared = 0
@@ -158,8 +159,9 @@ class Door:
         return PreparedRequest(request, ticket.request_id or request_id, prompt.text, wanted)
 
     def close(self) -> None:
-        """End the threads, and the processes that grammars have started. May be called twice."""
-        self.text_pool.close()
+        """End its own threads, and the processes that grammars have started. May be called twice."""
+        if self._has_own_pool:
+            self.text_pool.close()
         self._turns.close()
 
     def prepare_all(

@@ -82,6 +82,23 @@ class EngineBlueprint:
             given["stop"] = ()
         return SamplingParams(**given)
 
+    @property
+    def limits(self) -> RequestLimits:
+        """The limits of requests, as far as they are known before the memory is measured."""
+        plan = self.report.plan
+        scheduler = self.config.scheduler_config(plan.max_model_len)
+        return _request_limits(self.backend.facts.kv_spec, self.model, plan.num_blocks, scheduler)
+
+    def within(self, memory_bytes: int) -> EngineBlueprint:
+        """Return the blueprint of an engine that takes at most this much memory; reads nothing.
+
+        Raises `InvalidConfigError` if it does not fit.
+        """
+        config = replace(self.config, max_memory=memory_bytes)
+        needs = self.report.plan.needs
+        plan = plan_memory(config, self.backend.facts.kv_spec, self.model.spec.context_length, needs)
+        return replace(self, config=config, report=replace(self.report, plan=plan))
+
     def measured(self, note_loaded: NoteLoaded | None = None) -> EngineBlueprint:
         """Return the blueprint with a plan from the measured free memory; on a CPU, which does not measure, unchanged.
 
@@ -225,16 +242,22 @@ def _make_scheduler(
     kv_spec: KVCacheSpec, model: ModelDescription, memory: MemoryConfig, config: SchedulerConfig
 ) -> Scheduler:
     """Return the control plane of an engine."""
+    limits = _request_limits(kv_spec, model, memory.num_blocks, config)
+    manager = KVCacheManager(kv_spec, memory)
+    return Scheduler(config, manager, limits, eos_token_ids=frozenset(model.eos_token_ids))
+
+
+def _request_limits(
+    kv_spec: KVCacheSpec, model: ModelDescription, num_blocks: int, config: SchedulerConfig
+) -> RequestLimits:
     chunk = 1 + config.max_steps_under_way
-    limits = RequestLimits(
+    return RequestLimits(
         vocab_size=model.spec.vocab_size,
         max_model_len=min(config.max_model_len, model.spec.context_length),
-        max_sequence_tokens=max_sequence_tokens(memory.num_blocks, kv_spec, longest_chunk=chunk),
+        max_sequence_tokens=max_sequence_tokens(num_blocks, kv_spec, longest_chunk=chunk),
         max_num_seqs=config.max_num_seqs,
         eos_token_ids=tuple(model.eos_token_ids),
     )
-    manager = KVCacheManager(kv_spec, memory)
-    return Scheduler(config, manager, limits, eos_token_ids=frozenset(model.eos_token_ids))
 
 
 def create_reference_engine(

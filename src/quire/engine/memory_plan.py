@@ -1,6 +1,7 @@
 """The memory plan, decided before any memory is taken.
 
-    free ──┬── weights           known from the settings of the model
+    free, or less: max_memory
+           ├── weights           known from the settings of the model
            ├── activations       the scratch of the largest step
            ├── graphs            on a GPU: recorded steps, once measured
            ├── swap              blocks on the host, as many as requested; with a GPU they are not part of this
@@ -60,6 +61,11 @@ class MemoryPlan:
         """The bytes of this memory that the process takes when everything is in use."""
         return sum(size for _, size in self.parts) - (0 if self.needs.host_bytes is None else self.swap_bytes)
 
+    @property
+    def engine_bytes(self) -> int:
+        """The bytes that an engine takes in addition to a process without one."""
+        return self.total_bytes - self.needs.rest_bytes
+
 
 def plan_memory(config: ResolvedConfig, spec: KVCacheSpec, context_length: int, needs: MemoryNeeds) -> MemoryPlan:
     """Return the plan; raises `InvalidConfigError` for settings that do not fit. Pure.
@@ -70,6 +76,7 @@ def plan_memory(config: ResolvedConfig, spec: KVCacheSpec, context_length: int, 
     >>> plan.num_blocks, plan.max_model_len, plan.total_bytes
     (16, 257, 17408)
     """
+    needs = needs.within(None if config.max_memory is None else int(config.max_memory))
     if needs.left_bytes <= 0:
         size = format_bytes(needs.weight_bytes + needs.activation_bytes + needs.graph_bytes)
         free = format_bytes(needs.free_bytes or 0)

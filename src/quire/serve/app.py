@@ -16,19 +16,20 @@ from quire.serve.endpoints import ROUTES
 from quire.serve.errors import ApiError
 from quire.serve.frame import Frame, answer_error
 from quire.serve.health import HEALTH_ROUTES
-from quire.serve.services import Services
+from quire.serve.loading.model_set import ModelSet
 
 EXPECTED = (ApiError, HTTPException, ClientDisconnect, InvalidRequestError, TooManyJobsError, ExecutionError)
 """What endpoints raise on purpose. Anything else is answered too, and told to the log as a mistake of ours."""
 
 
-def make_app(services: Services, routes: Sequence[BaseRoute] = ROUTES) -> ASGIApp:
+def make_app(models: ModelSet, routes: Sequence[BaseRoute] = ROUTES) -> ASGIApp:
     """Return the application of a server; adds `routes` to those of the dashboard and of health and metrics."""
-    page = dashboard_routes() if services.config.dashboard else ()
+    page = dashboard_routes() if models.server.config.dashboard else ()
     app = Starlette(
         routes=[*HEALTH_ROUTES, *page, *routes],
         exception_handlers=dict.fromkeys((*EXPECTED, Exception), answer_error),
     )
     app.router.redirect_slashes = False  # a redirect would be put together from the header Host
-    app.state.services = services
-    return Frame(app, services, open_paths=frozenset(route.path for route in page))
+    app.state.models = models
+    app.state.services = models.server
+    return Frame(app, models.server, open_paths=frozenset(route.path for route in page))

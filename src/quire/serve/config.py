@@ -6,6 +6,7 @@ untuned server stays within its memory under overload.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from quire.core.byte_sizes import parse_bytes
@@ -14,6 +15,7 @@ from quire.core.errors import InvalidConfigError
 from quire.engine.process.heartbeat import MAX_SILENCE_S, MAX_STEP_S
 from quire.serve.cors import allowed_origin
 from quire.serve.host_names import allowed_name
+from quire.serve.loading.keep_alive import keep_alive_s
 from quire.serve.reasoning import is_thinking_format
 from quire.serve.tools import AUTO, TOOL_FORMATS, create_tool_format
 
@@ -46,6 +48,14 @@ class ServerConfig:
     tls_cert: str | None = setting(None, "file with the certificate for HTTPS, in PEM form; none: HTTP")
     tls_key: str | None = setting(None, "file with the key of the certificate, in PEM form and without a password")
     served_model_name: tuple[str, ...] = setting((), "model name that clients use; none: the model's own name")
+    model_dir: str | None = setting(None, "folder of models to serve: model folders and GGUF files; none: no folder")
+    keep_alive: float | str | None = setting(
+        "5m", "with several models: how long one stays loaded after its last request; 0: unload at once, none: never"
+    )
+    models_at_once: int = setting(3, "with several models: number of models that the memory is divided among")
+    max_load_wait_s: float | None = setting(
+        120.0, "with several models: seconds that a request waits for its model to be loaded; none: any time"
+    )
     api_key: tuple[str, ...] = setting((), "API key that clients must send; each key is a separate tenant", secret=True)
     api_keys_file: str | None = setting(None, "YAML file with tenants: keys, names and limits")
     tenant_secret: str | None = setting(
@@ -103,10 +113,18 @@ class ServerConfig:
         for name in ("max_queued_sequences", "max_queued_tokens", "max_sequences_per_key"):
             if getattr(self, name) is not None:
                 require_int(name, getattr(self, name), 1, 1 << 40)
+        if self.model_dir is not None:
+            require_text("model_dir", self.model_dir)
+        try:
+            seconds = math.inf if self.keep_alive is None else keep_alive_s(self.keep_alive)
+        except ValueError as error:
+            raise InvalidConfigError("keep_alive", self.keep_alive, str(error)) from None
+        object.__setattr__(self, "keep_alive", seconds)
+        require_int("models_at_once", self.models_at_once, 1, 1 << 10)
         require_int("max_choices", self.max_choices, 1, 1 << 20)
         require_int("max_live_readers", self.max_live_readers, 0, 1 << 20)
         require_int("max_connections", self.max_connections, 1, 1 << 20)
-        for name in ("max_wait_s", "request_timeout_s"):
+        for name in ("max_wait_s", "request_timeout_s", "max_load_wait_s"):
             if getattr(self, name) is not None:
                 require_number(name, getattr(self, name), 1e-3, MAX_SECONDS)
         for name in ("max_step_s", "max_silence_s"):
@@ -132,6 +150,11 @@ class ServerConfig:
     def may_have_several_tenants(self) -> bool:
         """Whether keys of more than one tenant can be there, as far as that can be said before a file is read."""
         return len(self.api_key) > 1 or self.api_keys_file is not None
+
+    @property
+    def keep_alive_s(self) -> float:
+        """How long a model stays loaded after its last call; may be infinite."""
+        return keep_alive_s(self.keep_alive)
 
     @property
     def max_body_bytes(self) -> int:

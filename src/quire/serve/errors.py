@@ -12,7 +12,7 @@ after `Retry-After`, unless `x-should-retry` says "false", as it does here where
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -175,9 +175,10 @@ def not_found(path: str) -> ApiError:
     )
 
 
-def model_not_found(name: str) -> ApiError:
-    """Return the answer to the name of a model that is not served here."""
-    message = f"model {shortened(name)!r} not found: this server does not serve it; GET /v1/models lists the models"
+def model_not_found(name: str, near: Sequence[str] = ()) -> ApiError:
+    """Return the answer to the name of a model that is not served here; `near` are names that are."""
+    served = f", but {', '.join(map(repr, near))}" if near else ""
+    message = f"model {shortened(name)!r} not found: this server does not serve it{served}; GET /v1/models lists all"
     return ApiError(404, message, type=NOT_FOUND, code="model_not_found", param="model")
 
 
@@ -207,6 +208,12 @@ def head_too_large(limit: int) -> ApiError:
     """Return the answer to a head of more bytes than the limit."""
     message = f"the head of the request is over the limit of {limit} bytes"
     return ApiError(431, message, code="head_too_large")
+
+
+def model_not_loadable(name: str, reason: str) -> ApiError:
+    """Return the answer to a call for a model that cannot be loaded: its files, or its memory, have to change first."""
+    message = f"model {shortened(name)!r} cannot be loaded: {reason}"
+    return ApiError(500, message, type=SERVER, code="model_not_loadable", param="model", headers=NO_RETRY)
 
 
 # ---- what can be wrong with the server ------------------------------------------------------------------------------
@@ -268,6 +275,15 @@ def engine_unavailable(retry_after_s: float) -> ApiError:
     """Return the answer where the engine is not running: it is starting, or was lost and is started again."""
     message = "the engine is not available at the moment; try again later"
     return ApiError(503, message, type=UNAVAILABLE, code="engine_unavailable", headers=_retry_after(retry_after_s))
+
+
+def model_not_loaded_in_time(name: str, limit_s: float, retry_after_s: float) -> ApiError:
+    """Return the answer to a call that waited for its model: others hold the memory, or it takes that long to load."""
+    message = (
+        f"model {shortened(name)!r} was not loaded within {limit_s:g} seconds (max_load_wait_s), because other models "
+        "are busy or it is large; try again later"
+    )
+    return ApiError(503, message, type=UNAVAILABLE, code="model_not_loaded", headers=_retry_after(retry_after_s))
 
 
 def generation_failed(message: str) -> ApiError:

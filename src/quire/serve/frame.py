@@ -30,8 +30,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from quire.serve.errors import ApiError, api_error_of, method_not_allowed, not_found, unauthorized
 from quire.serve.gate import Visit
 from quire.serve.hosts import require_single
+from quire.serve.loading.stay import Stay
 from quire.serve.read.body_budget import HeldBody
-from quire.serve.services import Services
+from quire.serve.services import ServerServices
 from quire.serve.tenants import ANYBODY, Tenant
 
 OPEN_PATHS: Final = frozenset({"/livez", "/readyz", "/health", "/ping", "/version"})
@@ -53,9 +54,9 @@ access_logger = logging.getLogger("quire.serve.access")
 
 @dataclass(slots=True)
 class RequestContext:
-    """A call, as `request.state.context`. Endpoints fill in the last four, for the log, and `visit` at the gate.
+    """A call, as `request.state.context`. Endpoints fill in the last four, for the log, `stay` and `visit`.
 
-    The visit ends with the call at the latest, however that ends.
+    Its stay at a model and its visit at the gate end with the call at the latest, however that ends.
     """
 
     request_id: str
@@ -65,6 +66,7 @@ class RequestContext:
     traceparent: str
     body: HeldBody
     visit: Visit | None = None
+    stay: Stay | None = None
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
     num_output_tokens: int = 0
@@ -82,7 +84,7 @@ class Frame:
     def __init__(
         self,
         app: ASGIApp,
-        services: Services,
+        services: ServerServices,
         *,
         open_paths: frozenset[str] = frozenset(),
         draw: Draw = secrets.token_bytes,
@@ -105,8 +107,8 @@ class Frame:
         origins = self._services.hosts.origins
         told = origins.headers(headers.get(b"origin", b""))
         answer = _Answer(send, context, self._services.clock.now, told)
-        metrics = self._services.metrics
-        metrics.note_call(1)
+        calls = self._services.calls
+        calls.note_call(1)
         try:
             try:
                 require_single(scope["headers"])
@@ -127,9 +129,11 @@ class Frame:
             context.body.release()
             if context.visit is not None:
                 context.visit.leave()
-            metrics.note_call(-1)
+            if context.stay is not None:
+                context.stay.leave()
+            calls.note_call(-1)
             status = answer.status or CLIENT_CLOSED_REQUEST
-            metrics.note_request(_route_path(scope), status)
+            calls.note_request(_route_path(scope), status)
             if self._is_logged and not (scope["path"] in PROBES and status < 400):
                 access_logger.info("call", extra={"fields": self._fields(scope, answer)})
 

@@ -19,16 +19,15 @@ from starlette.routing import Route
 import quire
 from quire.serve.errors import operator_required
 from quire.serve.frame import METRICS_PATH
-from quire.serve.gate import Gate
-from quire.serve.metrics import body_families, text_families
-from quire.serve.prometheus import CONTENT_TYPE, render
-from quire.serve.services import Services
+from quire.serve.loading.model_set import ModelSet
+from quire.serve.metrics import body_families, joined_families, text_families
+from quire.serve.prometheus import CONTENT_TYPE, Family, by_label, gauge, render
 from quire.serve.tenants import Tenant
 
 
-def _services(request: Request) -> Services:
-    services: Services = request.app.state.services
-    return services
+def _models(request: Request) -> ModelSet:
+    models: ModelSet = request.app.state.models
+    return models
 
 
 def _json(value: dict[str, Any]) -> Response:
@@ -40,7 +39,7 @@ async def _alive(request: Request) -> Response:
 
 
 async def _ready(request: Request) -> Response:
-    answer = _services(request).gate.closed()
+    answer = _models(request).closed()
     if answer is not None:
         raise answer
     return _json({"status": "ready"})
@@ -51,29 +50,30 @@ async def _version(request: Request) -> Response:
 
 
 async def _load(request: Request) -> Response:
-    services, tenant = _services(request), request.state.context.tenant
-    gate, stats = services.gate, services.model.stats()
+    models, tenant = _models(request), request.state.context.tenant
     if not tenant.is_operator:
-        return _json(_own_load(gate, tenant))
+        return _json(_own_load(models, tenant))
+    gates, stats = [each.gate for each in models.models], [each.model.stats() for each in models.models]
+    num_blocks = sum(each.num_blocks for each in stats)
     return _json(
         {
-            "server_load": gate.num_sequences,
-            "num_waiting": gate.num_waiting_sequences,
-            "num_waiting_tokens": gate.num_waiting_tokens,
-            "num_running": stats.num_running,
-            "kv_usage": stats.kv_usage,
+            "server_load": sum(gate.num_sequences for gate in gates),
+            "num_waiting": sum(gate.num_waiting_sequences for gate in gates) + models.residency.num_waiting,
+            "num_waiting_tokens": sum(gate.num_waiting_tokens for gate in gates),
+            "num_running": sum(each.num_running for each in stats),
+            "kv_usage": sum(each.num_used_blocks for each in stats) / num_blocks if num_blocks else 0.0,
         }
     )
 
 
-def _own_load(gate: Gate, tenant: Tenant) -> dict[str, Any]:
+def _own_load(models: ModelSet, tenant: Tenant) -> dict[str, Any]:
     """Return the same numbers, counting the sequences of one tenant only. Does not mutate."""
-    visits = gate.visits_of(tenant)
+    visits = [visit for each in models.models for visit in each.gate.visits_of(tenant)]
     waiting = [visit for visit in visits if visit.is_waiting]
     num_sequences, num_waiting = (sum(visit.num_sequences for visit in each) for each in (visits, waiting))
     return {
         "server_load": num_sequences,
-        "num_waiting": num_waiting,
+        "num_waiting": num_waiting + models.residency.num_waiting_of(tenant.name),
         "num_waiting_tokens": sum(visit.num_tokens for visit in waiting),
         "num_running": num_sequences - num_waiting,
         "kv_usage": None,
@@ -81,13 +81,43 @@ def _own_load(gate: Gate, tenant: Tenant) -> dict[str, Any]:
 
 
 async def _metrics(request: Request) -> Response:
-    services = _services(request)
+    models = _models(request)
     if not request.state.context.tenant.is_operator:
         raise operator_required(METRICS_PATH)
-    model = services.model
-    families = services.metrics.families(services.gate, model.state, model.stats(), services.model_names[0])
-    families += [*body_families(services.bodies), *text_families(model.text_pool)]
+    families = [
+        *models.server.calls.families(),
+        *model_families(models),
+        *body_families(models.server.bodies),
+        *text_families(models.first.model.text_pool),
+    ]
     return Response(render(families), headers={"content-type": CONTENT_TYPE})
+
+
+def model_families(models: ModelSet) -> list[Family]:
+    """Return what is told of the models; of several, each sample with the name of its model. Does not mutate."""
+    told = {
+        each.name: each.metrics.families(each.gate, each.model.state, each.model.stats(), each.name)
+        for each in models.models
+    }
+    if len(told) == 1:
+        return told[models.first.name]
+    loaded, residency = {each.name for each in models.loaded}, models.residency
+    return [
+        *joined_families(told),
+        by_label(
+            "quire_model_loaded",
+            "gauge",
+            "1 if the model is loaded.",
+            "model_name",
+            {name: float(name in loaded) for name in told},
+        ),
+        by_label(
+            "quire_model_loads_total", "counter", "How often the model was loaded.", "model_name", models.num_loads
+        ),
+        gauge("quire_models_waiting", "Requests that wait for their model to be loaded.", residency.num_waiting),
+        gauge("quire_models_bytes", "Memory planned for the loaded models.", residency.used_bytes),
+        gauge("quire_models_bytes_max", "Memory that all loaded models may take.", residency.budget_bytes),
+    ]
 
 
 HEALTH_ROUTES: Final = (

@@ -27,7 +27,7 @@ from quire.serve.greeting import example_calls
 from quire.serve.json_line import encode
 from quire.serve.live_history import LiveHistory
 from quire.serve.live_mirror import Holdings, LiveMirror
-from quire.serve.live_places import LivePlaces
+from quire.serve.live_places import LiveShared
 from quire.serve.live_reader import Line, LiveReader
 from quire.serve.model import ServedModel
 from quire.serve.sse import gone, unless
@@ -57,13 +57,14 @@ class LiveTotals:
 
 
 class Live:
-    """The watch over an engine, and its readers. Use it in one event loop."""
+    """The watch over an engine, and its readers. Use it in one event loop. Adds its model to those that are served."""
 
-    def __init__(self, model: ServedModel, model_name: str, gate: Gate, places: LivePlaces, clock: Clock) -> None:
+    def __init__(self, model: ServedModel, model_name: str, gate: Gate, shared: LiveShared, clock: Clock) -> None:
         self._model = model
         self._model_name = model_name
         self._gate = gate
-        self._places = places
+        self._shared = shared
+        shared.served.append(model_name)
         self._clock = clock
         self._readers: set[LiveReader] = set()
         self._totals: dict[str, LiveTotals] = {}
@@ -87,13 +88,14 @@ class Live:
 
     def join(self, tenant: Tenant) -> LiveReader:
         """Return a new reader; raises `ApiError` where there are as many as there may be. Mutates."""
-        self._places.require(tenant, [reader.tenant for reader in self._readers])
+        self._shared.places.require(tenant, self._shared.watching)
         reader = LiveReader(tenant, self._calls)
         reader.num_rejected = self._num_rejected(reader)
         if self._mirror is not None or self.state != ModelState.READY.value:
             reader.wake.set()  # what is known is shown at once
         reader.state = self.state
         self._readers.add(reader)
+        self._shared.watching.append(tenant)
         if len(self._readers) == 1:
             with suppress(ExecutionError):  # it is gone for good, which is what its state tells
                 self._model.watch(FRAMES_EVERY_S, self._take_in)
@@ -101,7 +103,9 @@ class Live:
 
     def leave(self, reader: LiveReader) -> None:
         """A reader has gone; after the last one nobody watches. Mutates."""
-        self._readers.discard(reader)
+        if reader in self._readers:
+            self._readers.remove(reader)
+            self._shared.watching.remove(reader.tenant)
         if not self._readers:
             self._mirror = None
             self._model.unwatch()
@@ -176,6 +180,7 @@ class Live:
             "type": "hello",
             "version": quire.__version__,
             "model": self._model_name,
+            "models": list(self._shared.served),
             "block_size": config.block_size,
             "num_blocks": plan.num_blocks,
             "bytes_per_block": plan.bytes_per_block,

@@ -11,7 +11,7 @@ LivePlaces(num_places=7, num_for_tenants=6, num_per_tenant=3)
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from quire.serve.errors import too_many_readers, too_many_readers_of_key
 from quire.serve.tenants import Tenant
@@ -39,3 +39,15 @@ def live_places(num_places: int, tenants: Iterable[Tenant]) -> LivePlaces:
     are_operators = [tenant.is_operator for tenant in tenants]
     num_for_tenants = max(num_places - any(are_operators), 0)
     return LivePlaces(num_places, num_for_tenants, max(num_for_tenants // max(are_operators.count(False), 1), 1))
+
+
+@dataclass(frozen=True, slots=True)
+class LiveShared:
+    """What the watches over all models of a server share, kept up to date by them.
+
+    `watching`: the tenants of all readers, whichever model they watch. `served`: the names of the models.
+    """
+
+    places: LivePlaces
+    watching: list[Tenant] = field(default_factory=list)
+    served: list[str] = field(default_factory=list)

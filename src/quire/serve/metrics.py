@@ -14,7 +14,8 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import quire
@@ -57,20 +58,12 @@ VLLM_NAMES: Final = {
 FINISHED_WELL: Final = frozenset({"stop", "length", "tool_calls"})
 
 
-class Metrics:
-    """The server's counters. Use it in one event loop."""
+class CallMetrics:
+    """The counters of calls, whatever model they are for. Use it in one event loop."""
 
-    def __init__(self, compat: str = "none") -> None:
-        self._compat = compat
+    def __init__(self) -> None:
         self._requests: Counter[tuple[str, int]] = Counter()
-        self._finished: Counter[str] = Counter()
         self._num_calls = 0
-        self.num_prompt_tokens = self.num_generated_tokens = self.num_cached_tokens = 0
-        self._first_token = Histogram(SHORT_S)
-        self._gap = Histogram(SHORT_S)
-        self._duration = Histogram(LONG_S)
-        self._prompt_length = Histogram(LENGTHS)
-        self._generated_length = Histogram(LENGTHS)
 
     def note_call(self, change: int) -> None:
         """A call has come (1), or gone (-1). Mutates."""
@@ -79,6 +72,33 @@ class Metrics:
     def note_request(self, endpoint: str, status: int) -> None:
         """A call was answered; `endpoint` is the path of its route. Mutates."""
         self._requests[endpoint, status] += 1
+
+    def families(self) -> list[Family]:
+        """Return what is told of calls and of the process. Does not mutate."""
+        requests = [
+            Sample(count, (("endpoint", endpoint), ("status", str(status))))
+            for (endpoint, status), count in sorted(self._requests.items())
+        ]
+        return [
+            Family("quire_http_requests_total", "counter", "Requests answered, by route and status.", requests),
+            gauge("quire_http_requests_active", "Requests being answered.", self._num_calls),
+            *_process_families(),
+            Family("quire_build_info", "gauge", "The version.", [Sample(1, (("version", quire.__version__),))]),
+        ]
+
+
+class Metrics:
+    """The counters of one model's calls. Use it in one event loop."""
+
+    def __init__(self, compat: str = "none") -> None:
+        self._compat = compat
+        self._finished: Counter[str] = Counter()
+        self.num_prompt_tokens = self.num_generated_tokens = self.num_cached_tokens = 0
+        self._first_token = Histogram(SHORT_S)
+        self._gap = Histogram(SHORT_S)
+        self._duration = Histogram(LONG_S)
+        self._prompt_length = Histogram(LENGTHS)
+        self._generated_length = Histogram(LENGTHS)
 
     def note_first_token(self, seconds: float) -> None:
         """The first token of a call came so long after the call. Mutates."""
@@ -105,26 +125,14 @@ class Metrics:
         self._generated_length.observe(num_generated)
 
     def families(self, gate: Gate, state: ModelState, stats: EngineStats, model_name: str) -> list[Family]:
-        """Return everything there is to tell. Does not mutate."""
-        own = [
-            *self._call_families(),
-            *_gate_families(gate),
-            *_engine_families(state, stats),
-            *_process_families(),
-            Family("quire_build_info", "gauge", "The version.", [Sample(1, (("version", quire.__version__),))]),
-        ]
+        """Return everything there is to tell of the model. Does not mutate."""
+        own = [*self._text_families(), *_gate_families(gate), *_engine_families(state, stats)]
         if self._compat == "vllm":
             own += self._vllm_families(own, (("engine", "0"), ("model_name", model_name)))
         return own
 
-    def _call_families(self) -> list[Family]:
-        requests = [
-            Sample(count, (("endpoint", endpoint), ("status", str(status))))
-            for (endpoint, status), count in sorted(self._requests.items())
-        ]
+    def _text_families(self) -> list[Family]:
         return [
-            Family("quire_http_requests_total", "counter", "Requests answered, by route and status.", requests),
-            gauge("quire_http_requests_active", "Requests being answered.", self._num_calls),
             by_label("quire_texts_finished_total", "counter", "Finished texts, by reason.", "reason", self._finished),
             counter("quire_prompt_tokens_total", "Prompt tokens.", self.num_prompt_tokens),
             counter(
@@ -158,6 +166,22 @@ def _gate_families(gate: Gate) -> list[Family]:
         gauge("quire_queue_sequences_max", "Maximum queued sequences.", gate.limits.max_queued_sequences),
         gauge("quire_queue_tokens_max", "Maximum queued prompt tokens.", gate.limits.max_queued_tokens),
     ]
+
+
+def joined_families(each: Mapping[str, Sequence[Family]]) -> list[Family]:
+    """Return the families of several models, given by name, as one list, their samples labelled by model.
+
+    Does not mutate.
+    """
+    joined: dict[str, Family] = {}
+    for model_name, families in each.items():
+        for family in families:
+            own = family
+            if not any(label == "model_name" for sample in family.samples for label, _ in sample.labels):
+                own = family.labelled(family.name, (("model_name", model_name),))
+            known = joined.get(family.name)
+            joined[family.name] = own if known is None else replace(own, samples=[*known.samples, *own.samples])
+    return list(joined.values())
 
 
 def body_families(bodies: BodyBudget) -> list[Family]:

@@ -92,3 +92,27 @@ class ServedModel(Protocol):
         Raises `ExecutionError` where the engine is not running, or is lost on the way.
         """
         ...
+
+
+class SupervisedModel(ServedModel, Protocol):
+    """A model whose settings were checked, and that is not loaded yet."""
+
+    def start(self) -> None:
+        """Begin to load it; returns at once."""
+        ...
+
+    async def wait_ready(self) -> None:
+        """Wait until it takes requests; raises where it never will."""
+        ...
+
+
+class ReloadableModel(SupervisedModel, Protocol):
+    """A model that can be started, unloaded and started again."""
+
+    async def opened(self) -> SupervisedModel:
+        """Return another one of the same model, with its tokenizer and without an engine; the caller closes it."""
+        ...
+
+    async def unload(self) -> None:
+        """End its engine and free its memory; it can be started again."""
+        ...

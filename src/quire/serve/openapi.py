@@ -187,7 +187,7 @@ def _paths() -> Schema:
         ),
         "/props": _get("What there is to know of the server (llama-server).", _json(LlamaProps)),
         "/live": _get(
-            "Stream events of the KV memory until the client disconnects.",
+            "Stream events of the KV memory of a model (?model=NAME; the first) until the client disconnects.",
             {"application/x-ndjson": {"itemSchema": LINE}},
         ),
         "/openapi.json": _get("This document.", {"application/json": {"schema": {"type": "object"}}}),

@@ -23,24 +23,22 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from typing import Final, NoReturn, Protocol
+from typing import Final, NoReturn
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from quire.core.clock import SystemClock
 from quire.core.errors import ExecutionError, InvalidConfigError
 from quire.core.threaded_output import drain_output
 from quire.engine.records.stats import ModelState
 from quire.serve.app import make_app
-from quire.serve.config import ServerConfig
 from quire.serve.connections import ACCEPTED_AT_ONCE, allow_connections
 from quire.serve.frame import NO_ROUTE
 from quire.serve.greeting import greeting
 from quire.serve.guard import GuardLimits, guarded
 from quire.serve.host_names import is_loopback
-from quire.serve.model import ServedModel
-from quire.serve.services import Services, make_services
+from quire.serve.loading.model_set import ModelSet
+from quire.serve.services import ServerServices, Services
 from quire.serve.stats_line import StatsLine
 from quire.serve.tls import make_tls_context
 
@@ -65,47 +63,34 @@ shorter than Python's own, by which a tenant that sends large texts makes it wai
 logger = logging.getLogger("quire.serve")
 
 
-def run_server(model: SupervisedModel, config: ServerConfig, announce: Announce) -> bool:
-    """Serve a model until a signal ends it; return whether it ended in order.
+def run_server(models: ModelSet, announce: Announce) -> bool:
+    """Serve models until a signal ends it; return whether it ended in order.
 
     `announce` is told the start-up table, where the server listens, and when it is ready. Raises `InvalidConfigError`
-    for settings that cannot be, before anything is loaded, and `ExecutionError` where the engine is lost for good.
+    for settings that cannot be, before anything is loaded, and `ExecutionError` where the only engine is lost for good.
     """
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the library's own threads know no tenants
     sys.setswitchinterval(THREAD_TURN_S)
-    services = make_services(model, config, SystemClock())
+    config = models.server.config
     with closing(listen(config.host, config.port)) as listener:
-        server = Server(services, model, make_app(services), announce, end_at_latest=end_at_latest)
+        server = Server(models, make_app(models), announce, end_at_latest=end_at_latest)
         asyncio.run(server.run(listener))
     return not server.was_forced
 
 
-class SupervisedModel(ServedModel, Protocol):
-    """A model whose settings were checked, and that is not loaded yet."""
-
-    def start(self) -> None:
-        """Begin to load it; returns at once."""
-        ...
-
-    async def wait_ready(self) -> None:
-        """Wait until it takes requests; raises where it never will."""
-        ...
-
-
 class Server:
-    """A model behind a socket. `end_at_latest` is told by when the process has to end, once it is to stop."""
+    """Models behind a socket. `end_at_latest` is told by when the process has to end, once it is to stop."""
 
     def __init__(
         self,
-        services: Services,
-        model: SupervisedModel,
+        models: ModelSet,
         app: ASGIApp,
         announce: Announce,
         *,
         end_at_latest: Callable[[float], None] = lambda seconds: None,
     ) -> None:
-        self._services = services
-        self._model = model
+        self._models = models
+        self._services = services = models.server
         self._announce = announce
         self._end_at_latest = end_at_latest
         self._failure: Exception | None = None
@@ -117,7 +102,10 @@ class Server:
 
     async def run(self, listener: socket.socket) -> None:
         """Listen, load, and serve until `stop`; raises what the model could not be loaded for, or was lost by."""
-        self._announce(str(self._model.report))
+        if self._models.loads_first:
+            self._announce(str(self._models.first.model.report))
+        if len(self._models.models) > 1 or self._models.broken:
+            self._announce(self._models.table())
         address = address_of(listener, self._scheme)
         self._announce(f"listening on {address}")
         config = self._services.config
@@ -135,7 +123,7 @@ class Server:
                 for task in tasks:
                     task.cancel()
                 await asyncio.gather(*tasks, *filter(None, [self._stopping]), return_exceptions=True)
-                await self._model.close()
+                await self._models.close()
         if self._failure is not None:
             raise self._failure
 
@@ -151,41 +139,45 @@ class Server:
         self._http.end_now()
 
     async def _load(self, address: str) -> None:
-        clock = self._services.clock
-        began_s = clock.now()
-        self._model.start()
-        try:
-            await self._model.wait_ready()
-        except Exception as error:
-            self._failure = error
-            self._end()
-        else:
-            if self._model.report.plan.needs.host_bytes is not None:  # of a GPU it was measured meanwhile
-                self._announce(str(self._model.report))
-            self._announce(f"ready after {clock.now() - began_s:.2f} s")
-            self._announce(self._greeting(address))
-            await self._end_with_model()
+        clock, models = self._services.clock, self._models
+        began_s, first = clock.now(), models.first
+        models.start()
+        if models.loads_first:
+            try:
+                await models.load(first)
+            except Exception as error:
+                if len(models.models) == 1:
+                    self._failure = error
+                    self._end()
+                    return
+            else:
+                if first.model.report.plan.needs.host_bytes is not None:  # of a GPU it was measured meanwhile
+                    self._announce(str(first.model.report))
+        self._announce(f"ready after {clock.now() - began_s:.2f} s")
+        self._announce(self._greeting(address))
+        if len(models.models) == 1:
+            await self._end_with_model(first)
 
     def _greeting(self, address: str) -> str:
-        tokenizer, services = self._model.tokenizer, self._services
+        tokenizer, services = self._models.first.model.tokenizer, self._services
         return greeting(
             address,
-            services.model_names[0],
+            self._models.first.name,
             has_dashboard=services.config.dashboard,
             has_keys=services.tenants.has_keys,
-            has_chat=tokenizer is not None and tokenizer.has_chat_template,
+            has_chat=tokenizer is None or tokenizer.has_chat_template,
         )
 
-    async def _end_with_model(self) -> None:
-        """End when the engine is lost for good: a supervisor can start the server again, which may help."""
-        while self._model.state is not ModelState.FAILED:
+    async def _end_with_model(self, only: Services) -> None:
+        """End when the only engine is lost for good: a supervisor can start the server again, which may help."""
+        while only.model.state is not ModelState.FAILED:
             await asyncio.sleep(LOOK_AT_MODEL_S)
         self._failure = ExecutionError("the engine could not be restarted; the log says why")
         self._end()
 
     async def _tell(self) -> None:
         """Write now and then how much there is to do."""
-        line = StatsLine(self._services)
+        line = StatsLine(self._models)
         while True:
             await asyncio.sleep(STATS_EVERY_S)
             fields = line.take()
@@ -194,21 +186,22 @@ class Server:
 
     def _end(self) -> None:
         """Stop listening; streams that would never end by themselves end now. Mutates."""
-        self._services.live.close()
+        for each in self._models.models:
+            each.live.close()
         self._http.should_exit = True
 
     async def _drain(self) -> None:
         """Wait for those inside, up to a limit."""
-        gate, seconds = self._services.gate, self._services.config.drain_timeout_s
-        gate.drain()
-        logger.info("stopping: %d running requests have %g s to finish", gate.num_visits, seconds)
+        models, seconds = self._models, self._services.config.drain_timeout_s
+        models.drain()
+        logger.info("stopping: %d running requests have %g s to finish", models.num_visits, seconds)
         try:
             async with asyncio.timeout(seconds):
-                while gate.num_visits:
+                while models.num_visits:
                     await asyncio.sleep(LOOK_EVERY_S)
         except TimeoutError:
-            logger.warning("stopping: ending %d requests that did not finish in time", gate.num_visits)
-            await self._model.close()
+            logger.warning("stopping: ending %d requests that did not finish in time", models.num_visits)
+            await models.close()
         self._end()
 
     @contextmanager
@@ -289,10 +282,10 @@ class _HttpServer(uvicorn.Server):
             connection.transport.abort()
 
 
-def _uvicorn_config(services: Services, app: ASGIApp) -> uvicorn.Config:
-    config, metrics = services.config, services.metrics
+def _uvicorn_config(services: ServerServices, app: ASGIApp) -> uvicorn.Config:
+    config, calls = services.config, services.calls
     max_connections = allow_connections(config.max_connections)
-    limits = GuardLimits.of(config, max_connections, lambda status: metrics.note_request(NO_ROUTE, status))
+    limits = GuardLimits.of(config, max_connections, lambda status: calls.note_request(NO_ROUTE, status))
     return uvicorn.Config(
         app,
         interface="asgi3",

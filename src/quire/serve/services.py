@@ -1,10 +1,14 @@
-"""Services: the objects that endpoints work with, in `request.app.state.services`."""
+"""Services: the objects that endpoints work with.
+
+ServerServices   settings, tenants, hosts, bodies, counts of calls       one per server: request.app.state.services
+Services         these, and a model with its gate, metrics and watch     one per model, found by `ModelSet`
+"""
 
 from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from quire.core.clock import Clock
@@ -12,9 +16,9 @@ from quire.serve.config import ServerConfig
 from quire.serve.gate import Gate, gate_limits
 from quire.serve.hosts import Hosts, make_hosts
 from quire.serve.live import Live
-from quire.serve.live_places import live_places
-from quire.serve.metrics import Metrics
-from quire.serve.model import ServedModel
+from quire.serve.live_places import LiveShared, live_places
+from quire.serve.metrics import CallMetrics, Metrics
+from quire.serve.model import ReloadableModel
 from quire.serve.read.body_budget import BodyBudget
 from quire.serve.tenants import Tenants, read_tenants
 
@@ -22,46 +26,80 @@ SECRET_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Services:
-    """The model and what stands around it. A call for any name but one of `model_names` is for another model.
+class ServerServices:
+    """What a server has once, whatever models it serves.
 
-    `created_s` is the time of day at which it began to be served, as Unix counts seconds.
+    `created_s` is the time of day at which it began, as Unix counts seconds.
     """
 
-    model: ServedModel
-    model_names: tuple[str, ...]
     config: ServerConfig
-    gate: Gate
     bodies: BodyBudget
     hosts: Hosts
     tenants: Tenants
-    metrics: Metrics
-    live: Live
+    calls: CallMetrics
+    live_shared: LiveShared
     clock: Clock
     created_s: int
 
 
-def make_services(model: ServedModel, config: ServerConfig, clock: Clock) -> Services:
-    """Return the services of a model; raises `InvalidConfigError` for keys that cannot be read and names that are none.
+@dataclass(frozen=True, slots=True)
+class Services(ServerServices):
+    """The same with a model and what stands around it. A call for any name but `model_names` is for another model."""
 
-    The model need not be loaded: the gate opens when it is ready.
+    model: ReloadableModel
+    model_names: tuple[str, ...]
+    gate: Gate
+    metrics: Metrics
+    live: Live
+
+    @property
+    def name(self) -> str:
+        """The first of its names."""
+        return self.model_names[0]
+
+
+def make_server_services(config: ServerConfig, clock: Clock) -> ServerServices:
+    """Return what a server has once; raises `InvalidConfigError` for keys that cannot be read and names that are none.
+
+    Does not mutate.
     """
-    names = config.served_model_name or (model_name(model.config.model),)
     tenants = read_tenants(config, secrets.token_bytes(SECRET_BYTES))
-    gate = Gate(clock, gate_limits(config, model, len(tenants.each) or 1), lambda: model.state)
-    return Services(
-        model=model,
-        model_names=names,
+    return ServerServices(
         config=config,
-        gate=gate,
         bodies=BodyBudget(config.max_bodies_bytes, config.max_bodies_bytes_per_key),
         hosts=make_hosts(config),
         tenants=tenants,
-        metrics=Metrics(config.metrics_compat),
-        live=Live(model, names[0], gate, live_places(config.max_live_readers, tenants.each), clock),
+        calls=CallMetrics(),
+        live_shared=LiveShared(live_places(config.max_live_readers, tenants.each)),
         clock=clock,
         created_s=int(time.time()),
     )
+
+
+def services_of(server: ServerServices, model: ReloadableModel) -> Services:
+    """Return the services of a model, which need not be loaded: its gate opens when it is ready.
+
+    Mutates the names of the models that are served.
+    """
+    names = server.config.served_model_name or (model_name(model.config.model),)
+    gate = Gate(
+        server.clock,
+        gate_limits(server.config, model, len(server.tenants.each) or 1),
+        lambda: model.state,
+    )
+    return Services(
+        **{each.name: getattr(server, each.name) for each in fields(server)},
+        model=model,
+        model_names=names,
+        gate=gate,
+        metrics=Metrics(server.config.metrics_compat),
+        live=Live(model, names[0], gate, server.live_shared, server.clock),
+    )
+
+
+def make_services(model: ReloadableModel, config: ServerConfig, clock: Clock) -> Services:
+    """Return the services of the only model of a server; raises as `make_server_services`. Does not mutate."""
+    return services_of(make_server_services(config, clock), model)
 
 
 def model_name(model: str) -> str:

@@ -16,11 +16,11 @@ from quire.cli.demo.crowd import crowd
 from quire.compute.models.hub import GUIDE
 from quire.core.clock import SystemClock
 from quire.core.config import EngineConfig
-from quire.engine.process.supervised import SupervisedLLM
 from quire.serve.app import make_app
 from quire.serve.config import ServerConfig
+from quire.serve.loading.build import make_model_set
+from quire.serve.loading.model_set import ModelSet
 from quire.serve.server import Server, address_of, listen
-from quire.serve.services import Services, make_services
 
 KV_MEMORY = "9MiB"
 """384 blocks of the guide: room for a class, not for a rush."""
@@ -35,16 +35,15 @@ def serve_guide(say: Say, seconds: float | None) -> None:
     """Serve the guide for so long, None: until a signal comes. `say` is told the address as soon as it answers."""
     engine = EngineConfig(model=GUIDE, kv_memory=KV_MEMORY, max_num_seqs=MAX_SEQUENCES)
     config = ServerConfig(port=0, access_log=False, drain_timeout_s=0.0)
-    model = SupervisedLLM(engine)
-    services = make_services(model, config, SystemClock())
+    models = make_model_set([engine], config, SystemClock())
     logging.getLogger("quire").setLevel(logging.ERROR)  # the demonstration has said what there is to say
     with closing(listen(config.host, config.port)) as listener:
-        server = Server(services, model, make_app(services), announce=lambda _: None)
-        asyncio.run(_run(server, listener, services, say, seconds))
+        server = Server(models, make_app(models), announce=lambda _: None)
+        asyncio.run(_run(server, listener, models, say, seconds))
 
 
-async def _run(server: Server, listener: socket.socket, services: Services, say: Say, seconds: float | None) -> None:
-    guests = asyncio.create_task(_show(server, listener, services, say, seconds))
+async def _run(server: Server, listener: socket.socket, models: ModelSet, say: Say, seconds: float | None) -> None:
+    guests = asyncio.create_task(_show(server, listener, models, say, seconds))
     try:
         await server.run(listener)
     finally:
@@ -53,9 +52,9 @@ async def _run(server: Server, listener: socket.socket, services: Services, say:
             await guests
 
 
-async def _show(server: Server, listener: socket.socket, services: Services, say: Say, seconds: float | None) -> None:
+async def _show(server: Server, listener: socket.socket, models: ModelSet, say: Say, seconds: float | None) -> None:
     """Wait until the server is ready, say where it is, and be its crowd."""
-    while not services.gate.is_ready:
+    while not models.first.gate.is_ready:
         await asyncio.sleep(LOOK_S)
     say(address_of(listener))
     host, port = listener.getsockname()[:2]

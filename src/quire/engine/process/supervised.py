@@ -21,7 +21,7 @@ import subprocess
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from types import TracebackType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from quire.core.clock import Clock, SystemClock
 from quire.core.config import EngineConfig
@@ -31,7 +31,7 @@ from quire.core.python_process import start_python
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
 from quire.engine.commands import Add, AnyCommand, Command, OperatorVerbs, Watch
-from quire.engine.door import NO_TICKET, Door, OpenModel, Ticket
+from quire.engine.door import NO_TICKET, TEXT_THREADS, Door, OpenModel, Ticket
 from quire.engine.outputs import RequestDelta
 from quire.engine.process.heartbeat import BEAT_S, PATIENCE, QUIET_S, Patience, Standstill
 from quire.engine.process.messages import (
@@ -58,6 +58,10 @@ from quire.engine.records.stats import EngineStats, ModelState
 from quire.engine.streams import RequestStreams
 from quire.engine.text.output_processor import PreparedRequest
 from quire.engine.text.prompts import ChatOptions, Prompt
+from quire.engine.text.tenant_pool import TenantPool
+
+if TYPE_CHECKING:
+    from quire.engine.factory import EngineBlueprint
 
 logger = logging.getLogger("quire.engine")
 
@@ -70,6 +74,11 @@ CLOSING_S: Final = 10.0
 LOOK_S: Final = 0.01
 MAX_WAITING_TEXTS: Final = 256
 """Long texts of one tenant that may wait for a thread."""
+
+
+def server_text_pool() -> TenantPool:
+    """Return the threads for long texts of a server, which all its models share."""
+    return TenantPool("quire-text", num_threads=TEXT_THREADS, max_waiting=MAX_WAITING_TEXTS)
 
 
 class EngineProcess:
@@ -158,6 +167,8 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
     """A model in a separate process, for the tasks of one event loop. Implements `quire.serve.model.ServedModel`.
 
     Bad settings raise at once. `start` starts the engine and returns; `wait_ready` waits until it takes requests.
+    `text_pool`: the threads that it shares with other models; None: threads of its own. `blueprint`: the plan of these
+    settings, where it was made already.
     """
 
     def __init__(
@@ -167,10 +178,12 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
         patience: Patience = PATIENCE,
         clock: Clock | None = None,
         note_loaded: NoteLoaded | None = None,
+        text_pool: TenantPool | None = None,
+        blueprint: EngineBlueprint | None = None,
     ) -> None:
         from quire.engine.factory import plan_engine  # imported late, because it imports numpy
 
-        super().__init__(Door(plan_engine(config), max_waiting_texts=MAX_WAITING_TEXTS))
+        super().__init__(Door(blueprint or plan_engine(config), text_pool=text_pool))
         self._report = self._door.report
         self._clock = clock or SystemClock()
         self._note_loaded = note_loaded

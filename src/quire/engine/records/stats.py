@@ -9,6 +9,7 @@ from enum import Enum
 class ModelState(Enum):
     """The state of an engine, as readiness reports it."""
 
+    UNLOADED = "unloaded"
     STARTING = "starting"
     READY = "ready"
     UNRESPONSIVE = "unresponsive"

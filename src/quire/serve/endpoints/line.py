@@ -3,13 +3,14 @@
     read        read/body.py              the bytes, within limits
     parse       schemas/parse.py          bytes ──► fields, with their types
     translate   translate/                fields ──► GenerationRequest, in the engine's words
+    load        loading/                  the model, where it is not there: the call waits for its turn
     admit       gate.py                   a place in the queue, or when to come again
     run         run/                      prompts ──► tokens ──► what the engine generates
     render      render/                   that ──► an answer, or a stream of events
 
-The gate is asked once before: a call that finds no place even as the smallest is refused before its body is read. A
-call is let in before its texts are tokenized. What the engine refuses is named in one place, `named`. While a stream is
-read, it takes turns with the engine: run, render, run, render.
+Where there is one model, its gate is asked once before: a call that finds no place even as the smallest is refused
+before its body is read. A call is let in before its texts are tokenized. What the engine refuses is named in one place,
+`named`. While a stream is read, it takes turns with the engine: run, render, run, render.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from typing import TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.serve.errors import model_not_found
 from quire.serve.frame import RequestContext
+from quire.serve.loading.model_set import ModelSet
 from quire.serve.read.body import BodyLimits, read_json_body
 from quire.serve.render.answer import Answer, whole_answer
 from quire.serve.run.generation import Generation, prepare
@@ -42,17 +43,23 @@ async def answer_text(
     kind: type[TextFields],
     translate: Callable[[TextFields, Services], GenerationRequest],
     render: Callable[[TextFields, Generation], Answer],
+    answer_at_once: Callable[[Request, TextFields, Services], Response | None] = lambda *_: None,
 ) -> Response | EventStream:
     """Return the answer to a call that generates text; its work ends when the client goes, and when its time is over.
 
-    Raises `ApiError` for a call that is not of that kind, or that cannot be served at the moment.
+    `answer_at_once` returns the answer to a call that needs no model; None: it needs one. Raises `ApiError` for a call
+    that is not of that kind, or that cannot be served at the moment.
     """
-    services: Services = request.app.state.services
+    models: ModelSet = request.app.state.models
     context: RequestContext = request.state.context
-    services.gate.require_place(context.tenant)
-    fields = await fields_of(request, kind)
+    models.require_place(context.tenant)
+    fields, services = await fields_of(request, kind)
+    answered = answer_at_once(request, fields, services)
+    if answered is not None:
+        return answered
 
     async def work() -> Response | EventStream:
+        context.stay = await models.stay(services, context.tenant)
         asked = translate(fields, services)
         context.visit = services.gate.enter(context.tenant, asked.num_sequences, asked.num_tokens)
         try:
@@ -68,17 +75,26 @@ async def answer_text(
     return await unless_gone(request, work, services.config)
 
 
-async def fields_of(request: Request, kind: type[Fields]) -> Fields:
-    """Read the body of a call and parse it, a long one off the event loop; it must be for a model that is served."""
-    services: Services = request.app.state.services
-    num_prompts = services.config.max_choices if kind.has_batch else 1
-    limits = BodyLimits.of(services, num_prompts=num_prompts, has_text=kind.has_text)
+def require_ready(request: Request) -> ModelSet:
+    """Return the models of a server that answers calls; raises the answer of one that does not."""
+    models: ModelSet = request.app.state.models
+    if models.closed() is not None:
+        models.first.gate.require_ready()  # which counts it
+    return models
+
+
+async def fields_of(request: Request, kind: type[Fields]) -> tuple[Fields, Services]:
+    """Read the body of a call and parse it, a long one off the event loop; return it with the model that it names."""
+    models: ModelSet = request.app.state.models
+    num_prompts = models.server.config.max_choices if kind.has_batch else 1
+    # Which model it is for is in the body: until then the one that takes the longest counts.
+    each = (BodyLimits.of(services, num_prompts=num_prompts, has_text=kind.has_text) for services in models.models)
+    limits = max(each, key=lambda limits: limits.max_bytes)
     body = await read_json_body(request, limits, any_media_type=kind.any_media_type)
     if len(body) < SHORT_BODY:
         fields = parse(body, kind, limits.bounds)
     else:
         tenant = request.state.context.tenant.name
-        fields = await services.model.text_pool.run(tenant, partial(parse, body, kind, limits.bounds))
-    if not fields.is_for(services.model_names):
-        raise model_not_found(fields.model or "")
-    return fields
+        pool = models.first.model.text_pool  # all models share it
+        fields = await pool.run(tenant, partial(parse, body, kind, limits.bounds))
+    return fields, models.find(fields.model)

@@ -6,12 +6,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.serve.live import HEADERS, LiveStream
-from quire.serve.services import Services
+from quire.serve.loading.model_set import ModelSet
 
 
 async def live(request: Request) -> LiveStream | Response:
-    """Answer with what happens in the memory, from now on."""
-    services: Services = request.app.state.services
+    """Answer with what happens in the memory of a model, from now on; `?model=` names it."""
+    models: ModelSet = request.app.state.models
+    services = models.find(request.query_params.get("model"))
     if request.method == "HEAD":
         return Response(headers={name.decode(): value.decode() for name, value in HEADERS})
     return LiveStream(services.live, request.state.context.tenant)

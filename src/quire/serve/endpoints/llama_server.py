@@ -10,10 +10,10 @@ from starlette.routing import Route
 
 from quire.serve.endpoints.line import answer_text
 from quire.serve.errors import ApiError
+from quire.serve.loading.model_set import ModelSet
 from quire.serve.render.answer import json_answer
 from quire.serve.render.llama_server import LlamaReply, llama_props
 from quire.serve.schemas.llama_server import LlamaCompletionRequest
-from quire.serve.services import Services
 from quire.serve.sse import EventStream
 from quire.serve.translate.llama_server import llama_completion_request
 
@@ -36,7 +36,8 @@ async def completion(request: Request) -> Response | EventStream:
 
 async def props(request: Request) -> Response:
     """Answer with what there is to know of the server."""
-    services: Services = request.app.state.services
+    models: ModelSet = request.app.state.models
+    services = models.find(request.query_params.get("model"))
     services.gate.require_ready()
     return json_answer(llama_props(services))
 

@@ -2,48 +2,79 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from quire.serve.endpoints.line import answer_text, fields_of
-from quire.serve.errors import PERMISSION, ApiError
+from quire.core.errors import QuireError
+from quire.engine.records.stats import ModelState
+from quire.serve.endpoints.line import answer_text, fields_of, require_ready
+from quire.serve.errors import PERMISSION, ApiError, model_not_loadable
+from quire.serve.loading.model_set import ModelSet
+from quire.serve.model import ServedModel
 from quire.serve.render.answer import json_answer
 from quire.serve.render.ollama import OllamaReply
-from quire.serve.render.ollama_models import listed_models, loaded_models, shown_model
-from quire.serve.schemas.ollama import OllamaChatRequest, OllamaGenerateRequest, OllamaShowRequest, OllamaVersion
+from quire.serve.render.ollama_models import listed_models, loaded_models, shown_model, unloaded_model
+from quire.serve.schemas.ollama import (
+    OllamaChatRequest,
+    OllamaFields,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
+    OllamaVersion,
+)
 from quire.serve.services import Services
 from quire.serve.sse import EventStream
-from quire.serve.translate.ollama import ollama_chat_request, ollama_generate_request
+from quire.serve.translate.ollama import (
+    asks_nothing,
+    ollama_chat_request,
+    ollama_generate_request,
+    wanted_keep_alive_s,
+)
 
 
 async def ollama_chat(request: Request) -> Response | EventStream:
     """Answer a conversation."""
-    return await answer_text(request, OllamaChatRequest, ollama_chat_request, OllamaReply)
+    return await answer_text(request, OllamaChatRequest, ollama_chat_request, OllamaReply, _kept)
 
 
 async def ollama_generate(request: Request) -> Response | EventStream:
     """Answer a text, or continue it."""
-    return await answer_text(request, OllamaGenerateRequest, ollama_generate_request, OllamaReply)
+    return await answer_text(request, OllamaGenerateRequest, ollama_generate_request, OllamaReply, _kept)
+
+
+def _kept(request: Request, fields: OllamaFields, services: Services) -> Response | None:
+    """Keep the model for as long as a call says; return the answer to one that only unloads it. Mutates."""
+    models: ModelSet = request.app.state.models
+    seconds, tenant = wanted_keep_alive_s(fields), request.state.context.tenant
+    if seconds is None or not models.may_keep(tenant):
+        return None
+    if seconds == 0 and asks_nothing(fields):
+        models.unload_when_idle(services)
+        return json_answer(unloaded_model(fields, services))
+    models.keep(services, seconds)
+    return None
 
 
 async def tags(request: Request) -> Response:
-    """Answer with the model, by all its names."""
-    return json_answer(listed_models(_ready(request)))
+    """Answer with all models, by all their names."""
+    return json_answer(listed_models(require_ready(request).models))
 
 
 async def ps(request: Request) -> Response:
-    """Answer with the model, which stays loaded."""
-    return json_answer(loaded_models(_ready(request)))
+    """Answer with the models that are loaded, and for how long."""
+    return json_answer(loaded_models(require_ready(request)))
 
 
 async def show(request: Request) -> Response:
-    """Answer with what there is to know of the model."""
-    services = _ready(request)
-    fields = await fields_of(request, OllamaShowRequest)
-    return json_answer(shown_model(services, fields.model))
+    """Answer with what there is to know of a model; one that is not loaded is not loaded for that."""
+    require_ready(request)
+    fields, services = await fields_of(request, OllamaShowRequest)
+    async with _readable(services) as model:
+        return json_answer(shown_model(services, model, fields.model))
 
 
 async def version(request: Request) -> Response:
@@ -67,10 +98,20 @@ async def no_changes(request: Request) -> Response:
     raise ApiError(403, message, type=PERMISSION, code="unsupported")
 
 
-def _ready(request: Request) -> Services:
-    services: Services = request.app.state.services
-    services.gate.require_ready()
-    return services
+@asynccontextmanager
+async def _readable(services: Services) -> AsyncIterator[ServedModel]:
+    """Return a model with its tokenizer, though it may have no engine."""
+    if services.model.state is not ModelState.UNLOADED:
+        yield services.model
+        return
+    try:
+        model = await services.model.opened()
+    except QuireError as error:
+        raise model_not_loadable(services.name, str(error)) from error
+    try:
+        yield model
+    finally:
+        await model.close()
 
 
 OLLAMA_ROUTES: Final = (

@@ -6,15 +6,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.engine.commands import OPERATOR_COMMANDS
+from quire.serve.endpoints.line import require_ready
 from quire.serve.errors import operator_required
-from quire.serve.services import Services
 
 
 async def operator_command(request: Request) -> Response:
-    """Have the command done that the path names, before the next step; answers at once."""
-    services: Services = request.app.state.services
+    """Have the command done that the path names, before the next step of each loaded model; answers at once."""
     if not request.state.context.tenant.is_operator:
         raise operator_required(request.url.path)
-    services.gate.require_ready()
-    services.model.send(OPERATOR_COMMANDS[request.url.path.removeprefix("/")])
+    for services in require_ready(request).loaded:
+        services.model.send(OPERATOR_COMMANDS[request.url.path.removeprefix("/")])
     return Response(b'{"status":"ok"}', media_type="application/json")

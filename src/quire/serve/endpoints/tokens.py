@@ -7,12 +7,11 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.serve.endpoints.line import fields_of
-from quire.serve.errors import model_not_found
+from quire.serve.endpoints.line import fields_of, require_ready
 from quire.serve.frame import RequestContext
+from quire.serve.loading.model_set import ModelSet
 from quire.serve.render.answer import json_answer
 from quire.serve.run.prompts import conversation_ids, encoded, off_loop_if_long
-from quire.serve.schemas.common import same_model
 from quire.serve.schemas.tokens import (
     DetokenizeAnswer,
     DetokenizeRequest,
@@ -28,10 +27,12 @@ from quire.serve.translate.tokens import require_token_ids, required_tokenizer, 
 
 async def tokenize(request: Request) -> Response:
     """Answer with the token ids of a text or of a conversation."""
-    services, context = _open(request)
-    fields = await fields_of(request, TokenizeRequest)
+    require_ready(request)
+    context: RequestContext = request.state.context
+    fields, services = await fields_of(request, TokenizeRequest)
 
     async def work() -> Response:
+        await _loaded(request, services)
         tokenizer = required_tokenizer(services)
         given, special = text_to_encode(fields, tokenizer), fields.add_special_tokens is not False
         if isinstance(given, str):
@@ -51,10 +52,12 @@ async def tokenize(request: Request) -> Response:
 
 async def detokenize(request: Request) -> Response:
     """Answer with the text of token ids, special ones too."""
-    services, context = _open(request)
-    fields = await fields_of(request, DetokenizeRequest)
+    require_ready(request)
+    context: RequestContext = request.state.context
+    fields, services = await fields_of(request, DetokenizeRequest)
 
     async def work() -> Response:
+        await _loaded(request, services)
         tokenizer = required_tokenizer(services)
         require_token_ids(fields.tokens, services.model.limits)
         decode = partial(tokenizer.decode, fields.tokens, skip_special_tokens=False)
@@ -63,27 +66,25 @@ async def detokenize(request: Request) -> Response:
     return await unless_gone(request, work, services.config)
 
 
-def _open(request: Request) -> tuple[Services, RequestContext]:
-    """Return what serves a call, and whose it is; a server that answers nobody reads no body."""
-    services: Services = request.app.state.services
+async def _loaded(request: Request, services: Services) -> None:
+    """Return when the model is loaded; it stays until the call ends. Mutates."""
+    models: ModelSet = request.app.state.models
+    request.state.context.stay = await models.stay(services, request.state.context.tenant)
     services.gate.require_ready()
-    return services, request.state.context
 
 
 async def models(request: Request) -> Response:
-    """Answer with the names of the model, under any of which it can be called."""
-    services: Services = request.app.state.services
-    services.gate.require_ready()
-    return json_answer(ModelList("list", [_card(services, name) for name in services.model_names]))
+    """Answer with all models, under each of their names."""
+    served = require_ready(request).models
+    return json_answer(ModelList("list", [_card(each, name) for each in served for name in each.model_names]))
 
 
 async def model(request: Request) -> Response:
     """Answer with what there is to know of one name."""
-    services: Services = request.app.state.services
+    models: ModelSet = request.app.state.models
     name = request.path_params["model_id"]
-    if not any(same_model(name, served) for served in services.model_names):
-        raise model_not_found(name)
-    services.gate.require_ready()
+    services = models.find(name)
+    require_ready(request)
     return json_answer(_card(services, name))
 
 
@@ -93,7 +94,8 @@ def _card(services: Services, name: str) -> ModelCard:
         object="model",
         created=services.created_s,
         owned_by="quire",
-        root=services.model_names[0],
+        root=services.name,
         parent=None,
         max_model_len=services.model.limits.max_model_len,
+        state=services.model.state.value,
     )

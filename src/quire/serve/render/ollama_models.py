@@ -1,14 +1,17 @@
-"""What Ollama's interface tells of the model: in lists, and of one name. It comes from the start-up table."""
+"""What Ollama's interface tells of models: in lists, and of one name. It comes from their start-up tables."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Any, Final
 
 from quire.core.sampling_params import PARAMETERS, SamplingParams
+from quire.serve.loading.model_set import ModelSet
+from quire.serve.model import ServedModel
 from quire.serve.reasoning import is_thinking_format
 from quire.serve.schemas.common import LATEST
 from quire.serve.schemas.ollama import (
@@ -18,50 +21,79 @@ from quire.serve.schemas.ollama import (
     LoadedModel,
     LoadedModels,
     ModelDetails,
+    OllamaAnswer,
+    OllamaChatAnswer,
+    OllamaChatRequest,
+    OllamaFields,
+    OllamaGenerateAnswer,
+    OllamaMessage,
     ShownModel,
 )
 from quire.serve.services import Services
 from quire.serve.tools import create_tool_format
 
 STAYS: Final = timedelta(days=36_500)
-"""How long the model stays loaded, in the eyes of clients: as long as the server runs."""
+"""How long a model stays loaded, in the eyes of clients, that is never unloaded."""
 
 
-def listed_models(services: Services) -> ListedModels:
-    """Return the model under each of its names. Does not mutate."""
+def listed_models(models: Sequence[Services]) -> ListedModels:
+    """Return all models, each under each of its names. Does not mutate."""
+    return ListedModels([listed for services in models for listed in _listed(services)])
+
+
+def _listed(services: Services) -> Iterator[ListedModel]:
     size, digest, details = services.model.report.plan.needs.weight_bytes, _digest(services), _details(services)
-    return ListedModels(
-        [
-            ListedModel(name=name, model=name, modified_at=_began(services), size=size, digest=digest, details=details)
-            for name in _names(services)
-        ]
-    )
+    for name in _names(services):
+        yield ListedModel(
+            name=name, model=name, modified_at=_began(services), size=size, digest=digest, details=details
+        )
 
 
-def loaded_models(services: Services) -> LoadedModels:
-    """Return the model under each of its names, with its memory. Does not mutate."""
-    plan = services.model.report.plan
-    is_on_host = plan.needs.host_bytes is None
+def loaded_models(models: ModelSet) -> LoadedModels:
+    """Return the models that are loaded, each under each of its names, with its memory. Does not mutate."""
+    now = datetime.now(UTC)
     return LoadedModels(
         [
-            LoadedModel(
-                name=name,
-                model=name,
-                size=plan.total_bytes,
-                digest=_digest(services),
-                details=_details(services),
-                expires_at=_began(services) + STAYS,
-                size_vram=0 if is_on_host else plan.total_bytes,
-                context_length=plan.max_model_len,
-            )
-            for name in _names(services)
+            loaded
+            for services in models.loaded
+            for loaded in _loaded(services, models.residency.expires_in_s(services.name), now)
         ]
     )
 
 
-def shown_model(services: Services, name: str | None) -> ShownModel:
-    """Return what there is to know of the model. Does not mutate."""
-    report, tokenizer, config = services.model.report, services.model.tokenizer, services.config
+def _loaded(services: Services, expires_in_s: float, now: datetime) -> Iterator[LoadedModel]:
+    plan = services.model.report.plan
+    is_on_host = plan.needs.host_bytes is None
+    expires_at = _began(services) + STAYS if math.isinf(expires_in_s) else now + timedelta(seconds=expires_in_s)
+    for name in _names(services):
+        yield LoadedModel(
+            name=name,
+            model=name,
+            size=plan.total_bytes,
+            digest=_digest(services),
+            details=_details(services),
+            expires_at=expires_at,
+            size_vram=0 if is_on_host else plan.total_bytes,
+            context_length=plan.max_model_len,
+        )
+
+
+def unloaded_model(fields: OllamaFields, services: Services) -> OllamaAnswer:
+    """Return the answer to a call that unloads a model. Does not mutate."""
+    told: dict[str, Any] = {
+        "model": fields.model or services.name,
+        "created_at": datetime.now(UTC),
+        "done": True,
+        "done_reason": "unload",
+    }
+    if isinstance(fields, OllamaChatRequest):
+        return OllamaChatAnswer(**told, message=OllamaMessage("assistant", ""))
+    return OllamaGenerateAnswer(**told, response="")
+
+
+def shown_model(services: Services, model: ServedModel, name: str | None) -> ShownModel:
+    """Return what there is to know of `model`, that of the services or a copy without an engine. Does not mutate."""
+    report, tokenizer, config = model.report, model.tokenizer, services.config
     template, details = "" if tokenizer is None else tokenizer.template_source(), _details(services)
     with_tools = "" if tokenizer is None else tokenizer.template_source(with_tools=True)
     capabilities = {
@@ -71,7 +103,7 @@ def shown_model(services: Services, name: str | None) -> ShownModel:
     }
     return ShownModel(
         modelfile=f"# served by quire\nFROM {name or services.model_names[0]}\n",
-        parameters="\n".join(_parameters(services.model.get_default_sampling_params())),
+        parameters="\n".join(_parameters(model.get_default_sampling_params())),
         template=template,
         details=details,
         model_info={

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import ClassVar, Final, Literal
 
 import msgspec
@@ -68,7 +67,7 @@ def same_model(asked: str, served: str) -> bool:
 
 
 class ModelFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """What every call says: which model it is for. None: the one that is served."""
+    """What every call says: which model it is for. None: the first that is served."""
 
     has_batch: ClassVar[bool] = False  # several prompts in one body
     has_text: ClassVar[bool] = True
@@ -76,10 +75,6 @@ class ModelFields(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     paths: ClassVar[tuple[str, ...]] = ()  # of fields within fields, to suggest for one that is not known
 
     model: str | None = None
-
-    def is_for(self, names: Collection[str]) -> bool:
-        """Return whether one of these names is that of the model. Does not mutate."""
-        return self.model is None or any(same_model(self.model, name) for name in names)
 
 
 class StreamFields(ModelFields, kw_only=True, forbid_unknown_fields=True):

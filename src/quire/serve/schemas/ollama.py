@@ -33,7 +33,7 @@ OPTION_NAMES: Final[Mapping[str, str]] = MappingProxyType(
 )
 """A sampling parameter → the option that is the same."""
 
-DoneReason = FinishReason | Literal["load"]
+DoneReason = FinishReason | Literal["load", "unload"]
 
 
 class OllamaOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -215,7 +215,7 @@ class ListedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoadedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that is loaded, with the memory it takes: its share of a GPU, too."""
+    """A model that is loaded, with the memory it takes, its share of a GPU, and when it will be unloaded."""
 
     name: str
     model: str

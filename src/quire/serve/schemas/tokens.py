@@ -46,7 +46,7 @@ class DetokenizeAnswer(msgspec.Struct, frozen=True):
 
 
 class ModelCard(msgspec.Struct, frozen=True):
-    """A model that is served."""
+    """A model that is served. `state` is ready, or what it is instead: unloaded, starting, restarting."""
 
     id: str
     object: Literal["model"]
@@ -55,6 +55,7 @@ class ModelCard(msgspec.Struct, frozen=True):
     root: str
     parent: str | None
     max_model_len: int
+    state: str
 
 
 class ModelList(msgspec.Struct, frozen=True):

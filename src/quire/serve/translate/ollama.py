@@ -20,6 +20,7 @@ from quire.core.sampling_params import SamplingParams
 from quire.engine.text.prompts import ChatOptions, Prompt, estimated_tokens
 from quire.serve.answer_form import AnswerForm
 from quire.serve.errors import unsupported
+from quire.serve.loading.keep_alive import keep_alive_s
 from quire.serve.run.request import GenerationRequest
 from quire.serve.schemas.ollama import (
     OPTION_NAMES,
@@ -69,6 +70,24 @@ def ollama_generate_request(fields: OllamaGenerateRequest, services: Services) -
     if messages and fields.system:
         messages.insert(0, {"role": "system", "content": fields.system})
     return _conversation(fields, services, messages, None, "prompt")
+
+
+def asks_nothing(fields: OllamaFields) -> bool:
+    """Return whether a call only loads its model, or unloads it. Does not mutate."""
+    match fields:
+        case OllamaChatRequest():
+            return not fields.messages
+        case OllamaGenerateRequest():
+            return not fields.prompt
+    return False
+
+
+def wanted_keep_alive_s(fields: OllamaFields) -> float | None:
+    """Return for how long the model is to stay loaded; None: it is not said. Raises for what is no time."""
+    try:
+        return None if fields.keep_alive is None else keep_alive_s(fields.keep_alive)
+    except ValueError as error:
+        raise InvalidRequestError("keep_alive", fields.keep_alive, str(error)) from None
 
 
 def _conversation(

@@ -25,6 +25,7 @@ const WHOSE = ["num_blocks", "scope", "tenant"]; // of the hello: whose memory i
 const find = (id) => document.getElementById(id);
 
 const STATES = {
+    unloaded: "The model is not loaded; the next request loads it.",
     starting: "The model is being loaded.",
     draining: "The server is shutting down: running requests may finish, new ones are refused.",
     unresponsive: "The engine has not responded for some seconds. The data shown is out of date.",
@@ -42,7 +43,7 @@ class Page {
         this.spokenAt = -SPEAK_EVERY_MS;
         this.isAsked = false;
         this.marked = null; // the request that stands out; null: none
-        this.live = new Live("live", {
+        this.live = new Live(`live${location.search}`, {
             onObject: (object) => this.take(object),
             onPhase: (...phase) => this.showPhase(...phase),
         });
@@ -99,6 +100,7 @@ class Page {
         this.chat.model = hello.model;
         document.title = `${hello.model} · quire`;
         find("model-name").textContent = hello.model;
+        this.offerModels(hello);
         find("scope").textContent = hello.scope === "operator" ? "operator" : `tenant ${hello.tenant}`;
         find("scope").title = hello.scope === "operator" ? "Everything is shown." : "Only what is your own is shown.";
         document.body.dataset.scope = hello.scope;
@@ -111,6 +113,16 @@ class Page {
             this.history.fill(hello.history, hello.num_blocks, Date.now() / 1000);
         }
         this.map.show(this.model.memory, (id) => this.model.lookOf(id));
+    }
+
+    /** Let the user choose among the models of the server; the address keeps the choice. Mutates. */
+    offerModels({ model, models }) {
+        const select = find("model-select");
+        select.replaceChildren(...models.map((name) => new Option(name, name, false, name === model)));
+        select.onchange = () => {
+            location.search = `?${new URLSearchParams({ model: select.value })}`;
+        };
+        find("model-choice").hidden = models.length < 2;
     }
 
     /** Show how the model is called from here, and what it is. Mutates. */

@@ -1,0 +1,99 @@
+"""The models of a server, made from the settings of their engines: planned together, none of them loaded yet."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from quire.core.clock import Clock
+from quire.core.config import EngineConfig
+from quire.core.errors import InvalidConfigError
+from quire.engine.process.heartbeat import Patience
+from quire.engine.process.supervised import SupervisedLLM, server_text_pool
+from quire.engine.text.tenant_pool import TenantPool
+from quire.serve.config import ServerConfig
+from quire.serve.loading.budget import plan_fleet
+from quire.serve.loading.loadable import LoadableModel, PlannedModel
+from quire.serve.loading.model_set import ModelSet
+from quire.serve.loading.residency import Residency
+from quire.serve.model import ReloadableModel, SupervisedModel
+from quire.serve.schemas.common import LATEST
+from quire.serve.services import make_server_services, make_services, model_name, services_of
+
+if TYPE_CHECKING:
+    from quire.engine.factory import EngineBlueprint
+
+MAX_READING: Final = 16
+"""Calls that may wait to read about models which are not loaded."""
+
+
+def only_model(model: ReloadableModel, config: ServerConfig, clock: Clock) -> ModelSet:
+    """Return the set of one model that exists already; it has all the memory there is."""
+    services = make_services(model, config, clock)
+    return ModelSet(services, [services], Residency(clock, 0, {services.name: 0}, math.inf))
+
+
+def make_model_set(
+    configs: Sequence[EngineConfig], config: ServerConfig, clock: Clock, *, num_named: int = 1
+) -> ModelSet:
+    """Return the models with these settings; raises for settings that cannot be, and for two models of one name.
+
+    The first `num_named` were named by the user: they must be possible, and the first of them is loaded at once.
+    """
+    _require_different_names(configs, config)
+    fleet = plan_fleet(configs, num_named, config.models_at_once)
+    server = make_server_services(config, clock)
+    maker = _ModelMaker(config)
+    models = [
+        services_of(server, maker.model(blueprint, opens=not index and num_named > 0))
+        for index, blueprint in enumerate(fleet.blueprints)
+    ]
+    sizes = {
+        each.name: blueprint.report.plan.engine_bytes for each, blueprint in zip(models, fleet.blueprints, strict=True)
+    }
+    keep_alive_s = math.inf if len(models) == 1 else config.keep_alive_s
+    return ModelSet(
+        server,
+        models,
+        Residency(clock, fleet.budget_bytes, sizes, keep_alive_s),
+        broken=[(model_name(path), reason) for path, reason in fleet.broken],
+        loads_first=num_named > 0,
+    )
+
+
+class _ModelMaker:
+    """Makes models that share threads."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._patience = Patience(config.max_step_s, config.max_silence_s)
+        self._text_pool = server_text_pool()
+        self._load_pool = TenantPool("quire-load", num_threads=1, max_waiting=MAX_READING)
+
+    def model(self, blueprint: EngineBlueprint, *, opens: bool) -> LoadableModel:
+        """Return a model; `opens` reads its tokenizer now, so that a server does not start with a broken one."""
+        plan = PlannedModel(blueprint.config, blueprint.report, blueprint.limits, blueprint.default_sampling)
+        return LoadableModel(
+            plan,
+            partial(self._open, blueprint.config),
+            text_pool=self._text_pool,
+            load_pool=self._load_pool,
+            opened=self._open(blueprint.config, blueprint) if opens else None,
+        )
+
+    def _open(self, config: EngineConfig, blueprint: EngineBlueprint | None = None) -> SupervisedModel:
+        return SupervisedLLM(config, patience=self._patience, text_pool=self._text_pool, blueprint=blueprint)
+
+
+def _require_different_names(configs: Sequence[EngineConfig], config: ServerConfig) -> None:
+    """Raise `InvalidConfigError` where clients could not tell two models apart."""
+    if len(configs) > 1 and config.served_model_name:
+        allowed = "one model; several go by their own names"
+        raise InvalidConfigError("served_model_name", config.served_model_name[0], allowed)
+    seen: dict[str, str] = {}
+    for each in configs:
+        name = model_name(each.model)
+        other = seen.setdefault(name.removesuffix(LATEST), each.model)
+        if other is not each.model:
+            raise InvalidConfigError("model", each.model, f"a name other than {name!r}, which {other} has too")
