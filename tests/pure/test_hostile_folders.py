@@ -289,6 +289,35 @@ def test_a_family_that_does_not_run_is_named_with_those_that_do(folder: Path) ->
     assert all(name in str(caught.value) for name in FAMILIES)
 
 
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("MambaForCausalLM", "its layers are state-space layers (Mamba)"),
+        ("FalconMambaForCausalLM", "its layers are state-space layers (Mamba)"),
+        ("JambaForCausalLM", "some of its layers are state-space layers"),
+        ("FalconH1ForCausalLM", "some of its layers are state-space layers"),
+        ("Zamba2ForCausalLM", "some of its layers are state-space layers"),
+        ("Qwen3NextForCausalLM", "it has linear attention"),
+        ("Qwen3_5ForConditionalGeneration", "it has linear attention"),
+        ("RecurrentGemmaForCausalLM", "its layers are recurrent"),
+        ("Rwkv7ForCausalLM", "its layers are recurrent"),
+        ("Lfm2ForCausalLM", "some of its layers are short convolutions"),
+        ("DeepseekV2ForCausalLM", "it keeps one latent for all heads (MLA)"),
+        ("BloomForCausalLM", "its positions are by ALiBi"),
+        ("Qwen2VLForConditionalGeneration", "it reads images or sound, or has an encoder"),
+        ("BertForSequenceClassification", "it writes no text"),
+    ],
+)
+@pytest.mark.parametrize("settings", [{}, {"auto_map": {"AutoModelForCausalLM": "own.Own"}}], ids=["plain", "own-code"])
+def test_a_family_with_other_layers_is_refused_with_what_it_has(
+    family: str, reason: str, settings: dict[str, object], folder: Path
+) -> None:
+    (folder / "config.json").write_text(json.dumps({"architectures": [family], **settings}))
+    with pytest.raises(ModelError) as caught:
+        read_model(ModelFolder(folder))
+    assert f"a model of the family '{family}', which quire cannot run: {reason}. Use a model of" in str(caught.value)
+
+
 # --- anything --------------------------------------------------------------------------------------------------------
 
 MUTATED = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors")
