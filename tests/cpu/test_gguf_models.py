@@ -192,6 +192,15 @@ def test_what_the_folder_cannot_run_the_file_cannot_either(tmp_path: Path) -> No
         read_model(GgufFile(path))
 
 
+def test_norms_of_heads_in_a_stablelm_are_refused_by_their_name(tmp_path: Path) -> None:
+    path = write_gguf(golden("stablelm", tmp_path / "model"), tmp_path / "m.gguf")
+    header, spec = GgufHeader.read(path), read_model(GgufFile(path)).spec
+    norms = {"blk.0.attn_q_norm.weight": replace(header.tensors["output_norm.weight"], shape=(4, 8))}
+    more = GgufTensors(replace(header, tensors={**header.tensors, **norms}))
+    with pytest.raises(CheckpointError, match=r"m\.gguf: tensors \(extra: blk\.0\.attn_q_norm\.weight\) is "):
+        WeightReader(spec, more, "float32")
+
+
 def test_the_experts_of_all_tensors_are_counted_together(tmp_path: Path) -> None:
     header = GgufHeader.read(write_gguf(golden("qwen3-moe", tmp_path / "model"), tmp_path / "m.gguf"))
     many = replace(header.tensors["blk.0.ffn_gate_exps.weight"], shape=(4096, 1, 1))

@@ -147,6 +147,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2-pattern": ("cohere2", {"num_hidden_layers": 5, "layer_types": None}),
     "starcoder2-far": ("starcoder2", {"use_bias": False, "sliding_window": None, "tie_word_embeddings": False}),
     "stablelm-parallel": ("stablelm", {"use_parallel_residual": True, "use_qkv_bias": True}),
+    "stablelm-12b": ("stablelm", {"use_parallel_residual": True, "qk_layernorm": True}),
     "falcon-7b": ("falcon", {"new_decoder_architecture": False, "bias": True}),
     "falcon-11b": ("falcon", {"num_ln_in_parallel_attn": 1, "ffn_hidden_size": 40, "tie_word_embeddings": False}),
     "falcon-in-turn": (

@@ -599,7 +599,7 @@ def test_gpt2_and_opt_in_other_forms(tmp_path: Path) -> None:
             "mlp_only_layers is [48]; allowed: a list of integers from 0 to 47",
         ),
         ("Qwen3-30B-A3B", {"mlp_only_layers": 1}, "mlp_only_layers is 1; allowed: a list of integers from 0 to 47"),
-        ("Qwen3-30B-A3B", {"num_experts": 4}, "experts per token is 8; allowed: from 1 to 4"),
+        ("Qwen3-30B-A3B", {"num_experts": 4}, "num_experts_per_tok is 8; allowed: an integer from 1 to 4"),
         ("gemma-2-2b", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True; allowed: false"),
         ("gemma-2-2b", {"hidden_activation": "quick_gelu"}, "hidden_activation is 'quick_gelu'; allowed: one of silu"),
         ("gemma-2-2b", {"final_logit_softcapping": 0}, "final_logit_softcapping is 0; allowed: a number above 0"),
@@ -817,6 +817,56 @@ def test_a_setting_of_llama_that_is_not_understood_is_refused(
     with pytest.raises(CheckpointError) as refused:
         read(tmp_path, tiny_llama_config() | changes)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        (
+            "SmolLM3-3B",
+            {"no_rope_layers": [1, 0]},
+            "no_rope_layers is [1, 0]; allowed: a list of 0 and 1 for 36 layers",
+        ),
+        ("SmolLM3-3B", {"no_rope_layers": [2] * 36}, "allowed: a list of 0 and 1 for 36 layers"),
+        ("c4ai-command-r7b", {"layer_types": ["full_attention"] * 32}, "a sliding layer, because only those have"),
+        ("c4ai-command-r7b", {"use_qk_norm": True}, "use_qk_norm is True; allowed: false"),
+        (
+            "stablelm-2-1_6b",
+            {"qk_layernorm": True, "num_attention_heads": 512, "num_key_value_heads": 512, "head_dim": 8}
+            | {"num_hidden_layers": 129},
+            "at most 65536",
+        ),
+        ("falcon-7b", {"alibi": True}, "alibi is True; allowed: false, because quire has no positions by ALiBi"),
+        ("falcon-40b", {"parallel_attn": False}, "parallel_attn is False; allowed: true with new_decoder_architecture"),
+        ("falcon-40b", {"num_ln_in_parallel_attn": 3}, "num_ln_in_parallel_attn is 3; allowed: an integer from 1 to 2"),
+        ("phi-2", {"qk_layernorm": True}, "qk_layernorm is True; allowed: false"),
+        (
+            "Olmo-3-7B",
+            {"rope_scaling": None, "rope_parameters": {"rope_theta": 1e4}},
+            "settings for full_attention and",
+        ),
+    ],
+)
+def test_a_setting_of_a_newer_family_that_nothing_interprets_is_refused(
+    name: str, changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError) as refused:
+        read(tmp_path, published(name, **changes))
+    assert message in str(refused.value)
+
+
+def test_only_the_far_layers_of_olmo_3_are_stretched(tmp_path: Path) -> None:
+    layers = read(tmp_path, published("Olmo-3-7B")).spec.layers
+    near, far = layers[0].rope, layers[3].rope
+    assert near is not None and far is not None
+    assert (near.scale, far.scale) == (1.0, pytest.approx(1.2079441541679836))
+    assert near.inverse_frequencies[-1] == pytest.approx(500_000 ** (-126 / 128))
+    assert far.inverse_frequencies[-1] == pytest.approx(near.inverse_frequencies[-1] / 8)
+
+
+def test_a_spec_of_parallel_layers_has_no_experts() -> None:
+    with pytest.raises(CheckpointError, match="sparse and parallel"):
+        replace(SPECS["experts"], parallel=True)
 
 
 def test_biases_of_llama_are_those_of_its_settings(tmp_path: Path) -> None:

@@ -286,7 +286,6 @@ def _stablelm(settings: _Settings) -> dict[str, object]:
         **_turned(settings),
         "use_qkv_bias": "blk.0.attn_q.bias" in settings.tensors,
         "use_parallel_residual": "blk.0.ffn_norm.weight" not in settings.tensors,
-        "qk_layernorm": "blk.0.attn_q_norm.weight" in settings.tensors,
     }
 
 

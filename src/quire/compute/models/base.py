@@ -108,7 +108,8 @@ class PartShape:
 class WeightSource:
     """Where a checkpoint keeps a part: in the tensors `stem`.weight and, with a bias, `stem`.bias.
 
-    The stem is a template of `{layer}` and, for experts, `{expert}`. Parts with the same stem are fused:
+    The stem is a template of `{layer}` and, for experts, `{expert}`; with `{head}`, a norm has a tensor for
+    each head. Parts with the same stem are fused:
     each has the rows from `first_row` on, and together they must fill the tensor. With a `run` they take
     turns: each has that many of every `period` rows. `transposed`: the file has `[in, out]`; `first_row`
     still counts along `out`.
@@ -125,12 +126,12 @@ class WeightSource:
     adjacent: tuple[int, int] | None = None
 
     def stem_of(self, layer: int = 0, expert: int = 0) -> str:
-        """Return the name without `.weight` or `.bias`.
+        """Return the name without `.weight` or `.bias`; `{head}` stays.
 
         >>> WeightSource("layers.{layer}.experts.{expert}.up").stem_of(3, 1)
         'layers.3.experts.1.up'
         """
-        return self.stem.format(layer=layer, expert=expert)
+        return self.stem.format(layer=layer, expert=expert, head="{head}")
 
     def rows_of(self, count: int) -> slice | list[int]:
         """Return which rows of the tensor are a part of `count` rows, in the part's order.

@@ -82,10 +82,12 @@ def llama_like(config: ConfigFile, max_length: int | None, layers: Sequence[Laye
 
 def _attention(config: ConfigFile) -> AttentionSpec:
     heads, size = config.size("num_attention_heads", high=MAX_HEADS), head_dim(config)
-    bias = config.flag("attention_bias", False)
+    kv_heads, bias = config.size("num_key_value_heads", heads, high=MAX_HEADS), config.flag("attention_bias", False)
+    if heads % kv_heads:
+        raise config.error("num_attention_heads", f"a multiple of the {kv_heads} kv heads")
     return AttentionSpec(
         num_heads=heads,
-        num_kv_heads=config.size("num_key_value_heads", heads, high=MAX_HEADS),
+        num_kv_heads=kv_heads,
         head_dim=size,
         scale=size**-0.5,
         bias=bias,

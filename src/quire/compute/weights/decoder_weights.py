@@ -139,6 +139,9 @@ def expected_tensors(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     ranges: dict[str, list[tuple[int, int]]] = {}
     tensors: dict[str, tuple[int, ...]] = {}
     for place in _places(spec):
+        if "{head}" in place.stem:
+            tensors |= dict.fromkeys(place.head_names(), place.shape.weight[1:])
+            continue
         first, rows, rest = place.source.first_row, place.shape.weight[0], place.shape.weight[1:]
         run = place.source.run or rows
         ranges.setdefault(place.stem, []).append((first, first + run))
@@ -203,6 +206,11 @@ class _Place:
         if codes:
             return rows * coded_row_bytes(codes, self.shape.weight[1]) + bias
         return math.prod(self.shape.weight) * NUMBER_BYTES[self.dtype(of.dtype)] + bias
+
+    def head_names(self) -> list[str]:
+        """Return the tensors of a norm of heads, one after another; one tensor if all heads are in it."""
+        heads = range(self.shape.weight[0] if "{head}" in self.stem else 1)
+        return [f"{self.stem.replace('{head}', str(head))}.weight" for head in heads]
 
     @property
     def rows(self) -> slice | list[int]:
@@ -325,7 +333,8 @@ class WeightReader:
             weight = np.ascontiguousarray(self._read(name, place)[:, place.rows].T)
             weight.flags.writeable = False
         elif place.part in HEAD_NORMS:
-            weight = _picked(lambda some: self._checkpoint.tensor(name).reshape(-1)[some], rows)
+            each = [self._checkpoint.tensor(self._named(one)).reshape(-1) for one in place.head_names()]
+            weight = _picked(lambda some: np.concatenate(each)[some], rows)
         else:
             weight = _picked(lambda some: self._read(name, place, some), rows)
         if not place.shape.bias:
@@ -341,8 +350,10 @@ class WeightReader:
         return self._checkpoint.bfloat16_bits(name, rows) if half else self._checkpoint.tensor(name, rows)
 
     def _rows(self, name: str, place: _Place) -> slice | list[int]:
-        rows, fused = place.rows, self._checkpoint.entries[name].shape[0] != place.shape.weight[0]
-        return rows if fused or isinstance(rows, list) else EVERYTHING
+        rows = place.rows
+        if isinstance(rows, list) or place.part in HEAD_NORMS:
+            return rows
+        return rows if self._checkpoint.entries[name].shape[0] != place.shape.weight[0] else EVERYTHING
 
     def _named(self, name: str) -> str:
         return name.removeprefix(self._absent_prefix)
