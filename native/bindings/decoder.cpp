@@ -28,6 +28,14 @@ Activation activation_of(const std::string& name) {
     return kByName.at(name);
 }
 
+HeadNorm head_norm_of(const std::string& name) {
+    static const std::map<std::string, HeadNorm> kByName = {{"none", HeadNorm::kNone},
+                                                            {"head", HeadNorm::kHead},
+                                                            {"each_head", HeadNorm::kEachHead},
+                                                            {"all_heads", HeadNorm::kAllHeads}};
+    return kByName.at(name);
+}
+
 NormShape norm_of(const nb::dict& fields) {
     return {.epsilon = field<float>(fields, "epsilon"),
             .center = field<bool>(fields, "center"),
@@ -49,12 +57,16 @@ DecoderShape shape_of(const nb::dict& fields) {
     shape.normalize_experts = field<bool>(fields, "normalize_experts");
     shape.gated = field<bool>(fields, "gated");
     shape.tied_head = field<bool>(fields, "tied_head");
-    shape.qk_norm = field<bool>(fields, "qk_norm");
+    shape.qk_norm = head_norm_of(field<std::string>(fields, "qk_norm"));
+    shape.parallel = field<bool>(fields, "parallel");
+    shape.shared_norm = field<bool>(fields, "shared_norm");
     shape.activation = activation_of(field<std::string>(fields, "activation"));
     shape.norm = norm_of(field<nb::dict>(fields, "norm"));
     shape.head_norm = norm_of(field<nb::dict>(fields, "head_norm"));
     shape.attention_scale = field<float>(fields, "attention_scale");
     shape.score_soft_cap = field<float>(fields, "score_soft_cap");
+    shape.residual_scale = field<float>(fields, "residual_scale");
+    shape.logit_scale = field<float>(fields, "logit_scale");
     shape.logit_soft_cap = field<float>(fields, "logit_soft_cap");
     shape.embedding_scale = field<float>(fields, "embedding_scale");
     shape.learned_positions = field<int>(fields, "learned_positions");

@@ -1,10 +1,10 @@
 #include "quire/decoder.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstring>
 
+#include "activations.h"
 #include "attention_pieces.h"
 #include "quire/linear_pieces.h"
 
@@ -24,12 +24,6 @@ NormView view_of(const NormShape& shape, const NormWeights& weights) {
             .unit_offset = shape.unit_offset};
 }
 
-// A tile of the product of one expert.
-struct ExpertPiece {
-    int expert;
-    LinearTile tile;
-};
-
 // The part of a step that a member holds by value, because it may be late (see ThreadTeam::run).
 struct StepCall : StepView {
     StepCall(const StepView& view, const StepResultView& results) : StepView(view), results(results) {}
@@ -38,69 +32,7 @@ struct StepCall : StepView {
     std::vector<int> num_attention_pieces;  // per KV group
 };
 
-// The floats that each token and each logit of a step takes, in addition to what is fixed.
-struct ActivationSizes {
-    explicit ActivationSizes(const DecoderShape& shape)
-        : hidden(round_up(std::max(shape.hidden_size, shape.embedding_size), kPanelWidth)),
-          query(round_up(shape.num_heads * shape.head_dim, kPanelWidth)),
-          key(round_up(shape.num_kv_heads * shape.head_dim, kPanelWidth)),
-          inner(round_up(std::max(shape.intermediate_size, shape.expert_size), kPanelWidth)),
-          experts(round_up(shape.num_experts, kPanelWidth)),
-          logits(round_up(shape.vocab_size, kPanelWidth)) {
-        for (const RopeShape& rope : shape.ropes) angles += rope.rotary_dim;
-    }
-
-    // Of the rows of a product, rounded: every product of a step uses the same memory.
-    std::size_t rounded_bytes(std::size_t tokens, std::size_t assignments, std::size_t logits) const {
-        return std::max({RoundedRows::bytes(std::max(hidden, query), static_cast<int>(tokens)),
-                         RoundedRows::bytes(std::max(hidden, inner), static_cast<int>(assignments)),
-                         RoundedRows::bytes(hidden, static_cast<int>(logits))});
-    }
-
-    int hidden, query, key, inner, experts, logits;
-    int angles = 0;
-};
-
 }  // namespace
-
-struct Decoder::Activations {
-    int num_tokens = 0;
-    int num_logits = 0;
-    Buffer<float> hidden, normed, update;    // [num_tokens, hidden]
-    Buffer<float> query, attended;           // [num_tokens, query]
-    Buffer<float> key, value;                // [num_tokens, key]
-    Buffer<float> inner;                     // [num_tokens (each times its experts), inner]
-    Buffer<float> angles;                    // [num_tokens, angles]: per rope cosines, then sines
-    Buffer<float> wanted, wanted_projected;  // [num_logits, hidden]
-    Buffer<float> scratch;                   // per member: attention_scratch
-    Buffer<std::byte> rounded;               // the rows of a product
-    // Experts: the tokens are sorted by expert into assignments, [num_tokens * experts_per_token].
-    Buffer<float> router;                       // [num_tokens, experts]
-    Buffer<float> expert_input, expert_output;  // [assignments, hidden]
-    std::vector<int> assigned_token;            // per assignment
-    std::vector<int> assigned_next;             // per expert: the place of its next token
-    std::vector<int> chosen;                    // [num_tokens, experts_per_token], ascending
-    std::vector<float> chosen_weight;           // [num_tokens, experts_per_token]
-    std::vector<int> place_of;                  // [num_tokens, experts_per_token]: the assignment of each
-    std::vector<int> expert_starts;             // [num_experts + 1]
-    std::vector<ExpertPiece> expert_up_pieces;
-    std::vector<ExpertPiece> expert_down_pieces;
-    // Their number. Atomic: one member sets it while others may read it.
-    std::atomic<int> num_expert_up_pieces{0};
-    std::atomic<int> num_expert_down_pieces{0};
-    std::vector<AttentionPieces> attention_pieces;  // per KV group
-};
-
-std::size_t activation_bytes(const DecoderShape& shape, int num_tokens, int num_logits, int num_threads) {
-    const ActivationSizes sizes(shape);
-    const std::size_t per_token = 3 * sizes.hidden + 2 * sizes.query + 2 * sizes.key + sizes.angles;
-    const std::size_t assignments = std::max(1, shape.experts_per_token);
-    std::size_t floats = num_tokens * (per_token + assignments * sizes.inner);
-    if (shape.num_experts > 0) floats += num_tokens * (sizes.experts + 2 * assignments * sizes.hidden);
-    floats += static_cast<std::size_t>(num_logits) * 2 * sizes.hidden;
-    floats += num_threads * attention_scratch(shape.head_dim);
-    return floats * sizeof(float) + sizes.rounded_bytes(num_tokens, num_tokens * assignments, num_logits);
-}
 
 Decoder::Decoder(DecoderShape shape, const Kernels& kernels, ThreadTeam& team)
     : shape_(std::move(shape)), kernels_(kernels), team_(team), activations_(std::make_unique<Activations>()) {
@@ -118,87 +50,6 @@ Decoder::~Decoder() { team_.quiesce(); }
 void Decoder::set_cache(std::vector<PagedKv> places) {
     team_.quiesce();
     cache_ = std::move(places);
-}
-
-std::size_t Decoder::weight_bytes() const {
-    std::size_t total = weights.embedding_in.num_bytes() + weights.embedding_out.num_bytes() + weights.head.num_bytes();
-    if (weights.embedding != nullptr) {
-        total += shape_.vocab_size * row_bytes(weights.embedding_type, shape_.embedding_size);
-    }
-    const auto norm = [](const NormWeights& norm) { return (norm.weight.size() + norm.bias.size()) * sizeof(float); };
-    total += weights.positions.size() * sizeof(float) + norm(weights.final_norm);
-    for (const LayerWeights& layer : weights.layers) {
-        for (const NormWeights* each :
-             {&layer.attention_norm, &layer.after_attention_norm, &layer.joined_attention_norm, &layer.mlp_norm,
-              &layer.after_mlp_norm, &layer.joined_mlp_norm, &layer.query_norm, &layer.key_norm}) {
-            total += norm(*each);
-        }
-        for (const PackedMatrix* each : {&layer.query, &layer.key, &layer.value, &layer.output, &layer.gate, &layer.up,
-                                         &layer.down, &layer.router}) {
-            total += each->num_bytes();
-        }
-        for (const ExpertWeights& expert : layer.experts) {
-            total += expert.gate.num_bytes() + expert.up.num_bytes() + expert.down.num_bytes();
-        }
-    }
-    return total;
-}
-
-void Decoder::reserve(int num_tokens, int num_logits) {
-    const ActivationSizes sizes(shape_);
-    Activations& a = *activations_;
-    if (num_tokens <= a.num_tokens && num_logits <= a.num_logits) return;
-    team_.quiesce();
-    if (num_tokens > a.num_tokens) {
-        a.num_tokens = 0;
-        const std::size_t tokens = num_tokens, assignments = tokens * std::max(1, shape_.experts_per_token);
-        for (Buffer<float>* buffer : {&a.hidden, &a.normed, &a.update}) buffer->allocate(tokens * sizes.hidden);
-        for (Buffer<float>* buffer : {&a.query, &a.attended}) buffer->allocate(tokens * sizes.query);
-        for (Buffer<float>* buffer : {&a.key, &a.value}) buffer->allocate(tokens * sizes.key);
-        a.inner.allocate(assignments * sizes.inner);
-        a.angles.allocate(tokens * sizes.angles);
-        if (shape_.num_experts > 0) {
-            a.router.allocate(tokens * sizes.experts);
-            for (Buffer<float>* buffer : {&a.expert_input, &a.expert_output}) {
-                buffer->allocate(assignments * sizes.hidden);
-            }
-            a.assigned_token.resize(assignments);
-            a.assigned_next.resize(shape_.num_experts);
-            a.chosen.resize(assignments);
-            a.chosen_weight.resize(assignments);
-            a.place_of.resize(assignments);
-            a.expert_starts.resize(shape_.num_experts + 1);
-            const std::size_t row_pieces = assignments / LinearPieces::kLeastRows + shape_.num_experts;
-            a.expert_up_pieces.reserve(row_pieces * LinearPieces::most_panel_pieces(sizes.inner / kPanelWidth));
-            a.expert_down_pieces.reserve(row_pieces * LinearPieces::most_panel_pieces(sizes.hidden / kPanelWidth));
-        }
-        for (AttentionPieces& pieces : a.attention_pieces) pieces.reserve(num_tokens, shape_.num_kv_heads);
-        a.num_tokens = num_tokens;
-    }
-    if (num_logits > a.num_logits) {
-        a.num_logits = 0;
-        for (Buffer<float>* buffer : {&a.wanted, &a.wanted_projected})
-            buffer->allocate(num_logits * std::size_t(sizes.hidden));
-        a.num_logits = num_logits;
-    }
-    const std::size_t assignments = std::size_t(a.num_tokens) * std::max(1, shape_.experts_per_token);
-    const std::size_t rounded = sizes.rounded_bytes(a.num_tokens, assignments, a.num_logits);
-    if (rounded > a.rounded.size()) a.rounded.allocate(rounded);
-    if (a.scratch.size() == 0) a.scratch.allocate(team_.size() * attention_scratch(shape_.head_dim));
-}
-
-void Decoder::prepare_memory(const std::vector<MemoryRange>& kv_memory) {
-    const Activations& a = *activations_;
-    std::vector<MemoryRange> ranges = {a.rounded.range()};
-    for (const Buffer<float>* buffer :
-         {&a.hidden, &a.normed, &a.update, &a.query, &a.attended, &a.key, &a.value, &a.inner, &a.angles, &a.wanted,
-          &a.wanted_projected, &a.scratch, &a.router, &a.expert_input, &a.expert_output}) {
-        ranges.push_back(buffer->range());
-    }
-    ranges.insert(ranges.end(), kv_memory.begin(), kv_memory.end());
-    const std::vector<MemoryRange> packed = weights.memory.ranges();
-    ranges.insert(ranges.end(), packed.begin(), packed.end());
-    preparer_.start(ranges);
 }
 
 // One step, as each member of the team computes it. All members hold the same call; pieces divide among them
@@ -228,8 +79,11 @@ class Decoder::Step {
     void run() {
         embed();
         for (std::size_t index = 0; index < shape_.layers.size(); ++index) {
-            attend(shape_.layers[index], weights_.layers[index]);
-            transform(shape_.layers[index], weights_.layers[index]);
+            const LayerShape& layer = shape_.layers[index];
+            const LayerWeights& weights = weights_.layers[index];
+            attend(layer, weights);
+            if (!shape_.parallel) leave_attention(weights);
+            transform(layer, weights);
         }
         finish();
     }
@@ -287,9 +141,9 @@ class Decoder::Step {
         return input;
     }
 
-    // hidden += after(matrix * input), then hidden = joined(hidden); the model may lack either norm.
+    // hidden += scale * after(matrix * input), then hidden = joined(hidden); the model may lack either norm.
     void join(const PackedMatrix& matrix, const Rows& input, const NormWeights& after, const NormWeights& joined) {
-        if (after.weight.empty()) {
+        if (after.weight.empty() && shape_.residual_scale == 1.0F) {
             linear(matrix, input, hidden_, view_.num_tokens, true);
         } else {
             linear(matrix, input, update_, view_.num_tokens, false);
@@ -303,6 +157,7 @@ class Decoder::Step {
         for_rows(view_.num_tokens, [&](int row) {
             float* update = update_.row(row);
             if (view.weight != nullptr) kernels_.normalize(update, update, shape_.hidden_size, view);
+            for (int i = 0; i < shape_.hidden_size; ++i) update[i] *= shape_.residual_scale;
             kernels_.add(hidden_.row(row), update, shape_.hidden_size);
         });
     }
@@ -355,6 +210,9 @@ class Decoder::Step {
         project(weights, normed(weights.attention_norm, weights.query, weights.key, weights.value));
         prepare_heads(layer, weights);
         member_.for_pieces(view_.num_attention_pieces[layer.kv_group], [&](int piece) { attend_piece(layer, piece); });
+    }
+
+    void leave_attention(const LayerWeights& weights) {
         join(weights.output, attended_, weights.after_attention_norm, weights.joined_attention_norm);
     }
 
@@ -386,14 +244,21 @@ class Decoder::Step {
         const int head_dim = shape_.head_dim;
         for_rows(view_.num_tokens, [&](int row) {
             const float* cosines = angles(row) + offset;
-            const auto prepare = [&](float* head, const NormView& norm) {
-                if (shape_.qk_norm) kernels_.normalize(head, head, head_dim, norm);
-                if (half > 0) kernels_.rotate(head, cosines, cosines + half, half);
+            const auto prepare = [&](float* heads, int num_heads, NormView norm) {
+                if (shape_.qk_norm == HeadNorm::kAllHeads) {
+                    kernels_.normalize(heads, heads, num_heads * head_dim, norm);
+                }
+                for (float* head = heads; head < heads + num_heads * head_dim; head += head_dim) {
+                    const bool each = shape_.qk_norm == HeadNorm::kEachHead;
+                    if (each || shape_.qk_norm == HeadNorm::kHead) kernels_.normalize(head, head, head_dim, norm);
+                    if (each) norm.weight += head_dim;
+                    if (half > 0) kernels_.rotate(head, cosines, cosines + half, half);
+                }
             };
-            for (int head = 0; head < shape_.num_heads; ++head) prepare(query_.row(row) + head * head_dim, query_norm);
+            prepare(query_.row(row), shape_.num_heads, query_norm);
+            prepare(key_.row(row), shape_.num_kv_heads, key_norm);
             for (int head = 0; head < shape_.num_kv_heads; ++head) {
                 float* key = key_.row(row) + head * head_dim;
-                prepare(key, key_norm);
                 for (int d = 0; d < head_dim && !weights.key_centre.empty(); ++d) {
                     key[d] -= weights.key_centre[head * head_dim + d];
                 }
@@ -424,10 +289,12 @@ class Decoder::Step {
             }
             return;
         }
-        const LinearInput input = normed(weights.mlp_norm, weights.up, weights.gate);
+        const NormWeights& norm = shape_.shared_norm ? weights.attention_norm : weights.mlp_norm;
+        const LinearInput input = normed(norm, weights.up, weights.gate);
         const MatrixView up = weights.up.view(), gate = weights.gate.view();
         const LinearPieces pieces = pieces_for(up, view_.num_tokens);
         member_.for_pieces(pieces.count(), [&](int piece) { expand(gate, up, input, pieces.tile(piece)); });
+        if (shape_.parallel) leave_attention(weights);  // not before, because it changes the hidden states
         join(weights.down, inner_, weights.after_mlp_norm, weights.joined_mlp_norm);
     }
 
@@ -562,6 +429,9 @@ class Decoder::Step {
         linear(weights_.head, project ? projected : wanted, results_.logits, view_.num_logits, false);
         for_rows(view_.num_logits, [&](int index) {
             float* logits = results_.logits.row(index);
+            if (shape_.logit_scale != 1.0F) {
+                for (int i = 0; i < shape_.vocab_size; ++i) logits[i] *= shape_.logit_scale;
+            }
             if (shape_.logit_soft_cap > 0.0F) kernels_.soft_cap(logits, shape_.vocab_size, shape_.logit_soft_cap);
             results_.finite_logits[index] = kernels_.all_finite(logits, shape_.vocab_size);
         });

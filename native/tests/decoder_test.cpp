@@ -69,7 +69,7 @@ DecoderShape shape_of(Family family) {
         shape.experts_per_token = 2;
         shape.expert_size = 24;
         shape.normalize_experts = true;
-        shape.qk_norm = true;
+        shape.qk_norm = quire::HeadNorm::kHead;
         shape.tied_head = true;
     }
     return shape;
@@ -138,7 +138,7 @@ class Model {
             set(weights.after_attention_norm, hidden);
             set(weights.joined_mlp_norm, hidden);
         }
-        if (shape.qk_norm) {
+        if (shape.qk_norm == quire::HeadNorm::kHead) {
             set(weights.query_norm, shape.head_dim);
             set(weights.key_norm, shape.head_dim);
         }

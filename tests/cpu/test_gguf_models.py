@@ -38,10 +38,14 @@ CHANGES: dict[str, dict[str, Any]] = {  # what a GGUF file cannot say is as it i
     "qwen3-moe": {"mlp_only_layers": []},
     "gemma2": {"query_pre_attn_scalar": 16},
     "gemma3": {"query_pre_attn_scalar": 16, "layer_types": None, "num_hidden_layers": 7},
+    "smollm3": {"no_rope_layers": None, "no_rope_layer_interval": 4, "use_sliding_window": False, "layer_types": None},
+    "cohere2": {"layer_types": None, "num_hidden_layers": 5},
+    "starcoder2": {"sliding_window": None},
 }
 FORMS = (
     *("llama", "llama-tied", "llama-2", "llama-linear", "llama-yarn", "llama-longrope", "mistral", "qwen2", "tied"),
-    *("qwen3-moe", "gemma2", "gemma3", "phi3", "gpt2"),
+    *("qwen3-moe", "gemma2", "gemma3", "phi3", "gpt2", "smollm3", "olmo2", "olmo3", "granite", "glm4"),
+    *("cohere", "cohere2", "starcoder2", "stablelm"),
 )
 PACKED = ("F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")  # those that the gguf package can pack
 PROMPT = [(7 * i * i + 3 * i + 5) % 64 for i in range(40)]
@@ -88,7 +92,8 @@ def test_a_file_has_the_architecture_and_the_weights_of_its_folder(form: str, tm
     path = write_gguf(folder, tmp_path / "model.gguf")
     ours, theirs = read_model(GgufFile(path)), read_model(ModelFolder(folder))
     assert ours.spec.layers == theirs.spec.layers
-    for part in ("mlp", "experts", "embedding_scale", "logit_soft_cap", "tied_head", "context_length", "vocab_size"):
+    scales = ("embedding_scale", "residual_scale", "logit_scale", "logit_soft_cap")
+    for part in ("mlp", "experts", *scales, "tied_head", "context_length", "vocab_size", "parallel", "shared_norm"):
         assert getattr(ours.spec, part) == getattr(theirs.spec, part)
     assert replace(ours.spec.attention, qk_norm=None) == replace(theirs.spec.attention, qk_norm=None)
     assert answer_of(path, "float32") == answer_of(folder, "float32")
@@ -135,7 +140,7 @@ def test_blocks_stay_packed_and_differ_only_by_the_rounding_of_rows(kind: str, t
 
 
 @pytest.mark.parametrize(
-    ("form", "kind"), [("tied", "Q4_0"), ("llama", "Q5_1"), ("qwen3-moe", "Q8_0"), ("gpt2", "Q8_0")]
+    ("form", "kind"), [("tied", "Q4_0"), ("llama", "Q5_1"), ("qwen3-moe", "Q8_0"), ("gpt2", "Q8_0"), ("cohere", "Q4_0")]
 )
 def test_plans_and_simulations_count_the_bytes_that_an_engine_holds(form: str, kind: str, tmp_path: Path) -> None:
     path = write_gguf(golden(form, tmp_path / "model"), tmp_path / "m.gguf", kind)
@@ -182,9 +187,18 @@ def test_what_the_folder_cannot_run_the_file_cannot_either(tmp_path: Path) -> No
     start = data.index(architecture, data.index(key))
     path.write_bytes(data[:start] + b"rwkv7" + data[start + 5 :])
     with pytest.raises(
-        ModelError, match=r"a model of the architecture 'rwkv7', which quire cannot run\. Use one of gemma2"
+        ModelError, match=r"a model of the architecture 'rwkv7', which quire cannot run\. Use one of cohere2"
     ):
         read_model(GgufFile(path))
+
+
+def test_norms_of_heads_in_a_stablelm_are_refused_by_their_name(tmp_path: Path) -> None:
+    path = write_gguf(golden("stablelm", tmp_path / "model"), tmp_path / "m.gguf")
+    header, spec = GgufHeader.read(path), read_model(GgufFile(path)).spec
+    norms = {"blk.0.attn_q_norm.weight": replace(header.tensors["output_norm.weight"], shape=(4, 8))}
+    more = GgufTensors(replace(header, tensors={**header.tensors, **norms}))
+    with pytest.raises(CheckpointError, match=r"m\.gguf: tensors \(extra: blk\.0\.attn_q_norm\.weight\) is "):
+        WeightReader(spec, more, "float32")
 
 
 def test_the_experts_of_all_tensors_are_counted_together(tmp_path: Path) -> None:
@@ -207,7 +221,8 @@ def test_errors_name_the_tensors_of_the_file(form: str, tmp_path: Path) -> None:
         rest = {other: tensor for other, tensor in header.tensors.items() if other != name}
         with pytest.raises(CheckpointError, match=rf"m\.gguf: tensors \(missing: {re.escape(name)}\) is "):
             WeightReader(spec, GgufTensors(replace(header, tensors=rest)), "float32")
-        short = replace(header.tensors[name], shape=(*header.tensors[name].shape[:-1], 8))
+        size = 16 if header.tensors[name].shape[-1] == 8 else 8
+        short = replace(header.tensors[name], shape=(*header.tensors[name].shape[:-1], size))
         with pytest.raises(CheckpointError, match=rf"wrong shape: {re.escape(name)} \[.*\] for \[.*\]\) is "):
             WeightReader(spec, GgufTensors(replace(header, tensors={**header.tensors, name: short})), "float32")
 

@@ -33,7 +33,8 @@ class Lookup:
         shape = {
             **{"vocab_size": vocab_size, "hidden_size": WIDTH, "embedding_size": WIDTH, "num_heads": 1},
             **{"num_kv_heads": 1, "head_dim": 16, "intermediate_size": 16, "num_experts": 0, "experts_per_token": 0},
-            **{"expert_size": 0, "normalize_experts": False, "gated": True, "tied_head": False, "qk_norm": False},
+            **{"expert_size": 0, "normalize_experts": False, "gated": True, "tied_head": False, "qk_norm": "none"},
+            **{"parallel": False, "shared_norm": False, "residual_scale": 1.0, "logit_scale": 1.0},
             **{"activation": "silu", "norm": norm, "head_norm": norm, "attention_scale": 1.0, "score_soft_cap": 0.0},
             **{"logit_soft_cap": 0.0, "embedding_scale": 1.0, "learned_positions": -1, "ropes": [], "layers": []},
         }

@@ -25,7 +25,21 @@ from support.step_plans import Work
 DATA = Path(__file__).parents[1] / "golden" / "data"
 LENGTH = 100
 FORMS = {  # of those that the goldens have, two of OPT
-    *("llama", "mistral", "qwen2", "untied-windows", "qwen3-moe", "gemma2", "gemma3", "phi3", "gpt2", "opt", "opt-350m")
+    *(
+        "llama",
+        "mistral",
+        "qwen2",
+        "untied-windows",
+        "qwen3-moe",
+        "gemma2",
+        "gemma3",
+        "phi3",
+        "gpt2",
+        "opt",
+        "opt-350m",
+    ),
+    *("smollm3", "olmo2", "olmo3", "granite", "glm", "glm4", "cohere", "cohere2", "starcoder2", "stablelm", "falcon"),
+    *("gpt-neox", "phi"),
 }
 
 

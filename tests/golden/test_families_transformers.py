@@ -132,6 +132,30 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "opt-bare": ("opt", {"enable_bias": False, "tie_word_embeddings": False, "activation_function": "gelu"}),
     "opt-350m-untied": ("opt-350m", {"tie_word_embeddings": False}),
     "opt-no-final-norm": ("opt", {"_remove_final_layer_norm": True}),
+    "smollm3-listed": (
+        "smollm3",
+        {"no_rope_layers": [1, 0, 0, 1], "use_sliding_window": False, "attention_bias": True, "mlp_bias": True},
+    ),
+    "olmo2-biases": ("olmo2", {"attention_bias": True, "num_key_value_heads": 4, "tie_word_embeddings": True}),
+    "olmo3-pattern": ("olmo3", {"num_hidden_layers": 5, "layer_types": None, "rope_parameters": None}),
+    "granite-biases": ("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "glm4-whole": (
+        "glm4",
+        {"attention_bias": False, "rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 1.0}},
+    ),
+    "cohere-plain": ("cohere", {"use_qk_norm": False, "attention_bias": True, "logit_scale": 0.8}),
+    "cohere2-pattern": ("cohere2", {"num_hidden_layers": 5, "layer_types": None}),
+    "starcoder2-far": ("starcoder2", {"use_bias": False, "sliding_window": None, "tie_word_embeddings": False}),
+    "stablelm-parallel": ("stablelm", {"use_parallel_residual": True, "use_qkv_bias": True}),
+    "stablelm-12b": ("stablelm", {"use_parallel_residual": True, "qk_layernorm": True}),
+    "falcon-7b": ("falcon", {"new_decoder_architecture": False, "bias": True}),
+    "falcon-11b": ("falcon", {"num_ln_in_parallel_attn": 1, "ffn_hidden_size": 40, "tie_word_embeddings": False}),
+    "falcon-in-turn": (
+        "falcon",
+        {"new_decoder_architecture": False, "parallel_attn": False, "multi_query": False, "num_kv_heads": 4},
+    ),
+    "gpt-neox-in-turn": ("gpt-neox", {"use_parallel_residual": False, "tie_word_embeddings": True}),
+    "phi-gqa": ("phi", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 1.0}}),
     "gemma3-eye": ("", {}),
 }
 

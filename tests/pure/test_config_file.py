@@ -252,6 +252,21 @@ def test_whatever_its_settings_say_a_model_is_described_or_refused_in_one_line(
     assert spec.attention.num_heads % spec.attention.num_kv_heads == 0
 
 
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [
+        ("llama", {"num_key_value_heads": 3}),
+        ("qwen3-moe", {"num_attention_heads": 1, "head_dim": 16}),
+        ("qwen3-moe", {"num_experts_per_tok": 7}),
+        ("qwen3-moe", {"num_local_experts": 1 << 16}),
+    ],
+)
+def test_settings_that_contradict_each_other_are_named_with_their_file(model: str, changes: dict[str, object]) -> None:
+    source: Any = Settings(config=MODELS[model] | changes)
+    with pytest.raises(CheckpointError, match=r"^m/config\.json: num_"):
+        read_model(source)
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_the_models_here_are_described(model: str) -> None:
     source: Any = Settings(config=MODELS[model])

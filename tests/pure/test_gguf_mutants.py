@@ -67,7 +67,7 @@ def test_each_exception_is_a_refusal() -> None:
 
 def test_broken_files_are_models_or_are_refused_in_one_line(tmp_path: Path) -> None:
     seen = Counter[str]()
-    for seed in range(2500):
+    for seed in range(3500):
         run(tmp_path, seed, seen, measured=seed % 50 == 0)
     assert seen["a model"] > 250 and seen["a chat template that fails"] > 5
     assert len(not_reached(seen)) < 6, not_reached(seen)

@@ -226,7 +226,7 @@ def test_sizes_that_are_large_together_take_no_memory_before_they_are_refused(fo
         load(folder)
     experts = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 1 << 16, "moe_intermediate_size": 1}
     (folder / "config.json").write_text(json.dumps(config | experts))
-    with bounded(), pytest.raises(CheckpointError, match="experts of 3 layers is 196608; allowed: at most 65536"):
+    with bounded(), pytest.raises(CheckpointError, match="num_experts is 65536; allowed: an integer from 1 to 21845"):
         load(folder)
 
 
@@ -287,6 +287,35 @@ def test_a_family_that_does_not_run_is_named_with_those_that_do(folder: Path) ->
     with pytest.raises(ModelError, match="a model of the family 'MambaForCausalLM', which quire cannot run") as caught:
         read_model(ModelFolder(folder))
     assert all(name in str(caught.value) for name in FAMILIES)
+
+
+@pytest.mark.parametrize(
+    ("family", "reason"),
+    [
+        ("MambaForCausalLM", "its layers are state-space layers (Mamba)"),
+        ("FalconMambaForCausalLM", "its layers are state-space layers (Mamba)"),
+        ("JambaForCausalLM", "some of its layers are state-space layers"),
+        ("FalconH1ForCausalLM", "some of its layers are state-space layers"),
+        ("Zamba2ForCausalLM", "some of its layers are state-space layers"),
+        ("Qwen3NextForCausalLM", "it has linear attention"),
+        ("Qwen3_5ForConditionalGeneration", "it has linear attention"),
+        ("RecurrentGemmaForCausalLM", "its layers are recurrent"),
+        ("Rwkv7ForCausalLM", "its layers are recurrent"),
+        ("Lfm2ForCausalLM", "some of its layers are short convolutions"),
+        ("DeepseekV2ForCausalLM", "it keeps one latent for all heads (MLA)"),
+        ("BloomForCausalLM", "its positions are by ALiBi"),
+        ("Qwen2VLForConditionalGeneration", "it reads images or sound, or has an encoder"),
+        ("BertForSequenceClassification", "it writes no text"),
+    ],
+)
+@pytest.mark.parametrize("settings", [{}, {"auto_map": {"AutoModelForCausalLM": "own.Own"}}], ids=["plain", "own-code"])
+def test_a_family_with_other_layers_is_refused_with_what_it_has(
+    family: str, reason: str, settings: dict[str, object], folder: Path
+) -> None:
+    (folder / "config.json").write_text(json.dumps({"architectures": [family], **settings}))
+    with pytest.raises(ModelError) as caught:
+        read_model(ModelFolder(folder))
+    assert f"a model of the family '{family}', which quire cannot run: {reason}. Use a model of" in str(caught.value)
 
 
 # --- anything --------------------------------------------------------------------------------------------------------

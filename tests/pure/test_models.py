@@ -6,12 +6,14 @@ import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from quire.compute import models
+from quire.compute.gguf.settings import ARCHITECTURES
 from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.base import Activation, LayerSpec, Part, RopeSpec, WeightSource
 from quire.compute.models.generation import GenerationDefaults
@@ -108,6 +110,7 @@ LLAMA_2_7B = {
     "vocab_size": 32000,
 }
 WINDOWS = {"use_sliding_window": True, "sliding_window": 24}
+ROOT = Path(__file__).parents[2]
 # What config.json says of the model in other published folders, and how many parameters that makes.
 PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
     "Mistral-7B-v0.1": (
@@ -209,6 +212,152 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         124_439_808,
     ),
+    "SmolLM3-3B": (
+        {
+            **{"architectures": ["SmolLM3ForCausalLM"], "attention_bias": False, "hidden_act": "silu"},
+            **{"hidden_size": 2048, "intermediate_size": 11008, "layer_types": ["full_attention"] * 36},
+            **{
+                "max_position_embeddings": 65536,
+                "max_window_layers": 28,
+                "mlp_bias": False,
+                "no_rope_layer_interval": 4,
+            },
+            **{"no_rope_layers": [1, 1, 1, 0] * 9, "num_attention_heads": 16, "num_hidden_layers": 36},
+            **{"num_key_value_heads": 4, "pretraining_tp": 2, "rms_norm_eps": 1e-06, "rope_scaling": None},
+            **{"rope_theta": 5000000.0, "sliding_window": None, "use_sliding_window": False, "vocab_size": 128256},
+        },
+        3_075_098_624,
+    ),
+    "OLMo-2-7B": (
+        {
+            **{"architectures": ["Olmo2ForCausalLM"], "attention_bias": False, "hidden_act": "silu"},
+            **{"hidden_size": 4096, "intermediate_size": 11008, "max_position_embeddings": 4096},
+            **{"num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32, "rms_norm_eps": 1e-06},
+            **{"rope_scaling": None, "rope_theta": 500000, "tie_word_embeddings": False, "vocab_size": 100352},
+        },
+        7_298_617_344,
+    ),
+    "Olmo-3-7B": (
+        {
+            **{"architectures": ["Olmo3ForCausalLM"], "attention_bias": False, "hidden_act": "silu"},
+            **{"hidden_size": 4096, "intermediate_size": 11008, "max_position_embeddings": 65536},
+            **{"layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 8, "num_attention_heads": 32},
+            **{"num_hidden_layers": 32, "num_key_value_heads": 32, "rms_norm_eps": 1e-06, "rope_theta": 500000},
+            "rope_scaling": {
+                **{"attention_factor": 1.2079441541679836, "beta_fast": 32.0, "beta_slow": 1.0, "factor": 8.0},
+                **{"original_max_position_embeddings": 8192, "rope_type": "yarn"},
+            },
+            **{"sliding_window": 4096, "tie_word_embeddings": False, "vocab_size": 100278},
+        },
+        7_298_011_136,
+    ),
+    "granite-3.1-2b": (
+        {
+            **{"architectures": ["GraniteForCausalLM"], "attention_bias": False, "attention_multiplier": 0.015625},
+            **{"embedding_multiplier": 12.0, "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 8192},
+            **{"logits_scaling": 8.0, "max_position_embeddings": 131072, "mlp_bias": False, "num_attention_heads": 32},
+            **{"num_hidden_layers": 40, "num_key_value_heads": 8, "residual_multiplier": 0.22, "rms_norm_eps": 1e-05},
+            **{"rope_scaling": None, "rope_theta": 5000000.0, "tie_word_embeddings": True, "vocab_size": 49155},
+        },
+        2_533_531_648,
+    ),
+    "glm-4-9b-chat": (
+        {
+            **{"architectures": ["GlmForCausalLM"], "attention_bias": True, "head_dim": 128, "hidden_act": "silu"},
+            **{"hidden_size": 4096, "intermediate_size": 13696, "max_position_embeddings": 131072},
+            **{"num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 2},
+            **{"partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-07, "rope_theta": 10000.0},
+            **{"tie_word_embeddings": False, "vocab_size": 151552},
+        },
+        9_399_951_360,
+    ),
+    "GLM-4-9B-0414": (
+        {
+            **{"architectures": ["Glm4ForCausalLM"], "attention_bias": True, "head_dim": 128, "hidden_act": "silu"},
+            **{"hidden_size": 4096, "intermediate_size": 13696, "max_position_embeddings": 32768},
+            **{"num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 2},
+            **{"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-05, "rope_theta": 10000.0},
+            **{"tie_word_embeddings": False, "vocab_size": 151552},
+        },
+        9_400_279_040,
+    ),
+    "c4ai-command-r-v01": (
+        {
+            **{"architectures": ["CohereForCausalLM"], "attention_bias": False, "hidden_act": "silu"},
+            **{"hidden_size": 8192, "intermediate_size": 22528, "layer_norm_eps": 1e-05, "logit_scale": 0.0625},
+            **{"max_position_embeddings": 8192, "num_attention_heads": 64, "num_hidden_layers": 40},
+            **{"num_key_value_heads": 64, "rope_theta": 8000000.0, "use_qk_norm": False, "vocab_size": 256000},
+        },
+        34_980_831_232,
+    ),
+    "c4ai-command-r7b": (
+        {
+            **{"architectures": ["Cohere2ForCausalLM"], "attention_bias": False, "head_dim": 128, "hidden_act": "silu"},
+            **{"hidden_size": 4096, "intermediate_size": 14336, "layer_norm_eps": 1e-05, "logit_scale": 0.25},
+            **{"max_position_embeddings": 132096, "num_attention_heads": 32, "num_hidden_layers": 32},
+            **{"num_key_value_heads": 8, "rope_theta": 50000, "sliding_window": 4096, "sliding_window_pattern": 4},
+            **{"use_qk_norm": False, "vocab_size": 256000},
+        },
+        8_028_033_024,
+    ),
+    "starcoder2-3b": (
+        {
+            **{"architectures": ["Starcoder2ForCausalLM"], "hidden_act": "gelu_pytorch_tanh", "hidden_size": 3072},
+            **{"intermediate_size": 12288, "max_position_embeddings": 16384, "norm_epsilon": 1e-05},
+            **{"num_attention_heads": 24, "num_hidden_layers": 30, "num_key_value_heads": 2},
+            **{"rope_theta": 999999.4420358813, "sliding_window": 4096, "use_bias": True, "vocab_size": 49152},
+        },
+        3_030_371_328,
+    ),
+    "stablelm-2-1_6b": (
+        {
+            **{"architectures": ["StableLmForCausalLM"], "hidden_act": "silu", "hidden_size": 2048},
+            **{"intermediate_size": 5632, "layer_norm_eps": 1e-05, "max_position_embeddings": 4096},
+            **{"num_attention_heads": 32, "num_hidden_layers": 24, "num_key_value_heads": 32},
+            **{"partial_rotary_factor": 0.25, "rope_theta": 10000, "tie_word_embeddings": False},
+            **{"use_qkv_bias": True, "vocab_size": 100352},
+        },
+        1_644_515_328,
+    ),
+    "falcon-7b": (  # without its head, which is the embedding
+        {
+            **{
+                "alibi": False,
+                "apply_residual_connection_post_layernorm": False,
+                "architectures": ["FalconForCausalLM"],
+            },
+            **{"bias": False, "hidden_size": 4544, "layer_norm_epsilon": 1e-05, "multi_query": True},
+            **{"new_decoder_architecture": False, "num_attention_heads": 71, "num_hidden_layers": 32},
+            **{"parallel_attn": True, "vocab_size": 65024},
+        },
+        6_921_720_704,
+    ),
+    "falcon-40b": (
+        {
+            **{"alibi": False, "architectures": ["FalconForCausalLM"], "bias": False, "hidden_size": 8192},
+            **{"layer_norm_epsilon": 1e-05, "new_decoder_architecture": True, "num_attention_heads": 128},
+            **{"num_hidden_layers": 60, "num_kv_heads": 8, "parallel_attn": True, "vocab_size": 65024},
+        },
+        41_303_293_952,
+    ),
+    "pythia-70m": (
+        {
+            **{"architectures": ["GPTNeoXForCausalLM"], "hidden_act": "gelu", "hidden_size": 512},
+            **{"intermediate_size": 2048, "layer_norm_eps": 1e-05, "max_position_embeddings": 2048},
+            **{"num_attention_heads": 8, "num_hidden_layers": 6, "rotary_emb_base": 10000, "rotary_pct": 0.25},
+            **{"tie_word_embeddings": False, "use_parallel_residual": True, "vocab_size": 50304},
+        },
+        70_426_624,
+    ),
+    "phi-2": (
+        {
+            **{"architectures": ["PhiForCausalLM"], "hidden_act": "gelu_new", "hidden_size": 2560},
+            **{"intermediate_size": 10240, "layer_norm_eps": 1e-05, "max_position_embeddings": 2048},
+            **{"num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32},
+            **{"partial_rotary_factor": 0.4, "qk_layernorm": False, "rope_theta": 10000.0, "vocab_size": 51200},
+        },
+        2_779_683_840,
+    ),
 }
 
 
@@ -285,6 +434,23 @@ def test_a_published_model_has_its_number_of_parameters(name: str, tmp_path: Pat
     assert all(part in spec.sources for part in spec.model_parts())
 
 
+def family_rows() -> list[str]:
+    """Return the rows of the table of families: what each module says of itself, and what calls it."""
+    rows = []
+    for module in dict.fromkeys(models.FAMILIES.values()):
+        title, _, about = str(import_module(module).__doc__).partition("\n\n")[0].replace("\n", " ").partition(": ")
+        names = [name for name, home in models.FAMILIES.items() if home == module]
+        files = [f"`{name}`" for name, family in ARCHITECTURES.items() if family in names]
+        called = ", ".join(f"`{name}`" for name in names)
+        rows.append(f"| {title} | {called} | {', '.join(files)} | {about.strip().rstrip('.')} |")
+    return sorted(rows, key=str.lower)
+
+
+def test_the_table_of_families_in_the_documents_is_that_of_the_code() -> None:
+    table = "\n".join(["| family | `architectures` | in GGUF | what it has |", "|---|---|---|---|", *family_rows()])
+    assert f"{table}\n" in (ROOT / "docs" / "families.md").read_text(encoding="utf-8"), table
+
+
 def test_every_family_is_listed_and_each_module_is_there() -> None:
     modules = {path.stem for path in Path(models.__file__).parent.glob("*.py")}
     assert {module.rpartition(".")[2] for module in models.FAMILIES.values()} <= modules
@@ -312,6 +478,15 @@ def test_every_family_is_listed_and_each_module_is_there() -> None:
         ("gemma-3-4b", {}, {4: 1024, 5: None}),
         ("Phi-3-mini-4k", {}, {0: 2047, 31: 2047}),
         ("Phi-3-mini-4k", {"sliding_window": None}, {0: None}),
+        ("SmolLM3-3B", {}, {0: None, 3: None}),
+        ("SmolLM3-3B", {"use_sliding_window": True, "sliding_window": 9, "layer_types": None}, {2: None, 3: 9, 35: 9}),
+        ("Olmo-3-7B", {}, {0: 4096, 2: 4096, 3: None, 31: None}),
+        ("Olmo-3-7B", {"layer_types": None, "sliding_window": 9}, {0: 9, 3: None, 4: 9}),
+        ("c4ai-command-r-v01", {}, {0: None}),
+        ("c4ai-command-r7b", {}, {0: 4096, 3: None, 31: None}),
+        ("c4ai-command-r7b", {"sliding_window_pattern": 2}, {0: 4096, 1: None}),
+        ("starcoder2-3b", {}, {0: 4096, 29: 4096}),
+        ("starcoder2-3b", {"sliding_window": None}, {0: None}),
         ("opt-125m", {}, {0: None}),
         ("gpt2", {}, {0: None}),
     ],
@@ -424,7 +599,7 @@ def test_gpt2_and_opt_in_other_forms(tmp_path: Path) -> None:
             "mlp_only_layers is [48]; allowed: a list of integers from 0 to 47",
         ),
         ("Qwen3-30B-A3B", {"mlp_only_layers": 1}, "mlp_only_layers is 1; allowed: a list of integers from 0 to 47"),
-        ("Qwen3-30B-A3B", {"num_experts": 4}, "experts per token is 8; allowed: from 1 to 4"),
+        ("Qwen3-30B-A3B", {"num_experts": 4}, "num_experts_per_tok is 8; allowed: an integer from 1 to 4"),
         ("gemma-2-2b", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True; allowed: false"),
         ("gemma-2-2b", {"hidden_activation": "quick_gelu"}, "hidden_activation is 'quick_gelu'; allowed: one of silu"),
         ("gemma-2-2b", {"final_logit_softcapping": 0}, "final_logit_softcapping is 0; allowed: a number above 0"),
@@ -644,6 +819,56 @@ def test_a_setting_of_llama_that_is_not_understood_is_refused(
     assert message in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        (
+            "SmolLM3-3B",
+            {"no_rope_layers": [1, 0]},
+            "no_rope_layers is [1, 0]; allowed: a list of 0 and 1 for 36 layers",
+        ),
+        ("SmolLM3-3B", {"no_rope_layers": [2] * 36}, "allowed: a list of 0 and 1 for 36 layers"),
+        ("c4ai-command-r7b", {"layer_types": ["full_attention"] * 32}, "a sliding layer, because only those have"),
+        ("c4ai-command-r7b", {"use_qk_norm": True}, "use_qk_norm is True; allowed: false"),
+        (
+            "stablelm-2-1_6b",
+            {"qk_layernorm": True, "num_attention_heads": 512, "num_key_value_heads": 512, "head_dim": 8}
+            | {"num_hidden_layers": 129},
+            "at most 65536",
+        ),
+        ("falcon-7b", {"alibi": True}, "alibi is True; allowed: false, because quire has no positions by ALiBi"),
+        ("falcon-40b", {"parallel_attn": False}, "parallel_attn is False; allowed: true with new_decoder_architecture"),
+        ("falcon-40b", {"num_ln_in_parallel_attn": 3}, "num_ln_in_parallel_attn is 3; allowed: an integer from 1 to 2"),
+        ("phi-2", {"qk_layernorm": True}, "qk_layernorm is True; allowed: false"),
+        (
+            "Olmo-3-7B",
+            {"rope_scaling": None, "rope_parameters": {"rope_theta": 1e4}},
+            "settings for full_attention and",
+        ),
+    ],
+)
+def test_a_setting_of_a_newer_family_that_nothing_interprets_is_refused(
+    name: str, changes: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError) as refused:
+        read(tmp_path, published(name, **changes))
+    assert message in str(refused.value)
+
+
+def test_only_the_far_layers_of_olmo_3_are_stretched(tmp_path: Path) -> None:
+    layers = read(tmp_path, published("Olmo-3-7B")).spec.layers
+    near, far = layers[0].rope, layers[3].rope
+    assert near is not None and far is not None
+    assert (near.scale, far.scale) == (1.0, pytest.approx(1.2079441541679836))
+    assert near.inverse_frequencies[-1] == pytest.approx(500_000 ** (-126 / 128))
+    assert far.inverse_frequencies[-1] == pytest.approx(near.inverse_frequencies[-1] / 8)
+
+
+def test_a_spec_of_parallel_layers_has_no_experts() -> None:
+    with pytest.raises(CheckpointError, match="sparse and parallel"):
+        replace(SPECS["experts"], parallel=True)
+
+
 def test_biases_of_llama_are_those_of_its_settings(tmp_path: Path) -> None:
     spec = read(tmp_path, tiny_llama_config() | {"attention_bias": True, "mlp_bias": True, "head_dim": None}).spec
     assert (spec.attention.bias, spec.attention.output_bias, spec.mlp.bias) == (True, True, True)
@@ -701,7 +926,7 @@ def test_the_bytes_of_the_weights_are_those_of_the_tensors(name: str) -> None:
     rounded = exact = 0
     for tensor, shape in expected_tensors(SPECS[name]).items():
         # Only matrices are rounded, and not the one that chooses the experts.
-        narrow = len(shape) > 1 and ".router." not in tensor
+        narrow = len(shape) > 1 and not {"router", "query_norm", "key_norm"} & set(tensor.split("."))
         rounded += (2 if narrow else 4) * math.prod(shape)
         exact += 4 * math.prod(shape)
     assert weight_bytes(SPECS[name]) == exact

@@ -20,6 +20,7 @@ from quire.compute.models.base import (
     ExpertsSpec,
     LayerSpec,
     NormKind,
+    NormScope,
     NormSpec,
     Part,
 )
@@ -44,28 +45,34 @@ class DenseOracle:
             first = spec.learned_positions
             x = x + self._matrix(Part.POSITIONS)[first : first + len(tokens)]
         for index, layer in enumerate(spec.layers):
-            update = self._attention(self._norm(x, Part.ATTENTION_NORM, index), layer, index)
-            x = x + self._norm(update, Part.AFTER_ATTENTION_NORM, index)
+            entered, rows = x, self._norm(x, Part.ATTENTION_NORM, index)
+            update = self._attention(rows, layer, index)
+            x = x + spec.residual_scale * self._norm(update, Part.AFTER_ATTENTION_NORM, index)
             x = self._norm(x, Part.JOINED_ATTENTION_NORM, index)
-            rows = self._norm(x, Part.MLP_NORM, index)
+            if not spec.shared_norm:
+                rows = self._norm(entered if spec.parallel else x, Part.MLP_NORM, index)
             update = (
                 self._experts(rows, index, spec.experts) if layer.sparse and spec.experts else self._mlp(rows, index)
             )
-            x = x + self._norm(update, Part.AFTER_MLP_NORM, index)
+            x = x + spec.residual_scale * self._norm(update, Part.AFTER_MLP_NORM, index)
             x = self._norm(x, Part.JOINED_MLP_NORM, index)
         x = self._norm(x, Part.FINAL_NORM, 0)
         if spec.embedding_size is not None:
             x = x @ self._matrix(Part.EMBEDDING_OUT).T
-        head = Part.EMBEDDING if spec.tied_head else Part.HEAD
-        return _cap(x @ self._matrix(head).T, spec.logit_soft_cap)
+        logits = self._linear(x, Part.EMBEDDING if spec.tied_head else Part.HEAD, 0)
+        return _cap(logits * spec.logit_scale, spec.logit_soft_cap)
 
-    def _rows(self, part: Part) -> slice:
+    def _rows(self, part: Part) -> slice | NDArray[np.int64]:
         """Return which rows of its tensor are the part's."""
         shape, hidden = self.spec.attention, self.spec.hidden_size
         heads, kv_heads = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         sizes = {Part.QUERY: heads, Part.KEY: kv_heads, Part.VALUE: kv_heads, Part.OUTPUT: hidden}
         sizes |= {Part.GATE: self.spec.mlp.intermediate_size, Part.UP: self.spec.mlp.intermediate_size}
-        first = self.spec.sources[part].first_row
+        source = self.spec.sources[part]
+        first = source.first_row
+        if source.run:
+            turns = np.arange(sizes[part] // source.run)[:, None] * source.period
+            return (turns + np.arange(first, first + source.run)).ravel()
         return slice(first, first + sizes[part]) if part in sizes else slice(None)
 
     def _matrix(self, part: Part, layer: int = 0, expert: int = 0) -> Array:
@@ -86,7 +93,7 @@ class DenseOracle:
         scale = self.tensors[stem + ".weight"] + float(norm.unit_offset)
         if norm.kind is NormKind.LAYER:
             spread = np.sqrt(x.var(-1, keepdims=True) + norm.epsilon)
-            return (x - x.mean(-1, keepdims=True)) / spread * scale + self.tensors[stem + ".bias"]
+            return (x - x.mean(-1, keepdims=True)) / spread * scale + self.tensors.get(stem + ".bias", 0.0)
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + norm.epsilon) * scale
 
     def _attention(self, x: Array, layer: LayerSpec, index: int) -> Array:
@@ -107,8 +114,11 @@ class DenseOracle:
 
     def _heads(self, x: Array, layer: LayerSpec, index: int, parts: tuple[Part, Part]) -> Array:
         shape = self.spec.attention
-        heads = self._linear(x, parts[0], index).reshape(len(x), -1, shape.head_dim)
-        if shape.qk_norm is not None:
+        heads = self._linear(x, parts[0], index)
+        if shape.qk_norm is not None and shape.qk_norm_scope is NormScope.ALL_HEADS:
+            heads = self._norm(heads, parts[1], index, shape.qk_norm)
+        heads = heads.reshape(len(x), -1, shape.head_dim)
+        if shape.qk_norm is not None and shape.qk_norm_scope is not NormScope.ALL_HEADS:
             heads = self._norm(heads, parts[1], index, shape.qk_norm)
         if layer.rope is None:
             return heads
@@ -116,8 +126,11 @@ class DenseOracle:
         angle = np.arange(len(x))[:, None] * np.array(layer.rope.inverse_frequencies)
         turned = heads.copy()
         turn = layer.rope.scale * np.exp(1j * angle)[:, None]
-        pairs = (heads[..., :half] + 1j * heads[..., half : 2 * half]) * turn
-        turned[..., :half], turned[..., half : 2 * half] = pairs.real, pairs.imag
+        first, second = slice(half), slice(half, 2 * half)
+        if self.spec.sources[parts[0]].adjacent is not None:
+            first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+        pairs = (heads[..., first] + 1j * heads[..., second]) * turn
+        turned[..., first], turned[..., second] = pairs.real, pairs.imag
         return turned
 
     def _mlp(self, x: Array, layer: int) -> Array:

@@ -126,7 +126,11 @@ def _write_value(pair: Pair, number: Callable[[str, Any], None], text: Callable[
 
 # --- whole models -------------------------------------------------------------------
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "gpt2")
+ARCHITECTURES = (
+    *("llama", "qwen2", "qwen3", "qwen3moe", "gemma2", "gemma3", "phi3", "gpt2"),
+    *("smollm3", "olmo2", "granite", "glm4", "command-r", "cohere2", "starcoder2", "stablelm"),
+)
+LAYER_NORMS = ("command-r", "cohere2", "starcoder2", "stablelm")
 VOCABULARY = [b"a", b"b", b"ab", b"<|im_end|>", b"<unk>", b"c", b"\xe2\x96\x81", b"\xe2\x96\x81a", b"<0x41>", b"<tool>"]
 KINDS = [1, 1, 1, 3, 2, 1, 1, 1, 6, 4]
 SIZE, HEADS, FEED = 8, 2, 12
@@ -171,10 +175,20 @@ def _settings(draw: random.Random, name: str) -> list[Pair]:
     ]
     if name == "gpt2":
         return [*pairs, pair("attention.layer_norm_epsilon", F32, 1e-5)]
-    pairs += [pair("attention.head_count_kv", U32, HEADS), pair("attention.layer_norm_rms_epsilon", F32, 1e-5)]
+    epsilon = "attention.layer_norm_epsilon" if name in LAYER_NORMS else "attention.layer_norm_rms_epsilon"
+    pairs += [pair("attention.head_count_kv", U32, HEADS), pair(epsilon, F32, 1e-5)]
     pairs += [pair("attention.key_length", U32, SIZE // HEADS), pair("attention.value_length", U32, SIZE // HEADS)]
-    if name in ("gemma2", "gemma3", "phi3"):
+    if name in ("gemma2", "gemma3", "phi3", "cohere2"):
         pairs.append(pair("attention.sliding_window", U32, 16))
+    if name == "olmo2" and draw.random() < 0.5:  # OLMo 3
+        pairs.append(pair("attention.sliding_window", U32, 16))
+        pairs.append(Pair(b"olmo2.attention.sliding_window_pattern", ARRAY, [draw.random() < 0.5], BOOL))
+    if name in ("command-r", "cohere2"):
+        pairs.append(pair("logit_scale", F32, 0.25))
+    if name == "granite":
+        pairs += [pair("attention.scale", F32, 0.5), pair("residual_scale", F32, 0.2), pair("logit_scale", F32, 8.0)]
+    if name in ("glm4", "stablelm"):
+        pairs.append(pair("rope.dimension_count", U32, 2))
     if name == "gemma2":
         pairs += [pair("attn_logit_softcapping", F32, 50.0), pair("final_logit_softcapping", F32, 30.0)]
     if name == "qwen3moe":
@@ -194,11 +208,15 @@ def _settings(draw: random.Random, name: str) -> list[Pair]:
 def _shapes(draw: random.Random, name: str) -> Iterator[tuple[str, list[int]]]:
     """Yield the tensors of a model: their names and dimensions, fastest first."""
     yield "token_embd.weight", [SIZE, len(VOCABULARY)]
-    norms = ["output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"]
-    if name in ("gemma2", "gemma3"):
+    norms = ["output_norm"] if name == "olmo2" else ["output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"]
+    if name in ("command-r", "cohere2"):
+        norms.remove("blk.0.ffn_norm")
+    if name in ("gemma2", "gemma3", "glm4", "olmo2"):
         norms += ["blk.0.post_attention_norm", "blk.0.post_ffw_norm"]
     for norm in norms:
         yield f"{norm}.weight", [SIZE]
+        if name in ("starcoder2", "stablelm"):
+            yield f"{norm}.bias", [SIZE]
     yield from _attention_shapes(name)
     yield from _feed_shapes(name)
     if name == "gpt2":
@@ -218,6 +236,9 @@ def _attention_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
     if name in ("qwen3", "qwen3moe", "gemma3"):
         yield "blk.0.attn_q_norm.weight", [SIZE // HEADS]
         yield "blk.0.attn_k_norm.weight", [SIZE // HEADS]
+    if name == "olmo2":
+        yield "blk.0.attn_q_norm.weight", [SIZE]
+        yield "blk.0.attn_k_norm.weight", [SIZE]
     if name in ("gpt2", "phi3"):
         yield "blk.0.attn_qkv.weight", [SIZE, 3 * SIZE]
     else:
@@ -234,9 +255,9 @@ def _feed_shapes(name: str) -> Iterator[tuple[str, list[int]]]:
         for part, dimensions in (("gate", [SIZE, FEED, 3]), ("up", [SIZE, FEED, 3]), ("down", [FEED, SIZE, 3])):
             yield f"blk.0.ffn_{part}_exps.weight", dimensions
         return
-    if name not in ("gpt2", "phi3"):
+    if name not in ("gpt2", "phi3", "glm4", "starcoder2"):
         yield "blk.0.ffn_gate.weight", [SIZE, FEED]
-    yield "blk.0.ffn_up.weight", [SIZE, 2 * FEED if name == "phi3" else FEED]
+    yield "blk.0.ffn_up.weight", [SIZE, 2 * FEED if name in ("phi3", "glm4") else FEED]
     yield "blk.0.ffn_down.weight", [FEED, SIZE]
 
 

@@ -14,6 +14,15 @@ import numpy as np
 from quire.compute.weights.checkpoint import Checkpoint
 
 ARCHITECTURES = {
+    "Cohere2ForCausalLM": gguf.MODEL_ARCH.COHERE2,
+    "CohereForCausalLM": gguf.MODEL_ARCH.COMMAND_R,
+    "Glm4ForCausalLM": gguf.MODEL_ARCH.GLM4,
+    "GraniteForCausalLM": gguf.MODEL_ARCH.GRANITE,
+    "Olmo2ForCausalLM": gguf.MODEL_ARCH.OLMO2,
+    "Olmo3ForCausalLM": gguf.MODEL_ARCH.OLMO2,
+    "SmolLM3ForCausalLM": gguf.MODEL_ARCH.SMOLLM3,
+    "StableLmForCausalLM": gguf.MODEL_ARCH.STABLELM,
+    "Starcoder2ForCausalLM": gguf.MODEL_ARCH.STARCODER2,
     "Gemma2ForCausalLM": gguf.MODEL_ARCH.GEMMA2,
     "Gemma3ForCausalLM": gguf.MODEL_ARCH.GEMMA3,
     "GPT2LMHeadModel": gguf.MODEL_ARCH.GPT2,
@@ -54,11 +63,19 @@ class GgufWriting:
         writer.add_feed_forward_length(config["intermediate_size"])
         writer.add_head_count(config["num_attention_heads"])
         writer.add_head_count_kv(config["num_key_value_heads"])
-        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+        epsilon = config.get("layer_norm_eps") or config.get("norm_epsilon")
+        if epsilon:
+            writer.add_layer_norm_eps(epsilon)
+        else:
+            writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
         if "head_dim" in config:
             writer.add_key_length(config["head_dim"])
             writer.add_value_length(config["head_dim"])
-        if self.architecture in (gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3):
+        self._factors()
+        if config["architectures"] == ["Olmo3ForCausalLM"]:
+            writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+        windows = ("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Cohere2ForCausalLM", "Olmo3ForCausalLM")
+        if config["architectures"][0] in windows:
             writer.add_sliding_window(config["sliding_window"])
         if config.get("attn_logit_softcapping"):
             writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
@@ -68,6 +85,18 @@ class GgufWriting:
             writer.add_expert_used_count(config["num_experts_per_tok"])
             writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
         self._rope()
+
+    def _factors(self) -> None:
+        config, writer = self.config, self.writer
+        if self.architecture is gguf.MODEL_ARCH.GRANITE:
+            writer.add_attention_scale(config["attention_multiplier"])
+            writer.add_embedding_scale(config["embedding_multiplier"])
+            writer.add_residual_scale(config["residual_multiplier"])
+            writer.add_logit_scale(config["logits_scaling"])
+        if self.architecture is gguf.MODEL_ARCH.STABLELM:
+            writer.add_parallel_residual(True)  # as the converter writes where config.json says nothing
+        if "logit_scale" in config:
+            writer.add_logit_scale(config["logit_scale"])
 
     def _rope(self) -> None:
         rope, writer = self.config["rope_parameters"], self.writer
@@ -125,7 +154,8 @@ class GgufWriting:
             return numbers + np.float32(1)
         heads = {"q_proj": config.get("num_attention_heads"), "k_proj": config.get("num_key_value_heads")}
         part = name.split(".")[-2]
-        if self.architecture is gguf.MODEL_ARCH.LLAMA and heads.get(part):
+        interleaved = (gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.GRANITE, gguf.MODEL_ARCH.SMOLLM3)
+        if self.architecture in interleaved and heads.get(part):
             shape = numbers.shape
             return numbers.reshape(heads[part], 2, -1, *shape[1:]).swapaxes(1, 2).reshape(shape)
         return numbers

@@ -17,6 +17,7 @@ from quire.compute.models.base import (
     LayerSpec,
     MLPSpec,
     NormKind,
+    NormScope,
     NormSpec,
     Part,
     RopeSpec,
@@ -26,6 +27,7 @@ from quire.compute.weights.decoder_weights import expected_tensors
 from support.tiny_checkpoint import write_model_weights
 
 ONCE = (Part.EMBEDDING, Part.EMBEDDING_IN, Part.POSITIONS, Part.FINAL_NORM, Part.EMBEDDING_OUT, Part.HEAD)
+HEAD_NORMS = (Part.QUERY_NORM, Part.KEY_NORM)
 OF_EXPERTS = (Part.EXPERT_GATE, Part.EXPERT_UP, Part.EXPERT_DOWN)
 
 
@@ -83,6 +85,52 @@ SPECS = {
         norm_after=True,
         attention=replace(PLAIN.attention, num_kv_heads=1, qk_norm=NormSpec(NormKind.LAYER, 1e-5)),
         layers=(LayerSpec(None, rope(10_000.0, 6)), LayerSpec(7, rope(10_000.0, 6))),
+    ),
+    # As in OLMo 2: norms on all queries and on all keys of a token, none before a sublayer, layers without rope.
+    "whole-norms": replace(
+        PLAIN,
+        norm_before=False,
+        norm_after=True,
+        attention=replace(PLAIN.attention, qk_norm=NormSpec(NormKind.RMS, 1e-6), qk_norm_scope=NormScope.ALL_HEADS),
+        layers=(NEAR, NO_ROPE),
+    ),
+    # As in Command R+: both sublayers read one layer norm without bias, each head has its own norm, neighbours turn
+    # together, logits are scaled.
+    "parallel": replace(
+        PLAIN,
+        norm=NormSpec(NormKind.LAYER, 1e-5, bias=False),
+        parallel=True,
+        shared_norm=True,
+        attention=replace(
+            PLAIN.attention,
+            qk_norm=NormSpec(NormKind.LAYER, 1e-5, bias=False),
+            qk_norm_scope=NormScope.EACH_HEAD,
+            bias=True,
+        ),
+        layers=(LayerSpec(20, rope(10_000.0, 12)), NO_ROPE),
+        tied_head=True,
+        logit_scale=0.0625,
+        sources=SOURCES
+        | {part: replace(SOURCES[part], adjacent=(16, 12)) for part in (Part.QUERY, Part.KEY, *HEAD_NORMS)},
+    ),
+    # As in GPT-NeoX and Falcon: both sublayers read the same stream, each by a norm; queries, keys and values take
+    # turns in one tensor; the head has a bias. As in Granite: what is added to the stream is scaled.
+    "turns": replace(
+        PLAIN,
+        norm=NormSpec(NormKind.LAYER, 1e-5),
+        norm_after=True,
+        parallel=True,
+        residual_scale=0.22,
+        attention=replace(PLAIN.attention, bias=True, output_bias=True),
+        mlp=MLPSpec(48, Activation.GELU, gated=False, bias=True),
+        layers=(LayerSpec(None, rope(10_000.0, 4)),) * 2,
+        head_bias=True,
+        sources=SOURCES
+        | {
+            Part.QUERY: WeightSource("model.qkv.{layer}", run=32, period=64),
+            Part.KEY: WeightSource("model.qkv.{layer}", first_row=32, run=16, period=64),
+            Part.VALUE: WeightSource("model.qkv.{layer}", first_row=48, run=16, period=64),
+        },
     ),
     # As in OPT-350m: norms on the residual stream and none before the head, small embeddings projected in and out.
     "joined": replace(

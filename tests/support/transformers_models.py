@@ -85,6 +85,55 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
             **{"bos_token_id": 63, "eos_token_id": 63},
         },
     ),
+    "smollm3": (
+        "SmolLM3",
+        {
+            **SIZES,
+            "num_hidden_layers": 4,
+            "no_rope_layer_interval": 2,
+            "use_sliding_window": True,
+            "sliding_window": 24,
+        },
+    ),
+    "olmo2": ("Olmo2", SIZES),
+    "olmo3": (
+        "Olmo3",
+        {
+            **SIZES,
+            "num_hidden_layers": 3,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+                "full_attention": {"rope_type": "yarn", "rope_theta": 10_000.0, **STRETCHED},
+            },
+        },
+    ),
+    "granite": (
+        "Granite",
+        {
+            **SIZES,
+            **{"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22},
+            "attention_multiplier": 0.25,
+        },
+    ),
+    "glm": ("Glm", {**SIZES, "head_dim": 16}),
+    "glm4": ("Glm4", {**SIZES, "head_dim": 16}),
+    "cohere": ("Cohere", {**SIZES, "use_qk_norm": True}),
+    "cohere2": (
+        "Cohere2",
+        {
+            **SIZES,
+            "num_hidden_layers": 3,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "starcoder2": ("Starcoder2", {**SIZES, "sliding_window": 24}),
+    "stablelm": ("StableLm", SIZES),
+    "falcon": ("Falcon", {**SIZES, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "gpt-neox": ("GPTNeoX", SIZES),
+    "phi": ("Phi", SIZES),
     "opt": ("OPT", {**SIZES, "ffn_dim": 48}),
     "opt-350m": ("OPT", {**SIZES, "ffn_dim": 48, "word_embed_proj_dim": 24, "do_layer_norm_before": False}),
 }

@@ -30,6 +30,10 @@ struct NormShape {
     bool unit_offset = false;
 };
 
+// What a norm of queries and keys takes as one vector: each head, all with the same weights or each with its own, or
+// all heads of a token.
+enum class HeadNorm { kNone, kHead, kEachHead, kAllHeads };
+
 struct LayerShape {
     std::int64_t window = 0;  // 0: all positions
     int rope = -1;            // index into DecoderShape::ropes; -1: none
@@ -58,12 +62,16 @@ struct DecoderShape {
     bool normalize_experts = false;
     bool gated = true;
     bool tied_head = false;
-    bool qk_norm = false;
+    HeadNorm qk_norm = HeadNorm::kNone;
+    bool parallel = false;     // attention and MLP read the same hidden states
+    bool shared_norm = false;  // both read them through the norm before attention
     Activation activation = Activation::kSilu;
     NormShape norm;
     NormShape head_norm;
     float attention_scale = 1.0F;
     float score_soft_cap = 0.0F;
+    float residual_scale = 1.0F;  // of what a sublayer adds to the hidden states
+    float logit_scale = 1.0F;
     float logit_soft_cap = 0.0F;
     float embedding_scale = 1.0F;
     int learned_positions = -1;  // offset in their table; -1: none
@@ -100,7 +108,7 @@ struct ExpertWeights {
 struct LayerWeights {
     NormWeights attention_norm, after_attention_norm, joined_attention_norm;
     NormWeights mlp_norm, after_mlp_norm, joined_mlp_norm;
-    NormWeights query_norm, key_norm;
+    NormWeights query_norm, key_norm;  // of each head one after another, where each has its own
     PackedMatrix query, key, value, output;
     std::vector<float> key_centre;  // taken off each key before it is stored, [num_kv_heads * head_dim]; may be empty
     PackedMatrix gate, up, down, router;

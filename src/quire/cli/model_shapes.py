@@ -22,7 +22,7 @@ from quire.compute.models.hub import GUIDE, HubName, find_kept, resolve_model, r
 from quire.compute.models.packaged import PACKAGES
 from quire.compute.models.source import ModelFolder, ModelSource
 from quire.compute.weights.codes import GROUP, coded_row_bytes
-from quire.compute.weights.decoder_weights import HEAD_PARTS, is_product, kept_type
+from quire.compute.weights.decoder_weights import HEAD_PARTS, is_matrix, is_product, kept_type
 from quire.core.errors import ModelError
 from quire.guide import GUIDE_FOLDER
 from quire.simulate.model_shape import ModelShape, WeightCount
@@ -106,7 +106,7 @@ class _Counts:
 
     def _part(self, part: Part, shape: PartShape, layer: int) -> WeightCount:
         size, outputs, biases = prod(shape.weight), shape.weight[0], shape.weight[0] * shape.bias
-        if len(shape.weight) == 1 or part is Part.ROUTER:
+        if not is_matrix(part, shape):
             return WeightCount(floats=size + biases)
         kind = kept_type(self.spec, part, shape, self.block_types, layer)
         kept, kept_bytes = (size, outputs * coded_row_bytes(kind, shape.weight[1])) if kind else (0, 0)

@@ -7,7 +7,7 @@ GGUF names a setting ARCHITECTURE.NAME. What it leaves out is what its family al
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
@@ -17,18 +17,27 @@ import numpy as np
 from quire.compute.arrays import FloatArray
 from quire.compute.gguf.header import GgufHeader
 from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
+from quire.compute.models.rope import FULL, SLIDING
 from quire.core.errors import ModelError
 
 ARCHITECTURES: Final = MappingProxyType(
     {
+        "cohere2": "Cohere2ForCausalLM",
+        "command-r": "CohereForCausalLM",
         "gemma2": "Gemma2ForCausalLM",
         "gemma3": "Gemma3ForCausalLM",
+        "glm4": "Glm4ForCausalLM",
         "gpt2": "GPT2LMHeadModel",
+        "granite": "GraniteForCausalLM",
         "llama": "LlamaForCausalLM",  # Mistral's too
+        "olmo2": "Olmo2ForCausalLM",  # OLMo 3's too, with a window
         "phi3": "Phi3ForCausalLM",
         "qwen2": "Qwen2ForCausalLM",
         "qwen3": "Qwen3ForCausalLM",
         "qwen3moe": "Qwen3MoeForCausalLM",
+        "smollm3": "SmolLM3ForCausalLM",
+        "stablelm": "StableLmForCausalLM",
+        "starcoder2": "Starcoder2ForCausalLM",
     }
 )
 """`general.architecture` → the family that runs it."""
@@ -38,6 +47,11 @@ ENDS: Final = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>", "<|endoft
 
 CONTROL: Final = 3  # of tokenizer.ggml.token_type
 END_IDS: Final = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))
+LAYER_NORMS: Final = MappingProxyType(
+    {**dict.fromkeys(("cohere2", "command-r", "stablelm"), "layer_norm_eps"), "starcoder2": "norm_epsilon"}
+)
+"""Architectures with layer norms → what config.json calls their epsilon."""
+
 WIDE_HEADS: Final = MappingProxyType({"gemma2": 46, "gemma3": 62})
 """Layers of the size of each Gemma (27B) that scales scores by hidden size / heads, and not by the size of a head."""
 
@@ -56,10 +70,11 @@ ReadTensor = Callable[[str], FloatArray | None]
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """The settings of one architecture, each by its name behind the dot."""
+    """The settings of one architecture, each by its name behind the dot, and the names of its tensors."""
 
     file: ConfigFile
     architecture: str
+    tensors: Collection[str]
 
     def key(self, name: str) -> str:
         return f"{self.architecture}.{name}"
@@ -96,7 +111,7 @@ def architecture_of(header: GgufHeader) -> str:
 def config_of(header: GgufHeader, read: ReadTensor) -> dict[str, object]:
     """Return config.json for a file. Does not mutate."""
     architecture = architecture_of(header)
-    settings = _Settings(ConfigFile(str(header.path), dict(header.settings)), architecture)
+    settings = _Settings(ConfigFile(str(header.path), dict(header.settings)), architecture, header.tensors.keys())
     config: dict[str, object] = {
         "architectures": [ARCHITECTURES[architecture]],
         "model_type": architecture,
@@ -107,7 +122,7 @@ def config_of(header: GgufHeader, read: ReadTensor) -> dict[str, object]:
     if architecture == "gpt2":
         return config | _gpt2(settings)
     config |= _llama_like(settings)
-    if architecture == "llama":
+    if architecture in ("glm4", "granite", "llama", "smollm3"):
         config |= {
             "attention_bias": "blk.0.attn_q.bias" in header.tensors,
             "mlp_bias": "blk.0.ffn_up.bias" in header.tensors,
@@ -151,10 +166,13 @@ def _llama_like(settings: _Settings) -> dict[str, object]:
         "num_attention_heads": heads,
         "num_key_value_heads": settings.size("attention.head_count_kv", heads),
         "max_position_embeddings": settings.size("context_length"),
-        "rms_norm_eps": settings.number("attention.layer_norm_rms_epsilon"),
         "rope_theta": settings.number("rope.freq_base", 10_000.0),
         "sliding_window": None,
     }
+    if settings.architecture in LAYER_NORMS:
+        config[LAYER_NORMS[settings.architecture]] = settings.number("attention.layer_norm_epsilon")
+    else:
+        config["rms_norm_eps"] = settings.number("attention.layer_norm_rms_epsilon")
     if settings.has("attention.key_length"):
         size = config["head_dim"] = settings.size("attention.key_length")
         if settings.size("attention.value_length", size) != size:
@@ -211,12 +229,68 @@ def _qwen3moe(settings: _Settings) -> dict[str, object]:
     }
 
 
-def _phi3(settings: _Settings) -> dict[str, object]:
+def _head_size(settings: _Settings) -> int:
     heads, hidden = settings.size("attention.head_count"), settings.size("embedding_length")
-    size = settings.size("attention.key_length", max(hidden // heads, 1))
-    turned = settings.size("rope.dimension_count", size)
+    return settings.size("attention.key_length", max(hidden // heads, 1))
+
+
+def _turned(settings: _Settings) -> dict[str, object]:
+    """Return which part of each head rotates."""
+    size = _head_size(settings)
+    return {"partial_rotary_factor": settings.size("rope.dimension_count", size) / size}
+
+
+def _phi3(settings: _Settings) -> dict[str, object]:
     window = settings.size("attention.sliding_window", 0, low=0)
-    return {"partial_rotary_factor": turned / size, "sliding_window": window or None}
+    return {**_turned(settings), "sliding_window": window or None}
+
+
+def _granite(settings: _Settings) -> dict[str, object]:
+    scales = {
+        "embedding_multiplier": "embedding_scale",
+        "residual_multiplier": "residual_scale",
+        "logits_scaling": "logit_scale",
+    }
+    given = {field: settings.number(name) for field, name in scales.items() if settings.has(name)}
+    return {**given, "attention_multiplier": settings.number("attention.scale", _head_size(settings) ** -0.5)}
+
+
+def _olmo2(settings: _Settings) -> dict[str, object]:
+    """Return nothing for OLMo 2. OLMo 3 has a window and says which layers have it."""
+    if not settings.has("attention.sliding_window"):
+        return {}
+    config: dict[str, object] = {
+        "architectures": ["Olmo3ForCausalLM"],
+        "sliding_window": settings.size("attention.sliding_window"),
+    }
+    pattern = settings.file.fields.get(key := settings.key("attention.sliding_window_pattern"))
+    if pattern is None:
+        return config
+    if not isinstance(pattern, list) or not set(map(type, pattern)) <= {bool}:
+        raise settings.file.error(key, "a list of truth values, one for each layer")
+    return {**config, "layer_types": [SLIDING if has_window else FULL for has_window in pattern]}
+
+
+def _cohere(settings: _Settings) -> dict[str, object]:
+    own = {"logit_scale": settings.number("logit_scale"), "use_qk_norm": "blk.0.attn_q_norm.weight" in settings.tensors}
+    return {**own, **_turned(settings)}
+
+
+def _cohere2(settings: _Settings) -> dict[str, object]:
+    return {**_cohere(settings), "sliding_window": settings.size("attention.sliding_window")}
+
+
+def _stablelm(settings: _Settings) -> dict[str, object]:
+    """Return what StableLM has of its own. Its setting about parallel residuals is wrong where config.json had none."""
+    return {
+        **_turned(settings),
+        "use_qkv_bias": "blk.0.attn_q.bias" in settings.tensors,
+        "use_parallel_residual": "blk.0.ffn_norm.weight" not in settings.tensors,
+    }
+
+
+def _starcoder2(settings: _Settings) -> dict[str, object]:
+    return {"use_bias": "blk.0.ffn_up.bias" in settings.tensors}
 
 
 def _gemma(settings: _Settings) -> dict[str, object]:
@@ -238,7 +312,19 @@ def _gemma2(settings: _Settings) -> dict[str, object]:
 
 
 OWN: Final[Mapping[str, Callable[[_Settings], dict[str, object]]]] = MappingProxyType(
-    {"gemma2": _gemma2, "gemma3": _gemma, "phi3": _phi3, "qwen3moe": _qwen3moe}
+    {
+        "cohere2": _cohere2,
+        "command-r": _cohere,
+        "gemma2": _gemma2,
+        "gemma3": _gemma,
+        "glm4": _turned,
+        "granite": _granite,
+        "olmo2": _olmo2,
+        "phi3": _phi3,
+        "qwen3moe": _qwen3moe,
+        "stablelm": _stablelm,
+        "starcoder2": _starcoder2,
+    }
 )
 """What an architecture has beyond Llama's settings."""
 

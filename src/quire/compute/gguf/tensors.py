@@ -1,7 +1,8 @@
 """The tensors of a GGUF file by the names and in the order of Hugging Face.
 
-A name of Hugging Face stands for a tensor of the file, or for the part of one expert. Llama's file has the rows of
-queries and keys interleaved, because llama.cpp turns neighbours where we turn halves; they are put back.
+A name of Hugging Face stands for a tensor of the file, or for the part of one expert. Files of Llama, Granite and
+SmolLM3 have the rows of queries and keys interleaved, because llama.cpp turns neighbours where we turn halves; they are
+put back.
 """
 
 from __future__ import annotations
@@ -57,8 +58,27 @@ GEMMA: Final = MappingProxyType(
         "post_ffw_norm": "post_feedforward_layernorm",
     }
 )
+INTERLEAVED: Final = frozenset({"granite", "llama", "smollm3"})
+"""Architectures whose files have the rows of each head of queries and keys in turn."""
+
 LAYERS: Final = MappingProxyType(
-    {"gemma2": GEMMA, "gemma3": GEMMA, "phi3": MappingProxyType({**LAYER, "ffn_up": "mlp.gate_up_proj"})}
+    {
+        "gemma2": GEMMA,
+        "gemma3": GEMMA,
+        "glm4": MappingProxyType(
+            {
+                **LAYER,
+                "ffn_up": "mlp.gate_up_proj",
+                "post_attention_norm": "post_self_attn_layernorm",
+                "post_ffw_norm": "post_mlp_layernorm",
+            }
+        ),
+        "olmo2": MappingProxyType(
+            {name: ours for name, ours in GEMMA.items() if name not in ("attn_norm", "ffn_norm")}
+        ),
+        "phi3": MappingProxyType({**LAYER, "ffn_up": "mlp.gate_up_proj"}),
+        "starcoder2": MappingProxyType({**LAYER, "ffn_up": "mlp.c_fc", "ffn_down": "mlp.c_proj"}),
+    }
 )
 GPT2_ONCE: Final = MappingProxyType(
     {
@@ -293,9 +313,9 @@ def _named(header: GgufHeader, names: _Names, name: str, tensor: GgufTensor) -> 
 
 def _interleaved_heads(header: GgufHeader, architecture: str, part: str, tensor: GgufTensor) -> int:
     """Return how many heads have their rows interleaved in a tensor; 0 where none have."""
-    if architecture != "llama" or part not in ("attn_q", "attn_k"):
+    if architecture not in INTERLEAVED or part not in ("attn_q", "attn_k"):
         return 0
-    key = "llama.attention.head_count"
+    key = f"{architecture}.attention.head_count"
     heads = header.settings.get(f"{key}_kv", header.settings.get(key)) if part == "attn_k" else header.settings.get(key)
     if type(heads) is not int or heads < 1 or tensor.shape[0] % (2 * heads):
         raise CheckpointError(

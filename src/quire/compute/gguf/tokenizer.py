@@ -64,19 +64,21 @@ class Splitter:
 GPT2: Final = Splitter(then_gpt2=True)
 DIGITS: Final = Splitter((r"\p{N}",), then_gpt2=True)
 LLAMA3: Final = rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{OTHERS}"
-QWEN2: Final = Splitter((rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{OTHERS}",), composes=True)
+SINGLE_DIGITS: Final = rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{OTHERS}"
+QWEN2: Final = Splitter((SINGLE_DIGITS,), composes=True)
 SPLITTERS: Final = MappingProxyType(
     {
         "gpt-2": GPT2,
         "mellum": GPT2,
-        "smollm": DIGITS,
-        "minerva-7b": DIGITS,
+        "olmo": GPT2,
+        **dict.fromkeys(("command-r", "minerva-7b", "refact", "smollm", "starcoder"), DIGITS),  # Granite has refact
         **dict.fromkeys(
             ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"),
             Splitter((LLAMA3,), whole_words=True, begins=True),
         ),
         **dict.fromkeys(("dbrx", "smaug-bpe"), Splitter((LLAMA3,))),  # Phi-4 has the first
         **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), QWEN2),
+        "stablelm2": Splitter((SINGLE_DIGITS,)),
         "tekken": Splitter((rf"{UPPER}*{LOWER}+|{UPPER}+{LOWER}*|\p{{N}}|{SLASHES}",), whole_words=True, begins=True),
         "gpt-4o": Splitter(  # Phi-4-mini
             (rf"{UPPER}*{LOWER}+{CONTRACTIONS}?|{UPPER}+{LOWER}*{CONTRACTIONS}?|\p{{N}}{{1,3}}|{SLASHES}",)

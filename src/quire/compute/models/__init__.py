@@ -16,24 +16,37 @@ from typing import Final
 from quire.compute.models.base import DecoderSpec
 from quire.compute.models.config_file import CONFIG_FILE, GENERATION_CONFIG_FILE, ConfigFile
 from quire.compute.models.generation import GenerationDefaults
+from quire.compute.models.refusals import family_refusal
 from quire.compute.models.rope import rope_notices
 from quire.compute.models.source import ModelSource
 from quire.compute.quantized.methods import quantization_of
-from quire.core.errors import ModelError
 
 FAMILIES: Final = MappingProxyType(
     {
+        "Cohere2ForCausalLM": "quire.compute.models.cohere2",
+        "CohereForCausalLM": "quire.compute.models.cohere",
+        "FalconForCausalLM": "quire.compute.models.falcon",
         "GPT2LMHeadModel": "quire.compute.models.gpt2",
+        "GPTNeoXForCausalLM": "quire.compute.models.gpt_neox",
         "Gemma2ForCausalLM": "quire.compute.models.gemma2",
         "Gemma3ForCausalLM": "quire.compute.models.gemma3",
         "Gemma3ForConditionalGeneration": "quire.compute.models.gemma3",
+        "Glm4ForCausalLM": "quire.compute.models.glm4",
+        "GlmForCausalLM": "quire.compute.models.glm4",
+        "GraniteForCausalLM": "quire.compute.models.granite",
         "LlamaForCausalLM": "quire.compute.models.llama",
         "MistralForCausalLM": "quire.compute.models.mistral",
         "OPTForCausalLM": "quire.compute.models.opt",
+        "Olmo2ForCausalLM": "quire.compute.models.olmo2",
+        "Olmo3ForCausalLM": "quire.compute.models.olmo3",
+        "PhiForCausalLM": "quire.compute.models.phi",
         "Phi3ForCausalLM": "quire.compute.models.phi3",
         "Qwen2ForCausalLM": "quire.compute.models.qwen2",
         "Qwen3ForCausalLM": "quire.compute.models.qwen3",
         "Qwen3MoeForCausalLM": "quire.compute.models.qwen3_moe",
+        "SmolLM3ForCausalLM": "quire.compute.models.smollm3",
+        "StableLmForCausalLM": "quire.compute.models.stablelm",
+        "Starcoder2ForCausalLM": "quire.compute.models.starcoder2",
     }
 )
 """The first of `architectures` in config.json → the module of its family."""
@@ -95,13 +108,8 @@ def _architecture(config: ConfigFile) -> str:
     """Return the family's name; refuses families that no engine of quire can run."""
     architectures = config.texts("architectures")
     if not architectures or architectures[0] not in FAMILIES:
-        named = f"of the family {architectures[0]!r:.80}" if architectures else "that names no family"
-        advice = f"Use a model of one of these: {', '.join(FAMILIES)}"
-        if config.is_set("auto_map"):
-            named += " with code of its own (auto_map, trust_remote_code), which quire never runs"
-        else:
-            named += ", which quire cannot run"
-        raise ModelError(config.where, f"{config.where}: a model {named}. {advice}")
+        named = architectures[0] if architectures else None
+        raise family_refusal(config.where, named, FAMILIES, has_code=config.is_set("auto_map"))
     return architectures[0]
 
 

@@ -18,6 +18,12 @@ One layer; `norm_before`, `norm_after` and `norm_joined` say which norms it has:
     └┬─ MLP_NORM ─ MLP or experts ─ AFTER_MLP_NORM ─ + ─ JOINED_MLP_NORM ─► next layer
      └───────────────────────────────────────────────┘
 
+A `parallel` layer computes both from the same x:
+
+    x ─┬─ ATTENTION_NORM ─ attention ─ AFTER_ATTENTION_NORM ─ + ─ + ─► next layer
+       ├──────────────────────────────────────────────────────┘   │
+       └─ MLP_NORM, or ATTENTION_NORM ─ MLP ─ AFTER_MLP_NORM ─────┘
+
 The spec declares only what the reference decoder interprets; a new family adds a field together with its
 interpretation.
 """
@@ -37,10 +43,18 @@ MAX_EXPERTS: Final = 1 << 16
 
 
 class NormKind(Enum):
-    """Root mean square, or mean and variance; the latter has a bias."""
+    """Root mean square, or mean and variance."""
 
     RMS = "rms"
     LAYER = "layer"
+
+
+class NormScope(Enum):
+    """What a norm of queries and keys takes as one vector, and which weights it has."""
+
+    HEAD = "head"  # each head, all with the same weights
+    EACH_HEAD = "each_head"  # each head, with its own weights
+    ALL_HEADS = "all_heads"  # all heads of a token together
 
 
 class Activation(Enum):
@@ -94,35 +108,64 @@ class PartShape:
 class WeightSource:
     """Where a checkpoint keeps a part: in the tensors `stem`.weight and, with a bias, `stem`.bias.
 
-    The stem is a template of `{layer}` and, for experts, `{expert}`. Parts with the same stem are fused:
-    each has the rows from `first_row` on, and together they must fill the tensor. `transposed`: the file
-    has `[in, out]`; `first_row` still counts along `out`.
+    The stem is a template of `{layer}` and, for experts, `{expert}`; with `{head}`, a norm has a tensor for
+    each head. Parts with the same stem are fused:
+    each has the rows from `first_row` on, and together they must fill the tensor. With a `run` they take
+    turns: each has that many of every `period` rows. `transposed`: the file has `[in, out]`; `first_row`
+    still counts along `out`.
+
+    `adjacent`, the dimensions of a head and how many of them rotate: the file has the two of each pair next
+    to each other. Engines want the first of all pairs, then the second of all pairs.
     """
 
     stem: str
     first_row: int = 0
     transposed: bool = False
+    run: int = 0
+    period: int = 0
+    adjacent: tuple[int, int] | None = None
 
     def stem_of(self, layer: int = 0, expert: int = 0) -> str:
-        """Return the name without `.weight` or `.bias`.
+        """Return the name without `.weight` or `.bias`; `{head}` stays.
 
         >>> WeightSource("layers.{layer}.experts.{expert}.up").stem_of(3, 1)
         'layers.3.experts.1.up'
         """
-        return self.stem.format(layer=layer, expert=expert)
+        return self.stem.format(layer=layer, expert=expert, head="{head}")
+
+    def rows_of(self, count: int) -> slice | list[int]:
+        """Return which rows of the tensor are a part of `count` rows, in the part's order.
+
+        >>> WeightSource("qkv", first_row=2).rows_of(4)
+        slice(2, 6, None)
+        >>> WeightSource("qkv", first_row=2, run=2, period=5).rows_of(4)
+        [2, 3, 7, 8]
+        >>> WeightSource("query", adjacent=(5, 4)).rows_of(5)
+        [0, 2, 1, 3, 4]
+        """
+        first, run = self.first_row, self.run or count
+        if run == count and self.adjacent is None:
+            return slice(first, first + count)
+        rows = [first + turn * self.period + place for turn in range(count // run) for place in range(run)]
+        if self.adjacent is None:
+            return rows
+        head_dim, rotary_dim = self.adjacent
+        order = [*range(0, rotary_dim, 2), *range(1, rotary_dim, 2), *range(rotary_dim, head_dim)]
+        return [rows[head + place] for head in range(0, count, head_dim) for place in order]
 
 
 @dataclass(frozen=True, slots=True)
 class NormSpec:
-    """A norm. With `unit_offset` the scale is 1 + weight (Gemma)."""
+    """A norm. With `unit_offset` the scale is 1 + weight (Gemma). `bias`: whether a layer norm has one."""
 
     kind: NormKind
     epsilon: float
     unit_offset: bool = False
+    bias: bool = True
 
     def shape(self, size: int) -> PartShape:
         """Return the shape of its weights for vectors of `size`."""
-        return PartShape((size,), bias=self.kind is NormKind.LAYER)
+        return PartShape((size,), bias=self.kind is NormKind.LAYER and self.bias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +186,7 @@ class AttentionSpec:
     """The settings of all attention layers.
 
     Query head h reads key-value head h // (num_heads / num_kv_heads). `bias`: query, key and value have
-    one; `qk_norm` normalises every head of queries and keys separately, before it rotates.
+    one; `qk_norm` normalises queries and keys before they rotate, by `qk_norm_scope`.
     """
 
     num_heads: int
@@ -153,6 +196,7 @@ class AttentionSpec:
     bias: bool = False
     output_bias: bool = False
     qk_norm: NormSpec | None = None
+    qk_norm_scope: NormScope = NormScope.HEAD
     score_soft_cap: float | None = None
 
 
@@ -199,12 +243,14 @@ class DecoderSpec:
 
     - `norm_before`, `norm_after`, `norm_joined`: norms before each sublayer, after it (before it
       joins the residual stream), and on the residual stream after that; in any combination.
+    - `parallel`: attention and MLP read the same residual stream; with `shared_norm` also through the same norm.
+    - `residual_scale` multiplies what a sublayer adds to the residual stream; `logit_scale` multiplies logits.
     - `final_norm`: whether there is a norm before the head.
     - `embedding_size`: unless None, rows of this size are projected to the hidden size after the
       embedding (Part.EMBEDDING_IN) and back before the head (Part.EMBEDDING_OUT).
     - `embedding_scale` multiplies the rows of the embedding, before positions are added.
     - `learned_positions`: the offset of learned positions in their table; None: no learned positions.
-    - `tied_head`: the embedding is also the head.
+    - `tied_head`: the embedding is also the head. `head_bias`: the head has a bias.
     - `experts`: of the `sparse` layers.
     - `sources`: where a checkpoint keeps each part. It may have `ignored_tensors`, which are not used.
       Checkpoints of the bare decoder lack `optional_prefix` in their names.
@@ -222,13 +268,18 @@ class DecoderSpec:
     optional_prefix: str = ""
     experts: ExpertsSpec | None = None
     tied_head: bool = False
+    head_bias: bool = False
     norm_before: bool = True
     norm_after: bool = False
     norm_joined: bool = False
+    parallel: bool = False
+    shared_norm: bool = False
+    residual_scale: float = 1.0
     final_norm: bool = True
     embedding_size: int | None = None
     embedding_scale: float = 1.0
     learned_positions: int | None = None
+    logit_scale: float = 1.0
     logit_soft_cap: float | None = None
 
     def __post_init__(self) -> None:
@@ -240,6 +291,8 @@ class DecoderSpec:
         for layer in self.layers:
             if layer.rope is not None:
                 _check_rope(layer.rope, self.attention.head_dim)
+            if layer.sparse and self.parallel:
+                raise CheckpointError("layers", "sparse and parallel", "one of both")
             if layer.sparse and self.experts is None:
                 raise CheckpointError("layers", "sparse without experts", "a spec of experts for sparse layers")
 
@@ -256,7 +309,7 @@ class DecoderSpec:
         if self.final_norm:
             parts[Part.FINAL_NORM] = self.norm.shape(self.hidden_size)
         if not self.tied_head:
-            parts[Part.HEAD] = PartShape((self.vocab_size, row))
+            parts[Part.HEAD] = PartShape((self.vocab_size, row), self.head_bias)
         return parts
 
     def layer_parts(self, layer: LayerSpec) -> dict[Part, PartShape]:
@@ -285,9 +338,15 @@ class DecoderSpec:
             Part.OUTPUT: PartShape((hidden, query), attention.output_bias),
         }
         if attention.qk_norm is not None:
-            parts[Part.QUERY_NORM] = attention.qk_norm.shape(attention.head_dim)
-            parts[Part.KEY_NORM] = attention.qk_norm.shape(attention.head_dim)
+            parts[Part.QUERY_NORM] = self._head_norm(attention.qk_norm, attention.num_heads)
+            parts[Part.KEY_NORM] = self._head_norm(attention.qk_norm, attention.num_kv_heads)
         return parts
+
+    def _head_norm(self, norm: NormSpec, num_heads: int) -> PartShape:
+        scope, head_dim = self.attention.qk_norm_scope, self.attention.head_dim
+        if scope is NormScope.EACH_HEAD:
+            return PartShape((num_heads, head_dim))
+        return norm.shape(head_dim if scope is NormScope.HEAD else num_heads * head_dim)
 
     def _mlp_parts(self) -> dict[Part, PartShape]:
         mlp, hidden = self.mlp, self.hidden_size
@@ -304,7 +363,8 @@ class DecoderSpec:
         return {Part.ROUTER: PartShape((num_experts, self.hidden_size))}
 
     def _norm_parts(self) -> dict[Part, PartShape]:
-        before = (Part.ATTENTION_NORM, Part.MLP_NORM) if self.norm_before else ()
+        both = (Part.ATTENTION_NORM,) if self.shared_norm else (Part.ATTENTION_NORM, Part.MLP_NORM)
+        before = both if self.norm_before else ()
         after = (Part.AFTER_ATTENTION_NORM, Part.AFTER_MLP_NORM) if self.norm_after else ()
         joined = (Part.JOINED_ATTENTION_NORM, Part.JOINED_MLP_NORM) if self.norm_joined else ()
         return dict.fromkeys(before + after + joined, self.norm.shape(self.hidden_size))

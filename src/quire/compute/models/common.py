@@ -23,15 +23,13 @@ from quire.compute.models.base import (
     WeightSource,
 )
 from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
-from quire.compute.models.rope import context_length, rope_spec
+from quire.compute.models.rope import FULL, SLIDING, context_length, rope_spec
 
 MAX_LAYERS: Final = 1000
 MAX_HEADS: Final = 1 << 16
 MAX_HEAD_DIM: Final = 4096
 LAYER: Final = "model.layers.{layer}."
 HEAD_TENSOR: Final = "lm_head.weight"
-FULL: Final = "full_attention"  # the names in `layer_types`
-SLIDING: Final = "sliding_attention"
 LLAMA_STEMS: Final = MappingProxyType(
     {
         Part.EMBEDDING: "model.embed_tokens",
@@ -84,10 +82,12 @@ def llama_like(config: ConfigFile, max_length: int | None, layers: Sequence[Laye
 
 def _attention(config: ConfigFile) -> AttentionSpec:
     heads, size = config.size("num_attention_heads", high=MAX_HEADS), head_dim(config)
-    bias = config.flag("attention_bias", False)
+    kv_heads, bias = config.size("num_key_value_heads", heads, high=MAX_HEADS), config.flag("attention_bias", False)
+    if heads % kv_heads:
+        raise config.error("num_attention_heads", f"a multiple of the {kv_heads} kv heads")
     return AttentionSpec(
         num_heads=heads,
-        num_kv_heads=config.size("num_key_value_heads", heads, high=MAX_HEADS),
+        num_kv_heads=kv_heads,
         head_dim=size,
         scale=size**-0.5,
         bias=bias,
@@ -104,6 +104,30 @@ def with_head_norms(spec: DecoderSpec) -> DecoderSpec:
     """Return the spec with a norm on every query and key head."""
     stems = {Part.QUERY_NORM: LAYER + "self_attn.q_norm", Part.KEY_NORM: LAYER + "self_attn.k_norm"}
     return with_stems(replace(spec, attention=replace(spec.attention, qk_norm=spec.norm)), stems)
+
+
+def with_runs(spec: DecoderSpec, stem: str) -> DecoderSpec:
+    """Return the spec of a checkpoint that has queries, keys and values in one tensor.
+
+    Each key and each value follow the queries that read them.
+    """
+    attention = spec.attention
+    key = attention.head_dim
+    query = attention.num_heads // attention.num_kv_heads * key
+    starts = {Part.QUERY: (0, query), Part.KEY: (query, key), Part.VALUE: (query + key, key)}
+    fused = {
+        part: WeightSource(stem, first_row=first, run=run, period=query + 2 * key)
+        for part, (first, run) in starts.items()
+    }
+    return replace(spec, sources=MappingProxyType({**spec.sources, **fused}))
+
+
+def with_adjacent_pairs(spec: DecoderSpec) -> DecoderSpec:
+    """Return the spec of a checkpoint that has the two dimensions of each rotating pair next to each other."""
+    rotary_dim = next(layer.rope.rotary_dim for layer in spec.layers if layer.rope is not None)
+    pairs, parts = (spec.attention.head_dim, rotary_dim), (Part.QUERY, Part.KEY, Part.QUERY_NORM, Part.KEY_NORM)
+    turned = {part: replace(spec.sources[part], adjacent=pairs) for part in parts if part in spec.sources}
+    return replace(spec, sources=MappingProxyType({**spec.sources, **turned}))
 
 
 def rotary_layers(

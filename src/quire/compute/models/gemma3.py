@@ -17,10 +17,10 @@ from types import MappingProxyType
 from typing import Final
 
 from quire.compute.models import gemma2
-from quire.compute.models.base import DecoderSpec, LayerSpec, RopeSpec
-from quire.compute.models.common import FULL, SLIDING, head_dim, mixed_windows, num_layers, with_head_norms
+from quire.compute.models.base import DecoderSpec, LayerSpec
+from quire.compute.models.common import head_dim, mixed_windows, num_layers, with_head_norms
 from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
-from quire.compute.models.rope import rope_spec
+from quire.compute.models.rope import full_and_sliding_ropes
 
 DEFAULTS: Final = MappingProxyType(
     {
@@ -58,21 +58,11 @@ def _text_spec(config: ConfigFile, max_length: int | None) -> DecoderSpec:
     windows = mixed_windows(
         config, config.size("sliding_window", high=MAX_LENGTH), lambda layer: (layer + 1) % pattern != 0
     )
-    full, local = _positions(config, max_length)
+    base = config.number("rope_local_base_freq", LOCAL_BASE)
+    size = head_dim(config)
+    full, local = full_and_sliding_ropes(config, size, max_length, base=FULL_BASE, sliding_base=base)
     layers = [LayerSpec(window, full if window is None else local) for window in windows]
     return with_head_norms(gemma2.gemma_like(config, max_length, layers))
-
-
-def _positions(config: ConfigFile, max_length: int | None) -> tuple[RopeSpec, RopeSpec]:
-    """Return the rotary positions of layers with full attention, and of those with a window."""
-    size, nested, plain = head_dim(config), config.section("rope_parameters").fields, config
-    if not nested:
-        base = config.number("rope_local_base_freq", LOCAL_BASE)
-        plain = ConfigFile(config.where, {**config.fields, "rope_theta": base, "rope_scaling": None})
-    elif nested.keys() != {FULL, SLIDING} or config.is_set("rope_scaling"):
-        raise config.error("rope_parameters", f"settings for {FULL} and for {SLIDING}, and no rope_scaling")
-    full = rope_spec(config, size, max_length, layer_type=FULL, default_base=FULL_BASE)
-    return full, rope_spec(plain, size, max_length, layer_type=SLIDING, default_base=LOCAL_BASE)
 
 
 def _with_vision_aside(spec: DecoderSpec, config: ConfigFile) -> DecoderSpec:

@@ -11,8 +11,16 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from quire.compute.models.base import DecoderSpec, ExpertsSpec, Part
-from quire.compute.models.common import LAYER, llama_like, rotary_layers, same_windows, with_head_norms, with_stems
+from quire.compute.models.base import MAX_EXPERTS, DecoderSpec, ExpertsSpec, Part
+from quire.compute.models.common import (
+    LAYER,
+    llama_like,
+    num_layers,
+    rotary_layers,
+    same_windows,
+    with_head_norms,
+    with_stems,
+)
 from quire.compute.models.config_file import ConfigFile
 from quire.compute.models.qwen2 import used_window
 
@@ -47,9 +55,10 @@ def decoder_spec(config: ConfigFile, max_length: int | None = None) -> DecoderSp
 
 def _experts(config: ConfigFile) -> ExpertsSpec:
     field = "num_local_experts" if config.is_set("num_local_experts") else "num_experts"
+    num_experts = config.size(field, 128, high=MAX_EXPERTS // num_layers(config))
     return ExpertsSpec(
-        num_experts=config.size(field, 128),
-        experts_per_token=config.size("num_experts_per_tok", 8),
+        num_experts=num_experts,
+        experts_per_token=config.size("num_experts_per_tok", 8, high=num_experts),
         intermediate_size=config.size("moe_intermediate_size", 768),
         normalize_weights=config.flag("norm_topk_prob", False),
     )

@@ -1,8 +1,9 @@
-"""Errors for a folder or file that is not a usable model: they name what is there instead, and what to do."""
+"""Errors for what is not a usable model: they name what is there instead, and what to do."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
@@ -18,6 +19,41 @@ CONVERT: Final = 'with transformers and torch: python -c "{code}"'
 FROM_PICKLE: Final = (
     "from transformers import AutoModelForCausalLM as M; M.from_pretrained({folder!r}).save_pretrained({folder!r})"
 )
+OTHER_LAYERS: Final = (
+    (r"(Falcon)?Mamba2?For", "its layers are state-space layers (Mamba)"),
+    (
+        r"(Bamba|FalconH1|GraniteMoeHybrid|Jamba|NemotronH|Plamo2|Zamba2?)For",
+        "some of its layers are state-space layers",
+    ),
+    (r"(BailingHybrid|KimiLinear|MiniMax(Text01)?|OlmoHybrid|Qwen3Next|Qwen3_5(Moe)?)For", "it has linear attention"),
+    (r"(RecurrentGemma|Rwkv\d*|RWKV\w*|xLSTM)For", "its layers are recurrent"),
+    (r"Lfm2(Moe)?For", "some of its layers are short convolutions"),
+    (r"(DeepseekV\d+|MiniCPM3|LongcatFlash|Glm4MoeLite|GlmMoeDsa)For", "it keeps one latent for all heads (MLA)"),
+    (r"(Bloom|MPT|Mpt)For", "its positions are by ALiBi"),
+    (r"GptOssFor", "its softmax has attention sinks"),
+    (
+        r".*For(ConditionalGeneration|ImageTextToText|Vision2Seq|SpeechSeq2Seq)$",
+        "it reads images or sound, or has an encoder",
+    ),
+    (r".*(For(MaskedLM|\w*Classification|QuestionAnswering)|Model)$", "it writes no text"),
+)
+"""Families as `architectures` names them, and what they have that quire does not run; the first match counts."""
+
+
+def family_refusal(where: str, architecture: str | None, known: Iterable[str], *, has_code: bool) -> ModelError:
+    """Return the error for a family that is none of the `known` ones; None: the model names no family.
+
+    `has_code`: the folder says that the model needs code of its own.
+    """
+    named = "that names no family" if architecture is None else f"of the family {architecture!r:.80}"
+    other = (what for pattern, what in OTHER_LAYERS if architecture is not None and re.match(pattern, architecture))
+    if (reason := next(other, None)) is not None:
+        named += f", which quire cannot run: {reason}"
+    elif has_code:
+        named += " with code of its own (auto_map, trust_remote_code), which quire never runs"
+    else:
+        named += ", which quire cannot run"
+    return ModelError(where, f"{where}: a model {named}. Use a model of one of these: {', '.join(known)}")
 
 
 def folder_refusal(folder: Path, missing: str) -> ModelError:

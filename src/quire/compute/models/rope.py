@@ -35,6 +35,8 @@ from quire.compute.models.base import RopeSpec
 from quire.compute.models.config_file import MAX_LENGTH, ConfigFile
 from quire.core.errors import CheckpointError
 
+FULL: Final = "full_attention"  # the names in `layer_types`
+SLIDING: Final = "sliding_attention"
 DEFAULT_BASE: Final = 10_000.0
 SECTIONS: Final = ("rope_scaling", "rope_parameters")  # of transformers 4 and 5
 
@@ -83,6 +85,23 @@ def rope_spec(
     return RopeSpec(2 * len(frequencies), tuple(map(float, frequencies)), float(np.float32(scale)))
 
 
+def full_and_sliding_ropes(
+    config: ConfigFile, head_dim: int, max_length: int | None, *, base: float, sliding_base: float
+) -> tuple[RopeSpec, RopeSpec]:
+    """Return the rotary positions of layers with full attention, and of those with a window.
+
+    transformers 5 has settings for each. transformers 4 has those of the first, and the others turn by `sliding_base`
+    without a scaling. `base`: of the first if the settings do not say it.
+    """
+    nested, plain = config.section("rope_parameters").fields, config
+    if not nested:
+        plain = ConfigFile(config.where, {**config.fields, "rope_theta": sliding_base, "rope_scaling": None})
+    elif nested.keys() != {FULL, SLIDING} or config.is_set("rope_scaling"):
+        raise config.error("rope_parameters", f"settings for {FULL} and for {SLIDING}, and no rope_scaling")
+    full = rope_spec(config, head_dim, max_length, layer_type=FULL, default_base=base)
+    return full, rope_spec(plain, head_dim, max_length, layer_type=SLIDING, default_base=sliding_base)
+
+
 def context_length(config: ConfigFile, max_length: int | None = None) -> int:
     """Return the number of positions that the model supports.
 
@@ -90,7 +109,7 @@ def context_length(config: ConfigFile, max_length: int | None = None) -> int:
     goes up to a given `max_length`, at most its factor times as far.
     """
     trained = config.size("max_position_embeddings", high=MAX_LENGTH)
-    section = _section(config, "full_attention")
+    section = _section(config, FULL)
     kind = _kind(section)
     if kind == "dynamic" and max_length is not None:
         return max(trained, min(max_length, int(trained * section.number("factor"))))
@@ -102,7 +121,7 @@ def context_length(config: ConfigFile, max_length: int | None = None) -> int:
 
 def rope_notices(config: ConfigFile, max_length: int | None = None) -> tuple[str, ...]:
     """Return notices for the user: which scalings are frozen at load."""
-    section = _section(config, "full_attention")
+    section = _section(config, FULL)
     kind = _kind(section)
     if kind not in ("dynamic", "longrope"):
         return ()

@@ -114,14 +114,14 @@ class NativeDecoder:
             self._cache = places
 
     def _set_model(self, parts: Parts) -> None:
-        head = Part.EMBEDDING if self.spec.tied_head else Part.HEAD
-        self._set_matrix(head, parts[head], -1)
-        if not self.spec.tied_head:
+        if self.spec.tied_head:
+            self._set_matrix(Part.EMBEDDING, parts[Part.EMBEDDING], -1)
+        else:
             embedding = parts[Part.EMBEDDING]
             self._decoder.set_embedding(np.ascontiguousarray(embedding.weight), blocks=embedding.blocks)
         if Part.POSITIONS in parts:
             self._decoder.set_positions(_as_float32(parts[Part.POSITIONS].weight))
-        rest = {Part.EMBEDDING_IN, Part.EMBEDDING_OUT, Part.FINAL_NORM}
+        rest = {Part.EMBEDDING_IN, Part.EMBEDDING_OUT, Part.FINAL_NORM, Part.HEAD}
         self._set_parts({part: piece for part, piece in parts.items() if part in rest}, -1)
 
     def _set_parts(self, parts: Parts, layer: int) -> None:

@@ -4,9 +4,9 @@
            └────────────────────────────┘         └──────────────────────┘
            └─────────────────────────── × layers ───────────────────────────┘
 
-The spec says which norms there are, and everything else that differs between families. This decoder is written to be
-read, and every other engine must give the same results. All operations work row by row (see `operations` and
-`attention`), so a row's bits do not depend on other rows.
+In a parallel layer, attention and MLP start from the same rows. The spec says which norms there are, and everything
+else that differs between families. This decoder is written to be read, and every other engine must give the same
+results. All operations work row by row (see `operations` and `attention`), so a row's bits do not depend on other rows.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from quire.compute.reference.operations import (
     linear,
     looked_up,
     normalize,
+    normalize_heads,
     rope_angles,
     rotate,
     soft_cap,
@@ -66,8 +67,12 @@ class ReferenceDecoder:
                 centre = None if self._centres is None else self._centres[index]
                 rounding = _Rounding(self.kv_dtype, centre)
                 attention = _Attention(self.spec, layer, self.weights.layers[index], angles, rounding)
-                hidden = self._attend(hidden, attention, cache.layer(index), inputs)
-                hidden = self._transform(hidden, index)
+                attended = self._attend(hidden, attention, cache.layer(index), inputs)
+                if self.spec.parallel:
+                    hidden = attended + self._transform(hidden, index)
+                else:
+                    hidden = self._norm(attended, attention.parts, Part.JOINED_ATTENTION_NORM)
+                    hidden = self._norm(hidden + self._transform(hidden, index), attention.parts, Part.JOINED_MLP_NORM)
             hidden = self._norm(hidden, self.weights.parts, Part.FINAL_NORM)
             logits = self._logits(hidden[inputs.logit_indices])
         finite: BoolArray = np.all(np.isfinite(hidden), axis=1)
@@ -89,22 +94,20 @@ class ReferenceDecoder:
         return {rope: rope_angles(positions, rope) for rope in ropes}
 
     def _attend(self, hidden: FloatArray, attention: _Attention, cache: LayerCache, inputs: StepInputs) -> FloatArray:
-        """Return the residual stream after attention. Mutates the cache."""
+        """Return the residual stream with attention added. Mutates the cache."""
         parts = attention.parts
         update = attention.attend(self._norm(hidden, parts, Part.ATTENTION_NORM), cache, inputs)
-        hidden = hidden + self._norm(update, parts, Part.AFTER_ATTENTION_NORM)
-        return self._norm(hidden, parts, Part.JOINED_ATTENTION_NORM)
+        return hidden + self._norm(update, parts, Part.AFTER_ATTENTION_NORM) * np.float32(self.spec.residual_scale)
 
     def _transform(self, hidden: FloatArray, index: int) -> FloatArray:
-        """Return the residual stream after the MLP or the experts."""
+        """Return what the MLP or the experts add to the residual stream."""
         parts, layer = self.weights.layers[index], self.spec.layers[index]
-        rows = self._norm(hidden, parts, Part.MLP_NORM)
+        rows = self._norm(hidden, parts, Part.ATTENTION_NORM if self.spec.shared_norm else Part.MLP_NORM)
         if layer.sparse and self.spec.experts is not None:
             update = experts_output(rows, self.spec, parts[Part.ROUTER], self.weights.experts[index])
         else:
             update = mlp_output(rows, self.spec.mlp, parts, DENSE)
-        hidden = hidden + self._norm(update, parts, Part.AFTER_MLP_NORM)
-        return self._norm(hidden, parts, Part.JOINED_MLP_NORM)
+        return self._norm(update, parts, Part.AFTER_MLP_NORM) * np.float32(self.spec.residual_scale)
 
     def _norm(self, hidden: FloatArray, parts: Parts, part: Part) -> FloatArray:
         """Return the normalised rows, or the rows themselves if the model has no norm here."""
@@ -114,7 +117,8 @@ class ReferenceDecoder:
         if self.spec.embedding_size is not None:
             hidden = linear(hidden, self.weights.parts[Part.EMBEDDING_OUT])
         head = Part.EMBEDDING if self.spec.tied_head else Part.HEAD
-        return soft_cap(linear(hidden, self.weights.parts[head]), self.spec.logit_soft_cap)
+        logits = linear(hidden, self.weights.parts[head]) * np.float32(self.spec.logit_scale)
+        return soft_cap(logits, self.spec.logit_soft_cap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,5 +173,5 @@ class _Attention:
         """Return queries or keys, normalised and rotated: `[num_tokens, heads, head_dim]`."""
         heads = linear(hidden, self.parts[part]).reshape(len(hidden), -1, self._shape.head_dim)
         if self._shape.qk_norm is not None:
-            heads = normalize(heads, self.parts[norm], self._shape.qk_norm)
+            heads = normalize_heads(heads, self.parts[norm], self._shape.qk_norm, self._shape.qk_norm_scope)
         return heads if self._angles is None else rotate(heads, self._angles)

@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 
 from quire.compute.arrays import FloatArray, IntArray
-from quire.compute.models.base import Activation, NormKind, NormSpec, RopeSpec
+from quire.compute.models.base import Activation, NormKind, NormScope, NormSpec, RopeSpec
 from quire.compute.weights.codes import GROUP, INNER, Codes
 from quire.compute.weights.decoder_weights import PartWeights
 from quire.compute.weights.quantize import quantized
@@ -75,6 +75,15 @@ def normalize(rows: FloatArray, part: PartWeights, spec: NormSpec) -> FloatArray
     length: FloatArray = np.sqrt(_mean(rows * rows) + np.float32(spec.epsilon))
     normed: FloatArray = scale * (rows / length)
     return normed if part.bias is None else normed + part.bias
+
+
+def normalize_heads(heads: FloatArray, part: PartWeights, spec: NormSpec, scope: NormScope) -> FloatArray:
+    """Return queries or keys normalised, `[num_tokens, num_heads, head_dim]`."""
+    if scope is NormScope.ALL_HEADS:
+        return normalize(heads.reshape(len(heads), -1), part, spec).reshape(heads.shape)
+    if scope is NormScope.EACH_HEAD:
+        part = PartWeights(part.weight.reshape(heads.shape[1:]))
+    return normalize(heads, part, spec)
 
 
 def _mean(rows: FloatArray) -> FloatArray:

@@ -43,7 +43,7 @@ class Engines:
 class DecoderOutputs:
     """The results of a step, on the device."""
 
-    logits: torch.Tensor  # [num_logits, vocab_size], in the dtype of rows, or float32 if they are capped
+    logits: torch.Tensor  # [num_logits, vocab_size], in the dtype of rows, or float32 if they are scaled or capped
     finite: torch.Tensor  # bool [num_tokens]: the hidden state of the token
     finite_logits: torch.Tensor  # bool [num_logits]
 
@@ -94,7 +94,7 @@ class TorchDecoder:
                 batch.slots[pair.group],
             )
             attended = self._attention.run(queries, pair, planned, rule).flatten(1)
-            waiting = self._leave_layer(weights, hidden, attended, batch.slots[pair.group])
+            waiting = self._leave_layer(weights, (hidden, rows), attended, batch.slots[pair.group])
         return self._enter(waiting, self._weights.final_norm)[1]
 
     def outputs(self, rows: torch.Tensor, batch: StepBatch) -> DecoderOutputs:
@@ -103,14 +103,25 @@ class TorchDecoder:
         return DecoderOutputs(logits, rows.isfinite().all(dim=-1), logits.isfinite().all(dim=-1))
 
     def _leave_layer(
-        self, weights: LayerWeights, hidden: torch.Tensor, attended: torch.Tensor, slots: torch.Tensor
+        self,
+        weights: LayerWeights,
+        entered: tuple[torch.Tensor, torch.Tensor],
+        attended: torch.Tensor,
+        slots: torch.Tensor,
     ) -> _Waiting:
-        """Return the state after a layer, from its attention on; its output is not added yet."""
-        norms = weights.norms
-        update = self._normed(self._product(attended, weights.output), norms.get(Part.AFTER_ATTENTION_NORM))
+        """Return the state after a layer, from its attention on; its output is not added yet.
+
+        `entered`: the residual stream before the layer, and the rows that attention read.
+        """
+        norms, (hidden, rows) = weights.norms, entered
+        update = self._update(self._product(attended, weights.output), norms.get(Part.AFTER_ATTENTION_NORM))
+        if self.spec.parallel:
+            rows = rows if self.spec.shared_norm else self._normed(hidden, norms.get(Part.MLP_NORM))
+            other = self._update(self._transform(rows, weights, slots), norms.get(Part.AFTER_MLP_NORM))
+            return _Waiting(hidden, update + other, None)
         waiting = _Waiting(hidden, update, norms.get(Part.JOINED_ATTENTION_NORM))
         hidden, rows = self._enter(waiting, norms.get(Part.MLP_NORM))
-        update = self._normed(self._transform(rows, weights, slots), norms.get(Part.AFTER_MLP_NORM))
+        update = self._update(self._transform(rows, weights, slots), norms.get(Part.AFTER_MLP_NORM))
         return _Waiting(hidden, update, norms.get(Part.JOINED_MLP_NORM))
 
     def _embed(self, batch: StepBatch) -> torch.Tensor:
@@ -141,6 +152,11 @@ class TorchDecoder:
         assert spec is not None and router is not None and experts is not None  # a layer without an MLP is sparse
         return self._mlps.sparse(rows, slots, router, experts, spec)
 
+    def _update(self, output: torch.Tensor, after: Norm | None) -> torch.Tensor:
+        """Return what a sublayer adds to the residual stream."""
+        update, scale = self._normed(output, after), self.spec.residual_scale
+        return update if scale == 1 else update * scale
+
     def _normed(self, rows: torch.Tensor, norm: Norm | None) -> torch.Tensor:
         """Return the normalised rows, or the rows themselves if the model has no norm here."""
         return rows if norm is None else self._operations.norm(rows, norm)
@@ -149,5 +165,7 @@ class TorchDecoder:
         if self._weights.embedding_out is not None:
             rows = self._product(rows, self._weights.embedding_out)
         logits = self._product(rows, self._weights.head)
+        if self.spec.logit_scale != 1:
+            logits = logits.to(torch.float32) * self.spec.logit_scale
         cap = self.spec.logit_soft_cap
         return logits if cap is None else torch.tanh(logits.to(torch.float32) / cap) * cap

@@ -7,9 +7,11 @@ norms of heads, rotation, quantisation and the write to the KV memory.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from quire.compute.models.base import Activation
+from quire.compute.models.base import Activation, NormScope
 from quire.compute.torch.attention.base import AttentionBackend, KVPair
 from quire.compute.torch.kernels import activations, norms, rope_cache
 from quire.compute.torch.operations import Angles, HeadForm, Norm, PlainOperations
@@ -40,8 +42,18 @@ class FusedOperations:
     def rotate_and_write(
         self, projected: torch.Tensor, form: HeadForm, angles: Angles | None, pair: KVPair, slots: torch.Tensor
     ) -> torch.Tensor:
-        """Normalise and rotate queries and keys, store keys and values; return the queries. Mutates the pair."""
-        # No family normalises its heads by mean and variance, so the kernel does not either.
+        """Normalise and rotate queries and keys, store keys and values; return the queries. Mutates the pair.
+
+        A norm of all heads together is one more launch for queries and one for keys, rounded to the dtype of the rows.
+        """
+        query_norm, key_norm = form.query_norm, form.key_norm
+        if query_norm is not None and key_norm is not None and form.scope is NormScope.ALL_HEADS:
+            widths = [count * form.head_dim for count in (form.num_heads, form.num_kv_heads, form.num_kv_heads)]
+            queries, keys, values = projected.split(widths, dim=-1)
+            projected = torch.cat((self.norm(queries, query_norm), self.norm(keys, key_norm), values), dim=-1)
+            form = replace(form, query_norm=None, key_norm=None)
+        # Few families have a norm of heads by mean and variance, or weights for each head, so the kernel has neither.
         centers = any(norm is not None and norm.centers for norm in (form.query_norm, form.key_norm))
-        bring = self._plain.rotate_and_write if centers else rope_cache.rotate_and_write
+        plain = centers or form.scope is NormScope.EACH_HEAD
+        bring = self._plain.rotate_and_write if plain else rope_cache.rotate_and_write
         return bring(projected, form, angles, pair, slots)

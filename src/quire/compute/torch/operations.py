@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import torch
 from torch.nn import functional
 
-from quire.compute.models.base import Activation, RopeSpec
+from quire.compute.models.base import Activation, NormScope, RopeSpec
 from quire.compute.torch.attention.base import AttentionBackend, KVPair
 
 RUN: Final = 64
@@ -37,6 +37,7 @@ class Norm:
 class HeadForm:
     """How to cut the rows of a fused product: num_heads queries, num_kv_heads keys, as many values; and their norms.
 
+    Norms are over what `scope` says; the weights of a norm of each head are `[num_heads, head_dim]`.
     `key_centre`, float32 `[num_kv_heads, head_dim]`, is taken off the keys before they are stored.
     """
 
@@ -46,6 +47,7 @@ class HeadForm:
     query_norm: Norm | None = None
     key_norm: Norm | None = None
     key_centre: torch.Tensor | None = None
+    scope: NormScope = NormScope.HEAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +131,10 @@ class PlainOperations:
         heads = projected.to(torch.float32).unflatten(-1, (-1, form.head_dim))  # [num_tokens, all heads, head_dim]
         queries, keys, values = heads.split((form.num_heads, form.num_kv_heads, form.num_kv_heads), dim=1)
         if form.query_norm is not None and form.key_norm is not None:
+            if form.scope is NormScope.ALL_HEADS:
+                queries, keys = queries.flatten(1), keys.flatten(1)
             queries, keys = self.norm(queries, form.query_norm), self.norm(keys, form.key_norm)
+            queries, keys = queries.view(-1, form.num_heads, form.head_dim), keys.view(values.shape)
         if angles is not None:
             queries, keys = rotated(queries, angles), rotated(keys, angles)
         if form.key_centre is not None:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from quire.compute.arrays import FloatArray, WeightArray
-from quire.compute.models.base import DecoderSpec, NormKind, NormSpec, Part
+from quire.compute.models.base import DecoderSpec, NormKind, NormScope, NormSpec, Part
 from quire.compute.torch.operations import HeadForm, Norm
 from quire.compute.torch.products import Matrix
 from quire.compute.torch.quantize import quantized
@@ -208,12 +208,13 @@ class _Loader:
 
     def _head_form(self, parts: Parts) -> HeadForm:
         shape = self._spec.attention
-        norms = (
-            (self.norm(parts[Part.QUERY_NORM], shape.qk_norm), self.norm(parts[Part.KEY_NORM], shape.qk_norm))
-            if shape.qk_norm is not None
-            else (None, None)
-        )
-        return HeadForm(shape.num_heads, shape.num_kv_heads, shape.head_dim, *norms)
+        form = HeadForm(shape.num_heads, shape.num_kv_heads, shape.head_dim, scope=shape.qk_norm_scope)
+        if shape.qk_norm is None:
+            return form
+        query, key = (self.norm(parts[part], shape.qk_norm) for part in (Part.QUERY_NORM, Part.KEY_NORM))
+        if shape.qk_norm_scope is NormScope.EACH_HEAD:
+            query, key = (replace(norm, weight=norm.weight.view(-1, shape.head_dim)) for norm in (query, key))
+        return replace(form, query_norm=query, key_norm=key)
 
     def _bias(self, pieces: list[PartWeights]) -> torch.Tensor | None:
         """Return the biases of parts as one; either all parts of a fused matrix have a bias, or none."""

@@ -5,14 +5,15 @@ tensor means that settings and weights are of two models. All of these are found
 mapped. Parts that a checkpoint fuses in one tensor must fill it.
 
 Matrices are float32, or bfloat16 as uint16; norms, biases and routers are always float32. A tensor that has this dtype
-in the file and is not transposed becomes a view of the mapping, fused or not. The matrices that rows are multiplied by
+in the file and is not transposed becomes a view of the mapping, fused or not, unless its rows are put in another order.
+The matrices that rows are multiplied by
 may also be codes (codes.py): made directly from the numbers of the checkpoint, or kept as the blocks of a file.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
@@ -36,6 +37,9 @@ PRODUCTS: Final = frozenset(
     | {Part.EXPERT_GATE, Part.EXPERT_UP, Part.EXPERT_DOWN, Part.EMBEDDING_OUT, Part.HEAD}
 )
 """Matrices that rows are multiplied by, except the router; an embedding that is also the head is one more."""
+
+HEAD_NORMS: Final = frozenset({Part.QUERY_NORM, Part.KEY_NORM})
+"""Their weights are one row, even where each head has its own."""
 
 HEAD_PARTS: Final = frozenset({Part.EMBEDDING, Part.HEAD})
 """They have eight bits even with int4: every token's probability depends on them, and they suffer most."""
@@ -120,6 +124,11 @@ def is_product(spec: DecoderSpec, part: Part) -> bool:
     return part in PRODUCTS or (part is Part.EMBEDDING and spec.tied_head)
 
 
+def is_matrix(part: Part, shape: PartShape) -> bool:
+    """Return whether a weight has the dtype of matrices; norms and routers are always float32."""
+    return len(shape.weight) > 1 and part is not Part.ROUTER and part not in HEAD_NORMS
+
+
 def kept_type(spec: DecoderSpec, part: Part, shape: PartShape, block_types: Mapping[str, str], layer: int) -> str:
     """Return the type of the blocks that a part of a layer stays in with weights "auto"; empty if it does not."""
     return _Place.of(spec, part, shape, layer).kept_blocks(_Stored("bfloat16", "auto", block_types))
@@ -130,8 +139,13 @@ def expected_tensors(spec: DecoderSpec) -> dict[str, tuple[int, ...]]:
     ranges: dict[str, list[tuple[int, int]]] = {}
     tensors: dict[str, tuple[int, ...]] = {}
     for place in _places(spec):
-        ranges.setdefault(place.stem, []).append((place.rows.start, place.rows.stop))
-        total, rest = max(stop for _, stop in ranges[place.stem]), place.shape.weight[1:]
+        if "{head}" in place.stem:
+            tensors |= dict.fromkeys(place.head_names(), place.shape.weight[1:])
+            continue
+        first, rows, rest = place.source.first_row, place.shape.weight[0], place.shape.weight[1:]
+        run = place.source.run or rows
+        ranges.setdefault(place.stem, []).append((first, first + run))
+        total = max(stop for _, stop in ranges[place.stem]) * (rows // run)
         tensors[f"{place.stem}.weight"] = (*rest, total) if place.source.transposed else (total, *rest)
         if place.shape.bias:
             tensors[f"{place.stem}.bias"] = (total,)
@@ -177,8 +191,7 @@ class _Place:
 
         A small change can send a token to other experts, so the router is not rounded; neither are norms.
         """
-        is_matrix = len(self.shape.weight) > 1 and self.part is not Part.ROUTER
-        return matrices if is_matrix else "float32"
+        return matrices if is_matrix(self.part, self.shape) else "float32"
 
     def kept_blocks(self, of: _Stored) -> str:
         """Return the type of the blocks that the weight stays in; empty if it does not."""
@@ -194,10 +207,16 @@ class _Place:
             return rows * coded_row_bytes(codes, self.shape.weight[1]) + bias
         return math.prod(self.shape.weight) * NUMBER_BYTES[self.dtype(of.dtype)] + bias
 
+    def head_names(self) -> list[str]:
+        """Return the tensors of a norm of heads, one after another; one tensor if all heads are in it."""
+        heads = range(self.shape.weight[0] if "{head}" in self.stem else 1)
+        return [f"{self.stem.replace('{head}', str(head))}.weight" for head in heads]
+
     @property
-    def rows(self) -> slice:
-        """The rows of the tensor that belong to this part."""
-        return slice(self.source.first_row, self.source.first_row + self.shape.weight[0])
+    def rows(self) -> slice | list[int]:
+        """The rows of the tensor that belong to this part; for a norm of heads, the numbers."""
+        is_row = self.part in HEAD_NORMS
+        return self.source.rows_of(math.prod(self.shape.weight) if is_row else self.shape.weight[0])
 
 
 def _places(spec: DecoderSpec) -> Iterator[_Place]:
@@ -306,18 +325,23 @@ class WeightReader:
 
     def _take(self, place: _Place) -> PartWeights:
         name = self._named(f"{place.stem}.weight")
+        rows = self._rows(name, place)
         if blocks := place.kept_blocks(self._stored):
-            rows = place.rows if place.source.transposed else self._rows(name, place)
-            weight: WeightArray = self._checkpoint.block_rows(name, rows)
+            rows = place.rows if place.source.transposed else rows
+            weight: WeightArray = _picked(lambda some: self._checkpoint.block_rows(name, some), rows)
         elif place.source.transposed:
             weight = np.ascontiguousarray(self._read(name, place)[:, place.rows].T)
             weight.flags.writeable = False
+        elif place.part in HEAD_NORMS:
+            each = [self._checkpoint.tensor(self._named(one)).reshape(-1) for one in place.head_names()]
+            weight = _picked(lambda some: np.concatenate(each)[some], rows)
         else:
-            weight = self._read(name, place, self._rows(name, place))
+            weight = _picked(lambda some: self._read(name, place, some), rows)
         if not place.shape.bias:
             return PartWeights(weight, blocks=blocks)
         name = self._named(f"{place.stem}.bias")
-        return PartWeights(weight, self._checkpoint.tensor(name, self._rows(name, place)), blocks)
+        bias = _picked(lambda some: self._checkpoint.tensor(name, some), self._rows(name, place))
+        return PartWeights(weight, bias, blocks)
 
     def _read(self, name: str, place: _Place, rows: slice = EVERYTHING) -> WeightArray:
         half = place.dtype(self._dtype) == "bfloat16"
@@ -325,9 +349,11 @@ class WeightReader:
             half = self._checkpoint.entries[name].dtype == "BF16"
         return self._checkpoint.bfloat16_bits(name, rows) if half else self._checkpoint.tensor(name, rows)
 
-    def _rows(self, name: str, place: _Place) -> slice:
-        fused = self._checkpoint.entries[name].shape[0] != place.shape.weight[0]
-        return place.rows if fused else EVERYTHING
+    def _rows(self, name: str, place: _Place) -> slice | list[int]:
+        rows = place.rows
+        if isinstance(rows, list) or place.part in HEAD_NORMS:
+            return rows
+        return rows if self._checkpoint.entries[name].shape[0] != place.shape.weight[0] else EVERYTHING
 
     def _named(self, name: str) -> str:
         return name.removeprefix(self._absent_prefix)
@@ -356,6 +382,15 @@ class WeightReader:
             raise CheckpointError(where, f"{len(found)} tensors", f"the {len(expected)} tensors of its config")
         for name in expected:
             self._checkpoint.require_floats(name)
+
+
+def _picked(read: Callable[[slice], WeightArray], rows: slice | list[int]) -> WeightArray:
+    """Return rows of a tensor: a range as it is read, others as a copy in their order."""
+    if isinstance(rows, slice):
+        return read(rows)
+    picked: WeightArray = read(EVERYTHING)[rows]
+    picked.flags.writeable = False
+    return picked
 
 
 def _some(names: list[str]) -> str:

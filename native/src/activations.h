@@ -1,0 +1,72 @@
+// The activations of a decoder: the memory that a step computes in, and how much each token and logit takes.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <vector>
+
+#include "attention_pieces.h"
+#include "quire/decoder.h"
+#include "quire/linear_pieces.h"
+
+namespace quire {
+
+// A tile of the product of one expert.
+struct ExpertPiece {
+    int expert;
+    LinearTile tile;
+};
+
+// The floats that each token and each logit of a step takes, in addition to what is fixed.
+struct ActivationSizes {
+    explicit ActivationSizes(const DecoderShape& shape)
+        : hidden(round_up(std::max(shape.hidden_size, shape.embedding_size), kPanelWidth)),
+          query(round_up(shape.num_heads * shape.head_dim, kPanelWidth)),
+          key(round_up(shape.num_kv_heads * shape.head_dim, kPanelWidth)),
+          inner(round_up(std::max(shape.intermediate_size, shape.expert_size), kPanelWidth)),
+          experts(round_up(shape.num_experts, kPanelWidth)),
+          logits(round_up(shape.vocab_size, kPanelWidth)) {
+        for (const RopeShape& rope : shape.ropes) angles += rope.rotary_dim;
+    }
+
+    // Of the rows of a product, rounded: every product of a step uses the same memory.
+    std::size_t rounded_bytes(std::size_t tokens, std::size_t assignments, std::size_t logits) const {
+        return std::max({RoundedRows::bytes(std::max(hidden, query), static_cast<int>(tokens)),
+                         RoundedRows::bytes(std::max(hidden, inner), static_cast<int>(assignments)),
+                         RoundedRows::bytes(hidden, static_cast<int>(logits))});
+    }
+
+    int hidden, query, key, inner, experts, logits;
+    int angles = 0;
+};
+
+struct Decoder::Activations {
+    int num_tokens = 0;
+    int num_logits = 0;
+    Buffer<float> hidden, normed, update;    // [num_tokens, hidden]
+    Buffer<float> query, attended;           // [num_tokens, query]
+    Buffer<float> key, value;                // [num_tokens, key]
+    Buffer<float> inner;                     // [num_tokens (each times its experts), inner]
+    Buffer<float> angles;                    // [num_tokens, angles]: per rope cosines, then sines
+    Buffer<float> wanted, wanted_projected;  // [num_logits, hidden]
+    Buffer<float> scratch;                   // per member: attention_scratch
+    Buffer<std::byte> rounded;               // the rows of a product
+    // Experts: the tokens are sorted by expert into assignments, [num_tokens * experts_per_token].
+    Buffer<float> router;                       // [num_tokens, experts]
+    Buffer<float> expert_input, expert_output;  // [assignments, hidden]
+    std::vector<int> assigned_token;            // per assignment
+    std::vector<int> assigned_next;             // per expert: the place of its next token
+    std::vector<int> chosen;                    // [num_tokens, experts_per_token], ascending
+    std::vector<float> chosen_weight;           // [num_tokens, experts_per_token]
+    std::vector<int> place_of;                  // [num_tokens, experts_per_token]: the assignment of each
+    std::vector<int> expert_starts;             // [num_experts + 1]
+    std::vector<ExpertPiece> expert_up_pieces;
+    std::vector<ExpertPiece> expert_down_pieces;
+    // Their number. Atomic: one member sets it while others may read it.
+    std::atomic<int> num_expert_up_pieces{0};
+    std::atomic<int> num_expert_down_pieces{0};
+    std::vector<AttentionPieces> attention_pieces;  // per KV group
+};
+
+}  // namespace quire

@@ -1,0 +1,101 @@
+// The memory of a decoder: how much it takes, and when it is taken.
+#include <algorithm>
+
+#include "activations.h"
+#include "quire/decoder.h"
+
+namespace quire {
+
+std::size_t activation_bytes(const DecoderShape& shape, int num_tokens, int num_logits, int num_threads) {
+    const ActivationSizes sizes(shape);
+    const std::size_t per_token = 3 * sizes.hidden + 2 * sizes.query + 2 * sizes.key + sizes.angles;
+    const std::size_t assignments = std::max(1, shape.experts_per_token);
+    std::size_t floats = num_tokens * (per_token + assignments * sizes.inner);
+    if (shape.num_experts > 0) floats += num_tokens * (sizes.experts + 2 * assignments * sizes.hidden);
+    floats += static_cast<std::size_t>(num_logits) * 2 * sizes.hidden;
+    floats += num_threads * attention_scratch(shape.head_dim);
+    return floats * sizeof(float) + sizes.rounded_bytes(num_tokens, num_tokens * assignments, num_logits);
+}
+
+std::size_t Decoder::weight_bytes() const {
+    std::size_t total = weights.embedding_in.num_bytes() + weights.embedding_out.num_bytes() + weights.head.num_bytes();
+    if (weights.embedding != nullptr) {
+        total += shape_.vocab_size * row_bytes(weights.embedding_type, shape_.embedding_size);
+    }
+    const auto norm = [](const NormWeights& norm) { return (norm.weight.size() + norm.bias.size()) * sizeof(float); };
+    total += weights.positions.size() * sizeof(float) + norm(weights.final_norm);
+    for (const LayerWeights& layer : weights.layers) {
+        for (const NormWeights* each :
+             {&layer.attention_norm, &layer.after_attention_norm, &layer.joined_attention_norm, &layer.mlp_norm,
+              &layer.after_mlp_norm, &layer.joined_mlp_norm, &layer.query_norm, &layer.key_norm}) {
+            total += norm(*each);
+        }
+        for (const PackedMatrix* each : {&layer.query, &layer.key, &layer.value, &layer.output, &layer.gate, &layer.up,
+                                         &layer.down, &layer.router}) {
+            total += each->num_bytes();
+        }
+        for (const ExpertWeights& expert : layer.experts) {
+            total += expert.gate.num_bytes() + expert.up.num_bytes() + expert.down.num_bytes();
+        }
+    }
+    return total;
+}
+
+void Decoder::reserve(int num_tokens, int num_logits) {
+    const ActivationSizes sizes(shape_);
+    Activations& a = *activations_;
+    if (num_tokens <= a.num_tokens && num_logits <= a.num_logits) return;
+    team_.quiesce();
+    if (num_tokens > a.num_tokens) {
+        a.num_tokens = 0;
+        const std::size_t tokens = num_tokens, assignments = tokens * std::max(1, shape_.experts_per_token);
+        for (Buffer<float>* buffer : {&a.hidden, &a.normed, &a.update}) buffer->allocate(tokens * sizes.hidden);
+        for (Buffer<float>* buffer : {&a.query, &a.attended}) buffer->allocate(tokens * sizes.query);
+        for (Buffer<float>* buffer : {&a.key, &a.value}) buffer->allocate(tokens * sizes.key);
+        a.inner.allocate(assignments * sizes.inner);
+        a.angles.allocate(tokens * sizes.angles);
+        if (shape_.num_experts > 0) {
+            a.router.allocate(tokens * sizes.experts);
+            for (Buffer<float>* buffer : {&a.expert_input, &a.expert_output}) {
+                buffer->allocate(assignments * sizes.hidden);
+            }
+            a.assigned_token.resize(assignments);
+            a.assigned_next.resize(shape_.num_experts);
+            a.chosen.resize(assignments);
+            a.chosen_weight.resize(assignments);
+            a.place_of.resize(assignments);
+            a.expert_starts.resize(shape_.num_experts + 1);
+            const std::size_t row_pieces = assignments / LinearPieces::kLeastRows + shape_.num_experts;
+            a.expert_up_pieces.reserve(row_pieces * LinearPieces::most_panel_pieces(sizes.inner / kPanelWidth));
+            a.expert_down_pieces.reserve(row_pieces * LinearPieces::most_panel_pieces(sizes.hidden / kPanelWidth));
+        }
+        for (AttentionPieces& pieces : a.attention_pieces) pieces.reserve(num_tokens, shape_.num_kv_heads);
+        a.num_tokens = num_tokens;
+    }
+    if (num_logits > a.num_logits) {
+        a.num_logits = 0;
+        for (Buffer<float>* buffer : {&a.wanted, &a.wanted_projected})
+            buffer->allocate(num_logits * std::size_t(sizes.hidden));
+        a.num_logits = num_logits;
+    }
+    const std::size_t assignments = std::size_t(a.num_tokens) * std::max(1, shape_.experts_per_token);
+    const std::size_t rounded = sizes.rounded_bytes(a.num_tokens, assignments, a.num_logits);
+    if (rounded > a.rounded.size()) a.rounded.allocate(rounded);
+    if (a.scratch.size() == 0) a.scratch.allocate(team_.size() * attention_scratch(shape_.head_dim));
+}
+
+void Decoder::prepare_memory(const std::vector<MemoryRange>& kv_memory) {
+    const Activations& a = *activations_;
+    std::vector<MemoryRange> ranges = {a.rounded.range()};
+    for (const Buffer<float>* buffer :
+         {&a.hidden, &a.normed, &a.update, &a.query, &a.attended, &a.key, &a.value, &a.inner, &a.angles, &a.wanted,
+          &a.wanted_projected, &a.scratch, &a.router, &a.expert_input, &a.expert_output}) {
+        ranges.push_back(buffer->range());
+    }
+    ranges.insert(ranges.end(), kv_memory.begin(), kv_memory.end());
+    const std::vector<MemoryRange> packed = weights.memory.ranges();
+    ranges.insert(ranges.end(), packed.begin(), packed.end());
+    preparer_.start(ranges);
+}
+
+}  // namespace quire
