@@ -119,6 +119,7 @@ class Request:
         "drafts",
         "awaits_drafts",
         "num_cached_tokens",
+        "waited_s",
         "num_preemptions",
         "logprobs",
         "prompt_logprobs",
@@ -161,6 +162,7 @@ class Request:
         self.drafts = NO_DRAFTS  # guesses of the next tokens, to be verified by the next plan
         self.awaits_drafts = False  # a step under way brings guesses; until then it is not planned
         self.num_cached_tokens = 0  # at the first admission, for the caller
+        self.waited_s: float | None = None  # from its arrival to its first step, for the caller
         self.num_preemptions = 0
         self.logprobs: list[TokenLogprobs] = []  # of the generated tokens, if requested
         self.prompt_logprobs: list[TokenLogprobs] = []  # of the prompt's tokens but the first; one list for a group

@@ -77,6 +77,8 @@ def run_server(model: SupervisedModel, config: ServerConfig, announce: Announce)
     with closing(listen(config.host, config.port)) as listener:
         server = Server(services, model, make_app(services), announce, end_at_latest=end_at_latest)
         asyncio.run(server.run(listener))
+    if services.traces is not None and not server.was_forced:
+        services.traces.close()
     return not server.was_forced
 
 

@@ -17,6 +17,7 @@ from quire.serve.metrics import Metrics
 from quire.serve.model import ServedModel
 from quire.serve.read.body_budget import BodyBudget
 from quire.serve.tenants import Tenants, read_tenants
+from quire.serve.traces import Traces
 
 SECRET_BYTES = 32
 
@@ -25,6 +26,7 @@ SECRET_BYTES = 32
 class Services:
     """The model and what stands around it. A call for any name but one of `model_names` is for another model.
 
+    `traces` None: none are sent.
     `created_s` is the time of day at which it began to be served, as Unix counts seconds.
     """
 
@@ -39,6 +41,7 @@ class Services:
     live: Live
     clock: Clock
     created_s: int
+    traces: Traces | None = None
 
 
 def make_services(model: ServedModel, config: ServerConfig, clock: Clock) -> Services:
@@ -61,6 +64,7 @@ def make_services(model: ServedModel, config: ServerConfig, clock: Clock) -> Ser
         live=Live(model, names[0], gate, live_places(config.max_live_readers, tenants.each), clock),
         clock=clock,
         created_s=int(time.time()),
+        traces=None if config.otlp_traces_endpoint is None else Traces(config.otlp_traces_endpoint, clock),
     )
 
 

@@ -195,6 +195,7 @@ class RequestText:
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._untold_prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self.num_cached_tokens = 0
+        self.waited_s: float | None = None
 
     @property
     def finished(self) -> bool:
@@ -259,6 +260,7 @@ class RequestText:
             num_cached_tokens=self.num_cached_tokens,
             num_generated_tokens=sum(len(sequence.token_ids) for sequence in self.sequences),
             prompt_logprobs=prompt_logprobs,
+            waited_s=self.waited_s,
         )
 
     @property
@@ -297,6 +299,8 @@ class OutputProcessor:
                 continue  # ended here already, by an abort or a stop string
             touched[update.request_id] = entry
             entry[0].num_cached_tokens = update.num_cached_tokens
+            if update.waited_s is not None:
+                entry[0].waited_s = update.waited_s
             self._extend(entry[0], update)
         now = self._clock.now()
         for request, deliver in touched.values():

@@ -21,8 +21,8 @@ from typing import TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.serve.context import RequestContext
 from quire.serve.errors import model_not_found
-from quire.serve.frame import RequestContext
 from quire.serve.read.body import BodyLimits, read_json_body
 from quire.serve.render.answer import Answer, whole_answer
 from quire.serve.run.generation import Generation, prepare

@@ -7,9 +7,9 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.serve.context import RequestContext
 from quire.serve.endpoints.line import fields_of
 from quire.serve.errors import model_not_found
-from quire.serve.frame import RequestContext
 from quire.serve.render.answer import json_answer
 from quire.serve.run.prompts import conversation_ids, encoded, off_loop_if_long
 from quire.serve.schemas.common import same_model
