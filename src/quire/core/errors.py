@@ -116,6 +116,14 @@ class InvalidConfigError(InvalidValueError):
     """A setting of the engine is not allowed; nothing was built."""
 
 
+class DoesNotFitError(InvalidConfigError):
+    """The settings need more memory than there is. `flags`: what to add to a command so that it fits; often empty."""
+
+    def __init__(self, field: str, value: object, allowed: str, flags: str = "") -> None:
+        super().__init__(field, value, allowed)
+        self.flags = flags
+
+
 class CheckpointError(InvalidValueError):
     """A model folder cannot be read: a file is missing, torn, or not what its header says.
 

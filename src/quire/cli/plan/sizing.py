@@ -17,7 +17,7 @@ from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.source import ModelSource
 from quire.core.byte_sizes import format_bytes
 from quire.core.config import EngineConfig, ResolvedConfig
-from quire.core.errors import InvalidConfigError
+from quire.core.errors import DoesNotFitError
 from quire.core.memory_needs import MemoryNeeds
 from quire.engine.memory_plan import USEFUL_TOKENS, MemoryPlan, plan_memory
 from quire.simulate.hardware import Hardware
@@ -43,11 +43,11 @@ class SizedEngine:
         return Pool(self.facts.kv_spec, self.plan.num_blocks, self.plan.max_model_len)
 
 
-class TooSmallError(InvalidConfigError):
+class TooSmallError(DoesNotFitError):
     """A memory holds no engine of the settings; `needed_bytes` would, and `why` says what takes them."""
 
-    def __init__(self, memory_bytes: int, needed_bytes: int, why: str) -> None:
-        super().__init__("memory", format_bytes(memory_bytes), f"{whole_mebibytes(needed_bytes)} or more{why}")
+    def __init__(self, memory_bytes: int, needed_bytes: int, why: str, flags: str = "") -> None:
+        super().__init__("memory", format_bytes(memory_bytes), f"{whole_mebibytes(needed_bytes)} or more{why}", flags)
         self.needed_bytes = needed_bytes
         self.why = why
 
