@@ -39,6 +39,17 @@ def test_a_plan_names_the_type_that_fits(line: str, fits: str, capsys: pytest.Ca
     assert cli.main([*shlex.split(found)[1:], "--max-num-seqs", "8"]) == cli.DONE
 
 
+def test_the_command_of_a_plan_for_this_machine_fits_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["plan", "guide"]) == cli.DONE
+    (line,) = re.findall(r"quire serve guide .*", capsys.readouterr().out)
+    settings = dict(zip(*[iter(shlex.split(line)[3:])] * 2, strict=True))
+    config = EngineConfig(
+        model="guide", kv_memory=settings["--kv-memory"], max_num_seqs=int(settings["--max-num-seqs"])
+    )
+    needs = plan_engine(config).report.plan
+    assert needs.total_bytes < 0.75 * (backend.free_memory() or 0)  # others find room
+
+
 def test_a_type_that_is_too_large_even_so_is_not_recommended(capsys: pytest.CaptureFixture[str]) -> None:
     assert advice("quire plan llama-3.1-8b --memory 2GiB", capsys) == ""
 
