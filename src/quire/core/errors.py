@@ -5,6 +5,7 @@
     │   ├── InvalidRequestError                 … in a request
     │   │   └── RequestTooLargeError            … because it can never fit, whatever else runs
     │   ├── InvalidConfigError                  … in the configuration of the engine
+    │   │   └── DoesNotFitError                 … which needs more memory than there is
     │   └── CheckpointError                     … in a model folder
     │       └── ModelError                      … which is no model that can be run: says what to do
     ├── RequestStateError                       a call that the state of the request does not allow
