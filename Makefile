@@ -185,5 +185,6 @@ $(CLIENTS)/.installed: pyproject.toml
 	@touch $@
 
 $(CLIENTS)/node_modules: $(CLIENTS)/.installed
-	@npm install --silent --no-fund --no-audit --prefix $(CLIENTS) ollama@0.6 openai@7 zod@4
+	@npm install --silent --no-fund --no-audit --prefix $(CLIENTS) \
+		ai@7 @ai-sdk/openai-compatible@3 ollama@0.6 ollama-ai-provider-v2@4 openai@7 zod@4
 	@touch $@

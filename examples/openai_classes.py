@@ -1,6 +1,6 @@
 """OpenAI's own library asks a server of quire for answers as classes: whole, streamed, and by the newer interface.
 
-pip install openai
+pip install -r examples/requirements.txt
 """
 
 import re
@@ -8,7 +8,10 @@ import subprocess
 import sys
 from typing import Literal
 
-import openai
+try:
+    import openai
+except ImportError:
+    sys.exit("this example needs OpenAI's library: pip install -r examples/requirements.txt")
 from pydantic import BaseModel, Field
 
 

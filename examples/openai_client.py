@@ -1,13 +1,16 @@
 """OpenAI's own library asks a server of quire: a stream, several texts at once, and an error that it understands.
 
-pip install openai
+pip install -r examples/requirements.txt
 """
 
 import re
 import subprocess
 import sys
 
-import openai
+try:
+    import openai
+except ImportError:
+    sys.exit("this example needs OpenAI's library: pip install -r examples/requirements.txt")
 
 QUESTION = [{"role": "user", "content": "What is a block table?"}]
 

@@ -1,6 +1,6 @@
 """A model calls a function: the call is held to the schema, the program runs it, the model is told what it returned.
 
-pip install openai
+pip install -r examples/requirements.txt
 """
 
 import json
@@ -8,7 +8,10 @@ import re
 import subprocess
 import sys
 
-import openai
+try:
+    import openai
+except ImportError:
+    sys.exit("this example needs OpenAI's library: pip install -r examples/requirements.txt")
 
 DEGREES = {"Oslo": -3, "Paris": 11, "Rome": 19}
 TEMPERATURE = {

@@ -29,6 +29,7 @@ __all__ = [  # noqa: RUF022 - in the order in which dir() has them
     "CacheScope",
     "CheckpointError",
     "CompletionOutput",
+    "DoesNotFitError",
     "EngineConfig",
     "EngineCore",
     "ExecutionError",
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from quire.core.config import EngineConfig, MemoryConfig, SchedulerConfig
     from quire.core.errors import (
         CheckpointError,
+        DoesNotFitError,
         ExecutionError,
         ExecutorLostError,
         InvalidConfigError,

@@ -80,3 +80,17 @@ def test_example_runs_and_says_what_it_promises(name: str, tmp_path: Path) -> No
     lines = done.stdout.splitlines()
     for fact in FACTS[name]:
         assert fact in lines
+
+
+def test_an_example_without_its_library_says_how_to_get_it() -> None:
+    needing = sorted(path for path in EXAMPLES.glob("*.py") if "import openai" in path.read_text(encoding="utf-8"))
+    assert len(needing) == 3
+    assert "openai" in (EXAMPLES / "requirements.txt").read_text(encoding="utf-8")
+    code = "import runpy, sys; sys.modules['openai'] = None; runpy.run_path(sys.argv[1], run_name='__main__')"
+    for path in needing:
+        done = subprocess.run(
+            [sys.executable, "-c", code, path], capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 1
+        (line,) = done.stderr.splitlines()
+        assert line.endswith("pip install -r examples/requirements.txt")

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import io
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from quire import cli
 from quire.cli.habits import ALIASES, ANSWERS
+from support.server import RunningServer, running_server
+
+MESSAGES = [{"role": "user", "content": "Hello!"}]
 
 WORKS = {
     "quire --version": "quire 0",
@@ -21,6 +26,7 @@ WORKS = {
     "quire models": "NAME",
     "quire run --help": "usage: quire chat",
     "quire pull --help": "usage: quire models pull",
+    "quire download --help": "usage: quire models pull",
     "quire rm --help": "usage: quire models rm",
     "quire bench serve --help": "usage: quire bench serve",
     "quire run guide --max-tokens 1": "from the cache",
@@ -34,6 +40,8 @@ ANSWERED = {
     "quire complete": "quire generate MODEL",
     "quire run-batch -i x": "quire generate MODEL",
     "quire collect-env": "quire doctor",
+    "quire env": "quire doctor",
+    "quire cache ls": "quire models",
     "quire -m file.gguf -c 4096 -ngl 99": "quire serve file.gguf",
     "quire serve -hf org/name": "quire serve org/name",
     "quire serve guide --max-model-len 2048 --gpu-memory-utilization 0.9": "quire calls it --kv-memory",
@@ -42,6 +50,40 @@ ANSWERED = {
     "quire srve guide": "did you mean serve?",
     "quire pul x": "invalid choice: 'pul'",
 }
+
+
+CALLS = [
+    # what is called, the status, and what the answer has
+    ("GET /api/tags", None, 200, '"name":"guide:latest"'),
+    ("GET /api/ps", None, 200, '"name":"guide:latest"'),
+    ("POST /api/generate", {"model": "guide", "prompt": "Why is the sky blue?", "stream": False}, 200, '"done":true'),
+    ("POST /api/chat", {"model": "guide", "messages": MESSAGES, "stream": False}, 200, '"role":"assistant"'),
+    ("POST /api/pull", {"model": "llama3.2"}, 403, "quire models pull NAME"),
+    ("GET /health", None, 200, "ready"),
+    ("GET /props", None, 200, "default_generation_settings"),
+    ("POST /completion", {"prompt": "Building a website", "n_predict": 8}, 200, '"stop":true'),
+    ("GET /slots", None, 501, "GET /live"),
+    ("GET /v1/models", None, 200, '"id":"guide"'),
+    ("POST /v1/completions", {"model": "guide", "prompt": "San Francisco is a", "max_tokens": 7}, 200, '"text":'),
+    ("POST /v1/chat/completions", {"model": "guide", "messages": MESSAGES}, 200, '"finish_reason":"'),
+    ("POST /v1/chat/completions", {"model": "gpt-4o", "messages": MESSAGES}, 404, "GET /v1/models lists"),
+    ("POST /v1/embeddings", {"model": "guide", "input": "a"}, 501, "no embeddings"),
+    ("POST /generate", {"inputs": "What is Deep Learning?"}, 501, "/v1/completions"),
+]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    with running_server() as running:
+        yield running
+
+
+@pytest.mark.parametrize(("call", "body", "status", "shown"), CALLS, ids=[f"{call[0]} {call[2]}" for call in CALLS])
+def test_what_is_called_first(server: RunningServer, call: str, body: Any, status: int, shown: str) -> None:
+    method, path = call.split()
+    answer = server.get(path) if body is None else server.post(path, body)
+    assert (answer.status, method) == (status, "GET" if body is None else "POST"), answer.body
+    assert shown in answer.body.decode().replace('": ', '":')
 
 
 def test_there_are_at_least_twenty_five() -> None:

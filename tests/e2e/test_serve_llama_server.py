@@ -145,7 +145,13 @@ def test_props_tell_the_context_and_the_template(server: RunningServer) -> None:
     assert told["total_slots"] > 0 and told["eos_token"]
 
 
-@pytest.mark.parametrize("path", ["/slots", "/slots/3", "/infill", "/embedding", "/lora-adapters", "/apply-template"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/slots", "/slots/3", "/infill", "/embedding", "/lora-adapters", "/apply-template", "/v1/embeddings"),
+        *("/v1/rerank", "/generate", "/generate_stream"),  # of vLLM and text-generation-inference
+    ],
+)
 def test_what_is_not_there_is_named(server: RunningServer, path: str) -> None:
     answer = server.ask("POST", path, b"{}", JSON)
     assert (answer.status, answer.error["code"]) == (501, "unsupported")

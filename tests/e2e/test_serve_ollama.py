@@ -137,6 +137,27 @@ def test_options_mean_what_sampling_parameters_mean(server: RunningServer) -> No
     assert len(texts) > 12
 
 
+def test_options_may_be_outside_of_options(server: RunningServer) -> None:
+    messages = [{"role": "user", "content": "What is a block?"}]
+    outside = {"temperature": 0.7, "top_p": 0.9, "max_output_tokens": 5}
+    inside = {"temperature": 0.7, "top_p": 0.9, "num_predict": 5}
+    texts = []
+    for fields in (
+        {"options": {"seed": 3}, **outside},
+        {"options": {"seed": 3, **inside}},
+        {"options": {"seed": 3, **inside}, "temperature": 0, "max_output_tokens": 9},  # options come first
+    ):
+        answer = json.loads(server.post("/api/chat", {"messages": messages, "stream": False, **fields}).body)
+        texts.append((answer["message"]["content"], answer["eval_count"]))
+    assert texts[0] == texts[1] == texts[2]
+    assert texts[0][1] == 5
+    refused = server.post("/api/chat", {"messages": messages, "top_p": 2})
+    assert (refused.status, json.loads(refused.body)["error"]) == (
+        400,
+        "options.top_p is 2.0; allowed: a number from 0 to 1",
+    )
+
+
 def test_a_prompt_is_a_conversation_or_raw(server: RunningServer) -> None:
     for fields, messages in (
         ({}, MESSAGES),
@@ -304,7 +325,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"truncate": True}, "truncate is not supported"),
     ({"shift": True}, "shift is not supported"),
     ({"template": "{{ .Prompt }}"}, "template is not supported: the chat template comes from the model"),
-    ({"temperature": 1}, "temperature is not a field of this request; did you mean options.temperature?"),
+    ({"top_k": 1}, "top_k is not a field of this request; did you mean options.top_k?"),
     ({"messsages": []}, "messsages is not a field of this request; did you mean messages?"),
     ({"prompt": "a"}, "prompt is not a field of this request"),
     ({"stream": "yes"}, "stream: Expected `bool | null`"),

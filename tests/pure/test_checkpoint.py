@@ -453,8 +453,9 @@ def test_for_a_plan_only_the_settings_are_fetched(tmp_path: Path, monkeypatch: p
         (None, "is a hub id, but huggingface_hub is not installed: pip install huggingface_hub"),
         (
             FakeHub(None),
-            "is not in the local cache, and the hub cannot be reached (ConnectionError). Give a model folder, or fetch "
-            "the model on a machine with network access: hf download quire-no-such/model --revision v1",
+            "is not in the local cache, and the hub cannot be reached (ConnectionError). Give a model folder or a "
+            "name that quire models lists, or fetch it on a machine "
+            "with network access: hf download quire-no-such/model --revision v1",
         ),
         (
             named_error("GatedRepoError"),

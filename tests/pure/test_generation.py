@@ -23,8 +23,8 @@ from quire.engine.door import Ticket
 from quire.engine.outputs import CompletionDelta, Logprob, RequestDelta
 from quire.engine.text.output_processor import PreparedRequest
 from quire.serve.config import ServerConfig
+from quire.serve.context import RequestContext
 from quire.serve.errors import ApiError
-from quire.serve.frame import RequestContext
 from quire.serve.prometheus import render
 from quire.serve.run.generation import Generation, Results, Step, joined, prepare
 from quire.serve.run.prompts import truncated

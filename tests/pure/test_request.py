@@ -136,7 +136,14 @@ def test_logits_of_the_prompt_are_wanted_until_all_are_reported(
 def test_a_new_request_is_nobodys_and_has_done_nothing() -> None:
     request = Request("r", [1, 2])
     given = {"request_id", "sampling", "scope", "tokens", "num_prompt_tokens", "backlog", "status", "stop_ids"}
-    neutral = {"row": -1, "group": None, "finish_reason": None, "cumulative_logprob": None, "error": ""}
+    neutral = {
+        "row": -1,
+        "group": None,
+        "finish_reason": None,
+        "cumulative_logprob": None,
+        "error": "",
+        "waited_s": None,
+    }
     neutral |= {"arrival_s": 0.0, "logprobs": [], "prompt_logprobs": [], "drafts": array("i"), "awaits_drafts": False}
     neutral |= {"guesser": ""}
     assert {name: getattr(request, name) for name in Request.__slots__ if name not in given} == {

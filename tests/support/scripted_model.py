@@ -18,7 +18,7 @@ from quire.engine.records.stats import ModelState
 from quire.engine.text.output_processor import PreparedRequest
 from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.config import ServerConfig
-from quire.serve.frame import RequestContext
+from quire.serve.context import RequestContext
 from quire.serve.run.generation import Generation
 from quire.serve.run.request import GenerationRequest
 from quire.serve.services import Services, make_services

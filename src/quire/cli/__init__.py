@@ -10,13 +10,14 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Final, NamedTuple, NoReturn
 
 import quire
-from quire.core.errors import InvalidValueError, QuireError
+from quire.core.errors import DoesNotFitError, InvalidValueError, QuireError
 
 INVALID_CHOICE: Final = re.compile(r"invalid choice: '(.*?)' \(choose from (.*)\)")
 DONE, FAILED, MISUSED, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 130, 141
@@ -84,10 +85,11 @@ def _hint(name: str, known: Sequence[str]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status. Never raises for what a user can cause."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
     if sys.stdout is None:  # closed by who called us
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     try:
-        status = _run(sys.argv[1:] if arguments is None else list(arguments))
+        status = _run(arguments)
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:
@@ -102,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"quire: error: this needs the package {package}: pip install {package}", file=sys.stderr)
         return FAILED
     except (QuireError, OSError) as error:
-        print("quire: error:", _in_one_line(error), file=sys.stderr)
+        print("quire: error:", _in_one_line(error) + _fitting_command(error, arguments), file=sys.stderr)
         _forget_stdout()
         return MISUSED if isinstance(error, InvalidValueError) else FAILED
 
@@ -112,6 +114,20 @@ def _in_one_line(error: QuireError | OSError) -> str:
     if isinstance(error, OSError) and error.strerror:
         text = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return " ".join(text.split())
+
+
+def _fitting_command(error: Exception, arguments: Sequence[str]) -> str:
+    """Return the command that was typed with what makes it fit; empty if none is known."""
+    flags = error.flags.split() if isinstance(error, DoesNotFitError) else []
+    if not flags:
+        return ""
+    names = flags[::2]
+    kept = [
+        each
+        for before, each in zip(["", *arguments], arguments, strict=False)
+        if before not in names and each.partition("=")[0] not in names
+    ]
+    return f". This fits: {shlex.join(['quire', *kept, *flags])}"
 
 
 def _run(arguments: list[str]) -> int:

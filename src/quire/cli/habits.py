@@ -15,6 +15,7 @@ ALIASES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "list": ("models",),
         "ls": ("models",),
         "pull": ("models", "pull"),
+        "download": ("models", "pull"),
         "rm": ("models", "rm"),
         "version": ("--version",),
     }
@@ -32,6 +33,8 @@ ANSWERS: Final[Mapping[str, str]] = MappingProxyType(
         "complete": "type quire generate MODEL --prompt TEXT --raw",
         "run-batch": "type quire generate MODEL --prompt TEXT, repeated, with --json",
         "collect-env": "type quire doctor",
+        "env": "type quire doctor",
+        "cache": "type quire models for the models that are here, and quire models rm NAME to remove one",
     }
 )
 """A command that quire has not → what to do instead."""

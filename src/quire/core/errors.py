@@ -5,6 +5,7 @@
     │   ├── InvalidRequestError                 … in a request
     │   │   └── RequestTooLargeError            … because it can never fit, whatever else runs
     │   ├── InvalidConfigError                  … in the configuration of the engine
+    │   │   └── DoesNotFitError                 … which needs more memory than there is
     │   └── CheckpointError                     … in a model folder
     │       └── ModelError                      … which is no model that can be run: says what to do
     ├── RequestStateError                       a call that the state of the request does not allow
@@ -114,6 +115,14 @@ class RequestTooLargeError(InvalidRequestError):
 
 class InvalidConfigError(InvalidValueError):
     """A setting of the engine is not allowed; nothing was built."""
+
+
+class DoesNotFitError(InvalidConfigError):
+    """The settings need more memory than there is. `flags`: what to add to a command so that it fits; often empty."""
+
+    def __init__(self, field: str, value: object, allowed: str, flags: str = "") -> None:
+        super().__init__(field, value, allowed)
+        self.flags = flags
 
 
 class CheckpointError(InvalidValueError):

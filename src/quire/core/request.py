@@ -120,6 +120,7 @@ class Request:
         "guesser",
         "awaits_drafts",
         "num_cached_tokens",
+        "waited_s",
         "num_preemptions",
         "logprobs",
         "prompt_logprobs",
@@ -163,6 +164,7 @@ class Request:
         self.guesser = ""  # who made the last guesses
         self.awaits_drafts = False  # a step under way brings guesses; until then it is not planned
         self.num_cached_tokens = 0  # at the first admission, for the caller
+        self.waited_s: float | None = None  # from its arrival to its first step, for the caller
         self.num_preemptions = 0
         self.logprobs: list[TokenLogprobs] = []  # of the generated tokens, if requested
         self.prompt_logprobs: list[TokenLogprobs] = []  # of the prompt's tokens but the first; one list for a group

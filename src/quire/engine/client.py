@@ -44,6 +44,7 @@ class SequenceUpdate:
     error: str = ""
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     cumulative_logprob: float | None = None  # of a text that a beam search has found
+    waited_s: float | None = None  # from arrival to the first step
 
 
 class EngineClient(Protocol):
@@ -201,6 +202,7 @@ class InProcessClient:
                 error=request.error,
                 prompt_logprobs=() if num_sent or branch else tuple(request.prompt_logprobs),
                 cumulative_logprob=request.cumulative_logprob,
+                waited_s=None if num_sent else request.waited_s,
             )
             for branch in branches
         ]

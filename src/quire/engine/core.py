@@ -15,6 +15,7 @@ from quire.core.clock import Clock
 from quire.core.errors import ExecutionError, ExecutorLostError
 from quire.core.executor import Executor
 from quire.core.request import FinishReason, Request
+from quire.core.step import StepPlan
 from quire.engine.commands import Add, AnyCommand, LimitPrompts, Watch, carry_out
 from quire.engine.records.live import LiveFrame, LiveJournal
 from quire.engine.records.stats import EngineStats
@@ -94,6 +95,8 @@ class EngineCore:
                 break
             if log is not None:
                 log.planned(plan)
+            if plan.row_starts:
+                self._note_starts(plan)
             if self._pace is not None:
                 self._pace.note_submitted(plan, self._clock.now())
             self._executor.submit(plan)
@@ -117,6 +120,14 @@ class EngineCore:
             self._num_corrupted += len(ended)
         self._stamp()
         return outcome
+
+    def _note_starts(self, plan: StepPlan) -> None:
+        """Note of requests that are in a step for the first time how long they waited. Mutates."""
+        now = self._clock.now()
+        for start in plan.row_starts:
+            request = self.scheduler.requests[start.request_id]
+            if request.waited_s is None:
+                request.waited_s = now - request.arrival_s
 
     def _stamp(self) -> None:
         if self._live is not None:

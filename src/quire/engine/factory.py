@@ -15,6 +15,7 @@ import os
 import secrets
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -31,6 +32,7 @@ from quire.compute.worker.failing_runner import FailingRunner
 from quire.compute.worker.worker import Worker
 from quire.core.clock import Clock, SystemClock
 from quire.core.config import EngineConfig, MemoryConfig, ResolvedConfig, SchedulerConfig
+from quire.core.errors import DoesNotFitError
 from quire.core.executor import Executor, NoteLoaded
 from quire.core.failpoints import FAILPOINTS_VARIABLE, Failpoint, parse_failpoints
 from quire.core.kv_spec import KVCacheSpec
@@ -43,6 +45,7 @@ from quire.engine.records.report import EngineReport
 from quire.engine.records.step_log import StepLogWriter
 from quire.engine.records.step_log_file import StepLogFile, step_log_notices
 from quire.engine.text.tokenizer_files import tokenizer_json
+from quire.engine.what_fits import flags_that_fit
 from quire.memory.manager import KVCacheManager
 from quire.memory.sizing import max_sequence_tokens
 from quire.scheduler.scheduler import Scheduler
@@ -145,6 +148,11 @@ class EngineBlueprint:
         return EngineCore(control, executor, clock, log=log)
 
 
+def _require_fit(model: ModelDescription, config: EngineConfig) -> None:
+    backend, _ = choose_backend(config, model)
+    plan_memory(backend.facts.config, backend.facts.kv_spec, model.spec.context_length, backend.needs())
+
+
 def plan_engine(config: EngineConfig) -> EngineBlueprint:
     """Plan an engine with these settings; reads settings but no weights, and takes no memory.
 
@@ -154,7 +162,11 @@ def plan_engine(config: EngineConfig) -> EngineBlueprint:
     model = read_model(_model_source(config.model), config.max_model_len)
     backend, notice = choose_backend(config, model)
     config = backend.facts.config
-    plan = plan_memory(config, backend.facts.kv_spec, model.spec.context_length, backend.needs())
+    try:
+        plan = plan_memory(config, backend.facts.kv_spec, model.spec.context_length, backend.needs())
+    except DoesNotFitError as error:
+        error.flags = error.flags or flags_that_fit(config, partial(_require_fit, model))
+        raise
     failpoints = tuple(parse_failpoints(os.environ.get(FAILPOINTS_VARIABLE, "")))
     notices = place_notices(config.model, model.source) + model.notices
     notices += _quantization_notices(model, backend.facts) + _dtype_notices(model, backend.facts)

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 
 from quire.core.byte_sizes import format_bytes
 from quire.core.config import EngineConfig, ResolvedConfig
-from quire.core.errors import InvalidConfigError
+from quire.core.errors import DoesNotFitError, InvalidConfigError
 from quire.core.kv_spec import KVCacheSpec
 from quire.core.memory_needs import MemoryNeeds
 from quire.memory.sizing import max_sequence_tokens, size_pool
 
+MIB = 1 << 20
 USEFUL_TOKENS = 64
 """If KV memory allows only a shorter context than this, the settings are a mistake."""
 
@@ -80,7 +81,7 @@ def plan_memory(config: ResolvedConfig, spec: KVCacheSpec, context_length: int, 
     if needs.left_bytes <= 0:
         size = format_bytes(needs.weight_bytes + needs.activation_bytes + needs.graph_bytes)
         free = format_bytes(needs.free_bytes or 0)
-        raise InvalidConfigError("memory of weights and activations", size, f"less than the {free} of free memory")
+        raise DoesNotFitError("memory of weights and activations", size, f"less than the {free} of free memory")
     if config.max_model_len is not None and config.max_model_len > context_length:
         raise InvalidConfigError("max_model_len", config.max_model_len, f"at most {context_length}, the model's")
     longest_chunk = 1 + config.max_steps_under_way
@@ -95,7 +96,8 @@ def plan_memory(config: ResolvedConfig, spec: KVCacheSpec, context_length: int, 
         needed = spec.num_blocks_for(config.max_model_len or USEFUL_TOKENS, longest_chunk=longest_chunk)
         allowed = f"{format_bytes(needed * spec.bytes_per_block)} or more, for one sequence of "
         allowed += f"{config.max_model_len or USEFUL_TOKENS} tokens"
-        raise InvalidConfigError("kv_memory", format_bytes(budget), allowed)
+        flags = f"--max-model-len {fits}" if fits >= USEFUL_TOKENS else ""
+        raise DoesNotFitError("kv_memory", format_bytes(budget), allowed, flags)
     return MemoryPlan(
         needs=needs,
         bytes_per_block=spec.bytes_per_block,
@@ -130,5 +132,5 @@ def _kv_budget(config: EngineConfig, spec: KVCacheSpec, needs: MemoryNeeds, most
     asked = int(config.kv_memory)
     if asked > left and needs.free_bytes is not None:
         allowed = f"at most {format_bytes(left)}, which is free after weights, activations and swap"
-        raise InvalidConfigError("kv_memory", format_bytes(asked), allowed)
+        raise DoesNotFitError("kv_memory", format_bytes(asked), allowed, f"--kv-memory {left // MIB}MiB")
     return asked

@@ -144,7 +144,10 @@ class CompletionDelta:
 
 @dataclass(frozen=True, slots=True)
 class RequestDelta:
-    """What is new of a request; `prompt_logprobs` come once. `num_generated_tokens` counts those of all its texts."""
+    """What is new of a request; `prompt_logprobs` come once. `num_generated_tokens` counts those of all its texts.
+
+    `waited_s`: how long it waited for the engine's first step for it; None: it ended before that.
+    """
 
     outputs: list[CompletionDelta]
     finished: bool
@@ -152,3 +155,4 @@ class RequestDelta:
     num_cached_tokens: int
     num_generated_tokens: int
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    waited_s: float | None = None

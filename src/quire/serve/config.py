@@ -7,7 +7,9 @@ untuned server stays within its memory under overload.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
+from typing import Final
 
 from quire.core.byte_sizes import parse_bytes
 from quire.core.config import require_int, require_number, require_one_of, setting
@@ -22,6 +24,7 @@ from quire.serve.tools import AUTO, TOOL_FORMATS, create_tool_format
 METRICS_COMPAT = ("none", "vllm")
 LOG_FORMATS = ("text", "json")
 MAX_KEY_LENGTH = 512
+URL: Final = re.compile(r"https?://[^/?#\s]+/[^?#\s]+")
 MAX_SECONDS = 86_400.0
 KEYS_TO_FILL = 4
 """Keys that it takes to hold all the bytes that bodies may hold."""
@@ -102,6 +105,9 @@ class ServerConfig:
     reasoning_format: str = setting("auto", "format of reasoning: auto (from the chat template), none, think")
     metrics_compat: str = setting("none", "extra metric names in /metrics: none or vllm")
     dashboard: bool = setting(True, "serve the dashboard at /")
+    otlp_traces_endpoint: str | None = setting(
+        None, "URL to send traces to, by OTLP over HTTP: http://localhost:4318/v1/traces; needs quire[otel]; none: off"
+    )
     log_format: str = setting("text", "log format: text or json")
     access_log: bool = setting(True, "log one line per request")
 
@@ -209,6 +215,11 @@ class ServerConfig:
             require_text("cors_origin", origin)
             allowed_origin(origin)
         self._check_tls()
+        if self.otlp_traces_endpoint is not None:
+            require_text("otlp_traces_endpoint", self.otlp_traces_endpoint)
+            if not URL.fullmatch(self.otlp_traces_endpoint):
+                allowed = "a URL with its path, such as http://localhost:4318/v1/traces"
+                raise InvalidConfigError("otlp_traces_endpoint", self.otlp_traces_endpoint, allowed)
         if not isinstance(self.api_key, tuple):
             raise InvalidConfigError("api_key", f"a value of type {type(self.api_key).__name__}", "a tuple of keys")
         for index, key in enumerate(self.api_key):

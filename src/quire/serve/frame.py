@@ -3,7 +3,7 @@
     scope ──► a name of ours (421), no page of another site (403), a browser that asks first (204), a key (401)
           ──► RequestContext: an id of ours, the tenant of the key, the trace ──► endpoint
     send  ◄── x-request-id, openai-processing-ms, traceparent                 ◄──┘
-    at the end: a count, and a line in the log
+    at the end: a count, a line in the log, a trace where traces are sent
 
 A plain ASGI wrapper: chunks of a stream pass through it untouched. It decides by `scope["path"]` alone, which is what
 routes are found by too; a URL put together from the header Host can be made to say anything. Whatever is not on the
@@ -18,7 +18,6 @@ import logging
 import re
 import secrets
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from starlette.exceptions import HTTPException
@@ -27,11 +26,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from quire.serve.context import RequestContext
 from quire.serve.errors import ApiError, api_error_of, method_not_allowed, not_found, unauthorized
-from quire.serve.gate import Visit
 from quire.serve.hosts import require_single
-from quire.serve.loading.stay import Stay
-from quire.serve.read.body_budget import HeldBody
 from quire.serve.services import ServerServices
 from quire.serve.tenants import ANYBODY, Tenant
 
@@ -50,32 +47,6 @@ Draw = Callable[[int], bytes]
 
 logger = logging.getLogger("quire.serve")
 access_logger = logging.getLogger("quire.serve.access")
-
-
-@dataclass(slots=True)
-class RequestContext:
-    """A call, as `request.state.context`. Endpoints fill in the last four, for the log, `stay` and `visit`.
-
-    Its stay at a model and its visit at the gate end with the call at the latest, however that ends.
-    """
-
-    request_id: str
-    client_request_id: str
-    tenant: Tenant
-    arrival_s: float
-    traceparent: str
-    body: HeldBody
-    visit: Visit | None = None
-    stay: Stay | None = None
-    num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    num_output_tokens: int = 0
-    finish_reason: str = ""
-
-    @property
-    def trace_id(self) -> str:
-        """What all calls of one trace have in common."""
-        return self.traceparent[3:35]
 
 
 class Frame:
@@ -107,7 +78,7 @@ class Frame:
         origins = self._services.hosts.origins
         told = origins.headers(headers.get(b"origin", b""))
         answer = _Answer(send, context, self._services.clock.now, told)
-        calls = self._services.calls
+        calls, traces = self._services.calls, self._services.traces
         calls.note_call(1)
         try:
             try:
@@ -132,20 +103,25 @@ class Frame:
             if context.stay is not None:
                 context.stay.leave()
             calls.note_call(-1)
-            status = answer.status or CLIENT_CLOSED_REQUEST
-            calls.note_request(_route_path(scope), status)
+            status, route = answer.status or CLIENT_CLOSED_REQUEST, _route_path(scope)
+            calls.note_request(route, status)
+            if traces is not None and scope["method"] == "POST":
+                traces.note(context, scope["method"], route, status, self._services.clock.now())
             if self._is_logged and not (scope["path"] in PROBES and status < 400):
                 access_logger.info("call", extra={"fields": self._fields(scope, answer)})
 
     def _make_context(self, headers: dict[bytes, bytes]) -> RequestContext:
         client_request_id = headers.get(b"x-request-id", b"")[:MAX_LOGGED_LENGTH].decode("latin-1")
+        given = headers.get(b"traceparent", b"")
+        traceparent = traceparent_of(given, self._draw, is_recorded=self._services.traces is not None)
         return RequestContext(
             request_id=f"req-{self._draw(16).hex()}",
             client_request_id=client_request_id,
             tenant=ANYBODY,
             arrival_s=self._services.clock.now(),
-            traceparent=traceparent_of(headers.get(b"traceparent", b""), self._draw),
+            traceparent=traceparent,
             body=self._services.bodies.open(ANYBODY.name),
+            parent_id=traceparent[36:52] if given.startswith(traceparent.encode()) else "",
         )
 
     def _tenant(self, path: str, authorization: bytes) -> Tenant:
@@ -213,7 +189,7 @@ class _Answer:
         return self._send(message)
 
 
-def traceparent_of(header: bytes, draw: Draw) -> str:
+def traceparent_of(header: bytes, draw: Draw, *, is_recorded: bool = False) -> str:
     r"""Return the W3C trace context of a call: that of its header, a new one where that is none.
 
     >>> traceparent_of(b"00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-01", bytes)
@@ -223,7 +199,7 @@ def traceparent_of(header: bytes, draw: Draw) -> str:
     """
     match = TRACEPARENT.fullmatch(header)
     if match is None or (match[1] == b"00" and match[4]):
-        return f"00-{draw(16).hex()}-{draw(8).hex()}-00"
+        return f"00-{draw(16).hex()}-{draw(8).hex()}-{is_recorded:02x}"
     return header[:55].decode()  # what later versions add behind is not ours to understand
 
 

@@ -90,6 +90,11 @@ def configure_logs(log_format: str, stream: TextIO) -> None:
     event_loop = logging.getLogger("asyncio")
     event_loop.handlers, event_loop.propagate = [handler], False
     event_loop.filters = [Seldom(SystemClock())]  # it says for each connection that there are too many open files
+    seldom = logging.StreamHandler(stream)
+    seldom.setFormatter(handler.formatter)
+    seldom.addFilter(Seldom(SystemClock()))
+    traces = logging.getLogger("opentelemetry")  # it says of each batch that the collector is away
+    traces.handlers, traces.propagate = [seldom], False
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:

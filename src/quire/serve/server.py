@@ -75,6 +75,8 @@ def run_server(models: ModelSet, announce: Announce) -> bool:
     with closing(listen(config.host, config.port)) as listener:
         server = Server(models, make_app(models), announce, end_at_latest=end_at_latest)
         asyncio.run(server.run(listener))
+    if models.server.traces is not None and not server.was_forced:
+        models.server.traces.close()
     return not server.was_forced
 
 

@@ -21,6 +21,7 @@ from quire.serve.metrics import CallMetrics, Metrics
 from quire.serve.model import ReloadableModel
 from quire.serve.read.body_budget import BodyBudget
 from quire.serve.tenants import Tenants, read_tenants
+from quire.serve.traces import Traces
 
 SECRET_BYTES = 32
 
@@ -29,7 +30,7 @@ SECRET_BYTES = 32
 class ServerServices:
     """What a server has once, whatever models it serves.
 
-    `created_s` is the time of day at which it began, as Unix counts seconds.
+    `traces` None: none are sent. `created_s` is the time of day at which it began, as Unix counts seconds.
     """
 
     config: ServerConfig
@@ -40,6 +41,7 @@ class ServerServices:
     live_shared: LiveShared
     clock: Clock
     created_s: int
+    traces: Traces | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ def make_server_services(config: ServerConfig, clock: Clock) -> ServerServices:
         live_shared=LiveShared(live_places(config.max_live_readers, tenants.each)),
         clock=clock,
         created_s=int(time.time()),
+        traces=None if config.otlp_traces_endpoint is None else Traces(config.otlp_traces_endpoint, clock),
     )
 
 

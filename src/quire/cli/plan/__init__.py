@@ -104,18 +104,26 @@ def run(arguments: argparse.Namespace) -> int:
 def make_report(arguments: argparse.Namespace, environ: Mapping[str, str]) -> PlanReport:
     """Return the report that the arguments ask for; if none is possible, raises an error that names the nearest one."""
     from quire.cli.model_shapes import find_settings
+    from quire.cli.plan.here import HERE
     from quire.cli.plan.report import PlanReport
     from quire.cli.plan.sizing import EngineSizer
     from quire.cli.plan.study import Planner
+    from quire.core.memory_needs import KV_SHARE
 
     config, settings = engine_config(arguments, environ), engine_settings(arguments, environ)
     objective = parse_objective(arguments.slo or "")
     memory = None if arguments.memory is None else parse_bytes(arguments.memory, "memory")
-    sizer = EngineSizer(config, find_settings(config.model))
+    source = find_settings(config.model)
+    sizer = EngineSizer(config, source)
+    on_here = EngineSizer(config, source, KV_SHARE) if memory is None else sizer
     requests, lengths = _requests(arguments, config.max_model_len or sizer.model.spec.context_length)
-    planner = Planner(sizer, lengths, _choices(settings), objective)
     machines = [_hardware(name, config) for name in dict.fromkeys(arguments.hardware)]
-    studies = tuple(planner.study(machine, machine.memory_bytes if memory is None else memory) for machine in machines)
+    studies = tuple(
+        Planner(on_here if machine.name == HERE else sizer, lengths, _choices(settings), objective).study(
+            machine, machine.memory_bytes if memory is None else memory
+        )
+        for machine in machines
+    )
     _require_one(studies, arguments.slo)
     return PlanReport(sizer, _given_flags(settings), requests, lengths, studies)
 

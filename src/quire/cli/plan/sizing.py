@@ -1,8 +1,9 @@
 """The memory of an engine on another machine, by the engine's own plan.
 
 `plan_engine` asks this machine what is free. Here that is said: of a card that is not there, or of a machine to be
-bought. Everything else is the same code, so the parts agree to the byte. One thing is decided otherwise: where no
-`kv_memory` is given, an engine takes a share of what is left, because others may want the rest; a plan gives it all.
+bought. Everything else is the same code, so the parts agree to the byte. Where no `kv_memory` is given, an engine takes
+a share of what is left, because others may want the rest. A plan for this machine does the same; for another machine,
+or a memory that was given, it takes everything.
 With device cuda it is the GPU engine's plan, whether there is a GPU here or not.
 """
 
@@ -17,7 +18,7 @@ from quire.compute.models import ModelDescription, read_model
 from quire.compute.models.source import ModelSource
 from quire.core.byte_sizes import format_bytes
 from quire.core.config import EngineConfig, ResolvedConfig
-from quire.core.errors import InvalidConfigError
+from quire.core.errors import DoesNotFitError
 from quire.core.memory_needs import MemoryNeeds
 from quire.engine.memory_plan import USEFUL_TOKENS, MemoryPlan, plan_memory
 from quire.simulate.hardware import Hardware
@@ -43,20 +44,24 @@ class SizedEngine:
         return Pool(self.facts.kv_spec, self.plan.num_blocks, self.plan.max_model_len)
 
 
-class TooSmallError(InvalidConfigError):
+class TooSmallError(DoesNotFitError):
     """A memory holds no engine of the settings; `needed_bytes` would, and `why` says what takes them."""
 
-    def __init__(self, memory_bytes: int, needed_bytes: int, why: str) -> None:
-        super().__init__("memory", format_bytes(memory_bytes), f"{whole_mebibytes(needed_bytes)} or more{why}")
+    def __init__(self, memory_bytes: int, needed_bytes: int, why: str, flags: str = "") -> None:
+        super().__init__("memory", format_bytes(memory_bytes), f"{whole_mebibytes(needed_bytes)} or more{why}", flags)
         self.needed_bytes = needed_bytes
         self.why = why
 
 
 class EngineSizer:
-    """Sizes engines of one model for memories that are said. Reads settings when it is made, and no weights."""
+    """Sizes engines of one model for memories that are said. Reads settings when it is made, and no weights.
 
-    def __init__(self, config: EngineConfig, source: ModelSource) -> None:
+    `kv_share`: the share of what is left that becomes KV memory, unless `kv_memory` is given.
+    """
+
+    def __init__(self, config: EngineConfig, source: ModelSource, kv_share: float = 1.0) -> None:
         self.config = config
+        self._kv_share = kv_share
         self.model: ModelDescription = read_model(source, config.max_model_len)
         self._sized: dict[tuple[ResolvedConfig, int], SizedEngine] = {}
 
@@ -74,7 +79,7 @@ class EngineSizer:
         if config.kv_memory is None:
             block = facts.kv_spec.bytes_per_block
             left = needs.left_bytes - int(config.swap_space) // block * block
-            config = replace(config, kv_memory=left // block * block)
+            config = replace(config, kv_memory=max(int(left * self._kv_share) // block, 1) * block)
         plan = plan_memory(config, facts.kv_spec, self.model.spec.context_length, needs)
         return SizedEngine(config, facts, plan)
 

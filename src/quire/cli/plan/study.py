@@ -11,6 +11,7 @@ from quire.core.byte_sizes import format_bytes
 from quire.core.config import ResolvedConfig
 from quire.core.errors import InvalidConfigError
 from quire.core.kv_spec import KVCacheSpec
+from quire.engine.what_fits import flags_that_fit
 from quire.simulate.capacity import Concurrency, Occupancy
 from quire.simulate.estimate import Estimate, Estimator, Objective
 from quire.simulate.hardware import Hardware
@@ -69,7 +70,8 @@ class Planner:
             engine = self._sizer.size(config, memory_bytes)
         except TooSmallError as error:
             needed = max(error.needed_bytes, sum(self._least_parts(config)))
-            return Study(hardware, memory_bytes, problem=TooSmallError(memory_bytes, needed, error.why))
+            flags = flags_that_fit(config, lambda narrower: self._sizer.size(narrower, memory_bytes))
+            return Study(hardware, memory_bytes, problem=TooSmallError(memory_bytes, needed, error.why, flags))
         except InvalidConfigError as error:
             return Study(hardware, memory_bytes, problem=error)
         spec, plan = engine.facts.kv_spec, engine.plan

@@ -42,7 +42,9 @@ HUB_NAME: Final = re.compile(
 WANTED: Final = ("*.json", "*.jinja", "*.safetensors", "*.txt", "tokenizer.model")
 SETTINGS: Final = ("config.json", "generation_config.json")
 UNWANTED: Final = ("*/*", "consolidated*")
-ADVICE: Final = "Give a model folder, or fetch the model on a machine with network access: {command}"
+ADVICE: Final = (
+    "Give a model folder or a name that quire models lists, or fetch it on a machine with network access: {command}"
+)
 REFUSALS: Final = MappingProxyType(
     {
         "GatedRepoError": "needs a permission. Ask for it at https://huggingface.co/{repository}, then: hf auth login",

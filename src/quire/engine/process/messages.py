@@ -105,6 +105,7 @@ class Update(msgspec.Struct, frozen=True, array_like=True, omit_defaults=True):
     error: str = ""
     prompt_logprobs: list[Entry] = []
     cumulative_logprob: float | None = None
+    waited_s: float | None = None
 
 
 class Updates(Message, frozen=True):
@@ -127,6 +128,7 @@ class Updates(Message, frozen=True):
                     each.error,
                     [_entry(one) for one in each.prompt_logprobs],
                     each.cumulative_logprob,
+                    each.waited_s,
                 )
                 for each in updates
             ]
@@ -146,6 +148,7 @@ class Updates(Message, frozen=True):
                 each.error,
                 tuple(_token_logprobs(one) for one in each.prompt_logprobs),
                 each.cumulative_logprob,
+                each.waited_s,
             )
             for each in self.entries
         ]

@@ -196,6 +196,7 @@ class RequestText:
         self._prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self._untold_prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self.num_cached_tokens = 0
+        self.waited_s: float | None = None
 
     @property
     def finished(self) -> bool:
@@ -268,6 +269,7 @@ class RequestText:
             num_cached_tokens=self.num_cached_tokens,
             num_generated_tokens=self._num_generated,
             prompt_logprobs=prompt_logprobs,
+            waited_s=self.waited_s,
         )
 
     @property
@@ -306,6 +308,8 @@ class OutputProcessor:
                 continue  # ended here already, by an abort or a stop string
             touched[update.request_id] = entry
             entry[0].num_cached_tokens = update.num_cached_tokens
+            if update.waited_s is not None:
+                entry[0].waited_s = update.waited_s
             self._extend(entry[0], update)
         now = self._clock.now()
         for request, deliver in touched.values():

@@ -22,7 +22,7 @@ from typing import TypeVar
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.serve.frame import RequestContext
+from quire.serve.context import RequestContext
 from quire.serve.loading.model_set import ModelSet
 from quire.serve.read.body import BodyLimits, read_json_body
 from quire.serve.render.answer import Answer, whole_answer

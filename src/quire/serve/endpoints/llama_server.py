@@ -21,12 +21,15 @@ ELSEWHERE: Final = {
     "/slots": "there are no slots: requests share one KV memory; GET /live shows them, GET /load counts them",
     "/slots/{slot}": "there are no slots, and nothing to save: the prefix cache keeps what prompts share",
     "/infill": "this server fills no gaps: send the model's own tokens for that to POST /completion",
-    "/embedding": "this server makes no embeddings",
-    "/reranking": "this server ranks no documents",
+    **dict.fromkeys(("/embedding", "/embeddings", "/v1/embeddings"), "this server makes no embeddings"),
+    **dict.fromkeys(("/rerank", "/reranking", "/v1/rerank"), "this server ranks no documents"),
+    **dict.fromkeys(
+        ("/generate", "/generate_stream"), "send the prompt to POST /v1/completions, /completion or /api/generate"
+    ),
     "/lora-adapters": "this server has no adapters",
     "/apply-template": "POST /tokenize with messages returns the token ids of a conversation",
 }
-"""Paths of llama-server, and what to do instead."""
+"""Paths of llama-server, vLLM and text-generation-inference, and what to do instead."""
 
 
 async def completion(request: Request) -> Response | EventStream:

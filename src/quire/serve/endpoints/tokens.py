@@ -7,8 +7,8 @@ from functools import partial
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.serve.context import RequestContext
 from quire.serve.endpoints.line import fields_of, require_ready
-from quire.serve.frame import RequestContext
 from quire.serve.loading.model_set import ModelSet
 from quire.serve.render.answer import json_answer
 from quire.serve.run.prompts import conversation_ids, encoded, off_loop_if_long

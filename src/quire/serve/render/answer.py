@@ -10,8 +10,8 @@ import msgspec
 from starlette.responses import Response
 
 from quire.engine.outputs import CompletionDelta
+from quire.serve.context import RequestContext
 from quire.serve.errors import ApiError
-from quire.serve.frame import RequestContext
 from quire.serve.render.events import DONE, Envelope
 from quire.serve.run.generation import Generation, Results, TokenCounts
 from quire.serve.schemas.common import FinishReason, ModelFields, PromptTokensDetails, Usage

@@ -23,8 +23,8 @@ from quire.core.grammar import CANNOT_HOLD
 from quire.engine.door import Ticket
 from quire.engine.outputs import CompletionDelta, Logprob, RequestDelta
 from quire.engine.text.output_processor import PreparedRequest
+from quire.serve.context import GeneratedText, RequestContext
 from quire.serve.errors import generation_aborted, generation_failed, grammar_exhausted
-from quire.serve.frame import RequestContext
 from quire.serve.gate import Visit
 from quire.serve.model import ServedModel
 from quire.serve.run.prompts import ready_prompt
@@ -110,6 +110,9 @@ class Generation:
         self.first_token_s = context.arrival_s
         """The time of the clock at which the first token came."""
         self._visit = visit
+        self._text = GeneratedText(
+            request.chat is not None, services.model_names[0], request.sampling, services.clock.now()
+        )
         self._known: list[RequestDelta | None] = [None] * len(prepared)
         self._seen_s = [context.arrival_s] * len(prepared)
         self._reasons: list[str] = []
@@ -194,6 +197,7 @@ class Generation:
                 if output.finish_reason is not None:
                     self._finish(output, now)
         if visit.is_waiting and None not in self._known:
+            self._text.first_token_s = now
             visit.begin()
 
     def _count(self, known: RequestDelta | None, delta: RequestDelta, seconds: float) -> None:
@@ -203,6 +207,8 @@ class Generation:
         num_generated = 0 if self.request.prompts_only else delta.num_generated_tokens
         if known is None:
             self.first_token_s = self.services.clock.now()
+            if self._text.started_s is None and delta.waited_s is not None:
+                self._text.started_s = self._text.admitted_s + delta.waited_s
             metrics.note_first_token(seconds)
             live.note_first_token(tenant, seconds)
             num_prompt, num_cached = delta.num_prompt_tokens, delta.num_cached_tokens
@@ -236,6 +242,8 @@ class Generation:
         context.num_cached_tokens = counts.cached
         context.num_output_tokens = counts.output
         context.finish_reason = ",".join(sorted(set(self._reasons)))
+        self._text.ended_s = self.services.clock.now()
+        context.generated = self._text
 
 
 class _Inbox:

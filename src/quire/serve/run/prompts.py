@@ -13,7 +13,7 @@ from quire.engine.text.chat_template import validate_messages, validate_tools
 from quire.engine.text.prompts import ChatOptions, Message, Prompt
 from quire.engine.text.tokenizer import Tokenizer
 from quire.serve.answer_form import AnswerForm
-from quire.serve.frame import RequestContext
+from quire.serve.context import RequestContext
 from quire.serve.run.request import GenerationRequest
 from quire.serve.services import Services
 

@@ -105,6 +105,10 @@ class OllamaFields(StreamFields, OllamaModelFields, kw_only=True, forbid_unknown
     keep_alive: float | str | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    # options that some clients write here; `options` goes before them
+    temperature: float | None = None
+    top_p: float | None = None
+    max_output_tokens: int | None = None
 
     def __post_init__(self) -> None:
         self.stream = self.stream is not False

@@ -154,7 +154,8 @@ def _invalid(message: str, names: Sequence[str]) -> ApiError:
     if field := _FIELD.search(what):
         param = shortened(f"{param}.{field['name']}" if param else field["name"])
         code = "missing_required_parameter" if "required" in what else "unknown_parameter"
-        near = [f"; did you mean {name}?" for name in get_close_matches(param, names, n=1)]
+        within = [name for name in names if name.endswith(f".{param}")]
+        near = [f"; did you mean {name}?" for name in (within or get_close_matches(param, names, n=1))[:1]]
         unknown = "".join([f"{param} is not a field of this request", *near])
         return ApiError(400, f"{param} is required" if "required" in what else unknown, code=code, param=param)
     what = what[:MAX_MESSAGE]  # it may show a text of the client

@@ -8,8 +8,9 @@ What stands around the objects differs, and is a `CallShape`:
 
 The parser goes through a call letter by letter, in coroutines that read like the grammar. Until a name that is known
 and the beginning of its arguments have come, everything is held back: if it turns out to be no call, it is text, and
-is searched again behind its first letter. From then on the arguments go out as they come. Space before a call, after
-the last one and around the marks belongs to neither text nor call.
+is searched again behind its first letter. A text that ends there had a call that broke off, of which nothing is shown.
+From then on the arguments go out as they come. Space before a call, after the last one and around the marks belongs to
+neither text nor call.
 
 Rejected: regular expressions over the text so far. They are quadratic, and what they match depends on the pieces.
 """
@@ -71,8 +72,10 @@ class JsonCallParser:
         return self._taken()
 
     def finish(self) -> list[Event]:
-        """Return what is left: the text has ended. Mutates."""
-        closes = self._is_safe if self._reading else self._ends_with_call and not self._held.strip(SPACE)
+        """Return what is left: the text has ended. A call that broke off before its arguments is dropped. Mutates."""
+        held = self._held.lstrip(SPACE)
+        may_be_text = self._shape.is_bare and not self._has_call and held.startswith("{")
+        closes = not may_be_text if self._reading else self._ends_with_call and not held
         if not closes:
             self._say(self._held)
         self._held, self._reading = "", None

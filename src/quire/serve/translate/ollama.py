@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
+from msgspec.structs import replace as replace_fields
+
 from quire.core.errors import InvalidRequestError
 from quire.core.grammar import Grammar
 from quire.core.sampling_params import SamplingParams
@@ -135,8 +137,15 @@ def _held(wanted: str | Mapping[str, Any] | None) -> Held:
     return Held(Grammar.json_object(), "format") if wanted else Held()
 
 
+def _options(fields: OllamaFields) -> OllamaOptions:
+    """Return the options of a call, and those outside of `options`, which Ollama ignores."""
+    options = fields.options or OllamaOptions()
+    outside = {"temperature": fields.temperature, "top_p": fields.top_p, "num_predict": fields.max_output_tokens}
+    return replace_fields(options, **{name: value for name, value in outside.items() if getattr(options, name) is None})
+
+
 def _sampling(fields: OllamaFields, services: Services, grammar: Grammar | None) -> SamplingParams:
-    options, report = fields.options or OllamaOptions(), services.model.report
+    options, report = _options(fields), services.model.report
     for name, refusal in REFUSED_OPTIONS.items():
         if getattr(options, name) not in (None, *refusal.nothing):
             raise unsupported(f"options.{name}", refusal.why)
