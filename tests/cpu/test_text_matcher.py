@@ -89,7 +89,14 @@ def matcher(shared: Lexer | None = None, *, most: int = 1000) -> tuple[TextMatch
         return Matcher(made[-1])
 
     inner = Matcher(shared or Lexer())
-    return TextMatcher(inner, 2, renew=renew, note_advance=advances.append), made, advances  # type: ignore[arg-type]
+    matcher = TextMatcher(
+        inner,  # type: ignore[arg-type]
+        2,
+        renew=renew,  # type: ignore[arg-type]
+        note_advance=advances.append,
+        bytes_of=lambda token: bytes([token]),
+    )
+    return matcher, made, advances
 
 
 def full(room: int = 0) -> Lexer:

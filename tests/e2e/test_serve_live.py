@@ -61,7 +61,7 @@ def leave_early(server: RunningServer, key: str) -> None:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    with running_server(settings={"kv_memory": "1MiB", "max_num_seqs": 8}) as running:
+    with running_server(settings={"kv_memory": "1MiB", "max_num_seqs": 8, "speculation": "auto"}) as running:
         yield running
 
 
@@ -111,6 +111,8 @@ def check_totals(server: RunningServer, picture: Picture) -> None:
         ("hit_tokens", "quire_prefix_cache_hit_tokens_total"),
         ("evictions", "quire_evictions_total"),
         ("preemptions", "quire_preemptions_total"),
+        ("verified_guesses", "quire_draft_tokens_total"),
+        ("right_guesses", "quire_accepted_draft_tokens_total"),
     ):
         assert totals[name] == told[family].value(), name
     kinds = Counter(kind for _, kind, _, _ in picture.events)

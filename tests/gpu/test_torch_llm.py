@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from quire import LLM, SamplingParams
+from support.guesses import verify_all_guesses
 from support.tiny_checkpoint import write_tiny_qwen3
 
 BLOCK_BYTES = 16 * 3 * 2 * 2 * 32 * 4  # tokens, layers, keys and values, heads, numbers, bytes
@@ -31,8 +32,10 @@ def texts(folder: Path, **settings: Any) -> list[list[list[int]]]:
     with LLM(
         str(folder), skip_tokenizer_init=True, dtype="float32", max_model_len=256, num_threads=1, **settings
     ) as llm:
+        verify_all_guesses(llm)
         outputs = llm.generate(PROMPTS, SAMPLING, use_tqdm=False)
         again = llm.generate(PROMPTS[::-1], SAMPLING[::-1], use_tqdm=False)[::-1]
+        assert (llm.engine.stats().num_right_guesses > 50) == ("speculation" in settings)
     found = [[[*each.token_ids] for each in output.outputs] for output in outputs]
     assert [[[*each.token_ids] for each in output.outputs] for output in again] == found
     return found
@@ -44,7 +47,7 @@ def expected(folder: Path) -> list[list[list[int]]]:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
-@pytest.mark.parametrize("memory", ["ample", "tight", "swap"])
+@pytest.mark.parametrize("memory", ["ample", "tight", "swap", "guesses"])
 def test_texts_are_those_of_the_reference(
     steps: int, memory: str, folder: Path, device: str, expected: list[list[list[int]]]
 ) -> None:
@@ -52,8 +55,9 @@ def test_texts_are_those_of_the_reference(
         "ample": {},
         "tight": {"max_num_batched_tokens": 24, "max_num_seqs": 8},
         "swap": {"swap_space": 64 * BLOCK_BYTES},
+        "guesses": {"speculation": "auto", "max_num_seqs": 4},
     }[memory]
-    num_blocks = 256 if memory == "ample" else 20
+    num_blocks = 20 if memory in ("tight", "swap") else 256
     found = texts(
         folder,
         backend="torch",

@@ -333,6 +333,7 @@ def test_json_is_one_line_for_each_prompt_with_times(capsys: pytest.CaptureFixtu
         "first_token_s": 10.5,
         "finished_s": 12.5,
         "num_generated_tokens": 41,
+        "num_steps": 0,
         "time_to_first_token_s": 0.5,
         "tokens_per_s": 20.0,
     }

@@ -16,7 +16,7 @@ from quire.core.config import EngineConfig
 from quire.engine.records.stats import EngineStats
 from quire.serve.config import ServerConfig
 from quire.serve.gate import Gate, GateLimits
-from quire.serve.metrics import Metrics
+from quire.serve.metrics import CallMetrics, Metrics
 from quire.serve.model import ModelState
 from quire.serve.prometheus import render
 
@@ -37,7 +37,8 @@ def board() -> dict[str, Any]:
 def told() -> dict[str, str]:
     """The kind of each metric that the server tells."""
     gate = Gate(ManualClock(), GateLimits(4, 4), lambda: ModelState.READY)
-    text = render(Metrics().families(gate, ModelState.READY, EngineStats(), "guide")).decode()
+    families = Metrics().families(gate, ModelState.READY, EngineStats(), "guide")
+    text = render([*CallMetrics().families(), *families]).decode()
     return dict(line.split()[2:4] for line in text.splitlines() if line.startswith("# TYPE "))
 
 

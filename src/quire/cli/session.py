@@ -80,7 +80,7 @@ def describe(output: RequestOutput) -> str:
         parts.append(f"{metrics.duration_s:.2f} s")
     if metrics.tokens_per_s is not None:
         parts.append(f"{metrics.tokens_per_s:.0f} tok/s")
-    if metrics.num_steps < metrics.num_generated_tokens:
+    if 0 < metrics.num_steps < metrics.num_generated_tokens:
         parts.append(f"{metrics.tokens_per_step:.1f} tokens a step")
     parts.append(f"{output.num_cached_tokens} of {len(output.prompt_token_ids)} prompt tokens from the cache")
     return " · ".join(parts)

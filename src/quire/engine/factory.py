@@ -39,13 +39,13 @@ from quire.core.kv_spec import KVCacheSpec
 from quire.core.model_files import ModelFiles
 from quire.core.sampling_params import SamplingParams
 from quire.core.validate import RequestLimits
+from quire.core.what_fits import flags_that_fit
 from quire.engine.core import EngineCore
 from quire.engine.memory_plan import MemoryPlan, plan_memory
 from quire.engine.records.report import EngineReport
 from quire.engine.records.step_log import StepLogWriter
 from quire.engine.records.step_log_file import StepLogFile, step_log_notices
 from quire.engine.text.tokenizer_files import tokenizer_json
-from quire.engine.what_fits import flags_that_fit
 from quire.memory.manager import KVCacheManager
 from quire.memory.sizing import max_sequence_tokens
 from quire.scheduler.scheduler import Scheduler

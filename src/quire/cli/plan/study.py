@@ -11,7 +11,7 @@ from quire.core.byte_sizes import format_bytes
 from quire.core.config import ResolvedConfig
 from quire.core.errors import InvalidConfigError
 from quire.core.kv_spec import KVCacheSpec
-from quire.engine.what_fits import flags_that_fit
+from quire.core.what_fits import flags_that_fit
 from quire.simulate.capacity import Concurrency, Occupancy
 from quire.simulate.estimate import Estimate, Estimator, Objective
 from quire.simulate.hardware import Hardware

@@ -206,6 +206,10 @@ class Page {
         set("ttft", milliseconds(history.ttft));
         set("itl", milliseconds(history.itl));
         set("hits", totals.queried_tokens ? percent(totals.hit_tokens / totals.queried_tokens) : "–");
+        find("tile-guesses").hidden = totals.verified_guesses === 0;
+        if (totals.verified_guesses > 0) {
+            set("guesses", percent(totals.right_guesses / totals.verified_guesses));
+        }
         set("saved", count(ledger.saved));
         set("evictions", count(totals.evictions));
         set("preemptions", count(totals.preemptions));
