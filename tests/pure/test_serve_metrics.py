@@ -83,6 +83,24 @@ def test_what_is_noted_is_told() -> None:
     assert not [name for name in families if name.startswith("vllm:")]
 
 
+def test_guesses_are_told_by_their_proposer_and_by_their_place() -> None:
+    stats = EngineStats(
+        drafts_total=3,
+        verified_guesses={"forced": (2, 1, 0), "ngram": (1, 1, 1)},
+        right_guesses={"forced": (2, 1, 0), "ngram": (1, 0, 0)},
+    )
+    families = told(Metrics("vllm"), stats=stats)
+    assert families["quire_drafts_total"].value() == 3
+    assert families["quire_draft_tokens_total"].value() == 6
+    assert families["quire_accepted_draft_tokens_total"].value() == 4
+    assert families["quire_proposed_tokens_total"].value(proposer="ngram") == 3
+    assert families["quire_accepted_proposed_tokens_total"].value(proposer="ngram") == 1
+    places = [families["quire_accepted_draft_tokens_per_pos_total"].value(position=place) for place in "012"]
+    assert places == [3, 1, 0]
+    labels = {"model_name": "guide", "engine": "0", "position": "0"}
+    assert families["vllm:spec_decode_num_accepted_tokens_per_pos_total"].value(**labels) == 3
+
+
 def test_names_of_vllm_stand_beside_ours_where_they_are_wanted() -> None:
     families = told(filled("vllm"))
     labels = {"model_name": "guide", "engine": "0"}

@@ -197,9 +197,10 @@ def body_families(bodies: BodyBudget) -> list[Family]:
     ]
 
 
-def _by_place(guesses: Mapping[str, tuple[int, ...]]) -> dict[str, float]:
+def _by_place(guesses: Mapping[str, tuple[int, ...]]) -> list[Sample]:
     """Return the guesses of all proposers by their place in the draft, from 0."""
-    return {str(place): sum(counts) for place, counts in enumerate(zip(*guesses.values(), strict=True))}
+    places = zip(*guesses.values(), strict=True)
+    return [Sample(sum(counts), (("position", str(place)),)) for place, counts in enumerate(places)]
 
 
 def _engine_families(state: ModelState, stats: EngineStats) -> list[Family]:
@@ -229,11 +230,10 @@ def _engine_families(state: ModelState, stats: EngineStats) -> list[Family]:
         counter("quire_drafts_total", "Sequences of steps that verified guessed tokens.", stats.drafts_total),
         counter("quire_draft_tokens_total", "Guessed tokens verified.", stats.num_verified_guesses),
         counter("quire_accepted_draft_tokens_total", "Guessed tokens that were right.", stats.num_right_guesses),
-        by_label(
+        Family(
             "quire_accepted_draft_tokens_per_pos_total",
             "counter",
             "Guessed tokens that were right, by their place in the draft.",
-            "position",
             _by_place(stats.right_guesses),
         ),
         by_label(
