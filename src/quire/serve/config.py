@@ -15,8 +15,7 @@ from quire.core.byte_sizes import parse_bytes
 from quire.core.config import require_int, require_number, require_one_of, setting
 from quire.core.errors import InvalidConfigError
 from quire.engine.process.heartbeat import MAX_SILENCE_S, MAX_STEP_S
-from quire.serve.cors import allowed_origin
-from quire.serve.host_names import allowed_name
+from quire.serve.host_names import allowed_name, allowed_origin
 from quire.serve.loading.keep_alive import keep_alive_s
 from quire.serve.reasoning import is_thinking_format
 from quire.serve.tools import AUTO, TOOL_FORMATS, create_tool_format

@@ -16,12 +16,8 @@ from typing import Final
 
 from starlette.responses import Response
 
-from quire.core.errors import InvalidConfigError
+from quire.serve.host_names import ANY_ORIGIN, allowed_origin
 
-ANY: Final = "*"
-NULL: Final = "null"
-"""What pages send that have no origin: files, and frames in a sandbox, of whichever site."""
-ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@\\*,\"]{1,255}", re.ASCII)
 METHODS: Final = b"GET, POST, DELETE, OPTIONS"
 EXPOSED: Final = b"x-request-id, openai-processing-ms, retry-after"
 ANSWER_KEPT_S: Final = b"600"
@@ -39,7 +35,7 @@ class Origins:
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = frozenset(allowed_origin(name).encode() for name in names)
-        self._are_all = ANY.encode() in self._names
+        self._are_all = ANY_ORIGIN.encode() in self._names
 
     def allow(self, origin: bytes) -> bool:
         """Return whether pages of an origin may call; no origin at all is no page."""
@@ -76,20 +72,3 @@ class Origins:
         if headers.get(b"access-control-request-private-network") == b"true":
             told["access-control-allow-private-network"] = "true"
         return Response(status_code=204, headers=told)
-
-
-def allowed_origin(text: str) -> str:
-    """Return an origin in one spelling; raises `InvalidConfigError` for what is none.
-
-    >>> allowed_origin("https://Chat.Example:8443"), allowed_origin("*")
-    ('https://chat.example:8443', '*')
-    >>> allowed_origin("chat.example")
-    Traceback (most recent call last):
-    ...
-    quire.core.errors.InvalidConfigError: cors_origin is 'chat.example'; allowed: an origin as browsers send it, ...
-    """
-    origin = text.lower()
-    if origin in (ANY, NULL) or ORIGIN.fullmatch(origin):
-        return origin
-    allowed = "an origin as browsers send it, such as https://chat.example or app://obsidian.md; *: every page"
-    raise InvalidConfigError("cors_origin", text, allowed)

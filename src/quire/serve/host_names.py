@@ -10,6 +10,11 @@ from typing import Final, NamedTuple
 
 from quire.core.errors import InvalidConfigError
 
+ANY_ORIGIN: Final = "*"
+NO_ORIGIN: Final = "null"
+"""What pages send that have no origin: files, and frames in a sandbox, of whichever site."""
+ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@\\*,\"]{1,255}", re.ASCII)
+
 ANY: Final = "*"
 LOCALHOST: Final = "localhost"
 MAX_LENGTH: Final = 300
@@ -61,3 +66,20 @@ def allowed_name(text: str) -> str:
     if text != ANY and (name is None or text.rpartition("]")[2].count(":")):
         raise InvalidConfigError("allowed_host", text, "a name or an address without scheme and port, or *")
     return ANY if name is None else name.text
+
+
+def allowed_origin(text: str) -> str:
+    """Return an origin in one spelling; raises `InvalidConfigError` for what is none.
+
+    >>> allowed_origin("https://Chat.Example:8443"), allowed_origin("*")
+    ('https://chat.example:8443', '*')
+    >>> allowed_origin("chat.example")
+    Traceback (most recent call last):
+    ...
+    quire.core.errors.InvalidConfigError: cors_origin is 'chat.example'; allowed: an origin as browsers send it, ...
+    """
+    origin = text.lower()
+    if origin in (ANY_ORIGIN, NO_ORIGIN) or ORIGIN.fullmatch(origin):
+        return origin
+    allowed = "an origin as browsers send it, such as https://chat.example or app://obsidian.md; *: every page"
+    raise InvalidConfigError("cors_origin", text, allowed)
