@@ -16,7 +16,7 @@ from typing import Final
 
 from starlette.responses import Response
 
-from quire.serve.host_names import ANY_ORIGIN, allowed_origin
+from quire.serve.host_names import ANY, allowed_origin
 
 METHODS: Final = b"GET, POST, DELETE, OPTIONS"
 EXPOSED: Final = b"x-request-id, openai-processing-ms, retry-after"
@@ -35,7 +35,7 @@ class Origins:
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = frozenset(allowed_origin(name).encode() for name in names)
-        self._are_all = ANY_ORIGIN.encode() in self._names
+        self._are_all = ANY.encode() in self._names
 
     def allow(self, origin: bytes) -> bool:
         """Return whether pages of an origin may call; no origin at all is no page."""

@@ -10,7 +10,6 @@ from typing import Final, NamedTuple
 
 from quire.core.errors import InvalidConfigError
 
-ANY_ORIGIN: Final = "*"
 NO_ORIGIN: Final = "null"
 """What pages send that have no origin: files, and frames in a sandbox, of whichever site."""
 ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/?#@\\*,\"]{1,255}", re.ASCII)
@@ -79,7 +78,7 @@ def allowed_origin(text: str) -> str:
     quire.core.errors.InvalidConfigError: cors_origin is 'chat.example'; allowed: an origin as browsers send it, ...
     """
     origin = text.lower()
-    if origin in (ANY_ORIGIN, NO_ORIGIN) or ORIGIN.fullmatch(origin):
+    if origin in (ANY, NO_ORIGIN) or ORIGIN.fullmatch(origin):
         return origin
     allowed = "an origin as browsers send it, such as https://chat.example or app://obsidian.md; *: every page"
     raise InvalidConfigError("cors_origin", text, allowed)
