@@ -869,6 +869,11 @@ def test_a_spec_of_parallel_layers_has_no_experts() -> None:
         replace(SPECS["experts"], parallel=True)
 
 
+def test_a_clamped_gate_is_a_gate() -> None:
+    with pytest.raises(CheckpointError, match="clamped_swiglu"):
+        replace(SPECS["sinks"], mlp=replace(SPECS["sinks"].mlp, gated=False))
+
+
 def test_biases_of_llama_are_those_of_its_settings(tmp_path: Path) -> None:
     spec = read(tmp_path, tiny_llama_config() | {"attention_bias": True, "mlp_bias": True, "head_dim": None}).spec
     assert (spec.attention.bias, spec.attention.output_bias, spec.mlp.bias) == (True, True, True)
