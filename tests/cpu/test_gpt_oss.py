@@ -162,6 +162,21 @@ def test_scales_that_no_float16_holds_are_widened(tmp_path: Path) -> None:
     assert given == answer_of(tmp_path / "model-plain", backend="native")
 
 
+def test_stacks_that_contradict_the_folder_are_refused(tmp_path: Path) -> None:
+    bias = "model.layers.0.mlp.experts.down_proj_bias"
+    for name, stack, message in (
+        ("twice", np.zeros((2, 1), np.float32), r"experts\.1\.down_proj\.bias.*given twice"),
+        ("many", np.zeros((10**6, 0), np.float32), "each expert as its own.*at most 786432"),
+    ):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps(CONFIG))
+        alone = {bias.replace("down_proj_bias", "1.down_proj.bias"): ("F32", np.zeros(1, np.float32))}
+        write_tensors(folder / "model.safetensors", {bias: ("F32", stack), **alone})
+        with pytest.raises(CheckpointError, match=message):
+            ModelFolder(folder).tensors()
+
+
 def test_a_tensor_that_is_missing_is_named_as_the_file_names_it(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()

@@ -26,6 +26,7 @@ from quire.compute.weights.safetensors import TensorEntry
 from quire.compute.weights.weight_file import EVERYTHING
 from quire.core.errors import CheckpointError
 
+MAX_TENSORS: Final = 12 * MAX_EXPERTS
 STACK: Final = ".mlp.experts."
 SINKS: Final = ".self_attn.sinks"
 MATRICES: Final = MappingProxyType(
@@ -61,15 +62,26 @@ class StackedCheckpoint(Checkpoint):
         self._whole = whole
         entries: dict[str, TensorEntry] = {}
         for entry in whole.entries.values():
-            if parts := _parts_of(entry):
-                if len(entries) + entry.shape[0] * len(parts) > 12 * MAX_EXPERTS:
-                    where = f"{whole.name}: tensor {entry.name!r}: experts"
-                    raise CheckpointError(where, entry.shape[0], f"at most {MAX_EXPERTS} in all layers")
-                entries |= {each.name: each for each in _experts_of(entry, parts)}
-            else:
-                name = f"{entry.name}.weight" if entry.name.endswith(SINKS) else entry.name
-                entries[name] = entry
+            for name, each in self._named(entry, len(entries)):
+                if name in entries:
+                    raise CheckpointError(
+                        f"{whole.name}: tensor {name!r}", "given twice", "alone or in a stack, not both"
+                    )
+                entries[name] = each
         super().__init__(whole.folder, entries)
+
+    def _named(self, entry: TensorEntry, num_before: int) -> Iterator[tuple[str, TensorEntry]]:
+        """Yield what a tensor of the file is called, one name for each matrix in it."""
+        parts = _parts_of(entry)
+        if parts and num_before + entry.shape[0] * len(parts) > MAX_TENSORS:
+            where = f"{self._whole.name}: tensors, each expert as its own"
+            raise CheckpointError(
+                where, f"{num_before + entry.shape[0] * len(parts)} and more", f"at most {MAX_TENSORS}"
+            )
+        if parts:
+            yield from ((each.name, each) for each in _experts_of(entry, parts))
+        else:
+            yield f"{entry.name}.weight" if entry.name.endswith(SINKS) else entry.name, entry
 
     def stored_name(self, name: str) -> str:
         """Return the name of the tensor of the file that has a tensor, or that should have it."""
