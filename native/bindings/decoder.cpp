@@ -24,7 +24,8 @@ Activation activation_of(const std::string& name) {
     static const std::map<std::string, Activation> kByName = {{"silu", Activation::kSilu},
                                                               {"gelu", Activation::kGelu},
                                                               {"gelu_tanh", Activation::kGeluTanh},
-                                                              {"relu", Activation::kRelu}};
+                                                              {"relu", Activation::kRelu},
+                                                              {"clamped_swiglu", Activation::kClampedSwiglu}};
     return kByName.at(name);
 }
 
@@ -165,8 +166,8 @@ void set_matrix(Decoder& decoder, const std::string& part, int layer, int expert
     matrix.pack(decoder.kernels(), decoder.team(), decoder.weights.memory, from, as);
 }
 
-void set_bias(Decoder& decoder, const std::string& part, int layer, const Array<const float, 1>& bias) {
-    matrix_named(decoder.weights, part, layer, -1).set_bias(bias.data(), static_cast<int>(bias.shape(0)));
+void set_bias(Decoder& decoder, const std::string& part, int layer, int expert, const Array<const float, 1>& bias) {
+    matrix_named(decoder.weights, part, layer, expert).set_bias(bias.data(), static_cast<int>(bias.shape(0)));
 }
 
 void set_norm(Decoder& decoder, const std::string& part, int layer, const Array<const float, 1>& weight) {
@@ -175,6 +176,13 @@ void set_norm(Decoder& decoder, const std::string& part, int layer, const Array<
 
 void set_norm_bias(Decoder& decoder, const std::string& part, int layer, const Array<const float, 1>& bias) {
     norm_named(decoder.weights, part, layer).bias = vector_of(bias);
+}
+
+void set_sinks(Decoder& decoder, int layer, const Array<const float, 1>& sinks) {
+    if (static_cast<int>(sinks.shape(0)) != decoder.shape().num_heads) {
+        throw std::invalid_argument("the decoder has one sink for each query head");
+    }
+    decoder.weights.layers.at(layer).sinks = vector_of(sinks);
 }
 
 void set_key_centre(Decoder& decoder, int layer, const Array<const float, 1>& centre) {
@@ -304,7 +312,9 @@ void bind_decoder(nb::module_& module) {
             nb::kw_only(), nb::arg("blocks") = "", nb::arg("codes") = "",
             "Pack the rows of a matrix, [out, in]; layer and expert are -1 where they do not apply. Rows of bytes hold "
             "the blocks of a type of GGUF; codes of int8_groups or int4 are made of floats.")
-        .def("set_bias", &set_bias, nb::arg("part"), nb::arg("layer"), nb::arg("bias"))
+        .def("set_bias", &set_bias, nb::arg("part"), nb::arg("layer"), nb::arg("expert"), nb::arg("bias"))
+        .def("set_sinks", &set_sinks, nb::arg("layer"), nb::arg("sinks"),
+             "Let these scores, [num_heads], take part in each softmax of a layer.")
         .def("set_norm", &set_norm, nb::arg("part"), nb::arg("layer"), nb::arg("weight"))
         .def("set_norm_bias", &set_norm_bias, nb::arg("part"), nb::arg("layer"), nb::arg("bias"))
         .def("set_embedding", &set_embedding, nb::arg("rows"), nb::kw_only(), nb::arg("blocks") = "",

@@ -209,7 +209,8 @@ class Decoder::Step {
     void attend(const LayerShape& layer, const LayerWeights& weights) {
         project(weights, normed(weights.attention_norm, weights.query, weights.key, weights.value));
         prepare_heads(layer, weights);
-        member_.for_pieces(view_.num_attention_pieces[layer.kv_group], [&](int piece) { attend_piece(layer, piece); });
+        member_.for_pieces(view_.num_attention_pieces[layer.kv_group],
+                           [&](int piece) { attend_piece(layer, weights, piece); });
     }
 
     void leave_attention(const LayerWeights& weights) {
@@ -267,7 +268,7 @@ class Decoder::Step {
         });
     }
 
-    void attend_piece(const LayerShape& layer, int piece) const {
+    void attend_piece(const LayerShape& layer, const LayerWeights& weights, int piece) const {
         AttentionMember members[kAttentionQueries];
         AttentionTask task = a_.attention_pieces[layer.kv_group].task_of(piece, view_, layer.kv_group, members);
         task.kv = cache_[layer.kv_place];
@@ -277,6 +278,7 @@ class Decoder::Step {
         task.scale = shape_.attention_scale;
         task.window = layer.window;
         task.soft_cap = shape_.score_soft_cap;
+        task.sinks = weights.sinks.empty() ? nullptr : weights.sinks.data();
         kernels_.attention(task, a_.scratch.data() + member_.index() * attention_scratch(shape_.head_dim));
     }
 

@@ -34,6 +34,7 @@ std::size_t Decoder::weight_bytes() const {
                                          &layer.down, &layer.router}) {
             total += each->num_bytes();
         }
+        total += layer.sinks.size() * sizeof(float);
         for (const ExpertWeights& expert : layer.experts) {
             total += expert.gate.num_bytes() + expert.up.num_bytes() + expert.down.num_bytes();
         }

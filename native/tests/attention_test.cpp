@@ -38,9 +38,22 @@ struct Shape {
 struct Bend {
     std::int64_t window;
     float soft_cap;
+    bool sinks = false;
 };
 
-constexpr Bend kBends[] = {{0, 0.0F}, {1, 0.0F}, {17, 2.0F}, {64, 0.0F}, {100, 0.0F}, {0, 5.0F}};
+constexpr Bend kBends[] = {{0, 0.0F},   {1, 0.0F}, {17, 2.0F},      {64, 0.0F},
+                           {100, 0.0F}, {0, 5.0F}, {0, 0.0F, true}, {17, 2.0F, true}};
+
+// The sinks of as many heads as any shape has; some are far above all scores, and some far below.
+std::vector<float> make_sinks() {
+    Random random(11);
+    std::vector<float> sinks = random.numbers(kNumKvHeads * quire::kAttentionQueries, -4.0F, 8.0F);
+    sinks[1] = 300.0F;
+    sinks[2] = -300.0F;
+    return sinks;
+}
+
+const std::vector<float> kSinks = make_sinks();
 
 // Queries, keys and values of the longest sequence; shorter sequences are its prefixes.
 struct Sequence {
@@ -176,6 +189,7 @@ std::vector<float> attend(const Kernels& kernels, const Sequence& sequence, cons
             task.scale = scale_of(sequence.shape);
             task.window = bend.window;
             task.soft_cap = bend.soft_cap;
+            task.sinks = bend.sinks ? kSinks.data() : nullptr;
             kernels.attention(task, scratch.data());
         }
     }
@@ -210,8 +224,10 @@ class Oracle {
             score *= scale_of(shape);
             weights.push_back(bend.soft_cap == 0.0F ? score : bend.soft_cap * std::tanh(score / bend.soft_cap));
         }
-        const double highest = *std::max_element(weights.begin(), weights.end());
-        double total = 0.0;
+        double highest = *std::max_element(weights.begin(), weights.end());
+        const double sink = bend.sinks ? kSinks[query_head] : -INFINITY;
+        highest = std::max(highest, sink);
+        double total = std::exp(sink - highest);
         for (double& weight : weights) total += weight = std::exp(weight - highest);
         std::vector<double> output(shape.head_dim, 0.0);
         for (int other = first; other < end; ++other) {
@@ -351,7 +367,7 @@ void test_members(const Kernels& kernels, KvType type, int group) {
     const Sequence sequence({.head_dim = 24, .group = group, .type = type}, 9);
     const Cache cache(kernels, sequence, 16, kLongest);
     const int width = sequence.query_width();
-    for (const Bend& bend : {kBends[0], kBends[5]}) {
+    for (const Bend& bend : {kBends[0], kBends[5], kBends[6]}) {
         const std::vector<float> alone = attend(kernels, sequence, cache, bend, 0, kLongest, 1);
         std::vector<quire::AttentionMember> members;
         for (const int position : {127, 128, 63, 100, 129, 64, 127}) {
@@ -376,6 +392,7 @@ void test_members(const Kernels& kernels, KvType type, int group) {
                     task.group = group;
                     task.scale = scale_of(sequence.shape);
                     task.soft_cap = bend.soft_cap;
+                    task.sinks = bend.sinks ? kSinks.data() : nullptr;
                     kernels.attention(task, scratch.data());
                 }
                 for (const quire::AttentionMember& member : members) {

@@ -23,7 +23,8 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kUntouched = 12345.0F;
 constexpr int kCounts[] = {1, 7, 15, 16, 17, 31, 32, 33, 64, 100, 1000};
-constexpr Activation kActivations[] = {Activation::kSilu, Activation::kGeluTanh, Activation::kGelu, Activation::kRelu};
+constexpr Activation kActivations[] = {Activation::kSilu, Activation::kGeluTanh, Activation::kGelu, Activation::kRelu,
+                                       Activation::kClampedSwiglu};
 
 double active(double x, Activation activation) {
     switch (activation) {
@@ -35,6 +36,8 @@ double active(double x, Activation activation) {
             return 0.5 * x * std::erfc(-x / std::numbers::sqrt2);
         case Activation::kRelu:
             return x < 0.0 ? 0.0 : x;
+        case Activation::kClampedSwiglu:
+            return std::min(x, 7.0) / (1.0 + std::exp(-1.702 * std::min(x, 7.0)));
     }
     return 0.0;
 }
@@ -61,10 +64,13 @@ void test_activations(const Kernels& kernels) {
         }
         float edges[] = {0.0F, 1000.0F, -1000.0F, kNan, FLT_MAX, -FLT_MAX, kInfinity};
         kernels.activate(edges, 7, activation);
-        expect(edges[0] == 0.0F && edges[1] == 1000.0F && std::fabs(edges[2]) == 0.0F, "%s: activation %d far out",
-               kernels.name, static_cast<int>(activation));
+        float limit = 7.0F;
+        kernels.activate(&limit, 1, activation);
+        const auto highest = [&](float x) { return activation == Activation::kClampedSwiglu ? limit : x; };
+        expect(edges[0] == 0.0F && edges[1] == highest(1000.0F) && std::fabs(edges[2]) == 0.0F,
+               "%s: activation %d far out", kernels.name, static_cast<int>(activation));
         expect(std::isnan(edges[3]), "%s: activation %d hides a NaN", kernels.name, static_cast<int>(activation));
-        expect(edges[4] == FLT_MAX && std::fabs(edges[5]) == 0.0F && edges[6] == kInfinity,
+        expect(edges[4] == highest(FLT_MAX) && std::fabs(edges[5]) == 0.0F && edges[6] == highest(kInfinity),
                "%s: activation %d of the largest numbers", kernels.name, static_cast<int>(activation));
     }
 }

@@ -89,8 +89,8 @@ def test_equal_keys_that_turn_have_a_centre_where_they_turn_slowly() -> None:
     assert np.abs(centre[0, [0, 3]]).max() < 0.01, "a fast pair"
 
 
-def test_a_cap_on_scores_keeps_the_keys_as_they_are(tmp_path: Path) -> None:
-    (name,) = [name for name, spec in SPECS.items() if spec.attention.score_soft_cap is not None][:1]
+@pytest.mark.parametrize("name", ["caps", "sinks"])
+def test_what_a_score_counts_for_keeps_the_keys_as_they_are(name: str, tmp_path: Path) -> None:
     write_spec_model(tmp_path, SPECS[name])
     reference = ReferenceRun(tmp_path, spec=SPECS[name], kv_dtype="int4")
     assert reference.runner._decoder._centres is None

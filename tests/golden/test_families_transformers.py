@@ -155,6 +155,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"new_decoder_architecture": False, "parallel_attn": False, "multi_query": False, "num_kv_heads": 4},
     ),
     "gpt-neox-in-turn": ("gpt-neox", {"use_parallel_residual": False, "tie_word_embeddings": True}),
+    "gpt-oss-plain": (
+        "gpt-oss",
+        {"rope_parameters": {"rope_theta": 1e4}, "layer_types": [FAR, NEAR], "tie_word_embeddings": True},
+    ),
+    "gpt-oss-pattern": ("gpt-oss", {"num_hidden_layers": 3, "layer_types": None, "num_experts_per_tok": 2}),
     "phi-gqa": ("phi", {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 1.0}}),
     "gemma3-eye": ("", {}),
 }
@@ -174,6 +179,33 @@ def test_other_settings_of_a_family_are_read_as_transformers_reads_them(name: st
     run.prefill(0, tokens)
     ours = np.stack([run.logits[0, position] for position in range(len(tokens))])
     assert_close(ours, transformers_models.all_logits(model, tokens))
+
+
+@pytest.mark.transformers
+@each_engine
+def test_gates_and_ups_beyond_the_clamps_of_gpt_oss(engine: str, tmp_path: Path) -> None:
+    import torch
+
+    from support import transformers_models
+
+    model = transformers_models.small_model("gpt-oss")
+    for layer in model.model.layers:
+        layer.mlp.experts.gate_up_proj.mul_(16)
+    shares = []
+    for experts in (layer.mlp.experts for layer in model.model.layers):
+
+        def gate(both: torch.Tensor, plain: Any = experts._apply_gate) -> Any:
+            shares.append(float((both.abs() > 7).float().mean()))
+            return plain(both)
+
+        experts._apply_gate = gate
+    transformers_models.save(model, tmp_path)
+    tokens = [(7 * i * i + 3 * i) % 64 for i in range(150)]
+    theirs = transformers_models.all_logits(model, tokens)
+    assert min(shares) > 0.2
+    run = ENGINES[engine](tmp_path)
+    run.prefill(0, tokens)
+    assert_close(np.stack([run.logits[0, position] for position in range(len(tokens))]), theirs)
 
 
 @pytest.mark.transformers

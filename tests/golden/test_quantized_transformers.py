@@ -1,4 +1,4 @@
-"""fp8 against torch, whose type it is, and against transformers, which widens the same blocks."""
+"""fp8 and MXFP4 against torch and transformers, which widen the same blocks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from quire.compute.models.source import ModelFolder
 from quire.compute.quantized.fp8 import E4M3
+from quire.compute.quantized.mxfp4 import HALF_E8M0, TWICE_E2M1
 from support.quantized_models import block_fp8, write_tensors
 
 
@@ -36,3 +37,19 @@ def test_blocks_are_widened_as_transformers_widens_them(tmp_path: Path) -> None:
     (widened,) = theirs.values()
     widened = widened[0] if isinstance(widened, list) else widened
     assert ModelFolder(tmp_path).tensors().tensor("up.weight").tobytes() == widened.float().numpy().tobytes()
+
+
+@pytest.mark.transformers
+def test_mxfp4_is_widened_as_transformers_widens_it() -> None:
+    """All codes with all scales that bfloat16 has; 255 is NaN here, and 2 to the power of 128 there."""
+    import torch
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    blocks = np.arange(256, dtype=np.uint8).reshape(1, 1, 16, 16).repeat(16, axis=1)
+    scales = np.arange(256, dtype=np.uint8).reshape(1, 16, 16)[:, :, ::-1].copy()
+    scales[scales == 255] = 254
+    theirs = convert_moe_packed_tensors(torch.from_numpy(blocks), torch.from_numpy(scales))[0].T
+    codes = np.stack([TWICE_E2M1[blocks[0] & 15], TWICE_E2M1[blocks[0] >> 4]], axis=-1).reshape(16, 16, 32)
+    with np.errstate(over="ignore"):
+        ours = (codes * HALF_E8M0[scales[0]][..., None]).reshape(16, -1)
+    np.testing.assert_array_equal(ours, theirs.float().numpy())

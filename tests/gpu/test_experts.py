@@ -106,9 +106,17 @@ def between_nans(tensor: torch.Tensor, dtype: torch.dtype, device: str) -> torch
 @pytest.mark.parametrize("shape", [FEW, MANY], ids=["few", "many"])
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("is_int8", [False, True], ids=["", "int8"])
-@pytest.mark.parametrize(("choices", "sizes"), [("mixed", (70, 37)), ("one expert has all", (16, 160))])
+@pytest.mark.parametrize(
+    ("choices", "sizes", "biased"), [("mixed", (70, 37), True), ("one expert has all", (16, 160), False)]
+)
 def test_pairs_are_multiplied_with_the_matrix_of_their_expert(
-    choices: str, sizes: tuple[int, int], is_int8: bool, dtype: torch.dtype, shape: ProductShape, device: str
+    choices: str,
+    sizes: tuple[int, int],
+    biased: bool,
+    is_int8: bool,
+    dtype: torch.dtype,
+    shape: ProductShape,
+    device: str,
 ) -> None:
     ids = torch.tensor(CHOICES[choices], dtype=torch.int32)
     numbers, scales, (out_size, in_size) = random(6, *sizes), None, sizes
@@ -121,12 +129,14 @@ def test_pairs_are_multiplied_with_the_matrix_of_their_expert(
         weights = between_nans(numbers, dtype, device)
         exact = weights.double()
     rows = between_nans(random(len(ids), in_size), dtype, device)
+    biases = random(6, out_size).to(device, dtype) if biased else None
     groups = group(ids.to(device), 6, shape.rows)
     with poisoned():
-        found = grouped_product(rows, weights, scales, groups, shape)
-        again = grouped_product(found, random(6, 8, out_size).to(device, dtype), None, groups, shape)
+        found = grouped_product(rows, Matrix(weights, biases, scales), groups, shape)
+        again = grouped_product(found, Matrix(random(6, 8, out_size).to(device, dtype)), groups, shape)
     pairs, experts = rows.repeat_interleave(ids.shape[1], dim=0).double(), ids.flatten().tolist()
-    expected = torch.stack([exact[expert] @ pair for expert, pair in zip(experts, pairs, strict=True)])
+    added = torch.zeros(6, out_size, device=device).double() if biases is None else biases.double()
+    expected = torch.stack([exact[each] @ pair + added[each] for each, pair in zip(experts, pairs, strict=True)])
     near = TOLERANCE[dtype] * in_size**0.5
     torch.testing.assert_close(found.double(), expected, rtol=near, atol=4 * near)
     assert again.shape == (len(pairs), 8) and again.isfinite().all()  # and of a row for each pair

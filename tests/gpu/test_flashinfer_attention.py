@@ -100,6 +100,12 @@ def test_what_it_cannot_do_is_refused_before_anything_is_read(tmp_path, head_dim
         kv_cache_spec(spec_of(tmp_path, head_dim), settings)
 
 
+def test_sinks_are_refused_before_anything_is_read(tmp_path):
+    spec = spec_of(tmp_path)
+    with pytest.raises(InvalidConfigError, match="FlashInfer is not asked for attention sinks"):
+        kv_cache_spec(replace(spec, attention=replace(spec.attention, sinks=True)), FITTING)
+
+
 def test_what_it_can_do_is_planned_with_its_scratch(tmp_path):
     spec = spec_of(tmp_path)
     assert kv_cache_spec(spec, FITTING).head_dim == 64

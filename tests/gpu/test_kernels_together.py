@@ -37,7 +37,7 @@ from support.tiny_checkpoint import write_tiny_qwen3
 from support.torch_runs import FLOAT32, EveryLogit, TorchRun, poisoned
 
 TOKENS = [(7 * i * i + 3 * i + 5) % 64 for i in range(40)]
-MODELS = ["qwen3", "caps", "learned", "experts"]
+MODELS = ["qwen3", "caps", "learned", "experts", "sinks"]
 
 
 class KernelRun(TorchRun):

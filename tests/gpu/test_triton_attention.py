@@ -53,6 +53,9 @@ def assert_near(found: list[torch.Tensor], step: Step) -> None:
         Model(window=40),
         Model(soft_cap=3.0),
         Model(window=100, soft_cap=2.0, group=2, head_dim=256),
+        Model(sinks=True),
+        Model(sinks=True, kv_dtype="k8v4", soft_cap=3.0, group=3),
+        Model(sinks=True, kv_dtype="int4", window=40),
         Model(kv_dtype="int8"),
         Model(kv_dtype="fp8"),
         Model(kv_dtype="int8", dtype=torch.float16, window=20, group=2, head_dim=80),
@@ -75,6 +78,7 @@ def test_near_the_oracle(model, device):
     "model",
     (
         Model(num_kv_heads=1, window=100, soft_cap=2.0, group=2, head_dim=256),
+        Model(sinks=True, window=40),
         Model(kv_dtype="int8", dtype=torch.float16),
         Model(kv_dtype="k8v4", dtype=torch.float16),
         Model(kv_dtype="int4"),
@@ -86,9 +90,11 @@ def test_near_the_oracle_in_batch_invariant_mode(model, device):
     assert_near(step.run(attention(model, device, batch_invariant=True)), step)
 
 
-@pytest.mark.parametrize(("window", "invariant"), ((None, True), (600, False)))
-def test_near_the_oracle_across_splits(window, invariant, device):
-    model = Model(num_kv_heads=1, window=window)
+@pytest.mark.parametrize(
+    ("window", "invariant", "sinks"), ((None, True, False), (600, False, False), (None, False, True))
+)
+def test_near_the_oracle_across_splits(window, invariant, sinks, device):
+    model = Model(num_kv_heads=1, window=window, sinks=sinks)
     step = Step(model, ACROSS_SPLITS, device=device)
     assert_near(step.run(attention(model, device, batch_invariant=invariant)), step)
 
@@ -115,7 +121,7 @@ def test_what_is_launched_is_what_was_compiled(device):
         "cache": Cache.of(pair, batch.block_tables[0]),
         "work": launch.work,
         "results": Results.of(queries, launch.num_parts),
-        "rule": Weighting.of(0.1, None, None),
+        "rule": Weighting.of(model.rule),
     }
     [variant] = [variant for variant in VARIANTS if variant.name == "decode bf16 128"]
     assert launch.shape == variant.constants["SHAPE"]
@@ -138,6 +144,7 @@ def bits(tensors: list[torch.Tensor]) -> list[bytes]:
     (
         (Model(num_kv_heads=1, window=600, kv_dtype="int8"), False),
         (Model(num_kv_heads=1, kv_dtype="int4"), False),
+        (Model(num_kv_heads=1, sinks=True), False),
         (Model(num_kv_heads=1), True),
         (Model(num_kv_heads=1, kv_dtype="k8v4"), True),
     ),

@@ -132,6 +132,25 @@ PUBLISHED: dict[str, tuple[dict[str, object], int]] = {
         },
         494_032_768,
     ),
+    "gpt-oss-20b": (
+        {
+            **{"architectures": ["GptOssForCausalLM"], "attention_bias": True, "experts_per_token": 4, "head_dim": 64},
+            **{"hidden_act": "silu", "hidden_size": 2880, "initial_context_length": 4096, "intermediate_size": 2880},
+            **{"layer_types": ["sliding_attention", "full_attention"] * 12, "max_position_embeddings": 131072},
+            **{"num_attention_heads": 64, "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 8},
+            **{"num_local_experts": 32, "rms_norm_eps": 1e-05, "rope_theta": 150000, "sliding_window": 128},
+            **{"swiglu_limit": 7.0, "tie_word_embeddings": False, "vocab_size": 201088},
+            "rope_scaling": {
+                **{"beta_fast": 32.0, "beta_slow": 1.0, "factor": 32.0, "original_max_position_embeddings": 4096},
+                **{"rope_type": "yarn", "truncate": False},
+            },
+            "quantization_config": {
+                "modules_to_not_convert": ["model.layers.*.self_attn", "model.embed_tokens", "lm_head"],
+                "quant_method": "mxfp4",
+            },
+        },
+        20_914_757_184,
+    ),
     "Qwen3-30B-A3B": (
         {
             **{"architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "decoder_sparse_step": 1},
@@ -637,6 +656,10 @@ def test_gpt2_and_opt_in_other_forms(tmp_path: Path) -> None:
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True; allowed: false"),
         ("gpt2", {"add_cross_attention": True}, "add_cross_attention is True; allowed: false"),
         ("gpt2", {"n_head": 13}, "n_embd is 768; allowed: a multiple of the 13 heads"),
+        ("gpt-oss-20b", {"swiglu_limit": 8.0}, "swiglu_limit is 8.0; allowed: 7"),
+        ("gpt-oss-20b", {"swiglu_alpha": 1.5}, "swiglu_alpha is 1.5; allowed: 1.702"),
+        ("gpt-oss-20b", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; allowed: 'silu' or null"),
+        ("gpt-oss-20b", {"num_experts_per_tok": 33}, "num_experts_per_tok is 33; allowed: an integer from 1 to 32"),
         ("gpt2", {"n_layer": 10**9}, "n_layer is 1000000000; allowed: an integer from 1 to 1000"),
     ],
 )
@@ -867,6 +890,26 @@ def test_only_the_far_layers_of_olmo_3_are_stretched(tmp_path: Path) -> None:
 def test_a_spec_of_parallel_layers_has_no_experts() -> None:
     with pytest.raises(CheckpointError, match="sparse and parallel"):
         replace(SPECS["experts"], parallel=True)
+
+
+def test_gpt_oss_stretches_its_positions_even_where_its_settings_say_nothing_of_it(tmp_path: Path) -> None:
+    model = read(tmp_path, published("gpt-oss-20b"))
+    bare = {
+        name: each for name, each in published("gpt-oss-20b").items() if name not in ("rope_scaling", "layer_types")
+    }
+    assert read(tmp_path, bare).spec == model.spec
+    assert (model.spec.context_length, model.quantization) == (131072, "mxfp4, 4 bits")
+    assert {layer.window for layer in model.spec.layers[::2]} == {128}
+    assert {layer.window for layer in model.spec.layers[1::2]} == {None}
+    rotary = model.spec.layers[0].rope
+    assert rotary is not None
+    assert rotary.scale == pytest.approx(0.1 * math.log(32) + 1)
+    assert rotary.inverse_frequencies[-1] == pytest.approx(150_000 ** (-62 / 64) / 32)
+
+
+def test_a_clamped_gate_is_a_gate() -> None:
+    with pytest.raises(CheckpointError, match="clamped_swiglu"):
+        replace(SPECS["sinks"], mlp=replace(SPECS["sinks"].mlp, gated=False))
 
 
 def test_biases_of_llama_are_those_of_its_settings(tmp_path: Path) -> None:

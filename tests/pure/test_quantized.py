@@ -367,7 +367,7 @@ def test_a_matrix_that_is_not_converted_must_not_be_quantised(listed: str, tmp_p
     ("settings", "method"),
     [
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "'bitsandbytes'"),
-        ({"quant_method": "mxfp4"}, "'mxfp4'"),
+        ({"quant_method": "quark"}, "'quark'"),
         ({"quant_method": "x" * 1000}, "'xxxxxx"),
         (compressed_settings("nvfp4-pack-quantized"), "compressed-tensors in the format 'nvfp4-pack-quantized'"),
         (compressed_settings("marlin-24"), "compressed-tensors in the format 'marlin-24'"),

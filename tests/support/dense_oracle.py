@@ -107,9 +107,12 @@ class DenseOracle:
         distance = np.arange(len(x))[:, None] - np.arange(len(x))
         hidden = (distance < 0) | (distance >= (layer.window or len(x)))
         scores[:, hidden] = -np.inf
+        if shape.sinks:
+            sinks = self.tensors[self.spec.sources[Part.SINKS].stem.format(layer=index) + ".weight"]
+            scores = np.concatenate([scores, np.broadcast_to(sinks[:, None, None], (*scores.shape[:2], 1))], axis=-1)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
-        mixed = np.einsum("hqk,khd->qhd", weights, value).reshape(len(x), -1)
+        mixed = np.einsum("hqk,khd->qhd", weights[..., : len(x)], value).reshape(len(x), -1)
         return self._linear(mixed, Part.OUTPUT, index)
 
     def _heads(self, x: Array, layer: LayerSpec, index: int, parts: tuple[Part, Part]) -> Array:
@@ -136,7 +139,7 @@ class DenseOracle:
     def _mlp(self, x: Array, layer: int) -> Array:
         up = self._linear(x, Part.UP, layer)
         if self.spec.mlp.gated:
-            return self._linear(self._activate(self._linear(x, Part.GATE, layer)) * up, Part.DOWN, layer)
+            return self._linear(self._gate(self._linear(x, Part.GATE, layer), up), Part.DOWN, layer)
         return self._linear(self._activate(up), Part.DOWN, layer)
 
     def _experts(self, x: Array, layer: int, spec: ExpertsSpec) -> Array:
@@ -152,10 +155,16 @@ class DenseOracle:
     def _expert(self, x: Array, layer: int, expert: int) -> Array:
         up = self._linear(x, Part.EXPERT_UP, layer, expert)
         if self.spec.mlp.gated:
-            up = self._activate(self._linear(x, Part.EXPERT_GATE, layer, expert)) * up
+            up = self._gate(self._linear(x, Part.EXPERT_GATE, layer, expert), up)
         else:
             up = self._activate(up)
         return self._linear(up, Part.EXPERT_DOWN, layer, expert)
+
+    def _gate(self, gate: Array, up: Array) -> Array:
+        if self.spec.mlp.activation is Activation.CLAMPED_SWIGLU:
+            gate, up = gate.clip(max=7), up.clip(-7, 7)
+            return (up + 1) * gate / (1 + np.exp(-1.702 * gate))
+        return self._activate(gate) * up
 
     def _activate(self, x: Array) -> Array:
         kind = self.spec.mlp.activation

@@ -15,6 +15,7 @@ from quire.compute.models.source import ModelFolder
 from quire.compute.native import NativeSettings, kv_cache_spec
 from quire.compute.native.load import make_parts
 from quire.compute.weights.checkpoint import Checkpoint
+from quire.compute.weights.stacked import unstacked
 from quire.compute.worker.cache_engine import CacheEngine
 from quire.compute.worker.model_runner import ModelRunner, StepInputs, StepOutputs
 from quire.compute.worker.worker import Worker
@@ -57,7 +58,7 @@ class NativeRun(ReferenceRun):
         spec = spec or read_model(ModelFolder(folder)).spec
         kv_spec = kv_cache_spec(spec, block_size, settings.stored_kv_dtype)
         cache = CacheEngine(kv_spec, num_blocks=num_blocks, num_host_blocks=num_host_blocks, poison=True)
-        parts = make_parts(spec, Checkpoint.open(folder), settings, cache)
+        parts = make_parts(spec, unstacked(Checkpoint.open(folder)), settings, cache)
         self.runner = EveryLogit(parts.runner)  # type: ignore[assignment]
         self.worker = Worker(parts.with_runner(self.runner))
         self.worker.start()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ class Model:
     kv_dtype: str = "float32"
     window: int | None = None
     soft_cap: float | None = None
+    sinks: bool = False
 
     @property
     def num_heads(self) -> int:
@@ -56,7 +57,8 @@ class Model:
 
     @property
     def rule(self) -> AttentionRule:
-        return AttentionRule(self.head_dim**-0.5, self.window, self.soft_cap)
+        sinks = 3 * torch.randn(self.num_heads, generator=torch.Generator().manual_seed(5)) if self.sinks else None
+        return AttentionRule(self.head_dim**-0.5, self.window, self.soft_cap, sinks)
 
 
 @dataclass
@@ -145,8 +147,9 @@ class Step:
 
     def run(self, backend: AttentionBackend, pair: KVPair | None = None) -> list[torch.Tensor]:
         """What a backend makes of it, for each sequence."""
-        queries = torch.cat(self.queries).to(self.device)
-        output = backend.run(queries, pair or self.pair(), backend.plan(self.batch()), self.model.rule)
+        queries, rule = torch.cat(self.queries).to(self.device), self.model.rule
+        rule = rule if rule.sinks is None else replace(rule, sinks=rule.sinks.to(self.device))
+        output = backend.run(queries, pair or self.pair(), backend.plan(self.batch()), rule)
         return list(output.cpu().split([count for _, count in self.sequences]))
 
     def oracle(self) -> list[torch.Tensor]:
@@ -166,7 +169,11 @@ class Step:
             scores = model.soft_cap * torch.tanh(scores / model.soft_cap)
         distance = torch.arange(length - count, length)[:, None] - torch.arange(length)
         seen = (distance >= 0) & (distance < (model.window or length))
-        weights = torch.softmax(scores.masked_fill(~seen, -math.inf), dim=-1)
+        scores = scores.masked_fill(~seen, -math.inf)
+        if model.rule.sinks is not None:
+            sinks = model.rule.sinks.double().view(model.num_kv_heads, model.group, 1, 1)
+            scores = torch.cat((scores, sinks.expand(*scores.shape[:3], 1)), dim=-1)
+        weights = torch.softmax(scores, dim=-1)[..., :length]
         return torch.einsum("hgqk,khd->qhgd", weights, values).flatten(1, 2)
 
 

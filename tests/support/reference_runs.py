@@ -17,6 +17,7 @@ from quire.compute.reference.decoder import ReferenceDecoder
 from quire.compute.sampling.reference import ReferenceSampler
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import DecoderWeights
+from quire.compute.weights.stacked import unstacked
 from quire.compute.worker.cache_engine import CacheEngine
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
 from quire.compute.worker.worker import Worker
@@ -58,7 +59,7 @@ class ReferenceRun:
         kv_dtype: str = "float32",
     ) -> None:
         spec = spec or read_model(ModelFolder(folder)).spec
-        loaded = DecoderWeights.load(spec, Checkpoint.open(folder), weights=weights)
+        loaded = DecoderWeights.load(spec, unstacked(Checkpoint.open(folder)), weights=weights)
         kv_spec = spec.kv_cache_spec(block_size)
         cache = CacheEngine(kv_spec, num_blocks=num_blocks, num_host_blocks=num_host_blocks, poison=True)
         self.runner = AllLogits(ReferenceDecoder(spec, loaded, kv_dtype=kv_dtype))

@@ -184,6 +184,16 @@ SPECS = {
         layers=(replace(FULL, sparse=True), FULL, replace(NEAR, sparse=True)),
         experts=ExpertsSpec(num_experts=8, experts_per_token=3, intermediate_size=16, normalize_weights=True),
     ),
+    # As in gpt-oss: a sink in each head, windows in every other layer, experts and router with biases, a clamped gate.
+    # Larger norms than there, so that some numbers reach the clamps.
+    "sinks": replace(
+        PLAIN,
+        norm=NormSpec(NormKind.RMS, 1e-5, unit_offset=True),
+        attention=replace(PLAIN.attention, bias=True, output_bias=True, sinks=True),
+        mlp=MLPSpec(16, Activation.CLAMPED_SWIGLU),
+        layers=(replace(NEAR, sparse=True), replace(FULL, sparse=True)),
+        experts=ExpertsSpec(4, experts_per_token=3, intermediate_size=16, normalize_weights=True, bias=True),
+    ),
     # Experts without a gate and with an exact GELU, their weights as the softmax gives them.
     "raw-experts": replace(
         PLAIN,

@@ -22,6 +22,7 @@ from quire.compute.torch.runner import TorchRunner
 from quire.compute.torch.settings import TorchSettings, kv_cache_spec
 from quire.compute.weights.checkpoint import Checkpoint
 from quire.compute.weights.decoder_weights import WeightReader
+from quire.compute.weights.stacked import unstacked
 from quire.compute.worker.model_runner import StepInputs, StepOutputs
 from quire.compute.worker.worker import Worker
 from support.reference_runs import ReferenceRun
@@ -83,7 +84,7 @@ class TorchRun(ReferenceRun):
             num_blocks=0,
             poison=True,
         )
-        reader = WeightReader(spec, Checkpoint.open(folder), "float32", settings.weights)
+        reader = WeightReader(spec, unstacked(Checkpoint.open(folder)), "float32", settings.weights)
         decoder = load_decoder(spec, reader, settings, cache)
         parts = LoadedModel(decoder, cache, settings, frozenset()).parts(num_blocks, num_host_blocks)
         self.runner = EveryLogit(parts.runner)  # type: ignore[assignment]

@@ -109,6 +109,15 @@ FORMS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gpt-oss": (
+        "GptOss",
+        {
+            **SIZES,
+            # With two of four, one token that rounding sends to another expert outweighs all other differences.
+            **{"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 3, "sliding_window": 24},
+            "rope_parameters": {"rope_type": "yarn", "rope_theta": 10_000.0, "truncate": False, **STRETCHED},
+        },
+    ),
     "granite": (
         "Granite",
         {

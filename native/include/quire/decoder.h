@@ -110,6 +110,7 @@ struct LayerWeights {
     NormWeights mlp_norm, after_mlp_norm, joined_mlp_norm;
     NormWeights query_norm, key_norm;  // of each head one after another, where each has its own
     PackedMatrix query, key, value, output;
+    std::vector<float> sinks;       // [num_heads]; empty: none
     std::vector<float> key_centre;  // taken off each key before it is stored, [num_kv_heads * head_dim]; may be empty
     PackedMatrix gate, up, down, router;
     std::vector<ExpertWeights> experts;

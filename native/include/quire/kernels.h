@@ -80,7 +80,8 @@ struct Coding {
 // A product with coded weights rounds each group of this many inputs of a row to int8, with its own scale.
 constexpr int kRowGroup = 32;
 
-enum class Activation { kSilu, kGeluTanh, kGelu, kRelu };
+// kClampedSwiglu is only for gates: its other factor is clamped too (see gate).
+enum class Activation { kSilu, kGeluTanh, kGelu, kRelu, kClampedSwiglu };
 
 // A matrix [num_outputs, num_inputs] as in a checkpoint: row by row; borrowed.
 struct MatrixRows {
@@ -231,6 +232,8 @@ struct AttentionTask {
     float scale = 1.0F;
     std::int64_t window = 0;  // positions that a token sees, including its own; 0: all
     float soft_cap = 0.0F;    // 0: none
+    // [num_heads]: scores that take part in the softmax like a position without a value; null: none.
+    const float* sinks = nullptr;
 };
 
 // The most tokens of an AttentionTask.

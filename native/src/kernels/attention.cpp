@@ -372,8 +372,8 @@ class Queries {
     void add(int kv_head, int token, std::int64_t position, int first_head, int num_heads) {
         const int head_dim = task_.kv.head_dim, value_stride = task_.kv.value_stride();
         for (int head = first_head; head < first_head + num_heads; ++head, ++count_) {
-            const std::size_t column =
-                static_cast<std::size_t>((task_.kv_head + kv_head) * task_.group + head) * head_dim;
+            const std::size_t of_all = static_cast<std::size_t>((task_.kv_head + kv_head) * task_.group + head);
+            const std::size_t column = of_all * head_dim;
             float* scores = scratch_ + static_cast<std::size_t>(count_) * kAttentionTile;
             float* own =
                 scratch_ + kAttentionQueries * kAttentionTile + static_cast<std::size_t>(count_) * 2 * value_stride;
@@ -390,6 +390,7 @@ class Queries {
                                 .sums = own,
                                 .output = task_.output.row(token) + column,
                                 .position = position,
+                                .sink = task_.sinks == nullptr ? kNothing : task_.sinks[of_all],
                                 .score_scale = scale,
                                 .weight_scale = 0.0F,
                                 .centres = 0.0F,
@@ -402,9 +403,12 @@ class Queries {
         }
     }
 
+    // Divides by the sum of weights. A sink joins it here, once, after all tiles: so its place in the sum is the same
+    // however they were divided.
     void finish() {
         for (int q = 0; q < count_; ++q) {
-            const Query& query = queries_[q];
+            Query& query = queries_[q];
+            if (query.sink != kNothing) query.total += exp(broadcast(query.sink - query.highest)).part[0][0];
             const int head_dim = task_.kv.head_dim;
             if constexpr (kIsInt4<Value>) {
                 for (int d = 0; d < head_dim; ++d) query.output[d] = (query.sums[d] + query.centres) / query.total;

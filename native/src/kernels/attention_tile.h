@@ -24,6 +24,7 @@ struct Query {
     float* sums;         // [value_stride]
     float* output;       // [head_dim]
     std::int64_t position;
+    float sink;  // kNothing: none
     float score_scale;
     float weight_scale;  // for whole numbers, in the current tile
     float centres;       // for int4: the weighted sum of the centres of the values

@@ -26,6 +26,19 @@ Floats gelu(const Floats& x) {
 // Zero for negative numbers, NaN for NaN.
 Floats relu(const Floats& x) { return select(x < broadcast(0.0F), broadcast(0.0F), x); }
 
+constexpr float kSwigluFactor = 1.702F, kSwigluLimit = 7.0F;
+
+Floats clamped_swish(const Floats& x) {
+    const Floats limit = broadcast(kSwigluLimit), low = select(limit < x, limit, x);
+    return low / (broadcast(1.0F) + exp(low * broadcast(-kSwigluFactor)));
+}
+
+// The factor of a clamped gate: x clamped to both limits, plus 1; NaN for NaN.
+Floats clamped_factor(const Floats& x) {
+    const Floats high = broadcast(kSwigluLimit), low = broadcast(-kSwigluLimit);
+    return select(x < low, low, select(high < x, high, x)) + broadcast(1.0F);
+}
+
 // Applies `operation` to 16 numbers at a time, and to the last ones in a padded copy.
 template <typename Operation>
 void for_lanes(float* values, int count, Operation operation) {
@@ -68,6 +81,16 @@ void activate(float* values, int count, Activation activation) {
             return for_lanes(values, count, gelu);
         case Activation::kRelu:
             return for_lanes(values, count, relu);
+        case Activation::kClampedSwiglu:
+            return for_lanes(values, count, clamped_swish);
+    }
+}
+
+void gate(float* values, const float* ups, int count, Activation activation) {
+    activate(values, count, activation);
+    for (int i = 0; i < count; i += kLanes) {
+        const Floats up = load(ups + i);
+        store(values + i, load(values + i) * (activation == Activation::kClampedSwiglu ? clamped_factor(up) : up));
     }
 }
 

@@ -16,6 +16,8 @@ void gated_linear(const MatrixView& gate, const MatrixView& up, const LinearInpu
                   const LinearTile& tile, Activation activation);
 
 void activate(float* values, int count, Activation activation);
+// values = activation(values) * ups, for a multiple of kPanelWidth numbers
+void gate(float* values, const float* ups, int count, Activation activation);
 void normalize(const float* input, float* output, int size, const NormView& norm);
 void rotate(float* head, const float* cosines, const float* sines, int half);
 void soft_cap(float* values, int count, float cap);

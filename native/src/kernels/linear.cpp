@@ -180,14 +180,14 @@ void linear_of(const MatrixView& matrix, const LinearInput& input, const Rows& o
 }
 
 // output = activation(gate) * up, from the sums of one row and some panels of each.
-void join(const Floats* gate_sums, const MatrixView& gate, const Floats* up_sums, const MatrixView& up, float* output,
+void join(const Floats* gate_sums, const MatrixView& gates, const Floats* up_sums, const MatrixView& ups, float* output,
           int panel, int num_panels, Activation activation) {
     for (int p = 0; p < num_panels; ++p) {
         const int column = (panel + p) * kPanelWidth;
-        float active[kPanelWidth];
-        store(active, output_of(gate_sums[p], gate, column));
-        activate(active, kPanelWidth, activation);
-        store(output + column, load(active) * output_of(up_sums[p], up, column));
+        float up[kPanelWidth];
+        store(output + column, output_of(gate_sums[p], gates, column));
+        store(up, output_of(up_sums[p], ups, column));
+        gate(output + column, up, kPanelWidth, activation);
     }
 }
 

@@ -33,6 +33,7 @@ FAMILIES: Final = MappingProxyType(
         "Gemma3ForConditionalGeneration": "quire.compute.models.gemma3",
         "Glm4ForCausalLM": "quire.compute.models.glm4",
         "GlmForCausalLM": "quire.compute.models.glm4",
+        "GptOssForCausalLM": "quire.compute.models.gpt_oss",
         "GraniteForCausalLM": "quire.compute.models.granite",
         "LlamaForCausalLM": "quire.compute.models.llama",
         "MistralForCausalLM": "quire.compute.models.mistral",

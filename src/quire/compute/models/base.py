@@ -64,6 +64,7 @@ class Activation(Enum):
     GELU = "gelu"  # exact, by the error function
     GELU_TANH = "gelu_tanh"
     RELU = "relu"
+    CLAMPED_SWIGLU = "clamped_swiglu"  # x × sigmoid(1.702 x) of x = min(gate, 7), times up clamped to ±7, plus 1
 
 
 class Part(Enum):
@@ -79,6 +80,7 @@ class Part(Enum):
     QUERY_NORM = "query_norm"
     KEY_NORM = "key_norm"
     OUTPUT = "output"
+    SINKS = "sinks"
     AFTER_ATTENTION_NORM = "after_attention_norm"
     JOINED_ATTENTION_NORM = "joined_attention_norm"
     MLP_NORM = "mlp_norm"
@@ -186,7 +188,8 @@ class AttentionSpec:
     """The settings of all attention layers.
 
     Query head h reads key-value head h // (num_heads / num_kv_heads). `bias`: query, key and value have
-    one; `qk_norm` normalises queries and keys before they rotate, by `qk_norm_scope`.
+    one; `qk_norm` normalises queries and keys before they rotate, by `qk_norm_scope`. `sinks`: each query head has a
+    learned score that is not capped; it takes part in every softmax as a position without a value.
     """
 
     num_heads: int
@@ -198,6 +201,7 @@ class AttentionSpec:
     qk_norm: NormSpec | None = None
     qk_norm_scope: NormScope = NormScope.HEAD
     score_soft_cap: float | None = None
+    sinks: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,17 +228,19 @@ class MLPSpec:
 
 @dataclass(frozen=True, slots=True)
 class ExpertsSpec:
-    """Experts of sparse layers: MLPs like the dense one except for their size, without biases.
+    """Experts of sparse layers: MLPs like the dense one except for their size and biases.
 
     The router's softmax over all experts gives the weights. A token goes to the `experts_per_token` with
     the highest weights; among equal ones, to the lowest ids. With `normalize_weights`, these weights are
-    divided by their sum. Outputs are added in the order of expert ids.
+    divided by their sum, which is the softmax over these experts alone. Outputs are added in the order of
+    expert ids. `bias`: the router and each matrix of an expert have one.
     """
 
     num_experts: int
     experts_per_token: int
     intermediate_size: int
     normalize_weights: bool
+    bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,6 +292,8 @@ class DecoderSpec:
         heads, kv_heads = self.attention.num_heads, self.attention.num_kv_heads
         if heads % kv_heads:
             raise CheckpointError("num_attention_heads", heads, f"a multiple of the {kv_heads} kv heads")
+        if self.mlp.activation is Activation.CLAMPED_SWIGLU and not self.mlp.gated:
+            raise CheckpointError("activation", self.mlp.activation.value, "another one for an MLP without a gate")
         if self.experts is not None:
             _check_experts(self.experts, sum(layer.sparse for layer in self.layers))
         for layer in self.layers:
@@ -321,10 +329,10 @@ class DecoderSpec:
         """Return the parts of one expert of a sparse layer."""
         if self.experts is None:
             return {}
-        size, hidden = self.experts.intermediate_size, self.hidden_size
-        parts = {Part.EXPERT_UP: PartShape((size, hidden)), Part.EXPERT_DOWN: PartShape((hidden, size))}
+        size, hidden, bias = self.experts.intermediate_size, self.hidden_size, self.experts.bias
+        parts = {Part.EXPERT_UP: PartShape((size, hidden), bias), Part.EXPERT_DOWN: PartShape((hidden, size), bias)}
         if self.mlp.gated:
-            parts[Part.EXPERT_GATE] = PartShape((size, hidden))
+            parts[Part.EXPERT_GATE] = PartShape((size, hidden), bias)
         return parts
 
     def _attention_parts(self) -> dict[Part, PartShape]:
@@ -337,6 +345,8 @@ class DecoderSpec:
             Part.VALUE: PartShape((key, hidden), attention.bias),
             Part.OUTPUT: PartShape((hidden, query), attention.output_bias),
         }
+        if attention.sinks:
+            parts[Part.SINKS] = PartShape((attention.num_heads,))
         if attention.qk_norm is not None:
             parts[Part.QUERY_NORM] = self._head_norm(attention.qk_norm, attention.num_heads)
             parts[Part.KEY_NORM] = self._head_norm(attention.qk_norm, attention.num_kv_heads)
@@ -359,8 +369,9 @@ class DecoderSpec:
         return parts
 
     def _router_parts(self) -> dict[Part, PartShape]:
-        num_experts = 0 if self.experts is None else self.experts.num_experts
-        return {Part.ROUTER: PartShape((num_experts, self.hidden_size))}
+        if self.experts is None:
+            return {}
+        return {Part.ROUTER: PartShape((self.experts.num_experts, self.hidden_size), self.experts.bias)}
 
     def _norm_parts(self) -> dict[Part, PartShape]:
         both = (Part.ATTENTION_NORM,) if self.shared_norm else (Part.ATTENTION_NORM, Part.MLP_NORM)

@@ -30,7 +30,6 @@ OTHER_LAYERS: Final = (
     (r"Lfm2(Moe)?For", "some of its layers are short convolutions"),
     (r"(DeepseekV\d+|MiniCPM3|LongcatFlash|Glm4MoeLite|GlmMoeDsa)For", "it keeps one latent for all heads (MLA)"),
     (r"(Bloom|MPT|Mpt)For", "its positions are by ALiBi"),
-    (r"GptOssFor", "its softmax has attention sinks"),
     (
         r".*For(ConditionalGeneration|ImageTextToText|Vision2Seq|SpeechSeq2Seq)$",
         "it reads images or sound, or has an encoder",

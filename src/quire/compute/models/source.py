@@ -21,6 +21,7 @@ from quire.compute.models.refusals import folder_refusal
 from quire.compute.quantized.methods import quantization_of
 from quire.compute.quantized.tensors import QuantizedTensors
 from quire.compute.weights.checkpoint import Checkpoint
+from quire.compute.weights.stacked import unstacked
 from quire.compute.weights.weight_file import WeightFile
 from quire.core.errors import CheckpointError
 from quire.core.model_files import MAX_SETTINGS_BYTES, ModelFiles, is_there, read_json_object, read_text
@@ -94,7 +95,7 @@ class ModelFolder:
 
     @cached_property
     def _tensors(self) -> WeightFile:
-        checkpoint = Checkpoint.open(self.folder)
+        checkpoint = unstacked(Checkpoint.open(self.folder))
         method = quantization_of(ConfigFile.read(self, CONFIG_FILE))
         return checkpoint if method is None else QuantizedTensors(checkpoint, method)
 

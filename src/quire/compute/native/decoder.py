@@ -46,8 +46,7 @@ class NativeDecoder:
         for layer in range(len(spec.layers)):
             self._set_parts(weights.layer(layer), layer)
             for expert, parts in enumerate(weights.experts(layer)):
-                for part, piece in parts.items():
-                    self._set_matrix(part, piece, layer, expert)
+                self._set_parts(parts, layer, expert)
             weights.release()
 
     @property
@@ -124,16 +123,18 @@ class NativeDecoder:
         rest = {Part.EMBEDDING_IN, Part.EMBEDDING_OUT, Part.FINAL_NORM, Part.HEAD}
         self._set_parts({part: piece for part, piece in parts.items() if part in rest}, -1)
 
-    def _set_parts(self, parts: Parts, layer: int) -> None:
+    def _set_parts(self, parts: Parts, layer: int, expert: int = -1) -> None:
         for part, piece in parts.items():
-            if part in NORMS:
+            if part is Part.SINKS:
+                self._decoder.set_sinks(layer, np.ascontiguousarray(piece.weight))
+            elif part in NORMS:
                 self._decoder.set_norm(part.value, layer, np.ascontiguousarray(piece.weight))
                 if piece.bias is not None:
                     self._decoder.set_norm_bias(part.value, layer, np.ascontiguousarray(piece.bias))
             else:
-                self._set_matrix(part, piece, layer)
+                self._set_matrix(part, piece, layer, expert)
                 if piece.bias is not None:
-                    self._decoder.set_bias(part.value, layer, np.ascontiguousarray(piece.bias))
+                    self._decoder.set_bias(part.value, layer, expert, np.ascontiguousarray(piece.bias))
 
     def _set_matrix(self, part: Part, piece: PartWeights, layer: int, expert: int = -1) -> None:
         # An embedding gets here only if it is also the head.

@@ -23,12 +23,12 @@ from quire.compute.weights.safetensors import TensorEntry
 from quire.core.errors import CheckpointError, ModelError
 
 STORED: Final = MappingProxyType(
-    {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I8": "i1", "F8_E4M3": "u1", "I32": "<i4", "I64": "<i8"}
+    {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "I8": "i1", "U8": "u1", "F8_E4M3": "u1", "I32": "<i4", "I64": "<i8"}
 )
 IN_ORDER: Final = (0, 1, 2, 3, 4, 5, 6, 7)
 ADVICE: Final = (
     "Use the model from before it was quantised, with --weights int8 or int4, a GGUF file, or a folder quantised"
-    " by GPTQ, AWQ (gemm), compressed-tensors or fp8 with block scales"
+    " by GPTQ, AWQ (gemm), compressed-tensors, mxfp4 or fp8 with block scales"
 )
 
 

@@ -12,10 +12,17 @@ from quire.compute.quantized.compressed import Compressed
 from quire.compute.quantized.fp8 import BlockFp8
 from quire.compute.quantized.gptq import Gptq
 from quire.compute.quantized.matrix import Method, refusal
+from quire.compute.quantized.mxfp4 import Mxfp4
 
 SETTINGS: Final = "quantization_config"
 METHODS: Final[MappingProxyType[str, Callable[[ConfigFile], Method]]] = MappingProxyType(
-    {"awq": Awq.read, "compressed-tensors": Compressed.read, "fp8": BlockFp8.read, "gptq": Gptq.read}
+    {
+        "awq": Awq.read,
+        "compressed-tensors": Compressed.read,
+        "fp8": BlockFp8.read,
+        "gptq": Gptq.read,
+        "mxfp4": Mxfp4.read,
+    }
 )
 
 

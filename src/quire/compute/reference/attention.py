@@ -7,6 +7,8 @@ the running maximum, the sum of weights and the weighted sum of values:
                  tile 0 │ tile 1   │ tile 2 · · ·       tile 2: 128, 129, 130; the rest masked
                     └──► max, sum, output ──► rescale and add ──► … ──► output / sum
 
+Sinks are added to the sum once, after the last tile.
+
 A tile is gathered through the block table and is always 64 wide, whatever the block size. Places that a query does not
 see have weight zero, which adds nothing. So the order of a query's sums depends only on its position: not on other
 sequences, on chunks, on blocks, or on what was computed long ago. All queries of a chunk go through a tile together,
@@ -38,6 +40,8 @@ class AttentionRule:
     scale: float
     window: int | None
     soft_cap: float | None
+    sinks: FloatArray | None = None
+    """A score for each query head that counts as a position without a value, float32 `[num_heads]`."""
 
 
 def write_kv(cache: LayerCache, slots: IntArray, keys: FloatArray, values: FloatArray) -> None:
@@ -76,6 +80,8 @@ def _attend(query: FloatArray, first: int, kv: _Sequence, rule: AttentionRule) -
         seen = _seen(np.arange(first + low, first + high), tile, rule.window)
         scores = np.where(seen[:, None, None, :], scores, np.float32(-np.inf))
         state.add(slice(low, high), scores, values)
+    if rule.sinks is not None:
+        state.add_sinks(rule.sinks.reshape(query.shape[1:3]))
     return state.output / state.total
 
 
@@ -104,6 +110,10 @@ class _Softmax:
         self.total[rows] = self.total[rows] * rescale + weights.sum(axis=-1, keepdims=True)
         self.output[rows] = self.output[rows] * rescale + np.einsum("qkgt,tkd->qkgd", weights, values)
         self._highest[rows] = highest
+
+    def add_sinks(self, sinks: FloatArray) -> None:
+        """Add the scores of places without a value, `[num_kv_heads, group]`, after all tiles. Mutates."""
+        self.total += exponential(sinks[..., None] - self._highest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,8 @@ class _Attention:
         self._rounding = rounding
         self._shape = spec.attention
         self._angles = None if layer.rope is None else angles[layer.rope]
-        self._rule = AttentionRule(self._shape.scale, layer.window, self._shape.score_soft_cap)
+        sinks = parts[Part.SINKS].weight if self._shape.sinks else None
+        self._rule = AttentionRule(self._shape.scale, layer.window, self._shape.score_soft_cap, sinks)
 
     def attend(self, hidden: FloatArray, cache: LayerCache, inputs: StepInputs) -> FloatArray:
         """Store the step's keys and values and return the attention: `[num_tokens, hidden_size]`. Mutates."""

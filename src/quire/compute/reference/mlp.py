@@ -15,7 +15,7 @@ import numpy as np
 
 from quire.compute.arrays import FloatArray
 from quire.compute.models.base import DecoderSpec, ExpertsSpec, MLPSpec, Part
-from quire.compute.reference.operations import activate, exponential, linear
+from quire.compute.reference.operations import activate, exponential, gated, linear
 from quire.compute.weights.decoder_weights import Parts, PartWeights
 
 
@@ -35,11 +35,8 @@ EXPERT: Final = _Names(Part.EXPERT_GATE, Part.EXPERT_UP, Part.EXPERT_DOWN)
 def mlp_output(rows: FloatArray, spec: MLPSpec, parts: Parts, names: _Names) -> FloatArray:
     """Return the MLP of each row: `[num_rows, hidden_size]`."""
     up = linear(rows, parts[names.up])  # [num_rows, intermediate_size]
-    if spec.gated:
-        up = activate(linear(rows, parts[names.gate]), spec.activation) * up
-    else:
-        up = activate(up, spec.activation)
-    return linear(up, parts[names.down])
+    inner = gated(linear(rows, parts[names.gate]), up, spec.activation) if spec.gated else activate(up, spec.activation)
+    return linear(inner, parts[names.down])
 
 
 def experts_output(rows: FloatArray, spec: DecoderSpec, router: PartWeights, experts: Sequence[Parts]) -> FloatArray:

@@ -26,6 +26,8 @@ from quire.compute.weights.decoder_weights import PartWeights
 from quire.compute.weights.quantize import quantized
 
 GELU_FACTOR: Final = np.float32(math.sqrt(2 / math.pi))
+SWIGLU_FACTOR: Final = np.float32(1.702)
+SWIGLU_LIMIT: Final = np.float32(7)
 ERF: Final = np.vectorize(math.erf, otypes=[np.float64])
 
 
@@ -113,6 +115,14 @@ def activate(rows: FloatArray, activation: Activation) -> FloatArray:
         cubic = np.float32(0.044715) * rows * rows * rows
         active = np.float32(0.5) * rows * (1 + _tanh(GELU_FACTOR * (rows + cubic)))
     return active
+
+
+def gated(gate: FloatArray, up: FloatArray, activation: Activation) -> FloatArray:
+    """Return activation(gate) × up, number by number."""
+    if activation is Activation.CLAMPED_SWIGLU:
+        gate, up = np.minimum(gate, SWIGLU_LIMIT), np.clip(up, -SWIGLU_LIMIT, SWIGLU_LIMIT) + np.float32(1)
+        return gate / (1 + exponential(-SWIGLU_FACTOR * gate)) * up
+    return activate(gate, activation) * up
 
 
 def soft_cap(rows: FloatArray, cap: float | None) -> FloatArray:

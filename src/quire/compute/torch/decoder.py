@@ -66,7 +66,10 @@ class TorchDecoder:
         chosen = engines.operations, engines.product, engines.experts
         self._mlps = MLPs(*chosen, spec.mlp.activation, gated=spec.mlp.gated)
         shape = spec.attention
-        self._rules = [AttentionRule(shape.scale, layer.window, shape.score_soft_cap) for layer in spec.layers]
+        self._rules = [
+            AttentionRule(shape.scale, layer.window, shape.score_soft_cap, own.sinks)
+            for layer, own in zip(spec.layers, weights.layers, strict=True)
+        ]
         ropes = {layer.rope for layer in spec.layers if layer.rope is not None}
         device = weights.embedding.weight.device
         self._frequencies = {rope: torch.tensor(rope.inverse_frequencies, device=device) for rope in ropes}

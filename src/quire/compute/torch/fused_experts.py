@@ -39,7 +39,7 @@ class FusedExperts:
 
     def product(self, rows: torch.Tensor, experts: Matrix, routing: GroupedRows) -> torch.Tensor:
         """Return the products, all experts at once."""
-        return grouped_product(rows, experts.weight, experts.scales, routing.groups, routing.shape)
+        return grouped_product(rows, experts, routing.groups, routing.shape)
 
     def combine(self, outputs: torch.Tensor, routing: GroupedRows) -> torch.Tensor:
         """Return the sums."""

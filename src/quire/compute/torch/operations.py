@@ -21,6 +21,8 @@ from quire.compute.torch.attention.base import AttentionBackend, KVPair
 
 RUN: Final = 64
 """A multiple of the numbers that any CPU processes at once."""
+SWIGLU_FACTOR: Final = 1.702
+SWIGLU_LIMIT: Final = 7.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,10 @@ class Operations(Protocol):
         ...
 
     def gated(self, gate_and_up: torch.Tensor, activation: Activation) -> torch.Tensor:
-        """Return activation(gate) × up for rows with both, `[num_tokens, 2 × size]`, the gate first."""
+        """Return activation(gate) × up for rows with both, `[num_tokens, 2 × size]`, the gate first.
+
+        A clamped gate also clamps `up`, and adds 1 to it.
+        """
         ...
 
     def activate(self, rows: torch.Tensor, activation: Activation) -> torch.Tensor:
@@ -118,6 +123,8 @@ class PlainOperations:
     def gated(self, gate_and_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         """Return activation(gate) × up."""
         gate, up = gate_and_up.to(torch.float32).chunk(2, dim=-1)
+        if activation is Activation.CLAMPED_SWIGLU:
+            up = up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT) + 1
         return (activated(gate, activation) * up).to(gate_and_up.dtype)
 
     def activate(self, rows: torch.Tensor, activation: Activation) -> torch.Tensor:
@@ -151,6 +158,9 @@ def activated(numbers: torch.Tensor, activation: Activation) -> torch.Tensor:
         run = functional.relu(run)
     elif activation is Activation.SILU:
         run = functional.silu(run)
+    elif activation is Activation.CLAMPED_SWIGLU:
+        run = run.clamp(max=SWIGLU_LIMIT)
+        run = run * torch.sigmoid(run * SWIGLU_FACTOR)
     else:
         run = functional.gelu(run, approximate="tanh" if activation is Activation.GELU_TANH else "none")
     return run[: numbers.numel()].view(numbers.shape)

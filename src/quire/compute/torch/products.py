@@ -42,7 +42,8 @@ class Matrix:
 
     def of(self, expert: int) -> Matrix:
         """Return the matrix of an expert, a view of all of them, `[num_experts, out, in]`."""
-        return Matrix(self.weight[expert], None, None if self.scales is None else self.scales[expert])
+        bias, scales = (None if each is None else each[expert] for each in (self.bias, self.scales))
+        return Matrix(self.weight[expert], bias, scales)
 
 
 Product: TypeAlias = Callable[[torch.Tensor, Matrix], torch.Tensor]

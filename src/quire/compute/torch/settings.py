@@ -74,6 +74,7 @@ def _check_attention(spec: DecoderSpec, settings: TorchSettings) -> None:
     heads = ", ".join(map(str, FLASHINFER_HEAD_DIMS))
     obstacles = {
         f"knows heads of {heads} numbers, and the model's have {head_dim}": head_dim not in FLASHINFER_HEAD_DIMS,
+        "is not asked for attention sinks, which the model has": spec.attention.sinks,
         "does not compute in float32": settings.dtype == "float32",
         f"knows no scale for each token and head, which {kv_dtype} has": KV_FORMS[kv_dtype][0].scaled,
         f"is not asked to read {kv_dtype} together with {settings.dtype}": kv_dtype != settings.dtype,

@@ -73,6 +73,7 @@ class LayerWeights:
 
     norms: Mapping[Part, Norm]
     form: HeadForm
+    sinks: torch.Tensor | None  # float32 [num_heads]
     projection: Matrix  # query, key and value
     output: Matrix
     mlp: MLP | None
@@ -149,10 +150,11 @@ class _Loader:
         weights = LayerWeights(
             norms={part: self.norm(parts[part], spec.norm) for part in LAYER_NORMS if part in parts},
             form=self._head_form(parts),
+            sinks=self._moved(parts[Part.SINKS].weight, torch.float32) if Part.SINKS in parts else None,
             projection=self.fused((Part.QUERY, Part.KEY, Part.VALUE), parts),
             output=self.fused((Part.OUTPUT,), parts),
             mlp=MLP(self.fused(names, parts), self.fused((Part.DOWN,), parts)) if Part.UP in parts else None,
-            router=Matrix(self._moved(parts[Part.ROUTER].weight, torch.float32)) if Part.ROUTER in parts else None,
+            router=self._router(parts[Part.ROUTER]) if Part.ROUTER in parts else None,
             experts=self._experts(index) if Part.ROUTER in parts else None,
         )
         self._reader.release()
@@ -162,7 +164,11 @@ class _Loader:
         """Return the matrices of some parts as one, rows of the first part first."""
         matrix = self._room(names, parts)
         self._fill(matrix, names, parts)
-        return replace(matrix, bias=self._bias([parts[name] for name in names]))
+        return matrix
+
+    def _router(self, piece: PartWeights) -> Matrix:
+        bias = None if piece.bias is None else self._moved(piece.bias, torch.float32)
+        return Matrix(self._moved(piece.weight, torch.float32), bias)
 
     def _experts(self, layer: int) -> MLP:
         """Return the experts of a layer, each in its place of one large matrix."""
@@ -180,20 +186,26 @@ class _Loader:
         return experts
 
     def _room(self, names: tuple[Part, ...], parts: Parts, places: tuple[int, ...] = ()) -> Matrix:
-        """Return room for the fused matrix of some parts, or for as many as `places`."""
-        first = parts[names[0]].weight
-        size = (*places, sum(len(parts[name].weight) for name in names), *first.shape[1:])
+        """Return room for the fused matrix of some parts, or for as many as `places`.
+
+        Either all parts of a fused matrix have a bias, or none.
+        """
+        first = parts[names[0]]
+        size = (*places, sum(len(parts[name].weight) for name in names), *first.weight.shape[1:])
+        bias = None if first.bias is None else torch.empty(size[:-1], dtype=self._dtype, device=self._device)
         if not self._reader.codes_of(names[0]):
-            return Matrix(torch.empty(size, dtype=self._dtype, device=self._device))
+            return Matrix(torch.empty(size, dtype=self._dtype, device=self._device), bias)
         scales = torch.empty(size[:-1], dtype=torch.float32, device=self._device)
-        return Matrix(torch.empty(size, dtype=torch.int8, device=self._device), None, scales)
+        return Matrix(torch.empty(size, dtype=torch.int8, device=self._device), bias, scales)
 
     def _fill(self, matrix: Matrix, names: tuple[Part, ...], parts: Parts) -> None:
-        """Copy the matrices of some parts into their room. Mutates the matrix."""
+        """Copy the matrices of some parts, and their biases, into their room. Mutates the matrix."""
         start = 0
         for name in names:
-            numbers = _tensor(parts[name].weight)
+            numbers, bias = _tensor(parts[name].weight), parts[name].bias
             rows = slice(start, start + len(numbers))
+            if matrix.bias is not None and bias is not None:
+                matrix.bias[rows].copy_(_tensor(bias))
             if matrix.scales is not None:
                 matrix.weight[rows], matrix.scales[rows] = quantized(numbers.to(self._device), torch.int8)
             else:
@@ -215,11 +227,6 @@ class _Loader:
         if shape.qk_norm_scope is NormScope.EACH_HEAD:
             query, key = (replace(norm, weight=norm.weight.view(-1, shape.head_dim)) for norm in (query, key))
         return replace(form, query_norm=query, key_norm=key)
-
-    def _bias(self, pieces: list[PartWeights]) -> torch.Tensor | None:
-        """Return the biases of parts as one; either all parts of a fused matrix have a bias, or none."""
-        biases = [self._moved(piece.bias, self._dtype) for piece in pieces if piece.bias is not None]
-        return torch.cat(biases) if biases else None
 
     def _moved(self, array: WeightArray, dtype: torch.dtype) -> torch.Tensor:
         return _tensor(array).to(self._device, dtype)

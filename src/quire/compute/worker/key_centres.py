@@ -1,8 +1,8 @@
 """The centre of the keys of each layer, which is taken off them before they are rounded to 4 bits.
 
 The keys of a head have much in common. Taking one vector off all of them changes each score of a query by the same
-number, and so changes no softmax; but 4 bits then hold only the differences. A cap on scores breaks that: models with
-one keep their keys as they are.
+number, and so changes no softmax; but 4 bits then hold only the differences. A cap on scores breaks that, and so does a
+sink, whose score does not change with the others: models with either keep their keys as they are.
 
 The centre is the mean key of a fixed text of token ids, which the model reads once when it is loaded. Any text will do,
 because what keys have in common hardly depends on tokens. A model computes the same bits for the same tokens, so the
@@ -46,12 +46,12 @@ def key_centres(
     runner: ModelRunner[Memory],
     read_keys: Callable[[Memory, int], FloatArray],
 ) -> list[FloatArray] | None:
-    """Return the centre of the keys of each layer, `[num_kv_heads, head_dim]`; None if the model caps scores.
+    """Return the centre of the keys of each layer, `[num_kv_heads, head_dim]`; None if it would change a softmax.
 
     `memory`: `num_blocks` of `BLOCK` tokens, in float32; it is allocated and released here. `read_keys` returns the
     keys of a layer in it by slot, `[num_slots, num_kv_heads, head_dim]`.
     """
-    if spec.attention.score_soft_cap is not None:
+    if spec.attention.score_soft_cap is not None or spec.attention.sinks:
         return None
     count, groups = _num_tokens(spec), memory.spec.groups
     blocks_each = num_blocks(spec, memory.spec) // len(groups)

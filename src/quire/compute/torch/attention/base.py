@@ -107,12 +107,14 @@ class AttentionRule:
     """Which positions a layer's attention sees, and how scores become weights.
 
     A query at position p sees the positions from p - window + 1 to p, or all up to p. With a soft cap c a score s,
-    already scaled, becomes c × tanh(s / c).
+    already scaled, becomes c × tanh(s / c). `sinks`, float32 `[num_heads]`: a score for each query head, which takes
+    part in the softmax as a position without a value.
     """
 
     scale: float
     window: int | None = None
     soft_cap: float | None = None
+    sinks: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,8 @@ def _attend_tile(tile: torch.Tensor, start: int, used: range, kv: _Sequence, rul
         distance = positions[:, None] - torch.arange(place, place + TILE, device=tile.device)
         seen = distance >= 0 if rule.window is None else (distance >= 0) & (distance < rule.window)
         state.add(torch.where(seen, scores, -math.inf), values)
+    if rule.sinks is not None:
+        state.add_sinks(rule.sinks.view(num_kv_heads, group).repeat(1, QUERIES)[..., None])
     output = state.output / state.total
     return output.unflatten(1, (QUERIES, group)).transpose(0, 1).flatten(1, 2)
 
@@ -131,6 +133,10 @@ class _Softmax:
         self.total = self.total * rescale + weights.sum(dim=-1, keepdim=True)
         self.output = self.output * rescale + torch.matmul(weights, values)
         self._highest = highest
+
+    def add_sinks(self, scores: torch.Tensor) -> None:
+        """Add a score without a value to each row, `[…, rows, 1]`, after all tiles. Mutates."""
+        self.total = self.total + torch.exp(scores - self._highest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,12 +135,12 @@ class TritonAttention:
         if pair.keys.dtype is INT4:
             queries = turn(queries)
         cache = Cache.of(pair, planned.batch.block_tables[pair.group])
-        weighting = Weighting.of(rule.scale, rule.window, rule.soft_cap)
+        weighting = Weighting.of(rule)
         for launch in planned.launches[pair.group]:
             results = Results.of(outputs, launch.num_parts)
             attend(launch.shape, Queries.of(queries, planned.batch.positions), cache, launch.work, results, weighting)
             if launch.num_parts:
-                merge(launch.merges, results, weighting.exponent_scale, launch.most_parts)
+                merge(launch.merges, results, rule.sinks, weighting.exponent_scale, launch.most_parts)
         return turn(outputs) if pair.values.dtype is INT4 else outputs
 
     def work(self, batch: StepBatch) -> list[list[tuple[TileShape, WorkList]]]:

@@ -12,6 +12,8 @@ from quire.compute.torch.kernels.variants import KernelVariant
 
 BLOCK: Final = 1024
 GELU_FACTOR: Final = tl.constexpr(1.5957691216057308)  # 2 × sqrt(2 / pi)
+SWIGLU_FACTOR: Final = tl.constexpr(1.702)
+SWIGLU_LIMIT: Final = tl.constexpr(7.0)
 SQRT_HALF: Final = tl.constexpr(0.7071067811865476)
 
 
@@ -22,11 +24,24 @@ def activated(numbers, ACTIVATION: tl.constexpr):
         return tl.where(numbers < 0, 0.0, numbers)  # NaN stays NaN
     elif ACTIVATION == "silu":
         return numbers * tl.sigmoid(numbers)
+    elif ACTIVATION == "clamped_swiglu":
+        low = tl.where(numbers > SWIGLU_LIMIT, SWIGLU_LIMIT, numbers)
+        return low * tl.sigmoid(low * SWIGLU_FACTOR)
     elif ACTIVATION == "gelu":
         return numbers * (0.5 + 0.5 * tl.erf(numbers * SQRT_HALF))
     else:  # (1 + tanh(x)) / 2 is the sigmoid of 2x
         tl.static_assert(ACTIVATION == "gelu_tanh")
         return numbers * tl.sigmoid((numbers + 0.044715 * numbers * numbers * numbers) * GELU_FACTOR)
+
+
+@triton.jit
+def factor_of(ups, ACTIVATION: tl.constexpr):
+    """Return what an activated gate is multiplied by, from float32 numbers."""
+    if ACTIVATION == "clamped_swiglu":
+        low = tl.where(ups > SWIGLU_LIMIT, SWIGLU_LIMIT, ups)
+        return tl.where(low < -SWIGLU_LIMIT, -SWIGLU_LIMIT, low) + 1
+    else:
+        return ups
 
 
 @triton.jit
@@ -40,14 +55,15 @@ def activation_kernel(
     start = rows + row * row_stride + places
     result = activated(tl.load(start, mask=inside, other=0.0).to(tl.float32), ACTIVATION)
     if GATED:
-        result *= tl.load(start + size, mask=inside, other=0.0).to(tl.float32)
+        result *= factor_of(tl.load(start + size, mask=inside, other=0.0).to(tl.float32), ACTIVATION)
     tl.store(active + row * size + places, result.to(active.dtype.element_ty), mask=inside)
 
 
 def activate(rows: torch.Tensor, *, activation: str, gated: bool) -> torch.Tensor:
     """Return activation(rows), or activation(gate) × up for rows with both, the gate first. Does not mutate.
 
-    `activation` is "relu", "silu", "gelu" or "gelu_tanh"; each row is contiguous, but there may be gaps between rows.
+    `activation` is the value of an `Activation`; a clamped gate also clamps `up`, and adds 1 to it. Each row is
+    contiguous, but there may be gaps between rows.
     """
     num_rows, width = rows.shape
     size = width // 2 if gated else width
@@ -74,6 +90,7 @@ VARIANTS = tuple(
         ("gelu_tanh", False, "fp32"),
         ("relu", False, "fp16"),
         ("gelu", False, "bf16"),
+        ("clamped_swiglu", True, "bf16"),
     )
 )
 """The forms that the compile gate compiles; see `variants`."""

@@ -29,6 +29,7 @@ import triton.language as tl
 from quire.compute.torch.kernels.expert_groups import TILE_COLUMNS, Groups
 from quire.compute.torch.kernels.paged_attention import WARP_GROUP_ROWS
 from quire.compute.torch.kernels.variants import KernelVariant
+from quire.compute.torch.products import Matrix
 
 
 class ProductShape(NamedTuple):
@@ -61,6 +62,7 @@ def product_kernel(
     rows,
     weights,
     scales,
+    biases,
     results,
     groups: Groups,
     out_size,
@@ -90,25 +92,27 @@ def product_kernel(
         sums = tl.dot(some, tl.trans(matrix.to(some.dtype)), sums, input_precision="ieee")
     if scales is not None:
         sums *= tl.load(scales + expert * out_size + outs, mask=wanted, other=0.0)[None, :]
+    if biases is not None:
+        sums += tl.load(biases + expert * out_size + outs, mask=wanted, other=0.0).to(tl.float32)[None, :]
     targets = results + (pairs * out_size)[:, None] + outs[None, :]
     tl.store(targets, sums.to(results.dtype.element_ty), mask=real[:, None] & wanted[None, :])
 
 
-def grouped_product(
-    rows: torch.Tensor, weights: torch.Tensor, scales: torch.Tensor | None, groups: Groups, shape: ProductShape
-) -> torch.Tensor:
+def grouped_product(rows: torch.Tensor, experts: Matrix, groups: Groups, shape: ProductShape) -> torch.Tensor:
     """Return the product of each pair's row with the matrix of its expert: `[num_pairs, out]`, in the dtype of rows.
 
-    `rows` are `[num_rows, in]`, each with the same number of pairs; `weights` `[num_experts, out, in]`, all contiguous;
-    `scales` float32 `[num_experts, out]` if weights are int8. The groups have tiles of `shape.rows`. Does not mutate.
+    `rows` are `[num_rows, in]`, each with the same number of pairs; the weights of `experts` `[num_experts, out, in]`,
+    their biases and scales `[num_experts, out]`, all contiguous. The groups have tiles of `shape.rows`. Does not
+    mutate.
     """
-    num_pairs, (_, out_size, in_size) = len(groups.order), weights.shape
+    num_pairs, (_, out_size, in_size) = len(groups.order), experts.weight.shape
     results = rows.new_empty((num_pairs, out_size))
     if num_pairs:
         product_kernel[triton.cdiv(out_size, shape.outs), len(groups.tiles)](
             rows,
-            weights,
-            scales,
+            experts.weight,
+            experts.scales,
+            experts.bias,
             results,
             groups,
             out_size,
@@ -123,17 +127,20 @@ def grouped_product(
     return results
 
 
-def _variant(shape: ProductShape, dtype: str, stored: str, capabilities: tuple[int, ...]) -> KernelVariant:
+def _variant(
+    shape: ProductShape, dtype: str, stored: str, capabilities: tuple[int, ...], *, biased: bool = False
+) -> KernelVariant:
     arguments: dict[str, str | tuple[str, ...]] = {"rows": f"*{dtype}:16", "weights": f"*{stored}:16"}
     arguments |= {"results": f"*{dtype}:16", "groups": Groups._make(["*i32:16"] * 2)}
     is_int8, depth = stored == "i8", shape.depth_bytes // (4 if dtype == "fp32" else 2)
+    optional = {"scales": "*fp32:16"} if is_int8 else {"biases": f"*{dtype}:16"} if biased else {}
     from_shared = shape.rows >= WARP_GROUP_ROWS and capabilities[0] >= 90 and dtype != "fp32"
     return KernelVariant(
-        f"{shape.rows} rows, {dtype}{' by int8' * is_int8}{' sm_80' * (capabilities[0] == 80)}",
+        f"{shape.rows} rows, {dtype}{' by int8' * is_int8}{' + bias' * biased}{' sm_80' * (capabilities[0] == 80)}",
         product_kernel,
-        arguments=arguments | {"out_size": "i32:16", "in_size": "i32:16"} | ({"scales": "*fp32:16"} if is_int8 else {}),
+        arguments=arguments | optional | {"out_size": "i32:16", "in_size": "i32:16"},
         constants={"CHOICES": 8, "ROWS": shape.rows, "OUTS": shape.outs, "DEPTH": depth}
-        | ({} if is_int8 else {"scales": None}),
+        | {name: None for name in ("scales", "biases") if name not in optional},
         num_warps=shape.num_warps,
         num_stages=NUM_STAGES,
         num_buffers=NUM_STAGES if from_shared else NUM_STAGES - 1,
@@ -143,9 +150,14 @@ def _variant(shape: ProductShape, dtype: str, stored: str, capabilities: tuple[i
 
 
 VARIANTS: Final = tuple(
-    _variant(shape, dtype, stored, capabilities)
+    _variant(shape, dtype, stored, capabilities, biased=biased)
     for shape in (FEW, MANY)
-    for dtype, stored in (("bf16", "bf16"), ("bf16", "i8"), ("fp32", "fp32"))
+    for dtype, stored, biased in (
+        ("bf16", "bf16", False),
+        ("bf16", "bf16", True),
+        ("bf16", "i8", False),
+        ("fp32", "fp32", False),
+    )
     for capabilities in ((80,), (90, 100))
 )
 """The forms that the compile gate compiles; see `variants`."""

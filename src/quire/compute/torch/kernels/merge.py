@@ -14,7 +14,8 @@ faster for hundreds of splits, but in another order.)
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+import math
+from typing import Any, Final, NamedTuple
 
 import torch
 import triton
@@ -22,6 +23,7 @@ import triton.language as tl
 
 from quire.compute.torch.kernels.variants import KernelVariant
 
+LOG2_E: Final = tl.constexpr(math.log2(math.e))
 AT_A_TIME: Final = 16
 """Parts to load at a time."""
 MERGE_COLUMNS: Final = tl.constexpr(3)
@@ -63,8 +65,21 @@ def fold(whole, part, exponent_scale):
 
 
 @triton.jit
+def with_sink(highest, total, sinks, exponent_scale):
+    """Return the totals of rows with the weight of a sink each: once for a row, after all its splits."""
+    # fma, so that it is contracted in every program or in none.
+    return total + tl.exp2(tl.fma(highest, -exponent_scale, sinks * LOG2_E))
+
+
+@triton.jit
 def merge_kernel(
-    merges, results: Results, exponent_scale, HEAD_DIM: tl.constexpr, PADDED_DIM: tl.constexpr, UNROLL: tl.constexpr
+    merges,
+    results: Results,
+    sinks,
+    exponent_scale,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    UNROLL: tl.constexpr,
 ):
     """Fold the parts of one token's head, and write its output."""
     head = tl.program_id(0)
@@ -86,11 +101,15 @@ def merge_kernel(
             part_total = tl.load(results.part_norms + row * 2 + 1 + one, mask=there, other=0.0)
             part_sums = tl.load(results.part_sums + row * HEAD_DIM + dims, mask=real & there, other=0.0)
             highest, total, sums = fold((highest, total, sums), (part_highest, part_total, part_sums), exponent_scale)
+    if sinks is not None:
+        total = with_sink(highest, total, tl.load(sinks + head + one), exponent_scale)
     place = token * results.token_stride + head * results.head_stride + dims
     tl.store(results.outputs + place, (sums / total[:, None]).to(results.outputs.dtype.element_ty), mask=real)
 
 
-def merge(merges: torch.Tensor, results: Results, exponent_scale: float, most_parts: int) -> None:
+def merge(
+    merges: torch.Tensor, results: Results, sinks: torch.Tensor | None, exponent_scale: float, most_parts: int
+) -> None:
     """Write the outputs of rows that were computed in parts, at most `most_parts` each. Mutates the outputs.
 
     `merges` is int32 `[num_merges, 3]`: a token, its first part and the number of its consecutive parts; an entry with
@@ -100,6 +119,7 @@ def merge(merges: torch.Tensor, results: Results, exponent_scale: float, most_pa
     merge_kernel[results.num_heads, len(merges)](
         merges,
         results,
+        sinks,
         exponent_scale,
         HEAD_DIM=head_dim,
         PADDED_DIM=triton.next_power_of_2(head_dim),
@@ -108,24 +128,28 @@ def merge(merges: torch.Tensor, results: Results, exponent_scale: float, most_pa
     )
 
 
-VARIANTS: Final = tuple(
-    KernelVariant(
-        f"{dtype} {head_dim}, {unroll} parts at a time",
+def _variant(dtype: str, head_dim: int, unroll: int, *, sinks: bool) -> KernelVariant:
+    arguments: dict[str, str | tuple[Any, ...]] = {"merges": "*i32:16", "exponent_scale": "fp32"}
+    arguments["results"] = Results._make([f"*{dtype}:16", "*fp32:16", "*fp32:16", "i32:16", "i32:16", "i32"])
+    constants = {"HEAD_DIM": head_dim, "PADDED_DIM": triton.next_power_of_2(head_dim), "UNROLL": unroll}
+    return KernelVariant(
+        f"{dtype} {head_dim}, {unroll} parts at a time{', sinks' * sinks}",
         merge_kernel,
-        arguments={
-            "merges": "*i32:16",
-            "results": Results._make([f"*{dtype}:16", "*fp32:16", "*fp32:16", "i32:16", "i32:16", "i32"]),
-            "exponent_scale": "fp32",
-        },
-        constants={"HEAD_DIM": head_dim, "PADDED_DIM": triton.next_power_of_2(head_dim), "UNROLL": unroll},
+        arguments=arguments | ({"sinks": "*fp32:16"} if sinks else {}),
+        constants=constants | ({} if sinks else {"sinks": None}),
         num_warps=1,
         min_wide_share=0.0 if head_dim < 128 else 0.4,
     )
-    for dtype, head_dim, unroll in (
-        ("bf16", 64, 16),
-        ("bf16", 80, 16),
-        ("bf16", 128, 2),
-        ("fp16", 128, 16),
-        ("bf16", 256, 16),
+
+
+VARIANTS: Final = tuple(
+    _variant(dtype, head_dim, unroll, sinks=sinks)
+    for dtype, head_dim, unroll, sinks in (
+        ("bf16", 64, 16, False),
+        ("bf16", 64, 16, True),
+        ("bf16", 80, 16, False),
+        ("bf16", 128, 2, False),
+        ("fp16", 128, 16, False),
+        ("bf16", 256, 16, False),
     )
 )

@@ -36,8 +36,8 @@ import torch
 import triton
 import triton.language as tl
 
-from quire.compute.torch.attention.base import KVPair
-from quire.compute.torch.kernels.merge import Results, fold
+from quire.compute.torch.attention.base import AttentionRule, KVPair
+from quire.compute.torch.kernels.merge import Results, fold, with_sink
 from quire.compute.torch.kernels.tile_shape import NUM_STAGES, TileShape, Use
 from quire.compute.torch.kernels.variants import KernelVariant
 from quire.core.kv_spec import INT4_GROUP, INT4_VALUES
@@ -117,17 +117,20 @@ class Weighting(NamedTuple):
     exponent_scale: float
     cap_scale: float | None
     window: int | None
+    sinks: torch.Tensor | None  # float32 [num_heads]: weights 2^(log2(e) × sink) without a value
 
     @classmethod
-    def of(cls, scale: float, window: int | None, soft_cap: float | None) -> Weighting:
-        """Return the weighting for a scale, a window and a soft cap.
+    def of(cls, rule: AttentionRule) -> Weighting:
+        """Return the weighting of a rule.
 
-        >>> round(Weighting.of(0.5, None, None).exponent_scale, 4), Weighting.of(0.5, 8, 2.0).cap_scale
-        (0.7213, 0.25)
+        >>> round(Weighting.of(AttentionRule(0.5)).exponent_scale, 4)
+        0.7213
+        >>> Weighting.of(AttentionRule(0.5, window=8, soft_cap=2.0)).cap_scale
+        0.25
         """
-        if soft_cap is None:
-            return cls(scale * LOG2_E, None, window)
-        return cls(soft_cap * LOG2_E, scale / soft_cap, window)
+        if rule.soft_cap is None:
+            return cls(rule.scale * LOG2_E, None, rule.window, rule.sinks)
+        return cls(rule.soft_cap * LOG2_E, rule.scale / rule.soft_cap, rule.window, rule.sinks)
 
 
 class Span(NamedTuple):
@@ -313,14 +316,17 @@ def attend_tiles(task: Task, state, start, end, SHAPE: tl.constexpr, MASKED: tl.
 
 
 @triton.jit
-def store(results: Results, entries, rows, part, SHAPE: tl.constexpr):
+def store(results: Results, entries, rows, part, rule: Weighting, SHAPE: tl.constexpr):
     """Write the outputs of rows that are complete, and the parts of the others; `entries` are (token, part or -1)."""
     tokens, parts = entries
     real, heads = rows
     highest, total, sums = part
     dims = tl.arange(0, SHAPE.padded_dim)
     whole, partial = real & (parts < 0), real & (parts >= 0)
-    outputs = (sums / tl.where(total == 0, 1, total)[:, None]).to(results.outputs.dtype.element_ty)
+    all_weights = total
+    if rule.sinks is not None:
+        all_weights = with_sink(highest, total, tl.load(rule.sinks + heads, mask=real, other=0.0), rule.exponent_scale)
+    outputs = (sums / tl.where(all_weights == 0, 1, all_weights)[:, None]).to(results.outputs.dtype.element_ty)
     places = (tokens * results.token_stride + heads * results.head_stride)[:, None] + dims[None, :]
     tl.store(results.outputs + places, outputs, mask=whole[:, None] & (dims < SHAPE.head_dim)[None, :])
     places = parts.to(tl.int64) * results.num_heads + heads
@@ -358,7 +364,7 @@ def attend_kernel(queries: Queries, cache: Cache, work: Work, results: Results, 
     if SHAPE.split > 0:
         part = fold(whole, part, rule.exponent_scale)
     parts = tl.load(work.parts + entry, mask=real, other=-1)
-    store(results, (tokens, parts), (real, heads), part, SHAPE)
+    store(results, (tokens, parts), (real, heads), part, rule, SHAPE)
 
 
 def attend(shape: TileShape, queries: Queries, cache: Cache, work: Work, results: Results, rule: Weighting) -> None:
@@ -369,29 +375,40 @@ def attend(shape: TileShape, queries: Queries, cache: Cache, work: Work, results
 
 
 class _Form(NamedTuple):
-    """The form of a variant: types, the size of heads, with or without a window and a soft cap."""
+    """The form of a variant: types, the size of heads, with or without a window and a soft cap, or sinks."""
 
     dtype: str
     head_dim: int
     kv_dtype: str = ""
     narrowed: bool = False
     paged: bool = True
+    sinks: bool = False
 
 
 def _variant(use: Use, form: _Form, capabilities: tuple[int, ...]) -> KernelVariant:
-    dtype, head_dim, kv_dtype, narrowed, paged = form
+    dtype, head_dim, kv_dtype, narrowed, paged, sinks = form
     kv_bits, quantised = (4 if kv_dtype in INT4_VALUES else 8 if kv_dtype else 16), kv_dtype != ""
     shape = TileShape.of(use, head_dim=head_dim, group=4, block_size=16, kv_bits=kv_bits, capability=capabilities[0])
     memory = {"k8v4": ("*i8:16", "*u8:16", "*fp32:16", "*i32:16"), "int4": (*["*u8:16"] * 2, *["*i32:16"] * 2)}.get(
         kv_dtype, (*[f"*{kv_dtype or dtype}:16"] * 2, *["*fp32:16" if quantised else None] * 2)
     )
-    words = [use.value, dtype, str(head_dim), kv_dtype, "window cap" * narrowed, "contiguous" * (not paged)]
+    words = [
+        use.value,
+        dtype,
+        str(head_dim),
+        kv_dtype,
+        "window cap" * narrowed,
+        "contiguous" * (not paged),
+        "sinks" * sinks,
+    ]
     arguments: dict[str, tuple[Any, ...]] = {
         "queries": Queries._make([f"*{dtype}:16", "*i32:16", "i32:16", "i32:16"]),
         "cache": Cache._make([*memory, "*i32:16", *["i32:16"] * 8]),
         "work": Work._make(["*i32:16"] * 3),
         "results": Results._make([f"*{dtype}:16", "*fp32:16", "*fp32:16", "i32:16", "i32:16", "i32"]),
-        "rule": Weighting._make(["fp32", "fp32" if narrowed else None, "i32" if narrowed else None]),
+        "rule": Weighting._make(
+            ["fp32", "fp32" if narrowed else None, "i32" if narrowed else None, "*fp32:16" if sinks else None]
+        ),
     }
     from_shared = shape.rows >= WARP_GROUP_ROWS and capabilities[0] >= 90 and not quantised
     return KernelVariant(
@@ -423,6 +440,7 @@ VARIANTS: Final = tuple(
     for form in (
         _Form("bf16", 128),
         _Form("bf16", 128, paged=False),
+        _Form("bf16", 64, sinks=True),
         *(_Form("bf16", head_dim, narrowed=True) for head_dim in (64, 80, 128, 256)),
         *(_Form("bf16", head_dim, kv, narrowed=True) for head_dim, kv in ((128, "i8"), (128, FP8), (256, "i8"))),
         *(_Form("bf16", head_dim, kv, narrowed=True) for head_dim in (80, 128, 256) for kv in ("k8v4", "int4")),

@@ -1,0 +1,156 @@
+"""Stacked experts: a checkpoint of gpt-oss under one name for each matrix, as other families of experts have them.
+
+    experts.gate_up_proj         [experts, in, 2 × out]    experts.3.gate_proj.weight, .up_proj.weight  [out, in]
+    experts.gate_up_proj_bias    [experts, 2 × out]        experts.3.gate_proj.bias, .up_proj.bias      [out]
+    experts.down_proj            [experts, in, out]    ──► experts.3.down_proj.weight                   [out, in]
+    experts.down_proj_blocks     [experts, out, …]         experts.3.down_proj.blocks                   [out, …]
+    self_attn.sinks              [heads]                   self_attn.sinks.weight                       [heads]
+
+Outputs of gate and up take turns. Floats are stored as [in, out]; the blocks and scales of MXFP4, as [out, in].
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+import numpy as np
+
+from quire.compute.arrays import ByteArray, FloatArray, HalfArray
+from quire.compute.models.base import MAX_EXPERTS
+from quire.compute.weights.checkpoint import Checkpoint
+from quire.compute.weights.safetensors import TensorEntry
+from quire.compute.weights.weight_file import EVERYTHING
+from quire.core.errors import CheckpointError
+
+MAX_TENSORS: Final = 12 * MAX_EXPERTS
+STACK: Final = ".mlp.experts."
+SINKS: Final = ".self_attn.sinks"
+MATRICES: Final = MappingProxyType(
+    {"gate_up_proj": {"gate_proj": (0, 2), "up_proj": (1, 2)}, "down_proj": {"down_proj": (0, 1)}}
+)
+"""What a tensor holds: its first output, and after how many outputs the next one follows."""
+
+KINDS: Final = MappingProxyType(
+    {"": ("weight", 3), "_bias": ("bias", 2), "_blocks": ("blocks", 4), "_scales": ("scales", 3)}
+)
+"""The ends of a tensor's name, what that part of a matrix is called, and the dimensions of the tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertEntry(TensorEntry):
+    """A part of one expert's matrix, within the tensor `stack` that has those of all experts."""
+
+    stack: str
+    expert: int
+    outputs: slice
+
+
+def unstacked(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint with one name for each expert's matrices; the same one if it has no stacked experts."""
+    has_stacks = any(_parts_of(entry) for entry in checkpoint.entries.values())
+    return StackedCheckpoint(checkpoint) if has_stacks else checkpoint
+
+
+class StackedCheckpoint(Checkpoint):
+    """A view of a checkpoint in which each expert has its own tensors."""
+
+    def __init__(self, whole: Checkpoint) -> None:
+        self._whole = whole
+        entries: dict[str, TensorEntry] = {}
+        for entry in whole.entries.values():
+            for name, each in self._named(entry, len(entries)):
+                if name in entries:
+                    raise CheckpointError(
+                        f"{whole.name}: tensor {name!r}", "given twice", "alone or in a stack, not both"
+                    )
+                entries[name] = each
+        super().__init__(whole.folder, entries)
+
+    def _named(self, entry: TensorEntry, num_before: int) -> Iterator[tuple[str, TensorEntry]]:
+        """Yield what a tensor of the file is called, one name for each matrix in it."""
+        parts = _parts_of(entry)
+        if parts and num_before + entry.shape[0] * len(parts) > MAX_TENSORS:
+            where = f"{self._whole.name}: tensors, each expert as its own"
+            raise CheckpointError(
+                where, f"{num_before + entry.shape[0] * len(parts)} and more", f"at most {MAX_TENSORS}"
+            )
+        if parts:
+            yield from ((each.name, each) for each in _experts_of(entry, parts))
+        else:
+            yield f"{entry.name}.weight" if entry.name.endswith(SINKS) else entry.name, entry
+
+    def stored_name(self, name: str) -> str:
+        """Return the name of the tensor of the file that has a tensor, or that should have it."""
+        entry = self.entries.get(name)
+        if isinstance(entry, ExpertEntry):
+            return entry.stack
+        missing = re.fullmatch(r"(.*\.mlp\.experts\.)\d+\.(gate|up|down)_proj\.(weight|bias)", name)
+        if missing is not None:
+            prefix, part, kind = missing.groups()
+            return f"{prefix}{'down' if part == 'down' else 'gate_up'}_proj{'_bias' * (kind == 'bias')}"
+        return name.removesuffix(".weight") if name.endswith(f"{SINKS}.weight") else name
+
+    def tensor(self, name: str, rows: slice = EVERYTHING) -> FloatArray:
+        """Return rows of a tensor as float32, read-only."""
+        entry = self.entries[name]
+        if not isinstance(entry, ExpertEntry):
+            return self._whole.tensor(self.stored_name(name), rows)
+        outputs = self._whole.tensor(entry.stack, slice(entry.expert, entry.expert + 1))[0][..., entry.outputs]
+        return _read_only(np.ascontiguousarray(outputs.T[rows]))
+
+    def bfloat16_bits(self, name: str, rows: slice = EVERYTHING) -> HalfArray:
+        """Return rows of a tensor as bfloat16, read-only."""
+        entry = self.entries[name]
+        if not isinstance(entry, ExpertEntry):
+            return self._whole.bfloat16_bits(self.stored_name(name), rows)
+        outputs = self._whole.bfloat16_bits(entry.stack, slice(entry.expert, entry.expert + 1))[0][..., entry.outputs]
+        bits: HalfArray = np.ascontiguousarray(outputs.T[rows])
+        bits.flags.writeable = False
+        return bits
+
+    def stored(self, name: str) -> ByteArray:
+        """Return the bytes of a tensor, read-only; those of an expert have its shape."""
+        entry = self.entries[name]
+        if not isinstance(entry, ExpertEntry):
+            return self._whole.stored(self.stored_name(name))
+        shape = self._whole.entries[entry.stack].shape
+        outputs: ByteArray = self._whole.stored(entry.stack).reshape(shape)[entry.expert, entry.outputs]
+        return outputs
+
+    def release(self) -> None:
+        """Free the memory of the mapped files; views stay valid, and are read again when used."""
+        self._whole.release()
+
+
+def _parts_of(entry: TensorEntry) -> Mapping[str, tuple[slice, str]]:
+    """Return the matrices that a stacked tensor has of each expert, by name: their outputs, and which part it is."""
+    _, stack, name = entry.name.partition(STACK)
+    for matrix, parts in MATRICES.items():
+        kind, dimensions = KINDS.get(name.removeprefix(matrix), ("", 0)) if name.startswith(matrix) else ("", 0)
+        if stack and len(entry.shape) == dimensions and (entry.dtype == "U8") == (kind in ("blocks", "scales")):
+            return {f"{part}.{kind}": (slice(first, None, step), kind) for part, (first, step) in parts.items()}
+    return {}
+
+
+def _experts_of(entry: TensorEntry, parts: Mapping[str, tuple[slice, str]]) -> Iterator[ExpertEntry]:
+    """Yield the parts of each expert's matrices in a stacked tensor."""
+    prefix = entry.name.partition(STACK)[0] + STACK
+    for expert in range(entry.shape[0]):
+        for part, (outputs, kind) in parts.items():
+            shape = entry.shape[1:]
+            if kind == "weight":
+                shape = (len(range(shape[1])[outputs]), shape[0])
+            else:
+                shape = (len(range(shape[0])[outputs]), *shape[1:])
+            name = f"{prefix}{expert}.{part}"
+            place = entry.start, entry.stop
+            yield ExpertEntry(entry.file, name, entry.dtype, shape, *place, entry.name, expert, outputs)
+
+
+def _read_only(array: FloatArray) -> FloatArray:
+    array.flags.writeable = False
+    return array
