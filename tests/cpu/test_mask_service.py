@@ -97,6 +97,20 @@ def test_a_text_that_takes_too_much_fails_and_says_so(service: MaskService) -> N
     assert not text.is_awaited
 
 
+@pytest.mark.parametrize("is_cheap", [False, True])
+def test_only_where_masks_are_cheap_is_anything_foreseen(monkeypatch: pytest.MonkeyPatch, is_cheap: bool) -> None:
+    """What is only foreseen must not use up the time that a text has."""
+    service = MaskService(VOCABULARY, most_forced=3)
+    monkeypatch.setattr(service, "is_cheap", lambda text: is_cheap)
+    try:
+        text = service.follow(Grammar.regex("(thequickbrownfox){3}"))
+        masks = write_on(service, text, 5)
+        assert len(masks) == 5
+        assert len(text.forced) == (3 if is_cheap else 0)
+    finally:
+        service.close()
+
+
 def test_others_get_their_masks_while_one_is_being_made(clock: AdjustableClock) -> None:
     service = MaskService(VOCABULARY, limits=GrammarLimits(text_s=600.0), clock=clock)  # nothing ends it here
     try:

@@ -143,3 +143,18 @@ def test_each_kind_of_proposer_is_trusted_by_what_it_has_shown() -> None:
     assert budget.counts["ngram"].verified[:5] == [40, 40, 40, 40, 0]
     assert budget.counts["forced"].right[:5] == [1, 1, 1, 0, 0]
     assert budget.counts["forced"].verified[:5] == [1, 1, 1, 1, 0]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_where_not_even_a_sure_guess_could_pay_none_is_verified(seed: int) -> None:
+    rng = random.Random(seed)
+    times, now = {}, 1000.0
+    for num_tokens in (1, 2, 4, 8, 16, 32):
+        times[num_tokens], now = now, now * rng.choice([1.0, 1.1, 1.5, 2.0])
+    budget, num_running = budget_with(times), rng.randrange(1, 20)
+    requests = requests_with([rng.randrange(1, 5) for _ in range(num_running)])
+    could_pay = budget.could_pay(num_running)
+    for _ in range(40):
+        budget.note_verified(rng.choice(requests), 2, 2)
+    budget.share_out(requests, num_running)
+    assert could_pay or not any(len(request.drafts) for request in requests)

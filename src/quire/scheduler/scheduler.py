@@ -252,6 +252,8 @@ class Scheduler:
         ]
         has_steps_ahead = self.config.max_steps_under_way > 1
         proposals: dict[int, int] = {}
+        if not self.drafts.could_pay(len(self._running.requests)):
+            return proposals  # not even a sure guess would be verified
         for request, start in asked:
             most = min(self.config.max_drafts, request.max_total_tokens - 2 - start)
             if most <= 0 or is_beam(request) or self.isolation.is_under_way:

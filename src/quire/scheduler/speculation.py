@@ -127,6 +127,10 @@ class DraftBudget:
                 counts[place], total = 1, total + 1
             request.drafts = request.drafts[: counts[place]] if counts[place] else NO_DRAFTS
 
+    def could_pay(self, num_running: int) -> bool:
+        """Return whether a guess that is surely right would pay in a step of this many requests. Does not mutate."""
+        return self._pays(1.0, num_running, float(num_running))
+
     def _pays(self, chance: float, total: int, expected: float) -> bool:
         """Whether one more token in the step, right with this chance, brings more for its time than the step does."""
         now = self.times.of(total)

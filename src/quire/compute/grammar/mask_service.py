@@ -82,7 +82,8 @@ class Cost:
 class MaskService:
     """Makes masks over one vocabulary in its own processes. Belongs to one thread, except for `open` and `close`.
 
-    `most_forced`: how many tokens to foresee with each mask where a grammar leaves no choice.
+    `most_forced`: how many tokens to foresee with each mask where a grammar leaves no choice. Each costs a mask, so it
+    is done only where masks are known to be cheap: no text may fail, or come late, for what is only foreseen.
     """
 
     def __init__(
@@ -139,7 +140,8 @@ class MaskService:
         if not worker.jobs:
             worker.since_s = self._clock.now()
         worker.jobs[text.job] = text
-        worker.send(MaskJob(text.job, text.number, limit_s, grammar, new, text.drafts, self._most_forced).to_bytes())
+        most_forced = self._most_forced if self.is_cheap(text) else 0
+        worker.send(MaskJob(text.job, text.number, limit_s, grammar, new, text.drafts, most_forced).to_bytes())
 
     def flush(self) -> None:
         """Send the jobs. Mutates."""
