@@ -327,3 +327,19 @@ def _receive(connected: socket.socket) -> object:
         return data
 
     return message_from_engine(read_all(body_length(read_all(4))))
+
+
+def test_whoever_is_cancelled_while_it_closes_an_engine_is_told_so(folder: Path) -> None:
+    async def run() -> None:
+        llm = SupervisedLLM(config(folder))
+        llm.start()
+        await llm.wait_ready()
+        closing = asyncio.create_task(llm.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+        await asyncio.wait([closing])
+        assert closing.cancelled()
+        await llm.close()
+        assert llm.engine_process_id is None
+
+    asyncio.run(run())

@@ -15,8 +15,9 @@ from quire.core.request import CacheScope
 from quire.engine.records.stats import ModelState
 from quire.serve.config import ServerConfig
 from quire.serve.errors import ApiError
+from quire.serve.loading.loadable import LoadableModel, PlannedModel
 from quire.serve.loading.model_set import ModelSet
-from quire.serve.loading.residency import Residency
+from quire.serve.loading.residency import Phase, Residency
 from quire.serve.services import make_server_services, services_of
 from quire.serve.tenants import ANYBODY, Tenant
 from support.bare_server import FakeModel
@@ -188,6 +189,37 @@ def test_a_server_that_drains_sends_those_away_who_wait() -> None:
         stage.model["a"].may_load.set()
 
     play(test)
+
+
+class EndsSlowly(FakeModel):
+    """A model that is loaded at once, and whose end takes a moment, as that of a process does."""
+
+    async def close(self) -> None:
+        await settle()
+        await super().close()
+
+
+def test_a_server_that_ends_while_a_model_is_unloaded_waits_for_the_end_of_it() -> None:
+    async def test() -> None:
+        opened: Any = EndsSlowly(model="a")
+        none: Any = None
+        plan = PlannedModel(opened.config, opened.report, none, none)
+        model = LoadableModel(plan, none, text_pool=opened.text_pool, load_pool=opened.text_pool, opened=opened)
+        clock = SystemClock()
+        residency = Residency(clock, 100, {"a": 6}, math.inf)
+        server = make_server_services(ServerConfig(), clock)
+        models = ModelSet(server, [services_of(server, model)], residency)
+        models.start()
+        await models.load(models.first)
+        models.keep(models.first, 0.0)
+        while residency.phase("a") is not Phase.UNLOADING:
+            await asyncio.sleep(0)
+        async with asyncio.timeout(300):
+            await models.close()
+        assert opened.num_closed == 1
+        assert model.state is ModelState.CLOSED
+
+    asyncio.run(test())
 
 
 def test_an_engine_that_is_lost_for_good_is_loaded_again_for_the_next_call() -> None:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 
 from quire.cli.demo.crowd import crowd
 from quire.compute.models.hub import GUIDE
@@ -48,8 +48,7 @@ async def _run(server: Server, listener: socket.socket, models: ModelSet, say: S
         await server.run(listener)
     finally:
         guests.cancel()
-        with suppress(asyncio.CancelledError):
-            await guests
+        await asyncio.wait([guests])
 
 
 async def _show(server: Server, listener: socket.socket, models: ModelSet, say: Say, seconds: float | None) -> None:

@@ -13,7 +13,6 @@ up. Meanwhile `state` shows that. Settings are checked here before any process i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import socket
@@ -292,9 +291,9 @@ class SupervisedLLM(OpenModel, OperatorVerbs):
             return
         self._lose(ModelState.CLOSED, "the engine is closed")
         if self._supervisor is not None:
-            self._supervisor.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._supervisor
+            if not self._supervisor.cancelling():  # a second time would cut short its wait for the process
+                self._supervisor.cancel()
+            await asyncio.wait([self._supervisor])  # which, unlike `await`, tells whose end a `CancelledError` means
         self._settled.set()
         self._door.close()
 

@@ -9,6 +9,7 @@ weights are read by the engine, which is a process of its own.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Final
@@ -65,6 +66,7 @@ class LoadableModel:
         self._open = open_model
         self._load_pool = load_pool
         self._model = opened
+        self._ending: asyncio.Task[None] | None = None
         self._absent = ModelState.STARTING if opened is not None else ModelState.UNLOADED  # its state without a model
         self._watched: tuple[float, ShowLive] | None = None
         self.text_pool = text_pool
@@ -160,7 +162,9 @@ class LoadableModel:
         """End its engine, and forget its tokenizer. Mutates."""
         model, self._model, self._absent = self._model, None, ModelState.UNLOADED
         if model is not None:
-            await model.close()
+            self._ending = asyncio.create_task(model.close())
+        if self._ending is not None:
+            await asyncio.shield(self._ending)  # it goes on if whoever waits is cancelled, and `close` waits for it
 
     async def close(self) -> None:
         """End all requests and the engine for good; may be called twice. Mutates."""

@@ -214,8 +214,7 @@ class ModelSet:
         """End all requests and all engines. May be called twice. Mutates."""
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait([self._task])
         await asyncio.gather(*(each.model.close() for each in self.models))
 
     async def _run(self) -> None:
