@@ -164,7 +164,7 @@ class LoadableModel:
         if model is not None:
             self._ending = asyncio.create_task(model.close())
         if self._ending is not None:
-            await asyncio.shield(self._ending)  # it goes on if whoever waits is cancelled, and `close` waits for it
+            await asyncio.shield(self._ending)  # it goes on if this wait is cancelled, and `close` waits for it
 
     async def close(self) -> None:
         """End all requests and the engine for good; may be called twice. Mutates."""
