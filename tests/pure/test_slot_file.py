@@ -13,10 +13,10 @@ import pytest
 
 from quire.compute.worker.store.file_calls import FileCalls
 from quire.compute.worker.store.folder import StoreFolder, make_private, remove_store, store_bytes, stores_in
-from quire.compute.worker.store.record import read_record, record_size, write_record
+from quire.compute.worker.store.record import read_record, write_record
 from quire.compute.worker.store.slot_file import DamagedBlockError, FullStoreError, SlotFile
 from quire.core.errors import InvalidConfigError
-from quire.core.kept_block import KeptBlock
+from quire.core.kept_block import KeptBlock, record_bytes
 from quire.core.request import CacheScope
 
 BLOCK_SIZE = 4
@@ -158,7 +158,7 @@ def test_killed_at_every_byte_of_a_write(tmp_path: Path) -> None:
     store = opened(tmp_path / "whole")
     chain(store, 2)
     store.close()
-    size = 2 * record_size(BLOCK_SIZE) + BLOCK_BYTES
+    size = 2 * record_bytes(BLOCK_SIZE) + BLOCK_BYTES
     outcomes = set()
     for left in range(0, size, 7):
         shutil.copytree(tmp_path / "whole", tmp_path / "killed", dirs_exist_ok=True)

@@ -13,6 +13,7 @@ its tokens (it sampled them itself) and its block tables, and the plan has only 
     drafts      guessed tokens, appended by the plan to the known ones; the result says how many were accepted
     proposals   rows whose next tokens are to be guessed after the step, and how many at most; the result has the
                 guesses, which the scheduler may plan as drafts
+    transfers   blocks to bring from the disk or to write to it, by tickets that results report when they end
 
 There are no phases: prefill, chunked prefill, decode, the rest after a prefix hit and speculation differ only in starts
 and counts.
@@ -31,10 +32,12 @@ from typing import Final, NamedTuple
 from quire.core.errors import InvariantError, StepLogError
 from quire.core.guesses import GUESSERS, Guesses
 from quire.core.hypothesis import Hypothesis, read_hypothesis, write_hypothesis
+from quire.core.kept_block import next_scope, write_scope
 from quire.core.logprobs import TokenLogprobs, read_logprobs, write_logprobs
 from quire.core.request import DEFAULT_SCOPE, CacheScope
 from quire.core.sampling_params import SamplingParams
 from quire.core.sampling_wire import read_sampling, write_sampling
+from quire.core.transfers import NO_OUTCOME, NO_TRANSFERS, TransferOutcome, Transfers
 from quire.core.wire import WireReader, WireWriter
 
 NO_BLOCK = -1
@@ -131,6 +134,7 @@ class StepPlan:
     copies: tuple[BlockCopy, ...] = ()
     moves_in: tuple[BlockMove, ...] = ()
     proposals: dict[int, int] = field(default_factory=dict)
+    transfers: Transfers = NO_TRANSFERS
 
     @property
     def num_tokens(self) -> int:
@@ -170,6 +174,7 @@ class StepPlan:
             writer.integer(row)
             writer.column(tokens)
         writer.column(array("i", [number for pair in sorted(self.proposals.items()) for number in pair]))
+        self.transfers.write(writer)
         writer.integer(len(self.row_starts))
         for start in self.row_starts:
             _write_row_start(writer, start)
@@ -185,6 +190,7 @@ class StepPlan:
         moves_out, copies, moves_in = (_pairs(reader.column()) for _ in range(3))
         drafts = {reader.integer(): reader.column() for _ in range(reader.integer())}
         proposals = dict(_pairs(reader.column()))
+        transfers = Transfers.read(reader)
         row_starts = tuple(_read_row_start(reader) for _ in range(reader.integer()))
         reader.finish()
         return cls(
@@ -202,6 +208,7 @@ class StepPlan:
             tuple(BlockCopy(*pair) for pair in copies),
             tuple(BlockMove(*pair) for pair in moves_in),
             proposals,
+            transfers,
         )
 
 
@@ -220,7 +227,7 @@ class StepResult:
     `failures` maps a row to the error of its request. `logprobs` maps a row that asked for them to one entry per token,
     and `prompt_logprobs` to one entry per prompt token that follows one computed in this step. `proposals` maps a row
     of the plan's proposals to guesses of its next tokens, if there are any. `duration_us` is how long the executor
-    computed, by its own clock, where it makes guesses.
+    computed, by its own clock, where it makes guesses or has a disk. `transfers` has the tickets that ended.
     """
 
     step_id: int
@@ -233,6 +240,7 @@ class StepResult:
     searches: dict[int, tuple[Hypothesis, ...]] = field(default_factory=dict)
     proposals: dict[int, Guesses] = field(default_factory=dict)
     duration_us: int = field(default=0, compare=False)
+    transfers: TransferOutcome = NO_OUTCOME
 
     def to_bytes(self) -> bytes:
         """Return the compact binary form; equal results give equal bytes."""
@@ -263,6 +271,7 @@ class StepResult:
             writer.integer(GUESSERS.index(guesses.guesser))
             writer.column(guesses.tokens)
         writer.integer(self.duration_us)
+        self.transfers.write(writer)
         return writer.to_bytes()
 
     @classmethod
@@ -285,6 +294,7 @@ class StepResult:
         }
         proposals = dict(_read_guesses(reader) for _ in range(reader.integer()))
         duration_us = reader.integer()
+        transfers = TransferOutcome.read(reader)
         reader.finish()
         return cls(
             step_id,
@@ -297,6 +307,7 @@ class StepResult:
             searches,
             proposals,
             duration_us,
+            transfers,
         )
 
 
@@ -304,19 +315,14 @@ def _write_row_start(writer: WireWriter, start: RowStart) -> None:
     numbers = start.row, start.num_prompt_tokens, start.max_total_tokens, start.branch, start.num_prompt_logits
     writer.column(column(*numbers))
     writer.text(start.request_id)
-    writer.text(start.scope.tenant)
-    writer.text(start.scope.salt)
-    writer.integer(len(start.scope.extra_keys))
-    for key in start.scope.extra_keys:
-        writer.text(key)
+    write_scope(writer, start.scope)
     writer.column(start.tokens)
     write_sampling(writer, start.sampling)
 
 
 def _read_row_start(reader: WireReader) -> RowStart:
     row, num_prompt_tokens, max_total_tokens, branch, num_prompt_logits = reader.column(5)
-    request_id, tenant, salt = reader.text(), reader.text(), reader.text()
-    scope = CacheScope(tenant, salt, tuple(reader.text() for _ in range(reader.integer())))
+    request_id, scope = reader.text(), next_scope(reader)
     tokens, sampling = reader.column(), read_sampling(reader)
     return RowStart(
         row, request_id, tokens, num_prompt_tokens, sampling, max_total_tokens, branch, num_prompt_logits, scope

@@ -146,6 +146,7 @@ class PlanBuilder:
             tuple(changes.copies),
             tuple(changes.moves_in),
             proposals,
+            changes.transfers,
         )
 
 

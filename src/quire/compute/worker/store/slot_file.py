@@ -23,12 +23,9 @@ from typing import Final
 
 from quire.compute.worker.store.file_calls import FileCalls
 from quire.compute.worker.store.folder import MARK, StoreFolder
-from quire.compute.worker.store.record import read_record, record_size, write_record
-from quire.core.kept_block import KeptBlock
+from quire.compute.worker.store.record import read_record, write_record
+from quire.core.kept_block import MAX_SLOTS, KeptBlock, record_bytes, slot_bytes
 
-PAGE: Final = 4096
-MAX_SLOTS: Final = 1 << 19
-"""An entry of the index in memory takes about half a kilobyte."""
 EXTENT_SLOTS: Final = 64
 READ_AT_ONCE: Final = 4 << 20
 
@@ -62,8 +59,8 @@ class SlotFile:
         self.block_bytes = block_bytes
         self._folder = folder
         self._block_size = block_size
-        self._record_size = record_size(block_size)
-        self._slot_bytes = -(-block_bytes // PAGE) * PAGE
+        self._record_size = record_bytes(block_size)
+        self._slot_bytes = slot_bytes(block_bytes)
         self._calls = calls or FileCalls()
         self._checksums: dict[int, int] = {}  # of the bytes, for each slot with a record
         self._index = self._blocks = -1
@@ -119,6 +116,11 @@ class SlotFile:
                 self._checksums[record.block.slot] = record.checksum
         self._num_reserved = min(os.fstat(self._blocks).st_size // self._slot_bytes, self.num_slots)
         return kept
+
+    @property
+    def path(self) -> str:
+        """The folder."""
+        return str(self._folder.path)
 
     @property
     def num_kept(self) -> int:
