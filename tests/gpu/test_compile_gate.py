@@ -35,7 +35,7 @@ def shipped() -> Iterator[Any]:
             yield from (pytest.param(module, name, other, marks=pytest.mark.long) for other in others)
 
 
-@pytest.mark.parametrize(("module", "name", "capability"), shipped())
+@pytest.mark.parametrize(("module", "name", "capability"), list(shipped()))
 def test_every_variant_that_ships_passes_the_gate(
     module: str, name: str, capability: int, compiler: ProcessPoolExecutor
 ) -> None:
