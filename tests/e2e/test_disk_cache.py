@@ -106,3 +106,15 @@ def test_settings_that_cannot_be_are_refused(model: Path, tmp_path: Path) -> Non
             LLM(model, skip_tokenizer_init=True, **settings)
     with pytest.raises(InvalidConfigError, match="prefix caching"):
         LLM(model, skip_tokenizer_init=True, disk_cache=tmp_path / "cache", enable_prefix_caching=False)
+
+
+def test_the_draft_model_finds_its_own_keys_too(model: Path, tmp_path: Path) -> None:
+    draft = tmp_path / "draft"
+    write_tiny_qwen3(draft, seed=2, settings={"num_hidden_layers": 1, "layer_types": ["full_attention"]})
+    settings = {"speculation": str(draft)}
+    expected = bits(answers(model, None, (1, 2), **settings))
+    assert bits(answers(model, tmp_path / "cache", (1, 2), **settings)) == expected
+    again = answers(model, tmp_path / "cache", (1, 2), **settings)
+    assert bits(again) == expected
+    assert again[0].num_cached_tokens == 64
+    assert answers(model, tmp_path / "cache", (1,))[0].num_cached_tokens == 0, "blocks without a draft have other bytes"

@@ -13,6 +13,8 @@ its tokens (it sampled them itself) and its block tables, and the plan has only 
     drafts      guessed tokens, appended by the plan to the known ones; the result says how many were accepted
     proposals   rows whose next tokens are to be guessed after the step, and how many at most; the result has the
                 guesses, which the scheduler may plan as drafts
+    depths      of those rows, the ones for which the draft model may guess, and how many tokens: the row has slots for
+                this many tokens after those that the step computes
     transfers   blocks to bring from the disk or to write to it, by tickets that results report when they end
 
 There are no phases: prefill, chunked prefill, decode, the rest after a prefix hit and speculation differ only in starts
@@ -134,6 +136,7 @@ class StepPlan:
     copies: tuple[BlockCopy, ...] = ()
     moves_in: tuple[BlockMove, ...] = ()
     proposals: dict[int, int] = field(default_factory=dict)
+    depths: dict[int, int] = field(default_factory=dict)
     transfers: Transfers = NO_TRANSFERS
 
     @property
@@ -173,7 +176,8 @@ class StepPlan:
         for row, tokens in sorted(self.drafts.items()):
             writer.integer(row)
             writer.column(tokens)
-        writer.column(array("i", [number for pair in sorted(self.proposals.items()) for number in pair]))
+        for pairs_by_row in (self.proposals, self.depths):
+            writer.column(array("i", [number for pair in sorted(pairs_by_row.items()) for number in pair]))
         self.transfers.write(writer)
         writer.integer(len(self.row_starts))
         for start in self.row_starts:
@@ -189,7 +193,7 @@ class StepPlan:
         tables = TableChanges(*(reader.column() for _ in range(4)))
         moves_out, copies, moves_in = (_pairs(reader.column()) for _ in range(3))
         drafts = {reader.integer(): reader.column() for _ in range(reader.integer())}
-        proposals = dict(_pairs(reader.column()))
+        proposals, depths = (dict(_pairs(reader.column())) for _ in range(2))
         transfers = Transfers.read(reader)
         row_starts = tuple(_read_row_start(reader) for _ in range(reader.integer()))
         reader.finish()
@@ -208,6 +212,7 @@ class StepPlan:
             tuple(BlockCopy(*pair) for pair in copies),
             tuple(BlockMove(*pair) for pair in moves_in),
             proposals,
+            depths,
             transfers,
         )
 
@@ -227,7 +232,8 @@ class StepResult:
     `failures` maps a row to the error of its request. `logprobs` maps a row that asked for them to one entry per token,
     and `prompt_logprobs` to one entry per prompt token that follows one computed in this step. `proposals` maps a row
     of the plan's proposals to guesses of its next tokens, if there are any. `duration_us` is how long the executor
-    computed, by its own clock, where it makes guesses or has a disk. `transfers` has the tickets that ended.
+    computed, by its own clock, where it makes guesses or has a disk, and `draft_us` how long each pass of the draft
+    model took after that. `transfers` has the tickets that ended.
     """
 
     step_id: int
@@ -240,6 +246,7 @@ class StepResult:
     searches: dict[int, tuple[Hypothesis, ...]] = field(default_factory=dict)
     proposals: dict[int, Guesses] = field(default_factory=dict)
     duration_us: int = field(default=0, compare=False)
+    draft_us: int = field(default=0, compare=False)
     transfers: TransferOutcome = NO_OUTCOME
 
     def to_bytes(self) -> bytes:
@@ -271,6 +278,7 @@ class StepResult:
             writer.integer(GUESSERS.index(guesses.guesser))
             writer.column(guesses.tokens)
         writer.integer(self.duration_us)
+        writer.integer(self.draft_us)
         self.transfers.write(writer)
         return writer.to_bytes()
 
@@ -293,7 +301,7 @@ class StepResult:
             for _ in range(reader.integer())
         }
         proposals = dict(_read_guesses(reader) for _ in range(reader.integer()))
-        duration_us = reader.integer()
+        duration_us, draft_us = reader.integer(), reader.integer()
         transfers = TransferOutcome.read(reader)
         reader.finish()
         return cls(
@@ -307,6 +315,7 @@ class StepResult:
             searches,
             proposals,
             duration_us,
+            draft_us,
             transfers,
         )
 

@@ -23,7 +23,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from quire.core.clock import Clock
 from quire.core.config import MemoryConfig, SchedulerConfig
@@ -40,7 +40,7 @@ from quire.memory.manager import KVCacheManager
 from quire.scheduler.commit import StepOutcome
 from quire.scheduler.scheduler import Scheduler
 
-MAGIC = b"quire step log 11\n"
+MAGIC = b"quire step log 12\n"
 _HEAD = struct.Struct("<cdII")
 SETTINGS, COMMANDED, PLANNED, IDLED, COMPUTED, LOST, OUT_OF_MEMORY = (bytes([code]) for code in b"SCPIRLM")
 
@@ -162,19 +162,23 @@ def read_scheduler(payload: bytes) -> Scheduler:
     """Make a scheduler, with its memory, from the settings in a log."""
     try:
         settings = json.loads(payload)
-        spec = settings["spec"]
-        spec["groups"] = tuple(KVGroup(tuple(group["layers"]), group["window"]) for group in spec["groups"])
         limits = settings["limits"]
         limits["eos_token_ids"] = tuple(limits["eos_token_ids"])
         kept = [read_kept_block(WireReader(bytes.fromhex(block))) for block in settings["kept"]]
         return Scheduler(
             SchedulerConfig(**settings["scheduler"]),
-            KVCacheManager(KVCacheSpec(**spec), MemoryConfig(**settings["memory"]), kept=kept),
+            KVCacheManager(_read_spec(settings["spec"]), MemoryConfig(**settings["memory"]), kept=kept),
             RequestLimits(**limits),
             eos_token_ids=frozenset(settings["eos"]),
         )
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise StepLogError(f"the settings in the log do not match this version: {error}") from error
+
+
+def _read_spec(fields: dict[str, Any]) -> KVCacheSpec:
+    groups = tuple(KVGroup(tuple(group["layers"]), group["window"]) for group in fields["groups"])
+    draft = None if fields["draft"] is None else _read_spec(fields["draft"])
+    return KVCacheSpec(**fields | {"groups": groups, "draft": draft})
 
 
 class Replayed(NamedTuple):

@@ -46,6 +46,9 @@ def identity_of(model: ModelDescription, facts: BackendFacts, parent: Path) -> d
         "block_types": list(facts.block_types),
         "kv": _plain(facts.kv_spec),
     }
+    if model.draft is not None:  # its keys and values are in the same blocks
+        identity["draft"] = weights_digest(model.draft.source.weight_paths(), parent)
+        identity["draft_model"] = fingerprint({"spec": _plain(model.draft.spec)})
     if facts.name == "torch":
         identity["torch"] = [_version(name) for name in ("torch", "triton", "flashinfer")]
         identity["attention"] = [facts.device, config.attention_backend, config.batch_invariant]
