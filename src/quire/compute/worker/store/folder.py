@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import stat
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,8 @@ from quire.core.errors import InvalidConfigError
 FILES: Final = ("meta.json", "lock", "slots.idx", "blocks.bin")
 MARK: Final = "quire KV store 1"
 MAX_ENGINES: Final = 8
+NUM_TRIES: Final = 20
+RETRY_S: Final = 0.05
 FIELD: Final = "disk_cache"
 _Value = TypeVar("_Value")
 
@@ -44,9 +47,12 @@ class StoreFolder:
         make_private(parent)
         for number in range(MAX_ENGINES):
             path = parent / (f"{name}.{number}" if number else name)
-            folder = cls._try(path)
-            if folder is not None:
-                return folder
+            # The engine of a server that was killed takes a moment to notice that, and to end.
+            for _ in range(1 if number else NUM_TRIES):
+                folder = cls._try(path)
+                if folder is not None:
+                    return folder
+                time.sleep(RETRY_S)
         raise InvalidConfigError(FIELD, str(parent), f"a folder that fewer than {MAX_ENGINES} engines use")
 
     @classmethod
