@@ -73,3 +73,22 @@ def test_the_first_answer_after_a_kill_reports_what_came_from_disk(tmp_path: Pat
     usage = answer["usage"]["prompt_tokens_details"]
     assert answer["choices"][0]["text"] == expected[0]
     assert usage["by_tier"]["disk"] == usage["cached_tokens"] > 200
+
+
+def test_only_tenants_that_want_it_are_kept_and_each_finds_its_own(tmp_path: Path) -> None:
+    (tmp_path / "keys.yaml").write_text(
+        "- {name: ada, key: ada-key, persist: true}\n- {name: eve, key: eve-key, persist: true}\n"
+        "- {name: bob, key: bob-key}\n"
+    )
+    arguments = ("--kv-memory", "8MiB", "--disk-cache", str(tmp_path / "cache"), "--disk-cache-size", "8MiB")
+    arguments += ("--api-keys-file", str(tmp_path / "keys.yaml"), "--disk-write", "always")
+    with served_process(tmp_path, *arguments) as server:
+        for key in ("ada-key", "bob-key"):
+            server.complete(fields(0), key)
+    with served_process(tmp_path, *arguments) as server:
+        cached = {
+            key: server.complete(fields(1), key)["usage"]["prompt_tokens_details"]["cached_tokens"]
+            for key in ("eve-key", "bob-key", "ada-key")
+        }
+    assert cached["ada-key"] > 200
+    assert cached["eve-key"] == cached["bob-key"] == 0

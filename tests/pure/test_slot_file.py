@@ -12,12 +12,14 @@ from pathlib import Path
 import pytest
 
 from quire.compute.worker.store.file_calls import FileCalls
-from quire.compute.worker.store.folder import StoreFolder, make_private, remove_store, store_bytes, stores_in
+from quire.compute.worker.store.folder import StoreFolder, remove_store, store_bytes, stores_in
 from quire.compute.worker.store.record import read_record, write_record
 from quire.compute.worker.store.slot_file import DamagedBlockError, FullStoreError, SlotFile
 from quire.core.errors import InvalidConfigError
 from quire.core.kept_block import KeptBlock, record_bytes
+from quire.core.private_files import make_private
 from quire.core.request import CacheScope
+from quire.serve.tenant_secret import kept_secret
 
 BLOCK_SIZE = 4
 BLOCK_BYTES = 100
@@ -349,3 +351,17 @@ def test_folders_and_files_that_are_not_ours_are_refused(tmp_path: Path, monkeyp
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(InvalidConfigError, match="user"):
         make_private(tmp_path / "cache")
+
+
+def test_a_secret_stays_with_the_blocks_and_is_private(tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    secret = kept_secret(str(folder))
+    assert len(secret) == 32
+    assert kept_secret(str(folder)) == secret != kept_secret(str(tmp_path / "other"))
+    assert (folder / "tenant_secret").stat().st_mode & 0o777 == 0o600
+    assert kept_secret(None) != kept_secret(None)
+    os.truncate(folder / "tenant_secret", 5)
+    assert len(kept_secret(str(folder))) == 32
+    (folder / "tenant_secret").chmod(0o644)
+    with pytest.raises(InvalidConfigError, match="private"):
+        kept_secret(str(folder))

@@ -23,10 +23,11 @@ class ServedProcess:
         self.process = process
         self.port = port
 
-    def complete(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the answer to a completion."""
+    def complete(self, fields: Mapping[str, Any], key: str = "none") -> dict[str, Any]:
+        """Return the answer to a completion that is asked for with a key."""
         with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)) as connection:
-            connection.request("POST", "/v1/completions", json.dumps(fields), {"Content-Type": "application/json"})
+            headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+            connection.request("POST", "/v1/completions", json.dumps(fields), headers)
             answer: dict[str, Any] = json.loads(connection.getresponse().read())
         return answer
 

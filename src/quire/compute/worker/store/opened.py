@@ -6,10 +6,11 @@ from pathlib import Path
 
 from quire.compute.backend import BackendFacts
 from quire.compute.models import ModelDescription
-from quire.compute.worker.store.folder import FIELD, StoreFolder, make_private, remove_store, store_bytes, stores_in
+from quire.compute.worker.store.folder import StoreFolder, remove_store, store_bytes, stores_in
 from quire.compute.worker.store.identity import fingerprint, identity_of
 from quire.compute.worker.store.slot_file import SlotFile
 from quire.core.errors import InvalidConfigError
+from quire.core.private_files import FIELD, make_private
 
 
 def open_store(parent: Path, model: ModelDescription, facts: BackendFacts, *, num_slots: int, budget: int) -> SlotFile:
