@@ -14,7 +14,7 @@ import pytest
 from quire.compute.worker.store.file_calls import FileCalls
 from quire.compute.worker.store.folder import StoreFolder, remove_store, store_bytes, stores_in
 from quire.compute.worker.store.record import read_record, write_record
-from quire.compute.worker.store.slot_file import DamagedBlockError, FullStoreError, SlotFile
+from quire.compute.worker.store.slot_file import DamagedBlockError, FullStoreError, SlotFile, StoreForm
 from quire.core.errors import InvalidConfigError
 from quire.core.kept_block import KeptBlock, record_bytes
 from quire.core.private_files import make_private
@@ -29,9 +29,7 @@ SCOPE = CacheScope("ada", "salt")
 def opened(parent: Path, *, num_slots: int = 8, name: str = "f", calls: FileCalls | None = None) -> SlotFile:
     """Open a store in `parent`."""
     folder = StoreFolder.open(parent, name)
-    return SlotFile(
-        folder, {"model": "m"}, block_size=BLOCK_SIZE, block_bytes=BLOCK_BYTES, num_slots=num_slots, calls=calls
-    )
+    return SlotFile(folder, StoreForm({"model": "m"}, BLOCK_SIZE, BLOCK_BYTES), num_slots=num_slots, calls=calls)
 
 
 def block(slot: int, serial: int, parent: int = 0, group: int = 0) -> KeptBlock:
@@ -276,7 +274,7 @@ def test_a_store_of_another_form_is_emptied(tmp_path: Path) -> None:
     chain(store)
     store.close()
     folder = StoreFolder.open(tmp_path, "f")
-    other = SlotFile(folder, {"model": "other"}, block_size=BLOCK_SIZE, block_bytes=BLOCK_BYTES, num_slots=8)
+    other = SlotFile(folder, StoreForm({"model": "other"}, BLOCK_SIZE, BLOCK_BYTES), num_slots=8)
     assert other.kept == []
     other.close()
 

@@ -182,9 +182,9 @@ class KVCacheManager:
         if self.disk is not None:
             self.disk.forget_request(request)
 
-    def num_tokens_from_disk(self, request: Request, num_tokens: int) -> int:
-        """Return how many of the leading tokens came from the disk for this request. Does not mutate."""
-        return 0 if self.disk is None else self.disk.num_tokens_from_disk(request, num_tokens)
+    def note_disk_hits(self, request: Request, num_tokens: int) -> int:
+        """Return how many of the leading tokens came from the disk for this request, and count them. Mutates."""
+        return 0 if self.disk is None else self.disk.note_hits(request, num_tokens)
 
     def num_blocks_needed(self, request: Request, end: int, match: PrefixMatch | None = None) -> int:
         """Return how many available blocks a sequence takes to grow to `end` tokens. Does not mutate.
@@ -474,6 +474,11 @@ class KVCacheManager:
     def has_loads(self) -> bool:
         """Whether blocks are on their way from the disk."""
         return self.disk is not None and self.disk.has_loads
+
+    @property
+    def has_transfers(self) -> bool:
+        """Whether the disk is to be told something that no plan has told it yet."""
+        return self.disk is not None and self.disk.has_news
 
     def note_step(self, num_tokens: int, duration_us: int, transfers: TransferOutcome) -> None:
         """Take note of how long a step took, and of what the disk has done meanwhile. Mutates; O(tickets)."""

@@ -220,8 +220,9 @@ class Scheduler:
         self._plan_running(step)
         if self.num_preemptions == preemptions and len(self._waiting):
             self._admit_waiting(step)
-        is_waiting = not step.decodes and not step.chunks and not self.memory.has_moves
-        if is_waiting and (self._committer.num_under_way or not self.memory.has_loads):
+        is_idle = not step.decodes and not step.chunks and not self.memory.has_moves
+        is_waiting = is_idle and self.memory.has_loads
+        if is_idle and (self._committer.num_under_way or not (is_waiting or self.memory.has_transfers)):
             return None
         record = self._committer.begin_step(step)
         self._policy.charge(record)
@@ -512,7 +513,7 @@ class Scheduler:
     def _start_running(self, request: Request, start: int) -> None:
         if request.status is RequestStatus.WAITING:
             request.num_cached_tokens = start
-            request.num_disk_tokens = self.memory.num_tokens_from_disk(request, start)
+            request.num_disk_tokens = self.memory.note_disk_hits(request, start)
         self.memory.end_loads(request)
         request.num_computed = request.num_planned = start
         request.backlog = len(request.tokens) - start

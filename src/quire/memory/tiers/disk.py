@@ -22,7 +22,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from quire.core.errors import InvariantError
 from quire.core.kept_block import KeptBlock, may_be_kept
@@ -77,6 +77,7 @@ class DiskTier:
         self._max_stores = max(4, STORE_BYTES // spec.bytes_per_block)
         self._max_landing = max(1, int(MOST_LANDING * pool.num_blocks))
         self._num_tickets = 0
+        self._num_hit_tokens = 0
         self._num_failures = 0  # in a row
         self._stores: dict[int, _Store] = {}
         self._landings: dict[Request, _Landing] = {}
@@ -262,11 +263,13 @@ class DiskTier:
         self._attempted.pop(request, None)
         self._arrived.pop(request, None)
 
-    def num_tokens_from_disk(self, request: Request, num_tokens: int) -> int:
-        """Return how many of the leading tokens that are hit came from the disk for this request. Does not mutate."""
+    def note_hits(self, request: Request, num_tokens: int) -> int:
+        """Return how many of the leading tokens that are hit came from the disk for this request, and count them."""
         first, last = self._arrived.get(request, (0, 0))
         size = self._spec.block_size
-        return max(0, min(num_tokens, last * size) - first * size)
+        num_hit = max(0, min(num_tokens, last * size) - first * size)
+        self._num_hit_tokens += num_hit
+        return num_hit
 
     # ---- tickets ----------------------------------------------------------------------------------------------
 
@@ -336,9 +339,14 @@ class DiskTier:
         self._arrived[landing.request] = begun, self._attempted.get(landing.request, begun)
         self._pool.free_all(reversed(landing.held))
 
+    @property
+    def has_news(self) -> bool:
+        """Whether something is asked of the disk that no plan has said yet."""
+        return bool(self._next_loads or self._next_stores or self._next_voids or self._next_drops)
+
     def take(self, is_waiting: bool = False) -> Transfers:
         """Return what the plan in the making asks of the disk. Mutates."""
-        if not (is_waiting or self._next_loads or self._next_stores or self._next_voids or self._next_drops):
+        if not (is_waiting or self.has_news):
             return NO_TRANSFERS
         drops = set(self._next_drops)
         taken = Transfers(
@@ -354,6 +362,17 @@ class DiskTier:
         return taken
 
     # ---- books ------------------------------------------------------------------------------------------------
+
+    def figures(self) -> dict[str, Any]:
+        """Return the counters for monitoring, by their names in `EngineStats`. Does not mutate."""
+        return {
+            "num_disk_slots": self.slots.num_slots,
+            "num_kept_blocks": self.slots.num_held,
+            "num_landing_blocks": self.num_landing,
+            "disk_is_off": not self.is_on,
+            "disk_hit_tokens_total": self._num_hit_tokens,
+            "disk_blocks": dict(self.counts),
+        }
 
     @property
     def num_landing(self) -> int:

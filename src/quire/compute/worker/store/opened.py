@@ -8,7 +8,7 @@ from quire.compute.backend import BackendFacts
 from quire.compute.models import ModelDescription
 from quire.compute.worker.store.folder import StoreFolder, remove_store, store_bytes, stores_in
 from quire.compute.worker.store.identity import fingerprint, identity_of
-from quire.compute.worker.store.slot_file import SlotFile
+from quire.compute.worker.store.slot_file import SlotFile, StoreForm
 from quire.core.errors import InvalidConfigError
 from quire.core.private_files import FIELD, make_private
 
@@ -24,13 +24,9 @@ def open_store(parent: Path, model: ModelDescription, facts: BackendFacts, *, nu
     name = fingerprint(identity)
     folder = StoreFolder.open(parent, name)
     try:
-        store = SlotFile(
-            folder,
-            identity,
-            block_size=facts.kv_spec.block_size,
-            block_bytes=facts.kv_spec.bytes_per_block,
-            num_slots=num_slots,
-        )
+        spec = facts.kv_spec
+        form = StoreForm(identity, spec.block_size, spec.bytes_per_block, facts.config.model)
+        store = SlotFile(folder, form, num_slots=num_slots)
     except OSError as error:
         raise InvalidConfigError(FIELD, str(parent), f"a folder that can be used: {error.strerror}") from error
     _make_room(parent, folder.path, budget)
